@@ -1,0 +1,48 @@
+# `make demo` and `make test` work as the first command on a fresh clone: both set up .venv when it is missing or stale.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.stamp
+
+.PHONY: setup demo test check fix bench chaos proto constraints clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt "torch==2.13.0"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
+	@touch $(STAMP)
+
+demo: $(STAMP)
+	$(BIN)/swarm-node demo
+
+test: $(STAMP)
+	$(BIN)/python -m pytest
+
+check: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/vulture
+	$(BIN)/licensecheck
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python protocol/generate.py --check
+
+fix: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+proto: $(STAMP)
+	$(BIN)/python protocol/generate.py
+
+bench: $(STAMP)
+	$(BIN)/python -m pytest tests/bench -m bench -s
+
+chaos: $(STAMP)
+	$(BIN)/python -m pytest tests/chaos -m chaos -s
+
+constraints:
+	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' > constraints.txt
+
+clean:
+	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

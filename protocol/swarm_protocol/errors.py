@@ -1,0 +1,99 @@
+"""Every failure Swarm can name, as one tree, and its form on the wire.
+
+    SwarmError
+    ├── ConfigError        what the user asked for cannot be done; the remedy says what to change
+    ├── StartError         a daemon could not start: binary, port, peer, clock or network
+    ├── PeerError          a remote peer did not do its part
+    │   ├── PeerUnreachable    no connection, or it broke
+    │   ├── PeerTimeout        connected, but no answer before the deadline
+    │   ├── PeerRefused        it said no, and perhaps when to ask again (`retry_after_s`)
+    │   └── PeerViolation      what it sent breaks the protocol: never retry with the same peer
+    ├── RoundError         an attempt at an outer step failed; the committed state is untouched
+    ├── SessionError       an inference session cannot go on
+    └── IntegrityError     bytes do not match their digest or signature
+
+`message` says what happened in one line, `remedy` what to do about it, `peer_id` who was involved.
+A handler that raises one of these has it raised again, as the same class, in its caller (see
+`swarm_protocol.failure`, which holds the wire form).
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class SwarmError(Exception):
+    """Base of everything Swarm raises on purpose. Anything else that escapes is a bug."""
+
+    code: ClassVar[str] = "error"
+
+    def __init__(self, message: str, *, remedy: str = "", peer_id: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.remedy = remedy
+        self.peer_id = peer_id
+
+    def __str__(self) -> str:
+        return f"{self.message}: {self.remedy}" if self.remedy else self.message
+
+
+class ConfigError(SwarmError):
+    code = "config"
+
+
+class StartError(SwarmError):
+    code = "start"
+
+
+class PeerError(SwarmError):
+    code = "peer"
+
+
+class PeerUnreachable(PeerError):
+    code = "unreachable"
+
+
+class PeerTimeout(PeerError):
+    code = "timeout"
+
+
+class PeerRefused(PeerError):
+    """The peer is healthy but will not do this now. `retry_after_s` 0 means: do not ask again."""
+
+    code = "refused"
+
+    def __init__(
+        self, message: str, *, remedy: str = "", peer_id: str = "", retry_after_s: float = 0.0
+    ) -> None:
+        super().__init__(message, remedy=remedy, peer_id=peer_id)
+        self.retry_after_s = retry_after_s
+
+
+class PeerViolation(PeerError):
+    code = "violation"
+
+
+class RoundError(SwarmError):
+    """`missing` names the members that were absent or at fault, as far as is known."""
+
+    code = "round"
+
+    def __init__(
+        self, message: str, *, remedy: str = "", peer_id: str = "", missing: tuple[str, ...] = ()
+    ) -> None:
+        super().__init__(message, remedy=remedy, peer_id=peer_id)
+        self.missing = missing
+
+
+class SessionError(SwarmError):
+    code = "session"
+
+    def __init__(
+        self, message: str, *, remedy: str = "", peer_id: str = "", session_id: str = ""
+    ) -> None:
+        super().__init__(message, remedy=remedy, peer_id=peer_id)
+        self.session_id = session_id
+
+
+class IntegrityError(SwarmError):
+    code = "integrity"

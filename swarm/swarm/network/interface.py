@@ -1,0 +1,100 @@
+"""The face of the network that everything above it sees.
+
+Two implementations hold to it, checked by one conformance suite: `libp2p.Libp2pNetwork` (real sockets) and
+`memory.MemoryNetwork` (a simulated internet with virtual time). Callers see bytes, peer ids and typed errors, and
+never learn addresses, transports or message-size limits of the layer below.
+
+Time: code above sleeps and waits with plain asyncio (under `testing.virtual_time` that time is virtual), and reads
+the wall clock only through `Network.now`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+
+from swarm_protocol.envelope import Envelope
+
+
+class EndOfStream(Exception):
+    """The other side has finished sending. Not a failure."""
+
+
+class Stream(Protocol):
+    """Ordered messages both ways between two peers. One reader and one writer task at most.
+
+    Each message may be up to `limits.MAX_MESSAGE_BYTES`. Leaving the context that opened the stream ends it; the
+    handler at the other side is then cancelled.
+    """
+
+    async def send(self, message: bytes) -> None:
+        """Wait for room (back-pressure), then queue `message`.
+
+        Raises PeerUnreachable if the other side is gone, PeerTimeout if there was no room within the stream's
+        `timeout_s`, and whatever SwarmError the other side's handler raised.
+        """
+
+    async def receive(self) -> bytes:
+        """The next message. Raises EndOfStream, PeerUnreachable, PeerTimeout, or the other side's SwarmError."""
+
+    async def finish(self) -> None:
+        """Say that no more messages follow from this side. Receiving goes on."""
+
+
+UnaryHandler = Callable[[str, bytes], Awaitable[bytes]]
+"""`async handler(peer_id, request) -> response`; `peer_id` is authenticated by the transport."""
+
+StreamHandler = Callable[[str, Stream], Awaitable[None]]
+"""`async handler(peer_id, stream)`; returning finishes the stream, raising a SwarmError sends it to the caller.
+It is cancelled when the caller leaves."""
+
+
+class Network(Protocol):
+    """One node's place in one network. Created by the implementation's own `create`, ended by `close`."""
+
+    @property
+    def peer_id(self) -> str: ...
+
+    @property
+    def network_id(self) -> str: ...
+
+    def now(self) -> float:
+        """Unix time in seconds, the clock that records are issued and expire by."""
+
+    async def call(self, peer_id: str, method: str, request: bytes, *, timeout_s: float) -> bytes:
+        """Ask `peer_id` once. Any size up to `limits.MAX_MESSAGE_BYTES` both ways.
+
+        Cancelling the call cancels the handler. Raises PeerUnreachable, PeerTimeout (after `timeout_s`),
+        PeerRefused (it does not serve `method`), or the SwarmError that the handler raised.
+        """
+
+    def stream(
+        self, peer_id: str, method: str, *, timeout_s: float
+    ) -> AbstractAsyncContextManager[Stream]:
+        """Open a stream. `timeout_s` bounds the opening and then each single send and receive."""
+
+    async def serve(self, method: str, handler: UnaryHandler) -> None:
+        """Answer `call`s of `method`, each in a task of its own. A method is served once; again raises ValueError."""
+
+    async def serve_stream(self, method: str, handler: StreamHandler) -> None:
+        """Answer `stream`s of `method`, each in a task of its own."""
+
+    async def publish(self, key: str, payload: bytes, *, lifetime_s: float) -> bool:
+        """Sign `payload` as a record of this peer under `key` and store it with other peers.
+
+        A later publish under the same key replaces the earlier one. False: no peer took it (isolated).
+        Raises ValueError if payload or lifetime is over `limits`.
+        """
+
+    async def lookup(self, keys: Sequence[str], *, timeout_s: float) -> list[Envelope]:
+        """All valid, unexpired records under `keys`, at most one a key and signer, own ones included.
+
+        Signature, purpose, network id, key, size and lifetime have been checked. Raises PeerTimeout.
+        """
+
+    async def addrs(self) -> tuple[str, ...]:
+        """Multiaddrs, each ending in /p2p/<peer_id>, under which this peer can be reached now."""
+
+    async def close(self) -> None:
+        """Stop serving and end every task, socket and child process. Idempotent."""

@@ -1,0 +1,251 @@
+"""What `--json` prints: every event, its fields, and the line people read instead. The one source of docs/events.md.
+
+Scripts are written against these names, so a name or field is added here but never renamed or given another meaning.
+`docs/events.md` is `python -m swarm_node.event_contract`, and a test holds the two together.
+
+Emitting is `swarm_node.events`' part.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+TYPES: Mapping[str, tuple[type, ...]] = {
+    "text": (str,),
+    "int": (int,),
+    "number": (int, float),
+    "bool": (bool,),
+    "list": (list, tuple),
+    "object": (dict,),
+}
+"""Field types by name. A trailing `?` in a spec means that the field may be null."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventSpec:
+    """`fields` maps a name to "type: meaning". `text` is the line for people, empty where they need none."""
+
+    about: str
+    fields: Mapping[str, str]
+    text: str = ""
+
+    def field_type(self, name: str) -> tuple[str, bool]:
+        """The type's name and whether null is allowed."""
+        type_name = self.fields[name].split(":", 1)[0]
+        return type_name.removesuffix("?"), type_name.endswith("?")
+
+
+EVENTS: Mapping[str, EventSpec] = {
+    "step": EventSpec(
+        about="One numbered step of starting up is done.",
+        fields={
+            "number": "int: which step, from 1",
+            "of": "int: how many there are",
+            "title": "text: what the step is about",
+            "detail": "text: what came out of it",
+        },
+        text="[{number}/{of}] {title}: {detail}",
+    ),
+    "ready": EventSpec(
+        about="The node is on the network and answers `status`, `drain` and `stop`.",
+        fields={
+            "peer_id": "text: this node's peer id",
+            "addrs": "list: multiaddrs under which others reach it, each ending in /p2p/<peer_id>",
+            "name": "text: its name for people",
+            "network_id": "text: the network it joined",
+            "home": "text: its home directory",
+        },
+        text="ready as {name} ({peer_id})",
+    ),
+    "invite": EventSpec(
+        about="What to run on another machine to join through this seed.",
+        fields={"command": "text: a shell command, ready to paste"},
+        text="others join with:\n\n  {command}\n",
+    ),
+    "loading": EventSpec(
+        about="Weights are being read.",
+        fields={
+            "model": "text: the model's name",
+            "start": "int: the span's first block",
+            "end": "int: one past the span's last block",
+        },
+        text="loading blocks {start} to {end} of {model}",
+    ),
+    "serving": EventSpec(
+        about="This node answers for the span `[start, end)` of a model.",
+        fields={
+            "model": "text: the model's name",
+            "start": "int: the span's first block",
+            "end": "int: one past the span's last block",
+            "revision": "text: digest of the checkpoint; servers of different revisions never mix",
+        },
+        text="serving blocks {start} to {end} of {model}",
+    ),
+    "training": EventSpec(
+        about="This node holds the run's state and takes part from the next interval on.",
+        fields={
+            "run": "text: the run's id",
+            "outer_step": "int: the committed outer step it starts from",
+        },
+        text="training {run} from outer step {outer_step}",
+    ),
+    "interval": EventSpec(
+        about="This node finished its inner steps of one interval.",
+        fields={
+            "run": "text: the run's id",
+            "step": "int: the outer step that the interval leads to",
+            "tokens": "int: tokens trained on",
+            "loss": "number?: mean training loss over the interval",
+            "seconds": "number: how long the inner steps took",
+            "tokens_per_s": "number: training speed of this node",
+        },
+    ),
+    "outer_step": EventSpec(
+        about="A round committed: the swarm took an outer step, and every replica that says so has this digest.",
+        fields={
+            "run": "text: the run's id",
+            "step": "int: the outer step that was committed",
+            "loss": "number?: mean training loss of this node's interval; null if it took no part",
+            "digest": "text: digest of the committed state",
+            "group": "list: peer ids of the round's members",
+            "bytes_sent": "int: bytes this node sent for the round",
+            "seconds": "number: how long the round took",
+            "tokens_per_s": "number: training speed of this node",
+            "validation_loss": "number?: loss of the committed parameters on held-out data; null if not measured",
+        },
+        text="step {step}: loss {loss:.3f}, {tokens_per_s:.0f} tokens/s, {num_group} in {seconds:.2f} s, {digest:.12}",
+    ),
+    "round_aborted": EventSpec(
+        about="An attempt at an outer step failed. The committed state is untouched and the work is kept.",
+        fields={
+            "run": "text: the run's id",
+            "step": "int: the outer step that was attempted",
+            "attempt": "int: which attempt, from 0",
+            "reason": "text: what went wrong, and who was missing",
+        },
+        text="step {step}, attempt {attempt}: {reason}",
+    ),
+    "checkpoint": EventSpec(
+        about="A checkpoint of the committed state is safely on disk.",
+        fields={
+            "run": "text: the run's id",
+            "outer_step": "int: the outer step it holds",
+            "path": "text: where it is",
+        },
+    ),
+    "run_finished": EventSpec(
+        about="The run's last outer step is committed.",
+        fields={
+            "run": "text: the run's id",
+            "outer_step": "int: the last outer step",
+            "digest": "text: digest of the final state",
+        },
+        text="run {run} finished after {outer_step} outer steps",
+    ),
+    "exported": EventSpec(
+        about="The run's result is a Hugging Face directory.",
+        fields={"run": "text: the run's id", "path": "text: the directory"},
+        text="model written to {path}",
+    ),
+    "warning": EventSpec(
+        about="Something is wrong that the node can live with.",
+        fields={"message": "text: what happened", "remedy": "text: what to do about it, may be empty"},
+        text="warning: {message}",
+    ),
+    "error": EventSpec(
+        about="The command cannot go on; it exits non-zero.",
+        fields={"message": "text: what happened", "remedy": "text: what to do about it, may be empty"},
+    ),
+    "draining": EventSpec(
+        about="The node takes nothing new, finishes what it has and leaves.",
+        fields={
+            "reason": "text: who asked",
+            "seconds": "number: how long it waits before it stops anyway",
+        },
+        text="draining ({reason}): leaving within {seconds:.0f} s, press Ctrl-C again to leave at once",
+    ),
+    "stopped": EventSpec(
+        about="The node has left. Always the last event of a daemon.",
+        fields={
+            "reason": "text: why",
+            "clean": "bool: whether everything in flight was finished",
+        },
+        text="stopped: {reason}",
+    ),
+    "status": EventSpec(
+        about="What `status` prints: the daemon's answer over its control socket.",
+        fields={
+            "peer_id": "text: its peer id",
+            "name": "text: its name for people",
+            "version": "text: its software version",
+            "pid": "int: its process id",
+            "uptime_s": "number: seconds since it started",
+            "network_id": "text: the network it is in",
+            "addrs": "list: multiaddrs under which others reach it",
+            "reachability": "text: public, relay or unknown",
+            "num_peers": "int: live nodes it sees, itself included",
+            "state": "text: starting, seeding, idle, training, serving, draining",
+            "activity": "object: what it is doing, by the names of the `training` and `serving` figures",
+            "memory_bytes": "int: resident memory of the daemon and its libp2p child",
+        },
+    ),
+    "finding": EventSpec(
+        about="What `doctor` found in one check.",
+        fields={
+            "check": "text: what was checked",
+            "result": "text: ok, warn or fail",
+            "message": "text: what was found",
+            "remedy": "text: what to do about it, empty if ok",
+        },
+    ),
+    "identity": EventSpec(
+        about="What `identity` prints.",
+        fields={
+            "peer_id": "text: the peer id",
+            "path": "text: where the private key is",
+            "created": "bool: whether it was created just now",
+        },
+    ),
+}
+
+
+def problems(event: Mapping[str, object]) -> list[str]:
+    """Where `event`, as printed, departs from the contract; empty if it holds to it."""
+    name = event.get("event")
+    spec = EVENTS.get(name) if isinstance(name, str) else None
+    if spec is None:
+        return [f"unknown event {name!r}"]
+    given = set(event) - {"event", "time"}
+    found = [f"{name} lacks {field}" for field in spec.fields if field not in given]
+    found += [f"{name} has the undocumented field {field}" for field in sorted(given - set(spec.fields))]
+    for field in spec.fields:
+        type_name, nullable = spec.field_type(field)
+        value = event.get(field)
+        if field not in given or (nullable and value is None):
+            continue
+        if not isinstance(value, TYPES[type_name]) or (isinstance(value, bool) and type_name != "bool"):
+            found.append(f"{name}.{field} is {value!r}, not {type_name}")
+    return found
+
+
+def render() -> str:
+    """The contract as Markdown."""
+    parts = [
+        "# Events\n\nWith `--json` a command prints one JSON object a line on stdout; text for people goes to stderr. "
+        "Every object has `event` (its name) and `time` (Unix seconds), and the fields below. Fields may be added, "
+        "never renamed: ignore what you do not know. `?` marks a field that may be null.\n\n"
+        "This page is generated: `python -m swarm_node.event_contract > docs/events.md`.\n"
+    ]
+    for name, spec in EVENTS.items():
+        rows = "\n".join(
+            f"| `{field}` | {about.split(': ', 1)[0]} | {about.split(': ', 1)[1]} |"
+            for field, about in spec.fields.items()
+        )
+        parts.append(f"## `{name}`\n\n{spec.about}\n\n| field | type | meaning |\n|---|---|---|\n{rows}\n")
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(render())

@@ -1,0 +1,242 @@
+"""Runs a coroutine in virtual time: hours of timeouts, latencies and outer steps pass in milliseconds, identically
+on every run.
+
+`run` drives an ordinary asyncio loop whose clock jumps to the next timer whenever nothing else is left to do.
+Executor jobs (torch work in `run_in_executor` or `asyncio.to_thread`) run for real, in parallel, but their results
+arrive in the order in which the jobs were submitted and only once the loop is idle, so that the speed of a machine
+decides nothing. A job costs no virtual time unless `compute_s` charges it some.
+
+Left to others: real sockets and child processes, which know nothing of virtual time and look like a deadlock here.
+Two things void the determinism: a job that reads what the loop writes meanwhile, and threads the loop did not start.
+A job that cannot end before a later one has delivered its result hangs, until the real timeout names it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import selectors
+import time
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextvars import Context
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+ComputeCost = Callable[[Callable[..., object]], float]
+"""The virtual seconds that a job costs, given the function it calls (partials and contexts unwrapped)."""
+
+START_S = 1000.0
+"""Not zero, so that code which takes 0 for "never" is found out."""
+
+NUM_THREADS = 4
+"""Of the default executor. More than the cores of a small machine, so that jobs that wait for each other can."""
+
+WIND_DOWN_S = 5.0
+"""Real time that cancelled tasks get to end in, after a failure."""
+
+
+class Deadlock(AssertionError):
+    """Nothing is ready, no timer is set, no job runs: the tasks named would have waited for ever."""
+
+
+class RealTimeout(AssertionError):
+    """The run took longer than `real_timeout_s` of real time: a hung job, or virtual time without an end."""
+
+
+class LeftBehind(AssertionError):
+    """The coroutine returned while tasks it had started still ran."""
+
+
+def run(coro: Coroutine[Any, Any, T], *, real_timeout_s: float = 60.0, compute_s: ComputeCost | None = None) -> T:
+    """The result of `coro`, or its exception.
+
+    Raises Deadlock, RealTimeout and LeftBehind as they say, and an ExceptionGroup of whatever tasks and callbacks
+    raised without anyone awaiting them. `real_timeout_s` is checked between callbacks: one that never returns is
+    left to the test runner's own timeout.
+    """
+    loop = VirtualTimeLoop(real_timeout_s=real_timeout_s, compute_s=compute_s)
+    try:
+        try:
+            result = loop.run_until_complete(coro)
+        except (Deadlock, RealTimeout) as stuck:
+            if unheard := loop.unheard():
+                raise ExceptionGroup(str(stuck), unheard) from stuck
+            raise
+        if pending := asyncio.all_tasks(loop):
+            raise LeftBehind(f"still running when the coroutine returned: {_describe(pending)}")
+        if unheard := loop.unheard():
+            raise ExceptionGroup("raised in tasks or callbacks that nobody awaited", unheard)
+        return result
+    finally:
+        loop.wind_down()
+
+
+class VirtualTimeLoop(asyncio.SelectorEventLoop):
+    """The loop under `run`. `time()` is virtual."""
+
+    def __init__(self, *, real_timeout_s: float, compute_s: ComputeCost | None) -> None:
+        self._now_s = START_S
+        self._real_deadline_s = time.monotonic() + real_timeout_s
+        self._compute_s = compute_s
+        self._jobs: list[_Job] = []
+        self._failed: list[asyncio.Task[Any]] = []
+        self._callback_errors: list[Exception] = []
+        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="virtual-time")
+        super().__init__(_Selector(self._idle))
+        self.set_exception_handler(self._keep_error)
+
+    def time(self) -> float:
+        return self._now_s
+
+    def create_task(self, coro: Any, **options: Any) -> asyncio.Task[Any]:
+        task: asyncio.Task[Any] = super().create_task(coro, **options)
+        task.add_done_callback(self._keep_failed)
+        return task
+
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Executor | None, func: Callable[..., T], *args: Any
+    ) -> asyncio.Future[T]:
+        job = _Job((executor or self._threads).submit(func, *args), self.create_future())
+        self._jobs.append(job)
+        if self._compute_s and (cost_s := self._compute_s(_innermost(func, args))):
+            job.due = False
+            self.call_later(cost_s, job.fall_due)
+        job.running.add_done_callback(lambda _: self._wake())
+        return job.result
+
+    def unheard(self) -> list[Exception]:
+        """What tasks and callbacks raised that nobody has looked at. Asking counts as looking."""
+        errors = [task.exception() for task in self._failed if task._log_traceback]
+        self._callback_errors, kept = [], self._callback_errors
+        return [error for error in errors if isinstance(error, Exception)] + kept
+
+    def wind_down(self) -> None:
+        """End what is left, so that a failed run leaves nothing to the next test."""
+        self._real_deadline_s = time.monotonic() + WIND_DOWN_S
+        try:
+            if left := asyncio.all_tasks(self):
+                for task in left:
+                    task.cancel()
+                self.run_until_complete(asyncio.wait(left))
+            self.run_until_complete(self.shutdown_asyncgens())
+        except (Deadlock, RealTimeout):
+            pass  # a task that refuses to end: the failure that brought us here is the one to report
+        finally:
+            self._threads.shutdown(wait=all(job.running.done() for job in self._jobs), cancel_futures=True)
+            self.unheard()
+            self.close()
+
+    def _idle(self, selector: selectors.BaseSelector, timeout_s: float | None) -> list[Any]:
+        """In place of a blocking select: deliver a job's result, wait for one, or let time pass to the next timer."""
+        left_s = self._real_deadline_s - time.monotonic()
+        if left_s <= 0:
+            raise RealTimeout(f"out of real time; still there: {_describe(asyncio.all_tasks(self))}")
+        if (events := selector.select(0)) or timeout_s == 0:
+            return events
+        if job := next((job for job in self._jobs if job.due), None):
+            if not job.running.done():
+                return selector.select(left_s)
+            self._jobs.remove(job)
+            job.deliver()
+        elif timeout_s is None:
+            raise Deadlock(f"nothing will ever happen; waiting: {_describe(asyncio.all_tasks(self))}")
+        else:
+            self._now_s += timeout_s
+        return []
+
+    def _wake(self) -> None:
+        if not self.is_closed():
+            self.call_soon_threadsafe(lambda: None)
+
+    def _keep_failed(self, task: asyncio.Task[Any]) -> None:
+        if not task.cancelled() and task._log_traceback:
+            self._failed.append(task)
+
+    def _keep_error(self, _loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
+        error = context.get("exception")
+        self._callback_errors.append(error if isinstance(error, Exception) else RuntimeError(context["message"]))
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """One executor job: its thread's future, and the loop's, which hears of it when the job is due and done."""
+
+    running: Future[Any]
+    result: asyncio.Future[Any]
+    due: bool = True
+
+    def __post_init__(self) -> None:
+        self.result.add_done_callback(lambda result: result.cancelled() and self.running.cancel())
+
+    def fall_due(self) -> None:
+        self.due = True
+
+    def deliver(self) -> None:
+        if self.result.done():
+            return
+        if self.running.cancelled():
+            self.result.cancel()
+        elif error := self.running.exception():
+            self.result.set_exception(error)
+        else:
+            self.result.set_result(self.running.result())
+
+
+class _Selector(selectors.BaseSelector):
+    """The platform's selector, except that it asks `idle` instead of blocking."""
+
+    def __init__(self, idle: Callable[[selectors.BaseSelector, float | None], list[Any]]) -> None:
+        self._real = selectors.DefaultSelector()
+        self._ask = idle
+
+    def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
+        return self._real.register(fileobj, events, data)
+
+    def unregister(self, fileobj: Any) -> selectors.SelectorKey:
+        return self._real.unregister(fileobj)
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        return self._ask(self._real, timeout)
+
+    def get_map(self) -> Mapping[Any, selectors.SelectorKey]:
+        return self._real.get_map()
+
+    def close(self) -> None:
+        self._real.close()
+
+
+def _innermost(func: Callable[..., object], args: tuple[Any, ...]) -> Callable[..., object]:
+    """The function that partials and `contextvars.Context.run` (which `to_thread` adds) call in the end."""
+    while True:
+        if isinstance(func, functools.partial):
+            args = (*func.args, *args)
+            func = func.func
+        elif isinstance(getattr(func, "__self__", None), Context) and args:
+            func, args = args[0], args[1:]
+        else:
+            return func
+
+
+def _describe(tasks: Iterable[asyncio.Task[Any]]) -> str:
+    """Each task's name and the line it waits at, sorted so that the message is the same on every run."""
+    return "; ".join(sorted(f"{task.get_name()} at {_where(task)}" for task in tasks)) or "no task"
+
+
+def _where(task: asyncio.Task[Any]) -> str:
+    """The innermost line of the await chain that is not asyncio's own."""
+    awaited: Any = task.get_coro()
+    frames = []
+    while awaited is not None:
+        frame = getattr(awaited, "cr_frame", None) or getattr(awaited, "ag_frame", None)
+        if frame is not None:
+            frames.append(frame)
+        awaited = getattr(awaited, "cr_await", None) or getattr(awaited, "ag_await", None)
+    own = [frame for frame in frames if f"{os.sep}asyncio{os.sep}" not in frame.f_code.co_filename] or frames
+    if not own:
+        return "an unknown place"
+    return f"{own[-1].f_code.co_name} ({Path(own[-1].f_code.co_filename).name}:{own[-1].f_lineno})"

@@ -62,9 +62,7 @@ class PeerRefused(PeerError):
 
     code = "refused"
 
-    def __init__(
-        self, message: str, *, remedy: str = "", peer_id: str = "", retry_after_s: float = 0.0
-    ) -> None:
+    def __init__(self, message: str, *, remedy: str = "", peer_id: str = "", retry_after_s: float = 0.0) -> None:
         super().__init__(message, remedy=remedy, peer_id=peer_id)
         self.retry_after_s = retry_after_s
 
@@ -78,9 +76,7 @@ class RoundError(SwarmError):
 
     code = "round"
 
-    def __init__(
-        self, message: str, *, remedy: str = "", peer_id: str = "", missing: tuple[str, ...] = ()
-    ) -> None:
+    def __init__(self, message: str, *, remedy: str = "", peer_id: str = "", missing: tuple[str, ...] = ()) -> None:
         super().__init__(message, remedy=remedy, peer_id=peer_id)
         self.missing = missing
 
@@ -88,9 +84,7 @@ class RoundError(SwarmError):
 class SessionError(SwarmError):
     code = "session"
 
-    def __init__(
-        self, message: str, *, remedy: str = "", peer_id: str = "", session_id: str = ""
-    ) -> None:
+    def __init__(self, message: str, *, remedy: str = "", peer_id: str = "", session_id: str = "") -> None:
         super().__init__(message, remedy=remedy, peer_id=peer_id)
         self.session_id = session_id
 

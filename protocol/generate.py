@@ -1,0 +1,64 @@
+"""Generate the Python code of every .proto in `swarm_protocol/proto`, or check that what is committed is that code.
+
+    python protocol/generate.py            # make proto
+    python protocol/generate.py --check    # part of make check
+
+Needs the `dev` extra (grpcio-tools). The same versions give the same bytes, so `--check` compares bytes; the versions
+are those of constraints.txt.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent
+FOLDER = Path("swarm_protocol", "proto")
+
+
+def sources() -> list[str]:
+    """Paths relative to ROOT, so that generated imports read `from swarm_protocol.proto import x_pb2`.
+
+    The path is also the file's name in protobuf's process-wide pool, where another library may hold a `dht.proto`.
+    """
+    return sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / FOLDER).glob("*.proto"))
+
+
+def compile_into(target: Path) -> None:
+    """Run protoc, writing `swarm_protocol/proto/*_pb2.py` and `.pyi` under `target`."""
+    command = [sys.executable, "-m", "grpc_tools.protoc", "--proto_path=.", f"--python_out={target}"]
+    subprocess.run([*command, f"--pyi_out={target}", *sources()], cwd=ROOT, check=True)  # noqa: S603 our own command
+
+
+def generated(root: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted((root / FOLDER).glob("*_pb2.py*"))}
+
+
+def differences() -> list[str]:
+    """Names of generated files that are missing, stale, or left over from a .proto that is gone."""
+    with tempfile.TemporaryDirectory() as folder:
+        compile_into(Path(folder))
+        fresh = generated(Path(folder))
+    committed = generated(ROOT)
+    return sorted(name for name in fresh.keys() | committed.keys() if fresh.get(name) != committed.get(name))
+
+
+def main(arguments: list[str]) -> int:
+    if arguments not in ([], ["--check"]):
+        print("usage: generate.py [--check]", file=sys.stderr)  # noqa: T201
+        return 2
+    if not arguments:
+        for name in generated(ROOT):
+            (ROOT / FOLDER / name).unlink()
+        compile_into(ROOT)
+        return 0
+    stale = differences()
+    if stale:
+        print(f"not what the .proto files say: {', '.join(stale)}; run `make proto`", file=sys.stderr)  # noqa: T201
+    return 1 if stale else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

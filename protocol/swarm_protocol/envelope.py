@@ -1,0 +1,226 @@
+"""A payload with its signer: what a peer says, about what, in which network, for which purpose, and for how long.
+
+One content has exactly one byte string, so bytes can be compared and hashed, and any change breaks the signature:
+
+    version 1 | purpose | network id | subject | public key | issued at | expires at | payload | signature
+
+purpose, network id, subject (UTF-8) and payload each follow their length as 4 bytes big-endian; the public key is 32
+bytes, the times big-endian IEEE doubles, the signature 64 bytes, and nothing follows. The signature is over
+`b"swarm-envelope:"` and all that precedes it. That prefix, like the purpose, keeps a signature from being shown as one
+for something else: libp2p's uses of the same key sign `noise-libp2p-static-key:…` and the like.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass
+
+from swarm_protocol import limits
+from swarm_protocol.checks import check_name, check_text
+from swarm_protocol.errors import PeerViolation
+from swarm_protocol.identity import (
+    KEY_BYTES,
+    SIGNATURE_BYTES,
+    Identity,
+    check_peer_id,
+    peer_id_of,
+    public_key_of,
+    verify,
+)
+from swarm_protocol.version import check_network_id
+
+ENVELOPE_VERSION = 1
+_DOMAIN = b"swarm-envelope:"
+_LENGTH_BYTES = 4
+_TIMES = struct.Struct(">dd")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Envelope:
+    """Well formed, but only `seal` and `unseal` vouch for the signature. Times are Unix seconds."""
+
+    purpose: str
+    network_id: str
+    subject: str
+    peer_id: str
+    issued_at: float
+    expires_at: float
+    payload: bytes
+    signature: bytes
+
+    def __post_init__(self) -> None:
+        check_name(self.purpose, "purpose", max_bytes=limits.MAX_PURPOSE_BYTES)
+        check_network_id(self.network_id)
+        check_text(self.subject, "subject", max_chars=limits.MAX_SUBJECT_BYTES, empty=False)
+        if len(self.subject.encode()) > limits.MAX_SUBJECT_BYTES:
+            raise ValueError(f"subject has more than {limits.MAX_SUBJECT_BYTES} bytes")
+        check_peer_id(self.peer_id)
+        _check_times(self.issued_at, self.expires_at)
+        if not isinstance(self.payload, bytes) or len(self.payload) > limits.MAX_SIGNED_PAYLOAD_BYTES:
+            raise ValueError(f"payload is not bytes, at most {limits.MAX_SIGNED_PAYLOAD_BYTES} of them")
+        if not isinstance(self.signature, bytes) or len(self.signature) != SIGNATURE_BYTES:
+            raise ValueError(f"signature is not {SIGNATURE_BYTES} bytes")
+
+    def to_bytes(self) -> bytes:
+        return _signed_bytes(self) + self.signature
+
+
+def seal(
+    identity: Identity,
+    *,
+    purpose: str,
+    network_id: str,
+    subject: str,
+    payload: bytes,
+    issued_at: float,
+    expires_at: float,
+) -> Envelope:
+    """Sign `payload`. Raises ValueError if anything is out of bounds."""
+    unsigned = Envelope(
+        purpose=purpose,
+        network_id=network_id,
+        subject=subject,
+        peer_id=identity.peer_id,
+        issued_at=float(issued_at),
+        expires_at=float(expires_at),
+        payload=payload,
+        signature=bytes(SIGNATURE_BYTES),
+    )
+    return _with_signature(unsigned, identity.sign(_DOMAIN + _signed_bytes(unsigned)))
+
+
+def unseal(
+    data: bytes,
+    *,
+    purpose: str,
+    network_id: str,
+    now: float,
+    max_payload_bytes: int = limits.MAX_SIGNED_PAYLOAD_BYTES,
+    max_lifetime_s: float = limits.MAX_SIGNED_LIFETIME_S,
+) -> Envelope:
+    """The envelope in `data`, signed by its `peer_id` for this purpose and network, and valid at `now`.
+
+    Raises PeerViolation if it is malformed, too large, for something else, expired, too long-lived, or issued more than
+    MAX_CLOCK_SKEW_S after `now`; IntegrityError if the signature is wrong. That the subject is the expected one is
+    for the caller to check.
+    """
+    if len(data) > max_payload_bytes + limits.MAX_ENVELOPE_OVERHEAD_BYTES:
+        raise PeerViolation(f"envelope has {len(data)} bytes, more than its purpose allows")
+    try:
+        envelope = _parse(data)
+    except ValueError as error:
+        raise PeerViolation(f"envelope is malformed: {error}") from error
+    complaint = _complaint(envelope, purpose, network_id, max_payload_bytes) or _time_complaint(
+        envelope, now, max_lifetime_s
+    )
+    if complaint:
+        raise PeerViolation(complaint, peer_id=envelope.peer_id)
+    verify(envelope.peer_id, _DOMAIN + data[:-SIGNATURE_BYTES], envelope.signature)
+    return envelope
+
+
+def _complaint(envelope: Envelope, purpose: str, network_id: str, max_payload_bytes: int) -> str:
+    if envelope.purpose != purpose:
+        return f"envelope is signed as {envelope.purpose!r}, not as {purpose!r}"
+    if envelope.network_id != network_id:
+        return f"envelope is for network {envelope.network_id!r}, not {network_id!r}"
+    if len(envelope.payload) > max_payload_bytes:
+        return f"payload has {len(envelope.payload)} bytes, more than {max_payload_bytes}"
+    return ""
+
+
+def _time_complaint(envelope: Envelope, now: float, max_lifetime_s: float) -> str:
+    if envelope.expires_at <= now:
+        return f"envelope expired {now - envelope.expires_at:.0f} s ago"
+    if envelope.issued_at > now + limits.MAX_CLOCK_SKEW_S:
+        return f"envelope is from {envelope.issued_at - now:.0f} s in the future; one of the two clocks is wrong"
+    if envelope.expires_at - envelope.issued_at > max_lifetime_s:
+        return f"envelope lives for {envelope.expires_at - envelope.issued_at:.0f} s, more than {max_lifetime_s:.0f}"
+    return ""
+
+
+def _check_times(issued_at: float, expires_at: float) -> None:
+    # floats only and above zero: an int would come back as another type, and -0.0 is a second form of zero
+    if not isinstance(issued_at, float) or not isinstance(expires_at, float):
+        raise ValueError("times are not floats")
+    if not (math.isfinite(issued_at) and math.isfinite(expires_at)):
+        raise ValueError("times are not finite")
+    if not 0.0 < issued_at < expires_at <= limits.MAX_TIME_S:
+        raise ValueError("times are not in order")
+
+
+def _with_signature(unsigned: Envelope, signature: bytes) -> Envelope:
+    return Envelope(
+        purpose=unsigned.purpose,
+        network_id=unsigned.network_id,
+        subject=unsigned.subject,
+        peer_id=unsigned.peer_id,
+        issued_at=unsigned.issued_at,
+        expires_at=unsigned.expires_at,
+        payload=unsigned.payload,
+        signature=signature,
+    )
+
+
+def _prefixed(data: bytes) -> bytes:
+    return len(data).to_bytes(_LENGTH_BYTES, "big") + data
+
+
+def _signed_bytes(envelope: Envelope) -> bytes:
+    return b"".join(
+        (
+            bytes([ENVELOPE_VERSION]),
+            _prefixed(envelope.purpose.encode()),
+            _prefixed(envelope.network_id.encode()),
+            _prefixed(envelope.subject.encode()),
+            public_key_of(envelope.peer_id),
+            _TIMES.pack(envelope.issued_at, envelope.expires_at),
+            _prefixed(envelope.payload),
+        )
+    )
+
+
+def _parse(data: bytes) -> Envelope:
+    """Raises ValueError unless `data` is exactly one envelope."""
+    reader = _Reader(data)
+    version = reader.take(1)[0]
+    if version != ENVELOPE_VERSION:
+        raise ValueError(f"version {version}, and this node reads {ENVELOPE_VERSION}")
+    purpose, network_id, subject = (reader.take_prefixed().decode() for _ in range(3))
+    peer_id = peer_id_of(reader.take(KEY_BYTES))
+    issued_at, expires_at = _TIMES.unpack(reader.take(_TIMES.size))
+    envelope = Envelope(
+        purpose=purpose,
+        network_id=network_id,
+        subject=subject,
+        peer_id=peer_id,
+        issued_at=issued_at,
+        expires_at=expires_at,
+        payload=reader.take_prefixed(),
+        signature=reader.take(SIGNATURE_BYTES),
+    )
+    if reader.num_left:
+        raise ValueError(f"{reader.num_left} bytes too many")
+    return envelope
+
+
+class _Reader:
+    """Takes fields off the front of `data`; ValueError where it ends early."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._position = 0
+
+    @property
+    def num_left(self) -> int:
+        return len(self._data) - self._position
+
+    def take(self, num_bytes: int) -> bytes:
+        if num_bytes > self.num_left:
+            raise ValueError(f"truncated: {self.num_left} bytes where {num_bytes} belong")
+        self._position += num_bytes
+        return self._data[self._position - num_bytes : self._position]
+
+    def take_prefixed(self) -> bytes:
+        return self.take(int.from_bytes(self.take(_LENGTH_BYTES), "big"))

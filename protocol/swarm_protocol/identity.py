@@ -1,0 +1,212 @@
+"""A node's one key: its peer id, its signatures, and the file that keeps it.
+
+The key is Ed25519, the file libp2p's own form of it, so the same file starts the libp2p host (`p2pd -id`). The peer id
+embeds the public key, so whoever knows a peer id can check its signatures.
+
+Formats (libp2p specs, peer-ids/peer-ids.md): the file is the protobuf `PrivateKey{Type: Ed25519, Data: seed || public}`,
+the peer id is base58btc of the identity multihash of `PublicKey{Type: Ed25519, Data: public}`. For Ed25519 both have
+one fixed length, so their protobuf headers are constants here.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from functools import lru_cache
+from pathlib import Path
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from swarm_protocol.errors import ConfigError, IntegrityError
+
+KEY_BYTES = 32
+SIGNATURE_BYTES = 64
+
+# PrivateKey: field 1 (Type) = 1 (Ed25519), field 2 (Data) of 64 bytes
+_PRIVATE_KEY_HEADER = bytes([0x08, 0x01, 0x12, 0x40])
+# identity multihash (code 0) of 36 bytes; PublicKey: field 1 (Type) = 1 (Ed25519), field 2 (Data) of 32 bytes
+_PEER_ID_HEADER = bytes([0x00, 0x24, 0x08, 0x01, 0x12, 0x20])
+_BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
+_PEER_ID_CHARS = 52
+
+
+class Identity:
+    """An Ed25519 key pair. `repr` shows the peer id and never the key."""
+
+    __slots__ = ("_key", "peer_id", "public_key")
+
+    def __init__(self, seed: bytes) -> None:
+        """`seed`: 32 bytes of secret randomness. Raises ValueError for another length."""
+        self._key = Ed25519PrivateKey.from_private_bytes(seed)
+        self.public_key = self._key.public_key().public_bytes_raw()
+        self.peer_id = peer_id_of(self.public_key)
+
+    def __repr__(self) -> str:
+        return f"Identity({self.peer_id})"
+
+    @classmethod
+    def generate(cls) -> Identity:
+        return cls(os.urandom(KEY_BYTES))
+
+    @classmethod
+    def load(cls, path: Path) -> Identity:
+        """Raises ConfigError if `path` is missing, unreadable, open to other users, or not such a key."""
+        data = _read_private(path)
+        seed, public_key = data[4 : 4 + KEY_BYTES], data[4 + KEY_BYTES :]
+        if data[:4] == _PRIVATE_KEY_HEADER and len(public_key) == KEY_BYTES:
+            identity = cls(seed)
+            if identity.public_key == public_key:
+                return identity
+        raise ConfigError(
+            f"{path} is not a libp2p Ed25519 private key",
+            remedy="restore it from a backup, or move it away to start with a new identity",
+        )
+
+    @classmethod
+    def load_or_create(cls, path: Path) -> Identity:
+        """The identity at `path`; a new one is saved there if nothing is. Two processes at once get the same one."""
+        if not os.path.lexists(path):
+            try:
+                _write_private(path, cls.generate()._file_bytes())
+            except FileExistsError:
+                pass  # another process was quicker: its key is the one
+        return cls.load(path)
+
+    def save(self, path: Path) -> None:
+        """Write the key to `path`, whole and durable or not at all, readable by its owner alone at every moment.
+
+        Raises ConfigError if it cannot be written or `path` exists: a lost key is a lost identity.
+        """
+        try:
+            _write_private(path, self._file_bytes())
+        except FileExistsError as error:
+            raise ConfigError(f"{path} exists already", remedy="move it away, or choose another path") from error
+
+    def sign(self, message: bytes) -> bytes:
+        """64 bytes, deterministic. What is signed must start with its purpose: see `swarm_protocol.envelope`."""
+        return self._key.sign(message)
+
+    def _file_bytes(self) -> bytes:
+        return _PRIVATE_KEY_HEADER + self._key.private_bytes_raw() + self.public_key
+
+
+def verify(peer_id: str, message: bytes, signature: bytes) -> None:
+    """Raises IntegrityError unless `signature` is that of `message` by `peer_id`."""
+    try:
+        Ed25519PublicKey.from_public_bytes(public_key_of(peer_id)).verify(signature, message)
+    except (InvalidSignature, ValueError) as error:
+        raise IntegrityError("the signature is not this peer's", peer_id=peer_id) from error
+
+
+def peer_id_of(public_key: bytes) -> str:
+    """The peer id that embeds the 32 bytes of an Ed25519 public key."""
+    if len(public_key) != KEY_BYTES:
+        raise ValueError(f"a public key has {KEY_BYTES} bytes, not {len(public_key)}")
+    number = int.from_bytes(_PEER_ID_HEADER + public_key, "big")
+    digits = []
+    while number:
+        number, digit = divmod(number, 58)
+        digits.append(_BASE58[digit])
+    # base58 writes each leading zero byte as "1"; the header has one
+    return "1" + "".join(reversed(digits))
+
+
+@lru_cache(maxsize=4096)
+def public_key_of(peer_id: str) -> bytes:
+    """The 32 bytes that `peer_id` embeds. Raises ValueError if it is not an Ed25519 peer id in its one base58 form."""
+    if len(peer_id) != _PEER_ID_CHARS or peer_id[0] != "1":
+        raise ValueError(_not_a_peer_id(peer_id))
+    number = 0
+    for character in peer_id[1:]:
+        digit = _BASE58.find(character)
+        if digit < 0:
+            raise ValueError(_not_a_peer_id(peer_id))
+        number = number * 58 + digit
+    num_bytes = len(_PEER_ID_HEADER) + KEY_BYTES
+    if number >> (8 * KEY_BYTES) != int.from_bytes(_PEER_ID_HEADER, "big"):
+        raise ValueError(_not_a_peer_id(peer_id))
+    return number.to_bytes(num_bytes, "big")[-KEY_BYTES:]
+
+
+def check_peer_id(text: object) -> str:
+    """`text` if it is an Ed25519 peer id, 12D3KooW…. Raises ValueError."""
+    if not isinstance(text, str):
+        raise ValueError("a peer id is text")
+    public_key_of(text)
+    return text
+
+
+def _not_a_peer_id(text: str) -> str:
+    return f"{text[:64]!r} is not an Ed25519 peer id (12D3KooW…, {_PEER_ID_CHARS} characters)"
+
+
+def _read_private(path: Path) -> bytes:
+    """The first bytes of a regular file that only its owner can touch. Raises ConfigError."""
+    try:
+        # O_NONBLOCK: a named pipe must not hang us
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as file:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise ConfigError(f"{path} is not a file", remedy="name the identity file itself")
+            if status.st_mode & 0o077:
+                raise ConfigError(
+                    f"{path} can be read or changed by other users (mode {stat.S_IMODE(status.st_mode):04o})",
+                    remedy=f"if nobody else can have copied it: chmod 600 {path}",
+                )
+            return file.read(len(_PRIVATE_KEY_HEADER) + 2 * KEY_BYTES + 1)
+    except OSError as error:
+        raise _unusable("read", path, error) from error
+
+
+def _write_private(path: Path, data: bytes) -> None:
+    """Place `data` at `path` in one step. Raises FileExistsError if something is there, else ConfigError."""
+    temporary: Path | None = None
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # mkstemp creates with mode 0600 and O_EXCL
+        descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        temporary = Path(name)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(descriptor)
+        _place(temporary, path)
+        _sync_folder(path.parent)
+    except FileExistsError:
+        raise
+    except OSError as error:
+        raise _unusable("write", path, error) from error
+    finally:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+
+
+def _place(temporary: Path, path: Path) -> None:
+    """Give `temporary` its name, never over an existing file."""
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        raise
+    except OSError:
+        # no hard links on this file system; a rename would overwrite, so look first
+        if os.path.lexists(path):
+            raise FileExistsError(path) from None
+        temporary.rename(path)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _unusable(verb: str, path: Path, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"cannot {verb} the identity file {path} ({error.strerror})",
+        remedy="choose a folder of yours with free space, which the home option names",
+    )

@@ -1,0 +1,102 @@
+"""Every bound on what crosses the network, each with its reason.
+
+A bound here is a promise between peers: raising one is compatible only with peers that raised it too, so a change of
+these goes with a new PROTOCOL_VERSION (see `swarm_protocol.version`). What a node allows itself (cache sizes, number of
+sessions) is its configuration and not here.
+"""
+
+from __future__ import annotations
+
+# --- messages ------------------------------------------------------------------------------------------------------
+
+# Bulk data goes as a stream of chunks of about 1 MiB; the largest single things are one member's int8 slice in a small
+# group (100M values between two members: 50 MB) and the activations of a long prefill (4096 tokens x 8192 x bf16: 64 MiB).
+MAX_MESSAGE_BYTES = 64 * 2**20
+
+# A handshake is three short fields; it is parsed before anything is known about the peer.
+MAX_HELLO_BYTES = 512
+
+# One line of what happened, one of what to do, and the members that were missing.
+MAX_FAILURE_BYTES = 16 * 2**10
+# A terminal shows about 100 columns; ten such lines are enough for any cause.
+MAX_FAILURE_TEXT_CHARS = 1000
+# A member list of a full group.
+MAX_FAILURE_PEERS = 128
+# Whoever is refused for longer than an hour should look for another peer instead.
+MAX_RETRY_AFTER_S = 3600.0
+
+# --- signed envelopes ----------------------------------------------------------------------------------------------
+
+# A signed group of 256 members, with some 200 bytes each for id, weight and parts, fits four times.
+MAX_SIGNED_PAYLOAD_BYTES = 256 * 2**10
+# Version, five length fields and three texts at their own bounds, key, times and signature come to 507 bytes.
+MAX_ENVELOPE_OVERHEAD_BYTES = 512
+# A run's configuration is signed for as long as the run may take.
+MAX_SIGNED_LIFETIME_S = 366 * 86400.0
+# Year 9999, beyond which calendars (and datetime.fromtimestamp) give up.
+MAX_TIME_S = 253402300799.0
+
+# Purposes are short words in our own source.
+MAX_PURPOSE_BYTES = 32
+# Network ids are typed by people and shown in logs.
+MAX_NETWORK_ID_BYTES = 64
+# A DHT key or "run/step/attempt": a kind, a name at MAX_NAME_BYTES, and numbers.
+MAX_SUBJECT_BYTES = 255
+
+# --- records in the DHT --------------------------------------------------------------------------------------------
+
+# All records of a key come in one reply of the DHT below, whose limit is 4 MiB: 450 records at this bound, thousands at
+# the usual 300 bytes.
+MAX_RECORD_BYTES = 8 * 2**10
+# How long the dead are listed. Records are refreshed at half of it, so one lost refresh does no harm.
+RECORD_LIFETIME_S = 60.0
+# For records that change rarely; beyond this the dead would be counted on for too long.
+MAX_RECORD_LIFETIME_S = 300.0
+# Less than half of RECORD_LIFETIME_S: a record is refreshed with 30 s left, so a reader whose clock is this far ahead
+# never sees a living peer as expired.
+MAX_CLOCK_SKEW_S = 15.0
+# 1,000 nodes are 125 records a key; a reader asks for all shards at once, so more shards cost every lookup.
+NUM_KEY_SHARDS = 8
+
+# --- fields of records ---------------------------------------------------------------------------------------------
+
+# A person's name for their machine; fits a column of the dashboard.
+MAX_NODE_NAME_CHARS = 64
+# Hub ids are at most 96 + 1 + 96 characters and in practice under 60.
+MAX_NAME_BYTES = 128
+# A commit hash or sha256 in hex.
+MAX_REVISION_BYTES = 64
+# "1.2.3.dev4+g0123456789" and the like.
+MAX_VERSION_CHARS = 32
+# "NVIDIA GeForce RTX 5090 Laptop GPU x8" and the like.
+MAX_DEVICE_CHARS = 64
+# A host has a few interfaces with TCP and QUIC each, and a relay or two.
+MAX_ADDRS = 12
+# A relayed address with two peer ids and a long DNS name.
+MAX_ADDR_BYTES = 256
+# One node's models and runs; more needs another node, since each wants memory of its own.
+MAX_MODELS_PER_NODE = 8
+MAX_RUNS_PER_NODE = 8
+# The links to the likeliest neighbours; a full mesh would grow with the network.
+MAX_RTT_PEERS = 32
+
+# 1 PiB, beyond any one node.
+MAX_MEMORY_BYTES = 2**50
+# Beyond any one node; keeps sums of claims finite and exact.
+MAX_TOKENS_PER_S = 1e9
+# The deepest published models have 126 blocks.
+MAX_BLOCKS = 4096
+# A block that takes ten minutes a token serves nobody.
+MAX_BLOCK_MS = 600_000.0
+# Cache room of MAX_MEMORY_BYTES at 1 KiB a token.
+MAX_KV_TOKENS = 2**40
+# Requests waiting at one server; far beyond what admission lets in.
+MAX_QUEUE_DEPTH = 2**20
+# A minute: beyond it a link is down.
+MAX_RTT_MS = 60_000.0
+# One outer step a second for 30,000 years.
+MAX_OUTER_STEP = 2**40
+# Cross-entropy starts near ln(vocabulary), about 12; a diverged run is still shown.
+MAX_LOSS = 1e6
+# sha256 names all content.
+DIGEST_BYTES = 32

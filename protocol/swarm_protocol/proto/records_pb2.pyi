@@ -1,0 +1,88 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class NodeRecord(_message.Message):
+    __slots__ = ("name", "version", "addrs", "device", "memory_bytes", "free_memory_bytes", "reachability", "prefill_tokens_per_s", "decode_tokens_per_s", "training_tokens_per_s", "started_at", "state", "models", "runs")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    ADDRS_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FREE_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    REACHABILITY_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    DECODE_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    TRAINING_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    STARTED_AT_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    RUNS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    version: str
+    addrs: _containers.RepeatedScalarFieldContainer[str]
+    device: str
+    memory_bytes: int
+    free_memory_bytes: int
+    reachability: str
+    prefill_tokens_per_s: float
+    decode_tokens_per_s: float
+    training_tokens_per_s: float
+    started_at: float
+    state: str
+    models: _containers.RepeatedScalarFieldContainer[str]
+    runs: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., addrs: _Optional[_Iterable[str]] = ..., device: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., free_memory_bytes: _Optional[int] = ..., reachability: _Optional[str] = ..., prefill_tokens_per_s: _Optional[float] = ..., decode_tokens_per_s: _Optional[float] = ..., training_tokens_per_s: _Optional[float] = ..., started_at: _Optional[float] = ..., state: _Optional[str] = ..., models: _Optional[_Iterable[str]] = ..., runs: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ServeRecord(_message.Message):
+    __slots__ = ("model", "revision", "num_blocks", "start", "end", "state", "prefill_ms_per_token", "decode_ms_per_block", "free_kv_tokens", "queue_depth", "rtt_ms")
+    class RttMsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_MS_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    DECODE_MS_PER_BLOCK_FIELD_NUMBER: _ClassVar[int]
+    FREE_KV_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_DEPTH_FIELD_NUMBER: _ClassVar[int]
+    RTT_MS_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    revision: str
+    num_blocks: int
+    start: int
+    end: int
+    state: str
+    prefill_ms_per_token: float
+    decode_ms_per_block: float
+    free_kv_tokens: int
+    queue_depth: int
+    rtt_ms: _containers.ScalarMap[str, float]
+    def __init__(self, model: _Optional[str] = ..., revision: _Optional[str] = ..., num_blocks: _Optional[int] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., state: _Optional[str] = ..., prefill_ms_per_token: _Optional[float] = ..., decode_ms_per_block: _Optional[float] = ..., free_kv_tokens: _Optional[int] = ..., queue_depth: _Optional[int] = ..., rtt_ms: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
+class TrainerRecord(_message.Message):
+    __slots__ = ("run", "outer_step", "digest", "tokens_per_s", "loss", "state")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    OUTER_STEP_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    outer_step: int
+    digest: bytes
+    tokens_per_s: float
+    loss: float
+    state: str
+    def __init__(self, run: _Optional[str] = ..., outer_step: _Optional[int] = ..., digest: _Optional[bytes] = ..., tokens_per_s: _Optional[float] = ..., loss: _Optional[float] = ..., state: _Optional[str] = ...) -> None: ...

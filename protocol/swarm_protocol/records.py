@@ -1,0 +1,186 @@
+"""What a peer publishes about itself, and the DHT keys under which it is found.
+
+The payloads only: `signed_record` puts them into signed envelopes and takes them out again. All numbers are what the peer
+claims; whoever decides by them caps each claim by what the peer has proved.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from swarm_protocol import limits, wire
+from swarm_protocol.checks import (
+    check_addr,
+    check_choice,
+    check_count,
+    check_digest,
+    check_float,
+    check_int,
+    check_name,
+    check_text,
+)
+from swarm_protocol.identity import check_peer_id
+from swarm_protocol.proto import records_pb2
+
+Reachability: TypeAlias = Literal["public", "relay", "unknown"]
+NodeState: TypeAlias = Literal["alive", "leaving"]
+ServeState: TypeAlias = Literal["joining", "serving", "draining"]
+TrainerState: TypeAlias = Literal["joining", "training", "finished", "leaving"]
+Kind: TypeAlias = Literal["nodes", "serve", "train"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRecord:
+    """One node: who, what hardware, how to reach it. Speeds are measured on a real block; 0: not measured.
+
+    `models` and `runs` name what it serves and trains, so that looking up the nodes tells what the network has.
+    """
+
+    name: str
+    version: str
+    addrs: tuple[str, ...]
+    device: str
+    memory_bytes: int
+    free_memory_bytes: int
+    reachability: Reachability
+    prefill_tokens_per_s: float = 0.0
+    decode_tokens_per_s: float = 0.0
+    training_tokens_per_s: float = 0.0
+    started_at: float
+    state: NodeState = "alive"
+    models: tuple[str, ...] = ()
+    runs: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_text(self.name, "name", max_chars=limits.MAX_NODE_NAME_CHARS, empty=False)
+        check_text(self.version, "version", max_chars=limits.MAX_VERSION_CHARS, empty=False)
+        check_text(self.device, "device", max_chars=limits.MAX_DEVICE_CHARS, empty=False)
+        check_count(self.addrs, "addrs", max_items=limits.MAX_ADDRS)
+        check_count(self.models, "models", max_items=limits.MAX_MODELS_PER_NODE)
+        check_count(self.runs, "runs", max_items=limits.MAX_RUNS_PER_NODE)
+        for addr in self.addrs:
+            check_addr(addr, "addrs")
+        for name in (*self.models, *self.runs):
+            check_name(name, "models and runs")
+        check_int(self.memory_bytes, "memory_bytes", high=limits.MAX_MEMORY_BYTES)
+        check_int(self.free_memory_bytes, "free_memory_bytes", high=self.memory_bytes)
+        check_choice(self.reachability, "reachability", ("public", "relay", "unknown"))
+        check_float(self.prefill_tokens_per_s, "prefill_tokens_per_s", high=limits.MAX_TOKENS_PER_S)
+        check_float(self.decode_tokens_per_s, "decode_tokens_per_s", high=limits.MAX_TOKENS_PER_S)
+        check_float(self.training_tokens_per_s, "training_tokens_per_s", high=limits.MAX_TOKENS_PER_S)
+        check_float(self.started_at, "started_at", high=limits.MAX_TIME_S)
+        check_choice(self.state, "state", ("alive", "leaving"))
+
+    def to_bytes(self) -> bytes:
+        return wire.encode(wire.fill(records_pb2.NodeRecord, self))
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> NodeRecord:
+        """Raises PeerViolation."""
+        return wire.decode(data, records_pb2.NodeRecord, wire.flat(cls), max_bytes=limits.MAX_RECORD_BYTES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeRecord:
+    """A peer's span `[start, end)` of a model's `num_blocks` blocks.
+
+    `revision` names the weights: servers of different revisions never form one chain. `prefill_ms_per_token` and
+    `decode_ms_per_block` are the times of one block for one token; `rtt_ms` are round trips to neighbours by peer id.
+    """
+
+    model: str
+    revision: str
+    num_blocks: int
+    start: int
+    end: int
+    state: ServeState
+    prefill_ms_per_token: float
+    decode_ms_per_block: float
+    free_kv_tokens: int
+    queue_depth: int = 0
+    rtt_ms: Mapping[str, float] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        check_name(self.model, "model")
+        check_name(self.revision, "revision", max_bytes=limits.MAX_REVISION_BYTES)
+        check_int(self.num_blocks, "num_blocks", low=1, high=limits.MAX_BLOCKS)
+        check_int(self.end, "end", low=1, high=self.num_blocks)
+        check_int(self.start, "start", high=self.end - 1)
+        check_choice(self.state, "state", ("joining", "serving", "draining"))
+        check_float(self.prefill_ms_per_token, "prefill_ms_per_token", high=limits.MAX_BLOCK_MS)
+        check_float(self.decode_ms_per_block, "decode_ms_per_block", high=limits.MAX_BLOCK_MS)
+        check_int(self.free_kv_tokens, "free_kv_tokens", high=limits.MAX_KV_TOKENS)
+        check_int(self.queue_depth, "queue_depth", high=limits.MAX_QUEUE_DEPTH)
+        check_count(tuple(self.rtt_ms), "rtt_ms", max_items=limits.MAX_RTT_PEERS)
+        for peer_id, rtt_ms in self.rtt_ms.items():
+            check_float(rtt_ms, f"rtt_ms of {check_peer_id(peer_id)}", high=limits.MAX_RTT_MS)
+        # a copy, so that the caller's dict can change without changing this record
+        object.__setattr__(self, "rtt_ms", dict(self.rtt_ms))
+
+    def to_bytes(self) -> bytes:
+        return wire.encode(wire.fill(records_pb2.ServeRecord, self))
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> ServeRecord:
+        """Raises PeerViolation."""
+        return wire.decode(data, records_pb2.ServeRecord, wire.flat(cls), max_bytes=limits.MAX_RECORD_BYTES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerRecord:
+    """A peer's place in a run: the committed outer step and state digest it has, empty while it has none."""
+
+    run: str
+    outer_step: int
+    digest: bytes = b""
+    tokens_per_s: float = 0.0
+    loss: float | None = None
+    state: TrainerState
+
+    def __post_init__(self) -> None:
+        check_name(self.run, "run")
+        check_int(self.outer_step, "outer_step", high=limits.MAX_OUTER_STEP)
+        check_digest(self.digest, "digest", empty=True)
+        check_float(self.tokens_per_s, "tokens_per_s", high=limits.MAX_TOKENS_PER_S)
+        if self.loss is not None:
+            check_float(self.loss, "loss", low=-limits.MAX_LOSS, high=limits.MAX_LOSS)
+        check_choice(self.state, "state", ("joining", "training", "finished", "leaving"))
+
+    def to_bytes(self) -> bytes:
+        return wire.encode(wire.fill(records_pb2.TrainerRecord, self))
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> TrainerRecord:
+        """Raises PeerViolation."""
+        return wire.decode(data, records_pb2.TrainerRecord, wire.flat(cls), max_bytes=limits.MAX_RECORD_BYTES)
+
+
+Record: TypeAlias = NodeRecord | ServeRecord | TrainerRecord
+
+
+def publish_key(record: Record, peer_id: str) -> str:
+    """The one key under which `peer_id` publishes `record`; its shard follows from the peer id."""
+    match record:
+        case NodeRecord():
+            prefix = "nodes"
+        case ServeRecord():
+            prefix = f"serve/{record.model}"
+        case TrainerRecord():
+            prefix = f"train/{record.run}"
+    return f"{prefix}/{_shard(peer_id)}"
+
+
+def lookup_keys(kind: Kind, name: str = "") -> tuple[str, ...]:
+    """All keys that hold records of `kind`: of every node, or of the model or run `name`. Raises ValueError."""
+    check_choice(kind, "kind", ("nodes", "serve", "train"))
+    if kind == "nodes" and name:
+        raise ValueError("the nodes have no name")
+    prefix = kind if kind == "nodes" else f"{kind}/{check_name(name, 'name')}"
+    return tuple(f"{prefix}/{shard}" for shard in range(limits.NUM_KEY_SHARDS))
+
+
+def _shard(peer_id: str) -> int:
+    return int.from_bytes(hashlib.sha256(peer_id.encode()).digest(), "big") % limits.NUM_KEY_SHARDS

@@ -1,0 +1,78 @@
+"""What two peers tell each other first, and whether they can work together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
+
+from swarm_protocol import limits, wire
+from swarm_protocol.checks import check_float, check_int, check_name, check_text
+from swarm_protocol.errors import PeerRefused
+from swarm_protocol.proto import hello_pb2
+
+# Goes up when peers that differ in it cannot work together: other methods, other meanings, other bounds.
+PROTOCOL_VERSION = 1
+
+
+@cache
+def software_version() -> str:
+    """The installed distribution's version, for people and for logs; nothing is decided by it."""
+    return metadata.version("swarm-node")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """Said by both sides of a connection. `sent_at` is the sender's clock in Unix seconds, 0: not said."""
+
+    network_id: str
+    protocol_version: int = PROTOCOL_VERSION
+    software_version: str
+    sent_at: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_network_id(self.network_id)
+        check_int(self.protocol_version, "protocol_version", low=1, high=2**31 - 1)
+        check_text(self.software_version, "software_version", max_chars=limits.MAX_VERSION_CHARS)
+        check_float(self.sent_at, "sent_at", high=limits.MAX_TIME_S)
+
+    def to_bytes(self) -> bytes:
+        return wire.encode(wire.fill(hello_pb2.Hello, self))
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Hello:
+        """Raises PeerViolation."""
+        return wire.decode(data, hello_pb2.Hello, wire.flat(cls), max_bytes=limits.MAX_HELLO_BYTES)
+
+
+def check_network_id(network_id: object) -> str:
+    """A name of at most MAX_NETWORK_ID_BYTES. Raises ValueError."""
+    return check_name(network_id, "network id", max_bytes=limits.MAX_NETWORK_ID_BYTES)
+
+
+def check_hello(ours: Hello, theirs: Hello, peer_id: str) -> None:
+    """Raises PeerRefused, with the remedy, if `peer_id` is in another network, of another protocol, or of another time.
+
+    A skew of clocks within MAX_CLOCK_SKEW_S is fine: records carry times, and would look expired or not yet issued.
+    """
+    if theirs.network_id != ours.network_id:
+        raise PeerRefused(
+            f"peer is in network {theirs.network_id!r}, and this node in {ours.network_id!r}",
+            remedy="give both the same network id, or other peers",
+            peer_id=peer_id,
+        )
+    if theirs.protocol_version != ours.protocol_version:
+        older = "this node" if ours.protocol_version < theirs.protocol_version else "the peer"
+        raise PeerRefused(
+            f"peer speaks protocol {theirs.protocol_version} (software {theirs.software_version}), "
+            f"and this node {ours.protocol_version} (software {ours.software_version})",
+            remedy=f"update {older}",
+            peer_id=peer_id,
+        )
+    skew_s = theirs.sent_at - ours.sent_at
+    if theirs.sent_at and ours.sent_at and abs(skew_s) > limits.MAX_CLOCK_SKEW_S:
+        raise PeerRefused(
+            f"the clocks differ by {abs(skew_s):.0f} s; the peer's is {'ahead' if skew_s > 0 else 'behind'}",
+            remedy="set the clock that is wrong, for example by turning on network time",
+            peer_id=peer_id,
+        )

@@ -1,0 +1,94 @@
+"""The step between bytes and values: size check, message version, protobuf, dataclass.
+
+Every message that stands alone on the wire is one version byte and then a protobuf message, mirrored by a frozen
+dataclass whose fields have the message's names. To add one:
+
+1. write it in `proto/<topic>.proto` and run `make proto`;
+2. write the dataclass in `<topic>_messages.py`, checking each field in `__post_init__` with `swarm_protocol.checks`
+   against bounds in `swarm_protocol.limits` (ValueError otherwise);
+3. give it the two methods
+
+       def to_bytes(self) -> bytes:
+           return wire.encode(wire.fill(topic_pb2.Vote, self))
+
+       @classmethod
+       def from_bytes(cls, data: bytes) -> Vote:
+           return wire.decode(data, topic_pb2.Vote, wire.flat(cls), max_bytes=limits.MAX_VOTE_BYTES)
+
+4. list it with examples in `tests/protocol/decoders.py`, which the property tests and the fuzzer run over.
+
+`fill` and `flat` carry scalars, repeated scalars (tuple), maps (dict) and optional scalars (None when absent). A message
+that holds other messages builds these itself and passes its own function in place of `flat(cls)`.
+
+Unknown protobuf fields are ignored, in signed records too: the signature covers the bytes as they were sent, and no
+reader encodes a record again, so an older node goes on working beside a newer one. What an older reader would misread
+takes a new MESSAGE_VERSION, which every decoder refuses by name.
+
+Bulk belongs in one `bytes` field. Parsing allocates up to some 40 bytes of memory for each byte of repeated fields, so
+messages with these get a small `max_bytes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any, TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from swarm_protocol.errors import PeerViolation
+
+MESSAGE_VERSION = 1
+
+M = TypeVar("M", bound=Message)
+T = TypeVar("T")
+
+
+def encode(message: Message) -> bytes:
+    """Equal messages give equal bytes within one version of this software; across versions nothing relies on it."""
+    return bytes([MESSAGE_VERSION]) + message.SerializeToString(deterministic=True)
+
+
+def decode(data: bytes, message_type: type[M], build: Callable[[M], T], *, max_bytes: int) -> T:
+    """`build` of the parsed message. Raises PeerViolation for whatever is wrong, a ValueError of `build` included."""
+    what = message_type.DESCRIPTOR.name
+    if len(data) > max_bytes:
+        raise PeerViolation(f"{what} has {len(data)} bytes, more than {max_bytes}")
+    if not data:
+        raise PeerViolation(f"{what} is empty")
+    if data[0] != MESSAGE_VERSION:
+        raise PeerViolation(
+            f"{what} has message version {data[0]}, and this node reads {MESSAGE_VERSION}",
+            remedy="update the older of the two nodes",
+        )
+    try:
+        return build(message_type.FromString(data[1:]))
+    except DecodeError as error:
+        raise PeerViolation(f"{what} is truncated or malformed") from error
+    except ValueError as error:
+        raise PeerViolation(f"{what} is invalid: {error}") from error
+
+
+def fill(message_type: type[M], value: Any) -> M:
+    """The protobuf message with the fields of the dataclass instance `value`; None leaves a field absent."""
+    return message_type(**{field.name: getattr(value, field.name) for field in fields(value)})
+
+
+def flat(value_type: Callable[..., T]) -> Callable[[Message], T]:
+    """A `build` for a dataclass whose fields are those of the message, one to one."""
+
+    def build(message: Message) -> T:
+        return value_type(**{field.name: _read(message, field) for field in message.DESCRIPTOR.fields})
+
+    return build
+
+
+def _read(message: Message, field: Any) -> Any:
+    if field.has_presence and not message.HasField(field.name):
+        return None
+    value = getattr(message, field.name)
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return tuple(value)
+    return value

@@ -27,34 +27,44 @@ def sources() -> list[str]:
 
 
 def compile_into(target: Path) -> None:
-    """Run protoc, writing `swarm_protocol/proto/*_pb2.py` and `.pyi` under `target`."""
+    """Run protoc, a command of our own making, writing `swarm_protocol/proto/*_pb2.py` and `.pyi` under `target`."""
     command = [sys.executable, "-m", "grpc_tools.protoc", "--proto_path=.", f"--python_out={target}"]
-    subprocess.run([*command, f"--pyi_out={target}", *sources()], cwd=ROOT, check=True)  # noqa: S603 our own command
+    subprocess.run([*command, f"--pyi_out={target}", *sources()], cwd=ROOT, check=True)  # noqa: S603
 
 
 def generated(root: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted((root / FOLDER).glob("*_pb2.py*"))}
 
 
-def differences() -> list[str]:
-    """Names of generated files that are missing, stale, or left over from a .proto that is gone."""
+def differences() -> dict[str, bytes | None]:
+    """Generated files that are missing or stale with their right contents; None for one whose .proto is gone."""
     with tempfile.TemporaryDirectory() as folder:
         compile_into(Path(folder))
         fresh = generated(Path(folder))
     committed = generated(ROOT)
-    return sorted(name for name in fresh.keys() | committed.keys() if fresh.get(name) != committed.get(name))
+    names = sorted(fresh.keys() | committed.keys())
+    return {name: fresh.get(name) for name in names if fresh.get(name) != committed.get(name)}
+
+
+def update(path: Path, content: bytes | None) -> None:
+    """In one step, so that whoever imports meanwhile finds the old file or the new one."""
+    if content is None:
+        path.unlink()
+        return
+    temporary = path.with_suffix(".new")
+    temporary.write_bytes(content)
+    temporary.replace(path)
 
 
 def main(arguments: list[str]) -> int:
     if arguments not in ([], ["--check"]):
         print("usage: generate.py [--check]", file=sys.stderr)  # noqa: T201
         return 2
-    if not arguments:
-        for name in generated(ROOT):
-            (ROOT / FOLDER / name).unlink()
-        compile_into(ROOT)
-        return 0
     stale = differences()
+    if not arguments:
+        for name, content in stale.items():
+            update(ROOT / FOLDER / name, content)
+        return 0
     if stale:
         print(f"not what the .proto files say: {', '.join(stale)}; run `make proto`", file=sys.stderr)  # noqa: T201
     return 1 if stale else 0

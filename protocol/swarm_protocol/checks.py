@@ -1,8 +1,8 @@
 """What a single value from a peer may be: text, names, addresses, numbers, digests.
 
-Each check raises ValueError with the field's name and returns the value, typed. Dataclasses call them in `__post_init__`;
-`wire.decode` turns the ValueError into PeerViolation. Peer ids are checked by `identity.check_peer_id`, bounds are in
-`limits`.
+Each check raises ValueError with the field's name and returns the value, typed. Dataclasses call them in
+`__post_init__`; `wire.decode` turns the ValueError into PeerViolation. Peer ids are checked by
+`identity.check_peer_id`, bounds are in `limits`.
 """
 
 from __future__ import annotations
@@ -23,12 +23,10 @@ def check_text(value: object, field: str, *, max_chars: int, empty: bool = True)
     `str.isprintable` refuses control characters, line breaks, bidirectional overrides and other invisible format
     characters, lone surrogates, and unassigned code points.
     """
-    if not isinstance(value, str):
-        raise ValueError(f"{field} is not text")
+    if not (isinstance(value, str) and value.isprintable()):
+        raise ValueError(f"{field} is not one line of printable text")
     if len(value) > max_chars:
         raise ValueError(f"{field} has {len(value)} characters, more than {max_chars}")
-    if not value.isprintable():
-        raise ValueError(f"{field} has characters that cannot be printed")
     if not (value or empty):
         raise ValueError(f"{field} is empty")
     return value
@@ -61,36 +59,28 @@ def check_choice(value: object, field: str, choices: Collection[str]) -> str:
 
 def check_int(value: object, field: str, *, low: int = 0, high: int) -> int:
     """An int in `[low, high]`; a bool is none."""
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise ValueError(f"{field} is not a whole number")
-    if not low <= value <= high:
-        raise ValueError(f"{field} is {value}, not in [{low}, {high}]")
+    if not (isinstance(value, int) and not isinstance(value, bool) and low <= value <= high):
+        raise ValueError(f"{field} is {value!r:.40}, not a whole number in [{low}, {high}]")
     return value
 
 
 def check_float(value: object, field: str, *, low: float = 0.0, high: float) -> float:
     """A finite number in `[low, high]`."""
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise ValueError(f"{field} is not a number")
-    if not (math.isfinite(value) and low <= value <= high):
-        raise ValueError(f"{field} is {value}, not in [{low}, {high}]")
+    if not (isinstance(value, int | float) and math.isfinite(value) and low <= value <= high):
+        raise ValueError(f"{field} is {value!r:.40}, not a number in [{low}, {high}]")
     return value
 
 
 def check_digest(value: object, field: str, *, empty: bool = False) -> bytes:
     """A sha256 digest, or with `empty` also no bytes at all."""
-    if not isinstance(value, bytes):
-        raise ValueError(f"{field} is not bytes")
-    if len(value) != limits.DIGEST_BYTES and not (empty and not value):
-        raise ValueError(f"{field} has {len(value)} bytes, not {limits.DIGEST_BYTES}")
+    if not (isinstance(value, bytes) and (len(value) == limits.DIGEST_BYTES or (empty and not value))):
+        raise ValueError(f"{field} is not {limits.DIGEST_BYTES} bytes")
     return value
 
 
 def check_count(values: object, field: str, *, max_items: int) -> None:
     """A tuple of distinct, hashable items, at most `max_items`."""
-    if not isinstance(values, tuple):
-        raise ValueError(f"{field} is not a tuple")
-    if len(values) > max_items:
-        raise ValueError(f"{field} has {len(values)} items, more than {max_items}")
+    if not (isinstance(values, tuple) and len(values) <= max_items):
+        raise ValueError(f"{field} is not a tuple of at most {max_items} items")
     if len(set(values)) != len(values):
         raise ValueError(f"{field} names something twice")

@@ -141,11 +141,9 @@ def _time_complaint(envelope: Envelope, now: float, max_lifetime_s: float) -> st
 
 
 def _check_times(issued_at: float, expires_at: float) -> None:
-    # floats only and above zero: an int would come back as another type, and -0.0 is a second form of zero
-    if not isinstance(issued_at, float) or not isinstance(expires_at, float):
-        raise ValueError("times are not floats")
-    if not (math.isfinite(issued_at) and math.isfinite(expires_at)):
-        raise ValueError("times are not finite")
+    # only floats, and above zero: an int would come back as another type, and -0.0 is a second form of zero
+    if not all(isinstance(time, float) and math.isfinite(time) for time in (issued_at, expires_at)):
+        raise ValueError("times are not finite floats")
     if not 0.0 < issued_at < expires_at <= limits.MAX_TIME_S:
         raise ValueError("times are not in order")
 

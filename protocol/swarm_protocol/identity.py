@@ -3,7 +3,7 @@
 The key is Ed25519, the file libp2p's own form of it, so the same file starts the libp2p host (`p2pd -id`). The peer id
 embeds the public key, so whoever knows a peer id can check its signatures.
 
-Formats (libp2p specs, peer-ids/peer-ids.md): the file is the protobuf `PrivateKey{Type: Ed25519, Data: seed || public}`,
+Formats (libp2p specs, peer-ids/peer-ids.md): the file is the protobuf `PrivateKey{Type: Ed25519, Data: seed + public}`,
 the peer id is base58btc of the identity multihash of `PublicKey{Type: Ed25519, Data: public}`. For Ed25519 both have
 one fixed length, so their protobuf headers are constants here.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
@@ -68,10 +69,9 @@ class Identity:
     def load_or_create(cls, path: Path) -> Identity:
         """The identity at `path`; a new one is saved there if nothing is. Two processes at once get the same one."""
         if not os.path.lexists(path):
-            try:
+            # another process may be quicker: then its key is the one
+            with suppress(FileExistsError):
                 _write_private(path, cls.generate()._file_bytes())
-            except FileExistsError:
-                pass  # another process was quicker: its key is the one
         return cls.load(path)
 
     def save(self, path: Path) -> None:
@@ -132,8 +132,8 @@ def public_key_of(peer_id: str) -> bytes:
 
 def check_peer_id(text: object) -> str:
     """`text` if it is an Ed25519 peer id, 12D3KooW…. Raises ValueError."""
-    if not isinstance(text, str):
-        raise ValueError("a peer id is text")
+    if not isinstance(text, str) or len(text) != _PEER_ID_CHARS:
+        raise ValueError(_not_a_peer_id(str(text)))
     public_key_of(text)
     return text
 

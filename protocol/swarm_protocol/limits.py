@@ -9,8 +9,8 @@ from __future__ import annotations
 
 # --- messages ------------------------------------------------------------------------------------------------------
 
-# Bulk data goes as a stream of chunks of about 1 MiB; the largest single things are one member's int8 slice in a small
-# group (100M values between two members: 50 MB) and the activations of a long prefill (4096 tokens x 8192 x bf16: 64 MiB).
+# What one peer can make another hold at once. Bulk goes as a stream of messages of about 1 MiB; the largest single ones
+# are the activations of a prefill chunk (512 tokens x 8192 x fp32: 16 MiB), with room for larger models and chunks.
 MAX_MESSAGE_BYTES = 64 * 2**20
 
 # A handshake is three short fields; it is parsed before anything is known about the peer.
@@ -100,3 +100,27 @@ MAX_OUTER_STEP = 2**40
 MAX_LOSS = 1e6
 # sha256 names all content.
 DIGEST_BYTES = 32
+
+# --- the control socket of a node ------------------------------------------------------------------------------------
+
+# A status with all addresses comes to 10 KiB.
+MAX_CONTROL_BYTES = 64 * 2**10
+# What a daemon shows of its own addresses, beyond the MAX_ADDRS that it publishes.
+MAX_CONTROL_ADDRS = 32
+
+# --- serving -------------------------------------------------------------------------------------------------------
+
+# Four short texts and three numbers, at their bounds.
+MAX_OPEN_BYTES = 1024
+# A UUID in hex, or a client's own short name.
+MAX_SESSION_ID_BYTES = 64
+# The longest published contexts are a million tokens.
+MAX_SESSION_TOKENS = 2**20
+# 1024 x 16384 x fp32 is MAX_MESSAGE_BYTES; longer prompts go in several steps, so that others' decoding goes between.
+MAX_STEP_TOKENS = 1024
+# An hour: whoever waits has long gone elsewhere.
+MAX_STEP_MS = 3_600_000.0
+# tokenizer.json of a vocabulary of 256k is 33 MB in one of the largest; all of a model's small files are one message.
+MAX_MODEL_FILE_BYTES = 48 * 2**20
+# The names that clients know are a dozen.
+MAX_MODEL_FILES = 16

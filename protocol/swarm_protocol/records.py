@@ -1,7 +1,7 @@
 """What a peer publishes about itself, and the DHT keys under which it is found.
 
-The payloads only: `signed_record` puts them into signed envelopes and takes them out again. All numbers are what the peer
-claims; whoever decides by them caps each claim by what the peer has proved.
+The payloads only: `signed_record` puts them into signed envelopes and takes them out again. All numbers are what the
+peer claims; whoever decides by them caps each claim by what the peer has proved.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ dataclass whose fields have the message's names. To add one:
 
 4. list it with examples in `tests/protocol/decoders.py`, which the property tests and the fuzzer run over.
 
-`fill` and `flat` carry scalars, repeated scalars (tuple), maps (dict) and optional scalars (None when absent). A message
-that holds other messages builds these itself and passes its own function in place of `flat(cls)`.
+`fill` and `flat` carry scalars, repeated scalars (tuple), maps (dict) and optional scalars (None when absent). A
+message that holds other messages builds these itself and passes its own function in place of `flat(cls)`.
 
 Unknown protobuf fields are ignored, in signed records too: the signature covers the bytes as they were sent, and no
 reader encodes a record again, so an older node goes on working beside a newer one. What an older reader would misread

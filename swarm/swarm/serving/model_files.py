@@ -1,0 +1,149 @@
+"""A Hugging Face model directory: its config, which file holds which tensor, its revision, and its small files.
+
+Weights are read by `blocks`, through `ModelFiles.shards`. Owned by whoever opened it; immutable.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from transformers import AutoConfig
+
+from swarm_protocol import limits
+from swarm_protocol.errors import ConfigError, IntegrityError
+
+SMALL_FILES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+"""What a client may ask a server for: enough to tokenize and to know the model's shape. Never code, never weights."""
+
+_INDEX = "model.safetensors.index.json"
+_SINGLE = "model.safetensors"
+_PAGE_BYTES = 4096
+_PAGES_PER_FILE = 4096  # 16 MiB read from each file, however large, so that a start does not read the whole model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFiles:
+    """`shards` maps each tensor's name in the checkpoint to the file that holds it."""
+
+    directory: Path
+    config: Any
+    shards: Mapping[str, Path]
+
+    @property
+    def num_blocks(self) -> int:
+        return int(self.config.num_hidden_layers)
+
+    @property
+    def hidden_size(self) -> int:
+        return int(self.config.hidden_size)
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self.config.vocab_size)
+
+    @property
+    def context_tokens(self) -> int:
+        """The longest sequence the model was made for; the network's own bound where the config names none."""
+        return int(getattr(self.config, "max_position_embeddings", None) or limits.MAX_SESSION_TOKENS)
+
+    def revision(self) -> str:
+        """Hex digest that tells checkpoints apart, so that chains never mix weights.
+
+        Covers the config and evenly spaced pages of every weight file, all of it up to 16 MiB. It notices another
+        training step or fine-tune, not a few bytes flipped between pages.
+        """
+        digest = hashlib.blake2b(digest_size=16)
+        for path in [self.directory / "config.json", *sorted(set(self.shards.values()))]:
+            num_bytes = path.stat().st_size
+            digest.update(f"{path.name}\0{num_bytes}\0".encode())
+            num_pages = -(-num_bytes // _PAGE_BYTES)
+            stride = max(1, -(-num_pages // _PAGES_PER_FILE)) * _PAGE_BYTES
+            with path.open("rb") as file:
+                for offset in range(0, num_bytes, stride):
+                    file.seek(offset)
+                    digest.update(file.read(_PAGE_BYTES))
+        return digest.hexdigest()
+
+    def small_files(self) -> dict[str, bytes]:
+        """The whitelisted files that exist. Raises ConfigError for one that is over the limit."""
+        found = {name: self.directory / name for name in SMALL_FILES if (self.directory / name).is_file()}
+        for name, path in found.items():
+            if path.stat().st_size > limits.MAX_MODEL_FILE_BYTES:
+                raise ConfigError(
+                    f"{path} is larger than {limits.MAX_MODEL_FILE_BYTES} bytes and cannot be given to clients",
+                    remedy=f"check that {name} is the file you meant",
+                )
+        return {name: path.read_bytes() for name, path in found.items()}
+
+
+def open_model(directory: Path) -> ModelFiles:
+    """Read the config and the tensor index of `directory`; no weights.
+
+    Raises ConfigError if it is no usable model directory, IntegrityError if a file in it is damaged.
+    """
+    if not (directory / "config.json").is_file():
+        raise ConfigError(
+            f"{directory} holds no config.json", remedy="name a directory written by save_pretrained or downloaded from a hub"
+        )
+    try:
+        config = AutoConfig.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
+    except (ValueError, OSError, KeyError, TypeError) as error:
+        raise ConfigError(f"{directory}/config.json is not usable: {_one_line(error)}") from error
+    return ModelFiles(directory=directory, config=config, shards=_find_shards(directory))
+
+
+def _find_shards(directory: Path) -> dict[str, Path]:
+    if (directory / _INDEX).is_file():
+        return _read_index(directory)
+    single = directory / _SINGLE
+    if not single.is_file():
+        raise ConfigError(
+            f"{directory} holds neither {_SINGLE} nor {_INDEX}",
+            remedy="only safetensors checkpoints are served; convert with save_pretrained",
+        )
+    return dict.fromkeys(tensor_names(single), single)
+
+
+def _read_index(directory: Path) -> dict[str, Path]:
+    path = directory / _INDEX
+    try:
+        weight_map = json.loads(path.read_text("utf-8"))["weight_map"]
+        shards = {str(name): directory / str(file) for name, file in weight_map.items()}
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise IntegrityError(f"{path} is damaged: {_one_line(error)}", remedy="download it again") from error
+    for shard in sorted(set(shards.values())):
+        if shard.parent != directory or not shard.is_file():
+            raise ConfigError(f"{path} names {shard.name}, which is not there", remedy="download the missing file")
+    return shards
+
+
+def tensor_names(path: Path) -> list[str]:
+    """Names of the tensors in one safetensors file. Raises IntegrityError if it is truncated or no such file."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return list(file.keys())
+    except (SafetensorError, OSError) as error:
+        raise IntegrityError(f"{path} is damaged: {_one_line(error)}", remedy="download it again") from error
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200]

@@ -1,0 +1,123 @@
+"""Who may use which samples in an interval, and how the cursor moves when a round commits.
+
+A lease is a pure function of the committed cursor and the group, so every replica computes all leases alone. A
+member uses a prefix of its lease. What is committed never comes again; what is not, because a member vanished, was
+slow or was refused, becomes a hole that the next leases fill first. So each sample is committed exactly once. This
+holds as long as all replicas pass the same `used` to `advance`, which the round's votes see to.
+
+No state: the cursor is part of the committed `ReplicaState`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from typing import TypeAlias
+
+Lease: TypeAlias = tuple[range, ...]
+"""Sample ids in the order in which they are to be used."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cursor:
+    """Committed: every sample below `next_sample` that is in no hole. Holes are ascending, apart and not empty."""
+
+    next_sample: int = 0
+    holes: tuple[range, ...] = ()
+
+    def __post_init__(self) -> None:
+        floor = 0
+        for hole in self.holes:
+            if hole.step != 1 or hole.start < floor or hole.stop <= hole.start or hole.stop >= self.next_sample:
+                raise ValueError(f"impossible hole {hole} in the samples below {self.next_sample}")
+            floor = hole.stop + 1
+        if self.next_sample < 0:
+            raise ValueError(f"next_sample cannot be {self.next_sample}")
+
+    @property
+    def num_committed(self) -> int:
+        return self.next_sample - sum(map(len, self.holes))
+
+
+def leases(cursor: Cursor, members: Collection[str], samples_per_member: int) -> dict[str, Lease]:
+    """`samples_per_member` samples for each member, disjoint, holes first; the order of `members` does not matter."""
+    if samples_per_member < 1:
+        raise ValueError(f"a lease cannot have {samples_per_member} samples")
+    fresh = range(cursor.next_sample, cursor.next_sample + len(members) * samples_per_member)
+    supply = [*cursor.holes, fresh]
+    result = {}
+    for member in sorted(members):
+        taken, supply = _split(supply, samples_per_member)
+        result[member] = tuple(taken)
+    return result
+
+
+def num_leased(lease: Lease) -> int:
+    return sum(map(len, lease))
+
+
+def sample_ids(lease: Lease) -> list[int]:
+    """The lease, written out."""
+    return list(chain.from_iterable(lease))
+
+
+def advance(
+    cursor: Cursor, members: Collection[str], samples_per_member: int, used: Mapping[str, int]
+) -> Cursor:
+    """The cursor after a round committed, of each member in `used`, the first `used[member]` samples of its lease.
+
+    `members` and `samples_per_member` are those the leases were made from; who is missing in `used` committed nothing.
+    Raises ValueError if `used` names a stranger or more samples than were leased.
+    """
+    issued = leases(cursor, members, samples_per_member)
+    if strangers := used.keys() - issued.keys():
+        raise ValueError(f"{min(strangers)} has no lease")
+    committed: list[range] = []
+    for member, num_used in used.items():
+        if not 0 <= num_used <= samples_per_member:
+            raise ValueError(f"{member} cannot have used {num_used} of {samples_per_member} samples")
+        committed += _split(list(issued[member]), num_used)[0]
+    end = max([cursor.next_sample, *(part.stop for part in committed)])
+    open_parts = [*cursor.holes, range(cursor.next_sample, end)]
+    holes = _merge(_subtract(open_parts, sorted(committed, key=lambda part: part.start)))
+    if holes and holes[-1].stop == end:
+        end = holes.pop().start
+    return Cursor(next_sample=end, holes=tuple(holes))
+
+
+def _split(parts: list[range], count: int) -> tuple[list[range], list[range]]:
+    """The first `count` numbers of `parts`, and the others."""
+    taken: list[range] = []
+    for index, part in enumerate(parts):
+        if count < len(part):
+            head = [part[:count]] if count else []
+            return taken + head, [part[count:], *parts[index + 1 :]]
+        if part:
+            taken.append(part)
+        count -= len(part)
+    return taken, []
+
+
+def _subtract(parts: list[range], committed: list[range]) -> list[range]:
+    """What of the ascending `parts` is not in the ascending `committed`."""
+    left: list[range] = []
+    for part in parts:
+        start = part.start
+        for used in committed:
+            if used.stop <= start or used.start >= part.stop:
+                continue
+            left.append(range(start, used.start))
+            start = used.stop
+        left.append(range(start, part.stop))
+    return [part for part in left if part]
+
+
+def _merge(parts: list[range]) -> list[range]:
+    merged: list[range] = []
+    for part in parts:
+        if merged and merged[-1].stop == part.start:
+            merged[-1] = range(merged[-1].start, part.stop)
+        else:
+            merged.append(part)
+    return merged

@@ -1,0 +1,214 @@
+"""What a run is: every setting that its replicas must share, checked when it is made.
+
+Values only. `run_file` reads, signs and writes them; `model` builds what `RunConfig.model` describes.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from types import MappingProxyType
+from typing import Any
+
+from swarm_compression import codec_names
+from swarm_protocol.errors import ConfigError
+
+BYTE_VOCABULARY = 256
+END_OF_TEXT = 0
+"""The byte between two documents. It does not occur in text, so a byte-level model needs no further token."""
+
+DEFAULT_MODEL: Mapping[str, Any] = MappingProxyType(
+    {
+        "model_type": "llama",
+        "vocab_size": BYTE_VOCABULARY,
+        "hidden_size": 128,
+        "intermediate_size": 344,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 1024,
+        "tie_word_embeddings": True,
+        "bos_token_id": END_OF_TEXT,
+        "eos_token_id": END_OF_TEXT,
+    }
+)
+"""A byte-level Llama of 1.1M parameters that two CPU cores train in a minute."""
+
+_NAME = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,62}[a-z0-9])?")
+
+
+class _Checks:
+    """Collects what is wrong with a config, so that a user hears it all at once."""
+
+    def __init__(self, table: str) -> None:
+        self._prefix = f"{table}." if table else ""
+        self.problems: list[str] = []
+
+    def require(self, fits: bool, key: str, value: object, remedy: str) -> None:
+        if not fits:
+            self.problems.append(f"{self._prefix}{key} = {value!r}: {remedy}")
+
+    def whole(self, key: str, value: object, low: int, high: int) -> None:
+        fits = isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+        self.require(fits, key, value, f"use a whole number from {low} to {high}")
+
+    def number(self, key: str, value: object, low: float, high: float) -> None:
+        fits = isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
+        self.require(fits, key, value, f"use a number from {low:g} to {high:g}")
+
+    def finish(self) -> None:
+        if self.problems:
+            raise ValueError("; ".join(self.problems))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataConfig:
+    """`digest` pins the content, so that a replica with other data is refused; empty: whatever is there."""
+
+    source: str = "python-stdlib"
+    digest: str = ""
+    window_tokens: int = 128
+
+    def __post_init__(self) -> None:
+        checks = _Checks("data")
+        checks.require(self.source == "python-stdlib", "source", self.source, 'the known source is "python-stdlib"')
+        is_digest = isinstance(self.digest, str) and re.fullmatch(r"(?:[0-9a-f]{64})?", self.digest) is not None
+        checks.require(is_digest, "digest", self.digest, "use the 64 hexadecimal digits of the corpus, or leave it out")
+        checks.whole("window_tokens", self.window_tokens, 1, 1 << 20)
+        checks.finish()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InnerConfig:
+    """AdamW on one replica. The learning rate rises over `warmup_steps` of the replica's own steps, then stays."""
+
+    batch_windows: int = 8
+    learning_rate: float = 3e-3
+    warmup_steps: int = 20
+    weight_decay: float = 0.1
+    beta1: float = 0.9
+    beta2: float = 0.95
+    clip_norm: float = 1.0
+
+    def __post_init__(self) -> None:
+        checks = _Checks("inner")
+        checks.whole("batch_windows", self.batch_windows, 1, 1 << 16)
+        checks.number("learning_rate", self.learning_rate, 1e-9, 1.0)
+        checks.whole("warmup_steps", self.warmup_steps, 0, 1 << 20)
+        checks.number("weight_decay", self.weight_decay, 0.0, 1.0)
+        checks.number("beta1", self.beta1, 0.0, 0.9999)
+        checks.number("beta2", self.beta2, 0.0, 0.99999)
+        checks.number("clip_norm", self.clip_norm, 1e-6, 1e6)
+        checks.finish()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OuterConfig:
+    """Nesterov on the group's mean pseudo-gradient (see `outer`)."""
+
+    learning_rate: float = 0.7
+    momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        checks = _Checks("outer")
+        checks.number("learning_rate", self.learning_rate, 1e-9, 10.0)
+        checks.number("momentum", self.momentum, 0.0, 0.9999)
+        checks.finish()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """A run. `model` is a Hugging Face config: `model_type` and that type's keys.
+
+    A round waits for `min_group` members, then `quorum_grace_s` for more, up to `max_group`. Raises ValueError that
+    names every impossible value with its remedy. That the model can be built is checked by `model.check_model`.
+    """
+
+    name: str
+    seed: int = 0
+    outer_steps: int = 40
+    interval_steps: int = 20
+    codec: str = "int8"
+    min_group: int = 2
+    max_group: int = 16
+    quorum_grace_s: float = 2.0
+    model: Mapping[str, Any] = field(default_factory=lambda: DEFAULT_MODEL)
+    data: DataConfig = field(default_factory=DataConfig)
+    inner: InnerConfig = field(default_factory=InnerConfig)
+    outer: OuterConfig = field(default_factory=OuterConfig)
+
+    def __post_init__(self) -> None:
+        checks = _Checks("")
+        is_name = isinstance(self.name, str) and _NAME.fullmatch(self.name) is not None
+        checks.require(is_name, "name", self.name, "use 1 to 64 of a-z, 0-9, '.', '_' and '-', with a letter or digit at both ends")
+        checks.whole("seed", self.seed, 0, (1 << 63) - 1)
+        checks.whole("outer_steps", self.outer_steps, 1, 10_000_000)
+        checks.whole("interval_steps", self.interval_steps, 1, 100_000)
+        checks.require(self.codec in codec_names(), "codec", self.codec, f"use one of {', '.join(codec_names())}")
+        checks.whole("min_group", self.min_group, 1, 256)
+        checks.whole("max_group", self.max_group, 1, 256)
+        checks.number("quorum_grace_s", self.quorum_grace_s, 0.0, 600.0)
+        if not checks.problems and self.max_group < self.min_group:
+            checks.require(False, "max_group", self.max_group, f"use at least min_group, which is {self.min_group}")
+        checks.finish()
+        object.__setattr__(self, "model", MappingProxyType(dict(self.model)))
+
+    @property
+    def samples_per_interval(self) -> int:
+        """How many samples one member's full interval uses."""
+        return self.interval_steps * self.inner.batch_windows
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Plain values, as they stand in a run file. `from_mapping` gives an equal config back."""
+        plain = {each.name: getattr(self, each.name) for each in fields(self)}
+        plain["model"] = dict(self.model)
+        for table in ("data", "inner", "outer"):
+            plain[table] = asdict(plain[table])
+        return plain
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, Any]) -> RunConfig:
+        """Raises ConfigError that names the key and what to do: unknown keys come with the nearest known one."""
+        known = {each.name for each in fields(cls)}
+        refuse_unknown_keys(mapping, known, "the run")
+        tables = {"data": DataConfig, "inner": InnerConfig, "outer": OuterConfig}
+        values = dict(mapping)
+        if "name" not in values:
+            raise ConfigError("the run has no name", remedy='add a line such as name = "my-run" at its top')
+        try:
+            for key, table in tables.items():
+                if key in values:
+                    values[key] = _table(table, key, values[key])
+            if not isinstance(values.get("model", {}), Mapping):
+                raise ValueError("model must be a table: write its keys below a line [model]")
+            return cls(**_floats(cls, values))
+        except ValueError as error:
+            raise ConfigError(f"the run cannot be: {error}") from None
+
+
+def refuse_unknown_keys(mapping: Mapping[str, Any], known: Collection[str], where: str) -> None:
+    """Raises ConfigError for the first key that is not `known`."""
+    for key in mapping:
+        if key not in known:
+            close = difflib.get_close_matches(str(key), known, n=1)
+            remedy = f"did you mean {close[0]!r}?" if close else f"known keys are {', '.join(sorted(known))}"
+            raise ConfigError(f"{where} has an unknown key {str(key)[:80]!r}", remedy=remedy)
+
+
+def _table(kind: type[Any], key: str, mapping: object) -> Any:
+    if not isinstance(mapping, Mapping):
+        raise ValueError(f"{key} must be a table: write its keys below a line [{key}]")
+    refuse_unknown_keys(mapping, {each.name for each in fields(kind)}, f"[{key}]")
+    return kind(**_floats(kind, mapping))
+
+
+def _floats(kind: type[Any], mapping: Mapping[str, Any]) -> dict[str, Any]:
+    """Whole numbers given for fractional settings become floats, so that equal runs have equal bytes."""
+    fractional = {each.name for each in fields(kind) if each.type == "float"}
+    return {
+        key: float(value) if key in fractional and type(value) is int and math.isfinite(value) else value
+        for key, value in mapping.items()
+    }

@@ -1,0 +1,161 @@
+"""What a simulated link does to bytes: latency, jitter, shared bandwidth and loss, one pipe for each direction.
+
+A pipe behaves like one TCP connection between two peers that carries many flows (streams and calls): bytes of one
+flow stay in order, flows share the rate frame by frame, and a lost packet delays what follows instead of vanishing.
+What travels and what it means is left to `memory_stream`; who is connected to whom, to `memory`.
+Everything runs in the loop's own callbacks: a pipe has no task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+FRAME_BYTES = 64 * 1024
+"""What one flow sends before the next has its turn. Small enough that a token never waits long behind a tensor."""
+
+OVERHEAD_BYTES = 64
+"""Headers of IP, TCP, the cipher and the multiplexer, for each message."""
+
+PACKET_BYTES = 1460
+"""TCP's usual segment on Ethernet: the unit that gets lost."""
+
+RETRANSMIT_S = 0.2
+"""The least that a lost packet costs: Linux's smallest retransmission timeout."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """One direction between two peers. `jitter_s` is the most that is added at random; `loss` is per packet."""
+
+    latency_s: float = 0.0
+    jitter_s: float = 0.0
+    bandwidth_bytes_per_s: float = math.inf
+    loss: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.latency_s < math.inf and 0 <= self.jitter_s < math.inf):
+            raise ValueError(f"latency and jitter must be finite and not negative: {self}")
+        if not self.bandwidth_bytes_per_s > 0:
+            raise ValueError(f"bandwidth must be positive: {self}")
+        if not 0 <= self.loss < 1:
+            raise ValueError(f"loss must be in [0, 1): {self}")
+
+
+class Rate:
+    """A bottleneck that serves bytes one after the other, such as a home's uplink that all its links share."""
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self.bytes_per_s = bytes_per_s
+        self._free_at_s = 0.0
+
+    def reserve(self, num_bytes: int, now_s: float) -> float:
+        """When the last of `num_bytes` will have passed."""
+        self._free_at_s = max(self._free_at_s, now_s) + num_bytes / self.bytes_per_s
+        return self._free_at_s
+
+
+@dataclass(slots=True)
+class _Transfer:
+    left_bytes: int
+    deliver: Callable[[], None]
+
+
+class Pipe:
+    """One direction of a link, through the sender's uplink and the receiver's downlink."""
+
+    def __init__(self, link: Link, *, up: Rate, down: Rate, rng: random.Random) -> None:
+        self._rng = rng
+        self._access = (up, down)
+        self._flows: dict[object, deque[_Transfer]] = {}
+        self._sending = False
+        self._arrivals: deque[Callable[[], None]] = deque()
+        self._last_arrival_s = 0.0
+        self._held: list[Callable[[], None]] | None = None
+        self.set_link(link)
+
+    def set_link(self, link: Link) -> None:
+        """What is under way keeps its old arrival time."""
+        self.link = link
+        self._stages = (*self._access, Rate(link.bandwidth_bytes_per_s))
+
+    def put(self, flow: object, num_bytes: int, deliver: Callable[[], None]) -> None:
+        """Carry a message; `deliver` is called when its last byte has arrived, in order within `flow`."""
+        self._flows.setdefault(flow, deque()).append(_Transfer(num_bytes + OVERHEAD_BYTES, deliver))
+        if not self._sending:
+            self._sending = True
+            self._send_frames()
+
+    def drop(self, flow: object) -> None:
+        """Forget what has not left yet: the sender gave up."""
+        self._flows.pop(flow, None)
+
+    def hold(self) -> None:
+        """From now on nothing arrives."""
+        if self._held is None:
+            self._held = []
+
+    def release(self) -> None:
+        """What was held arrives, and traffic goes on."""
+        held, self._held = self._held or [], None
+        for deliver in held:
+            deliver()
+
+    def cut(self) -> None:
+        """Lose everything under way."""
+        self._flows.clear()
+        self._arrivals = deque([_nothing] * len(self._arrivals))
+        if self._held:
+            self._held.clear()
+
+    def _send_frames(self) -> None:
+        """Send a frame of each flow in turn, coming back when the one sent has left."""
+        loop = asyncio.get_running_loop()
+        while self._flows:
+            left_s = self._send_frame(loop)
+            if left_s > loop.time():
+                loop.call_at(left_s, self._send_frames)
+                return
+        self._sending = False
+
+    def _send_frame(self, loop: asyncio.AbstractEventLoop) -> float:
+        """When the next frame of the next flow will have left."""
+        flow, transfers = next(iter(self._flows.items()))
+        del self._flows[flow]
+        transfer = transfers[0]
+        num_bytes = min(transfer.left_bytes, FRAME_BYTES)
+        transfer.left_bytes -= num_bytes
+        left_s = max(stage.reserve(num_bytes, loop.time()) for stage in self._stages)
+        arrival_s = self._arrival_s(num_bytes, left_s)
+        if not transfer.left_bytes:
+            transfers.popleft()
+            self._arrivals.append(transfer.deliver)
+            loop.call_at(arrival_s, self._arrive)
+        if transfers:
+            self._flows[flow] = transfers  # at the end: the others come first
+        return left_s
+
+    def _arrival_s(self, num_bytes: int, left_s: float) -> float:
+        """Never before what was sent earlier, as on one TCP connection."""
+        delay_s = self.link.latency_s + self._rng.uniform(0, self.link.jitter_s)
+        chance = 1 - (1 - self.link.loss) ** math.ceil(num_bytes / PACKET_BYTES)
+        while self._rng.random() < chance:
+            delay_s += max(RETRANSMIT_S, 2 * self.link.latency_s)
+            chance = self.link.loss  # the retransmission is one packet
+        self._last_arrival_s = max(self._last_arrival_s, left_s + delay_s)
+        return self._last_arrival_s
+
+    def _arrive(self) -> None:
+        deliver = self._arrivals.popleft()
+        if self._held is None:
+            deliver()
+        else:
+            self._held.append(deliver)
+
+
+def _nothing() -> None:
+    """Takes the place of what was lost under way."""

@@ -124,3 +124,28 @@ MAX_STEP_MS = 3_600_000.0
 MAX_MODEL_FILE_BYTES = 48 * 2**20
 # The names that clients know are a dozen.
 MAX_MODEL_FILES = 16
+
+# --- training rounds -------------------------------------------------------------------------------------------------
+
+# Each member of a butterfly talks to each other one: beyond this, a run needs groups of groups.
+MAX_GROUP_MEMBERS = 256
+# Attempts at one outer step: one a second for twelve days.
+MAX_ATTEMPT = 2**20
+# Tokens of one interval: 1e9 tokens/s for a day.
+MAX_INTERVAL_TOKENS = 10**14
+# fp32 parameters of a run: 64 GiB, beyond what a volunteer's memory holds.
+MAX_PART_VALUES = 2**34
+# A member that has not said anything for this long while parts or votes are due is taken for dead.
+MAX_PHASE_S = 3600.0
+# 256 part digests, and a signed group of 256 members (20 KiB) that the member voted in.
+MAX_READY_BYTES = 64 * 2**10
+# 256 part digests and two more.
+MAX_VOTE_BYTES = 16 * 2**10
+# One signed vote of each of 256 members, and their group.
+MAX_CERTIFICATE_BYTES = 5 * 2**20
+# A reason and the ids of a whole group.
+MAX_ABORT_BYTES = 32 * 2**10
+# Digests and indices.
+MAX_REQUEST_BYTES = 1024
+# Certificates are shown to whoever joins, also long after the run has ended.
+CERTIFICATE_LIFETIME_S = 360 * 86400.0

@@ -1,0 +1,175 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Contribution(_message.Message):
+    __slots__ = ("peer_id", "num_tokens", "num_samples", "loss")
+    PEER_ID_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    peer_id: str
+    num_tokens: int
+    num_samples: int
+    loss: float
+    def __init__(self, peer_id: _Optional[str] = ..., num_tokens: _Optional[int] = ..., num_samples: _Optional[int] = ..., loss: _Optional[float] = ...) -> None: ...
+
+class Outcome(_message.Message):
+    __slots__ = ("origin_digest", "part_digests", "state_digest")
+    ORIGIN_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    PART_DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    STATE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    origin_digest: bytes
+    part_digests: _containers.RepeatedScalarFieldContainer[bytes]
+    state_digest: bytes
+    def __init__(self, origin_digest: _Optional[bytes] = ..., part_digests: _Optional[_Iterable[bytes]] = ..., state_digest: _Optional[bytes] = ...) -> None: ...
+
+class Ready(_message.Message):
+    __slots__ = ("run", "step", "attempt", "state_digest", "num_tokens", "num_samples", "loss", "accused", "voted_attempt", "voted", "voted_origin")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    STATE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    ACCUSED_FIELD_NUMBER: _ClassVar[int]
+    VOTED_ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    VOTED_FIELD_NUMBER: _ClassVar[int]
+    VOTED_ORIGIN_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    step: int
+    attempt: int
+    state_digest: bytes
+    num_tokens: int
+    num_samples: int
+    loss: float
+    accused: _containers.RepeatedScalarFieldContainer[str]
+    voted_attempt: int
+    voted: Outcome
+    voted_origin: bytes
+    def __init__(self, run: _Optional[str] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., state_digest: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., num_samples: _Optional[int] = ..., loss: _Optional[float] = ..., accused: _Optional[_Iterable[str]] = ..., voted_attempt: _Optional[int] = ..., voted: _Optional[_Union[Outcome, _Mapping]] = ..., voted_origin: _Optional[bytes] = ...) -> None: ...
+
+class ReadyReply(_message.Message):
+    __slots__ = ("kind", "group", "attempt", "certificate", "state_digest", "reason")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    STATE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    group: bytes
+    attempt: int
+    certificate: bytes
+    state_digest: bytes
+    reason: str
+    def __init__(self, kind: _Optional[str] = ..., group: _Optional[bytes] = ..., attempt: _Optional[int] = ..., certificate: _Optional[bytes] = ..., state_digest: _Optional[bytes] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Group(_message.Message):
+    __slots__ = ("run", "step", "attempt", "state_digest", "members", "part_values", "reduce_s", "vote_s", "resumes", "origin")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    STATE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    PART_VALUES_FIELD_NUMBER: _ClassVar[int]
+    REDUCE_S_FIELD_NUMBER: _ClassVar[int]
+    VOTE_S_FIELD_NUMBER: _ClassVar[int]
+    RESUMES_FIELD_NUMBER: _ClassVar[int]
+    ORIGIN_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    step: int
+    attempt: int
+    state_digest: bytes
+    members: _containers.RepeatedCompositeFieldContainer[Contribution]
+    part_values: _containers.RepeatedScalarFieldContainer[int]
+    reduce_s: float
+    vote_s: float
+    resumes: Outcome
+    origin: bytes
+    def __init__(self, run: _Optional[str] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., state_digest: _Optional[bytes] = ..., members: _Optional[_Iterable[_Union[Contribution, _Mapping]]] = ..., part_values: _Optional[_Iterable[int]] = ..., reduce_s: _Optional[float] = ..., vote_s: _Optional[float] = ..., resumes: _Optional[_Union[Outcome, _Mapping]] = ..., origin: _Optional[bytes] = ...) -> None: ...
+
+class Vote(_message.Message):
+    __slots__ = ("run", "step", "attempt", "group_digest", "outcome")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    GROUP_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    step: int
+    attempt: int
+    group_digest: bytes
+    outcome: Outcome
+    def __init__(self, run: _Optional[str] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., group_digest: _Optional[bytes] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ...) -> None: ...
+
+class Certificate(_message.Message):
+    __slots__ = ("group", "votes")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    VOTES_FIELD_NUMBER: _ClassVar[int]
+    group: bytes
+    votes: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, group: _Optional[bytes] = ..., votes: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class Abort(_message.Message):
+    __slots__ = ("run", "step", "attempt", "group_digest", "reason", "accused")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    GROUP_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    ACCUSED_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    step: int
+    attempt: int
+    group_digest: bytes
+    reason: str
+    accused: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, run: _Optional[str] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., group_digest: _Optional[bytes] = ..., reason: _Optional[str] = ..., accused: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class StandingRequest(_message.Message):
+    __slots__ = ("run", "step", "hurry")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    HURRY_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    step: int
+    hurry: bool
+    def __init__(self, run: _Optional[str] = ..., step: _Optional[int] = ..., hurry: _Optional[bool] = ...) -> None: ...
+
+class Standing(_message.Message):
+    __slots__ = ("outer_step", "state_digest", "certificate")
+    OUTER_STEP_FIELD_NUMBER: _ClassVar[int]
+    STATE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    outer_step: int
+    state_digest: bytes
+    certificate: bytes
+    def __init__(self, outer_step: _Optional[int] = ..., state_digest: _Optional[bytes] = ..., certificate: _Optional[bytes] = ...) -> None: ...
+
+class PartRequest(_message.Message):
+    __slots__ = ("origin_digest", "index")
+    ORIGIN_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    origin_digest: bytes
+    index: int
+    def __init__(self, origin_digest: _Optional[bytes] = ..., index: _Optional[int] = ...) -> None: ...
+
+class ManifestRequest(_message.Message):
+    __slots__ = ("state_digest",)
+    STATE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    state_digest: bytes
+    def __init__(self, state_digest: _Optional[bytes] = ...) -> None: ...
+
+class ChunkRequest(_message.Message):
+    __slots__ = ("state_digest", "index")
+    STATE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    state_digest: bytes
+    index: int
+    def __init__(self, state_digest: _Optional[bytes] = ..., index: _Optional[int] = ...) -> None: ...

@@ -1,0 +1,369 @@
+"""What the members of a training round say to each other.
+
+A round is named by (run, step, attempt): `step` is the outer step that it would commit, one more than the state's. A
+group without tokens commits no step; it admits its members to the run (see `swarm.training.round`). Digests of groups
+are over the bytes of their signed envelopes. Weights and losses are claims, to be capped by whoever uses them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from swarm_protocol import limits, wire
+from swarm_protocol.checks import (
+    check_choice,
+    check_count,
+    check_digest,
+    check_float,
+    check_int,
+    check_name,
+    check_text,
+)
+from swarm_protocol.identity import check_peer_id
+from swarm_protocol.proto import training_pb2
+
+GROUP_PURPOSE = "group"
+VOTE_PURPOSE = "vote"
+
+ReplyKind: TypeAlias = Literal["group", "pending", "attempt", "behind", "left_out"]
+_REPLY_KINDS = ("group", "pending", "attempt", "behind", "left_out")
+
+
+def round_subject(run: str, step: int, attempt: int) -> str:
+    """What the envelopes of this round's group and votes are about."""
+    return f"{run}/{step}/{attempt}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contribution:
+    """What one member brings: tokens trained on, samples of its lease used, mean training loss. 0 tokens: nothing."""
+
+    peer_id: str
+    num_tokens: int = 0
+    num_samples: int = 0
+    loss: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_peer_id(self.peer_id)
+        _check_work(self.num_tokens, self.num_samples, self.loss)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a round would commit: the contributions of `origin_digest`'s group, reduced to these parts, give this state."""
+
+    origin_digest: bytes
+    part_digests: tuple[bytes, ...]
+    state_digest: bytes
+
+    def __post_init__(self) -> None:
+        check_digest(self.origin_digest, "origin_digest")
+        check_digest(self.state_digest, "state_digest")
+        # equal parts have equal digests, so these need not be distinct
+        if not isinstance(self.part_digests, tuple) or len(self.part_digests) > limits.MAX_GROUP_MEMBERS:
+            raise ValueError(f"part_digests is not a tuple of at most {limits.MAX_GROUP_MEMBERS} items")
+        for digest in self.part_digests:
+            check_digest(digest, "part_digests")
+
+    def digest(self) -> bytes:
+        parts = b"".join(self.part_digests)
+        return hashlib.sha256(self.origin_digest + self.state_digest + parts).digest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """To the coordinator: I hold `state_digest` and bring this much.
+
+    `accused` are members that broke their part of an earlier attempt at this step. `voted` is the outcome the member
+    last voted for at this step, in `voted_attempt`, with the signed group it came from: perhaps it was committed, so it
+    goes before any other.
+    """
+
+    run: str
+    step: int
+    attempt: int
+    state_digest: bytes
+    num_tokens: int = 0
+    num_samples: int = 0
+    loss: float = 0.0
+    accused: tuple[str, ...] = ()
+    voted_attempt: int = 0
+    voted: Outcome | None = None
+    voted_origin: bytes = b""
+
+    def __post_init__(self) -> None:
+        _check_round(self.run, self.step, self.attempt)
+        check_digest(self.state_digest, "state_digest")
+        _check_work(self.num_tokens, self.num_samples, self.loss)
+        _check_peers(self.accused, "accused")
+        check_int(self.voted_attempt, "voted_attempt", high=limits.MAX_ATTEMPT)
+        if (self.voted is None) != (not self.voted_origin):
+            raise ValueError("voted and voted_origin come together")
+
+    def to_bytes(self) -> bytes:
+        return wire.encode(_fill(training_pb2.Ready, self, voted=_outcome_message(self.voted)))
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Ready:
+        """Raises PeerViolation."""
+        return wire.decode(
+            data,
+            training_pb2.Ready,
+            lambda sent: cls(**_scalars(sent, voted=_read_outcome(sent, "voted"))),
+            max_bytes=limits.MAX_READY_BYTES,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadyReply:
+    """The coordinator's answer. `kind`:
+
+    group     `group` is the signed group
+    pending   nothing yet: ask again
+    attempt   this step is at `attempt` by now
+    behind    `state_digest` is the state to be at, `certificate` what committed it (empty: the run's initial state)
+    left_out  the group went without you, for this `reason`
+    """
+
+    kind: ReplyKind
+    group: bytes = b""
+    attempt: int = 0
+    certificate: bytes = b""
+    state_digest: bytes = b""
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        check_choice(self.kind, "kind", _REPLY_KINDS)
+        check_int(self.attempt, "attempt", high=limits.MAX_ATTEMPT)
+        check_digest(self.state_digest, "state_digest", empty=self.kind != "behind")
+        check_text(self.reason, "reason", max_chars=limits.MAX_FAILURE_TEXT_CHARS)
+        if (self.kind == "group") != bool(self.group):
+            raise ValueError("a group comes with kind 'group' and only with it")
+
+    def to_bytes(self) -> bytes:
+        return wire.encode(wire.fill(training_pb2.ReadyReply, self))
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> ReadyReply:
+        """Raises PeerViolation."""
+        return wire.decode(data, training_pb2.ReadyReply, wire.flat(cls), max_bytes=limits.MAX_CERTIFICATE_BYTES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """The fixed members of one round, which all start from `state_digest`. Signed by its coordinator.
+
+    Member i owns part i, of `part_values[i]` values; there are no parts if nobody brings tokens. The two times bound
+    the reduction and the vote, each from its beginning at each member. A group that `resumes` an earlier outcome
+    reduces nothing: its members fetch the outcome's parts and vote on it again; `origin` is its own signed group.
+    """
+
+    run: str
+    step: int
+    attempt: int
+    state_digest: bytes
+    members: tuple[Contribution, ...]
+    part_values: tuple[int, ...] = ()
+    reduce_s: float
+    vote_s: float
+    resumes: Outcome | None = None
+    origin: bytes = b""
+
+    def __post_init__(self) -> None:
+        _check_round(self.run, self.step, self.attempt)
+        check_digest(self.state_digest, "state_digest")
+        if not 1 <= len(self.members) <= limits.MAX_GROUP_MEMBERS:
+            raise ValueError(f"a group cannot have {len(self.members)} members")
+        if list(self.peer_ids) != sorted(set(self.peer_ids)):
+            raise ValueError("the members are not sorted and distinct")
+        for num_values in self.part_values:
+            check_int(num_values, "part_values", high=limits.MAX_PART_VALUES)
+        reduces = self.num_tokens > 0 and self.resumes is None
+        if len(self.part_values) != (len(self.members) if reduces else 0):
+            raise ValueError("the parts do not fit the members")
+        check_float(self.reduce_s, "reduce_s", high=limits.MAX_PHASE_S)
+        check_float(self.vote_s, "vote_s", high=limits.MAX_PHASE_S)
+        if (self.resumes is None) != (not self.origin):
+            raise ValueError("resumes and origin come together")
+
+    @property
+    def peer_ids(self) -> tuple[str, ...]:
+        return tuple(member.peer_id for member in self.members)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(member.num_tokens for member in self.members)
+
+    def to_bytes(self) -> bytes:
+        members = [wire.fill(training_pb2.Contribution, member) for member in self.members]
+        return wire.encode(_fill(training_pb2.Group, self, members=members, resumes=_outcome_message(self.resumes)))
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Group:
+        """Raises PeerViolation."""
+        return wire.decode(data, training_pb2.Group, cls._build, max_bytes=limits.MAX_READY_BYTES)
+
+    @classmethod
+    def _build(cls, sent: Any) -> Group:
+        members = tuple(wire.flat(Contribution)(member) for member in sent.members)
+        return cls(**_scalars(sent, members=members, resumes=_read_outcome(sent, "resumes")))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vote:
+    """One member's word that it holds all parts of `outcome` and that they gave its state. Signed by the member."""
+
+    run: str
+    step: int
+    attempt: int
+    group_digest: bytes
+    outcome: Outcome
+
+    def __post_init__(self) -> None:
+        _check_round(self.run, self.step, self.attempt)
+        check_digest(self.group_digest, "group_digest")
+
+    def to_bytes(self) -> bytes:
+        return wire.encode(_fill(training_pb2.Vote, self, outcome=_outcome_message(self.outcome)))
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Vote:
+        """Raises PeerViolation."""
+        return wire.decode(data, training_pb2.Vote, cls._build, max_bytes=limits.MAX_VOTE_BYTES)
+
+    @classmethod
+    def _build(cls, sent: Any) -> Vote:
+        outcome = _read_outcome(sent, "outcome")
+        if outcome is None:
+            raise ValueError("it has no outcome")
+        return cls(**_scalars(sent, outcome=outcome))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certificate:
+    """A signed group and votes of its members for one outcome: `swarm.training.certificate` says whether enough."""
+
+    group: bytes
+    votes: tuple[bytes, ...]
+
+    def __post_init__(self) -> None:
+        check_count(self.votes, "votes", max_items=limits.MAX_GROUP_MEMBERS)
+
+    def to_bytes(self) -> bytes:
+        return wire.encode(wire.fill(training_pb2.Certificate, self))
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Certificate:
+        """Raises PeerViolation."""
+        return wire.decode(data, training_pb2.Certificate, wire.flat(cls), max_bytes=limits.MAX_CERTIFICATE_BYTES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Abort:
+    """I leave this attempt, for this reason, and will not vote in it any more."""
+
+    run: str
+    step: int
+    attempt: int
+    group_digest: bytes
+    reason: str
+    accused: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_round(self.run, self.step, self.attempt)
+        check_digest(self.group_digest, "group_digest")
+        check_text(self.reason, "reason", max_chars=limits.MAX_FAILURE_TEXT_CHARS)
+        _check_peers(self.accused, "accused")
+
+    def to_bytes(self) -> bytes:
+        return wire.encode(wire.fill(training_pb2.Abort, self))
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Abort:
+        """Raises PeerViolation."""
+        return wire.decode(data, training_pb2.Abort, wire.flat(cls), max_bytes=limits.MAX_ABORT_BYTES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StandingRequest:
+    """Where are you in the run? With `hurry`: the group of `step` forms now, come with what you have."""
+
+    run: str
+    step: int
+    hurry: bool = False
+
+    def __post_init__(self) -> None:
+        _check_round(self.run, self.step, 0)
+
+    def to_bytes(self) -> bytes:
+        return wire.encode(wire.fill(training_pb2.StandingRequest, self))
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> StandingRequest:
+        """Raises PeerViolation."""
+        return wire.decode(data, training_pb2.StandingRequest, wire.flat(cls), max_bytes=limits.MAX_REQUEST_BYTES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """The committed state a peer holds, and what committed it. No certificate: it is the run's initial state."""
+
+    outer_step: int
+    state_digest: bytes
+    certificate: bytes = b""
+
+    def __post_init__(self) -> None:
+        check_int(self.outer_step, "outer_step", high=limits.MAX_OUTER_STEP)
+        check_digest(self.state_digest, "state_digest")
+
+    def to_bytes(self) -> bytes:
+        return wire.encode(wire.fill(training_pb2.Standing, self))
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Standing:
+        """Raises PeerViolation."""
+        return wire.decode(data, training_pb2.Standing, wire.flat(cls), max_bytes=limits.MAX_CERTIFICATE_BYTES)
+
+
+def _check_round(run: str, step: int, attempt: int) -> None:
+    check_name(run, "run")
+    check_int(step, "step", low=1, high=limits.MAX_OUTER_STEP)
+    check_int(attempt, "attempt", high=limits.MAX_ATTEMPT)
+
+
+def _check_work(num_tokens: int, num_samples: int, loss: float) -> None:
+    check_int(num_tokens, "num_tokens", high=limits.MAX_INTERVAL_TOKENS)
+    check_int(num_samples, "num_samples", high=limits.MAX_INTERVAL_TOKENS)
+    check_float(loss, "loss", low=-limits.MAX_LOSS, high=limits.MAX_LOSS)
+    if (num_tokens > 0) != (num_samples > 0):
+        raise ValueError("tokens come from samples, and samples have tokens")
+
+
+def _check_peers(peer_ids: tuple[str, ...], field: str) -> None:
+    check_count(peer_ids, field, max_items=limits.MAX_GROUP_MEMBERS)
+    for peer_id in peer_ids:
+        check_peer_id(peer_id)
+
+
+def _fill(message_type: Any, value: Any, **nested: Any) -> Any:
+    """`wire.fill` for a message that holds others: `nested` are these, already built."""
+    names = {field.name for field in message_type.DESCRIPTOR.fields} - nested.keys()
+    return message_type(**{name: getattr(value, name) for name in names}, **nested)
+
+
+def _scalars(message: Any, **nested: Any) -> dict[str, Any]:
+    """The fields of a message that holds others: `nested` are these, already read."""
+    names = {field.name for field in message.DESCRIPTOR.fields} - nested.keys()
+    values = {name: getattr(message, name) for name in names}
+    plain = {name: tuple(v) if not isinstance(v, (str, bytes, int, float)) else v for name, v in values.items()}
+    return plain | nested
+
+
+def _outcome_message(outcome: Outcome | None) -> Any:
+    return None if outcome is None else wire.fill(training_pb2.Outcome, outcome)
+
+
+def _read_outcome(message: Any, name: str) -> Outcome | None:
+    return wire.flat(Outcome)(getattr(message, name)) if message.HasField(name) else None

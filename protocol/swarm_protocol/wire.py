@@ -17,8 +17,8 @@ dataclass whose fields have the message's names. To add one:
 
 4. list it with examples in `tests/protocol/decoders.py`, which the property tests and the fuzzer run over.
 
-`fill` and `flat` carry scalars, repeated scalars (tuple), maps (dict) and optional scalars (None when absent). A
-message that holds other messages builds these itself and passes its own function in place of `flat(cls)`.
+`fill` and `flat` carry scalars, repeated scalars (tuple), maps (dict), optional scalars (None when absent), and
+messages in messages, one or repeated, each with the `build` of its own: `flat(cls, {"chunks": flat(ChunkRef)})`.
 
 Unknown protobuf fields are ignored, in signed records too: the signature covers the bytes as they were sent, and no
 reader encodes a record again, so an older node goes on working beside a newer one. What an older reader would misread
@@ -31,7 +31,8 @@ messages with these get a small `max_bytes`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError, Message
@@ -42,6 +43,8 @@ MESSAGE_VERSION = 1
 
 M = TypeVar("M", bound=Message)
 T = TypeVar("T")
+
+_NONE: Mapping[str, Callable[[Any], Any]] = MappingProxyType({})
 
 
 def encode(message: Message) -> bytes:
@@ -62,7 +65,7 @@ def decode(data: bytes, message_type: type[M], build: Callable[[M], T], *, max_b
             remedy="update the older of the two nodes",
         )
     try:
-        return build(message_type.FromString(data[1:]))
+        return build(message_type.FromString(memoryview(data)[1:]))
     except DecodeError as error:
         raise PeerViolation(f"{what} is truncated or malformed") from error
     except ValueError as error:
@@ -71,24 +74,37 @@ def decode(data: bytes, message_type: type[M], build: Callable[[M], T], *, max_b
 
 def fill(message_type: type[M], value: Any) -> M:
     """The protobuf message with the fields of the dataclass instance `value`; None leaves a field absent."""
-    return message_type(**{field.name: getattr(value, field.name) for field in fields(value)})
+    return message_type(**{field.name: _contents(getattr(value, field.name)) for field in fields(value)})
 
 
-def flat(value_type: Callable[..., T]) -> Callable[[Message], T]:
-    """A `build` for a dataclass whose fields are those of the message, one to one."""
+def flat(value_type: Callable[..., T], builds: Mapping[str, Callable[[Any], Any]] = _NONE) -> Callable[[Message], T]:
+    """A `build` for a dataclass whose fields are those of the message, one to one.
+
+    `builds` has, for each field that holds messages, what makes a value of one.
+    """
 
     def build(message: Message) -> T:
-        return value_type(**{field.name: _read(message, field) for field in message.DESCRIPTOR.fields})
+        return value_type(
+            **{field.name: _built(message, field, builds.get(field.name)) for field in message.DESCRIPTOR.fields}
+        )
 
     return build
 
 
-def _read(message: Message, field: Any) -> Any:
+def _contents(value: Any) -> Any:
+    if is_dataclass(value):
+        return {field.name: _contents(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, tuple):
+        return [_contents(item) for item in value]
+    return value
+
+
+def _built(message: Message, field: Any, build: Callable[[Any], Any] | None) -> Any:
     if field.has_presence and not message.HasField(field.name):
         return None
     value = getattr(message, field.name)
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        return tuple(value)
-    return value
+        return tuple(value) if build is None else tuple(build(item) for item in value)
+    return value if build is None else build(value)

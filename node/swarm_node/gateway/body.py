@@ -1,0 +1,73 @@
+"""Reads a request's body before anything else sees it: no more bytes and no more seconds than the limits allow.
+
+Plain ASGI, so that a refused body is never buffered beyond the bound.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from swarm_node.gateway import bounds
+from swarm_node.gateway.errors import ApiError
+
+
+class BoundedBody:
+    """Middleware: 413 for a body over `bounds.MAX_HTTP_BODY_BYTES`, 408 for one that does not arrive in time."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            body = await _read(scope, receive)
+        except ApiError as error:
+            await error.response()(scope, receive, send)
+            return
+        if body is not None:
+            await self._app(scope, _replay(body, receive), send)
+
+
+async def _read(scope: Scope, receive: Receive) -> bytes | None:
+    """The whole body; None if the client left before it was sent."""
+    declared = dict(scope["headers"]).get(b"content-length", b"0")
+    if declared.isdigit() and int(declared) > bounds.MAX_HTTP_BODY_BYTES:
+        raise _too_large()
+    body = bytearray()
+    try:
+        async with asyncio.timeout(bounds.HTTP_BODY_TIMEOUT_S):
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    return None
+                body += message.get("body", b"")
+                if len(body) > bounds.MAX_HTTP_BODY_BYTES:
+                    raise _too_large()
+                if not message.get("more_body", False):
+                    return bytes(body)
+    except TimeoutError:
+        raise ApiError(
+            408, f"the request's body did not arrive within {bounds.HTTP_BODY_TIMEOUT_S:g} s", code="request_timeout"
+        ) from None
+
+
+def _too_large() -> ApiError:
+    return ApiError(
+        413, f"the request's body is over {bounds.MAX_HTTP_BODY_BYTES} bytes: send less", code="request_too_large"
+    )
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """Hand `body` out once; after that only a disconnect can follow."""
+    pending = [body]
+
+    async def replay() -> Message:
+        if pending:
+            return {"type": "http.request", "body": pending.pop(), "more_body": False}
+        return await receive()
+
+    return replay

@@ -1,0 +1,103 @@
+"""A client of a swarm that says what it is told to, and a gateway over it on a real port: for what is about HTTP alone.
+
+`test_gateway_swarm.py` runs the same routes over the real client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+from openai import AsyncOpenAI
+from swarm_node.gateway.app import create_app
+from swarm_node.gateway.server import serving
+
+
+@dataclass(frozen=True)
+class ScriptedToken:
+    text: str
+    finish_reason: str | None = None
+
+
+class Hang:
+    """Where the script stops for ever."""
+
+
+@dataclass(frozen=True)
+class ScriptedModel:
+    name: str = "tiny"
+    num_blocks: int = 4
+    missing: Sequence[tuple[int, int]] = ()
+
+
+class ScriptedGeneration:
+    """Yields the script's tokens; an exception in it is raised."""
+
+    num_prompt_tokens = 3
+
+    def __init__(self, client: ScriptedClient) -> None:
+        self._tokens = self._run(client)
+        self.yielded = 0
+
+    def __aiter__(self) -> ScriptedGeneration:
+        return self
+
+    async def __anext__(self) -> ScriptedToken:
+        return await self._tokens.__anext__()
+
+    async def aclose(self) -> None:
+        await self._tokens.aclose()
+
+    def trace(self) -> dict[str, object]:
+        return {"tokens": self.yielded}
+
+    async def _run(self, client: ScriptedClient) -> AsyncIterator[ScriptedToken]:
+        client.num_open += 1
+        try:
+            for step in client.script:
+                match step:
+                    case Hang():
+                        client.reached.set()
+                        await asyncio.Event().wait()
+                    case Exception():
+                        raise step
+                    case ScriptedToken():
+                        self.yielded += 1
+                        yield step
+        finally:
+            client.num_open -= 1
+
+
+@dataclass
+class ScriptedClient:
+    script: Sequence[object] = (ScriptedToken("hel"), ScriptedToken("lo"), ScriptedToken("!", "stop"))
+    served: Sequence[ScriptedModel] = (ScriptedModel(),)
+    num_open: int = 0
+    asked: list[dict[str, object]] = field(default_factory=list)
+    reached: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def models(self) -> Sequence[ScriptedModel]:
+        return self.served
+
+    def generate(self, **asked: object) -> ScriptedGeneration:
+        self.asked.append(asked)
+        return ScriptedGeneration(self)
+
+
+Conversation = Callable[[AsyncOpenAI], Awaitable[None]]
+
+
+def converse(client: ScriptedClient, conversation: Conversation, **options: int) -> None:
+    """Run `conversation(openai)` against a gateway over `client`, which must have nothing open afterwards."""
+
+    async def main() -> None:
+        async with (
+            asyncio.timeout(30),
+            serving(create_app(client, **options), "127.0.0.1", 0) as url,
+            AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=10) as openai,
+        ):
+            await conversation(openai)
+
+    asyncio.run(main())
+    assert client.num_open == 0

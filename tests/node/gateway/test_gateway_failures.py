@@ -1,0 +1,302 @@
+"""Bad requests, lost servers and clients that leave: each has its status and shape, and nothing stays open."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import openai as api
+import pytest
+from fastapi import FastAPI
+from node.gateway.scripted_client import Hang, ScriptedClient, ScriptedModel, ScriptedToken, converse
+from openai import AsyncOpenAI
+from openai.types import Completion
+from swarm_node.gateway import body, bounds, streaming
+from swarm_node.gateway.server import serving
+from swarm_node.gateway.traces import TraceStore
+from swarm_protocol.errors import ConfigError, PeerRefused, SessionError, StartError
+
+HELLO = [{"role": "user", "content": "hi"}]
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def _refusal(client: ScriptedClient, path: str, request: dict[str, Any]) -> api.APIStatusError:
+    """The error that `request` gives."""
+    caught: list[api.APIStatusError] = []
+
+    async def conversation(openai: AsyncOpenAI) -> None:
+        with pytest.raises(api.APIStatusError) as error:
+            await openai.post(path, body=request, cast_to=object)
+        caught.append(error.value)
+
+    converse(client, conversation)
+    body = caught[0].body
+    assert isinstance(body, dict)
+    assert set(body) == {"message", "type", "param", "code"}
+    return caught[0]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("n", 2),
+        ("best_of", 3),
+        ("logprobs", 0),
+        ("echo", True),
+        ("suffix", "x"),
+        ("presence_penalty", 0.5),
+        ("logit_bias", {"1": 2}),
+    ],
+)
+def test_completion_with_an_unsupported_field_is_refused_by_name(field: str, value: object) -> None:
+    error = _refusal(ScriptedClient(), "/completions", {"model": "tiny", "prompt": "hi", field: value})
+    assert (error.status_code, error.code, error.param) == (400, "unsupported_parameter", field)
+
+
+@pytest.mark.parametrize(("field", "value"), [("logprobs", True), ("tools", [{}]), ("top_logprobs", 3)])
+def test_chat_with_an_unsupported_field_is_refused_by_name(field: str, value: object) -> None:
+    error = _refusal(ScriptedClient(), "/chat/completions", {"model": "tiny", "messages": HELLO, field: value})
+    assert (error.status_code, error.code, error.param) == (400, "unsupported_parameter", field)
+
+
+@pytest.mark.parametrize("field", ["n", "stop", "seed", "temperature", "logprobs", "stream_options", "max_tokens"])
+def test_completion_with_a_null_field_takes_its_default(field: str) -> None:
+    async def conversation(openai: AsyncOpenAI) -> None:
+        await openai.post("/completions", body={"model": "tiny", "prompt": "hi", field: None}, cast_to=object)
+
+    converse(ScriptedClient(), conversation)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", -1),
+        ("temperature", 3),
+        ("top_p", 0),
+        ("max_tokens", 0),
+        ("max_tokens", 10**9),
+        ("seed", 2**64),
+        ("stop", [""]),
+        ("stop", ["x"] * 17),
+        ("stream", "perhaps"),
+        ("model", ""),
+        ("prompt", 5),
+    ],
+)
+def test_completion_with_an_absurd_value_names_the_field(field: str, value: object) -> None:
+    error = _refusal(ScriptedClient(), "/completions", {"model": "tiny", "prompt": "hi", field: value})
+    assert (error.status_code, error.type) == (400, "invalid_request_error")
+    assert error.param is not None
+    assert error.param.split(".")[0] == field
+
+
+@pytest.mark.parametrize("prompt", [["a", "b"], [1, 2], [[1]], []])
+def test_completion_with_several_prompts_or_token_ids_is_refused(prompt: object) -> None:
+    error = _refusal(ScriptedClient(), "/completions", {"model": "tiny", "prompt": prompt})
+    assert (error.status_code, error.code, error.param) == (400, "unsupported_parameter", "prompt")
+
+
+def test_body_that_is_no_json_is_refused() -> None:
+    async def conversation(openai: AsyncOpenAI) -> None:
+        url = f"{openai.base_url}completions"
+        for content in (b"{", b"\xff\xfe", b'"text"', b""):
+            response = await openai._client.post(url, content=content, headers={"content-type": "application/json"})
+            assert response.status_code == 400
+            assert response.json()["error"]["type"] == "invalid_request_error"
+
+    converse(ScriptedClient(), conversation)
+
+
+def test_unknown_model_is_not_found_and_the_served_ones_are_named() -> None:
+    error = _refusal(ScriptedClient(), "/completions", {"model": "huge", "prompt": "hi"})
+    assert (error.status_code, error.code, error.param) == (404, "model_not_found", "model")
+    assert "'tiny'" in error.message
+
+
+def test_unknown_route_and_trace_are_not_found() -> None:
+    async def conversation(openai: AsyncOpenAI) -> None:
+        for path in ("/nothing", "/traces/nothing"):
+            with pytest.raises(api.NotFoundError) as error:
+                await openai.get(path, cast_to=object)
+            assert error.value.code == "not_found"
+
+    converse(ScriptedClient(), conversation)
+
+
+def test_model_with_missing_blocks_is_unavailable_and_names_them() -> None:
+    client = ScriptedClient(served=[ScriptedModel(missing=[(0, 1), (2, 4)])])
+    error = _refusal(client, "/completions", {"model": "tiny", "prompt": "hi"})
+    assert error.status_code == 503
+    assert "nobody serves blocks 0 to 1, 2 to 4 of 4" in error.message
+    assert float(error.response.headers["retry-after"]) >= 1
+
+
+@pytest.mark.parametrize(
+    ("failure", "status"),
+    [
+        (PeerRefused("no free pages", retry_after_s=3.2), 429),
+        (PeerRefused("not served"), 503),
+        (SessionError("no chain"), 503),
+        (ConfigError("the prompt is too long"), 400),
+        (RuntimeError("secret /home/someone"), 500),
+    ],
+)
+def test_failure_before_the_first_token_has_its_status(failure: Exception, status: int) -> None:
+    client = ScriptedClient(script=[failure])
+    for stream in (False, True):
+        error = _refusal(client, "/completions", {"model": "tiny", "prompt": "hi", "stream": stream})
+        assert error.status_code == status
+        assert "secret" not in error.message
+        assert error.response.headers.get("retry-after") == {429: "4", 503: "2"}.get(status)
+
+
+def test_failure_after_the_first_token_is_an_event_in_the_stream() -> None:
+    texts: list[str] = []
+
+    async def conversation(openai: AsyncOpenAI) -> None:
+        stream = await openai.completions.create(model="tiny", prompt="hi", stream=True)
+        with pytest.raises(api.APIError, match="nobody is left"):
+            await _collect(stream, texts)
+
+    converse(ScriptedClient(script=[ScriptedToken("a"), SessionError("nobody is left")]), conversation)
+    assert texts == ["a"]
+
+
+async def _collect(stream: api.AsyncStream[Completion], texts: list[str]) -> None:
+    async for chunk in stream:
+        texts.append(chunk.choices[0].text)
+
+
+def test_request_beyond_the_capacity_is_told_to_come_back() -> None:
+    client = ScriptedClient(script=[ScriptedToken("a"), Hang()])
+
+    async def conversation(openai: AsyncOpenAI) -> None:
+        stream = await openai.completions.create(model="tiny", prompt="hi", stream=True)
+        with pytest.raises(api.RateLimitError) as error:
+            await openai.completions.create(model="tiny", prompt="hi")
+        assert error.value.response.headers["retry-after"] == "2"
+        await stream.close()
+
+    converse(client, conversation, max_requests=1)
+
+
+def test_body_over_the_bound_is_refused_with_and_without_a_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body.bounds, "MAX_HTTP_BODY_BYTES", 1000)
+
+    async def pieces() -> Any:
+        for _ in range(20):
+            yield b"x" * 100
+
+    async def conversation(openai: AsyncOpenAI) -> None:
+        for content in (b"x" * 1001, pieces()):
+            response = await openai._client.post(f"{openai.base_url}completions", content=content)
+            assert response.status_code == 413
+            assert response.json()["error"]["code"] == "request_too_large"
+
+    converse(ScriptedClient(), conversation)
+
+
+def test_body_that_does_not_arrive_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body.bounds, "HTTP_BODY_TIMEOUT_S", 0.05)
+
+    async def conversation(openai: AsyncOpenAI) -> None:
+        reader, writer = await asyncio.open_connection(openai.base_url.host, openai.base_url.port)
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\n{")
+        assert b" 408 " in await reader.readline()
+        writer.close()
+        await writer.wait_closed()
+
+    converse(ScriptedClient(), conversation)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("script", [[Hang()], [ScriptedToken("a"), Hang()]])
+def test_client_that_disconnects_frees_the_generation(stream: bool, script: list[object]) -> None:
+    client = ScriptedClient(script=script)
+
+    async def conversation(openai: AsyncOpenAI) -> None:
+        asking = asyncio.create_task(_read_all(openai, stream=stream))
+        await client.reached.wait()
+        assert client.num_open == 1
+        asking.cancel()
+        await asyncio.wait([asking])
+        await _until(lambda: client.num_open == 0)
+
+    converse(client, conversation)
+
+
+async def _read_all(openai: AsyncOpenAI, *, stream: bool) -> None:
+    answer = await openai.completions.create(model="tiny", prompt="hi", stream=stream)
+    if isinstance(answer, api.AsyncStream):
+        async for _chunk in answer:
+            pass
+
+
+def test_client_that_stops_reading_frees_the_generation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streaming.bounds, "HTTP_WRITE_TIMEOUT_S", 0.05)
+    client = ScriptedClient(script=[ScriptedToken("x" * 10_000)] * 10_000)
+
+    async def conversation(openai: AsyncOpenAI) -> None:
+        _reader, writer = await asyncio.open_connection(openai.base_url.host, openai.base_url.port, limit=1)
+        request = b'{"model":"tiny","prompt":"hi","stream":true}'
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(request)}\r\n"
+        writer.write(head.encode() + b"content-type: application/json\r\n\r\n" + request)
+        await _until(lambda: client.num_open == 1)
+        await _until(lambda: client.num_open == 0)
+        writer.transport.abort()
+
+    converse(client, conversation)
+
+
+def test_generation_over_its_time_ends_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streaming.bounds, "GENERATION_TIMEOUT_S", 0.05)
+    error = _refusal(ScriptedClient(script=[Hang()]), "/completions", {"model": "tiny", "prompt": "hi"})
+    assert (error.status_code, error.code) == (503, "timeout")
+
+
+def test_pages_of_a_browser_get_no_cors_permission() -> None:
+    async def conversation(openai: AsyncOpenAI) -> None:
+        url = f"{openai.base_url}completions"
+        response = await openai._client.options(
+            url, headers={"origin": "http://evil.example", "access-control-request-method": "POST"}
+        )
+        assert response.status_code == 405
+        assert "access-control-allow-origin" not in response.headers
+
+    converse(ScriptedClient(), conversation)
+
+
+def test_occupied_port_names_the_port_and_the_remedy() -> None:
+    async def main() -> None:
+        async with serving(FastAPI(), "127.0.0.1", 0) as url:
+            port = int(url.rsplit(":", 1)[1])
+            with pytest.raises(StartError, match=rf"port {port}.*choose another --port"):
+                async with serving(FastAPI(), "127.0.0.1", port):
+                    pass
+
+    asyncio.run(main())
+
+
+def test_trace_store_forgets_the_oldest_beyond_its_capacity() -> None:
+    store = TraceStore(capacity=2)
+    for name in ("a", "b", "c"):
+        store.begin(name, lambda name=name: {"is": name})
+    assert store.get("a") is None
+    assert store.get("c") == {"is": "c"}
+    assert len(store) == 2
+    assert bounds.MAX_KEPT_TRACES > 2
+
+
+def test_trace_store_keeps_a_finished_trace_as_it_was() -> None:
+    value = {"tokens": 1}
+    store = TraceStore()
+    store.begin("a", lambda: dict(value))
+    store.finish("a")
+    value["tokens"] = 2
+    assert store.get("a") == {"tokens": 1}

@@ -1,2 +1,133 @@
+"""The `swarm-node` command: its sub-commands, and what becomes of an error.
+
+Only light modules are imported here, because `--help` and `status` should answer at once; whatever needs torch or
+hivemind is imported by the command that uses it.
+
+Exit codes: 0 done, 1 it cannot be done, 2 wrong usage, 70 a bug, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+import typer
+from swarm_protocol.errors import ConfigError, SwarmError
+from typer.exceptions import TyperException
+
+from swarm_node import home, logs
+from swarm_node.events import Emitter
+from swarm_node.options import Command, spread
+
+EXIT_FAILURE = 1
+EXIT_BUG = 70
+EXIT_INTERRUPTED = 130
+
+app = typer.Typer(
+    name="swarm-node",
+    help="Lend this machine to train and to serve language models together with others.",
+    epilog="Example: swarm-node demo",
+)
+
+HERE = ("home",)
+NETWORK = ("home", "name", "network_id", "peers", "listen", "announce")
+DAEMON = (*NETWORK, "drain_s", "clock_offset_s", "log_format", "log_level")
+WORK = ("run", "then_serve", "model", "blocks", "max_blocks", "max_memory", "device", "threads", "probe")
+ADDR = "/ip4/203.0.113.7/tcp/4001/p2p/12D3KooW…"
+
+COMMANDS = (
+    Command(
+        name="seed",
+        purpose="Run a seed: the peer that others join through, and that relays for those behind a NAT.",
+        code="swarm_node.commands.daemons:seed",
+        settings=DAEMON,
+        example="swarm-node seed --listen /ip4/0.0.0.0/tcp/4001",
+    ),
+    Command(
+        name="join",
+        purpose="Join a network with this machine: train a run, serve a model, or stand by.",
+        code="swarm_node.commands.daemons:join",
+        settings=(*DAEMON, *WORK, "keep_checkpoints"),
+        example=f"swarm-node join --peers {ADDR} --run story.toml --then-serve",
+    ),
+    Command(
+        name="status",
+        purpose="Show what the daemon of this home is doing.",
+        code="swarm_node.commands.status:run",
+        settings=HERE,
+        example="swarm-node status --json",
+    ),
+    Command(
+        name="drain",
+        purpose="Let the daemon of this home finish what it has in flight and leave.",
+        code="swarm_node.commands.leave:drain",
+        settings=HERE,
+        example="swarm-node drain",
+    ),
+    Command(
+        name="stop",
+        purpose="End the daemon of this home at once.",
+        code="swarm_node.commands.leave:stop",
+        settings=HERE,
+        example="swarm-node stop --home /srv/swarm",
+    ),
+    Command(
+        name="doctor",
+        purpose="Check this machine for what keeps nodes from working, and say what to do about it.",
+        code="swarm_node.commands.doctor:run",
+        settings=(*NETWORK, "clock_offset_s"),
+        example=f"swarm-node doctor --peers {ADDR}",
+    ),
+    Command(
+        name="identity",
+        purpose="Show this node's peer id, the name that others know it by.",
+        code="swarm_node.commands.identity:run",
+        settings=HERE,
+        example="swarm-node identity --new",
+        switches={"new": "Create the key; an existing one is never overwritten."},
+    ),
+)
+
+for entry in COMMANDS:
+    entry.add_to(app)
+
+
 def main() -> None:
-    raise SystemExit("not built yet")
+    """The console script."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command and return its exit code. Nothing but SystemExit from typer's completion escapes."""
+    emitter = Emitter(json="--json" in arguments)
+    try:
+        code = app(args=spread(arguments) or ["--help"], prog_name="swarm-node", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except TyperException as error:
+        known = [entry.name for entry in COMMANDS if entry.name in arguments[:1]]
+        emitter.error(ConfigError(error.format_message(), remedy=" ".join(["see swarm-node", *known, "--help"])))
+        return error.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # whoever read our output is gone; keep the interpreter from complaining about it when it exits
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILURE
+    except Exception as error:
+        emitter.error(_told(error))
+        return EXIT_FAILURE if isinstance(error, SwarmError | OSError) else EXIT_BUG
+
+
+def _told(error: Exception) -> SwarmError:
+    """`error` as something a person can act on."""
+    if isinstance(error, SwarmError):
+        return error
+    explained = home.explain(error, "use") if isinstance(error, OSError) else None
+    if explained is not None:
+        return explained
+    path = logs.keep_traceback(error)
+    return SwarmError(
+        f"unexpected {type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason given'}",
+        remedy=f"this is a bug; please report it with {path}",
+    )

@@ -174,6 +174,16 @@ EVENTS: Mapping[str, EventSpec] = {
         },
         text="stopped: {reason}",
     ),
+    "leaving": EventSpec(
+        about="What `drain` and `stop` print first: the daemon has agreed to leave.",
+        fields={"pid": "int: its process id", "seconds": "number: the longest that its work in flight gets"},
+        text="the daemon (pid {pid}) leaves within {seconds:.0f} s",
+    ),
+    "left": EventSpec(
+        about="What `drain` and `stop` print last: the daemon is gone.",
+        fields={"pid": "int: its process id"},
+        text="it has left",
+    ),
     "status": EventSpec(
         about="What `status` prints: the daemon's answer over its control socket.",
         fields={
@@ -187,7 +197,8 @@ EVENTS: Mapping[str, EventSpec] = {
             "reachability": "text: public, relay or unknown",
             "num_peers": "int: live nodes it sees, itself included",
             "state": "text: starting, seeding, idle, training, serving, draining",
-            "activity": "object: what it is doing, by the names of the `training` and `serving` figures",
+            "training": "object?: run, outer_step, num_outer_steps, loss, tokens_per_s",
+            "serving": "object?: model, start, end, num_sessions, tokens_per_s",
             "memory_bytes": "int: resident memory of the daemon and its libp2p child",
         },
     ),

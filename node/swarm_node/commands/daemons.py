@@ -1,0 +1,58 @@
+"""`swarm-node seed` and `swarm-node join`: hold the home, then run a daemon in it until it is done or told to leave."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from swarm_protocol.errors import ConfigError
+from swarm_protocol.identity import Identity
+
+from swarm_node import logs
+from swarm_node.config import Config
+from swarm_node.events import Emitter
+from swarm_node.home import Home
+from swarm_node.options import Flags
+
+if TYPE_CHECKING:
+    from swarm_node.node import Role
+
+
+def seed(flags: Flags) -> int:
+    return _live(flags, flags.resolve(), _seed_role)
+
+
+def join(flags: Flags) -> int:
+    config = flags.resolve()
+    if not config.peers:
+        raise ConfigError(
+            "no peer to join through is named",
+            remedy="give --peers the address that a seed printed, or start a network: swarm-node seed",
+        )
+    return _live(flags, config, _volunteer_role)
+
+
+def _live(flags: Flags, config: Config, make_role: Callable[[Config], Role]) -> int:
+    home = Home(config.home)
+    home.create()
+    with home.locked():
+        logs.set_up(home.log, log_format=config.log_format, level=config.log_level)
+        Identity.load_or_create(home.identity)
+        role = make_role(config)
+        # torch and hivemind take seconds to import: what is refused above is refused at once
+        from swarm_node import daemon  # noqa: PLC0415
+
+        logs.quieten_libraries()
+        return daemon.run(config, home, Emitter(json=flags.json), role)
+
+
+def _seed_role(_config: Config) -> Role:
+    from swarm_node.seed import Seed  # noqa: PLC0415
+
+    return Seed()
+
+
+def _volunteer_role(config: Config) -> Role:
+    from swarm_node.volunteer import Volunteer  # noqa: PLC0415
+
+    return Volunteer(config)

@@ -1,0 +1,28 @@
+"""`swarm-node identity`: the peer id that others know this node by."""
+
+from __future__ import annotations
+
+import os
+
+from swarm_protocol.errors import ConfigError
+from swarm_protocol.identity import Identity
+
+from swarm_node.events import Emitter
+from swarm_node.home import Home
+from swarm_node.options import Flags
+
+
+def run(flags: Flags) -> int:
+    home = Home(flags.resolve().home)
+    if flags.extra["new"]:
+        home.create()
+        Identity.generate().save(home.identity)
+    elif not os.path.lexists(home.identity):
+        raise ConfigError(f"there is no identity in {home.path}", remedy="create one: swarm-node identity --new")
+    peer_id = Identity.load(home.identity).peer_id
+    emitter = Emitter(json=flags.json)
+    if flags.json:
+        emitter.emit("identity", peer_id=peer_id, path=str(home.identity), created=flags.extra["new"])
+    else:
+        emitter.result(peer_id)
+    return 0

@@ -1,0 +1,230 @@
+"""Every setting of a node: its default, its meaning, and where its value came from.
+
+One table serves the TOML file (`key = value`), the environment (`SWARM_KEY`) and the command line (`--key`). Later
+ones win, in this order, and the result is resolved once, at start. A name that nothing knows is an error with a
+suggestion, because a setting that is silently ignored is worse than none.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import socket
+import sys
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from swarm_protocol import limits
+from swarm_protocol.errors import ConfigError
+
+from swarm.network.multiaddr import check_announce_addr, check_listen_addr
+from swarm_node.settings import (
+    one_of,
+    parse_bool,
+    parse_network_id,
+    parse_node_name,
+    parse_path,
+    parse_peer,
+    parse_size,
+    parse_span,
+    seconds,
+    whole_number,
+)
+
+ENV_PREFIX = "SWARM_"
+Value = str | bool | Sequence[str] | None
+"""What a source gives for one setting, before it is parsed."""
+
+
+def default_home() -> Path:
+    """Where a node lives if nobody says otherwise."""
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Application Support" / "swarm-node"
+    data = os.environ.get("XDG_DATA_HOME")
+    return (Path(data) if data else Path.home() / ".local" / "share") / "swarm-node"
+
+
+def _host_name() -> str:
+    name = socket.gethostname().split(".")[0][: limits.MAX_NODE_NAME_CHARS]
+    return name if name.isprintable() and name else "node"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """What a node was told; what each field means is in SETTINGS. `origins` says, by name, where each value that is
+    not a default came from."""
+
+    home: Path
+    name: str
+    network_id: str = "swarm"
+    peers: tuple[str, ...] = ()
+    listen: tuple[str, ...] = ("/ip4/127.0.0.1/tcp/0",)
+    announce: tuple[str, ...] = ()
+    run: Path | None = None
+    then_serve: bool = False
+    model: Path | None = None
+    blocks: tuple[int, int] | None = None
+    max_blocks: int = 0
+    max_memory: int = 0
+    device: str = "auto"
+    threads: int = 0
+    probe: str = "auto"
+    keep_checkpoints: int = 2
+    drain_s: float = 30.0
+    clock_offset_s: float = 0.0
+    log_format: str = "human"
+    log_level: str = "info"
+    origins: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
+
+    def origin(self, name: str) -> str:
+        """Where the value of `name` came from, for messages."""
+        return self.origins.get(name, "the default")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """How one field of Config is read and explained. Without a `metavar` it is a switch; `many` may be repeated."""
+
+    parse: Callable[[str], object]
+    metavar: str
+    about: str
+    many: bool = False
+
+
+SETTINGS: Mapping[str, Setting] = {
+    "home": Setting(parse_path, "DIR", "The node's directory: identity, control socket, cache, checkpoints, log."),
+    "name": Setting(parse_node_name, "NAME", "Name that others see. Default: this machine's."),
+    "network_id": Setting(parse_network_id, "ID", "Network to be part of; others are not spoken to."),
+    "peers": Setting(parse_peer, "ADDR…", "Address of a peer to join through, as `seed` prints it.", many=True),
+    "listen": Setting(
+            "ADDR",
+        "Address to listen on; port 0 is any free one. 0.0.0.0 is beyond this machine.",
+        many=True,
+    ),
+    "announce": Setting(check_announce_addr, "ADDR", "Address to tell others instead of the one listened on.", many=True),
+    "run": Setting(parse_path, "FILE", "Signed run file: train what it describes."),
+    "then_serve": Setting(parse_bool, "", "Once the run is finished, serve its result."),
+    "model": Setting(parse_path, "DIR", "Hugging Face directory: serve blocks of it."),
+    "blocks": Setting(parse_span, "START:END", "Serve exactly this half-open span of blocks."),
+    "max_blocks": Setting(whole_number(0, 4096), "N", "Serve at most so many blocks; 0: no limit."),
+    "max_memory": Setting(parse_size, "SIZE", "Use at most this much memory for weights, such as 6GiB; 0: no limit."),
+    "device": Setting(one_of("auto", "cpu", "cuda", "mps"), "DEVICE", "Where to compute: auto, cpu, cuda or mps."),
+    "threads": Setting(whole_number(0, 4096), "N", "CPU threads to compute with; 0: all cores."),
+    "probe": Setting(
+        one_of("auto", "fresh", "off"), "WHEN", "Measure speed: auto (once), fresh or off."
+    ),
+    "keep_checkpoints": Setting(whole_number(1, 1000), "N", "Checkpoints to keep of each run."),
+    "drain_s": Setting(seconds(0, 3600), "SECONDS", "Time that work in flight gets to finish when leaving."),
+    "clock_offset_s": Setting(seconds(-1e9, 1e9), "SECONDS", "Added to this machine's clock, if it cannot be set."),
+    "log_format": Setting(one_of("human", "json"), "FORMAT", "Log lines: human or json."),
+    "log_level": Setting(one_of("debug", "info", "warning", "error"), "LEVEL", "Least severe log lines that are kept."),
+}
+_DEFAULTS: Mapping[str, object] = {item.name: item.default for item in fields(Config)}
+
+
+def resolve(flags: Mapping[str, Value], *, env: Mapping[str, str] | None = None, file: Path | None = None) -> Config:
+    """Defaults, then the file, then the environment, then `flags` (None: not given).
+
+    The file is `file`, or HOME/config.toml if there is one. Raises ConfigError, which names the source at fault.
+    """
+    env = os.environ if env is None else env
+    sources = [_from_env(env), {name: (_flag(name), value) for name, value in flags.items() if value is not None}]
+    given = _merge(sources)
+    home = _parse("home", *given["home"]) if "home" in given else default_home()
+    path = file or (Path(env["SWARM_CONFIG"]) if env.get("SWARM_CONFIG") else None)
+    given = _merge([_from_file(path or home / "config.toml", required=path is not None), *sources])
+    values = {name: _parse(name, origin, value) for name, (origin, value) in given.items()}
+    values |= {"home": home, "name": values.get("name") or _host_name()}
+    return Config(**values, origins={name: origin for name, (origin, _) in given.items()})
+
+
+_Given = dict[str, tuple[str, Value]]  # setting -> (where it was given, what was given)
+
+
+def _merge(sources: Iterable[_Given]) -> _Given:
+    return {name: given for source in sources for name, given in source.items()}
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _from_env(env: Mapping[str, str]) -> _Given:
+    given: _Given = {}
+    for variable in sorted(env):
+        if not variable.startswith(ENV_PREFIX) or variable == "SWARM_CONFIG":
+            continue
+        name = variable.removeprefix(ENV_PREFIX).lower()
+        if name not in SETTINGS or variable != variable.upper():
+            known = [ENV_PREFIX + setting.upper() for setting in SETTINGS]
+            raise _unknown(f"environment variable {variable}", variable, known)
+        value = env[variable]
+        given[name] = (variable, _split(value) if SETTINGS[name].many else value)
+    return given
+
+
+def _from_file(path: Path, *, required: bool) -> _Given:
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        if required:
+            raise ConfigError(f"there is no config file {path}", remedy="check --config, or leave it out") from None
+        return {}
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"config file {path} cannot be read: {error}", remedy="fix it or move it away") from error
+    given: _Given = {}
+    for name, value in table.items():
+        if name not in SETTINGS or name == "home":
+            known = [setting for setting in SETTINGS if setting != "home"]
+            raise _unknown(f"setting {name!r} in {path}", name, known)
+        given[name] = (f"{name} in {path}", _toml_value(name, path, value))
+    return given
+
+
+def _toml_value(name: str, path: Path, value: object) -> Value:
+    many = SETTINGS[name].many
+    if isinstance(value, list) and many and all(isinstance(item, str) for item in value):
+        return value
+    if isinstance(value, str | int | float) and not many:
+        return value if isinstance(value, bool) else str(value)
+    wanted, form = ("a list of strings", '["…"]') if many else ("a single value", '"…"')
+    raise ConfigError(f"{name} in {path} is not {wanted}", remedy=f"write {name} = {form}")
+
+
+def _split(text: str) -> list[str]:
+    return text.replace(",", " ").split()
+
+
+def _parse(name: str, origin: str, value: Value) -> Any:
+    setting = SETTINGS[name]
+    texts = [str(value)] if isinstance(value, str | bool) else list(value or ())
+    if setting.many:
+        texts = [part for text in texts for part in _split(text)]
+    parsed = []
+    for text in texts:
+        try:
+            parsed.append(setting.parse(text))
+        except ConfigError as error:
+            raise ConfigError(f"{origin}: {error.message}", remedy=error.remedy) from error
+        except ValueError as error:
+            raise ConfigError(f"{origin}: {text!r} {error}", remedy=f"{name}: {setting.about}") from error
+    return tuple(parsed) if setting.many else parsed[0]
+
+
+def _unknown(what: str, name: str, known: Sequence[str]) -> ConfigError:
+    close = difflib.get_close_matches(name, known, n=1)
+    remedy = f"did you mean {close[0]}?" if close else f"known are {', '.join(known)}"
+    return ConfigError(f"unknown {what}", remedy=remedy)
+
+
+def default_text(name: str) -> str:
+    """The default as help shows it, empty where that says nothing."""
+    default = _DEFAULTS[name]
+    if default in ((), None, "", 0, MISSING):
+        return ""
+    if isinstance(default, tuple):
+        return " ".join(map(str, default))
+    return f"{default:g}" if isinstance(default, float) else str(default)

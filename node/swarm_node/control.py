@@ -1,0 +1,96 @@
+"""The unix socket of a daemon: gRPC for `status`, `drain` and `stop`, for the user who runs it and nobody else.
+
+The daemon's event loop owns the server; the commands use the blocking client. Both check the other's bytes through
+`swarm_protocol.control_messages`. What leaving means is `swarm_node.departure`'s.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+from swarm_protocol import limits
+from swarm_protocol.control_messages import LeaveReply, LeaveRequest, StatusReply, StatusRequest
+from swarm_protocol.errors import PeerTimeout, PeerUnreachable
+
+from swarm_node.home import Home, explained
+
+SERVICE = "swarm.v1.Control"
+DEADLINE_S = 5.0  # a healthy daemon answers in milliseconds; a loop that is stuck for longer is worth saying so
+_OPTIONS = [("grpc.max_receive_message_length", limits.MAX_CONTROL_BYTES), ("grpc.so_reuseport", 0)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlHandlers:
+    """What the daemon does when asked."""
+
+    status: Callable[[StatusRequest], Awaitable[StatusReply]]
+    leave: Callable[[LeaveRequest], Awaitable[LeaveReply]]
+
+
+@asynccontextmanager
+async def serving(path: Path, handlers: ControlHandlers) -> AsyncIterator[None]:
+    """Answer on the socket `path`, which only its owner may open. The caller holds the home's lock."""
+    server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=8)
+    methods = {
+        "Status": _unary(handlers.status, StatusRequest.from_bytes),
+        "Leave": _unary(handlers.leave, LeaveRequest.from_bytes),
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
+    mask = os.umask(0o177)  # the socket is made by the bind below, so it is private from its first moment
+    try:
+        with explained(f"open the control socket {path}"):
+            server.add_insecure_port(f"unix:{path}")
+    finally:
+        os.umask(mask)
+    await server.start()
+    try:
+        yield
+    finally:
+        await server.stop(grace=1.0)  # the answer to `stop` itself is still under way
+
+
+class ControlClient:
+    """Asks the daemon of a home. Every call raises PeerUnreachable if there is none, PeerTimeout if it is stuck."""
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+
+    def status(self) -> StatusReply:
+        return StatusReply.from_bytes(self._ask("Status", StatusRequest().to_bytes()))
+
+    def leave(self, *, drain: bool) -> LeaveReply:
+        return LeaveReply.from_bytes(self._ask("Leave", LeaveRequest(drain=drain).to_bytes()))
+
+    def _ask(self, method: str, request: bytes) -> bytes:
+        pid = self._home.owner()
+        if pid is None:
+            raise PeerUnreachable(
+                f"no daemon is running in {self._home.path}",
+                remedy="start one with `swarm-node join`, or name its directory with --home",
+            )
+        with grpc.insecure_channel(f"unix:{self._home.socket}", options=_OPTIONS) as channel:
+            ask = channel.unary_unary(f"/{SERVICE}/{method}")
+            try:
+                answer: bytes = ask(request, timeout=DEADLINE_S, wait_for_ready=True)
+            except grpc.RpcError as error:
+                raise PeerTimeout(
+                    f"the daemon (pid {pid}) in {self._home.path} does not answer: {error.details()}",
+                    remedy=f"it may still be starting; if this lasts, read {self._home.log} and `kill {pid}`",
+                ) from error
+        return answer
+
+
+def _unary(handler: Callable[[Any], Awaitable[Any]], parse: Callable[[bytes], Any]) -> grpc.RpcMethodHandler:
+    async def answer(request: bytes, _context: grpc.aio.ServicerContext) -> bytes:
+        reply = await handler(parse(request))
+        encoded: bytes = reply.to_bytes()
+        return encoded
+
+    return grpc.unary_unary_rpc_method_handler(answer)

@@ -1,0 +1,108 @@
+"""Where log lines go: a bounded file in the home, and warnings of our own packages to the terminal.
+
+What libraries say (hivemind, the libp2p daemon, transformers, uvicorn) goes to the file only: a person at a terminal
+reads what the node says about itself, and whoever looks into a failure finds the rest in one place.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import logging.handlers
+import os
+import sys
+import tempfile
+import time
+import traceback
+import types
+from pathlib import Path
+
+from swarm_node.home import explained
+
+MAX_FILE_BYTES = 10 * 2**20  # days of a busy node at the default level
+NUM_OLD_FILES = 3
+OURS = ("swarm", "swarm_node", "swarm_protocol", "swarm_compression")
+_MARK = "_swarm"  # set on the handlers made here, so that setting up twice replaces them
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: time, level, logger, message, and the traceback if there is one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": round(record.created, 3),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line)
+
+
+class _File(logging.handlers.RotatingFileHandler):
+    """A log file that says once that it cannot be written, instead of a traceback for each line."""
+
+    failed = False
+
+    def handleError(self, _record: logging.LogRecord) -> None:  # noqa: N802 the base class' name
+        if not self.failed:
+            self.failed = True
+            reason = sys.exc_info()[1]
+            sys.stderr.write(f"warning: the log file {self.baseFilename} cannot be written: {reason}\n")
+
+
+def set_up(directory: Path, *, log_format: str, level: str) -> Path:
+    """Send all log lines to DIRECTORY/swarm-node.log, ours from `warning` up to stderr too. Returns the file's path."""
+    path = directory / "swarm-node.log"
+    with explained("write the log"):
+        file = _File(path, maxBytes=MAX_FILE_BYTES, backupCount=NUM_OLD_FILES, encoding="utf-8", errors="replace")
+    terminal = logging.StreamHandler(sys.stderr)
+    terminal.setLevel(logging.WARNING)
+    terminal.addFilter(lambda record: record.name.split(".")[0] in OURS)
+    formatter = JsonFormatter() if log_format == "json" else _human()
+    terminal.setFormatter(formatter if log_format == "json" else logging.Formatter("%(levelname)s: %(message)s"))
+    file.setFormatter(formatter)
+    root = logging.getLogger()
+    for old in [handler for handler in root.handlers if getattr(handler, _MARK, False)]:
+        root.removeHandler(old)
+        old.close()
+    for handler in (file, terminal):
+        setattr(handler, _MARK, True)
+        root.addHandler(handler)
+    root.setLevel(logging.WARNING)
+    for name in OURS:
+        logging.getLogger(name).setLevel(level.upper())
+    logging.captureWarnings(capture=True)
+    return path
+
+
+def quieten_libraries() -> None:
+    """Take the terminal from libraries that grabbed it when they were imported."""
+    for name in ("hivemind", "transformers", "uvicorn"):
+        library = logging.getLogger(name)
+        library.handlers.clear()
+        library.propagate = True
+
+
+def keep_traceback(error: BaseException) -> Path:
+    """Write where `error` came from to the log file, or to a temporary one if there is none yet. Returns its path."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, _File):
+            record = logging.LogRecord("swarm_node", logging.ERROR, __file__, 0, "unexpected error", None, _info(error))
+            handler.handle(record)
+            return Path(handler.baseFilename)
+    descriptor, path = tempfile.mkstemp(prefix="swarm-node-", suffix=".log", text=True)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        traceback.print_exception(error, file=file)
+    return Path(path)
+
+
+def _info(error: BaseException) -> tuple[type[BaseException], BaseException, types.TracebackType | None]:
+    return type(error), error, error.__traceback__
+
+
+def _human() -> logging.Formatter:
+    formatter = logging.Formatter("%(asctime)s.%(msecs)03dZ %(levelname)-7s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S")
+    formatter.converter = time.gmtime
+    return formatter

@@ -1,0 +1,121 @@
+"""What a running node is made of, and what it is doing, as its role and its status see it.
+
+Built by `swarm_node.daemon`, whose task owns it; a role works with it and says through it what it is busy with.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import psutil
+from swarm.network.interface import Network
+from swarm.network.membership import Membership
+from swarm_protocol import limits
+from swarm_protocol.control_messages import ServingStatus, StatusReply, TrainingStatus
+from swarm_protocol.identity import Identity
+from swarm_protocol.records import NodeRecord, Reachability
+from swarm_protocol.version import software_version
+
+from swarm_node.config import Config
+from swarm_node.departure import Departure
+from swarm_node.events import Emitter
+from swarm_node.home import Home
+from swarm_node.probe import Hardware
+
+
+class Role(Protocol):
+    """What a node does once it is on the network."""
+
+    num_steps: int
+    """Numbered steps that it reports after the daemon's own four."""
+
+    async def run(self, node: Node) -> None:
+        """Work until done. Once `node.departure.leaving` is set, take nothing new, finish what is in flight and return.
+
+        Cancelled if that takes too long.
+        """
+
+
+@dataclass(slots=True, kw_only=True)
+class Activity:
+    """What `status` shows; written by the role, read by the control socket."""
+
+    state: str = "starting"
+    training: TrainingStatus | None = None
+    serving: ServingStatus | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Node:
+    """One node, from the moment it is on the network until it leaves."""
+
+    config: Config
+    home: Home
+    identity: Identity
+    emitter: Emitter
+    departure: Departure
+    hardware: Hardware
+    network: Network
+    membership: Membership
+    num_steps: int
+    reachability: Reachability = "unknown"
+    activity: Activity = field(default_factory=Activity)
+    num_peers: int = 0
+    num_steps_done: int = 0
+    started_at: float = field(default_factory=time.time)
+
+    def step(self, title: str, detail: str) -> None:
+        """Report the next numbered step."""
+        self.num_steps_done += 1
+        self.emitter.emit("step", number=self.num_steps_done, of=self.num_steps, title=title, detail=detail)
+
+    async def announce(self) -> None:
+        """Publish what this node is now; again whenever that has changed. Its models and runs membership adds."""
+        speeds = self.hardware.speeds
+        record = NodeRecord(
+            name=self.config.name,
+            version=software_version(),
+            addrs=(await self.network.addrs())[: limits.MAX_ADDRS],
+            device=self.hardware.device_name,
+            memory_bytes=self.hardware.memory_bytes,
+            free_memory_bytes=self.hardware.free_memory_bytes,
+            reachability=self.reachability,
+            prefill_tokens_per_s=speeds.prefill_tokens_per_s,
+            decode_tokens_per_s=speeds.decode_tokens_per_s,
+            training_tokens_per_s=speeds.training_tokens_per_s,
+            started_at=self.started_at,
+            state="leaving" if self.departure.leaving.is_set() else "alive",
+        )
+        self.membership.announce(record)
+
+    async def status(self) -> StatusReply:
+        return StatusReply(
+            peer_id=self.network.peer_id,
+            name=self.config.name,
+            version=software_version(),
+            pid=os.getpid(),
+            uptime_s=max(0.0, time.time() - self.started_at),
+            network_id=self.network.network_id,
+            addrs=(await self.network.addrs())[: limits.MAX_CONTROL_ADDRS],
+            reachability=self.reachability,
+            num_peers=self.num_peers,
+            state="draining" if self.departure.leaving.is_set() else self.activity.state,
+            training=self.activity.training,
+            serving=self.activity.serving,
+            memory_bytes=_memory_bytes(),
+        )
+
+
+def _memory_bytes() -> int:
+    """Resident bytes of this process and its children (the libp2p daemon)."""
+    process = psutil.Process()
+    total = 0
+    for part in (process, *process.children(recursive=True)):
+        try:
+            total += part.memory_info().rss
+        except psutil.NoSuchProcess:
+            continue  # it ended while we were counting
+    return total

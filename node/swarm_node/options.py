@@ -1,0 +1,97 @@
+"""Makes command-line options out of settings, so that each is named, explained and parsed in one place only.
+
+A command says which settings it takes; typer sees an ordinary signature, the command receives them as `Flags`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from swarm_node import config
+from swarm_node.config import SETTINGS, Config, Value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flags:
+    """What was given on the command line; None for what was not. `extra` holds a command's own switches."""
+
+    values: Mapping[str, Value]
+    json: bool
+    file: Path | None
+    extra: Mapping[str, bool]
+
+    def resolve(self) -> Config:
+        """These flags on top of environment, file and defaults. Raises ConfigError."""
+        return config.resolve(self.values, file=self.file)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """A command's line in the help, its code (`module:function`, imported when it runs) and what it can be told.
+
+    `switches` are on/off options of its own beside the `settings`, by name and meaning.
+    """
+
+    name: str
+    purpose: str
+    code: str
+    settings: Sequence[str]
+    example: str
+    switches: Mapping[str, str] = field(default_factory=dict)
+
+    def add_to(self, app: typer.Typer) -> None:
+        parameters = [_setting_option(name) for name in self.settings]
+        parameters += [_option(name, bool, f"--{name}", about, default=False) for name, about in self.switches.items()]
+        parameters.append(_option("json", bool, "--json", "Print events as JSON lines on stdout.", default=False))
+        parameters.append(
+            _option("config", Path | None, "--config", "Settings file (default: config.toml in the home).")
+        )
+
+        def callback(**given: Any) -> int:
+            # an empty list is typer's way to say that a repeatable option was not given
+            values = {name: given[name] if given[name] != [] else None for name in self.settings}
+            extra = {name: bool(given[name]) for name in self.switches}
+            module, function = self.code.split(":")
+            run: Callable[[Flags], int] = getattr(importlib.import_module(module), function)
+            return run(Flags(values=values, json=given["json"], file=given["config"], extra=extra))
+
+        callback.__doc__ = self.purpose
+        callback.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        callback.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        app.command(self.name, epilog=f"Example: {self.example}")(callback)
+
+
+def spread(arguments: Sequence[str]) -> list[str]:
+    """Let `--peers A B` mean `--peers A --peers B`: an address begins with a slash, which no command does."""
+    spread_out: list[str] = []
+    for argument in arguments:
+        if argument.startswith("/") and len(spread_out) > 1 and spread_out[-2] == "--peers":
+            spread_out.append("--peers")
+        spread_out.append(argument)
+    return spread_out
+
+
+def _setting_option(name: str) -> inspect.Parameter:
+    setting = SETTINGS[name]
+    default = config.default_text(name)
+    about = f"{setting.about} (default: {default})" if default else setting.about
+    flag = "--" + name.replace("_", "-")
+    if not setting.metavar:
+        return _option(name, bool | None, f"{flag}/--no-{flag[2:]}", about)
+    kind = list[str] | None if setting.many else str | None
+    return _option(name, kind, flag, about, metavar=setting.metavar)
+
+
+def _option(
+    name: str, kind: Any, declared: str, about: str, *, default: Any = None, metavar: str | None = None
+) -> inspect.Parameter:
+    option = typer.Option(declared, help=about, metavar=metavar, show_default=False)
+    annotation = Annotated[kind, option]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)

@@ -1,0 +1,214 @@
+"""What this machine is and how fast it computes: measured on one real transformer block, once, and remembered.
+
+Speeds are tokens a second through one Llama block of a fixed size, in fp32: comparable between nodes, and scaled to a
+real model by whoever plans with them. A measurement is kept in the home's cache for the same device, library versions
+and number of threads; memory is read anew each time.
+
+Imports torch, and so takes seconds to import. All functions block; the caller runs them off its event loop.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+import torch
+import transformers
+from transformers import DynamicCache, LlamaConfig, LlamaModel
+from swarm_protocol import limits
+from swarm_protocol.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+# one block of about 5M parameters: large enough to be compute-bound, small enough to be measured in a moment
+HIDDEN, HEADS, INTERMEDIATE = 512, 8, 1376
+PREFILL_TOKENS = 128
+TRAINING_ROWS, TRAINING_TOKENS = 2, 128
+BUDGET_S = 0.4  # for each of the three figures
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speeds:
+    """Tokens a second through the reference block; 0 where not measured."""
+
+    prefill_tokens_per_s: float = 0.0
+    decode_tokens_per_s: float = 0.0
+    training_tokens_per_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for value in (self.prefill_tokens_per_s, self.decode_tokens_per_s, self.training_tokens_per_s):
+            if not (isinstance(value, int | float) and 0 <= value <= limits.MAX_TOKENS_PER_S):
+                raise ValueError(f"{value!r} is not a speed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """`device` is torch's name for it (`cpu`, `cuda`, `mps`), `device_name` the maker's."""
+
+    device: str
+    device_name: str
+    num_cores: int
+    memory_bytes: int
+    free_memory_bytes: int
+    speeds: Speeds
+
+    def __str__(self) -> str:
+        memory = f"{self.free_memory_bytes / 2**30:.1f} of {self.memory_bytes / 2**30:.1f} GiB free"
+        speeds = self.speeds
+        if not speeds.prefill_tokens_per_s:
+            return f"{self.device_name}, {self.num_cores} cores, {memory}, speed not measured"
+        return (
+            f"{self.device_name}, {self.num_cores} cores, {memory}; tokens/s through one block: "
+            f"{speeds.prefill_tokens_per_s:.0f} prefill, {speeds.decode_tokens_per_s:.0f} decode, "
+            f"{speeds.training_tokens_per_s:.0f} training"
+        )
+
+
+def examine(device: str, cache: Path, *, probe: str, threads: int) -> Hardware:
+    """Look at the machine. `probe`: `auto` uses what the directory `cache` remembers, `fresh` measures, `off` does not.
+
+    Raises ConfigError if `device` is not there.
+    """
+    if threads:
+        torch.set_num_threads(threads)
+    chosen = choose_device(device)
+    name = device_name(chosen)
+    free_bytes, total_bytes = memory(chosen)
+    return Hardware(
+        device=chosen,
+        device_name=name[: limits.MAX_DEVICE_CHARS],
+        num_cores=psutil.cpu_count(logical=False) or os.cpu_count() or 1,
+        memory_bytes=total_bytes,
+        free_memory_bytes=free_bytes,
+        speeds=Speeds() if probe == "off" else _remembered(chosen, name, cache / "probe.json", fresh=probe == "fresh"),
+    )
+
+
+def choose_device(wanted: str) -> str:
+    """`auto` is the first of CUDA (which ROCm builds also answer to), MPS and CPU that is there."""
+    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if wanted == "auto":
+        return next(name for name, is_there in there.items() if is_there)
+    if not there[wanted]:
+        found = ", ".join(name for name, is_there in there.items() if is_there)
+        raise ConfigError(f"there is no {wanted} device that torch {torch.__version__} can use", remedy=f"use {found}")
+    return wanted
+
+
+def device_name(device: str) -> str:
+    if device == "cuda":
+        return f"{'ROCm' if torch.version.hip else 'CUDA'} {torch.cuda.get_device_name()}"
+    if device == "mps":
+        return f"MPS {platform.machine()}"
+    return _cpu_name()
+
+
+def memory(device: str) -> tuple[int, int]:
+    """Free and total bytes of where `device` computes. A container's own limit counts, where there is one."""
+    if device == "cuda":
+        free_bytes, total_bytes = torch.cuda.mem_get_info()
+        return free_bytes, total_bytes
+    found = psutil.virtual_memory()
+    limit = _container_limit()
+    if limit is None:
+        return found.available, found.total
+    limit_bytes, used_bytes = limit
+    return min(found.available, max(0, limit_bytes - used_bytes)), min(found.total, limit_bytes)
+
+
+def measure(device: str) -> Speeds:
+    """Run the reference block; about 1.5 s in all."""
+    config = LlamaConfig(
+        vocab_size=8,
+        hidden_size=HIDDEN,
+        intermediate_size=INTERMEDIATE,
+        num_hidden_layers=1,
+        num_attention_heads=HEADS,
+        num_key_value_heads=HEADS,
+        max_position_embeddings=2**16,
+    )
+    model = LlamaModel(config).to(device)
+    prompt_BTD = torch.zeros(1, PREFILL_TOKENS, HIDDEN, device=device)
+    batch_BTD = torch.randn(TRAINING_ROWS, TRAINING_TOKENS, HIDDEN, device=device)
+    cache = DynamicCache(config=config)
+
+    def prefill() -> None:
+        with torch.inference_mode():
+            model(inputs_embeds=prompt_BTD, use_cache=False)
+
+    def decode() -> None:
+        with torch.inference_mode():
+            model(inputs_embeds=prompt_BTD[:, :1], past_key_values=cache, use_cache=True)
+
+    def train() -> None:
+        model(inputs_embeds=batch_BTD, use_cache=False).last_hidden_state.square().mean().backward()
+
+    def finished() -> None:
+        if device == "cuda":
+            torch.cuda.synchronize()
+        elif device == "mps":
+            torch.mps.synchronize()
+
+    return Speeds(
+        prefill_tokens_per_s=PREFILL_TOKENS / _median_s(prefill, finished),
+        decode_tokens_per_s=1 / _median_s(decode, finished),
+        training_tokens_per_s=TRAINING_ROWS * TRAINING_TOKENS / _median_s(train, finished),
+    )
+
+
+def _median_s(run: Callable[[], None], finished: Callable[[], None]) -> float:
+    """Median seconds of `run`, repeated within BUDGET_S, after one run to warm up."""
+    run()
+    finished()
+    taken: list[float] = []
+    until = time.perf_counter() + BUDGET_S
+    while not taken or time.perf_counter() < until:
+        start = time.perf_counter()
+        run()
+        finished()
+        taken.append(time.perf_counter() - start)
+    return sorted(taken)[len(taken) // 2]
+
+
+def _remembered(device: str, name: str, path: Path, *, fresh: bool) -> Speeds:
+    key = f"{device} {name} torch {torch.__version__} transformers {transformers.__version__} "
+    key += f"threads {torch.get_num_threads()}"
+    if not fresh:
+        try:
+            kept = json.loads(path.read_text(encoding="utf-8"))
+            if kept["key"] == key:
+                return Speeds(**kept["speeds"])
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            logger.warning("the remembered speeds in %s are unusable, measuring again: %s", path, error)
+    speeds = measure(device)
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps({"key": key, "speeds": asdict(speeds)}), encoding="utf-8")
+    part.replace(path)
+    return speeds
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names and names[0].isprintable() else platform.processor() or platform.machine() or "CPU"
+
+
+def _container_limit() -> tuple[int, int] | None:
+    """The memory limit and use of our cgroup (version 2), in bytes."""
+    root = Path("/sys/fs/cgroup")
+    try:
+        return int((root / "memory.max").read_text()), int((root / "memory.current").read_text())
+    except (OSError, ValueError):  # no such file, or "max"
+        return None

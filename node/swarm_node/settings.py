@@ -1,0 +1,104 @@
+"""Turns what people write (a flag, a line of TOML, an environment variable) into typed values, or says what is wrong.
+
+Each parser takes text and returns a value, or raises ValueError with the end of a sentence ("is not …").
+Which settings there are is `swarm_node.config`'s.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from swarm.network.multiaddr import parse_peer_addr
+from swarm_protocol import limits
+from swarm_protocol.version import check_network_id
+
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
+
+
+def parse_node_name(text: str) -> str:
+    """A name that other people will see."""
+    if not text or len(text) > limits.MAX_NODE_NAME_CHARS or not text.isprintable():
+        raise ValueError(f"is not a name of 1 to {limits.MAX_NODE_NAME_CHARS} printable characters")
+    return text
+
+
+def parse_network_id(text: str) -> str:
+    try:
+        return check_network_id(text)
+    except ValueError as error:
+        raise ValueError("is not a network id: letters, digits and ._:@+-") from error
+
+
+def parse_path(text: str) -> Path:
+    if not text or "\0" in text:
+        raise ValueError("is not a path")
+    return Path(text).expanduser().absolute()
+
+
+def parse_bool(text: str) -> bool:
+    if text.lower() in {"1", "true", "yes", "on"}:
+        return True
+    if text.lower() in {"0", "false", "no", "off"}:
+        return False
+    raise ValueError("is neither true nor false")
+
+
+def parse_size(text: str) -> int:
+    """`6GiB`, `500 MB` or plain bytes; 0 means no limit."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None or match[2].upper() not in _UNITS:
+        raise ValueError("is not a size such as 6GiB or 500MB")
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def parse_span(text: str) -> tuple[int, int]:
+    """`A:B`, the half-open span of blocks from A up to but not including B."""
+    match = re.fullmatch(r"(\d{1,6}):(\d{1,6})", text.strip())
+    if match is None or int(match[1]) >= int(match[2]):
+        raise ValueError("is not a span START:END with START below END, such as 0:8")
+    return int(match[1]), int(match[2])
+
+
+def whole_number(low: int, high: int) -> Callable[[str], int]:
+    """A parser of integers in `[low, high]`."""
+
+    def parse(text: str) -> int:
+        if not re.fullmatch(r"-?\d{1,12}", text.strip()) or not low <= int(text) <= high:
+            raise ValueError(f"is not a whole number from {low} to {high}")
+        return int(text)
+
+    return parse
+
+
+def seconds(low: float, high: float) -> Callable[[str], float]:
+    """A parser of durations in `[low, high]`."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = float("nan")
+        if not low <= value <= high:
+            raise ValueError(f"is not a number of seconds from {low:g} to {high:g}")
+        return value
+
+    return parse
+
+
+def one_of(*choices: str) -> Callable[[str], str]:
+    """A parser of a fixed set of words."""
+
+    def parse(text: str) -> str:
+        if text not in choices:
+            raise ValueError(f"is not one of {', '.join(choices)}")
+        return text
+
+    return parse
+
+
+def parse_peer(text: str) -> str:
+    """The address of a peer. ConfigError says what is wrong with it."""
+    return str(parse_peer_addr(text))

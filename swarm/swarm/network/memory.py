@@ -21,17 +21,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequen
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from swarm_protocol import limits
-from swarm_protocol.envelope import Envelope, seal, unseal
+from swarm_protocol.envelope import Envelope
 from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable, SwarmError
 from swarm_protocol.identity import Identity
+from swarm_protocol.signed_record import seal_record, unseal_record
 from swarm_protocol.version import Hello, check_hello, software_version
 
 from swarm.network.interface import Stream, StreamHandler, UnaryHandler
 from swarm.network.memory_link import Link, Pipe, Rate
 from swarm.network.memory_stream import End
-
-RECORD_PURPOSE = "record"
 
 EPOCH_S = 1_750_000_000.0
 """Unix time when the loop's clock reads zero."""
@@ -174,7 +172,7 @@ class MemoryInternet:
     def _connect(self, caller: str, server: str, timeout_s: float) -> End:
         """The caller's end of a new conversation."""
         end = End(server, self._pipe(caller, server), timeout_s=timeout_s)
-        end.other = End(caller, self._pipe(server, caller), timeout_s=None)
+        end.other = End(caller, self._pipe(server, caller), timeout_s=timeout_s)
         end.other.other = end
         self._conversations[end] = (caller, server)
         return end
@@ -245,18 +243,13 @@ class MemoryNetwork:
         self._add_handler(f"stream/{method}", handler)
 
     async def publish(self, key: str, payload: bytes, *, lifetime_s: float) -> bool:
-        if len(payload) > limits.MAX_RECORD_BYTES:
-            raise ValueError(f"record has {len(payload)} bytes, more than {limits.MAX_RECORD_BYTES}")
-        if not 0 < lifetime_s <= limits.MAX_RECORD_LIFETIME_S:
-            raise ValueError(f"lifetime {lifetime_s} s is not in (0, {limits.MAX_RECORD_LIFETIME_S}]")
-        envelope = seal(
+        envelope = seal_record(
             self._identity,
-            purpose=RECORD_PURPOSE,
             network_id=self.network_id,
-            subject=key,
+            key=key,
             payload=bytes(payload),
             issued_at=self.now(),
-            expires_at=self.now() + lifetime_s,
+            lifetime_s=lifetime_s,
         )
         return await self.offer(key, envelope.to_bytes())
 
@@ -370,20 +363,13 @@ class MemoryNetwork:
     def _store(self, key: str, record: bytes) -> bool:
         """Take a record into this node's part of the store, as its validator allows."""
         try:
-            envelope = unseal(
-                record,
-                purpose=RECORD_PURPOSE,
-                network_id=self.network_id,
-                now=self.now(),
-                max_payload_bytes=limits.MAX_RECORD_BYTES,
-                max_lifetime_s=limits.MAX_RECORD_LIFETIME_S,
-            )
+            envelope = unseal_record(record, network_id=self.network_id, key=key, now=self.now())
         except SwarmError as error:
             logger.warning("refused a record: %s", error)
             return False
         records = {record.peer_id: record for record in self._records.get(key, {}).values() if self._is_live(record)}
         known = records.get(envelope.peer_id)
-        if envelope.subject != key or (known is not None and known.issued_at > envelope.issued_at):
+        if known is not None and known.issued_at > envelope.issued_at:
             return False
         self._records[key] = {**records, envelope.peer_id: envelope}
         return True

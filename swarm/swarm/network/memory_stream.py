@@ -1,8 +1,10 @@
 """Two ends of one conversation between simulated peers: ordered messages, a bounded window, failures in wire form.
 
-A call is a conversation of one message each way; a stream may have any number. The handler's end is cancelled when the
-caller leaves or the connection breaks. Bytes and their timing are left to `memory_link`, peers to `memory`.
-An end belongs to the task that uses it; `handler_task` belongs to the network that serves it.
+A call is a conversation of one message each way; a stream may have any number. The window, the pieces of a message and
+what they cost are those of the real wire (`framing`), so that two peers who both send before either reads get stuck
+here as there. Bytes and their timing are left to `memory_link`, peers to `memory`.
+An end belongs to the task that uses it; `handler_task` to the network that serves it, here only to be cancelled when
+the caller leaves or the connection breaks.
 """
 
 from __future__ import annotations
@@ -10,71 +12,66 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 from swarm_protocol import limits
 from swarm_protocol.errors import PeerTimeout, PeerUnreachable, SwarmError
 from swarm_protocol.failure import decode_failure, encode_failure
 
+from swarm.network import framing
+from swarm.network.framing import Kind
 from swarm.network.interface import EndOfStream
 from swarm.network.memory_link import Pipe
 
-WINDOW_BYTES = 4 * 2**20
-"""What may be sent ahead of the reader. Keeps a 200 Mbit/s link with 100 ms busy; a larger message goes alone."""
-
-WINDOW_MESSAGES = 64
-"""The same for small messages, whose bytes would never fill the window."""
+_GRANT_BYTES = framing.WINDOW_BYTES // 4
+"""Credit goes back in steps of this size, as on the real wire."""
 
 
 class End:
     """One side's view of a conversation with `peer_id`. Implements `interface.Stream`."""
 
-    def __init__(self, peer_id: str, pipe: Pipe, *, timeout_s: float | None) -> None:
+    def __init__(self, peer_id: str, pipe: Pipe, *, timeout_s: float) -> None:
         self.peer_id = peer_id
-        self.handler_task: asyncio.Task[None] | None = None
         self.other: End
+        self.handler_task: asyncio.Task[None] | None = None
         self._pipe = pipe
         self._timeout_s = timeout_s
-        self._inbox: deque[bytes] = deque()
-        self._received_end: Exception | None = None
-        self._broken: SwarmError | None = None
-        self._finished = False
-        self._ahead: deque[int] = deque()
+        self._received: deque[tuple[Kind, bytes]] = deque()
+        self._partial: list[bytes] = []
+        self._taken_bytes = 0
+        self._credit_bytes = framing.WINDOW_BYTES
         self._accepted = False
+        self._finished = False
+        self._at_end: Exception | None = None  # raised by receive once all is read
+        self._broken: SwarmError | None = None  # raised by send
         self._news = asyncio.Event()
         self._room = asyncio.Event()
 
-    def open(self, method: str, deliver: Callable[[], None]) -> None:
-        """Ask the other side for a conversation; `deliver` presents it there."""
-        self._put(len(method), deliver)
-
-    def accept(self) -> None:
-        self._put(0, self.other._take_acceptance)
-
-    async def accepted(self) -> None:
-        """Wait until the other side has accepted. Raises what it refused with."""
-        await self._wait(self._room, lambda: self._accepted or self._broken is not None, "the stream was not accepted")
-        if self._broken is not None and not self._accepted:
-            raise self._broken
-
     async def send(self, message: bytes) -> None:
         if len(message) > limits.MAX_MESSAGE_BYTES:
-            raise ValueError(f"message has {len(message)} bytes, more than {limits.MAX_MESSAGE_BYTES}")
+            raise ValueError(f"message of {len(message)} bytes, more than {limits.MAX_MESSAGE_BYTES}")
         if self._finished:
-            raise ValueError("this side has finished sending")
-        await self._wait(self._room, self._has_room, "no room for the next message")
-        if self._broken is not None:
-            raise self._broken
-        copy = bytes(message)
-        self._ahead.append(len(copy))
-        self._put(len(copy), lambda: self.other._take(copy))
+            raise ValueError("send after finish")
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                for kind, piece in framing.pieces(message):
+                    await self._spend(framing.cost(len(piece)))
+                    self._put(len(piece), partial(self.other._take, kind, bytes(piece)))
+        except TimeoutError:
+            # part of the message may be out, so nothing more can be said here
+            self.break_off(self._timed_out("took no more data"))
+            raise self._timed_out("took no more data") from None
 
     async def receive(self) -> bytes:
-        await self._wait(self._news, self._has_news, "nothing received")
-        if not self._inbox:
-            assert self._received_end is not None
-            raise self._received_end
-        message = self._inbox.popleft()
-        self.other._make_room()
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                while (message := self._take_message()) is None:
+                    if self._at_end is not None:
+                        raise self._at_end.with_traceback(None)
+                    self._news.clear()
+                    await self._news.wait()
+        except TimeoutError:
+            raise self._timed_out("sent nothing") from None
         return message
 
     async def finish(self) -> None:
@@ -82,14 +79,35 @@ class End:
             self._finished = True
             self._put(0, lambda: self.other._end(EndOfStream()))
 
+    # --- for the network that connects the two ends -----------------------------------------------------------------
+
+    def open(self, method: str, present: Callable[[], None]) -> None:
+        """Ask for a conversation; `present` is called when the question has arrived."""
+        self._put(len(method), present)
+
+    def accept(self) -> None:
+        self._put(0, self.other._take_acceptance)
+
+    async def accepted(self) -> None:
+        """Wait until the other side has accepted. Raises what it refused with, PeerTimeout or PeerUnreachable."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                while not self._accepted:
+                    if self._broken is not None:
+                        raise self._broken
+                    self._room.clear()
+                    await self._room.wait()
+        except TimeoutError:
+            raise self._timed_out("did not accept the stream") from None
+
     def complete(self) -> None:
-        """The handler has returned: the other side reads what was sent, then the end; sending it more is an error."""
+        """The handler has returned: the other side reads what was sent, then the end; sending more is its error."""
         self._finished = True
-        gone = PeerUnreachable("the peer's handler has returned", peer_id=self.other.peer_id)
+        gone = PeerUnreachable("the peer has ended the stream", peer_id=self.other.peer_id)
         self._put(0, lambda: self.other._close(gone, EndOfStream()))
 
     def fail(self, error: BaseException) -> None:
-        """Have `error` raised at the other side, after the messages already sent."""
+        """Have `error` raised at the other side, after what was sent already."""
         wire = encode_failure(error)
         self._finished = True
         self._put(len(wire), lambda: self.other.break_off(decode_failure(wire, self.other.peer_id)))
@@ -112,40 +130,52 @@ class End:
             if self.handler_task is not None:
                 self.handler_task.cancel()
 
+    def _end(self, at_end: Exception) -> None:
+        if self._at_end is None:
+            self._at_end = at_end
+            self._news.set()
+
     def _put(self, num_bytes: int, deliver: Callable[[], None]) -> None:
         if self._broken is None:
             self._pipe.put(self, num_bytes, deliver)
+
+    async def _spend(self, num_bytes: int) -> None:
+        while self._broken is None and self._credit_bytes < num_bytes:
+            self._room.clear()
+            await self._room.wait()
+        if self._broken is not None:
+            raise self._broken.with_traceback(None)
+        self._credit_bytes -= num_bytes
 
     def _take_acceptance(self) -> None:
         self._accepted = True
         self._room.set()
 
-    def _take(self, message: bytes) -> None:
-        if self._received_end is None:
-            self._inbox.append(message)
-            self._news.set()
-
-    def _end(self, error: Exception) -> None:
-        if self._received_end is None:
-            self._received_end = error
-            self._news.set()
-
-    def _make_room(self) -> None:
-        self._ahead.popleft()
+    def _take_credit(self, num_bytes: int) -> None:
+        self._credit_bytes += num_bytes
         self._room.set()
 
-    def _has_room(self) -> bool:
-        fits = sum(self._ahead) < WINDOW_BYTES and len(self._ahead) < WINDOW_MESSAGES
-        return fits or self._broken is not None
+    def _take(self, kind: Kind, piece: bytes) -> None:
+        if self._at_end is None:
+            self._received.append((kind, piece))
+            self._news.set()
 
-    def _has_news(self) -> bool:
-        return bool(self._inbox) or self._received_end is not None
+    def _take_message(self) -> bytes | None:
+        while self._received:
+            kind, piece = self._received.popleft()
+            self._grant(framing.cost(len(piece)))
+            self._partial.append(piece)
+            if kind == Kind.DATA:
+                message = b"".join(self._partial)
+                self._partial.clear()
+                return message
+        return None
 
-    async def _wait(self, event: asyncio.Event, ready: Callable[[], bool], complaint: str) -> None:
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                while not ready():
-                    event.clear()
-                    await event.wait()
-        except TimeoutError:
-            raise PeerTimeout(f"{complaint} within {self._timeout_s} s", peer_id=self.peer_id) from None
+    def _grant(self, num_bytes: int) -> None:
+        self._taken_bytes += num_bytes
+        if self._taken_bytes >= _GRANT_BYTES:
+            taken_bytes, self._taken_bytes = self._taken_bytes, 0
+            self._put(0, lambda: self.other._take_credit(taken_bytes))
+
+    def _timed_out(self, what: str) -> PeerTimeout:
+        return PeerTimeout(f"the peer {what} within {self._timeout_s:g} s", peer_id=self.peer_id)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
-from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
@@ -69,9 +68,8 @@ class Identity:
     def load_or_create(cls, path: Path) -> Identity:
         """The identity at `path`; a new one is saved there if nothing is. Two processes at once get the same one."""
         if not os.path.lexists(path):
-            # another process may be quicker: then its key is the one
-            with suppress(FileExistsError):
-                _write_private(path, cls.generate()._file_bytes())
+            # if another process was quicker, its key is the one
+            _write_private(path, cls.generate()._file_bytes())
         return cls.load(path)
 
     def save(self, path: Path) -> None:
@@ -79,10 +77,8 @@ class Identity:
 
         Raises ConfigError if it cannot be written or `path` exists: a lost key is a lost identity.
         """
-        try:
-            _write_private(path, self._file_bytes())
-        except FileExistsError as error:
-            raise ConfigError(f"{path} exists already", remedy="move it away, or choose another path") from error
+        if not _write_private(path, self._file_bytes()):
+            raise ConfigError(f"{path} exists already", remedy="move it away, or choose another path")
 
     def sign(self, message: bytes) -> bytes:
         """64 bytes, deterministic. What is signed must start with its purpose: see `swarm_protocol.envelope`."""
@@ -161,40 +157,39 @@ def _read_private(path: Path) -> bytes:
         raise _unusable("read", path, error) from error
 
 
-def _write_private(path: Path, data: bytes) -> None:
-    """Place `data` at `path` in one step. Raises FileExistsError if something is there, else ConfigError."""
-    temporary: Path | None = None
+def _write_private(path: Path, data: bytes) -> bool:
+    """Place `data` at `path` in one step; False if something is there already. Raises ConfigError."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         # mkstemp creates with mode 0600 and O_EXCL
         descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         temporary = Path(name)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(descriptor)
-        _place(temporary, path)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(descriptor)
+            placed = _place(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
         _sync_folder(path.parent)
-    except FileExistsError:
-        raise
     except OSError as error:
         raise _unusable("write", path, error) from error
-    finally:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
+    return placed
 
 
-def _place(temporary: Path, path: Path) -> None:
-    """Give `temporary` its name, never over an existing file."""
+def _place(temporary: Path, path: Path) -> bool:
+    """Give `temporary` its name; False, and untouched, if that is taken."""
     try:
         os.link(temporary, path)
     except FileExistsError:
-        raise
+        return False
     except OSError:
         # no hard links on this file system; a rename would overwrite, so look first
         if os.path.lexists(path):
-            raise FileExistsError(path) from None
+            return False
         temporary.rename(path)
+    return True
 
 
 def _sync_folder(folder: Path) -> None:

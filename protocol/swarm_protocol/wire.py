@@ -65,7 +65,7 @@ def decode(data: bytes, message_type: type[M], build: Callable[[M], T], *, max_b
             remedy="update the older of the two nodes",
         )
     try:
-        return build(message_type.FromString(memoryview(data)[1:]))
+        return build(message_type.FromString(data[1:]))
     except DecodeError as error:
         raise PeerViolation(f"{what} is truncated or malformed") from error
     except ValueError as error:

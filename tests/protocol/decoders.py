@@ -1,0 +1,135 @@
+"""Every decoder of bytes from peers, with examples: what the property tests and the fuzzer run over.
+
+A new message adds itself here. `test_decoders.py` fails for any class with `from_bytes` that is not listed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from swarm_protocol.envelope import seal, unseal
+from swarm_protocol.errors import PeerRefused, RoundError, SessionError
+from swarm_protocol.failure import decode_failure, encode_failure
+from swarm_protocol.identity import Identity
+from swarm_protocol.records import NodeRecord, ServeRecord, TrainerRecord, publish_key
+from swarm_protocol.signed_record import read_record, seal_record, unseal_record
+from swarm_protocol.version import Hello
+
+IDENTITY = Identity(bytes(range(32)))
+NEIGHBOUR = Identity(bytes(range(1, 33))).peer_id
+NOW = 1_700_000_000.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decoder:
+    """`decode` returns a value or raises PeerViolation or IntegrityError; `examples` are what it accepts.
+
+    `encode` is its inverse; None where there is none, as for errors, which compare by identity.
+    """
+
+    name: str
+    decode: Callable[[bytes], Any]
+    encode: Callable[[Any], bytes] | None
+    examples: tuple[bytes, ...]
+
+
+def of_class(message_type: Any, *examples: Any) -> Decoder:
+    return Decoder(
+        name=message_type.__name__,
+        decode=message_type.from_bytes,
+        encode=message_type.to_bytes,
+        examples=tuple(example.to_bytes() for example in examples),
+    )
+
+
+NODE = NodeRecord(
+    name="Ada's desk, 2nd floor",
+    version="0.1.0",
+    addrs=(f"/ip4/203.0.113.7/tcp/4001/p2p/{IDENTITY.peer_id}", f"/dns4/a.example/udp/4001/quic-v1/p2p/{NEIGHBOUR}"),
+    device="NVIDIA GeForce RTX 5090",
+    memory_bytes=32 * 2**30,
+    free_memory_bytes=30 * 2**30,
+    reachability="public",
+    prefill_tokens_per_s=12_000.0,
+    decode_tokens_per_s=90.5,
+    training_tokens_per_s=20_000.0,
+    started_at=NOW - 60.0,
+    state="alive",
+    models=("meta-llama/Llama-3.1-8B",),
+    runs=("stdlib-1f00ba44",),
+)
+SERVE = ServeRecord(
+    model="meta-llama/Llama-3.1-8B",
+    revision="0e9e39f249a16976918f6564b8830bc894c89659",
+    num_blocks=32,
+    start=8,
+    end=20,
+    state="serving",
+    prefill_ms_per_token=0.01,
+    decode_ms_per_block=0.4,
+    free_kv_tokens=100_000,
+    queue_depth=3,
+    rtt_ms={NEIGHBOUR: 25.5},
+)
+TRAINER = TrainerRecord(
+    run="stdlib-1f00ba44", outer_step=17, digest=bytes(range(32)), tokens_per_s=20_000.0, loss=2.5, state="training"
+)
+JOINING_TRAINER = TrainerRecord(run="stdlib-1f00ba44", outer_step=0, state="joining")
+HELLO = Hello(network_id="swarm-main", software_version="0.1.0", sent_at=NOW)
+KEY = publish_key(TRAINER, IDENTITY.peer_id)
+
+VOTE_ENVELOPE = seal(
+    IDENTITY,
+    purpose="vote",
+    network_id="test",
+    subject="stdlib-1f00ba44/17/0",
+    payload=b"yes",
+    issued_at=NOW,
+    expires_at=NOW + 30.0,
+)
+RECORD_ENVELOPE = seal_record(
+    IDENTITY, network_id="test", key=KEY, payload=TRAINER.to_bytes(), issued_at=NOW, lifetime_s=60.0
+)
+
+
+def _unseal_vote(data: bytes) -> Any:
+    return unseal(data, purpose="vote", network_id="test", now=NOW)
+
+
+def _unseal_record(data: bytes) -> Any:
+    envelope = unseal_record(data, network_id="test", key=KEY, now=NOW)
+    read_record(envelope)
+    return envelope
+
+
+DECODERS: tuple[Decoder, ...] = (
+    of_class(NodeRecord, NODE),
+    of_class(ServeRecord, SERVE),
+    of_class(TrainerRecord, TRAINER, JOINING_TRAINER),
+    of_class(Hello, HELLO),
+    Decoder(
+        name="Failure",
+        decode=lambda data: decode_failure(data, IDENTITY.peer_id),
+        encode=None,
+        examples=(
+            encode_failure(PeerRefused("full", remedy="ask again", peer_id=NEIGHBOUR, retry_after_s=2.5)),
+            encode_failure(RoundError("no quorum", missing=(NEIGHBOUR, IDENTITY.peer_id))),
+            encode_failure(SessionError("evicted", session_id="s-1")),
+            encode_failure(KeyError("secret")),
+        ),
+    ),
+    Decoder(
+        name="Envelope",
+        decode=_unseal_vote,
+        encode=lambda value: value.to_bytes(),
+        examples=(VOTE_ENVELOPE.to_bytes(),),
+    ),
+    Decoder(
+        name="SignedRecord",
+        decode=_unseal_record,
+        encode=lambda value: value.to_bytes(),
+        examples=(RECORD_ENVELOPE.to_bytes(),),
+    ),
+)

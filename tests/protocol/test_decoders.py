@@ -1,0 +1,106 @@
+"""No bytes whatever make a decoder raise anything but its two typed errors, and what it accepts means one thing."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+
+import pytest
+import swarm_protocol
+from hypothesis import given
+from hypothesis import strategies as st
+from protocol.decoders import DECODERS, Decoder
+from swarm_protocol.errors import IntegrityError, PeerViolation
+
+EVERY_DECODER = pytest.mark.parametrize("decoder", DECODERS, ids=lambda decoder: decoder.name)
+
+
+def decode_or_refuse(decoder: Decoder, data: bytes) -> None:
+    """Whatever comes out, it is a typed refusal, or a value that survives another trip."""
+    try:
+        value = decoder.decode(data)
+    except (PeerViolation, IntegrityError):
+        return
+    if decoder.encode is not None:
+        assert decoder.decode(decoder.encode(value)) == value
+
+
+@st.composite
+def mutations(draw: st.DrawFn, examples: tuple[bytes, ...]) -> bytes:
+    """An example with bytes flipped, cut out, truncated, repeated or added."""
+    data = bytearray(draw(st.sampled_from(examples)))
+    for _ in range(draw(st.integers(1, 4))):
+        start = draw(st.integers(0, len(data)))
+        end = draw(st.integers(start, min(len(data), start + 8)))
+        match draw(st.sampled_from(["flip", "cut", "truncate", "insert", "repeat"])):
+            case "flip" if start < len(data):
+                data[start] ^= draw(st.integers(1, 255))
+            case "cut":
+                del data[start:end]
+            case "truncate":
+                del data[start:]
+            case "insert":
+                data[start:start] = draw(st.binary(max_size=8))
+            case _:
+                data[start:start] = data[start:end]
+    return bytes(data)
+
+
+@EVERY_DECODER
+def test_decoder_of_its_examples_round_trips(decoder: Decoder) -> None:
+    for example in decoder.examples:
+        value = decoder.decode(example)
+        assert decoder.encode is None or decoder.encode(value) == example
+
+
+@EVERY_DECODER
+@given(data=st.data())
+def test_decoder_of_mutated_bytes_refuses_or_accepts(decoder: Decoder, data: st.DataObject) -> None:
+    decode_or_refuse(decoder, data.draw(mutations(decoder.examples)))
+
+
+@EVERY_DECODER
+@given(data=st.binary(max_size=512))
+def test_decoder_of_random_bytes_refuses_or_accepts(decoder: Decoder, data: bytes) -> None:
+    decode_or_refuse(decoder, data)
+    decode_or_refuse(decoder, decoder.examples[0][:1] + data)
+
+
+@EVERY_DECODER
+def test_decoder_of_every_truncation_and_bit_flip_refuses_or_accepts(decoder: Decoder) -> None:
+    example = decoder.examples[0]
+    for position in range(len(example)):
+        decode_or_refuse(decoder, example[:position])
+        for bit in range(8):
+            flipped = bytearray(example)
+            flipped[position] ^= 1 << bit
+            decode_or_refuse(decoder, bytes(flipped))
+
+
+@EVERY_DECODER
+def test_decoder_of_another_message_version_refuses_by_name(decoder: Decoder) -> None:
+    for version in (0, 2, 255):
+        with pytest.raises(PeerViolation, match=f"version {version}"):
+            decoder.decode(bytes([version]) + decoder.examples[0][1:])
+
+
+@EVERY_DECODER
+def test_decoder_of_too_many_bytes_refuses_before_parsing(decoder: Decoder) -> None:
+    with pytest.raises(PeerViolation, match="more than"):
+        decoder.decode(bytes(100 * 2**20))
+
+
+def test_registry_lists_every_class_that_reads_bytes() -> None:
+    modules = [
+        importlib.import_module(f"swarm_protocol.{found.name}")
+        for found in pkgutil.iter_modules(swarm_protocol.__path__)
+    ]
+    readers = {
+        name
+        for module in modules
+        for name, value in inspect.getmembers(module, inspect.isclass)
+        if value.__module__ == module.__name__ and hasattr(value, "from_bytes")
+    }
+    missing = readers - {decoder.name for decoder in DECODERS}
+    assert not missing, f"add these with examples to tests/protocol/decoders.py: {sorted(missing)}"

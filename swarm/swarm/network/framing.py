@@ -1,0 +1,82 @@
+"""Frames on a byte stream between two peers: one header, then a body.
+
+    kind 1 byte | length 4 bytes big-endian | body
+
+`MORE` and `DATA` carry pieces of a message, `DATA` its last one. `CREDIT` has no body: its length is how much more the
+other side may send. `FINISH` ends one direction; `END` and `FAILURE` end both, the latter with `swarm_protocol.failure`'s
+bytes. Pure: knows bytes and bounds, not sockets.
+
+Credit, and not only the transport's own back-pressure, bounds what is in flight: a receiver that may never stop reading
+notices at once that the other side has left, however much is queued. (HTTP/2 does the same, RFC 9113, section 5.2.)
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from enum import IntEnum
+
+from swarm_protocol import limits
+from swarm_protocol.errors import PeerViolation
+
+CHUNK_BYTES = 512 * 2**10
+"""The largest piece: long enough that its header costs nothing, short enough that a failure is not stuck behind it."""
+
+WINDOW_BYTES = 4 * 2**20
+"""What one side may send before the other has taken it: 80 MB/s at 50 ms, and the most a stream can occupy unread."""
+
+FRAME_COST_BYTES = 256
+"""What a piece costs beside its bytes, so that a flood of empty messages is bounded as well."""
+
+HEADER = struct.Struct(">BI")
+
+
+class Kind(IntEnum):
+    MORE = 0
+    DATA = 1
+    CREDIT = 2
+    FINISH = 3
+    FAILURE = 4
+    END = 5
+
+
+_MAX_LENGTH = {
+    Kind.MORE: CHUNK_BYTES,
+    Kind.DATA: CHUNK_BYTES,
+    Kind.CREDIT: WINDOW_BYTES,
+    Kind.FINISH: 0,
+    Kind.FAILURE: limits.MAX_FAILURE_BYTES,
+    Kind.END: 0,
+}
+
+
+def cost(num_bytes: int) -> int:
+    return num_bytes + FRAME_COST_BYTES
+
+
+def frame(kind: Kind, body: bytes = b"") -> bytes:
+    return HEADER.pack(kind, len(body)) + body
+
+
+def credit(num_bytes: int) -> bytes:
+    return HEADER.pack(Kind.CREDIT, num_bytes)
+
+
+def pieces(message: bytes) -> Iterator[tuple[Kind, memoryview]]:
+    """At least one, so that an empty message arrives as one."""
+    view = memoryview(message)
+    for start in range(0, len(view) - CHUNK_BYTES, CHUNK_BYTES):
+        yield Kind.MORE, view[start : start + CHUNK_BYTES]
+    yield Kind.DATA, view[(len(view) - 1) // CHUNK_BYTES * CHUNK_BYTES :] if view else view
+
+
+def parse_header(header: bytes) -> tuple[Kind, int]:
+    """Kind and length, the length checked before anything is read or allocated. Raises PeerViolation."""
+    number, length = HEADER.unpack(header)
+    try:
+        kind = Kind(number)
+    except ValueError:
+        raise PeerViolation(f"stream has a frame of unknown kind {number}") from None
+    if length > _MAX_LENGTH[kind]:
+        raise PeerViolation(f"stream has a {kind.name} frame of {length} bytes, more than {_MAX_LENGTH[kind]}")
+    return kind, length

@@ -1,0 +1,345 @@
+"""The real network: `Network` over libp2p, which reaches everyone, behind NAT too, through relays if need be.
+
+Puts together what its siblings do: `libp2p_daemon` runs hivemind's go-libp2p daemon, `libp2p_control` and `libp2p_unary`
+speak to it, `libp2p_stream` and `libp2p_calls` carry messages, `libp2p_dht` keeps records, `libp2p_join` and `libp2p_watch`
+find the others. One task per network, `_run`, owns all others; `close` ends it, and so does the daemon's death.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Literal
+
+from swarm_protocol import limits
+from swarm_protocol.envelope import Envelope
+from swarm_protocol.errors import ConfigError, PeerTimeout, PeerUnreachable, StartError, SwarmError
+from swarm_protocol.identity import Identity
+from swarm_protocol.signed_record import seal_record
+from swarm_protocol.version import PROTOCOL_VERSION, check_network_id
+
+from swarm.network.interface import Stream, StreamHandler, UnaryHandler
+from swarm.network.libp2p_accept import StreamServer
+from swarm.network.libp2p_calls import Calls
+from swarm.network.libp2p_daemon import DaemonOptions
+from swarm.network.libp2p_dht import RecordDht
+from swarm.network.libp2p_host import Host, NotServed
+from swarm.network.libp2p_join import HELLO, check_identity_is_free, explain_refusal, hello_answer, join
+from swarm.network.libp2p_stream import Libp2pStream
+from swarm.network.libp2p_watch import Watch
+from swarm.network.multiaddr import PeerAddr, check_announce_addr, check_listen_addr, parse_peer_addr
+from swarm.network.record_validator import RecordValidator
+
+MIN_ISSUE_STEP_S = 0.002
+"""Between two records of one key: a later record is one that was issued later, to the DHT's precision."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Libp2pOptions:
+    """`peers`: nodes to join through, as /ip4/…/tcp/…/p2p/<peer id>; none: the first node of a network.
+
+    `relay`: "serve" lets nodes behind NAT be reached through this one, which must be reachable itself; "use" makes this
+    node reachable through its `peers` that serve; "none" does neither. Without `listen` nobody can connect directly.
+    Raises ConfigError, which names the part of an address that is malformed.
+    """
+
+    identity_path: Path
+    network_id: str
+    peers: tuple[str, ...] = ()
+    listen: tuple[str, ...] = ("/ip4/127.0.0.1/tcp/0",)
+    announce: tuple[str, ...] = ()
+    relay: Literal["none", "serve", "use"] = "none"
+    nat_port_map: bool = False
+
+    def __post_init__(self) -> None:
+        try:
+            check_network_id(self.network_id)
+        except ValueError as error:
+            raise ConfigError(str(error), remedy="choose a short name of letters, digits, - and _") from None
+        for peer in self.peers:
+            parse_peer_addr(peer)
+        for addr in self.listen:
+            check_listen_addr(addr)
+        for addr in self.announce:
+            check_announce_addr(addr)
+        if self.relay == "serve" and not self.listen:
+            raise ConfigError("a relay must listen", remedy="give it a listen address, or do not serve as a relay")
+        if self.relay == "use" and not self.peers:
+            raise ConfigError(
+                "there is no peer to be relayed by", remedy="give the address of one that serves as a relay"
+            )
+
+
+class Libp2pNetwork:
+    def __init__(self, identity: Identity, host: Host, options: Libp2pOptions, seeds: Sequence[PeerAddr]) -> None:
+        self._identity = identity
+        self._host = host
+        self._network_id = options.network_id
+        self._seeds = tuple(seeds)
+        self._prefix = f"/swarm/{PROTOCOL_VERSION}/{options.network_id}/"
+        self._calls = Calls(host, self._open_unbounded)
+        self._methods: set[tuple[str, str]] = set()
+        self._published: dict[str, Envelope] = {}
+        self._started_at = self.now()
+        loop = asyncio.get_running_loop()
+        self._ready: asyncio.Future[None] = loop.create_future()
+        self._failure: asyncio.Future[SwarmError] = loop.create_future()
+        self._closing = False
+        self._main: asyncio.Task[None] | None = None
+        self._closed = asyncio.Event()
+
+    @classmethod
+    async def create(cls, options: Libp2pOptions) -> Libp2pNetwork:
+        """Start a host, join `options.peers`. Ready to be used, and known to others, when it returns.
+
+        Raises ConfigError or StartError with one line of cause and a remedy; nothing is left running then.
+        """
+        identity = Identity.load(options.identity_path)
+        # a seed may find its own address in the list that all nodes share
+        seeds = [addr for addr in map(parse_peer_addr, options.peers) if addr.peer_id != identity.peer_id]
+        host = await _start_host(options, identity.peer_id, seeds)
+        network = cls(identity, host, options, seeds)
+        network._main = asyncio.create_task(network._run(), name=f"libp2p network {identity.peer_id}")
+        try:
+            await asyncio.wait((network._main, network._ready), return_when=asyncio.FIRST_COMPLETED)
+            network._ready.result()
+        except BaseException:
+            await network.close()
+            raise
+        return network
+
+    async def __aenter__(self) -> Libp2pNetwork:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @property
+    def peer_id(self) -> str:
+        return self._identity.peer_id
+
+    @property
+    def network_id(self) -> str:
+        return self._network_id
+
+    def now(self) -> float:
+        return time.time()
+
+    # --- calls and streams --------------------------------------------------------------------------------------------
+
+    async def call(self, peer_id: str, method: str, request: bytes, *, timeout_s: float) -> bytes:
+        if len(request) > limits.MAX_MESSAGE_BYTES:
+            raise ValueError(f"request of {len(request)} bytes, more than {limits.MAX_MESSAGE_BYTES}")
+        names = (self._name("call", method), self._name("bulk", method), self._name("parcel", ""))
+        try:
+            async with asyncio.timeout(timeout_s):
+                try:
+                    return await self._calls.call(peer_id, names, request)
+                except NotServed:
+                    raise await explain_refusal(self._host, peer_id, self._network_id, method) from None
+        except TimeoutError:
+            raise PeerTimeout(f"no answer to {method!r} within {timeout_s:g} s", peer_id=peer_id) from None
+
+    @contextlib.asynccontextmanager
+    async def stream(self, peer_id: str, method: str, *, timeout_s: float) -> AsyncIterator[Stream]:
+        try:
+            async with asyncio.timeout(timeout_s):
+                try:
+                    reader, writer = await self._host.open_stream(peer_id, self._name("stream", method))
+                except NotServed:
+                    raise await explain_refusal(self._host, peer_id, self._network_id, method) from None
+        except TimeoutError:
+            raise PeerTimeout(f"{method!r} was not opened within {timeout_s:g} s", peer_id=peer_id) from None
+        async with _pumped(Libp2pStream(reader, writer, peer_id=peer_id, timeout_s=timeout_s)) as stream:
+            yield stream
+
+    @contextlib.asynccontextmanager
+    async def _open_unbounded(self, peer_id: str, protocol: str) -> AsyncIterator[Stream]:
+        """For calls, which have one deadline for all that they do."""
+        reader, writer = await self._host.open_stream(peer_id, protocol)
+        async with _pumped(Libp2pStream(reader, writer, peer_id=peer_id, timeout_s=None)) as stream:
+            yield stream
+
+    async def serve(self, method: str, handler: UnaryHandler) -> None:
+        self._claim("call", method)
+        await self._register(self._streams.serve(self._name("bulk", method), self._calls.bulk_handler(handler)))
+        await self._register(self._host.lane.serve(self._name("call", method), self._calls.lane_answer(handler)))
+
+    async def serve_stream(self, method: str, handler: StreamHandler) -> None:
+        self._claim("stream", method)
+        await self._register(self._streams.serve(self._name("stream", method), handler))
+
+    # --- records ------------------------------------------------------------------------------------------------------
+
+    async def publish(self, key: str, payload: bytes, *, lifetime_s: float) -> bool:
+        previous = self._published.get(key)
+        issued_at = max(self.now(), previous.issued_at + MIN_ISSUE_STEP_S if previous else 0.0)
+        envelope = seal_record(
+            self._identity,
+            network_id=self._network_id,
+            key=key,
+            payload=payload,
+            issued_at=issued_at,
+            lifetime_s=lifetime_s,
+        )
+        self._forget_expired()
+        self._published[key] = envelope
+        return await self._dht.store(envelope)
+
+    async def lookup(self, keys: Sequence[str], *, timeout_s: float) -> list[Envelope]:
+        try:
+            async with asyncio.timeout(timeout_s):
+                found, answered = await self._dht.find(keys)
+        except TimeoutError:
+            answered = False
+        if not answered:
+            raise PeerTimeout(f"no peer answered a lookup within {timeout_s:g} s")
+        now = self.now()
+        records = {(envelope.subject, envelope.peer_id): envelope for envelope in found}
+        for envelope in found:
+            if envelope.peer_id == self.peer_id:
+                self._check_own(envelope)
+        for key in keys:
+            if key in self._published:
+                records[key, self.peer_id] = self._published[key]
+        return [envelope for envelope in records.values() if envelope.expires_at > now]
+
+    async def addrs(self) -> tuple[str, ...]:
+        _, addrs = await self._host.control.identify()
+        return tuple(f"{addr}/p2p/{self.peer_id}" for addr in addrs)
+
+    # --- life and death -----------------------------------------------------------------------------------------------
+
+    async def wait_failed(self) -> SwarmError:
+        """Wait until this network can no longer work, and return why. A daemon then ends with that reason."""
+        return await asyncio.shield(self._failure)
+
+    async def close(self) -> None:
+        if self._closing:
+            await self._closed.wait()
+            return
+        self._closing = True
+        try:
+            if self._main is not None:
+                self._main.cancel()
+                await asyncio.wait((self._main,))
+        finally:
+            self._failure.cancel()
+            self._closed.set()
+
+    async def _run(self) -> None:
+        """Owns the host and every task. Ends by being cancelled, or after the daemon's death."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                lane = tasks.create_task(self._host.lane.run())
+                lane.add_done_callback(lambda _: self._fail_if_open())
+                await self._enter(tasks)
+                self._ready.set_result(None)
+        except BaseExceptionGroup as group:
+            self._fail(group.exceptions[0])
+        except BaseException as error:
+            self._fail(error)
+            raise
+        finally:
+            self._streams.close()
+            await self._host.stop()
+
+    async def _enter(self, tasks: asyncio.TaskGroup) -> None:
+        self._streams = StreamServer(self._host.control, self._host.daemon.listen_socket, tasks)
+        await self._streams.start()
+        validator = RecordValidator(self._network_id, self.now)
+        self._dht = await RecordDht.create(self._host.lane, self.peer_id, self._name("dht", ""), validator)
+        await self._streams.serve(self._name("parcel", ""), self._calls.hand_out_parcel)
+        await self._host.lane.serve(HELLO, hello_answer(self._network_id))
+        reached = await join(self._host, self._seeds, self._network_id)
+        await asyncio.gather(*(self._dht.ping(peer_id) for peer_id in reached))
+        await self._dht.refresh()
+        watch = Watch(self._host, self._dht, self._seeds, self._network_id, self._publish_again)
+        tasks.create_task(watch.run())
+
+    async def _publish_again(self) -> None:
+        """The nodes that hold our records may be others now."""
+        self._forget_expired()
+        await asyncio.gather(*(self._dht.store(envelope) for envelope in self._published.values()))
+
+    def _fail_if_open(self) -> None:
+        if not self._closing:
+            self._fail(StartError(self._host.daemon.last_words(), remedy="restart this node"))
+
+    def _fail(self, error: BaseException) -> None:
+        if not self._ready.done():
+            self._ready.set_exception(error)
+        elif isinstance(error, SwarmError) and not self._failure.done():
+            self._failure.set_result(error)
+
+    def _check_own(self, envelope: Envelope) -> None:
+        """A record that we signed, after our start, and did not publish: somebody else has our key."""
+        ours = self._published.get(envelope.subject)
+        if envelope.issued_at > (ours.issued_at if ours else self._started_at):
+            self._fail(
+                StartError(
+                    f"the identity {self.peer_id} is in use by another running node",
+                    remedy="stop one of the two, and give it its own identity (another home folder)",
+                )
+            )
+
+    def _forget_expired(self) -> None:
+        now = self.now()
+        self._published = {key: envelope for key, envelope in self._published.items() if envelope.expires_at > now}
+
+    def _name(self, kind: str, method: str) -> str:
+        return f"{self._prefix}{kind}/{method}"
+
+    def _claim(self, kind: str, method: str) -> None:
+        if (kind, method) in self._methods:
+            raise ValueError(f"{method!r} is served already")
+        self._methods.add((kind, method))
+
+    async def _register(self, registration: Awaitable[None]) -> None:
+        try:
+            await registration
+        except Exception:
+            raise PeerUnreachable("this node's libp2p daemon has ended", remedy="restart this node") from None
+
+
+@contextlib.asynccontextmanager
+async def _pumped(stream: Libp2pStream) -> AsyncIterator[Libp2pStream]:
+    pump = asyncio.create_task(stream.pump())
+    try:
+        yield stream
+        stream.close()
+    finally:
+        stream.abort()
+        pump.cancel()
+        await asyncio.wait((pump,))
+
+
+async def _start_host(options: Libp2pOptions, peer_id: str, seeds: Sequence[PeerAddr]) -> Host:
+    """Our host, if nobody else has our identity; the check runs beside the start, before we connect to anyone."""
+    daemon_options = DaemonOptions(
+        identity_path=options.identity_path,
+        listen=options.listen,
+        announce=options.announce,
+        trusted_relays=tuple(map(str, seeds)) if options.relay == "use" else (),
+        serve_relay=options.relay == "serve",
+        use_relay=options.relay == "use",
+        reachability={"none": "", "serve": "public", "use": "private"}[options.relay],
+        nat_port_map=options.nat_port_map,
+    )
+    start: Callable[[], Awaitable[Host]] = lambda: Host.start(daemon_options)  # noqa: E731
+    if not seeds:
+        return await start()
+    host, check = await asyncio.gather(start(), check_identity_is_free(seeds, peer_id), return_exceptions=True)
+    if isinstance(host, BaseException):
+        raise host
+    if isinstance(check, BaseException):
+        await host.stop()
+        raise check
+    return host

@@ -1,0 +1,105 @@
+"""Calls of any size: small ones over the unary lane, large ones over a stream, invisible to the caller.
+
+A request that is too large goes as a stream's one message. A response that turns out too large stays here as a *parcel*,
+and its caller fetches it over a stream: the handler must not run twice. `Calls` owns the parcels; tasks belong to the
+lane and to whoever accepts streams.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+
+from swarm_protocol.errors import PeerRefused, PeerViolation, SwarmError
+from swarm_protocol.failure import decode_failure, encode_failure
+
+from swarm.network.interface import EndOfStream, Stream, StreamHandler, UnaryHandler
+from swarm.network.libp2p_host import Host
+from swarm.network.libp2p_unary import UnaryAnswer
+
+LANE_BYTES = 2**20
+"""Beyond it a stream is as fast, and the lane stays free for the small. The daemon's own limit is 4 MiB."""
+
+MAX_PARCELS_BYTES = 256 * 2**20
+"""Responses that wait to be fetched; the oldest make room. Two of the largest, and many of the usual."""
+
+_OK, _FAILURE, _PARCEL = b"\x00", b"\x01", b"\x02"
+_TOKEN_BYTES = 16
+
+OpenStream = Callable[[str, str], AbstractAsyncContextManager[Stream]]
+
+logger = logging.getLogger(__name__)
+
+
+class Calls:
+    def __init__(self, host: Host, open_stream: OpenStream) -> None:
+        self._host = host
+        self._open_stream = open_stream
+        self._parcels: OrderedDict[bytes, tuple[str, bytes]] = OrderedDict()
+        self._num_parcel_bytes = 0
+
+    async def call(self, peer_id: str, names: tuple[str, str, str], request: bytes) -> bytes:
+        """`names`: the protocols of the lane, of large requests and of parcels. Deadlines are the caller's."""
+        lane_name, bulk_name, parcel_name = names
+        if len(request) > LANE_BYTES:
+            return await self._exchange(peer_id, bulk_name, request)
+        response = await self._host.call(peer_id, lane_name, request)
+        status, body = response[:1], response[1:]
+        if status == _OK:
+            return body
+        if status == _FAILURE:
+            raise decode_failure(body, peer_id)
+        if status == _PARCEL and len(body) == _TOKEN_BYTES:
+            return await self._exchange(peer_id, parcel_name, body)
+        raise PeerViolation("the peer's response has no known form", peer_id=peer_id)
+
+    async def _exchange(self, peer_id: str, name: str, request: bytes) -> bytes:
+        async with self._open_stream(peer_id, name) as stream:
+            await stream.send(request)
+            try:
+                return await stream.receive()
+            except EndOfStream:
+                raise PeerViolation("the peer ended without a response", peer_id=peer_id) from None
+
+    def lane_answer(self, handler: UnaryHandler) -> UnaryAnswer:
+        async def answer(peer_id: str, request: bytes) -> bytes:
+            try:
+                response = await handler(peer_id, request)
+            except SwarmError as error:
+                return _FAILURE + encode_failure(error)
+            except Exception as error:
+                logger.exception("a handler failed")
+                return _FAILURE + encode_failure(error)
+            return _OK + response if len(response) <= LANE_BYTES else _PARCEL + self._keep(peer_id, response)
+
+        return answer
+
+    @staticmethod
+    def bulk_handler(handler: UnaryHandler) -> StreamHandler:
+        async def handle(peer_id: str, stream: Stream) -> None:
+            await stream.send(await handler(peer_id, await stream.receive()))
+
+        return handle
+
+    async def hand_out_parcel(self, peer_id: str, stream: Stream) -> None:
+        token = await stream.receive()
+        recipient, response = self._parcels.get(token, ("", b""))
+        if recipient != peer_id:
+            raise PeerRefused("the response is not kept any more", remedy="ask again, and fetch it at once")
+        self._drop(token)
+        await stream.send(response)
+
+    def _keep(self, peer_id: str, response: bytes) -> bytes:
+        token = os.urandom(_TOKEN_BYTES)
+        self._parcels[token] = (peer_id, response)
+        self._num_parcel_bytes += len(response)
+        while self._num_parcel_bytes > MAX_PARCELS_BYTES:
+            self._drop(next(iter(self._parcels)))
+        return token
+
+    def _drop(self, token: bytes) -> None:
+        _, response = self._parcels.pop(token)
+        self._num_parcel_bytes -= len(response)

@@ -1,0 +1,134 @@
+"""Talks to a running libp2p daemon (p2pd) over its unix control socket: one short connection a request.
+
+Speaks the daemon's protocol directly instead of through hivemind's bindings, whose connections read through a 64 KiB
+buffer and flush once per byte of a length prefix. Leaves persistent calls to `libp2p_unary`, the daemon's process to
+`libp2p_daemon`. Holds no state and owns no task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, TypeVar
+
+from hivemind.p2p.p2p_daemon_bindings.datastructures import PeerID
+from hivemind.proto import p2pd_pb2
+from hivemind.utils.multiaddr import Multiaddr
+
+STREAM_BUFFER_BYTES = 1 << 20
+"""What a reader holds before it stops reading. asyncio's default of 64 KiB halves the throughput of large messages."""
+
+MAX_CONTROL_MESSAGE_BYTES = 8 << 20
+"""The daemon is our own child, yet a length prefix is never trusted with an allocation without a bound."""
+
+MessageT = TypeVar("MessageT")
+
+
+class ControlError(Exception):
+    """The daemon answered a request with an error, in its own words."""
+
+
+@lru_cache(maxsize=4096)
+def peer_id_bytes(peer_id: str) -> bytes:
+    """base58 is slow in pure Python and the same few peers come again and again."""
+    raw: bytes = PeerID.from_base58(peer_id).to_bytes()
+    return raw
+
+
+@lru_cache(maxsize=4096)
+def peer_id_text(raw: bytes) -> str:
+    text: str = PeerID(raw).to_base58()
+    return text
+
+
+def encode_varint(value: int) -> bytes:
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)
+
+
+async def read_message(reader: asyncio.StreamReader, message_type: type[MessageT]) -> MessageT:
+    """Raises IncompleteReadError at the end of the connection, ControlError for a length no daemon would send."""
+    size = shift = 0
+    while True:
+        byte = (await reader.readexactly(1))[0]
+        size |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            break
+        shift += 7
+        if shift > 35:
+            break
+    if size > MAX_CONTROL_MESSAGE_BYTES:
+        raise ControlError(f"the libp2p daemon announced a message of {size} bytes")
+    message: Any = message_type()
+    message.ParseFromString(await reader.readexactly(size))
+    return message  # type: ignore[no-any-return]
+
+
+def write_message(writer: asyncio.StreamWriter, message: Any) -> None:
+    encoded = message.SerializeToString()
+    writer.write(encode_varint(len(encoded)) + encoded)
+
+
+class Control:
+    def __init__(self, socket_path: str) -> None:
+        self._socket_path = socket_path
+
+    async def open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_unix_connection(self._socket_path, limit=STREAM_BUFFER_BYTES)
+
+    async def identify(self) -> tuple[str, tuple[str, ...]]:
+        """Our own peer id and the addresses that the daemon currently has, without /p2p."""
+        response = await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.IDENTIFY))
+        addrs = tuple(str(Multiaddr(raw)) for raw in response.identify.addrs)
+        return peer_id_text(response.identify.id), addrs
+
+    async def connect(self, peer_id: str, addrs: Sequence[str] = ()) -> None:
+        """Without `addrs` the daemon looks the peer up. Raises ControlError with the dial's failures."""
+        request = p2pd_pb2.ConnectRequest(
+            peer=peer_id_bytes(peer_id), addrs=[Multiaddr(addr).to_bytes() for addr in addrs]
+        )
+        await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.CONNECT, connect=request))
+
+    async def connected_peers(self) -> dict[str, tuple[str, ...]]:
+        """The peers with an open connection, and the remote addresses of these connections."""
+        response = await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.LIST_PEERS))
+        return {peer_id_text(peer.id): tuple(str(Multiaddr(raw)) for raw in peer.addrs) for peer in response.peers}
+
+    async def accept_streams(self, protocol: str, listen_path: str) -> None:
+        """Have the daemon connect to the unix socket `listen_path` for each incoming stream of `protocol`."""
+        request = p2pd_pb2.StreamHandlerRequest(
+            addr=Multiaddr(f"/unix{listen_path}").to_bytes(), proto=[protocol], balanced=False
+        )
+        await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_HANDLER, streamHandler=request))
+
+    async def open_stream(self, peer_id: str, protocol: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """The caller closes the writer."""
+        reader, writer = await self.open()
+        try:
+            request = p2pd_pb2.StreamOpenRequest(peer=peer_id_bytes(peer_id), proto=[protocol])
+            write_message(writer, p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_OPEN, streamOpen=request))
+            raise_if_error(await read_message(reader, p2pd_pb2.Response))
+        except BaseException:
+            writer.transport.abort()
+            raise
+        return reader, writer
+
+    async def _ask(self, request: Any) -> Any:
+        reader, writer = await self.open()
+        try:
+            write_message(writer, request)
+            response = await read_message(reader, p2pd_pb2.Response)
+        finally:
+            writer.transport.abort()
+        raise_if_error(response)
+        return response
+
+
+def raise_if_error(response: Any) -> None:
+    if response.type == p2pd_pb2.Response.ERROR:
+        raise ControlError(response.error.msg)

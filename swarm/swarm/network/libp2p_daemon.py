@@ -1,0 +1,213 @@
+"""Starts, watches and ends one libp2p daemon (hivemind's p2pd) as our child process.
+
+The child ends by itself once its last persistent connection closes, which the kernel does for us however we die; until
+the first one opens, `-idleTimeout` bounds its life. Neither needs a feature of one operating system. `Daemon` owns the
+process, its socket's folder and the task that reads its output; start failures come out as StartError with a remedy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import platform
+import shutil
+import tempfile
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+import hivemind.hivemind_cli
+from swarm_protocol.errors import StartError
+
+IDLE_TIMEOUT_S = 15
+"""How long the daemon lives without anyone connected: covers a slow start, and is how long an orphan can stay."""
+
+START_TIMEOUT_S = 15.0
+"""A loaded machine has been seen to need 2 s; beyond this something hangs."""
+
+STOP_TIMEOUT_S = 3.0
+_NUM_LAST_LINES = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DaemonOptions:
+    """What differs between our hosts. Empty `listen`: reachable through relays only. No `identity_path`: anonymous."""
+
+    identity_path: Path | None = None
+    listen: tuple[str, ...] = ()
+    announce: tuple[str, ...] = ()
+    trusted_relays: tuple[str, ...] = ()
+    serve_relay: bool = False
+    use_relay: bool = False
+    reachability: str = ""  # "", "public" or "private"
+    dht_server: bool = True
+    nat_port_map: bool = False
+
+
+def p2pd_path() -> Path:
+    return Path(str(resources.files(hivemind.hivemind_cli))) / "p2pd"
+
+
+def arguments(options: DaemonOptions, control_socket: str) -> list[str]:
+    """Never public bootstrap peers, never relays that we were not told of."""
+    args = [
+        f"-listen=/unix{control_socket}",
+        f"-idleTimeout={IDLE_TIMEOUT_S}s",
+        "-relay=1",
+        "-relayDiscovery=0",
+        f"-relayService={int(options.serve_relay)}",
+        f"-autoRelay={int(options.use_relay)}",
+        f"-autonat={int(options.serve_relay)}",
+        f"-natPortMap={int(options.nat_port_map)}",
+        "-connManager=1",
+        "-dhtServer" if options.dht_server else "-dhtClient",
+    ]
+    args.append(f"-hostAddrs={','.join(options.listen)}" if options.listen else "-noListenAddrs")
+    if options.announce:
+        args.append(f"-announceAddrs={','.join(options.announce)}")
+    if options.trusted_relays:
+        args.append(f"-trustedRelays={','.join(options.trusted_relays)}")
+    if options.reachability:
+        args.append(f"-forceReachability{options.reachability.capitalize()}")
+    if options.identity_path is not None:
+        args.append(f"-id={options.identity_path}")
+    return args
+
+
+class Daemon:
+    def __init__(self, process: asyncio.subprocess.Process, folder: Path) -> None:
+        self._process = process
+        self._folder = folder
+        self._last_lines: deque[str] = deque(maxlen=_NUM_LAST_LINES)
+        self._ready = asyncio.get_running_loop().create_future()
+        self._reader = asyncio.create_task(self._read_output(), name="p2pd output")
+
+    @classmethod
+    async def start(cls, options: DaemonOptions) -> Daemon:
+        """Raises StartError that names the cause. Nothing is left behind then."""
+        folder = Path(tempfile.mkdtemp(prefix="swarm-"))
+        try:
+            daemon = cls(await _spawn(arguments(options, str(folder / "p2pd.sock"))), folder)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                await daemon._ready
+        except TimeoutError:
+            await daemon.stop()
+            raise StartError(
+                f"the libp2p daemon said nothing for {START_TIMEOUT_S:.0f} s",
+                remedy="look whether the machine is overloaded",
+            ) from None
+        except BaseException:
+            await daemon.stop()
+            raise
+        return daemon
+
+    @property
+    def control_socket(self) -> str:
+        return str(self._folder / "p2pd.sock")
+
+    @property
+    def listen_socket(self) -> str:
+        """A free path beside the daemon's own socket, for the streams it passes to us."""
+        return str(self._folder / "streams.sock")
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def last_words(self) -> str:
+        """For people: how it ended, as far as is known."""
+        code = self._process.returncode
+        status = "" if code is None else f" (exit status {code})" if code >= 0 else f" (signal {-code})"
+        last_line = self._last_lines[-1] if self._last_lines else ""
+        return f"the libp2p daemon ended{status}{': ' + last_line if last_line else ''}"
+
+    async def stop(self) -> None:
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.terminate()
+            try:
+                async with asyncio.timeout(STOP_TIMEOUT_S):
+                    await self._process.wait()
+            except TimeoutError:
+                self._process.kill()
+        await self._process.wait()
+        await self._reader
+        if self._ready.done() and not self._ready.cancelled():
+            self._ready.exception()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def _read_output(self) -> None:
+        """Until the process closes its output, which it does by ending."""
+        output = self._process.stdout
+        assert output is not None
+        while line := await _read_line(output):
+            text = line.decode(errors="replace").strip()
+            if text.startswith("Peer ID:") and not self._ready.done():
+                self._ready.set_result(None)
+            elif text:
+                self._last_lines.append(text[:500])
+        await self._process.wait()
+        if not self._ready.done():
+            self._ready.set_exception(_start_error(" ".join(self._last_lines), self.last_words()))
+
+
+async def _read_line(output: asyncio.StreamReader) -> bytes:
+    try:
+        return await output.readline()
+    except ValueError:  # longer than the buffer, which only a log line can be: its end is as good
+        return b"...\n"
+
+
+async def _spawn(args: Sequence[str]) -> asyncio.subprocess.Process:
+    path = p2pd_path()
+    try:
+        return await asyncio.create_subprocess_exec(
+            str(path),
+            *args,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env={**os.environ, "GOLOG_LOG_LEVEL": os.environ.get("GOLOG_LOG_LEVEL", "error")},
+            start_new_session=True,  # Ctrl-C in the terminal is for us: the daemon must outlive our drain
+        )
+    except FileNotFoundError:
+        raise StartError(f"the libp2p daemon is missing: {path}", remedy="reinstall hivemind from its wheel") from None
+    except PermissionError:
+        raise StartError(f"the libp2p daemon cannot be run: {path}", remedy=f"chmod +x {path}") from None
+    except OSError as error:
+        raise StartError(
+            f"the libp2p daemon does not run on this machine ({platform.system()} {platform.machine()}): {error.strerror}",
+            remedy="reinstall hivemind from the wheel for this machine, or build it with HIVEMIND_BUILDGO=1",
+        ) from None
+
+
+def _start_error(output: str, last_words: str) -> StartError:
+    """The daemon ended before it was ready: say which of the causes that we know it was."""
+    lowered = output.lower()
+    if "address already in use" in lowered:
+        return StartError(
+            f"a listen port is occupied: {_inside_brackets(output)}",
+            remedy="choose another port, or 0 for any free one",
+        )
+    if "cannot assign requested address" in lowered:
+        return StartError(
+            f"this machine does not have a listen address: {_inside_brackets(output)}", remedy="listen on /ip4/0.0.0.0"
+        )
+    if "permission denied" in lowered:
+        return StartError(
+            f"no permission to listen there or to read the identity: {output}", remedy="choose a port above 1023"
+        )
+    return StartError(
+        last_words, remedy="the line above is the daemon's own; swarm-node doctor checks the usual causes"
+    )
+
+
+def _inside_brackets(text: str) -> str:
+    return text[text.find("[") + 1 : text.rfind("]")] or text

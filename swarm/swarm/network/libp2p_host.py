@@ -1,0 +1,100 @@
+"""One libp2p host: the daemon, its control socket, the unary lane, and raw streams, with the daemon's errors translated.
+
+The only place where the daemon's words become PeerUnreachable or `NotServed`. Owned by whoever called `start`, who also
+runs `lane.run()`; leaves methods, messages and records to the modules above.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from swarm_protocol.errors import PeerUnreachable, StartError
+
+from swarm.network.libp2p_control import Control, ControlError
+from swarm.network.libp2p_daemon import Daemon, DaemonOptions
+from swarm.network.libp2p_unary import LaneClosed, RemoteLaneError, UnaryLane
+
+RawStream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class NotServed(Exception):
+    """The peer is there and has no handler of that name."""
+
+
+class Host:
+    def __init__(self, daemon: Daemon, control: Control, lane: UnaryLane, peer_id: str) -> None:
+        self.daemon = daemon
+        self.control = control
+        self.lane = lane
+        self.peer_id = peer_id
+
+    @classmethod
+    async def start(cls, options: DaemonOptions) -> Host:
+        """Raises StartError."""
+        daemon = await Daemon.start(options)
+        try:
+            control = Control(daemon.control_socket)
+            lane = await UnaryLane.open(control)
+            peer_id, _ = await control.identify()
+        except (OSError, ControlError, asyncio.IncompleteReadError) as error:
+            await daemon.stop()
+            raise StartError(f"the libp2p daemon does not answer: {error}", remedy="start again") from error
+        except BaseException:
+            await daemon.stop()
+            raise
+        return cls(daemon, control, lane, peer_id)
+
+    async def stop(self) -> None:
+        self.lane.close()
+        await self.daemon.stop()
+
+    async def call(self, peer_id: str, protocol: str, request: bytes) -> bytes:
+        """Raises PeerUnreachable or NotServed."""
+        try:
+            return await self.lane.call(peer_id, protocol, request)
+        except (ControlError, LaneClosed, RemoteLaneError) as error:
+            raise translate(error, peer_id) from None
+
+    async def open_stream(self, peer_id: str, protocol: str) -> RawStream:
+        """Raises PeerUnreachable or NotServed."""
+        try:
+            return await self.control.open_stream(peer_id, protocol)
+        except (ControlError, OSError, asyncio.IncompleteReadError) as error:
+            raise translate(error, peer_id) from None
+
+
+def translate(error: Exception, peer_id: str) -> PeerUnreachable | NotServed:
+    text = str(error)
+    if "protocols not supported" in text or (isinstance(error, RemoteLaneError) and text == "not served"):
+        return NotServed(peer_id)
+    if isinstance(error, ControlError):
+        return PeerUnreachable(f"peer {peer_id} cannot be reached ({dial_failure(text)})", peer_id=peer_id)
+    if isinstance(error, RemoteLaneError):
+        return PeerUnreachable(f"peer {peer_id} broke off", peer_id=peer_id)
+    return PeerUnreachable("this node's libp2p daemon has ended", remedy="restart this node", peer_id=peer_id)
+
+
+def dial_failure(text: str) -> str:
+    """The daemon's account of a failed dial, as one reason in words."""
+    if "remote key matches " in text:
+        return f"another peer answers there: {text.split('remote key matches ')[1].split()[0].rstrip(')')}"
+    for sign, reason in _REASONS:
+        if sign in text:
+            return reason
+    return " ".join(text.split())[:200]
+
+
+_REASONS = (
+    ("connection refused", "connection refused: nothing listens there"),
+    ("no such host", "its host name is not known"),
+    ("no route to host", "no route to that host"),
+    ("network is unreachable", "no route to that network"),
+    ("i/o timeout", "no answer: a firewall, or the machine is off"),
+    ("context deadline exceeded", "no answer: a firewall, or the machine is off"),
+    ("dial backoff", "it could not be reached a moment ago"),
+    ("failed to negotiate security protocol", "what answers there is not a libp2p host"),
+    ("routing: not found", "nobody knows its address"),
+    ("failed to find any peer in table", "nobody knows its address"),
+    ("stream reset", "it broke off"),
+    ("no addresses", "nobody knows its address"),
+)

@@ -1,0 +1,194 @@
+"""A stream of messages over one byte stream of the libp2p daemon: framing, credit, deadlines, typed failures.
+
+`pump` is the one task that reads; whoever opened or accepted the stream owns it. It never stops reading (credit bounds
+what it may be sent), so that the other side's leaving is noticed at once. Leaves protocol names and handlers to `libp2p`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from swarm_protocol import limits
+from swarm_protocol.errors import PeerTimeout, PeerUnreachable, PeerViolation, SwarmError
+from swarm_protocol.failure import decode_failure, encode_failure
+
+from swarm.network import framing
+from swarm.network.framing import Kind
+from swarm.network.interface import EndOfStream
+
+_GRANT_BYTES = framing.WINDOW_BYTES // 4
+"""Credit goes back in steps of this size: often enough that the sender never waits in a steady flow."""
+
+
+class Libp2pStream:
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, peer_id: str, timeout_s: float | None
+    ) -> None:
+        """`timeout_s` None: sending and receiving wait for as long as the other side is there."""
+        self._reader = reader
+        self._writer = writer
+        self._peer_id = peer_id
+        self._timeout_s = timeout_s
+        self._received: deque[tuple[Kind, bytes]] = deque()
+        self._partial: list[bytes] = []
+        self._num_partial_bytes = 0
+        self._send_credit = framing.WINDOW_BYTES
+        self._unread_bytes = 0  # received and not yet granted again
+        self._taken_bytes = 0  # taken by receive, to be granted in the next step
+        self._changed = asyncio.Event()  # wakes receive
+        self._granted = asyncio.Event()  # wakes send
+        self._remote_finished = False
+        self._finished = False
+        self._error: SwarmError | None = None
+
+    # --- what users of a stream see ---------------------------------------------------------------------------------
+
+    async def send(self, message: bytes) -> None:
+        if len(message) > limits.MAX_MESSAGE_BYTES:
+            raise ValueError(f"message of {len(message)} bytes, more than {limits.MAX_MESSAGE_BYTES}")
+        if self._finished:
+            raise ValueError("send after finish")
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                for kind, piece in framing.pieces(message):
+                    await self._spend(framing.cost(len(piece)))
+                    self._writer.write(framing.HEADER.pack(kind, len(piece)))
+                    self._writer.write(piece)
+                    await self._drain()
+        except TimeoutError:
+            # part of the message may be out, so nothing more can be said on this stream
+            self._fail(self._timed_out("took no more data"))
+            raise self._timed_out("took no more data") from None
+
+    async def receive(self) -> bytes:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                while True:
+                    while self._received:
+                        message = self._take_piece()
+                        if message is not None:
+                            return message
+                    if self._remote_finished:
+                        raise EndOfStream
+                    if self._error is not None:
+                        raise self._error.with_traceback(None)
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            raise self._timed_out("sent nothing") from None
+
+    async def finish(self) -> None:
+        if self._finished or self._error is not None:
+            return
+        self._finished = True
+        self._writer.write(framing.frame(Kind.FINISH))
+        await self._drain()
+
+    # --- what the owner of the stream does --------------------------------------------------------------------------
+
+    async def pump(self) -> None:
+        """Read until the other side leaves or breaks the protocol. Never raises but CancelledError."""
+        try:
+            while True:
+                kind, length = framing.parse_header(await self._reader.readexactly(framing.HEADER.size))
+                body = b"" if kind == Kind.CREDIT else await self._reader.readexactly(length)
+                self._accept(kind, length, body)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            self._fail(PeerUnreachable("the peer left the stream", peer_id=self._peer_id))
+        except PeerViolation as violation:
+            violation.peer_id = self._peer_id
+            self._fail(violation)
+
+    async def end(self, error: BaseException | None = None) -> None:
+        """Tell the other side that this side has ended, and why if it failed."""
+        if self._error is None:
+            last = framing.frame(Kind.END) if error is None else framing.frame(Kind.FAILURE, encode_failure(error))
+            self._writer.write(last)
+            self._finished = True
+            await self._drain()
+
+    def close(self) -> None:
+        """What has been sent still leaves; nothing more is received."""
+        self._fail(PeerUnreachable("the stream is closed", peer_id=self._peer_id))
+        self._writer.close()
+
+    def abort(self) -> None:
+        self._fail(PeerUnreachable("the stream is closed", peer_id=self._peer_id))
+        self._writer.transport.abort()
+
+    # ----------------------------------------------------------------------------------------------------------------
+
+    def _accept(self, kind: Kind, length: int, body: bytes) -> None:
+        match kind:
+            case Kind.MORE | Kind.DATA:
+                self._unread_bytes += framing.cost(length)
+                if self._unread_bytes > framing.WINDOW_BYTES:
+                    raise PeerViolation("the peer sent more than it was allowed to")
+                if self._remote_finished:
+                    raise PeerViolation("the peer sent data after it had finished")
+                self._received.append((kind, body))
+            case Kind.CREDIT:
+                self._send_credit += length
+                if self._send_credit > framing.WINDOW_BYTES:
+                    raise PeerViolation("the peer granted more than it can have taken")
+                self._granted.set()
+            case Kind.FINISH:
+                self._remote_finished = True
+            case Kind.FAILURE:
+                self._fail(decode_failure(body, self._peer_id))
+            case Kind.END:
+                self._remote_finished = True
+                self._fail(PeerUnreachable("the peer has ended the stream", peer_id=self._peer_id))
+        self._changed.set()
+
+    def _fail(self, error: SwarmError) -> None:
+        if self._error is None:
+            self._error = error
+        self._changed.set()
+        self._granted.set()
+
+    async def _spend(self, num_bytes: int) -> None:
+        while self._send_credit < num_bytes:
+            if self._error is not None:
+                raise self._error.with_traceback(None)
+            self._granted.clear()
+            await self._granted.wait()
+        if self._error is not None:
+            raise self._error.with_traceback(None)
+        self._send_credit -= num_bytes
+
+    async def _drain(self) -> None:
+        try:
+            await self._writer.drain()
+        except ConnectionError:
+            # the pump may yet find the other side's reason in what it sent before it left
+            raise self._error or PeerUnreachable("the peer left the stream", peer_id=self._peer_id) from None
+
+    def _take_piece(self) -> bytes | None:
+        """The message that the next piece completes, else None."""
+        kind, body = self._received.popleft()
+        self._grant(framing.cost(len(body)))
+        if kind == Kind.DATA and not self._partial:
+            return body
+        self._partial.append(body)
+        self._num_partial_bytes += len(body)
+        if self._num_partial_bytes > limits.MAX_MESSAGE_BYTES:
+            self._received.clear()
+            self._fail(PeerViolation(f"message over {limits.MAX_MESSAGE_BYTES} bytes", peer_id=self._peer_id))
+            return None
+        if kind == Kind.MORE:
+            return None
+        message = b"".join(self._partial)
+        self._partial, self._num_partial_bytes = [], 0
+        return message
+
+    def _grant(self, num_bytes: int) -> None:
+        self._taken_bytes += num_bytes
+        if self._taken_bytes >= _GRANT_BYTES and self._error is None:
+            self._writer.write(framing.credit(self._taken_bytes))
+            self._unread_bytes -= self._taken_bytes
+            self._taken_bytes = 0
+
+    def _timed_out(self, what: str) -> PeerTimeout:
+        return PeerTimeout(f"the peer {what} within {self._timeout_s} s", peer_id=self._peer_id)

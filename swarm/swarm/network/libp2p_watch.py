@@ -1,0 +1,92 @@
+"""Notices that this node is cut off, or that its seeds are, and joins the parts again.
+
+Two groups that lost their common seed each keep dialling it, so they meet there once it is back; a node that is alone also
+dials whom it knew before. `Watch.run` is the task; its state is whom it has seen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+
+from swarm_protocol.errors import PeerError
+
+from swarm.network.libp2p_control import ControlError
+from swarm.network.libp2p_dht import RecordDht
+from swarm.network.libp2p_host import Host
+from swarm.network.libp2p_join import connect
+from swarm.network.multiaddr import PeerAddr
+
+MIN_PAUSE_S = 0.5
+MAX_PAUSE_S = 10.0
+"""A partition is healed this long after its cause is gone, at the latest; a dial in 10 s costs nothing when idle."""
+
+REFRESH_S = 60.0
+MAX_KNOWN_PEERS = 64
+NUM_DIALS = 8
+
+logger = logging.getLogger(__name__)
+
+
+class Watch:
+    def __init__(
+        self,
+        host: Host,
+        dht: RecordDht,
+        seeds: Sequence[PeerAddr],
+        network_id: str,
+        on_healed: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._host = host
+        self._dht = dht
+        self._seeds = tuple(seeds)
+        self._network_id = network_id
+        self._on_healed = on_healed
+        self._known: OrderedDict[str, None] = OrderedDict()
+
+    async def run(self) -> None:
+        pause_s = MIN_PAUSE_S
+        loop = asyncio.get_running_loop()
+        refresh_at = loop.time() + REFRESH_S
+        while True:
+            await asyncio.sleep(pause_s)
+            try:
+                cut_off = await self._heal()
+                if loop.time() >= refresh_at:
+                    refresh_at = loop.time() + REFRESH_S
+                    await self._dht.refresh()
+            except (OSError, ControlError, asyncio.IncompleteReadError):
+                return  # the daemon has ended; the lane tells
+            pause_s = min(pause_s * 2, MAX_PAUSE_S) if cut_off else MAX_PAUSE_S
+
+    async def _heal(self) -> bool:
+        """True while somebody is missing whom we keep trying to reach."""
+        connected = await self._host.control.connected_peers()
+        for peer_id in self._dht.peers():
+            self._known[peer_id] = None
+            self._known.move_to_end(peer_id)
+        while len(self._known) > MAX_KNOWN_PEERS:
+            self._known.popitem(last=False)
+        missing = [seed for seed in self._seeds if seed.peer_id not in connected]
+        alone = not self._dht.peers()
+        if not missing and not alone:
+            return False
+        found = await asyncio.gather(*(self._reach_seed(seed) for seed in missing))
+        if alone:
+            others = [peer_id for peer_id in reversed(self._known) if peer_id not in connected][:NUM_DIALS]
+            found += await asyncio.gather(*(self._dht.ping(peer_id) for peer_id in {*others, *connected}))
+        if any(found):
+            logger.info("found %d lost peers again", sum(found))
+            await self._dht.refresh()
+            await self._on_healed()
+        return not all(found) or not self._dht.peers()
+
+    async def _reach_seed(self, seed: PeerAddr) -> bool:
+        try:
+            await connect(self._host, seed, self._network_id)
+        except PeerError as error:
+            logger.debug("seed %s: %s", seed, error)
+            return False
+        return await self._dht.ping(seed.peer_id)

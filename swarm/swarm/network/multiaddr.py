@@ -1,0 +1,106 @@
+"""Addresses as people type them: parsed once, each fault named by its part.
+
+Only the forms that our hosts use: /ip4, /ip6, /dns, /dns4, /dns6 with /tcp or /udp/…/quic-v1, optionally /p2p, /p2p-circuit. Pure.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+
+from swarm_protocol import limits
+from swarm_protocol.errors import ConfigError
+from swarm_protocol.identity import check_peer_id
+
+_EXAMPLE = "/ip4/203.0.113.7/tcp/31337"
+_HOSTS = ("ip4", "ip6", "dns", "dns4", "dns6")
+_PORTS = ("tcp", "udp")
+_FLAGS = ("quic-v1", "p2p-circuit")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerAddr:
+    """A peer and where to find it. `addr` is without the final /p2p/<peer_id>."""
+
+    peer_id: str
+    addr: str
+
+    def __str__(self) -> str:
+        return f"{self.addr}/p2p/{self.peer_id}"
+
+
+def parse_peer_addr(text: str) -> PeerAddr:
+    """Raises ConfigError, which names the part that is wrong."""
+    parts = _parts(text)
+    name, value = parts[-1]
+    if name != "p2p" or len(parts) < 2:
+        raise _fault(
+            text, "it does not end in /p2p/<peer id>, so whoever answers there could not be recognised", peer=True
+        )
+    return PeerAddr(peer_id=value, addr="".join(_text(part) for part in parts[:-1]))
+
+
+def check_listen_addr(text: str) -> str:
+    """`text` if a host can listen there. Raises ConfigError."""
+    parts = _parts(text)
+    if any(name in ("p2p", "p2p-circuit") for name, _ in parts):
+        raise _fault(text, "a listen address names no peer")
+    if parts[0][0].startswith("dns"):
+        raise _fault(text, "a host listens on an IP address, not on a name")
+    return text
+
+
+def check_announce_addr(text: str) -> str:
+    """`text` if it can be told to others. Raises ConfigError."""
+    if any(name in _PORTS and value == "0" for name, value in _parts(text)):
+        raise _fault(text, "others cannot dial port 0; name the port they reach")
+    return text
+
+
+def _text(part: tuple[str, str]) -> str:
+    return f"/{part[0]}/{part[1]}" if part[1] else f"/{part[0]}"
+
+
+def _parts(text: str) -> list[tuple[str, str]]:
+    if not text.startswith("/") or len(text) > limits.MAX_ADDR_BYTES:
+        raise _fault(text, "it does not start with /" if len(text) <= limits.MAX_ADDR_BYTES else "it is too long")
+    words = iter(text[1:].split("/"))
+    parts = []
+    for word in words:
+        if word in _FLAGS:
+            parts.append((word, ""))
+        elif word in (*_HOSTS, *_PORTS, "p2p"):
+            parts.append((word, _value(text, word, next(words, ""))))
+        else:
+            raise _fault(text, f"{word!r} is not a known part")
+    names = [name for name, _ in parts]
+    if names[0] not in _HOSTS:
+        raise _fault(text, f"it starts with /{names[0]}, not with /ip4, /ip6 or /dns")
+    if len(names) < 2 or names[1] not in _PORTS:
+        raise _fault(text, "a port is missing: /tcp/<port> or /udp/<port>/quic-v1 belongs after the host")
+    if names[1] == "udp" and names[2:3] != ["quic-v1"]:
+        raise _fault(text, "/quic-v1 is missing after the UDP port")
+    return parts
+
+
+def _value(text: str, name: str, value: str) -> str:
+    try:
+        if name == "ip4":
+            ipaddress.IPv4Address(value)
+        elif name == "ip6":
+            ipaddress.IPv6Address(value)
+        elif name in _PORTS:
+            if not (value.isascii() and value.isdigit() and int(value) <= 65535):
+                raise ValueError(f"{value!r} is not a port (0 to 65535)")
+        elif name == "p2p":
+            check_peer_id(value)
+        elif not value:
+            raise ValueError("the host name is empty")
+    except ValueError as error:
+        raise _fault(text, f"/{name}: {error}") from None
+    return value
+
+
+def _fault(text: str, what: str, *, peer: bool = False) -> ConfigError:
+    example = _EXAMPLE + "/p2p/12D3KooW…" if peer else _EXAMPLE
+    return ConfigError(f"address {text[:120]!r} is malformed: {what}", remedy=f"write it like {example}")

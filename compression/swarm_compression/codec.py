@@ -6,6 +6,7 @@ Shapes: N values of a flat vector.
 
 from __future__ import annotations
 
+import math
 from typing import Protocol, TypeAlias
 
 import torch
@@ -36,10 +37,16 @@ class Codec(Protocol):
 
 
 def check_vector(x_N: Tensor) -> Tensor:
-    """`x_N`, contiguous and without its autograd history."""
+    """`x_N`, contiguous, on the CPU and without its autograd history."""
     if x_N.dtype != torch.float32 or x_N.dim() != 1:
         raise CodecError(f"expected a flat float32 vector, got {tuple(x_N.shape)} of {x_N.dtype}")
-    return x_N.detach().contiguous()
+    return x_N.detach().cpu().contiguous()
+
+
+def check_finite(x_N: Tensor, message: str) -> None:
+    # the extremes of a vector with a NaN are NaN
+    if x_N.numel() and not all(math.isfinite(extreme) for extreme in torch.aminmax(x_N)):
+        raise CodecError(message)
 
 
 def check_size(data: Data, num_values: int, expected_bytes: int) -> memoryview:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from swarm_compression.codec import CodecError, Data, check_size, check_vector
+from swarm_compression.codec import Data, check_finite, check_size, check_vector
 
 _WIRE = {"fp32": (torch.float32, "<i4"), "fp16": (torch.float16, "<i2"), "bf16": (torch.bfloat16, "<i2")}
 _BITS = {"<i4": torch.int32, "<i2": torch.int16}
@@ -29,9 +29,8 @@ class FloatCodec:
     def encode(self, x_N: Tensor) -> bytes:
         dtype, bits = _WIRE[self.name]
         wire_N = check_vector(x_N).to(dtype)
-        if not bool(torch.isfinite(wire_N).all()):
-            raise CodecError(f"a value is not finite, or larger than {self.name} can hold")
-        return wire_N.view(_BITS[bits]).cpu().numpy().astype(bits, copy=False).tobytes()
+        check_finite(wire_N, f"a value is not finite, or larger than {self.name} can hold")
+        return wire_N.view(_BITS[bits]).numpy().astype(bits, copy=False).tobytes()
 
     def decode(self, data: Data, num_values: int) -> Tensor:
         view = check_size(data, num_values, self.encoded_bytes(num_values))
@@ -39,6 +38,5 @@ class FloatCodec:
         # astype copies: the tensor owns its memory, and never aliases the caller's buffer
         bits_N = np.frombuffer(view, dtype=bits).astype(bits[1:])
         x_N = torch.from_numpy(bits_N).view(dtype).to(torch.float32)
-        if not bool(torch.isfinite(x_N).all()):
-            raise CodecError("a value is not finite")
+        check_finite(x_N, "a value is not finite")
         return x_N

@@ -1,0 +1,156 @@
+"""What holds for every codec of the registry."""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+
+import pytest
+import torch
+from compression.vectors import any_vectors, known_vector
+from hypothesis import given
+from hypothesis import strategies as st
+from swarm_compression import CodecError, codec_names, get_codec
+
+every_codec = pytest.mark.parametrize("name", codec_names())
+
+_KNOWN_SHA256 = {
+    "fp32": "d8c18fa4abc75588f61aec05dd38642626f5befff638ae80c1a0319a592ea6a6",
+    "fp16": "be04544e67ddafaf0df5790385bac8444f5a58b47d1106953abf0524a4a2a95f",
+    "bf16": "0d0e155a65a5140e951e9b75bd6201fa088a600ccc0ac59f538204e6eae1dcf1",
+    "int8": "4d68b1509f442a91fe8553ed89471de97d35cb764d61b849d3fca1c3bc75c295",
+}
+
+
+def test_get_codec_unknown_name_lists_the_known_ones() -> None:
+    with pytest.raises(CodecError, match="fp32, fp16, bf16, int8"):
+        get_codec("int9")
+
+
+@every_codec
+def test_get_codec_known_name_gives_the_codec_of_that_name(name: str) -> None:
+    assert get_codec(name).name == name
+
+
+@every_codec
+@given(x_N=any_vectors)
+def test_encode_finite_vector_has_the_announced_size_and_decodes_finite(name: str, x_N: torch.Tensor) -> None:
+    codec = get_codec(name)
+    if name in ("fp16", "bf16"):
+        x_N = x_N.clamp(-60000, 60000)
+    data = codec.encode(x_N)
+    decoded_N = codec.decode(data, x_N.numel())
+    assert len(data) == codec.encoded_bytes(x_N.numel())
+    assert decoded_N.dtype == torch.float32
+    assert decoded_N.shape == x_N.shape
+    assert bool(torch.isfinite(decoded_N).all())
+
+
+@every_codec
+@given(x_N=any_vectors)
+def test_encode_what_was_decoded_gives_the_same_bytes(name: str, x_N: torch.Tensor) -> None:
+    codec = get_codec(name)
+    if name in ("fp16", "bf16"):
+        x_N = x_N.clamp(-60000, 60000)
+    data = codec.encode(x_N)
+    assert codec.encode(codec.decode(data, x_N.numel())) == data
+
+
+@every_codec
+def test_encode_known_vector_gives_the_bytes_that_every_machine_gives(name: str) -> None:
+    assert hashlib.sha256(get_codec(name).encode(known_vector())).hexdigest() == _KNOWN_SHA256[name]
+
+
+@every_codec
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("place", [0, 255, 256, 299])
+def test_encode_one_value_not_finite_is_refused(name: str, bad: float, place: int) -> None:
+    x_N = torch.ones(300)
+    x_N[place] = bad
+    with pytest.raises(CodecError, match="not finite"):
+        get_codec(name).encode(x_N)
+
+
+@every_codec
+@pytest.mark.parametrize("x_N", [torch.zeros(4, dtype=torch.float64), torch.zeros(2, 2), torch.zeros(())])
+def test_encode_other_dtype_or_shape_is_refused(name: str, x_N: torch.Tensor) -> None:
+    with pytest.raises(CodecError, match="flat float32"):
+        get_codec(name).encode(x_N)
+
+
+@every_codec
+def test_encode_strided_vector_with_gradient_equals_its_plain_copy(name: str) -> None:
+    x_N = known_vector().requires_grad_()[::3]
+    assert get_codec(name).encode(x_N) == get_codec(name).encode(x_N.detach().clone())
+
+
+@every_codec
+@given(data=st.binary(max_size=700), num_values=st.integers(-2, 700))
+def test_decode_any_bytes_gives_a_finite_vector_or_codec_error(name: str, data: bytes, num_values: int) -> None:
+    try:
+        x_N = get_codec(name).decode(data, num_values)
+    except CodecError:
+        return
+    assert x_N.shape == (num_values,)
+    assert bool(torch.isfinite(x_N).all())
+
+
+@every_codec
+@given(num_values=st.integers(1, 300), noise=st.data())
+def test_decode_bytes_of_the_right_size_gives_a_finite_vector_or_codec_error(
+    name: str, num_values: int, noise: st.DataObject
+) -> None:
+    codec = get_codec(name)
+    size = codec.encoded_bytes(num_values)
+    data = noise.draw(st.binary(min_size=size, max_size=size))
+    try:
+        x_N = codec.decode(data, num_values)
+    except CodecError:
+        return
+    assert bool(torch.isfinite(x_N).all())
+
+
+@every_codec
+def test_decode_wrong_size_is_refused_before_anything_is_allocated(name: str) -> None:
+    with pytest.raises(CodecError, match="bytes, got 5"):
+        get_codec(name).decode(b"12345", 1 << 60)
+
+
+@every_codec
+def test_decode_discontiguous_view_is_refused(name: str) -> None:
+    codec = get_codec(name)
+    doubled = bytes(2 * codec.encoded_bytes(256))
+    with pytest.raises(CodecError, match="contiguous"):
+        codec.decode(memoryview(doubled)[::2], 256)
+
+
+@every_codec
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+def test_decode_any_kind_of_buffer_is_silent_and_does_not_alias_it(name: str, kind: type) -> None:
+    codec = get_codec(name)
+    data = codec.encode(known_vector())
+    source = kind(bytearray(data)) if kind is memoryview else kind(data)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        x_N = codec.decode(source, 1000)
+    before_N = x_N.clone()
+    if kind is not bytes:
+        source[:] = bytes(len(data))
+    assert torch.equal(x_N, before_N)
+    x_N += 1.0
+
+
+@pytest.mark.parametrize(("name", "relative"), [("fp32", 0.0), ("fp16", 2.0**-11), ("bf16", 2.0**-8)])
+@given(x_N=any_vectors)
+def test_float_codec_error_is_at_most_half_a_step(name: str, relative: float, x_N: torch.Tensor) -> None:
+    codec = get_codec(name)
+    x_N = x_N if name == "fp32" else x_N.clamp(-60000, 60000)
+    error_N = (codec.decode(codec.encode(x_N), x_N.numel()) - x_N).abs()
+    # below the least normal number the steps no longer shrink
+    assert bool((error_N <= relative * x_N.abs() + (0.0 if name == "fp32" else 2.0**-25)).all())
+
+
+@pytest.mark.parametrize("name", ["fp16", "bf16"])
+def test_encode_value_over_the_formats_range_is_refused(name: str) -> None:
+    with pytest.raises(CodecError, match=f"larger than {name}"):
+        get_codec(name).encode(torch.tensor([torch.finfo(torch.float32).max]))

@@ -13,6 +13,9 @@ from __future__ import annotations
 # are the activations of a prefill chunk (512 tokens x 8192 x fp32: 16 MiB), with room for larger models and chunks.
 MAX_MESSAGE_BYTES = 64 * 2**20
 
+# Any repeated field, before it becomes a tuple of about 40 bytes an item; every message has a lower bound of its own.
+MAX_REPEATED_ITEMS = 2**20
+
 # A handshake is three short fields; it is parsed before anything is known about the peer.
 MAX_HELLO_BYTES = 512
 

@@ -24,8 +24,8 @@ Unknown protobuf fields are ignored, in signed records too: the signature covers
 reader encodes a record again, so an older node goes on working beside a newer one. What an older reader would misread
 takes a new MESSAGE_VERSION, which every decoder refuses by name.
 
-Bulk belongs in one `bytes` field. Parsing allocates up to some 40 bytes of memory for each byte of repeated fields, so
-messages with these get a small `max_bytes`.
+Bulk belongs in one `bytes` field. A byte of repeated fields may take ten of memory when it is parsed, and forty as a
+tuple: give messages with these a small `max_bytes`, and look at `len` before making a tuple of them (`flat` does).
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
+from swarm_protocol import limits
 from swarm_protocol.errors import PeerViolation
 
 MESSAGE_VERSION = 1
@@ -106,5 +107,7 @@ def _built(message: Message, field: Any, build: Callable[[Any], Any] | None) -> 
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        if len(value) > limits.MAX_REPEATED_ITEMS:
+            raise ValueError(f"{field.name} has {len(value)} items, more than {limits.MAX_REPEATED_ITEMS}")
         return tuple(value) if build is None else tuple(build(item) for item in value)
     return value if build is None else build(value)

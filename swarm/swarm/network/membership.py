@@ -68,6 +68,7 @@ class _Announced:
     due_s: float = 0.0
     """On the loop's clock; 0: at once."""
     is_farewell: bool = False
+    has_failed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +188,10 @@ class Membership:
         failure = await self._failure_to_publish(announced.record)
         if failure:
             self.num_publish_failures += 1
-            logger.warning("could not publish the %s record: %s", " ".join(key).strip(), failure)
+            # once per trouble: retries would fill the log
+            level = logging.DEBUG if announced.has_failed else logging.WARNING
+            logger.log(level, "could not publish the %s record: %s", " ".join(key).strip(), failure)
+        announced.has_failed = bool(failure)
         if self._announced.get(key) is not announced:
             return  # replaced meanwhile
         if announced.is_farewell:

@@ -2,7 +2,8 @@
 
 A pipe behaves like one TCP connection between two peers that carries many flows (streams and calls): bytes of one
 flow stay in order, flows share the rate frame by frame, and a lost packet delays what follows instead of vanishing.
-What travels and what it means is left to `memory_stream`; who is connected to whom, to `memory`.
+What travels and what it means is left to `memory_stream`; who is connected to whom, to `memory`. The WAN emulator for
+real sockets (`testing.wan_proxy`) carries its bytes through the same pipes.
 Everything runs in the loop's own callbacks: a pipe has no task.
 """
 
@@ -47,15 +48,19 @@ class Link:
 
 
 class Rate:
-    """A bottleneck that serves bytes one after the other, such as a home's uplink that all its links share."""
+    """A bottleneck that serves bytes one after the other, such as a home's uplink that all its links share.
 
-    def __init__(self, bytes_per_s: float) -> None:
+    `burst_s` is how much unused time it makes up for. Virtual timers are exact and need none; real ones come late.
+    """
+
+    def __init__(self, bytes_per_s: float, *, burst_s: float = 0.0) -> None:
         self.bytes_per_s = bytes_per_s
+        self._burst_s = burst_s
         self._free_at_s = 0.0
 
     def reserve(self, num_bytes: int, now_s: float) -> float:
         """When the last of `num_bytes` will have passed."""
-        self._free_at_s = max(self._free_at_s, now_s) + num_bytes / self.bytes_per_s
+        self._free_at_s = max(self._free_at_s, now_s - self._burst_s) + num_bytes / self.bytes_per_s
         return self._free_at_s
 
 

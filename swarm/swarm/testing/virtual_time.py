@@ -36,6 +36,8 @@ START_S = 1000.0
 NUM_THREADS = 4
 """Of the default executor. More than the cores of a small machine, so that jobs that wait for each other can."""
 
+THREAD_NAME = "virtual-time"
+
 WIND_DOWN_S = 5.0
 """Real time that cancelled tasks get to end in, after a failure."""
 
@@ -86,7 +88,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         self._jobs: list[_Job] = []
         self._failed: list[asyncio.Task[Any]] = []
         self._callback_errors: list[Exception] = []
-        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="virtual-time")
+        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix=THREAD_NAME)
         super().__init__(_Selector(self._idle))
         self.set_exception_handler(self._keep_error)
 

@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import math
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from swarm_protocol.checks import (
+    check_addr,
+    check_choice,
+    check_count,
+    check_digest,
+    check_float,
+    check_int,
+    check_name,
+    check_text,
+)
+
+
+@given(text=st.text(max_size=20))
+def test_check_text_takes_exactly_what_is_visible_on_one_line(text: str) -> None:
+    visible = all(character == " " or unicodedata.category(character)[0] not in "CZ" for character in text)
+    if visible:
+        assert check_text(text, "field", max_chars=20) == text
+    else:
+        with pytest.raises(ValueError, match=r"^field is not one line"):
+            check_text(text, "field", max_chars=20)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a\x00b",
+        "a\x1b[31m",
+        "a\x7f",
+        "a\r\n",
+        "a\u2028b",
+        "a\u202eb",
+        "a\u2066b",
+        "a\u200fb",
+        "\ufeffa",
+        "\udfff",
+        b"a",
+        1,
+    ],
+)
+def test_check_text_refuses_what_could_deceive_a_reader(text: object) -> None:
+    with pytest.raises(ValueError, match="field"):
+        check_text(text, "field", max_chars=20)
+
+
+def test_check_text_bounds_its_length() -> None:
+    assert check_text("ab", "field", max_chars=2) == "ab"
+    assert check_text("", "field", max_chars=2) == ""
+    with pytest.raises(ValueError, match="3 characters, more than 2"):
+        check_text("abc", "field", max_chars=2)
+    with pytest.raises(ValueError, match="field is empty"):
+        check_text("", "field", max_chars=2, empty=False)
+
+
+@pytest.mark.parametrize("name", ["a", "_a", "meta-llama/Llama-3.1-8B", "model:tag", "a@b+c", "a/b/c", "9", "a..b"])
+def test_check_name_takes_what_models_and_runs_are_called(name: str) -> None:
+    assert check_name(name, "field") == name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        ".",
+        "..",
+        "../a",
+        "a/..",
+        "a/../b",
+        ".a",
+        "-a",
+        "/a",
+        "a/",
+        "a//b",
+        "a b",
+        "a\\b",
+        "a\x00",
+        "é",
+        "a\n",
+        "a" * 129,
+        None,
+    ],
+)
+def test_check_name_refuses_what_could_leave_a_folder_or_hide(name: object) -> None:
+    with pytest.raises(ValueError, match="field"):
+        check_name(name, "field")
+
+
+@pytest.mark.parametrize("addr", ["/ip4/127.0.0.1/tcp/0", "/ip6/fe80::1%eth0/udp/1/quic-v1", "/dns4/a.example/tcp/1"])
+def test_check_addr_takes_multiaddrs(addr: str) -> None:
+    assert check_addr(addr, "field") == addr
+
+
+@pytest.mark.parametrize(
+    "addr", ["", "/", "ip4/1.2.3.4", "/ip4//tcp", "/ip4/1.2.3.4/", "/ip4/a b", "/ip4/" + "1" * 256]
+)
+def test_check_addr_refuses_other_text(addr: str) -> None:
+    with pytest.raises(ValueError, match="field"):
+        check_addr(addr, "field")
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -0.1, 10.1, "1", None, 10**400])
+def test_check_float_refuses_what_is_not_finite_and_in_range(value: object) -> None:
+    with pytest.raises(ValueError, match=r"^field is .*, not a number in"):
+        check_float(value, "field", high=10.0)
+
+
+@pytest.mark.parametrize("value", [-1, 11, 1.0, True, "1", None, 10**400])
+def test_check_int_refuses_what_is_not_whole_and_in_range(value: object) -> None:
+    with pytest.raises(ValueError, match=r"^field is .*, not a whole number in"):
+        check_int(value, "field", high=10)
+
+
+def test_checks_return_what_they_took() -> None:
+    assert check_int(10, "field", high=10) == 10
+    assert check_float(10, "field", high=10.0) == 10
+    assert check_choice("a", "field", ("a", "b")) == "a"
+    assert check_digest(bytes(32), "field") == bytes(32)
+    assert check_digest(b"", "field", empty=True) == b""
+    check_count(("a", "b"), "field", max_items=2)
+
+
+def test_checks_of_choice_digest_and_count_refuse_the_rest() -> None:
+    with pytest.raises(ValueError, match="field is none of a, b"):
+        check_choice("c", "field", ("b", "a"))
+    for digest in (b"", bytes(31), bytearray(32), "a" * 32):
+        with pytest.raises(ValueError, match="field is not 32 bytes"):
+            check_digest(digest, "field")
+    for values in (["a"], ("a", "b", "c")):
+        with pytest.raises(ValueError, match="field is not a tuple of at most 2 items"):
+            check_count(values, "field", max_items=2)
+    with pytest.raises(ValueError, match="field names something twice"):
+        check_count(("a", "a"), "field", max_items=2)

@@ -1,0 +1,231 @@
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from protocol.decoders import JOINING_TRAINER, NEIGHBOUR, NODE, SERVE, TRAINER
+from swarm_protocol import limits
+from swarm_protocol.errors import PeerViolation
+from swarm_protocol.identity import peer_id_of
+from swarm_protocol.records import NodeRecord, Record, ServeRecord, TrainerRecord, lookup_keys, publish_key
+
+PEER_IDS = st.binary(min_size=32, max_size=32).map(peer_id_of)
+NAMES = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9._:@+-]{0,40}(/[A-Za-z0-9_][A-Za-z0-9._-]{0,20})?", fullmatch=True)
+TEXTS = st.text(st.characters(categories=("L", "N", "P", "S"), exclude_characters="\u00ad"), min_size=1, max_size=32)
+ADDRS = st.from_regex(r"/ip4/[0-9.]{7,15}/tcp/[0-9]{1,5}", fullmatch=True)
+
+
+def numbers(high: float) -> st.SearchStrategy[float]:
+    return st.floats(0.0, high)
+
+
+def tuples(items: st.SearchStrategy[str], max_items: int) -> st.SearchStrategy[tuple[str, ...]]:
+    return st.lists(items, max_size=max_items, unique=True).map(tuple)
+
+
+@st.composite
+def node_records(draw: st.DrawFn) -> NodeRecord:
+    memory_bytes = draw(st.integers(0, limits.MAX_MEMORY_BYTES))
+    return NodeRecord(
+        name=draw(TEXTS),
+        version=draw(TEXTS),
+        addrs=draw(tuples(ADDRS, limits.MAX_ADDRS)),
+        device=draw(TEXTS),
+        memory_bytes=memory_bytes,
+        free_memory_bytes=draw(st.integers(0, memory_bytes)),
+        reachability=draw(st.sampled_from(("public", "relay", "unknown"))),
+        prefill_tokens_per_s=draw(numbers(limits.MAX_TOKENS_PER_S)),
+        decode_tokens_per_s=draw(numbers(limits.MAX_TOKENS_PER_S)),
+        training_tokens_per_s=draw(numbers(limits.MAX_TOKENS_PER_S)),
+        started_at=draw(numbers(limits.MAX_TIME_S)),
+        state=draw(st.sampled_from(("alive", "leaving"))),
+        models=draw(tuples(NAMES, limits.MAX_MODELS_PER_NODE)),
+        runs=draw(tuples(NAMES, limits.MAX_RUNS_PER_NODE)),
+    )
+
+
+@st.composite
+def serve_records(draw: st.DrawFn) -> ServeRecord:
+    num_blocks = draw(st.integers(1, limits.MAX_BLOCKS))
+    end = draw(st.integers(1, num_blocks))
+    return ServeRecord(
+        model=draw(NAMES),
+        revision=draw(NAMES),
+        num_blocks=num_blocks,
+        start=draw(st.integers(0, end - 1)),
+        end=end,
+        state=draw(st.sampled_from(("joining", "serving", "draining"))),
+        prefill_ms_per_token=draw(numbers(limits.MAX_BLOCK_MS)),
+        decode_ms_per_block=draw(numbers(limits.MAX_BLOCK_MS)),
+        free_kv_tokens=draw(st.integers(0, limits.MAX_KV_TOKENS)),
+        queue_depth=draw(st.integers(0, limits.MAX_QUEUE_DEPTH)),
+        rtt_ms=draw(st.dictionaries(PEER_IDS, numbers(limits.MAX_RTT_MS), max_size=limits.MAX_RTT_PEERS)),
+    )
+
+
+@st.composite
+def trainer_records(draw: st.DrawFn) -> TrainerRecord:
+    return TrainerRecord(
+        run=draw(NAMES),
+        outer_step=draw(st.integers(0, limits.MAX_OUTER_STEP)),
+        digest=draw(st.sampled_from((b"", bytes(range(32))))),
+        tokens_per_s=draw(numbers(limits.MAX_TOKENS_PER_S)),
+        loss=draw(st.none() | st.floats(-limits.MAX_LOSS, limits.MAX_LOSS)),
+        state=draw(st.sampled_from(("joining", "training", "finished", "leaving"))),
+    )
+
+
+@given(record=st.one_of(node_records(), serve_records(), trainer_records()))
+def test_record_round_trips(record: Record) -> None:
+    assert type(record).from_bytes(record.to_bytes()) == record
+
+
+@pytest.mark.parametrize("record", [NODE, SERVE, TRAINER], ids=lambda record: type(record).__name__)
+def test_record_with_fields_of_a_newer_version_is_read_without_them(record: Record) -> None:
+    # field 1000, length-delimited, "new"
+    assert type(record).from_bytes(record.to_bytes() + b"\xc2\x3e\x03new") == record
+
+
+def test_records_at_every_bound_fit_a_record() -> None:
+    addrs = tuple(f"/dns4/{number:02}{'a' * (limits.MAX_ADDR_BYTES - 8)}" for number in range(limits.MAX_ADDRS))
+    names = tuple(f"{number}{'n' * (limits.MAX_NAME_BYTES - 1)}" for number in range(limits.MAX_MODELS_PER_NODE))
+    node = NodeRecord(
+        name="\U0001f600" * limits.MAX_NODE_NAME_CHARS,
+        version="\U0001f600" * limits.MAX_VERSION_CHARS,
+        addrs=addrs,
+        device="\U0001f600" * limits.MAX_DEVICE_CHARS,
+        memory_bytes=limits.MAX_MEMORY_BYTES,
+        free_memory_bytes=limits.MAX_MEMORY_BYTES,
+        reachability="unknown",
+        prefill_tokens_per_s=limits.MAX_TOKENS_PER_S,
+        decode_tokens_per_s=limits.MAX_TOKENS_PER_S,
+        training_tokens_per_s=limits.MAX_TOKENS_PER_S,
+        started_at=limits.MAX_TIME_S,
+        state="leaving",
+        models=names,
+        runs=names[: limits.MAX_RUNS_PER_NODE],
+    )
+    serve = replace(
+        SERVE,
+        model=names[0],
+        revision="r" * limits.MAX_REVISION_BYTES,
+        rtt_ms={peer_id_of(bytes([number] * 32)): limits.MAX_RTT_MS for number in range(limits.MAX_RTT_PEERS)},
+    )
+    for record in (node, serve, replace(TRAINER, run=names[0])):
+        assert len(record.to_bytes()) <= limits.MAX_RECORD_BYTES
+        assert type(record).from_bytes(record.to_bytes()) == record
+
+
+@pytest.mark.parametrize(
+    ("record", "change"),
+    [
+        (NODE, {"name": ""}),
+        (NODE, {"name": "a\x1b[2Jb"}),
+        (NODE, {"name": "a\u202eb"}),
+        (NODE, {"name": "a\u200bb"}),
+        (NODE, {"name": "a\nb"}),
+        (NODE, {"name": "\ud800"}),
+        (NODE, {"name": "a" * (limits.MAX_NODE_NAME_CHARS + 1)}),
+        (NODE, {"name": None}),
+        (NODE, {"version": ""}),
+        (NODE, {"device": "gpu\x00"}),
+        (NODE, {"addrs": ["/ip4/1.2.3.4"]}),
+        (NODE, {"addrs": ("example.org:80",)}),
+        (NODE, {"addrs": ("/ip4/1.2.3.4 ",)}),
+        (NODE, {"addrs": ("/ip4/1.2.3.4",) * 2}),
+        (NODE, {"addrs": tuple(f"/ip4/1.2.3.{last}" for last in range(limits.MAX_ADDRS + 1))}),
+        (NODE, {"free_memory_bytes": NODE.memory_bytes + 1}),
+        (NODE, {"memory_bytes": -1}),
+        (NODE, {"memory_bytes": 2**50 + 1}),
+        (NODE, {"memory_bytes": 1.5}),
+        (NODE, {"reachability": "maybe"}),
+        (NODE, {"state": "dead"}),
+        (NODE, {"decode_tokens_per_s": math.nan}),
+        (NODE, {"decode_tokens_per_s": math.inf}),
+        (NODE, {"decode_tokens_per_s": -1.0}),
+        (NODE, {"decode_tokens_per_s": 1e10}),
+        (NODE, {"models": ("../../etc/passwd",)}),
+        (NODE, {"runs": ("/absolute",)}),
+        (SERVE, {"model": "a//b"}),
+        (SERVE, {"model": "a/.hidden"}),
+        (SERVE, {"model": "modèle"}),
+        (SERVE, {"revision": ""}),
+        (SERVE, {"num_blocks": 0}),
+        (SERVE, {"start": 20}),
+        (SERVE, {"end": 33}),
+        (SERVE, {"end": True}),
+        (SERVE, {"state": ""}),
+        (SERVE, {"prefill_ms_per_token": math.nan}),
+        (SERVE, {"free_kv_tokens": -1}),
+        (SERVE, {"rtt_ms": {"someone": 1.0}}),
+        (SERVE, {"rtt_ms": {NEIGHBOUR: math.inf}}),
+        (SERVE, {"rtt_ms": {peer_id_of(bytes([n] * 32)): 1.0 for n in range(limits.MAX_RTT_PEERS + 1)}}),
+        (TRAINER, {"outer_step": -1}),
+        (TRAINER, {"digest": b"short"}),
+        (TRAINER, {"digest": "00" * 16}),
+        (TRAINER, {"loss": math.nan}),
+        (TRAINER, {"loss": -math.inf}),
+        (TRAINER, {"tokens_per_s": "fast"}),
+        (TRAINER, {"state": "idle"}),
+    ],
+)
+def test_record_with_a_bad_field_is_refused_by_name(record: Record, change: dict[str, Any]) -> None:
+    field = {"models": "models and runs", "runs": "models and runs"}.get(next(iter(change)), next(iter(change)))
+    with pytest.raises(ValueError, match=rf"{field}|peer id|start"):
+        replace(record, **change)
+
+
+def test_record_from_bytes_with_a_bad_value_is_a_violation_with_its_reason() -> None:
+    honest = TRAINER.to_bytes()
+    lying = honest.replace(b"training", b"t\x1b[2Jing")
+    assert lying != honest
+    with pytest.raises(PeerViolation, match="TrainerRecord is invalid: state is none of"):
+        TrainerRecord.from_bytes(lying)
+
+
+def test_trainer_record_tells_no_loss_from_a_loss_of_zero() -> None:
+    for loss in (None, 0.0):
+        record = replace(JOINING_TRAINER, loss=loss)
+        assert TrainerRecord.from_bytes(record.to_bytes()).loss == loss
+
+
+def test_serve_record_keeps_a_copy_of_its_round_trips() -> None:
+    rtt_ms = {NEIGHBOUR: 1.0}
+    record = replace(SERVE, rtt_ms=rtt_ms)
+    rtt_ms.clear()
+    assert record.rtt_ms == {NEIGHBOUR: 1.0}
+    assert asdict(record)["rtt_ms"] == {NEIGHBOUR: 1.0}
+    assert hash(record) == hash(replace(record))
+
+
+@given(peer_id=PEER_IDS)
+def test_publish_key_is_one_of_the_lookup_keys(peer_id: str) -> None:
+    assert publish_key(NODE, peer_id) in lookup_keys("nodes")
+    assert publish_key(SERVE, peer_id) in lookup_keys("serve", SERVE.model)
+    assert publish_key(TRAINER, peer_id) in lookup_keys("train", TRAINER.run)
+
+
+def test_keys_of_a_peer_are_the_published_ones() -> None:
+    # of the specification's peer id: sha256 of its text, mod 8
+    peer_id = "12D3KooWBtg3aaRMjxwedh83aGiUkwSxDwUZkzuJcfaqUmo7R3pq"
+    assert publish_key(NODE, peer_id) == "nodes/3"
+    assert publish_key(SERVE, peer_id) == "serve/meta-llama/Llama-3.1-8B/3"
+    assert publish_key(TRAINER, peer_id) == "train/stdlib-1f00ba44/3"
+    assert lookup_keys("nodes") == tuple(f"nodes/{shard}" for shard in range(8))
+
+
+def test_shards_of_many_peers_are_even() -> None:
+    keys = [publish_key(NODE, peer_id_of(number.to_bytes(32, "big"))) for number in range(8000)]
+    counts = [keys.count(key) for key in lookup_keys("nodes")]
+    assert sum(counts) == 8000
+    assert all(900 < count < 1100 for count in counts)
+
+
+@pytest.mark.parametrize(("kind", "name"), [("files", ""), ("nodes", "a"), ("serve", ""), ("train", "../x")])
+def test_lookup_keys_of_nonsense_are_refused(kind: Any, name: str) -> None:
+    with pytest.raises(ValueError, match=r"name|kind"):
+        lookup_keys(kind, name)

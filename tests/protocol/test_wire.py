@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from swarm_protocol import limits, wire
+from swarm_protocol.errors import PeerViolation
+from swarm_protocol.proto import control_pb2, failure_pb2, hello_pb2, records_pb2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flat:
+    """Mirrors TrainerRecord, which has text, bytes, numbers and an optional one."""
+
+    run: str
+    outer_step: int
+    digest: bytes
+    tokens_per_s: float
+    loss: float | None
+    state: str
+
+    def __post_init__(self) -> None:
+        if self.outer_step == 13:
+            raise ValueError("outer_step is unlucky")
+
+
+def decode_flat(data: bytes, max_bytes: int = 1000) -> Flat:
+    return wire.decode(data, records_pb2.TrainerRecord, wire.flat(Flat), max_bytes=max_bytes)
+
+
+@given(
+    value=st.builds(
+        Flat,
+        run=st.text(st.characters(codec="utf-8")),
+        outer_step=st.integers(14, 2**64 - 1),
+        digest=st.binary(),
+        tokens_per_s=st.floats(allow_nan=False),
+        loss=st.none() | st.floats(allow_nan=False),
+        state=st.text(st.characters(codec="utf-8")),
+    )
+)
+def test_flat_value_round_trips(value: Flat) -> None:
+    data = wire.encode(wire.fill(records_pb2.TrainerRecord, value))
+    assert decode_flat(data, max_bytes=10_000) == value
+
+
+def test_decode_refuses_with_the_message_and_the_reason() -> None:
+    good = wire.encode(records_pb2.TrainerRecord(run="a"))
+    for data, reason in (
+        (b"", "TrainerRecord is empty"),
+        (good + bytes(1000), "TrainerRecord has 1004 bytes, more than 1000"),
+        (b"\x02" + good[1:], "TrainerRecord has message version 2, and this node reads 1"),
+        (good[:-1], "TrainerRecord is truncated or malformed"),
+        (good + b"\x07", "TrainerRecord is truncated or malformed"),
+        (b"\x01\x0a\x01\xff", "TrainerRecord is truncated or malformed"),
+        (wire.encode(records_pb2.TrainerRecord(outer_step=13)), "TrainerRecord is invalid: outer_step is unlucky"),
+    ):
+        with pytest.raises(PeerViolation, match=reason):
+            decode_flat(data)
+
+
+def test_decode_of_another_version_says_what_to_do() -> None:
+    with pytest.raises(PeerViolation) as caught:
+        decode_flat(b"\x09")
+    assert caught.value.remedy == "update the older of the two nodes"
+
+
+def test_decode_ignores_fields_that_this_version_does_not_know() -> None:
+    newer = wire.encode(records_pb2.ServeRecord(model="a", revision="b", queue_depth=7))
+    hello = wire.decode(newer, hello_pb2.Hello, lambda message: message.network_id, max_bytes=100)
+    assert hello == "a"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inner:
+    model: str
+    start: int
+    end: int
+    num_sessions: int
+    tokens_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outer:
+    serving: Inner | None
+    addrs: tuple[str, ...]
+
+
+@pytest.mark.parametrize("inner", [None, Inner(model="m", start=1, end=2, num_sessions=0, tokens_per_s=0.5)])
+def test_messages_in_messages_round_trip(inner: Inner | None) -> None:
+    value = Outer(serving=inner, addrs=("/ip4/1.2.3.4",))
+    sent = wire.fill(control_pb2.StatusReply, value)
+    build = wire.flat(
+        lambda **found: Outer(serving=found["serving"], addrs=found["addrs"]), {"serving": wire.flat(Inner)}
+    )
+    assert wire.decode(wire.encode(sent), control_pb2.StatusReply, build, max_bytes=1000) == value
+
+
+def test_flat_refuses_too_many_items_before_it_makes_a_tuple(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_REPEATED_ITEMS", 2)
+    build = wire.flat(lambda **found: found)
+    assert build(failure_pb2.Failure(missing=["a", "b"]))["missing"] == ("a", "b")
+    with pytest.raises(ValueError, match="missing has 3 items, more than 2"):
+        build(failure_pb2.Failure(missing=["a", "b", "c"]))

@@ -32,8 +32,8 @@ app = typer.Typer(
 
 HERE = ("home",)
 NETWORK = ("home", "name", "network_id", "peers", "listen", "announce")
-DAEMON = (*NETWORK, "drain_s", "clock_offset_s", "log_format", "log_level")
-WORK = ("run", "then_serve", "model", "blocks", "max_blocks", "max_memory", "device", "threads", "probe")
+DAEMON = (*NETWORK, "drain_s", "log_format", "log_level")
+WORK = ("relay", "run", "then_serve", "model", "blocks", "max_blocks", "max_memory", "device", "threads", "probe")
 ADDR = "/ip4/203.0.113.7/tcp/4001/p2p/12D3KooW…"
 
 COMMANDS = (
@@ -76,7 +76,7 @@ COMMANDS = (
         name="doctor",
         purpose="Check this machine for what keeps nodes from working, and say what to do about it.",
         code="swarm_node.commands.doctor:run",
-        settings=(*NETWORK, "clock_offset_s"),
+        settings=NETWORK,
         example=f"swarm-node doctor --peers {ADDR}",
     ),
     Command(

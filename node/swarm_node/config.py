@@ -17,10 +17,10 @@ from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from swarm.network.multiaddr import check_announce_addr, check_listen_addr
 from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError
 
-from swarm.network.multiaddr import check_announce_addr, check_listen_addr
 from swarm_node.settings import (
     one_of,
     parse_bool,
@@ -63,6 +63,7 @@ class Config:
     peers: tuple[str, ...] = ()
     listen: tuple[str, ...] = ("/ip4/127.0.0.1/tcp/0",)
     announce: tuple[str, ...] = ()
+    relay: str = "auto"
     run: Path | None = None
     then_serve: bool = False
     model: Path | None = None
@@ -74,7 +75,6 @@ class Config:
     probe: str = "auto"
     keep_checkpoints: int = 2
     drain_s: float = 30.0
-    clock_offset_s: float = 0.0
     log_format: str = "human"
     log_level: str = "info"
     origins: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
@@ -100,25 +100,25 @@ SETTINGS: Mapping[str, Setting] = {
     "network_id": Setting(parse_network_id, "ID", "Network to be part of; others are not spoken to."),
     "peers": Setting(parse_peer, "ADDR…", "Address of a peer to join through, as `seed` prints it.", many=True),
     "listen": Setting(
-            "ADDR",
-        "Address to listen on; port 0 is any free one. 0.0.0.0 is beyond this machine.",
-        many=True,
+        check_listen_addr, "ADDR", "Address to listen on; port 0: any free one; 0.0.0.0: for all to reach.", many=True
     ),
-    "announce": Setting(check_announce_addr, "ADDR", "Address to tell others instead of the one listened on.", many=True),
+    "announce": Setting(
+        check_announce_addr, "ADDR", "Address to tell others instead of the one listened on.", many=True
+    ),
+    "relay": Setting(
+        one_of("auto", "use", "none"), "WHEN", "Be reached through a seed: auto (unless all is local), use or none."
+    ),
     "run": Setting(parse_path, "FILE", "Signed run file: train what it describes."),
     "then_serve": Setting(parse_bool, "", "Once the run is finished, serve its result."),
     "model": Setting(parse_path, "DIR", "Hugging Face directory: serve blocks of it."),
     "blocks": Setting(parse_span, "START:END", "Serve exactly this half-open span of blocks."),
     "max_blocks": Setting(whole_number(0, 4096), "N", "Serve at most so many blocks; 0: no limit."),
-    "max_memory": Setting(parse_size, "SIZE", "Use at most this much memory for weights, such as 6GiB; 0: no limit."),
+    "max_memory": Setting(parse_size, "SIZE", "At most this much memory for weights, such as 6GiB; 0: no limit."),
     "device": Setting(one_of("auto", "cpu", "cuda", "mps"), "DEVICE", "Where to compute: auto, cpu, cuda or mps."),
     "threads": Setting(whole_number(0, 4096), "N", "CPU threads to compute with; 0: all cores."),
-    "probe": Setting(
-        one_of("auto", "fresh", "off"), "WHEN", "Measure speed: auto (once), fresh or off."
-    ),
+    "probe": Setting(one_of("auto", "fresh", "off"), "WHEN", "Measure speed: auto (once), fresh or off."),
     "keep_checkpoints": Setting(whole_number(1, 1000), "N", "Checkpoints to keep of each run."),
     "drain_s": Setting(seconds(0, 3600), "SECONDS", "Time that work in flight gets to finish when leaving."),
-    "clock_offset_s": Setting(seconds(-1e9, 1e9), "SECONDS", "Added to this machine's clock, if it cannot be set."),
     "log_format": Setting(one_of("human", "json"), "FORMAT", "Log lines: human or json."),
     "log_level": Setting(one_of("debug", "info", "warning", "error"), "LEVEL", "Least severe log lines that are kept."),
 }

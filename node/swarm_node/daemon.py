@@ -8,20 +8,29 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import uvloop
+from swarm.network.libp2p import Libp2pNetwork, Libp2pOptions
 from swarm.network.membership import Membership
 from swarm_protocol import limits
+from swarm_protocol.control_messages import LeaveReply, LeaveRequest, StatusReply, StatusRequest
+from swarm_protocol.errors import PeerError
+from swarm_protocol.identity import Identity
 
-from swarm_node import probe
+from swarm_node import control, probe, reachability
 from swarm_node.config import Config
+from swarm_node.control import ControlHandlers
 from swarm_node.departure import Departure, signals_to
 from swarm_node.events import Emitter
 from swarm_node.home import Home
-from swarm_node.node import Role
+from swarm_node.node import Node, Role, Steps
 
 logger = logging.getLogger(__name__)
 
+NUM_STEPS = 4  # hardware, network, peers, reachability
 REFRESH_S = limits.RECORD_LIFETIME_S / 6
 COUNTDOWN_S = 5.0
 EXIT_UNCLEAN = 1
@@ -79,9 +88,10 @@ async def _count_down(life: asyncio.Task[None], departure: Departure, emitter: E
 
 async def _live(config: Config, home: Home, emitter: Emitter, role: Role, departure: Departure) -> None:
     """The node's task: up, work, down."""
-    hardware = await asyncio.to_thread(
-        probe.examine, config.device, home.cache, probe=config.probe, threads=config.threads
-    )
+    steps = Steps(emitter, NUM_STEPS + role.num_steps)
+    when = config.probe if role.computes else "off"
+    hardware = await asyncio.to_thread(probe.examine, config.device, home.cache, probe=when, threads=config.threads)
+    steps.done("hardware", str(hardware))
     identity = Identity.load(home.identity)
     async with _on_network(config, home, role) as network, Membership(network) as membership:
         node = Node(
@@ -93,13 +103,13 @@ async def _live(config: Config, home: Home, emitter: Emitter, role: Role, depart
             hardware=hardware,
             network=network,
             membership=membership,
-            num_steps=NUM_STEPS + role.num_steps,
+            steps=steps,
         )
         async with control.serving(home.socket, _handlers(node)), asyncio.TaskGroup() as tasks:
             await _arrive(node)
             watches = [
                 tasks.create_task(_keep_announced(node), name="announce"),
-                tasks.create_task(network.wait_failed(), name="watch libp2p"),
+                tasks.create_task(_until_failed(network), name="watch libp2p"),
             ]
             departure.grace_s = config.drain_s
             await role.run(node)
@@ -116,7 +126,7 @@ async def _on_network(config: Config, home: Home, role: Role) -> AsyncIterator[L
             peers=config.peers,
             listen=config.listen,
             announce=config.announce,
-            relay=role.relay,
+            relay=role.relay(config),
         )
     )
     try:
@@ -125,14 +135,21 @@ async def _on_network(config: Config, home: Home, role: Role) -> AsyncIterator[L
         await network.close()
 
 
+async def _until_failed(network: Libp2pNetwork) -> None:
+    raise await network.wait_failed()
+
+
 async def _arrive(node: Node) -> None:
     """Report the steps that every node takes, and say that it is ready."""
     addrs = await node.network.addrs()
-    node.step("hardware", str(node.hardware))
-    node.step("network", f"{node.network.network_id}, listening on {', '.join(addrs) or 'nothing: through relays only'}")
+    node.steps.done(
+        "network", f"{node.network.network_id}, listening on {', '.join(addrs) or 'nothing: through relays only'}"
+    )
     await _look_around(node)
-    node.step("peers", f"{node.num_peers} live, this one included")
-    node.step("reachability", reachability.explain(node.reachability, addrs))
+    node.steps.done("peers", f"{node.num_peers} live, this one included")
+    node.reachability = await reachability.measure(node.network, node.config.peers)
+    node.steps.done("reachability", reachability.explain(node.reachability, addrs))
+    await node.announce()
     node.emitter.emit(
         "ready",
         peer_id=node.network.peer_id,
@@ -153,7 +170,7 @@ async def _keep_announced(node: Node) -> None:
 async def _look_around(node: Node) -> None:
     await node.announce()
     try:
-        node.num_peers = len(await node.membership.nodes())
+        node.num_peers = len({node.network.peer_id, *await node.membership.nodes()})
     except PeerError as error:
         logger.info("cannot see the other nodes: %s", error)
 

@@ -1,7 +1,7 @@
-"""Where log lines go: a bounded file in the home, and warnings of our own packages to the terminal.
+"""Where log lines go: a bounded file in the home, and errors of our own packages to the terminal too.
 
-What libraries say (hivemind, the libp2p daemon, transformers, uvicorn) goes to the file only: a person at a terminal
-reads what the node says about itself, and whoever looks into a failure finds the rest in one place.
+What libraries say (hivemind, transformers, uvicorn) goes to the file only: a person at a terminal reads what the node
+says about itself, and whoever looks into a failure finds the rest in one place.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ class _File(logging.handlers.RotatingFileHandler):
 
 
 def set_up(directory: Path, *, log_format: str, level: str) -> Path:
-    """Send all log lines to DIRECTORY/swarm-node.log, ours from `warning` up to stderr too. Returns the file's path."""
+    """Send all log lines to DIRECTORY/swarm-node.log, our errors to stderr too. Returns the file's path."""
     path = directory / "swarm-node.log"
     with explained("write the log"):
         file = _File(path, maxBytes=MAX_FILE_BYTES, backupCount=NUM_OLD_FILES, encoding="utf-8", errors="replace")
     terminal = logging.StreamHandler(sys.stderr)
-    terminal.setLevel(logging.WARNING)
+    terminal.setLevel(logging.ERROR)
     terminal.addFilter(lambda record: record.name.split(".")[0] in OURS)
     formatter = JsonFormatter() if log_format == "json" else _human()
     terminal.setFormatter(formatter if log_format == "json" else logging.Formatter("%(levelname)s: %(message)s"))

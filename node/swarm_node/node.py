@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 import psutil
 from swarm.network.interface import Network
@@ -25,6 +25,8 @@ from swarm_node.events import Emitter
 from swarm_node.home import Home
 from swarm_node.probe import Hardware
 
+RelayUse = Literal["none", "serve", "use"]
+
 
 class Role(Protocol):
     """What a node does once it is on the network."""
@@ -32,11 +34,30 @@ class Role(Protocol):
     num_steps: int
     """Numbered steps that it reports after the daemon's own four."""
 
+    computes: bool
+    """Whether it matters how fast this machine is."""
+
+    def relay(self, config: Config) -> RelayUse:
+        """Whether the node relays for others, or may be relayed."""
+
     async def run(self, node: Node) -> None:
         """Work until done. Once `node.departure.leaving` is set, take nothing new, finish what is in flight and return.
 
         Cancelled if that takes too long.
         """
+
+
+class Steps:
+    """Numbers the steps of starting up, so that whoever watches sees how far it is."""
+
+    def __init__(self, emitter: Emitter, num_steps: int) -> None:
+        self._emitter = emitter
+        self._num_steps = num_steps
+        self._num_done = 0
+
+    def done(self, title: str, detail: str) -> None:
+        self._num_done += 1
+        self._emitter.emit("step", number=self._num_done, of=self._num_steps, title=title, detail=detail)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,17 +81,11 @@ class Node:
     hardware: Hardware
     network: Network
     membership: Membership
-    num_steps: int
+    steps: Steps
     reachability: Reachability = "unknown"
     activity: Activity = field(default_factory=Activity)
-    num_peers: int = 0
-    num_steps_done: int = 0
+    num_peers: int = 1
     started_at: float = field(default_factory=time.time)
-
-    def step(self, title: str, detail: str) -> None:
-        """Report the next numbered step."""
-        self.num_steps_done += 1
-        self.emitter.emit("step", number=self.num_steps_done, of=self.num_steps, title=title, detail=detail)
 
     async def announce(self) -> None:
         """Publish what this node is now; again whenever that has changed. Its models and runs membership adds."""

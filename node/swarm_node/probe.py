@@ -1,8 +1,7 @@
-"""What this machine is and how fast it computes: measured on one real transformer block, once, and remembered.
+"""What this machine is and how fast it computes.
 
-Speeds are tokens a second through one Llama block of a fixed size, in fp32: comparable between nodes, and scaled to a
-real model by whoever plans with them. A measurement is kept in the home's cache for the same device, library versions
-and number of threads; memory is read anew each time.
+Speeds are measured once (by `swarm_node.speed`) and kept in the home's cache for the same device, library versions and
+number of threads; memory is read anew each time.
 
 Imports torch, and so takes seconds to import. All functions block; the caller runs them off its event loop.
 """
@@ -13,25 +12,16 @@ import json
 import logging
 import os
 import platform
-import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from importlib import metadata
 from pathlib import Path
 
 import psutil
 import torch
-import transformers
-from transformers import DynamicCache, LlamaConfig, LlamaModel
 from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError
 
 logger = logging.getLogger(__name__)
-
-# one block of about 5M parameters: large enough to be compute-bound, small enough to be measured in a moment
-HIDDEN, HEADS, INTERMEDIATE = 512, 8, 1376
-PREFILL_TOKENS = 128
-TRAINING_ROWS, TRAINING_TOKENS = 2, 128
-BUDGET_S = 0.4  # for each of the three figures
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,63 +113,9 @@ def memory(device: str) -> tuple[int, int]:
     return min(found.available, max(0, limit_bytes - used_bytes)), min(found.total, limit_bytes)
 
 
-def measure(device: str) -> Speeds:
-    """Run the reference block; about 1.5 s in all."""
-    config = LlamaConfig(
-        vocab_size=8,
-        hidden_size=HIDDEN,
-        intermediate_size=INTERMEDIATE,
-        num_hidden_layers=1,
-        num_attention_heads=HEADS,
-        num_key_value_heads=HEADS,
-        max_position_embeddings=2**16,
-    )
-    model = LlamaModel(config).to(device)
-    prompt_BTD = torch.zeros(1, PREFILL_TOKENS, HIDDEN, device=device)
-    batch_BTD = torch.randn(TRAINING_ROWS, TRAINING_TOKENS, HIDDEN, device=device)
-    cache = DynamicCache(config=config)
-
-    def prefill() -> None:
-        with torch.inference_mode():
-            model(inputs_embeds=prompt_BTD, use_cache=False)
-
-    def decode() -> None:
-        with torch.inference_mode():
-            model(inputs_embeds=prompt_BTD[:, :1], past_key_values=cache, use_cache=True)
-
-    def train() -> None:
-        model(inputs_embeds=batch_BTD, use_cache=False).last_hidden_state.square().mean().backward()
-
-    def finished() -> None:
-        if device == "cuda":
-            torch.cuda.synchronize()
-        elif device == "mps":
-            torch.mps.synchronize()
-
-    return Speeds(
-        prefill_tokens_per_s=PREFILL_TOKENS / _median_s(prefill, finished),
-        decode_tokens_per_s=1 / _median_s(decode, finished),
-        training_tokens_per_s=TRAINING_ROWS * TRAINING_TOKENS / _median_s(train, finished),
-    )
-
-
-def _median_s(run: Callable[[], None], finished: Callable[[], None]) -> float:
-    """Median seconds of `run`, repeated within BUDGET_S, after one run to warm up."""
-    run()
-    finished()
-    taken: list[float] = []
-    until = time.perf_counter() + BUDGET_S
-    while not taken or time.perf_counter() < until:
-        start = time.perf_counter()
-        run()
-        finished()
-        taken.append(time.perf_counter() - start)
-    return sorted(taken)[len(taken) // 2]
-
-
 def _remembered(device: str, name: str, path: Path, *, fresh: bool) -> Speeds:
-    key = f"{device} {name} torch {torch.__version__} transformers {transformers.__version__} "
-    key += f"threads {torch.get_num_threads()}"
+    versions = f"torch {torch.__version__} transformers {metadata.version('transformers')}"
+    key = f"{device} {name} {versions} threads {torch.get_num_threads()}"
     if not fresh:
         try:
             kept = json.loads(path.read_text(encoding="utf-8"))
@@ -189,6 +125,9 @@ def _remembered(device: str, name: str, path: Path, *, fresh: bool) -> Speeds:
             pass
         except (OSError, ValueError, TypeError, KeyError) as error:
             logger.warning("the remembered speeds in %s are unusable, measuring again: %s", path, error)
+    # transformers takes seconds to import, which most starts can save
+    from swarm_node.speed import measure  # noqa: PLC0415
+
     speeds = measure(device)
     part = path.with_suffix(".part")
     part.write_text(json.dumps({"key": key, "speeds": asdict(speeds)}), encoding="utf-8")

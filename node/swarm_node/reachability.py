@@ -1,0 +1,95 @@
+"""How others reach this node: a seed that is asked to dial back tells.
+
+The seed dials the addresses of the asker's signed record from a throwaway host, because its own has a connection
+already; libp2p lets a dial succeed only if the asker's key answers. So a node cannot claim another's address, and what
+the seed dials is no more than any peer dials that has read the record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+
+from swarm.network.interface import Network
+from swarm.network.libp2p_control import ControlError
+from swarm.network.libp2p_daemon import DaemonOptions
+from swarm.network.libp2p_host import Host
+from swarm.network.membership import Membership
+from swarm.network.multiaddr import parse_peer_addr
+from swarm_protocol.errors import PeerError, PeerRefused, SwarmError
+from swarm_protocol.records import Reachability
+
+METHOD = "node.dial_back"
+ASK_TIMEOUT_S = 4.0
+DIAL_TIMEOUT_S = 2.5
+MAX_WAITING = 16  # each costs the seed a short-lived process
+
+_MEANINGS: Mapping[Reachability, str] = {
+    "public": "others reach this node directly",
+    "relay": "others reach this node through a seed, which costs time; a forwarded port and --announce would avoid it",
+    "unknown": "nobody has confirmed that others reach this node; if they do not, forward a port and give --announce",
+}
+
+logger = logging.getLogger(__name__)
+
+
+def explain(found: Reachability, addrs: Sequence[str]) -> str:
+    """For people, with what could be done about it."""
+    if found == "unknown" and all("/ip4/127." in addr or "/ip6/::1/" in addr for addr in addrs):
+        return "only from this machine; --listen /ip4/0.0.0.0/tcp/4001 lets others in"
+    return _MEANINGS[found]
+
+
+async def measure(network: Network, peers: Sequence[str]) -> Reachability:
+    """Ask the `peers` that this node joined through; the first that answers decides."""
+    for peer in peers:
+        try:
+            answer = await network.call(parse_peer_addr(peer).peer_id, METHOD, b"", timeout_s=ASK_TIMEOUT_S)
+        except PeerError as error:
+            logger.info("no dial back by %s: %s", peer, error)
+            continue
+        if answer == b"reached":
+            return "public"
+        break
+    relayed = any("/p2p-circuit" in addr for addr in await network.addrs())
+    return "relay" if relayed else "unknown"
+
+
+async def serve(network: Network, membership: Membership) -> None:
+    """Dial back whoever asks, one after the other."""
+    turn = asyncio.Lock()
+    num_waiting = 0
+
+    async def dial_back(peer_id: str, _request: bytes) -> bytes:
+        nonlocal num_waiting
+        if num_waiting >= MAX_WAITING:
+            raise PeerRefused("too many nodes ask to be dialled", remedy="ask again later", retry_after_s=10.0)
+        num_waiting += 1
+        try:
+            async with turn, asyncio.timeout(DIAL_TIMEOUT_S):
+                return b"reached" if await _reaches(membership, peer_id) else b"not reached"
+        except TimeoutError:
+            return b"not reached"
+        finally:
+            num_waiting -= 1
+
+    await network.serve(METHOD, dial_back)
+
+
+async def _reaches(membership: Membership, peer_id: str) -> bool:
+    record = (await membership.nodes()).get(peer_id)
+    if record is None:
+        raise PeerRefused("this node's record has not arrived yet", remedy="ask again later", retry_after_s=1.0)
+    direct = [addr.removesuffix(f"/p2p/{peer_id}") for addr in record.addrs if "/p2p-circuit" not in addr]
+    host = await Host.start(DaemonOptions(dht_server=False))
+    lane = asyncio.create_task(host.lane.run(), name="dial back")
+    try:
+        await host.control.connect(peer_id, direct)
+        return True
+    except (ControlError, SwarmError) as error:
+        logger.info("%s is not reached: %s", peer_id, error)
+        return False
+    finally:
+        await host.stop()
+        await lane

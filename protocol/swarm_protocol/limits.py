@@ -10,8 +10,8 @@ from __future__ import annotations
 # --- messages ------------------------------------------------------------------------------------------------------
 
 # What one peer can make another hold at once. Bulk goes as a stream of messages of about 1 MiB; the largest single ones
-# are the activations of a prefill chunk (512 tokens x 8192 x fp32: 16 MiB), with room for larger models and chunks.
-MAX_MESSAGE_BYTES = 64 * 2**20
+# are the activations of a prefill chunk (1024 tokens x 16384 x fp32: 64 MiB) and what stands around them.
+MAX_MESSAGE_BYTES = 64 * 2**20 + 64 * 2**10
 
 # Any repeated field, before it becomes a tuple of about 40 bytes an item; every message has a lower bound of its own.
 MAX_REPEATED_ITEMS = 2**20

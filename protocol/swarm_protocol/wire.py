@@ -15,7 +15,7 @@ dataclass whose fields have the message's names. To add one:
        def from_bytes(cls, data: bytes) -> Vote:
            return wire.decode(data, topic_pb2.Vote, wire.flat(cls), max_bytes=limits.MAX_VOTE_BYTES)
 
-4. list it with examples in `tests/protocol/decoders.py`, which the property tests and the fuzzer run over.
+4. give an example in `tests/protocol/<topic>_examples.py`: property tests and the fuzzer run over `decoders.py` there.
 
 `fill` and `flat` carry scalars, repeated scalars (tuple), maps (dict), optional scalars (None when absent), and
 messages in messages, one or repeated, each with the `build` of its own: `flat(cls, {"chunks": flat(ChunkRef)})`.

@@ -1,6 +1,7 @@
 """Every decoder of bytes from peers, with examples: what the property tests and the fuzzer run over.
 
-A new message adds itself here. `test_decoders.py` fails for any class with `from_bytes` that is not listed.
+A new message adds an example to the `…_examples.py` of its topic. `test_decoders.py` fails for any class with
+`from_bytes` that has none.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from swarm_protocol.identity import Identity
 from swarm_protocol.records import NodeRecord, ServeRecord, TrainerRecord, publish_key
 from swarm_protocol.signed_record import read_record, seal_record, unseal_record
 from swarm_protocol.version import Hello
+
+from protocol import control_examples, serving_examples, training_examples
 
 IDENTITY = Identity(bytes(range(32)))
 NEIGHBOUR = Identity(bytes(range(1, 33))).peer_id
@@ -35,12 +38,22 @@ class Decoder:
     examples: tuple[bytes, ...]
 
 
-def of_class(message_type: Any, *examples: Any) -> Decoder:
-    return Decoder(
-        name=message_type.__name__,
-        decode=message_type.from_bytes,
-        encode=message_type.to_bytes,
-        examples=tuple(example.to_bytes() for example in examples),
+def name_of(message_type: type[Any]) -> str:
+    """Two topics may both have a `Ready`."""
+    return f"{message_type.__module__.rsplit('.', 1)[-1]}.{message_type.__name__}"
+
+
+def by_class(*examples: Any) -> tuple[Decoder, ...]:
+    """The `from_bytes` of each class among `examples`."""
+    classes = dict.fromkeys(type(example) for example in examples)
+    return tuple(
+        Decoder(
+            name=name_of(message_type),
+            decode=message_type.from_bytes,
+            encode=message_type.to_bytes,
+            examples=tuple(example.to_bytes() for example in examples if type(example) is message_type),
+        )
+        for message_type in classes
     )
 
 
@@ -105,10 +118,8 @@ def _unseal_record(data: bytes) -> Any:
 
 
 DECODERS: tuple[Decoder, ...] = (
-    of_class(NodeRecord, NODE),
-    of_class(ServeRecord, SERVE),
-    of_class(TrainerRecord, TRAINER, JOINING_TRAINER),
-    of_class(Hello, HELLO),
+    *by_class(NODE, SERVE, TRAINER, JOINING_TRAINER, HELLO),
+    *by_class(*training_examples.EXAMPLES, *serving_examples.EXAMPLES, *control_examples.EXAMPLES),
     Decoder(
         name="Failure",
         decode=lambda data: decode_failure(data, IDENTITY.peer_id),

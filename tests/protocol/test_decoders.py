@@ -10,7 +10,7 @@ import pytest
 import swarm_protocol
 from hypothesis import given
 from hypothesis import strategies as st
-from protocol.decoders import DECODERS, Decoder
+from protocol.decoders import DECODERS, Decoder, name_of
 from swarm_protocol.errors import IntegrityError, PeerViolation
 
 EVERY_DECODER = pytest.mark.parametrize("decoder", DECODERS, ids=lambda decoder: decoder.name)
@@ -97,10 +97,10 @@ def test_registry_lists_every_class_that_reads_bytes() -> None:
         for found in pkgutil.iter_modules(swarm_protocol.__path__)
     ]
     readers = {
-        name
+        name_of(value)
         for module in modules
-        for name, value in inspect.getmembers(module, inspect.isclass)
+        for _, value in inspect.getmembers(module, inspect.isclass)
         if value.__module__ == module.__name__ and hasattr(value, "from_bytes")
     }
     missing = readers - {decoder.name for decoder in DECODERS}
-    assert not missing, f"add these with examples to tests/protocol/decoders.py: {sorted(missing)}"
+    assert not missing, f"give these examples in tests/protocol: {sorted(missing)}"

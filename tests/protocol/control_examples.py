@@ -1,0 +1,33 @@
+"""One or more of each message between a node's daemon and the commands beside it."""
+
+from __future__ import annotations
+
+from swarm_protocol.control_messages import (
+    LeaveReply,
+    LeaveRequest,
+    ServingStatus,
+    StatusReply,
+    StatusRequest,
+    TrainingStatus,
+)
+
+EXAMPLES: tuple[object, ...] = (
+    StatusRequest(),
+    StatusReply(
+        peer_id="12D3KooWBtg3aaRMjxwedh83aGiUkwSxDwUZkzuJcfaqUmo7R3pq",
+        name="Ada's desk",
+        version="0.1.0",
+        pid=4711,
+        uptime_s=12.5,
+        network_id="swarm-main",
+        addrs=("/ip4/127.0.0.1/tcp/4001",),
+        reachability="public",
+        num_peers=4,
+        state="training",
+        training=TrainingStatus(run="stdlib-1f00ba44", outer_step=2, num_outer_steps=8, loss=2.5, tokens_per_s=900.0),
+        serving=ServingStatus(model="stdlib-1m", start=0, end=2, num_sessions=1, tokens_per_s=30.0),
+        memory_bytes=2**30,
+    ),
+    LeaveRequest(drain=True),
+    LeaveReply(pid=4711, seconds=30.0),
+)

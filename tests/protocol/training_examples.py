@@ -1,0 +1,77 @@
+"""One or more of each message of a training round and of state transfer."""
+
+from __future__ import annotations
+
+from swarm_protocol.identity import Identity
+from swarm_protocol.training_messages import (
+    Abort,
+    Certificate,
+    Contribution,
+    Group,
+    Outcome,
+    Ready,
+    ReadyReply,
+    Standing,
+    StandingRequest,
+    Vote,
+)
+from swarm_protocol.transfer_messages import ChunkRequest, ManifestRequest, PartRequest
+
+FIRST, SECOND = sorted(Identity(bytes([number] * 32)).peer_id for number in range(2))
+DIGEST = bytes(range(32))
+OUTCOME = Outcome(origin_digest=DIGEST, part_digests=(DIGEST, DIGEST), state_digest=DIGEST[::-1])
+MEMBERS = (
+    Contribution(peer_id=FIRST, num_tokens=4096, num_samples=32, loss=2.5),
+    Contribution(peer_id=SECOND, num_tokens=2048, num_samples=16, loss=2.75),
+)
+
+EXAMPLES: tuple[object, ...] = (
+    Ready(
+        run="stdlib-1f00ba44",
+        step=3,
+        attempt=1,
+        state_digest=DIGEST,
+        num_tokens=4096,
+        num_samples=32,
+        loss=2.5,
+        accused=(SECOND,),
+        voted_attempt=0,
+        voted=OUTCOME,
+        voted_origin=b"signed group",
+    ),
+    Ready(run="stdlib-1f00ba44", step=1, attempt=0, state_digest=DIGEST),
+    ReadyReply(kind="group", group=b"signed group"),
+    ReadyReply(kind="behind", state_digest=DIGEST, certificate=b"certificate"),
+    ReadyReply(kind="left_out", attempt=2, reason="too late"),
+    Group(
+        run="stdlib-1f00ba44",
+        step=3,
+        attempt=1,
+        state_digest=DIGEST,
+        members=MEMBERS,
+        part_values=(500_000, 500_001),
+        reduce_s=30.0,
+        vote_s=10.0,
+    ),
+    Group(
+        run="stdlib-1f00ba44",
+        step=3,
+        attempt=2,
+        state_digest=DIGEST,
+        members=MEMBERS[:1],
+        reduce_s=30.0,
+        vote_s=10.0,
+        resumes=OUTCOME,
+        origin=b"signed group",
+    ),
+    Vote(run="stdlib-1f00ba44", step=3, attempt=1, group_digest=DIGEST, outcome=OUTCOME),
+    Certificate(group=b"signed group", votes=(b"signed vote", b"another")),
+    Abort(
+        run="stdlib-1f00ba44", step=3, attempt=1, group_digest=DIGEST, reason="a part did not come", accused=(SECOND,)
+    ),
+    StandingRequest(run="stdlib-1f00ba44", step=3, hurry=True),
+    Standing(outer_step=2, state_digest=DIGEST, certificate=b"certificate"),
+    PartRequest(origin_digest=DIGEST, index=1),
+    ManifestRequest(state_digest=DIGEST),
+    ChunkRequest(state_digest=DIGEST, index=300),
+)

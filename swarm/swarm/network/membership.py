@@ -74,8 +74,7 @@ class _Announced:
 @dataclass(frozen=True, slots=True)
 class _Seen:
     record: Record
-    issued_at: float
-    expires_at: float
+    envelope: Envelope
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,11 +125,8 @@ class Membership:
     def announce(self, record: Record) -> None:
         """Publish `record` now and from then on, in place of the earlier one of its kind and name.
 
-        A node record's models and runs are filled in from the other announced records. Raises ValueError if the
-        record is over the limits.
+        A node record's models and runs are filled in from the other announced records.
         """
-        if len(record.to_bytes()) > limits.MAX_RECORD_BYTES:
-            raise ValueError(f"record has more than {limits.MAX_RECORD_BYTES} bytes")
         self._put(_Announced(record))
 
     def withdraw(self, kind: Kind, name: str = "") -> None:
@@ -242,7 +238,7 @@ class Membership:
         """What is remembered and has not expired: a lookup that misses a record, or finds an old one, hides nothing."""
         now = self._network.now()
         view = self._views.pop((kind, name), {})
-        self._views[kind, name] = view = {peer_id: seen for peer_id, seen in view.items() if seen.expires_at > now}
+        self._views[kind, name] = view = {peer_id: seen for peer_id, seen in view.items() if seen.envelope.expires_at > now}
         if len(self._views) > MAX_VIEWS:
             del self._views[next(iter(self._views))]
         return view
@@ -252,7 +248,8 @@ class Membership:
         if known is None and len(view) >= MAX_LISTED_PEERS:
             self.num_dropped += 1
             return
-        if known is not None and known.issued_at >= envelope.issued_at:
+        # of two of the same moment the later found one counts: the store has replaced the other
+        if known is not None and (known.envelope.issued_at > envelope.issued_at or known.envelope == envelope):
             return
         try:
             record = read_record(envelope)
@@ -260,7 +257,7 @@ class Membership:
             self.num_malformed += 1
             logger.warning("skipped a record of %s: %s", envelope.peer_id, violation)
             return
-        view[envelope.peer_id] = _Seen(record, envelope.issued_at, envelope.expires_at)
+        view[envelope.peer_id] = _Seen(record, envelope)
 
     # --- how far they are -------------------------------------------------------------------------------------------
 

@@ -131,6 +131,11 @@ class MemoryInternet:
             raise ValueError(f"{peer_id} is live already")
         return self._start(node._identity, node.network_id, node._access)
 
+    async def close(self) -> None:
+        """Close every node that is live."""
+        for node in self._nodes.values():
+            await node.close()
+
     def _start(self, identity: Identity, network_id: str, access: Access) -> MemoryNetwork:
         for pair in [pair for pair in self._pipes if identity.peer_id in pair]:
             del self._pipes[pair]

@@ -8,7 +8,8 @@ In a test: `async with WanProxy(target=("127.0.0.1", port), connection=LINKS["ca
 As a process: `python -m swarm.testing.wan_proxy --link cable --target 127.0.0.1:4001`, which answers each JSON line on
 stdin with one on stdout, and ends with its stdin:
 
-    {"command": "stall"}, {"command": "cut"}, {"command": "restore"}, {"command": "link", "name": "dsl"}, {"command": "counts"}
+    {"command": "stall"} or "cut", "restore", "counts"
+    {"command": "link", "name": "dsl"}
 """
 
 from __future__ import annotations

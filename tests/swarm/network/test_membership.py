@@ -1,0 +1,456 @@
+"""Membership: published at once and again, seen by all, newest wins, malformed skipped, left politely, measured."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from functools import wraps
+
+import pytest
+from swarm.network import membership as membership_module
+from swarm.network.membership import PING_METHOD, RTT_LIFETIME_S, Membership
+from swarm.network.memory import Link, MemoryInternet, MemoryNetwork
+from swarm.testing import virtual_time
+from swarm_protocol import limits
+from swarm_protocol.errors import PeerTimeout, PeerUnreachable, PeerViolation
+from swarm_protocol.identity import Identity
+from swarm_protocol.records import NodeRecord, ServeRecord, TrainerRecord, lookup_keys, publish_key
+from swarm_protocol.signed_record import seal_record
+
+LATENCY_S = 0.03
+SEEN_S = 0.5
+"""More than a publish takes."""
+
+
+def in_virtual_time(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
+    @wraps(test)
+    def run() -> None:
+        virtual_time.run(test())
+
+    return run
+
+
+def make_internet() -> MemoryInternet:
+    return MemoryInternet(default_link=Link(latency_s=LATENCY_S))
+
+
+def node_record(name: str = "node", **changes: object) -> NodeRecord:
+    record = NodeRecord(
+        name=name,
+        version="1",
+        addrs=(),
+        device="cpu",
+        memory_bytes=8,
+        free_memory_bytes=4,
+        reachability="public",
+        started_at=1.0,
+    )
+    return replace(record, **changes)
+
+
+def serve_record(model: str = "tiny", **changes: object) -> ServeRecord:
+    record = ServeRecord(
+        model=model,
+        revision="r1",
+        num_blocks=4,
+        start=0,
+        end=4,
+        state="serving",
+        prefill_ms_per_token=1.0,
+        decode_ms_per_block=1.0,
+        free_kv_tokens=10,
+    )
+    return replace(record, **changes)
+
+
+def trainer_record(run: str = "run", **changes: object) -> TrainerRecord:
+    return replace(TrainerRecord(run=run, outer_step=3, state="training"), **changes)
+
+
+class CountingNetwork(MemoryNetwork):
+    """Counts publishes, and fails them while told to."""
+
+    failing: BaseException | bool | None = None
+    publishes: list[tuple[float, str]]
+
+    async def publish(self, key: str, payload: bytes, *, lifetime_s: float) -> bool:
+        self.publishes.append((self.now(), key))
+        if isinstance(self.failing, BaseException):
+            raise self.failing
+        return False if self.failing else await super().publish(key, payload, lifetime_s=lifetime_s)
+
+
+def counting(network: MemoryNetwork) -> CountingNetwork:
+    network.__class__ = CountingNetwork
+    assert isinstance(network, CountingNetwork)
+    network.publishes = []
+    return network
+
+
+@in_virtual_time
+async def test_announced_records_are_seen_by_all_at_once_own_peer_included() -> None:
+    internet = make_internet()
+    a, b = internet.network(), internet.network()
+    async with Membership(a) as at_a, Membership(b) as at_b:
+        at_a.announce(node_record("a"))
+        at_b.announce(node_record("b"))
+        at_b.announce(serve_record())
+        at_b.announce(trainer_record())
+        await asyncio.sleep(SEEN_S)
+        for membership in (at_a, at_b):
+            assert {peer_id: node.name for peer_id, node in (await membership.nodes()).items()} == {
+                a.peer_id: "a",
+                b.peer_id: "b",
+            }
+            assert await membership.servers("tiny") == {b.peer_id: serve_record()}
+            assert await membership.trainers("run") == {b.peer_id: trainer_record()}
+            assert await membership.models() == ("tiny",)
+            assert (await membership.nodes())[b.peer_id].runs == ("run",)
+    await internet.close()
+
+
+@in_virtual_time
+async def test_records_are_republished_before_half_their_life_and_never_lapse() -> None:
+    internet = make_internet()
+    a, b = counting(internet.network()), internet.network()
+    async with Membership(a) as at_a, Membership(b) as at_b:
+        at_a.announce(node_record("a"))
+        for _ in range(600):
+            await asyncio.sleep(1)
+            assert a.peer_id in await at_b.nodes()
+        times = [time_s for time_s, _ in a.publishes]
+        gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
+        assert all(0.44 * limits.RECORD_LIFETIME_S < gap <= 0.51 * limits.RECORD_LIFETIME_S for gap in gaps)
+        assert len(set(gaps)) > 1
+    await internet.close()
+
+
+@in_virtual_time
+async def test_announcing_again_replaces_at_once() -> None:
+    internet = make_internet()
+    a, b = internet.network(), internet.network()
+    async with Membership(a) as at_a, Membership(b) as at_b:
+        at_a.announce(serve_record(queue_depth=1))
+        await asyncio.sleep(SEEN_S)
+        at_a.announce(serve_record(queue_depth=2))
+        await asyncio.sleep(SEEN_S)
+        assert (await at_b.servers("tiny"))[a.peer_id].queue_depth == 2
+    await internet.close()
+
+
+@in_virtual_time
+async def test_announcing_twice_at_the_same_moment_leaves_the_later_record() -> None:
+    internet = MemoryInternet()
+    a, b = internet.network(), internet.network()
+    async with Membership(a) as at_a, Membership(b) as at_b:
+        for state in ("joining", "serving"):
+            at_a.announce(serve_record(state=state))
+            while (await at_b.servers("tiny")).get(a.peer_id) != serve_record(state=state):
+                await asyncio.sleep(0)
+    await internet.close()
+
+
+@in_virtual_time
+async def test_withdrawn_record_says_goodbye_then_expires_and_its_model_is_gone_at_once() -> None:
+    internet = make_internet()
+    a, b = internet.network(), internet.network()
+    async with Membership(a) as at_a, Membership(b) as at_b:
+        at_a.announce(node_record("a"))
+        at_a.announce(serve_record())
+        await asyncio.sleep(SEEN_S)
+        at_a.withdraw("serve", "tiny")
+        at_a.withdraw("train", "never announced")
+        await asyncio.sleep(SEEN_S)
+        assert (await at_b.servers("tiny"))[a.peer_id].state == "draining"
+        assert await at_b.models() == ()
+        await asyncio.sleep(limits.RECORD_LIFETIME_S)
+        assert await at_b.servers("tiny") == {}
+        assert a.peer_id in await at_b.nodes()
+    await internet.close()
+
+
+@in_virtual_time
+async def test_leaving_is_announced_at_once_in_every_record() -> None:
+    internet = make_internet()
+    a, b = internet.network(), internet.network()
+    async with Membership(b) as at_b:
+        async with Membership(a) as at_a:
+            at_a.announce(node_record("a"))
+            at_a.announce(serve_record())
+            at_a.announce(trainer_record())
+            at_a.announce(trainer_record("done", state="finished"))
+            await asyncio.sleep(SEEN_S)
+        assert (await at_b.nodes())[a.peer_id].state == "leaving"
+        assert (await at_b.servers("tiny"))[a.peer_id].state == "draining"
+        assert (await at_b.trainers("run"))[a.peer_id].state == "leaving"
+        assert (await at_b.trainers("done"))[a.peer_id].state == "finished"
+        await asyncio.sleep(limits.RECORD_LIFETIME_S + 1)
+        assert await at_b.nodes() == {}
+    await internet.close()
+
+
+@in_virtual_time
+async def test_killed_peer_is_forgotten_within_its_records_lifetime() -> None:
+    internet = make_internet()
+    a, b = internet.network(), internet.network()
+    async with Membership(b) as at_b, Membership(a) as at_a:
+        at_a.announce(node_record("a"))
+        await asyncio.sleep(SEEN_S)
+        internet.crash(a.peer_id)
+        await asyncio.sleep(limits.RECORD_LIFETIME_S)
+        assert await at_b.nodes() == {}
+    await internet.close()
+
+
+@pytest.mark.parametrize("failure", [PeerUnreachable("no route"), PeerTimeout("too slow"), True])
+def test_failed_publishes_are_counted_warned_of_once_and_retried(
+    failure: BaseException | bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        internet = make_internet()
+        a, b = counting(internet.network()), internet.network()
+        a.failing = failure
+        async with Membership(a) as at_a, Membership(b) as at_b:
+            at_a.announce(node_record("a"))
+            await asyncio.sleep(20)
+            assert at_a.num_publish_failures >= 3
+            a.failing = None
+            await asyncio.sleep(10)
+            assert a.peer_id in await at_b.nodes()
+        await internet.close()
+
+    with caplog.at_level(logging.WARNING):
+        virtual_time.run(main())
+    assert len([record for record in caplog.records if "could not publish" in record.message]) == 1
+
+
+@in_virtual_time
+async def test_publish_that_never_ends_is_given_up_and_the_others_go_on() -> None:
+    class StuckNetwork(MemoryNetwork):
+        async def publish(self, key: str, payload: bytes, *, lifetime_s: float) -> bool:
+            if key.startswith("train/"):
+                await asyncio.Event().wait()
+            return await super().publish(key, payload, lifetime_s=lifetime_s)
+
+    internet = make_internet()
+    a, b = internet.network(), internet.network()
+    a.__class__ = StuckNetwork
+    async with Membership(a) as at_a, Membership(b) as at_b:
+        at_a.announce(trainer_record())
+        at_a.announce(node_record())
+        await asyncio.sleep(200)
+        assert at_a.num_publish_failures > 3
+        assert a.peer_id in await at_b.nodes()
+    await internet.close()
+
+
+@in_virtual_time
+async def test_malformed_record_of_one_peer_hides_nobody_else_and_is_counted() -> None:
+    internet = make_internet()
+    a, b, liar = internet.network(), internet.network(), internet.network()
+    async with Membership(a) as at_a, Membership(b) as at_b:
+        at_a.announce(node_record("a"))
+        for key in lookup_keys("nodes"):
+            await liar.publish(key, b"no record at all", lifetime_s=60)
+        await liar.publish(publish_key(node_record(), a.peer_id), node_record("liar").to_bytes(), lifetime_s=60)
+        await asyncio.sleep(SEEN_S)
+        assert list(await at_b.nodes()) == [a.peer_id]
+        assert at_b.num_malformed >= len(lookup_keys("nodes"))
+    await internet.close()
+
+
+@in_virtual_time
+async def test_record_with_lower_issued_at_never_replaces_a_newer_one() -> None:
+    internet = make_internet()
+    a = internet.network()
+    peer = Identity.generate()
+    key = publish_key(node_record(), peer.peer_id)
+
+    async def plant(name: str, issued_at: float) -> None:
+        record = node_record(name).to_bytes()
+        sealed = seal_record(
+            peer, network_id="test", key=key, payload=record, issued_at=issued_at, lifetime_s=60
+        ).to_bytes()
+        await a.offer(key, sealed)
+
+    async with Membership(a) as at_a:
+        now = a.now()
+        await plant("new", now)
+        assert (await at_a.nodes())[peer.peer_id].name == "new"
+        a._records.clear()  # the store has lost the newer one and finds an older
+        await plant("old", now - 5)
+        assert (await at_a.nodes())[peer.peer_id].name == "new"
+        await asyncio.sleep(60)
+        assert await at_a.nodes() == {}
+    await internet.close()
+
+
+def test_listed_peers_are_bounded_and_the_known_ones_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(membership_module, "MAX_LISTED_PEERS", 5)
+
+    async def main() -> None:
+        internet = make_internet()
+        a = internet.network()
+
+        async def crowd(num: int, name: str) -> None:
+            record = node_record(name)
+            for node in [internet.network() for _ in range(num)]:
+                await node.publish(publish_key(record, node.peer_id), record.to_bytes(), lifetime_s=60)
+
+        at_a = Membership(a)
+        await crowd(5, "first")
+        await at_a.nodes()
+        await crowd(20, "later")
+        assert {node.name for node in (await at_a.nodes()).values()} == {"first"}
+        assert at_a.num_dropped == 20
+        await internet.close()
+
+    virtual_time.run(main())
+
+
+@in_virtual_time
+async def test_lookups_of_many_names_remember_a_bounded_number() -> None:
+    internet = make_internet()
+    a = internet.network()
+    async with Membership(a) as at_a:
+        for index in range(membership_module.MAX_VIEWS * 2):
+            assert await at_a.servers(f"asked-by-a-user-{index}") == {}
+        assert len(at_a._views) == membership_module.MAX_VIEWS
+        with pytest.raises(ValueError, match="not a name"):
+            await at_a.servers("../etc")
+    await internet.close()
+
+
+@in_virtual_time
+async def test_lookup_that_takes_too_long_raises_a_timeout() -> None:
+    internet = MemoryInternet(default_link=Link(latency_s=30))
+    a, _ = internet.network(), internet.network()
+    with pytest.raises(PeerTimeout):
+        await Membership(a).nodes(timeout_s=1)
+    await internet.close()
+
+
+@in_virtual_time
+async def test_largest_valid_records_are_published() -> None:
+    internet = make_internet()
+    a, b = internet.network(), internet.network()
+    async with Membership(a) as at_a, Membership(b) as at_b:
+        names = [f"{index}{'x' * (limits.MAX_NAME_BYTES - 1)}" for index in range(limits.MAX_MODELS_PER_NODE)]
+        peers = {Identity(bytes([index]) * 32).peer_id: 1.0 for index in range(limits.MAX_RTT_PEERS)}
+        addrs = tuple(f"/dns4/{index:02}{'x' * (limits.MAX_ADDR_BYTES - 8)}" for index in range(limits.MAX_ADDRS))
+        at_a.announce(node_record(addrs=addrs))
+        for name in names:
+            at_a.announce(serve_record(name, rtt_ms=peers))
+            at_a.announce(trainer_record(name))
+        await asyncio.sleep(SEEN_S)
+        assert await at_b.models() == tuple(sorted(names))
+        assert (await at_b.servers(names[0]))[a.peer_id].rtt_ms == peers
+        assert at_a.num_publish_failures == 0
+    await internet.close()
+
+
+@in_virtual_time
+async def test_round_trip_is_measured_cached_and_measured_again_later() -> None:
+    internet = make_internet()
+    a, b = internet.network(), internet.network()
+    async with Membership(a) as at_a, Membership(b):
+        await asyncio.sleep(0)
+        assert await at_a.rtt_s(b.peer_id) == pytest.approx(2 * LATENCY_S, rel=0.01)
+        internet.link(a.peer_id, b.peer_id, Link(latency_s=0.2))
+        assert await at_a.rtt_s(b.peer_id) == pytest.approx(2 * LATENCY_S, rel=0.01)
+        await asyncio.sleep(RTT_LIFETIME_S)
+        assert await at_a.rtt_s(b.peer_id) == pytest.approx(0.4, rel=0.01)
+        assert await at_a.rtt_s(a.peer_id) == 0.0
+    await internet.close()
+
+
+@in_virtual_time
+async def test_round_trip_to_a_dead_peer_raises_and_remembers_nothing() -> None:
+    internet = make_internet()
+    a, b = internet.network(), internet.network()
+    async with Membership(a) as at_a:
+        internet.crash(b.peer_id)
+        with pytest.raises(PeerUnreachable):
+            await at_a.rtt_s(b.peer_id)
+        assert at_a._rtts == {}
+    await internet.close()
+
+
+@in_virtual_time
+async def test_ping_with_a_payload_is_a_violation() -> None:
+    internet = make_internet()
+    a, b = internet.network(), internet.network()
+    async with Membership(b):
+        await asyncio.sleep(0)
+        with pytest.raises(PeerViolation):
+            await a.call(b.peer_id, PING_METHOD, b"x", timeout_s=5)
+    await internet.close()
+
+
+@in_virtual_time
+async def test_cancelled_context_leaves_nothing_behind() -> None:
+    internet = make_internet()
+    a, b = internet.network(), internet.network()
+
+    async def live() -> None:
+        async with Membership(a) as at_a:
+            at_a.announce(node_record("a"))
+            await asyncio.Event().wait()
+
+    async with Membership(b) as at_b:
+        living = asyncio.create_task(live())
+        await asyncio.sleep(SEEN_S)
+        living.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await living
+        assert (await at_b.nodes())[a.peer_id].state == "leaving"
+        # and once more, cancelled again while it says goodbye: virtual_time.run fails on what is left
+        c = internet.network()
+        hurried = Membership(c)
+
+        async def hurry() -> None:
+            async with hurried:
+                hurried.announce(node_record("c"))
+                await asyncio.sleep(SEEN_S)
+
+        task = asyncio.create_task(hurry())
+        await asyncio.sleep(SEEN_S + LATENCY_S)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    await internet.close()
+
+
+def test_twenty_nodes_find_each_other_half_die_and_a_partition_heals() -> None:
+    async def main() -> None:
+        internet = make_internet()
+        swarm = [internet.network() for _ in range(20)]
+        memberships = [Membership(network) for network in swarm]
+        async with asyncio.TaskGroup() as running:
+            tasks = [running.create_task(membership.run()) for membership in memberships]
+            for index, membership in enumerate(memberships):
+                membership.announce(node_record(f"node-{index}"))
+            await asyncio.sleep(SEEN_S)
+            for membership in memberships:
+                assert len(await membership.nodes()) == 20
+            for network, task in list(zip(swarm, tasks, strict=True))[10:]:
+                internet.crash(network.peer_id)
+                task.cancel()
+            await asyncio.sleep(limits.RECORD_LIFETIME_S)
+            for membership in memberships[:10]:
+                assert len(await membership.nodes()) == 10
+            internet.partition([[network.peer_id for network in swarm[:5]]])
+            await asyncio.sleep(limits.RECORD_LIFETIME_S)
+            for membership in memberships[:10]:
+                assert len(await membership.nodes()) == 5
+            internet.heal()
+            for membership in memberships[:10]:
+                assert len(await membership.nodes()) == 10
+            for task in tasks[:10]:
+                task.cancel()
+        await internet.close()
+
+    virtual_time.run(main())

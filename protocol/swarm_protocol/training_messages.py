@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from swarm_protocol import limits, wire
 from swarm_protocol.checks import (
@@ -52,7 +52,7 @@ class Contribution:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a round would commit: the contributions of `origin_digest`'s group, reduced to these parts, give this state."""
+    """What a round would commit: the contributions of `origin_digest`'s group, in these parts, give this state."""
 
     origin_digest: bytes
     part_digests: tuple[bytes, ...]
@@ -103,17 +103,13 @@ class Ready:
             raise ValueError("voted and voted_origin come together")
 
     def to_bytes(self) -> bytes:
-        return wire.encode(_fill(training_pb2.Ready, self, voted=_outcome_message(self.voted)))
+        return wire.encode(wire.fill(training_pb2.Ready, self))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Ready:
         """Raises PeerViolation."""
-        return wire.decode(
-            data,
-            training_pb2.Ready,
-            lambda sent: cls(**_scalars(sent, voted=_read_outcome(sent, "voted"))),
-            max_bytes=limits.MAX_READY_BYTES,
-        )
+        build = wire.flat(cls, {"voted": wire.flat(Outcome)})
+        return wire.decode(data, training_pb2.Ready, build, max_bytes=limits.MAX_READY_BYTES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,18 +193,13 @@ class Group:
         return sum(member.num_tokens for member in self.members)
 
     def to_bytes(self) -> bytes:
-        members = [wire.fill(training_pb2.Contribution, member) for member in self.members]
-        return wire.encode(_fill(training_pb2.Group, self, members=members, resumes=_outcome_message(self.resumes)))
+        return wire.encode(wire.fill(training_pb2.Group, self))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Group:
         """Raises PeerViolation."""
-        return wire.decode(data, training_pb2.Group, cls._build, max_bytes=limits.MAX_READY_BYTES)
-
-    @classmethod
-    def _build(cls, sent: Any) -> Group:
-        members = tuple(wire.flat(Contribution)(member) for member in sent.members)
-        return cls(**_scalars(sent, members=members, resumes=_read_outcome(sent, "resumes")))
+        build = wire.flat(cls, {"members": wire.flat(Contribution), "resumes": wire.flat(Outcome)})
+        return wire.decode(data, training_pb2.Group, build, max_bytes=limits.MAX_READY_BYTES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,21 +215,17 @@ class Vote:
     def __post_init__(self) -> None:
         _check_round(self.run, self.step, self.attempt)
         check_digest(self.group_digest, "group_digest")
+        if not isinstance(self.outcome, Outcome):
+            raise ValueError("it has no outcome")  # noqa: TRY004 - absent in the message
 
     def to_bytes(self) -> bytes:
-        return wire.encode(_fill(training_pb2.Vote, self, outcome=_outcome_message(self.outcome)))
+        return wire.encode(wire.fill(training_pb2.Vote, self))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Vote:
         """Raises PeerViolation."""
-        return wire.decode(data, training_pb2.Vote, cls._build, max_bytes=limits.MAX_VOTE_BYTES)
-
-    @classmethod
-    def _build(cls, sent: Any) -> Vote:
-        outcome = _read_outcome(sent, "outcome")
-        if outcome is None:
-            raise ValueError("it has no outcome")
-        return cls(**_scalars(sent, outcome=outcome))
+        build = wire.flat(cls, {"outcome": wire.flat(Outcome)})
+        return wire.decode(data, training_pb2.Vote, build, max_bytes=limits.MAX_VOTE_BYTES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -345,25 +332,3 @@ def _check_peers(peer_ids: tuple[str, ...], field: str) -> None:
     check_count(peer_ids, field, max_items=limits.MAX_GROUP_MEMBERS)
     for peer_id in peer_ids:
         check_peer_id(peer_id)
-
-
-def _fill(message_type: Any, value: Any, **nested: Any) -> Any:
-    """`wire.fill` for a message that holds others: `nested` are these, already built."""
-    names = {field.name for field in message_type.DESCRIPTOR.fields} - nested.keys()
-    return message_type(**{name: getattr(value, name) for name in names}, **nested)
-
-
-def _scalars(message: Any, **nested: Any) -> dict[str, Any]:
-    """The fields of a message that holds others: `nested` are these, already read."""
-    names = {field.name for field in message.DESCRIPTOR.fields} - nested.keys()
-    values = {name: getattr(message, name) for name in names}
-    plain = {name: tuple(v) if not isinstance(v, (str, bytes, int, float)) else v for name, v in values.items()}
-    return plain | nested
-
-
-def _outcome_message(outcome: Outcome | None) -> Any:
-    return None if outcome is None else wire.fill(training_pb2.Outcome, outcome)
-
-
-def _read_outcome(message: Any, name: str) -> Outcome | None:
-    return wire.flat(Outcome)(getattr(message, name)) if message.HasField(name) else None

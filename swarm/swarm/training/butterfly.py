@@ -1,0 +1,267 @@
+"""The reduction of one vector among the members of a signed group: the data plane of a round.
+
+Each member owns one part. It opens one stream to each other owner, on which it sends its slice of that part, encoded
+frame by frame, and gets back the part's result. An owner reads the members' frames in the group's order, so the sum
+does not depend on who was quick, weighs them by tokens in fp32, encodes the result once, and forwards these bytes
+verbatim: its own result is the decoded one, like everybody's. Memory beyond the vectors is a frame a member.
+
+A frame whose size, format or finiteness is wrong ends the reduction, with its sender named. After a failure nothing is
+torn down until the caller cancels: others would see streams break and blame this member before they hear the reason.
+
+`Butterfly.run` owns the tasks. Shapes: N values of the vector, F values of a frame.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from swarm.network.interface import EndOfStream, Network, Stream
+from swarm.network.phases import FaultHook, no_faults
+from swarm.training.round_events import Signed
+from swarm_compression import Codec, CodecError
+from swarm_protocol.errors import PeerError, PeerRefused, PeerViolation, RoundError, SwarmError
+from swarm_protocol.training_messages import Group
+
+logger = logging.getLogger(__name__)
+
+FRAME_VALUES = 1 << 18
+"""Values in one message: 1 MiB of fp32, a quarter of that in int8."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Reduction:
+    """`parts` are the encoded results, `mean_N` their decoded values."""
+
+    mean_N: Tensor
+    parts: tuple[bytes, ...]
+
+    @property
+    def digests(self) -> tuple[bytes, ...]:
+        return tuple(hashlib.sha256(part).digest() for part in self.parts)
+
+
+def part_frames(group: Group, index: int) -> list[slice]:
+    """The frames of part `index`, as slices of the whole vector."""
+    stop = list(accumulate(group.part_values))[index]
+    start = stop - group.part_values[index]
+    return [slice(at, min(at + FRAME_VALUES, stop)) for at in range(start, stop, FRAME_VALUES)]
+
+
+def num_values(frame: slice) -> int:
+    return int(frame.stop - frame.start)
+
+
+def decode_part(codec: Codec, data: bytes, frames: list[slice], into_N: Tensor) -> None:
+    """Decode a part's result into its place. Raises CodecError."""
+    view, position = memoryview(data), 0
+    for frame in frames:
+        size = codec.encoded_bytes(num_values(frame))
+        into_N[frame] = codec.decode(view[position : position + size], num_values(frame))
+        position += size
+    if position != len(data):
+        raise CodecError(f"a part has {len(data)} bytes instead of {position}")
+
+
+class Butterfly:
+    """One member's side of one reduction. `delta_N`: what it contributes, fp32; None: nothing, it only gets the result."""
+
+    def __init__(
+        self,
+        network: Network,
+        method: str,
+        signed: Signed,
+        delta_N: Tensor | None,
+        codec: Codec,
+        executor: Executor,
+        *,
+        on_failure: Callable[[SwarmError], None],
+        faults: FaultHook = no_faults,
+    ) -> None:
+        """`method` is where each member's stream handler calls `attend` of the butterfly for the same group.
+
+        `on_failure` hears of the first failure. PeerViolation and PeerError name the peer at fault.
+        """
+        self._network = network
+        self._method = method
+        self._signed = signed
+        self._group = signed.group
+        self._me = signed.group.peer_ids.index(network.peer_id)
+        self._delta_N = delta_N if signed.group.members[self._me].num_tokens else None
+        self._codec = codec
+        self._executor = executor
+        self._on_failure = on_failure
+        self._faults = faults
+        self._streams: dict[str, asyncio.Future[Stream]] = {}
+        self._attending: set[str] = set()
+        self._results: list[asyncio.Future[bytes]] = []
+        self._parts: list[list[bytes]] = [[] for _ in signed.group.members]
+        self._mean_N = torch.zeros(sum(signed.group.part_values))
+        self._failed = False
+        self._closed = asyncio.Event()
+        self.bytes_sent = 0
+
+    @property
+    def digest(self) -> bytes:
+        """Of the signed group, which names the reduction."""
+        return self._signed.digest
+
+    async def run(self) -> Reduction:
+        """All parts' results, once this member has also handed out its own. After a failure: never, until cancelled."""
+        loop = asyncio.get_running_loop()
+        others = [peer for peer in self._group.peer_ids if peer != self._network.peer_id]
+        own_frames = part_frames(self._group, self._me)
+        self._results = [loop.create_future() for _ in own_frames]
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._hold(self._own_part(own_frames)), name="own part")
+                for peer in others:
+                    # of a vector with fewer blocks than members, some members own nothing
+                    if own_frames:
+                        tasks.create_task(self._deliver(peer), name=f"deliver to {peer[-6:]}")
+                    tasks.create_task(self._exchange(peer, tasks), name=f"exchange with {peer[-6:]}")
+        finally:
+            self._closed.set()
+            for stream in self._streams.values():
+                stream.cancel()
+            for result in self._results:
+                result.cancel()
+        return Reduction(mean_N=self._mean_N, parts=tuple(b"".join(frames) for frames in self._parts))
+
+    async def attend(self, peer: str, stream: Stream) -> None:
+        """Take `peer`'s stream for this member's own part, and keep it until the reduction has ended."""
+        if peer not in self._group.peer_ids or peer in self._attending or self._closed.is_set():
+            raise PeerViolation("a second stream for one part, or one from outside its group", peer_id=peer)
+        self._attending.add(peer)
+        future = self._stream_of(peer)
+        if not future.done():
+            future.set_result(stream)
+        await self._closed.wait()
+
+    def _stream_of(self, peer: str) -> asyncio.Future[Stream]:
+        if peer not in self._streams:
+            self._streams[peer] = asyncio.get_running_loop().create_future()
+        return self._streams[peer]
+
+    async def _hold(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do `work`. If it fails, report that and keep everything open until cancelled."""
+        try:
+            await work
+        except SwarmError as error:
+            if not self._failed:
+                self._failed = True
+                self._on_failure(error)
+            await asyncio.get_running_loop().create_future()
+
+    async def _off_loop(self, function: Callable[..., T], *arguments: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, function, *arguments)
+
+    async def _own_part(self, frames: list[slice]) -> None:
+        """Reduce frame after frame of this member's part."""
+        for frame, result in zip(frames, self._results, strict=True):
+            encoded = [await self._slice_of(member.peer_id, frame) for member in self._contributors()]
+            data = await self._off_loop(self._reduce, encoded, frame)
+            if frame is frames[0]:
+                await self._faults.reached("round.reduced")
+            self._parts[self._me].append(data)
+            result.set_result(data)
+
+    def _contributors(self) -> list[Any]:
+        return [member for member in self._group.members if member.num_tokens]
+
+    async def _slice_of(self, peer: str, frame: slice) -> bytes:
+        if peer == self._network.peer_id:
+            return await self._off_loop(self._encode, frame)
+        # half of what members wait for the result: the owner is to find out, and to say, who keeps all waiting
+        limit_s = self._group.reduce_s / 2
+        try:
+            async with asyncio.timeout(limit_s):
+                return await (await self._stream_of(peer)).receive()
+        except TimeoutError:
+            raise PeerError(f"{peer[-6:]} sent no slice within {limit_s:.0f} s", peer_id=peer) from None
+        except EndOfStream:
+            raise PeerViolation(f"{peer[-6:]} sent too few values", peer_id=peer) from None
+
+    def _encode(self, frame: slice) -> bytes:
+        assert self._delta_N is not None
+        return self._codec.encode(self._delta_N[frame])
+
+    def _reduce(self, encoded: list[bytes], frame: slice) -> bytes:
+        """The encoded weighted mean. Multiplied and added in two steps, so that no machine fuses them."""
+        mean_F = torch.zeros(num_values(frame))
+        for member, data in zip(self._contributors(), encoded, strict=True):
+            try:
+                x_F = self._codec.decode(data, num_values(frame))
+            except CodecError as error:
+                name = member.peer_id[-6:]
+                raise PeerViolation(f"{name} sent a bad slice: {error}", peer_id=member.peer_id) from error
+            mean_F += x_F * (member.num_tokens / self._group.num_tokens)
+        try:
+            data = self._codec.encode(mean_F)
+        except CodecError as error:
+            raise RoundError(f"the mean cannot be encoded: {error}") from error
+        self._mean_N[frame] = self._codec.decode(data, num_values(frame))
+        return data
+
+    async def _deliver(self, peer: str) -> None:
+        """Hand `peer` the results of this member's part. That it cannot be had is `peer`'s loss alone."""
+        try:
+            stream = await self._stream_of(peer)
+            for result in self._results:
+                data = await asyncio.shield(result)
+                await stream.send(data)
+                self.bytes_sent += len(data)
+                if result is self._results[0]:
+                    await self._faults.reached("round.delivered")
+            await stream.finish()
+        except SwarmError as error:
+            logger.warning("could not hand a result to %s: %s", peer[-6:], error)
+
+    async def _exchange(self, owner: str, tasks: asyncio.TaskGroup) -> None:
+        """Send `owner` this member's slice of its part, and take the result."""
+        index = self._group.peer_ids.index(owner)
+        if frames := part_frames(self._group, index):
+            await self._hold(self._converse(owner, frames, index, tasks))
+
+    async def _converse(self, owner: str, frames: list[slice], index: int, tasks: asyncio.TaskGroup) -> None:
+        try:
+            async with self._network.stream(owner, self._method, timeout_s=self._group.reduce_s) as stream:
+                await stream.send(self._signed.data)
+                self.bytes_sent += len(self._signed.data)
+                sending = tasks.create_task(self._hold(self._send_slice(stream, frames)), name="send slice")
+                await self._hold(self._take_result(owner, stream, frames, index))
+                await sending
+        except PeerRefused as error:
+            raise PeerError(f"{owner[-6:]} refuses its part: {error}", peer_id=owner) from error
+
+    async def _send_slice(self, stream: Stream, frames: list[slice]) -> None:
+        if self._delta_N is None:
+            return
+        for frame in frames:
+            data = await self._off_loop(self._encode, frame)
+            await stream.send(data)
+            self.bytes_sent += len(data)
+            await self._faults.reached("round.slice")
+        await stream.finish()
+
+    async def _take_result(self, owner: str, stream: Stream, frames: list[slice], index: int) -> None:
+        for frame in frames:
+            try:
+                data = await stream.receive()
+                self._mean_N[frame] = await self._off_loop(self._codec.decode, data, num_values(frame))
+            except EndOfStream:
+                raise PeerViolation(f"{owner[-6:]} sent too little of its result", peer_id=owner) from None
+            except CodecError as error:
+                raise PeerViolation(f"{owner[-6:]} sent a bad result: {error}", peer_id=owner) from error
+            self._parts[index].append(data)

@@ -1,0 +1,154 @@
+"""Who coordinates an attempt, whom its group takes, and what a member checks of a group that another one formed.
+
+Pure. `round` decides when; `desk` and `driver` do the talking. A coordinator is trusted with nothing but
+to choose among those who reported: every member checks that its own contribution is there unchanged, that nobody's
+weight exceeds its lease, and that all start from its own state.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from swarm_protocol.training_messages import Contribution, Group, Ready
+
+PART_ALIGNMENT = 256
+"""Parts begin at multiples of this many values, so that the codecs' blocks of one vector and of its parts coincide."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What is fixed while a member `me` tries to make outer step `step` of `run` from the state `state_digest`.
+
+    `roster`, the members admitted by the committed state, hold leases of `samples_per_member` samples of
+    `tokens_per_sample` tokens. `first_attempt` follows the one that committed the state. Times are in seconds:
+    `grace_s` after enough members are ready, `patience_s` until a coordinator says that too few are.
+    """
+
+    run: str
+    me: str
+    step: int
+    first_attempt: int
+    state_digest: bytes
+    roster: tuple[str, ...]
+    min_group: int
+    max_group: int
+    samples_per_member: int
+    tokens_per_sample: int
+    num_values: int
+    grace_s: float
+    patience_s: float
+    reduce_s: float
+    vote_s: float
+
+
+def coordinator_of(run: str, step: int, attempt: int, candidates: Iterable[str]) -> str:
+    """The candidate with the lowest hash: another one for each attempt, and the same for all who ask."""
+    return min(candidates, key=lambda peer: hashlib.sha256(f"{run}/{step}/{attempt}/{peer}".encode()).digest())
+
+
+def part_values(num_values: int, bandwidths: tuple[float, ...]) -> tuple[int, ...]:
+    """How many values each owner reduces, in proportion to `bandwidths`. They sum to `num_values`."""
+    total, edges, passed = sum(bandwidths), [0], 0.0
+    for bandwidth in bandwidths:
+        passed += bandwidth
+        edge = round(num_values * passed / total / PART_ALIGNMENT) * PART_ALIGNMENT
+        edges.append(max(edges[-1], min(edge, num_values)))
+    edges[-1] = num_values
+    return tuple(stop - start for start, stop in zip(edges, edges[1:], strict=False))
+
+
+def form_group(terms: Terms, attempt: int, ready: Mapping[str, Ready]) -> tuple[Group, dict[str, str]]:
+    """The group for those who are `ready`, and the reason for each one left out. `terms.me` is always taken.
+
+    If one of them voted in an earlier attempt, the group resumes the outcome of the latest such vote.
+    """
+    left_out = _unfit(terms, ready)
+    fit = {peer: each for peer, each in ready.items() if peer not in left_out}
+    # those who contribute go before those who only want to be admitted
+    order = sorted(fit, key=lambda peer: (peer != terms.me, fit[peer].num_tokens == 0, peer))
+    for peer in order[terms.max_group :]:
+        left_out[peer] = f"the group is full with {terms.max_group} members"
+    members = tuple(_contribution(peer, fit[peer]) for peer in sorted(order[: terms.max_group]))
+    latest = max((each for each in fit.values() if each.voted), key=lambda each: each.voted_attempt, default=None)
+    reduces = latest is None and any(member.num_tokens for member in members)
+    group = Group(
+        run=terms.run,
+        step=terms.step,
+        attempt=attempt,
+        state_digest=terms.state_digest,
+        members=members,
+        part_values=part_values(terms.num_values, (1.0,) * len(members)) if reduces else (),
+        reduce_s=terms.reduce_s,
+        vote_s=terms.vote_s,
+        resumes=latest.voted if latest else None,
+        origin=latest.voted_origin if latest else b"",
+    )
+    return group, left_out
+
+
+def complaint(terms: Terms, attempt: int, contribution: Contribution | None, group: Group) -> str:
+    """What is wrong with `group` in the eyes of `terms.me`, which offered `contribution`; empty: nothing."""
+    if (group.run, group.step, group.attempt) != (terms.run, terms.step, attempt):
+        return "it is for another round"
+    if group.state_digest != terms.state_digest:
+        return "it starts from another state"
+    if len(group.members) > terms.max_group:
+        return f"it has {len(group.members)} members, more than {terms.max_group}"
+    if len(group.members) < terms.min_group:
+        return f"it has {len(group.members)} members, fewer than {terms.min_group}"
+    if (contribution or Contribution(peer_id=terms.me)) not in group.members:
+        return "it lacks or changes this member's contribution"
+    if any(_overclaim(terms, member) for member in group.members):
+        return "a member claims more than its lease"
+    if group.part_values and sum(group.part_values) != terms.num_values:
+        return "its parts are not the whole vector"
+    if group.reduce_s > terms.reduce_s or group.vote_s > terms.vote_s:
+        return "its deadlines are longer than the run allows"
+    return ""
+
+
+def convict(accusations: Mapping[str, Collection[str]]) -> tuple[str, ...]:
+    """Whom to leave out so that no accusation between the remaining ones is left. `accusations`: who accuses whom.
+
+    Nothing is proved here, so it takes whoever is in most disputes, on either side: one who breaks the round for all is
+    accused by all, and one who accuses all is left alone. In a tie the accused goes.
+    """
+    edges = {(by, of) for by, accused in accusations.items() for of in accused if of in accusations and of != by}
+    convicted = []
+    while edges:
+        disputes = Counter(peer for edge in edges for peer in edge)
+        accused = Counter(of for _, of in edges)
+        worst = max(disputes, key=lambda peer: (disputes[peer], accused[peer], peer))
+        convicted.append(worst)
+        edges = {edge for edge in edges if worst not in edge}
+    return tuple(convicted)
+
+
+def _unfit(terms: Terms, ready: Mapping[str, Ready]) -> dict[str, str]:
+    unfit = {}
+    for peer, each in ready.items():
+        if peer != terms.me and _overclaim(terms, _contribution(peer, each)):
+            unfit[peer] = "it claims more tokens or samples than its lease has"
+    honest = {peer: each.accused for peer, each in ready.items() if peer not in unfit}
+    for peer in convict(honest):
+        if peer != terms.me:
+            accusers = [by for by, accused in honest.items() if peer in accused]
+            unfit[peer] = f"accused by {', '.join(map(short, accusers)) or 'nobody else, and accuses others'}"
+    return unfit
+
+
+def _contribution(peer: str, ready: Ready) -> Contribution:
+    return Contribution(peer_id=peer, num_tokens=ready.num_tokens, num_samples=ready.num_samples, loss=ready.loss)
+
+
+def _overclaim(terms: Terms, member: Contribution) -> bool:
+    allowed = terms.samples_per_member if member.peer_id in terms.roster else 0
+    return member.num_samples > allowed or member.num_tokens > member.num_samples * terms.tokens_per_sample
+
+
+def short(peer_id: str) -> str:
+    """A peer id's last six characters, which people tell peers apart by."""
+    return peer_id[-6:]

@@ -1,0 +1,87 @@
+"""What a trainer tells its owner, as it happens. Values only; digests are hexadecimal, times in seconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateFetched:
+    """This member now has the run's committed state, got from `donors`; `num_bytes` had to be fetched for it."""
+
+    step: int
+    digest: str
+    donors: tuple[str, ...]
+    num_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IntervalDone:
+    """Inner steps towards outer step `step` are done. `loss` is the mean training loss of this member."""
+
+    step: int
+    num_steps: int
+    num_tokens: int
+    loss: float
+    seconds: float
+    tokens_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IntervalFailed:
+    """This member contributes nothing to outer step `step`, for this reason."""
+
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admitted:
+    """These members hold the leases for outer step `step`."""
+
+    step: int
+    group: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OuterStep:
+    """Outer step `step` is committed and applied. `loss` is the group's mean training loss, weighted by tokens.
+
+    `num_tokens` are the group's, `tokens_per_s` this member's in its interval. `bytes_sent` is what this member sent
+    for the step, `seconds` the time since it had the state before, of which `round_s` passed after its interval.
+    """
+
+    step: int
+    loss: float
+    digest: str
+    group: tuple[str, ...]
+    num_tokens: int
+    bytes_sent: int
+    seconds: float
+    round_s: float
+    tokens_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundAborted:
+    """An attempt at outer step `step` failed; nothing is lost. `missing` were absent or at fault, as far as is known."""
+
+    step: int
+    attempt: int
+    reason: str
+    missing: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Validated:
+    """The committed state's loss on held-out data."""
+
+    step: int
+    loss: float
+
+
+TrainingEvent: TypeAlias = (
+    StateFetched | IntervalDone | IntervalFailed | Admitted | OuterStep | RoundAborted | Validated
+)

@@ -1,0 +1,44 @@
+"""The names under which the members of one run call each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Methods:
+    """`ready`, `vote`, `abort`, `standing`, `manifest` and `chunk` are calls, `reduce` and `part` streams."""
+
+    run: str
+
+    @property
+    def ready(self) -> str:
+        return f"train.ready/{self.run}"
+
+    @property
+    def vote(self) -> str:
+        return f"train.vote/{self.run}"
+
+    @property
+    def abort(self) -> str:
+        return f"train.abort/{self.run}"
+
+    @property
+    def standing(self) -> str:
+        return f"train.standing/{self.run}"
+
+    @property
+    def reduce(self) -> str:
+        return f"train.reduce/{self.run}"
+
+    @property
+    def part(self) -> str:
+        return f"train.part/{self.run}"
+
+    @property
+    def manifest(self) -> str:
+        return f"train.manifest/{self.run}"
+
+    @property
+    def chunk(self) -> str:
+        return f"train.chunk/{self.run}"

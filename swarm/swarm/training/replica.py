@@ -1,0 +1,114 @@
+"""One member's copy of the run: the committed state, what proves it, and what may be committed next.
+
+Nothing here changes tensors that others may be reading: a proposal is a copy, and takes the committed state's place when
+its certificate is there. The former state and the last results stay for a while, for those who are late.
+`trainer` owns it; `propose` blocks and may run in an executor, one at a time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from swarm.training.certificate import Proof
+from swarm.training.lease import Lease, advance, leases
+from swarm.training.outer import apply_outer_step
+from swarm.training.run_config import RunConfig
+from swarm.training.state import Manifest, ReplicaState
+from swarm_protocol.training_messages import Group, Outcome, Standing
+
+NUM_HELD = 2
+"""States served: whoever began to fetch one can go on for an interval after the next is committed."""
+NUM_PROPOSALS = 2
+"""Proposals and part sets kept: one outcome may be resumed while another is tried."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Held:
+    """A state and its manifest."""
+
+    state: ReplicaState
+    manifest: Manifest
+
+    @classmethod
+    def of(cls, state: ReplicaState) -> Held:
+        """Hashes the state: blocks."""
+        return cls(state=state, manifest=state.manifest())
+
+    @property
+    def digest(self) -> bytes:
+        return bytes.fromhex(self.manifest.digest())
+
+
+class Replica:
+    """`proof` is what committed `current`; None for a run's initial state, and for one from a checkpoint."""
+
+    def __init__(self, config: RunConfig, current: Held, proof: Proof | None = None) -> None:
+        self.config = config
+        self.current = current
+        self.digest = current.digest
+        self.proof = proof
+        self._former: dict[bytes, Held] = {}
+        self._proposals: dict[Outcome, Held] = {}
+        self._parts: dict[bytes, tuple[bytes, ...]] = {}
+
+    @property
+    def outer_step(self) -> int:
+        return self.current.state.outer_step
+
+    @property
+    def rank(self) -> tuple[int, int, int, bytes]:
+        return self.proof.rank if self.proof else (self.outer_step, 0, 0, b"")
+
+    def standing(self) -> Standing:
+        certificate = self.proof.certificate if self.proof else b""
+        return Standing(outer_step=self.outer_step, state_digest=self.digest, certificate=certificate)
+
+    def lease(self, peer: str) -> Lease:
+        state = self.current.state
+        return leases(state.cursor, state.group, self.config.samples_per_interval).get(peer, ())
+
+    def propose(self, origin_digest: bytes, origin: Group, parts: tuple[bytes, ...], mean_N: Tensor | None) -> Outcome:
+        """What `origin`'s contributions, reduced to `parts`, make of the committed state. Blocks. Raises RoundError."""
+        state = self.current.state
+        if mean_N is None:
+            # nobody has trained: the members are admitted, and nothing else changes
+            following = replace(state, group=origin.peer_ids)
+            held = Held(state=following, manifest=replace(self.current.manifest, group=origin.peer_ids))
+        else:
+            held = Held.of(self._stepped(state, origin, mean_N))
+        digests = tuple(hashlib.sha256(part).digest() for part in parts)
+        outcome = Outcome(origin_digest=origin_digest, part_digests=digests, state_digest=held.digest)
+        self._proposals[outcome] = held
+        self._parts[origin_digest] = parts
+        for table in (self._proposals, self._parts):
+            while len(table) > NUM_PROPOSALS:
+                del table[next(iter(table))]
+        return outcome
+
+    def _stepped(self, state: ReplicaState, origin: Group, mean_N: Tensor) -> ReplicaState:
+        copy = state.copy()
+        apply_outer_step(copy.theta_N, copy.momentum_N, mean_N, self.config.outer)
+        used = {member.peer_id: member.num_samples for member in origin.members if member.num_tokens}
+        cursor = advance(state.cursor, state.group, self.config.samples_per_interval, used)
+        return replace(copy, outer_step=state.outer_step + 1, cursor=cursor, group=origin.peer_ids)
+
+    def proposal(self, outcome: Outcome) -> Held | None:
+        return self._proposals.get(outcome)
+
+    def parts_of(self, origin_digest: bytes) -> tuple[bytes, ...]:
+        """The encoded result of that group's reduction; nothing if it is not here."""
+        return self._parts.get(origin_digest, ())
+
+    def held(self, digest: bytes) -> Held | None:
+        return self.current if digest == self.digest else self._former.get(digest)
+
+    def adopt(self, held: Held, proof: Proof) -> None:
+        """`held` is the committed state from now on."""
+        self._former[self.digest] = self.current
+        while len(self._former) >= NUM_HELD:
+            del self._former[next(iter(self._former))]
+        self.current, self.digest, self.proof = held, held.digest, proof
+        self._proposals.clear()

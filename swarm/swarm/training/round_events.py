@@ -1,0 +1,232 @@
+"""What can happen to a member during a round, and what the member then does: the vocabulary of `round.step`.
+
+Values only. Envelopes in events have been verified by whoever made the event; everything else about them, such as
+whether their signer may say this, is the machine's to judge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from swarm_protocol.training_messages import Abort, Contribution, Group, Outcome, Ready, ReadyReply, Vote
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signed:
+    """A group as its coordinator signed it. `data` is the envelope, `digest` the sha256 of `data`."""
+
+    group: Group
+    signer: str
+    data: bytes
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offered:
+    """This member's interval has ended, with this to contribute."""
+
+    contribution: Contribution
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sighted:
+    """Who has been seen in the run lately, from the membership's records."""
+
+    peers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reported:
+    """`peer` is ready, and waits for an answer from this member, in which it sees the coordinator."""
+
+    peer: str
+    ready: Ready
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Withdrew:
+    """`peer` no longer waits for an answer."""
+
+    peer: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lost:
+    """`peer` could not be reached, or did not answer in time."""
+
+    peer: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moved:
+    """The coordinator of `attempt` says that the step is at `to` by now."""
+
+    attempt: int
+    to: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """The coordinator of `attempt` formed the group without this member."""
+
+    attempt: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grouped:
+    """A signed group has come, from its coordinator or with another member's part."""
+
+    signed: Signed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reduced:
+    """All parts are here, and applying them gave the outcome's state."""
+
+    attempt: int
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReduceFailed:
+    """The parts cannot be had, because `accused` broke the protocol or `unreachable` could not be reached."""
+
+    attempt: int
+    reason: str
+    accused: tuple[str, ...] = ()
+    unreachable: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Voted:
+    """A vote, this member's own included. `data` is its envelope."""
+
+    peer: str
+    vote: Vote
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Left:
+    """`peer` has left its attempt and says why."""
+
+    peer: str
+    abort: Abort
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proven:
+    """A valid certificate for this step or a later one has come."""
+
+    certificate: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick:
+    """The time that `round.wake_at` named has come."""
+
+
+Event: TypeAlias = (
+    Offered
+    | Sighted
+    | Reported
+    | Withdrew
+    | Lost
+    | Moved
+    | LeftOut
+    | Grouped
+    | Reduced
+    | ReduceFailed
+    | Voted
+    | Left
+    | Proven
+    | Tick
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """Report ready to `peer` until it answers."""
+
+    peer: str
+    ready: Ready
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """Answer `peer`, which reported ready. Kind `behind` is completed with this member's own standing."""
+
+    peer: str
+    reply: ReadyReply
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Query:
+    """Ask these absent members where they are; with `hurry`, to come with what they have, this member included."""
+
+    peers: tuple[str, ...]
+    hurry: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sign:
+    """Sign the group, hand it to its members, and tell the `left_out` why."""
+
+    group: Group
+    left_out: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reduce:
+    """Take part in the group's reduction."""
+
+    signed: Signed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recover:
+    """Get the parts of an outcome that others have reached, from `holders` first, and apply them."""
+
+    signed: Signed
+    outcome: Outcome
+    holders: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CastVote:
+    """Sign the vote and send it to `peers`."""
+
+    vote: Vote
+    peers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Announce:
+    """Tell `peers` that this member leaves the attempt, before any of its streams break, or they would blame it."""
+
+    abort: Abort
+    peers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GiveUp:
+    """The attempt is over: stop whatever was begun for it. `missing` are those who were absent or at fault."""
+
+    step: int
+    attempt: int
+    reason: str
+    missing: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finish:
+    """The step is decided, or this member was overtaken: `certificate` says what the state is now."""
+
+    certificate: bytes
+
+
+Action: TypeAlias = Ask | Reply | Query | Sign | Reduce | Recover | CastVote | Announce | GiveUp | Finish

@@ -1,0 +1,191 @@
+"""Hands out committed states and result parts by digest, and fetches them from whoever has them.
+
+A state comes chunk by chunk from all donors at once, each giving as much as it can; a donor that fails or lies is
+dropped, and costs one chunk's retry. Chunks that the fetcher's own state has already are not fetched. Nothing that came
+is believed before its digest has been checked. What is fetched is bounded by what the run's config says it must be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+from swarm.network.interface import EndOfStream, Network, Stream
+from swarm.training.butterfly import num_values, part_frames
+from swarm.training.methods import Methods
+from swarm.training.replica import Held, Replica
+from swarm.training.state import Assembly, Manifest, ReplicaState, differing_chunks
+from swarm_compression import Codec
+from swarm_protocol.errors import IntegrityError, PeerRefused, PeerViolation, RoundError, SwarmError
+from swarm_protocol.training_messages import Group, Outcome
+from swarm_protocol.transfer_messages import ChunkRequest, ManifestRequest, PartRequest
+
+logger = logging.getLogger(__name__)
+
+PIECE_BYTES = 1 << 20
+"""Parts travel in messages of this size."""
+CALL_TIMEOUT_S = 30.0
+"""A chunk of 1 MiB over a link that is hardly usable, 0.3 Mbit/s."""
+
+
+class Donor:
+    """Answers for one replica. Registered with the network by `desk`."""
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+
+    async def manifest(self, peer: str, request: bytes) -> bytes:
+        return self._held(ManifestRequest.from_bytes(request).state_digest).manifest.to_bytes()
+
+    async def chunk(self, peer: str, request: bytes) -> bytes:
+        wanted = ChunkRequest.from_bytes(request)
+        try:
+            return self._held(wanted.state_digest).state.chunk(wanted.index)
+        except IndexError:
+            raise PeerViolation(f"the state has no chunk {wanted.index}", peer_id=peer) from None
+
+    async def part(self, peer: str, stream: Stream) -> None:
+        wanted = PartRequest.from_bytes(await stream.receive())
+        parts = self._replica.parts_of(wanted.origin_digest)
+        if wanted.index >= len(parts):
+            raise PeerRefused("this part is not here any more")
+        view = memoryview(parts[wanted.index])
+        for start in range(0, len(view), PIECE_BYTES):
+            await stream.send(bytes(view[start : start + PIECE_BYTES]))
+
+    def _held(self, digest: bytes) -> Held:
+        held = self._replica.held(digest)
+        if held is None:
+            raise PeerRefused("this state is not here any more")
+        return held
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetched:
+    """A state, who gave of it, and how many bytes."""
+
+    state: ReplicaState
+    manifest: Manifest
+    donors: tuple[str, ...]
+    num_bytes: int
+
+
+class Fetcher:
+    """Fetches for one member of a run. `executor` hashes."""
+
+    def __init__(self, network: Network, methods: Methods, executor: Executor) -> None:
+        self._network = network
+        self._methods = methods
+        self._executor = executor
+
+    async def state(self, digest: bytes, donors: Sequence[str], own: Held) -> Fetched:
+        """The state named `digest`. Raises RoundError if the donors together do not have all of it."""
+        manifest = await self._manifest(digest, donors, own.manifest.num_values)
+        assembly = Assembly(manifest)
+        wanted = differing_chunks(own.manifest, manifest)
+        loop = asyncio.get_running_loop()
+        for index in sorted(set(range(len(manifest.chunk_digests))) - set(wanted)):
+            await loop.run_in_executor(self._executor, lambda at: assembly.put(at, own.state.chunk(at)), index)
+        queue, gave, failures = list(reversed(wanted)), dict[str, int](), list[str]()
+        async with asyncio.TaskGroup() as tasks:
+            for donor in donors:
+                tasks.create_task(self._pull(donor, digest, queue, assembly, gave, failures))
+        if assembly.missing:
+            raise RoundError(f"the state cannot be had: {'; '.join(failures) or 'nobody has it'}")
+        return Fetched(
+            state=assembly.finish(), manifest=manifest, donors=tuple(sorted(gave)), num_bytes=sum(gave.values())
+        )
+
+    async def _manifest(self, digest: bytes, donors: Sequence[str], num_values: int) -> Manifest:
+        failures = []
+        for donor in donors:
+            try:
+                data = await self._network.call(
+                    donor,
+                    self._methods.manifest,
+                    ManifestRequest(state_digest=digest).to_bytes(),
+                    timeout_s=CALL_TIMEOUT_S,
+                )
+                if hashlib.sha256(data).digest() != digest:
+                    raise IntegrityError("its manifest does not match the digest", peer_id=donor)
+                manifest = Manifest.from_bytes(data)
+                if manifest.num_values != num_values:
+                    raise PeerViolation("its state is of another size than the run's", peer_id=donor)
+            except SwarmError as error:
+                failures.append(f"{donor[-6:]}: {error.message}")
+            else:
+                return manifest
+        raise RoundError(f"no manifest of the state can be had: {'; '.join(failures) or 'there are no donors'}")
+
+    async def _pull(
+        self,
+        donor: str,
+        digest: bytes,
+        queue: list[int],
+        assembly: Assembly,
+        gave: dict[str, int],
+        failures: list[str],
+    ) -> None:
+        """Take chunks off the queue's end for as long as the donor delivers."""
+        loop = asyncio.get_running_loop()
+        while queue:
+            index = queue.pop()
+            try:
+                data = await self._network.call(
+                    donor,
+                    self._methods.chunk,
+                    ChunkRequest(state_digest=digest, index=index).to_bytes(),
+                    timeout_s=CALL_TIMEOUT_S,
+                )
+                await loop.run_in_executor(self._executor, assembly.put, index, data)
+            except SwarmError as error:
+                queue.append(index)
+                failures.append(f"{donor[-6:]}: {error.message}")
+                logger.warning("dropped %s as a donor: %s", donor[-6:], error)
+                return
+            gave[donor] = gave.get(donor, 0) + len(data)
+
+    async def parts(self, origin: Group, outcome: Outcome, holders: Sequence[str], codec: Codec) -> tuple[bytes, ...]:
+        """The result parts of `outcome`, which is of the group `origin`. Raises RoundError if one cannot be had."""
+        async with asyncio.TaskGroup() as tasks:
+            fetching = [
+                tasks.create_task(self._part(origin, outcome, index, holders, codec))
+                for index in range(len(outcome.part_digests))
+            ]
+        parts = tuple(task.result() for task in fetching)
+        if any(part is None for part in parts):
+            raise RoundError("a part of the outcome cannot be had from any member", missing=tuple(holders))
+        return tuple(part for part in parts if part is not None)
+
+    async def _part(
+        self, origin: Group, outcome: Outcome, index: int, holders: Sequence[str], codec: Codec
+    ) -> bytes | None:
+        size = sum(codec.encoded_bytes(num_values(frame)) for frame in part_frames(origin, index))
+        request = PartRequest(origin_digest=outcome.origin_digest, index=index).to_bytes()
+        # not all from the same holder
+        for holder in [*holders[index % max(len(holders), 1) :], *holders[: index % max(len(holders), 1)]]:
+            try:
+                data = await self._receive(holder, request, size)
+            except SwarmError as error:
+                logger.warning("could not get part %d from %s: %s", index, holder[-6:], error)
+                continue
+            if hashlib.sha256(data).digest() == outcome.part_digests[index]:
+                return data
+            logger.warning("%s sent a part that does not match its digest", holder[-6:])
+        return None
+
+    async def _receive(self, holder: str, request: bytes, size: int) -> bytes:
+        received = bytearray()
+        async with self._network.stream(holder, self._methods.part, timeout_s=CALL_TIMEOUT_S) as stream:
+            await stream.send(request)
+            await stream.finish()
+            while len(received) < size:
+                try:
+                    received += await stream.receive()
+                except EndOfStream:
+                    break
+        return bytes(received)

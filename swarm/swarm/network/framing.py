@@ -3,8 +3,8 @@
     kind 1 byte | length 4 bytes big-endian | body
 
 `MORE` and `DATA` carry pieces of a message, `DATA` its last one. `CREDIT` has no body: its length is how much more the
-other side may send. `FINISH` ends one direction; `END` and `FAILURE` end both, the latter with `swarm_protocol.failure`'s
-bytes. Pure: knows bytes and bounds, not sockets.
+other side may send. `FINISH` ends one direction; `END` and `FAILURE` end both, the latter with the bytes of
+`swarm_protocol.failure`. Pure: knows bytes and bounds, not sockets.
 
 Credit, and not only the transport's own back-pressure, bounds what is in flight: a receiver that may never stop reading
 notices at once that the other side has left, however much is queued. (HTTP/2 does the same, RFC 9113, section 5.2.)

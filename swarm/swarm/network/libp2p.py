@@ -1,8 +1,9 @@
 """The real network: `Network` over libp2p, which reaches everyone, behind NAT too, through relays if need be.
 
-Puts together what its siblings do: `libp2p_daemon` runs hivemind's go-libp2p daemon, `libp2p_control` and `libp2p_unary`
-speak to it, `libp2p_stream` and `libp2p_calls` carry messages, `libp2p_dht` keeps records, `libp2p_join` and `libp2p_watch`
-find the others. One task per network, `_run`, owns all others; `close` ends it, and so does the daemon's death.
+Puts together what its siblings do: `libp2p_daemon` runs hivemind's go-libp2p daemon, `libp2p_control` and
+`libp2p_unary` speak to it, `libp2p_stream` and `libp2p_calls` carry messages, `libp2p_dht` keeps records, `libp2p_join`
+and `libp2p_watch` find the others. One task per network, `_run`, owns all others; `close` ends it, and so does the
+daemon's death.
 """
 
 from __future__ import annotations
@@ -213,7 +214,10 @@ class Libp2pNetwork:
 
     async def addrs(self) -> tuple[str, ...]:
         _, addrs = await self._host.control.identify()
-        return tuple(f"{addr}/p2p/{self.peer_id}" for addr in addrs)
+        connected = await self._host.control.connected_peers()
+        # a relay that is gone relays nothing, and its address would only cost others a dial
+        usable = [addr for addr in addrs if "/p2p-circuit" not in addr or _relay_of(addr) in connected]
+        return tuple(f"{addr}/p2p/{self.peer_id}" for addr in usable)
 
     # --- life and death -----------------------------------------------------------------------------------------------
 
@@ -309,6 +313,10 @@ class Libp2pNetwork:
             raise PeerUnreachable("this node's libp2p daemon has ended", remedy="restart this node") from None
 
 
+def _relay_of(addr: str) -> str:
+    return addr.partition("/p2p/")[2].partition("/")[0]
+
+
 @contextlib.asynccontextmanager
 async def _pumped(stream: Libp2pStream) -> AsyncIterator[Libp2pStream]:
     pump = asyncio.create_task(stream.pump())
@@ -323,11 +331,13 @@ async def _pumped(stream: Libp2pStream) -> AsyncIterator[Libp2pStream]:
 
 async def _start_host(options: Libp2pOptions, peer_id: str, seeds: Sequence[PeerAddr]) -> Host:
     """Our host, if nobody else has our identity; the check runs beside the start, before we connect to anyone."""
+    relays = tuple(map(str, seeds)) if options.relay == "use" else ()
     daemon_options = DaemonOptions(
         identity_path=options.identity_path,
         listen=options.listen,
-        announce=options.announce,
-        trusted_relays=tuple(map(str, seeds)) if options.relay == "use" else (),
+        # libp2p itself tells others of a relay only if the relay's address is a public one
+        announce=(*options.announce, *(f"{relay}/p2p-circuit" for relay in relays)),
+        trusted_relays=relays,
         serve_relay=options.relay == "serve",
         use_relay=options.relay == "use",
         reachability={"none": "", "serve": "public", "use": "private"}[options.relay],

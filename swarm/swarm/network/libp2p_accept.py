@@ -1,7 +1,7 @@
 """Accepts the streams that the libp2p daemon passes to us, and runs a handler for each.
 
-`StreamServer` owns the socket; its tasks live in the TaskGroup it is given. A handler is cancelled when its caller leaves,
-and its outcome is told to the caller.
+`StreamServer` owns the socket; its tasks live in the TaskGroup it is given. A handler is cancelled when its caller
+leaves, and its outcome is told to the caller.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Calls of any size: small ones over the unary lane, large ones over a stream, invisible to the caller.
 
-A request that is too large goes as a stream's one message. A response that turns out too large stays here as a *parcel*,
-and its caller fetches it over a stream: the handler must not run twice. `Calls` owns the parcels; tasks belong to the
-lane and to whoever accepts streams.
+A request that is too large goes as a stream's one message. A response that turns out too large stays here as a
+*parcel*, and its caller fetches it over a stream: the handler must not run twice. `Calls` owns the parcels; tasks
+belong to the lane and to whoever accepts streams.
 """
 
 from __future__ import annotations

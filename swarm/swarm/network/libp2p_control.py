@@ -22,6 +22,8 @@ STREAM_BUFFER_BYTES = 1 << 20
 MAX_CONTROL_MESSAGE_BYTES = 8 << 20
 """The daemon is our own child, yet a length prefix is never trusted with an allocation without a bound."""
 
+_P2P_CODE = b"\xa5\x03"
+
 MessageT = TypeVar("MessageT")
 
 
@@ -40,6 +42,17 @@ def peer_id_bytes(peer_id: str) -> bytes:
 def peer_id_text(raw: bytes) -> str:
     text: str = PeerID(raw).to_base58()
     return text
+
+
+def addr_bytes(addr: str) -> bytes:
+    """The binary form of a multiaddr. hivemind writes peer ids inside it as CIDs, which the daemon cannot read."""
+    head, *hops = addr.split("/p2p/")
+    raw: bytes = Multiaddr(head).to_bytes()
+    for hop in hops:
+        peer_id, slash, tail = hop.partition("/")
+        raw += _P2P_CODE + encode_varint(len(peer_id_bytes(peer_id))) + peer_id_bytes(peer_id)
+        raw += Multiaddr(slash + tail).to_bytes() if tail else b""
+    return raw
 
 
 def encode_varint(value: int) -> bytes:
@@ -89,9 +102,7 @@ class Control:
 
     async def connect(self, peer_id: str, addrs: Sequence[str] = ()) -> None:
         """Without `addrs` the daemon looks the peer up. Raises ControlError with the dial's failures."""
-        request = p2pd_pb2.ConnectRequest(
-            peer=peer_id_bytes(peer_id), addrs=[Multiaddr(addr).to_bytes() for addr in addrs]
-        )
+        request = p2pd_pb2.ConnectRequest(peer=peer_id_bytes(peer_id), addrs=[addr_bytes(addr) for addr in addrs])
         await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.CONNECT, connect=request))
 
     async def connected_peers(self) -> dict[str, tuple[str, ...]]:

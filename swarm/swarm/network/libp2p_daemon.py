@@ -60,7 +60,7 @@ def arguments(options: DaemonOptions, control_socket: str) -> list[str]:
         "-relayDiscovery=0",
         f"-relayService={int(options.serve_relay)}",
         f"-autoRelay={int(options.use_relay)}",
-        f"-autonat={int(options.serve_relay)}",
+        "-autonat=1",  # with it come connection reversal and hole punching
         f"-natPortMap={int(options.nat_port_map)}",
         "-connManager=1",
         "-dhtServer" if options.dht_server else "-dhtClient",
@@ -183,7 +183,7 @@ async def _spawn(args: Sequence[str]) -> asyncio.subprocess.Process:
         raise StartError(f"the libp2p daemon cannot be run: {path}", remedy=f"chmod +x {path}") from None
     except OSError as error:
         raise StartError(
-            f"the libp2p daemon does not run on this machine ({platform.system()} {platform.machine()}): {error.strerror}",
+            f"the libp2p daemon does not run on {platform.system()} {platform.machine()}: {error.strerror}",
             remedy="reinstall hivemind from the wheel for this machine, or build it with HIVEMIND_BUILDGO=1",
         ) from None
 

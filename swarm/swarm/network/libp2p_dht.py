@@ -2,7 +2,8 @@
 
 Uses `DHTProtocol` and not `DHTNode`, whose searches leave workers waiting for ever, serve what they cached after it was
 replaced, and ban a peer for hours after a long partition. The search here belongs to its caller: it ends with it, and
-with its deadline. Names on the wire carry the network id, so the DHTs of two networks never mix, whatever seeds they share.
+with its deadline. Names on the wire carry the network id, so the DHTs of two networks never mix, whatever seeds they
+share.
 """
 
 from __future__ import annotations
@@ -62,13 +63,13 @@ class LaneTransport:
         stream_output: bool = False,
         balanced: bool = False,
     ) -> None:
-        assert not (stream_input or stream_output or balanced)
+        assert not any((stream_input, stream_output, balanced))
 
         async def answer(peer_id: str, request: bytes) -> bytes:
             context = P2PContext(handle_name=name, local_id=self.peer_id, remote_id=PeerID.from_base58(peer_id))
             try:
                 response = await handler(input_protobuf_type.FromString(request), context)
-            except Exception:  # noqa: BLE001 - hivemind meets malformed requests with asserts and parser errors of all kinds
+            except Exception:  # hivemind meets malformed requests with asserts and parser errors of all kinds
                 return b""  # which no caller takes for an answer
             encoded: bytes = response.SerializeToString()
             return encoded

@@ -1,4 +1,4 @@
-"""One libp2p host: the daemon, its control socket, the unary lane, and raw streams, with the daemon's errors translated.
+"""One libp2p host: the daemon, its control socket, the unary lane and raw streams, with the daemon's errors translated.
 
 The only place where the daemon's words become PeerUnreachable or `NotServed`. Owned by whoever called `start`, who also
 runs `lane.run()`; leaves methods, messages and records to the modules above.
@@ -77,7 +77,7 @@ def translate(error: Exception, peer_id: str) -> PeerUnreachable | NotServed:
 def dial_failure(text: str) -> str:
     """The daemon's account of a failed dial, as one reason in words."""
     if "remote key matches " in text:
-        return f"another peer answers there: {text.split('remote key matches ')[1].split()[0].rstrip(')')}"
+        return f"another peer answers there: {text.partition('remote key matches ')[2].split(maxsplit=1)[0]}"
     for sign, reason in _REASONS:
         if sign in text:
             return reason

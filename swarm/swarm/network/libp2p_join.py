@@ -89,7 +89,7 @@ async def connect(host: Host, addr: PeerAddr, network_id: str) -> Greeting:
 async def join(host: Host, addrs: Sequence[PeerAddr], network_id: str) -> tuple[str, ...]:
     """The peers among `addrs` that were reached; those that are slow may still be on their way.
 
-    Raises ConfigError if the others are in another network or version, StartError if none was reached or our clock is off.
+    Raises ConfigError if all are in another network or version, StartError if none was reached or our clock is off.
     """
     if not addrs:
         return ()

@@ -1,7 +1,8 @@
 """A stream of messages over one byte stream of the libp2p daemon: framing, credit, deadlines, typed failures.
 
 `pump` is the one task that reads; whoever opened or accepted the stream owns it. It never stops reading (credit bounds
-what it may be sent), so that the other side's leaving is noticed at once. Leaves protocol names and handlers to `libp2p`.
+what it may be sent), so that the other side's leaving is noticed at once. Leaves protocol names and handlers to
+`libp2p`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Notices that this node is cut off, or that its seeds are, and joins the parts again.
 
-Two groups that lost their common seed each keep dialling it, so they meet there once it is back; a node that is alone also
-dials whom it knew before. `Watch.run` is the task; its state is whom it has seen.
+Two groups that lost their common seed each keep dialling it, so they meet there once it is back; a node that is alone
+also dials whom it knew before. `Watch.run` is the task; its state is whom it has seen.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Addresses as people type them: parsed once, each fault named by its part.
 
-Only the forms that our hosts use: /ip4, /ip6, /dns, /dns4, /dns6 with /tcp or /udp/…/quic-v1, optionally /p2p, /p2p-circuit. Pure.
+Only the forms that our hosts use: /ip4, /ip6, /dns, /dns4, /dns6 with /tcp or /udp/…/quic-v1, then perhaps /p2p and
+/p2p-circuit. Pure.
 """
 
 from __future__ import annotations
@@ -89,15 +90,14 @@ def _value(text: str, name: str, value: str) -> str:
             ipaddress.IPv4Address(value)
         elif name == "ip6":
             ipaddress.IPv6Address(value)
-        elif name in _PORTS:
-            if not (value.isascii() and value.isdigit() and int(value) <= 65535):
-                raise ValueError(f"{value!r} is not a port (0 to 65535)")
         elif name == "p2p":
             check_peer_id(value)
-        elif not value:
-            raise ValueError("the host name is empty")
     except ValueError as error:
         raise _fault(text, f"/{name}: {error}") from None
+    if name in _PORTS and not (value.isascii() and value.isdigit() and int(value) <= 65535):
+        raise _fault(text, f"/{name}: {value!r} is not a port (0 to 65535)")
+    if not value:
+        raise _fault(text, f"/{name} has no value")
     return value
 
 

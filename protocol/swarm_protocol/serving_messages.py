@@ -12,6 +12,12 @@ from swarm_protocol import limits, wire
 from swarm_protocol.checks import check_choice, check_float, check_int, check_name, check_text
 from swarm_protocol.proto import serving_pb2
 
+SESSION_METHOD = "serving.session"
+"""A stream: Open, Steps / Ready, StepResults. The model's name follows after a slash, so a node can serve several."""
+
+FILES_METHOD = "serving.files"
+"""A call: FilesRequest / FilesResponse. The model's name follows after a slash."""
+
 ITEM_BYTES = {"int64": 8, "float32": 4}
 CODECS = ("raw",)
 WANTS = ("nothing", "last", "all")
@@ -195,15 +201,11 @@ def _tensor_message(tensor: TensorBytes) -> serving_pb2.Tensor:
 
 
 def _tensor(message: serving_pb2.Tensor) -> TensorBytes:
-    return TensorBytes(
-        dtype=message.dtype, shape=tuple(message.shape), codec=message.codec, payload=message.payload
-    )
+    return TensorBytes(dtype=message.dtype, shape=tuple(message.shape), codec=message.codec, payload=message.payload)
 
 
 def _step(message: serving_pb2.Step) -> Step:
-    return Step(
-        position=message.position, rewind=message.rewind, want=message.want, tensor=_tensor(message.tensor)
-    )
+    return Step(position=message.position, rewind=message.rewind, want=message.want, tensor=_tensor(message.tensor))
 
 
 def _step_result(message: serving_pb2.StepResult) -> StepResult:

@@ -1,0 +1,27 @@
+"""Swarm: volunteers lend machines to train and to serve language models together, with no master.
+
+    from swarm import Client
+
+    with Client(peers=["/ip4/…/p2p/…"]) as client:
+        for token in client.generate(prompt="def add(a, b):", model="my-model", max_tokens=64):
+            print(token.text, end="", flush=True)
+
+The client's names are loaded when first used, since torch and transformers come with them and the packages below
+(`swarm.network`, `swarm.training`, …) must start without.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from swarm.client import AsyncClient, Client, Generation, ModelStatus, Token
+
+__all__ = ["AsyncClient", "Client", "Generation", "ModelStatus", "Token"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'swarm' has no attribute {name!r}")
+    return getattr(importlib.import_module("swarm.client"), name)

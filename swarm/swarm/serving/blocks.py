@@ -21,12 +21,12 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from swarm_protocol.errors import ConfigError, IntegrityError
 from torch import Tensor, nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, DynamicCache
 from transformers.utils import logging as transformers_logging
 
 from swarm.serving.model_files import ModelFiles
-from swarm_protocol.errors import ConfigError, IntegrityError
 
 _SUPPORTED_LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
 
@@ -106,9 +106,10 @@ class Span:
     def run(self, x: Tensor, cache: KVCache, want: Want = Want.ALL) -> Tensor | None:
         """Append T positions to `cache` and return what `want` asks for.
 
-        `x` is int64 token ids [T] for the first span, else hidden states [T, H] in this span's dtype. Returns
-        hidden states [T, H], or logits from the last span: [T, V], or [1, V] for `Want.LAST`.
+        `x` is int64 token ids [T] for the first span, else hidden states [T, H], on any device and of any float type.
+        Returns hidden states [T, H], or logits from the last span: [T, V], or [1, V] for `Want.LAST`.
         """
+        x = x.to(self.device, self.dtype if x.is_floating_point() else None)
         if self.is_first:
             out = self._forward({"input_ids": x[None]}, cache, want)
         else:
@@ -138,7 +139,9 @@ class _Absent(nn.Module):
 def _entering(block: nn.Module, hidden_BTH: Tensor) -> Iterator[None]:
     """Give `block` exactly `hidden_BTH`, past whatever the model does to its embeddings (Granite scales them)."""
 
-    def replace(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def replace(
+        _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if args:
             return (hidden_BTH, *args[1:]), kwargs
         return args, {**kwargs, "hidden_states": hidden_BTH}
@@ -188,7 +191,7 @@ def _model_class(files: ModelFiles) -> Any:
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING or config.is_encoder_decoder:
         raise ConfigError(f"{name} is not a decoder-only language model", remedy="serve a causal language model")
     layer_types = set(getattr(config, "layer_types", None) or ())
-    if not layer_types <= _SUPPORTED_LAYER_TYPES or getattr(config, "num_kv_shared_layers", 0):
+    if not layer_types <= _SUPPORTED_LAYER_TYPES or getattr(config, "num_kv_shared_layers", None):
         raise ConfigError(f"{name} has blocks that share state and cannot be split", remedy="serve another family")
     if getattr(config, "quantization_config", None):
         raise ConfigError(f"{files.directory} is quantized", remedy="serve the unquantized checkpoint")
@@ -210,29 +213,41 @@ def _cut(model: Any, start: int, end: int) -> None:
     path, parent, blocks = _block_list(model)
     list_name = path.rpartition(".")[2]
     is_first, is_last = start == 0, end == len(blocks)
-    embedding = model.get_input_embeddings()
     is_tied = bool(getattr(model.config, "tie_word_embeddings", False))
-    before = True
     for name, module in list(parent.named_children()):
-        if name == list_name:
-            before = False
-        elif next(module.parameters(), None) is None:
-            pass  # computed, not learnt: rotary embeddings, dropout
-        elif module is embedding:
-            if not is_first and not (is_last and is_tied):
-                setattr(parent, name, _Absent())
-        elif before != isinstance(module, nn.Embedding):
-            raise ConfigError(f"{model.config.model_type} keeps {name} where it cannot be split")
-        elif not (is_first if before else is_last):
+        # without parameters it is computed, not learnt: rotary embeddings, dropout
+        if name == list_name or next(module.parameters(), None) is None:
+            continue
+        if module is model.get_input_embeddings():
+            stays = is_first or (is_last and is_tied)
+        else:
+            stays = is_first if _is_before_blocks(model, parent, name, list_name) else is_last
+        if not stays:
             setattr(parent, name, _Absent())
     if not is_last:
         model.set_output_embeddings(_Absent())
         model.all_tied_weights_keys = {}
     setattr(parent, list_name, blocks[start:end])
     for module in blocks[start:end].modules():
-        if isinstance(getattr(module, "layer_idx", None), int):
-            module.layer_idx -= start
+        index = getattr(module, "layer_idx", None)
+        if isinstance(index, int):
+            module.layer_idx = index - start  # type: ignore[assignment]
     _cut_config(model.config, start, end)
+
+
+def _is_before_blocks(model: Any, parent: nn.Module, name: str, list_name: str) -> bool:
+    """Whether the model applies this module to its input or to its output, which no family declares.
+
+    Modules are written down in the order of use, and only embeddings come first. Where both signs do not agree (OPT,
+    Bloom) the family is refused.
+    """
+    names = [child for child, _ in parent.named_children()]
+    is_before = names.index(name) < names.index(list_name)
+    if is_before != isinstance(parent.get_submodule(name), nn.Embedding):
+        raise ConfigError(
+            f"{model.config.model_type} keeps {name} where it cannot be split", remedy="serve another family"
+        )
+    return is_before
 
 
 def _cut_config(config: Any, start: int, end: int) -> None:
@@ -299,7 +314,9 @@ def _materialise(files: ModelFiles, cut_class: Any, tensors: dict[str, Any], dty
         )
     stranded = [name for name, t in [*model.named_parameters(), *model.named_buffers()] if t.is_meta]
     if stranded:
-        raise ConfigError(f"{files.config.model_type} leaves {stranded[0]} without a value", remedy="serve another family")
+        raise ConfigError(
+            f"{files.config.model_type} leaves {stranded[0]} without a value", remedy="serve another family"
+        )
     return model
 
 

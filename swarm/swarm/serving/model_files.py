@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
-from transformers import AutoConfig
-
 from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError, IntegrityError
+from transformers import AutoConfig
 
 SMALL_FILES = (
     "config.json",
@@ -102,7 +101,8 @@ def open_model(directory: Path) -> ModelFiles:
     """
     if not (directory / "config.json").is_file():
         raise ConfigError(
-            f"{directory} holds no config.json", remedy="name a directory written by save_pretrained or downloaded from a hub"
+            f"{directory} holds no config.json",
+            remedy="name a directory written by save_pretrained or downloaded from a hub",
         )
     try:
         config = AutoConfig.from_pretrained(directory, trust_remote_code=False, local_files_only=True)

@@ -1,0 +1,112 @@
+"""What a client needs of a model: its tokenizer, its shape and its end tokens, from files that a server gave.
+
+The files are a peer's: only known names are written, into a directory of our own, and no code in them is run.
+`read_kit` blocks and belongs off the loop; the rest of a kit is read-only.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from swarm_protocol.errors import ConfigError, IntegrityError, PeerError, PeerUnreachable
+from swarm_protocol.serving_messages import FILES_METHOD, FilesRequest, FilesResponse
+from transformers import AutoConfig, AutoTokenizer
+
+from swarm.network.interface import Network
+from swarm.serving.model_files import SMALL_FILES
+from swarm.serving.session import ModelShape
+
+FILES_TIMEOUT_S = 60.0
+"""A large tokenizer over a slow link."""
+
+DEFAULT_CONTEXT_TOKENS = 4096
+
+Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelKit:
+    shape: ModelShape
+    context_tokens: int
+    end_ids: frozenset[int]
+    tokenizer: Any
+
+    def encode(self, prompt: str) -> list[int]:
+        """With what the tokenizer puts before a text, if anything."""
+        return [int(token_id) for token_id in self.tokenizer(prompt)["input_ids"]]
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """By the model's chat template; without one, as lines `role: content`, ending in `assistant:`."""
+        if not self.tokenizer.chat_template:
+            lines = [f"{message.get('role', 'user')}: {message.get('content', '')}" for message in messages]
+            return self.encode("\n".join([*lines, "assistant:"]))
+        try:
+            encoded = self.tokenizer.apply_chat_template(
+                [dict(message) for message in messages], add_generation_prompt=True, tokenize=True, return_dict=False
+            )
+        except Exception as error:  # the template is the model's, and raises what it likes
+            raise ConfigError(f"the model's chat template refuses these messages: {error}") from error
+        return [int(token_id) for token_id in encoded]
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        text: str = self.tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return text
+
+
+async def fetch_files(network: Network, model: str, revision: str, peer_ids: Sequence[str]) -> dict[str, bytes]:
+    """The model's small files from the first server that gives them. Raises the last server's PeerError."""
+    failure: PeerError = PeerUnreachable(f"nobody gave the files of {model}", remedy="try again in a moment")
+    for peer_id in peer_ids:
+        request = FilesRequest(model=model).to_bytes()
+        try:
+            answer = await network.call(peer_id, f"{FILES_METHOD}/{model}", request, timeout_s=FILES_TIMEOUT_S)
+            response = FilesResponse.from_bytes(answer)
+        except PeerError as error:
+            failure = error
+            continue
+        if response.revision == revision:
+            return {name: payload for name, payload in response.files.items() if name in SMALL_FILES}
+    raise failure
+
+
+def read_kit(model: str, revision: str, files: Mapping[str, bytes], directory: Path) -> ModelKit:
+    """Write `files` to the empty `directory` and load them. Raises IntegrityError if they make no sense."""
+    for name, payload in files.items():
+        assert name in SMALL_FILES
+        (directory / name).write_bytes(payload)
+    try:
+        config = AutoConfig.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
+        shape = ModelShape(
+            name=model,
+            revision=revision,
+            num_blocks=int(config.num_hidden_layers),
+            hidden_size=int(config.hidden_size),
+            vocab_size=int(config.vocab_size),
+        )
+        return ModelKit(
+            shape=shape,
+            context_tokens=int(getattr(config, "max_position_embeddings", None) or DEFAULT_CONTEXT_TOKENS),
+            end_ids=_end_ids(files, config, tokenizer),
+            tokenizer=tokenizer,
+        )
+    except Exception as error:  # whatever a library makes of a stranger's files
+        raise IntegrityError(
+            f"the files of {model} cannot be used: {' '.join(str(error).split())[:200]}",
+            remedy="its servers may be broken; use another model",
+        ) from error
+
+
+def _end_ids(files: Mapping[str, bytes], config: Any, tokenizer: Any) -> frozenset[int]:
+    """From the generation config, else the config, else the tokenizer: as transformers' generate decides."""
+    generation = json.loads(files.get("generation_config.json", b"{}"))
+    ends = generation.get("eos_token_id", getattr(config, "eos_token_id", None))
+    if ends is None:
+        ends = tokenizer.eos_token_id
+    if ends is None:
+        return frozenset()
+    return frozenset(int(end) for end in (ends if isinstance(ends, list) else [ends]))

@@ -49,9 +49,9 @@ class Int8Codec:
         scale_K = torch.from_numpy(wire[:num_scale_bytes].view("<f4"))
         code_N = torch.from_numpy(wire[num_scale_bytes:].view(np.int8))
         for x_S, scale_S, code_S in zip(
-            x_N.split(_SLAB_VALUES),
-            scale_K.split(_SLAB_VALUES // BLOCK_VALUES),
-            code_N.split(_SLAB_VALUES),
+            torch.split(x_N, _SLAB_VALUES),
+            torch.split(scale_K, _SLAB_VALUES // BLOCK_VALUES),
+            torch.split(code_N, _SLAB_VALUES),
             strict=True,
         ):
             _encode_slab(x_S, scale_S, code_S)

@@ -1,12 +1,13 @@
-"""Checkpoints of a replica: written whole or not at all, checked when they are read.
+"""Checkpoints of a replica: written whole or not at all, and checked when they are read.
 
-A checkpoint is a folder `step-<outer step>` with the state and the inner optimizer's moments as safetensors, and the state's
-manifest. It is written beside its place, flushed to the disk and then renamed, so a crash at any byte, or a full disk,
-leaves the former checkpoints as they were. Blocking; the folder belongs to one process.
+A checkpoint is a folder `step-<outer step>` with the state, its manifest and the inner optimizer's moments. It is
+written beside its place, flushed to the disk, and then renamed: a crash at any byte, or a full disk, leaves the former
+checkpoints as they were. Blocks. A folder of checkpoints belongs to one run and one process.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import re
@@ -16,17 +17,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, save_file
+from swarm_protocol.errors import ConfigError, IntegrityError, PeerViolation
 from torch import Tensor
 
-from swarm.training.state import Manifest, ReplicaState
-from swarm_protocol.errors import ConfigError, IntegrityError, SwarmError
+from swarm.training.manifest import Manifest
+from swarm.training.state import ReplicaState
 
 logger = logging.getLogger(__name__)
 
-_NAME = re.compile(r"step-(\d{12})")
+_NAME = re.compile(r"step-\d{13}")
 _PARTIAL = ".partial"
-_MANIFEST, _STATE, _INNER = "manifest.bin", "state.safetensors", "inner.safetensors"
+_MANIFEST, _STATE, _INNER, _INNER_DIGEST = "manifest.bin", "state.safetensors", "inner.safetensors", "inner.sha256"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -37,45 +39,53 @@ class Checkpoint:
     inner: Mapping[str, Tensor]
 
 
-def save(folder: Path, checkpoint: Checkpoint, *, keep: int = 2) -> Path:
-    """Write `checkpoint`, durable when this returns, and delete all but the newest `keep`.
+def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int = 2) -> Path:
+    """Write `checkpoint`, on the disk when this returns, and delete all but the newest `keep`. Returns its place.
 
-    Raises ConfigError if the disk is full or cannot be written; the former checkpoints are then untouched.
+    Nothing is written if the step has a sound checkpoint already. Raises ConfigError if the disk is full or refuses;
+    former checkpoints are then untouched.
     """
-    place = folder / f"step-{checkpoint.state.outer_step:012d}"
-    partial = folder / _PARTIAL
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir()
-        state = {"theta": checkpoint.state.theta_N, "momentum": checkpoint.state.momentum_N}
-        save_file(state, partial / _STATE)
-        save_file(dict(checkpoint.inner), partial / _INNER)
-        (partial / _MANIFEST).write_bytes(checkpoint.state.manifest().to_bytes())
-        for path in (*partial.iterdir(), partial):
-            _flush(path)
-        if place.exists():
-            shutil.rmtree(place)
-        partial.rename(place)
-        _flush(folder)
-    except (OSError, SafetensorError) as error:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise ConfigError(
-            f"no checkpoint could be written to {folder}: {error}", remedy="free some space there"
-        ) from error
+    if keep < 1:
+        raise ValueError("keep at least one checkpoint")
+    place = folder / f"step-{checkpoint.state.outer_step:013d}"
+    if not _is_sound(place):
+        _write(folder, place, checkpoint)
     for old in _places(folder)[keep:]:
         shutil.rmtree(old, ignore_errors=True)
     return place
 
 
 def load_newest(folder: Path) -> Checkpoint | None:
-    """The newest checkpoint that is whole; a broken one is skipped with a warning. None if there is none."""
+    """The newest checkpoint that is whole; a broken one is skipped with a warning. None: there is none."""
     for place in _places(folder):
         try:
             return _load(place)
-        except SwarmError as error:
-            logger.warning("checkpoint %s is skipped: %s", place, error)
+        except IntegrityError as error:
+            logger.warning("the checkpoint %s is skipped: %s", place, error)
     return None
+
+
+def _write(folder: Path, place: Path, checkpoint: Checkpoint) -> None:
+    partial = folder / _PARTIAL
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if partial.exists():
+            shutil.rmtree(partial)  # of a process that was killed
+        partial.mkdir()
+        state = checkpoint.state
+        save_file({"theta": state.theta_N, "momentum": state.momentum_N}, partial / _STATE)
+        save_file(dict(checkpoint.inner), partial / _INNER)
+        (partial / _INNER_DIGEST).write_bytes(hashlib.sha256((partial / _INNER).read_bytes()).digest())
+        (partial / _MANIFEST).write_bytes(state.manifest().to_bytes())
+        for path in (*partial.iterdir(), partial):
+            _flush(path)
+        if place.exists():
+            shutil.rmtree(place)  # it is broken
+        partial.rename(place)
+        _flush(folder)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise ConfigError(f"no checkpoint could be written to {folder}: {error}", remedy="free space there") from error
 
 
 def _places(folder: Path) -> list[Path]:
@@ -85,23 +95,35 @@ def _places(folder: Path) -> list[Path]:
     return sorted((path for path in folder.iterdir() if _NAME.fullmatch(path.name)), reverse=True)
 
 
+def _is_sound(place: Path) -> bool:
+    try:
+        _load(place)
+    except IntegrityError:
+        return False
+    return True
+
+
 def _load(place: Path) -> Checkpoint:
+    """Raises IntegrityError unless all is as it was written."""
     try:
         manifest = Manifest.from_bytes((place / _MANIFEST).read_bytes())
-        tensors = load_file(place / _STATE)
-        inner = load_file(place / _INNER)
+        tensors = load((place / _STATE).read_bytes())
+        inner = (place / _INNER).read_bytes()
+        if hashlib.sha256(inner).digest() != (place / _INNER_DIGEST).read_bytes():
+            raise IntegrityError("the inner optimizer's state does not match its digest")
         state = ReplicaState(
             outer_step=manifest.outer_step,
             cursor=manifest.cursor,
-            group=manifest.group,
+            roster=manifest.roster,
             theta_N=tensors["theta"],
             momentum_N=tensors["momentum"],
         )
-    except (OSError, SafetensorError, KeyError, ValueError) as error:
+        checkpoint = Checkpoint(state=state, inner=load(inner))
+    except (OSError, SafetensorError, PeerViolation, KeyError, ValueError) as error:
         raise IntegrityError(f"it cannot be read ({error})") from error
     if state.manifest() != manifest:
-        raise IntegrityError("it does not match its digest")
-    return Checkpoint(state=state, inner=inner)
+        raise IntegrityError("the state does not match its digest")
+    return checkpoint
 
 
 def _flush(path: Path) -> None:

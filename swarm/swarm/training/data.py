@@ -10,8 +10,9 @@ Shapes: B samples, T window_tokens.
 from __future__ import annotations
 
 import hashlib
+import os
 import sysconfig
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -19,11 +20,11 @@ from typing import TypeAlias
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from swarm_protocol.errors import ConfigError, IntegrityError
 from torch import Tensor
 
 from swarm.training.permutation import permute
 from swarm.training.run_config import END_OF_TEXT, DataConfig
-from swarm_protocol.errors import ConfigError, IntegrityError
 
 MAX_CORPUS_BYTES = 1 << 28
 """All of a corpus is held in memory: enough for small runs, and a bound for a mistyped folder."""
@@ -32,12 +33,12 @@ VALIDATION_SHARE = 16
 """One file in so many, by the hash of its path, is held out."""
 
 # Packages that distributions leave out, split off or patch, and tests: without them, machines with the same
-# Python version have the same corpus more often. Names that start with _sysconfigdata describe one build.
+# Python version more often have the same corpus. Files that start with _sysconfigdata describe one build.
 _SKIPPED_FOLDERS = frozenset(
-    {"test", "tests", "idlelib", "lib2to3", "tkinter", "turtledemo", "distutils", "ensurepip", "site-packages"}
-    | {"dist-packages", "__pycache__"}
+    {"test", "tests", "idlelib", "lib2to3", "tkinter", "turtledemo", "distutils", "ensurepip"}
+    | {"site-packages", "dist-packages", "__pycache__"}
 )
-_SKIPPED_FILES = ("_sysconfigdata", "sitecustomize", "usercustomize", "turtle.py")
+_SKIPPED_FILES = ("_sysconfigdata", "sitecustomize", "usercustomize")
 
 ByteArray: TypeAlias = NDArray[np.uint8]
 
@@ -58,37 +59,34 @@ class ByteCorpus:
 
     @classmethod
     def load(cls, config: DataConfig, *, seed: int, folder: Path | None = None) -> ByteCorpus:
-        """Read `config.source`, or `folder` instead of it. Blocking: about 0.2 s for the standard library.
+        """Read `config.source`, or `folder` in its place. Blocks, for about 0.1 s for the standard library.
 
-        Raises IntegrityError if the content is not what `config.digest` pins, or changes under the reading, and
+        Raises IntegrityError if the content is not what `config.digest` pins, or changes while it is read, and
         ConfigError if there is too little or too much of it.
         """
         root = folder or Path(sysconfig.get_path("stdlib"))
-        files = _read(root, _list(root))
+        files = _read(root)
         digest = _digest(files)
         if config.digest and digest != config.digest:
             raise IntegrityError(
                 f"the text under {root} is not the run's: {digest[:12]} instead of {config.digest[:12]}",
                 remedy="train with the Python version that the run was made with",
             )
-        held_out = {name for name, _ in files if _is_held_out(name)}
-        corpus = cls(
+        train = _join(data for name, data in files if not _is_held_out(name))
+        validation = _join(data for name, data in files if _is_held_out(name))
+        for purpose, part in (("train on", train), ("validate with", validation)):
+            if part.size <= config.window_tokens:
+                raise ConfigError(
+                    f"under {root} are only {part.size} bytes of text to {purpose}",
+                    remedy=f"use more text, or data.window_tokens under {config.window_tokens}",
+                )
+        return cls(
             digest=digest,
             seed=seed,
             window_tokens=config.window_tokens,
-            train_bytes=_join(data for name, data in files if name not in held_out),
-            validation_bytes=_join(data for name, data in files if name in held_out),
+            train_bytes=train,
+            validation_bytes=validation,
         )
-        corpus._check_length(root)
-        return corpus
-
-    def _check_length(self, root: Path) -> None:
-        for part, size in (("train on", self.train_bytes.size), ("validate with", self.validation_bytes.size)):
-            if size <= self.window_tokens:
-                raise ConfigError(
-                    f"there is too little text under {root} to {part}: {size} bytes for windows of {self.window_tokens}",
-                    remedy="use more text or a smaller data.window_tokens",
-                )
 
     @property
     def num_samples(self) -> int:
@@ -98,12 +96,13 @@ class ByteCorpus:
     def batch(self, sample_ids: Sequence[int]) -> Tensor:
         """int64 [B, T+1]: of each row, the first T are inputs and the last T targets."""
         id_B = np.asarray(sample_ids, dtype=np.int64)
+        if id_B.size and id_B.min() < 0:
+            raise ValueError("a sample id cannot be negative")
+        epoch_B, place_B = np.divmod(id_B, self.num_samples)
         window_B = np.empty_like(id_B)
-        epoch_B = id_B // self.num_samples
         for epoch in np.unique(epoch_B):
-            chosen = epoch_B == epoch
-            within = (id_B[chosen] % self.num_samples).astype(np.uint64)
-            window_B[chosen] = permute(within, self.num_samples, seed=self.seed, epoch=int(epoch))
+            now_B = epoch_B == epoch
+            window_B[now_B] = permute(place_B[now_B], self.num_samples, seed=self.seed, epoch=int(epoch))
         return _windows(self.train_bytes, window_B, self.window_tokens)
 
     def validation_batch(self, start: int, num_windows: int) -> Tensor:
@@ -118,46 +117,53 @@ def _windows(data: ByteArray, window_B: NDArray[np.int64], window_tokens: int) -
     return torch.from_numpy(data[window_B[:, None] * window_tokens + offset_T].astype(np.int64))
 
 
-def _list(root: Path) -> list[Path]:
-    """Python files under `root`, sorted by their path there. Links are skipped: they may lead anywhere."""
-
-    def wanted(path: Path) -> bool:
-        folders = path.relative_to(root).parts[:-1]
-        return not _SKIPPED_FOLDERS.intersection(folders) and not path.name.startswith(_SKIPPED_FILES)
-
-    found = [path for path in root.rglob("*.py") if wanted(path) and path.is_file() and not path.is_symlink()]
-    return sorted(found, key=lambda path: path.relative_to(root).as_posix().encode())
-
-
-def _read(root: Path, paths: list[Path]) -> list[tuple[str, bytes]]:
+def _read(root: Path) -> list[tuple[str, bytes]]:
+    """Names and contents of the Python files under `root`, sorted by name."""
     files, total = [], 0
-    for path in paths:
-        try:
-            size = path.stat().st_size
-            total += size
-            if total > MAX_CORPUS_BYTES:
-                raise ConfigError(f"there is more than {MAX_CORPUS_BYTES} bytes of text under {root}", remedy="use less")
-            data = path.read_bytes()
-        except OSError as error:
-            raise IntegrityError(f"{path} cannot be read: {error.strerror}", remedy="restore the file") from error
-        if len(data) != size:
-            raise IntegrityError(f"{path} changed while it was read", remedy="start again when nothing writes to it")
-        files.append((path.relative_to(root).as_posix(), data))
+    for name, path in sorted(_find(root)):
+        data = _read_whole(path)
+        total += len(data)
+        if total > MAX_CORPUS_BYTES:
+            raise ConfigError(f"under {root} are over {MAX_CORPUS_BYTES} bytes of text", remedy="name a smaller folder")
+        files.append((name, data))
     return files
 
 
+def _find(root: Path) -> Iterator[tuple[str, Path]]:
+    """Links are skipped: they may lead anywhere."""
+    for folder, subfolders, names in os.walk(root):
+        subfolders[:] = [each for each in subfolders if each not in _SKIPPED_FOLDERS]
+        for name in names:
+            path = Path(folder, name)
+            if name.endswith(".py") and not name.startswith(_SKIPPED_FILES) and not path.is_symlink():
+                yield path.relative_to(root).as_posix(), path
+
+
+def _read_whole(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            data = file.read(MAX_CORPUS_BYTES + 1)
+    except OSError as error:
+        raise IntegrityError(f"{path} cannot be read: {error.strerror}", remedy="restore the file") from error
+    if len(data) != size:
+        raise IntegrityError(f"{path} changed while it was read", remedy="start again once nothing writes to it")
+    return data
+
+
 def _digest(files: list[tuple[str, bytes]]) -> str:
-    """Over names and lengths too: the names decide the split, and lengths where one file ends."""
+    """Over names and lengths too: names decide the split, lengths where one file ends."""
     digest = hashlib.blake2b(digest_size=32)
     for name, data in files:
-        encoded = name.encode()
+        # a name need not be text
+        encoded = os.fsencode(name)
         digest.update(len(encoded).to_bytes(8, "little") + encoded + len(data).to_bytes(8, "little"))
         digest.update(data)
     return digest.hexdigest()
 
 
 def _is_held_out(name: str) -> bool:
-    return hashlib.blake2b(name.encode(), digest_size=1).digest()[0] % VALIDATION_SHARE == 0
+    return hashlib.blake2b(os.fsencode(name), digest_size=1).digest()[0] % VALIDATION_SHARE == 0
 
 
 def _join(documents: Iterable[bytes]) -> ByteArray:

@@ -1,35 +1,53 @@
-"""A finished run as a Hugging Face directory that AutoModelForCausalLM and AutoTokenizer load.
-
-Blocking; no state.
-"""
+"""A run's weights as a Hugging Face directory that AutoModelForCausalLM and AutoTokenizer load. Blocks; no state."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
+from typing import Any
 
-import torch
+from swarm_protocol.errors import ConfigError
 from torch import Tensor
 
-from swarm.training.model import build_model, named_parameters, views
+from swarm.training.model import build_model, set_parameters
 from swarm.training.run_config import BYTE_VOCABULARY, END_OF_TEXT, RunConfig
 
+MAX_SHARD_BYTES = 4 << 30
 
-def export_hf(theta_N: Tensor, config: RunConfig, directory: Path, *, max_shard_bytes: int = 5 << 30) -> None:
-    """Write config, weights (several safetensors files with an index if over `max_shard_bytes`) and tokenizer."""
-    model = build_model(config.model)
-    pieces = views(theta_N, model)
-    with torch.no_grad():
-        for name, parameter in named_parameters(model):
-            parameter.copy_(pieces[name])
-    generation = model.generation_config
-    generation.eos_token_id, generation.pad_token_id = END_OF_TEXT, END_OF_TEXT
+
+def export_hf(theta_N: Tensor, config: RunConfig, directory: Path, *, max_shard_bytes: int = MAX_SHARD_BYTES) -> None:
+    """Write weights (several files with an index when over `max_shard_bytes`), configs and tokenizer.
+
+    `directory` appears only when it is complete. Raises ConfigError if it exists already or cannot be written.
+    """
+    if directory.exists():
+        raise ConfigError(f"{directory} exists already", remedy="move it away, or choose another place")
+    model: Any = build_model(config.model)
+    set_parameters(model, theta_N)
+    partial = directory.with_name(f".{directory.name}.partial")
+    try:
+        if partial.exists():
+            shutil.rmtree(partial)  # of a process that was killed
+        partial.mkdir(parents=True)
+        _write_model(model, partial, max_shard_bytes)
+        _write_tokenizer(partial, int(model.config.max_position_embeddings))
+        partial.rename(directory)
+    except OSError as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise ConfigError(f"{directory} cannot be written: {error}", remedy="free space there") from error
+
+
+def _write_model(model: Any, directory: Path, max_shard_bytes: int) -> None:
+    """Generation ends at the byte that ends each document in training, which also fills short rows of a batch."""
+    model.config.bos_token_id = model.config.eos_token_id = END_OF_TEXT
+    model.generation_config.bos_token_id = model.generation_config.eos_token_id = END_OF_TEXT
+    model.generation_config.pad_token_id = END_OF_TEXT
     model.save_pretrained(directory, max_shard_size=max_shard_bytes)
-    _write_tokenizer(directory, model.config.max_position_embeddings)
 
 
 def _write_tokenizer(directory: Path, max_tokens: int) -> None:
-    """Each byte is the token of its own number. There are no special tokens: any of them would be text as well."""
+    """Each byte is the token of its own number. There are no special tokens: any would be legal text as well."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers  # noqa: PLC0415
 
     vocabulary = {character: byte for byte, character in enumerate(_byte_characters())}
@@ -47,6 +65,6 @@ def _write_tokenizer(directory: Path, max_tokens: int) -> None:
 
 def _byte_characters() -> list[str]:
     """The printable characters that stand for bytes in byte-level vocabularies (Radford et al. 2019, GPT-2)."""
-    own = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(BYTE_VOCABULARY) if byte not in own]
-    return [chr(byte) if byte in own else chr(0x100 + others.index(byte)) for byte in range(BYTE_VOCABULARY)]
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(BYTE_VOCABULARY) if byte not in printable]
+    return [chr(byte if byte in printable else 0x100 + others.index(byte)) for byte in range(BYTE_VOCABULARY)]

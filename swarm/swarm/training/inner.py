@@ -1,7 +1,8 @@
 """One replica's interval: inner AdamW steps on leased samples, and the validation loss.
 
-Everything blocks; the caller runs it in an executor and owns the loop, one call at a time. How many threads torch uses
-is the caller's choice. AdamW's moments stay on this replica.
+Everything here blocks: the caller runs it in an executor, one call at a time. How many threads torch uses is the
+caller's choice. AdamW's moments stay on this replica.
+
 Shapes: B samples a step, T tokens a window, N values of the flat parameter vector.
 """
 
@@ -9,25 +10,27 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from swarm_protocol.errors import RoundError
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812
+from torch.nn.functional import cross_entropy
 
 from swarm.training.data import ByteCorpus
-from swarm.training.model import flatten, named_parameters, views
+from swarm.training.model import flatten, named_parameters, set_parameters, unflatten
 from swarm.training.run_config import InnerConfig
-from swarm_protocol.errors import RoundError
 
 VALIDATION_WINDOWS = 16
-"""Windows in one validation batch."""
+"""Windows in a validation batch."""
+_MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntervalResult:
-    """`num_samples` of the given samples, from the first on, were used. `mean_loss` is nan if there was no step."""
+    """`num_samples` of the given samples, from the first on, were used. `mean_loss` is nan if no step was taken."""
 
     num_steps: int
     num_samples: int
@@ -41,7 +44,7 @@ class IntervalResult:
 
 
 class InnerLoop:
-    """Trains `model` in place, in fp32 on `device`. The warm-up counts this replica's own steps."""
+    """Trains `model`, which it owns from then on, in fp32 on `device`. The warm-up counts this replica's own steps."""
 
     def __init__(self, config: InnerConfig, model: nn.Module, corpus: ByteCorpus, device: str = "cpu") -> None:
         self._config = config
@@ -50,10 +53,13 @@ class InnerLoop:
         self._model = model.to(self._device)
         self._parameters = [parameter for _, parameter in named_parameters(model)]
         self._num_steps = 0
-        decayed = [parameter for parameter in self._parameters if parameter.dim() >= 2]
-        others = [parameter for parameter in self._parameters if parameter.dim() < 2]
+        # norms and biases, the vectors, are not pulled towards zero
+        groups: list[dict[str, Any]] = [
+            {"params": [parameter for parameter in self._parameters if parameter.dim() >= 2]},
+            {"params": [parameter for parameter in self._parameters if parameter.dim() < 2], "weight_decay": 0.0},
+        ]
         self._optimizer = torch.optim.AdamW(
-            [{"params": decayed}, {"params": others, "weight_decay": 0.0}],
+            groups,
             lr=config.learning_rate,
             betas=(config.beta1, config.beta2),
             weight_decay=config.weight_decay,
@@ -61,11 +67,8 @@ class InnerLoop:
         )
 
     def load(self, theta_N: Tensor) -> None:
-        """Set the parameters. AdamW's moments and the warm-up go on from where they are."""
-        pieces = views(theta_N, self._model)
-        with torch.no_grad():
-            for name, parameter in named_parameters(self._model):
-                parameter.copy_(pieces[name])
+        """Set the parameters; AdamW's moments and the warm-up stay as they are. Raises ValueError if N differs."""
+        set_parameters(self._model, theta_N)
 
     def flat(self) -> Tensor:
         """fp32 CPU [N]: a copy of the parameters."""
@@ -74,84 +77,83 @@ class InnerLoop:
     def train(
         self, sample_ids: Sequence[int], num_steps: int, stop: Callable[[], bool] = lambda: False
     ) -> IntervalResult:
-        """Up to `num_steps` steps, each on the next `batch_windows` of `sample_ids`; fewer if those run out or `stop` says so.
+        """Take `num_steps` steps, each on the next `batch_windows` of `sample_ids`.
 
-        Deterministic on one machine given the parameters, AdamW's moments and the samples. Raises RoundError if loss or gradient
-        stops being finite; the parameters then need a `load`, while the moments are as before that step.
+        It ends early if the samples run out, or if `stop`, asked before each step, says so.
+
+        Deterministic on a CPU with a fixed number of threads, given the parameters, AdamW's moments and the samples.
+        Raises RoundError if the loss or the gradient is not finite. AdamW's moments are then those before that step.
         """
-        started, losses = time.perf_counter(), 0.0
+        started = time.perf_counter()
         size = self._config.batch_windows
-        num_done = 0
+        losses: list[float] = []
         self._model.train()
-        while num_done < num_steps and (num_done + 1) * size <= len(sample_ids) and not stop():
-            losses += self._step(sample_ids[num_done * size : (num_done + 1) * size])
-            num_done += 1
+        while len(losses) < min(num_steps, len(sample_ids) // size) and not stop():
+            first = len(losses) * size
+            losses.append(self._step(sample_ids[first : first + size]))
         return IntervalResult(
-            num_steps=num_done,
-            num_samples=num_done * size,
-            num_tokens=num_done * size * self._corpus.window_tokens,
-            mean_loss=losses / num_done if num_done else math.nan,
+            num_steps=len(losses),
+            num_samples=len(losses) * size,
+            num_tokens=len(losses) * size * self._corpus.window_tokens,
+            mean_loss=sum(losses) / len(losses) if losses else math.nan,
             seconds=time.perf_counter() - started,
         )
 
     def validate(self, theta_N: Tensor, num_batches: int) -> float:
-        """Mean loss of `theta_N`, not of the local parameters, on the first windows of the held-out files."""
-        pieces = {name: piece.to(self._device) for name, piece in views(theta_N, self._model).items()}
+        """Mean loss of `theta_N` on the first windows of the held-out files. The parameters being trained stay."""
+        pieces = {name: piece.to(self._device) for name, piece in unflatten(theta_N, self._model).items()}
         self._model.eval()
         total, count = 0.0, 0
         with torch.no_grad():
             for index in range(num_batches):
                 x_BT = self._corpus.validation_batch(index * VALIDATION_WINDOWS, VALIDATION_WINDOWS)
-                if not len(x_BT):
-                    break
-                total += self._loss(x_BT, pieces).item() * len(x_BT)
-                count += len(x_BT)
+                if len(x_BT):
+                    total += self._loss(x_BT, pieces).item() * len(x_BT)
+                    count += len(x_BT)
         return total / count
 
     def state(self) -> dict[str, Tensor]:
-        """AdamW's moments as flat CPU vectors, and the step count, for a checkpoint. Copies."""
+        """For a checkpoint: the number of steps, and copies of AdamW's moments as flat CPU vectors."""
         result = {"num_steps": torch.tensor([self._num_steps])}
         if self._num_steps:
-            for key in ("exp_avg", "exp_avg_sq"):
-                moments = (self._optimizer.state[parameter][key].reshape(-1) for parameter in self._parameters)
-                result[key] = torch.cat([moment.cpu() for moment in moments])
+            for key in _MOMENTS:
+                moments = [self._optimizer.state[parameter][key].reshape(-1) for parameter in self._parameters]
+                result[key] = torch.cat(moments).cpu()
         return result
 
-    def load_state(self, state: dict[str, Tensor]) -> None:
-        """Go on with what `state` returned. Raises ValueError if it is from another model."""
-        self._num_steps = int(state["num_steps"].item())
-        if not self._num_steps:
-            return
-        sizes = [parameter.numel() for parameter in self._parameters]
-        moments = {key: state[key].split(sizes) for key in ("exp_avg", "exp_avg_sq")}
-        for index, parameter in enumerate(self._parameters):
-            self._optimizer.state[parameter] = {
-                "step": torch.tensor(float(self._num_steps), device=self._device),
-                **{
-                    key: pieces[index].clone().view(parameter.shape).to(self._device)
-                    for key, pieces in moments.items()
-                },
-            }
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from what `state` returned. Raises ValueError if that is of another model."""
+        num_steps = int(state["num_steps"].item())
+        if num_steps:
+            moments = {key: unflatten(state[key].to(self._device), self._model) for key in _MOMENTS}
+            for name, parameter in named_parameters(self._model):
+                self._optimizer.state[parameter] = {
+                    "step": torch.tensor(float(num_steps), device=self._device),
+                    **{key: pieces[name].clone() for key, pieces in moments.items()},
+                }
+        self._num_steps = num_steps
 
-    def _step(self, ids: Sequence[int]) -> float:
-        loss = self._loss(self._corpus.batch(ids))
-        value = loss.item()
-        self._optimizer.zero_grad(set_to_none=True)
+    def _step(self, sample_ids: Sequence[int]) -> float:
+        loss = self._loss(self._corpus.batch(sample_ids), {})
+        self._optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._config.clip_norm).item()
-        if not math.isfinite(value) or not math.isfinite(norm):
+        norm = nn.utils.clip_grad_norm_(self._parameters, self._config.clip_norm)
+        value = loss.item()
+        if not math.isfinite(value) or not math.isfinite(norm.item()):
             raise RoundError(
-                f"training diverged: loss {value}, gradient norm {norm}", remedy="lower inner.learning_rate in the run"
+                f"training diverged: the loss is {value}, the norm of the gradient {norm.item()}",
+                remedy="if this happens again, the run needs a lower inner.learning_rate",
             )
         warmup = min(1.0, (self._num_steps + 1) / (self._config.warmup_steps + 1))
-        for group in self._optimizer.param_groups:
-            group["lr"] = self._config.learning_rate * warmup
+        for parameters in self._optimizer.param_groups:
+            parameters["lr"] = self._config.learning_rate * warmup
         self._optimizer.step()
         self._num_steps += 1
         return value
 
-    def _loss(self, x_BT: Tensor, pieces: dict[str, Tensor] | None = None) -> Tensor:
+    def _loss(self, x_BT: Tensor, pieces: dict[str, Tensor]) -> Tensor:
+        """Of the model, with `pieces` in place of its parameters of those names; `x_BT` is [B, T+1]."""
         x_BT = x_BT.to(self._device)
         inputs = {"input_ids": x_BT[:, :-1], "use_cache": False}
-        output = torch.func.functional_call(self._model, pieces or {}, args=(), kwargs=inputs)
-        return F.cross_entropy(output.logits.flatten(0, 1).float(), x_BT[:, 1:].flatten())
+        logits_BTV = torch.func.functional_call(self._model, pieces, args=(), kwargs=inputs).logits
+        return cross_entropy(logits_BTV.flatten(0, 1).float(), x_BT[:, 1:].flatten())

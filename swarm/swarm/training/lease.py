@@ -53,18 +53,12 @@ def leases(cursor: Cursor, members: Collection[str], samples_per_member: int) ->
     return result
 
 
-def num_leased(lease: Lease) -> int:
-    return sum(map(len, lease))
-
-
 def sample_ids(lease: Lease) -> list[int]:
     """The lease, written out."""
     return list(chain.from_iterable(lease))
 
 
-def advance(
-    cursor: Cursor, members: Collection[str], samples_per_member: int, used: Mapping[str, int]
-) -> Cursor:
+def advance(cursor: Cursor, members: Collection[str], samples_per_member: int, used: Mapping[str, int]) -> Cursor:
     """The cursor after a round committed, of each member in `used`, the first `used[member]` samples of its lease.
 
     `members` and `samples_per_member` are those the leases were made from; who is missing in `used` committed nothing.

@@ -6,7 +6,6 @@ Values only. `run_file` reads, signs and writes them; `model` builds what `RunCo
 from __future__ import annotations
 
 import difflib
-import math
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -38,30 +37,31 @@ DEFAULT_MODEL: Mapping[str, Any] = MappingProxyType(
 """A byte-level Llama of 1.1M parameters that two CPU cores train in a minute."""
 
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,62}[a-z0-9])?")
+_NAME_RULE = "1 to 64 of a-z, 0-9, '.', '_' and '-', with a letter or digit at both ends"
 
 
 class _Checks:
-    """Collects what is wrong with a config, so that a user hears it all at once."""
+    """Collects what is wrong with one table, so that its author hears it all at once."""
 
     def __init__(self, table: str) -> None:
         self._prefix = f"{table}." if table else ""
-        self.problems: list[str] = []
+        self._problems: list[str] = []
 
     def require(self, fits: bool, key: str, value: object, remedy: str) -> None:
         if not fits:
-            self.problems.append(f"{self._prefix}{key} = {value!r}: {remedy}")
+            self._problems.append(f"{self._prefix}{key} = {value!r}: {remedy}")
 
     def whole(self, key: str, value: object, low: int, high: int) -> None:
-        fits = isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+        fits = type(value) is int and low <= value <= high
         self.require(fits, key, value, f"use a whole number from {low} to {high}")
 
     def number(self, key: str, value: object, low: float, high: float) -> None:
-        fits = isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
+        fits = type(value) in (int, float) and low <= value <= high  # type: ignore[operator]
         self.require(fits, key, value, f"use a number from {low:g} to {high:g}")
 
     def finish(self) -> None:
-        if self.problems:
-            raise ValueError("; ".join(self.problems))
+        if self._problems:
+            raise ValueError("; ".join(self._problems))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +143,7 @@ class RunConfig:
     def __post_init__(self) -> None:
         checks = _Checks("")
         is_name = isinstance(self.name, str) and _NAME.fullmatch(self.name) is not None
-        checks.require(is_name, "name", self.name, "use 1 to 64 of a-z, 0-9, '.', '_' and '-', with a letter or digit at both ends")
+        checks.require(is_name, "name", self.name, f"use a name such as my-run: {_NAME_RULE}")
         checks.whole("seed", self.seed, 0, (1 << 63) - 1)
         checks.whole("outer_steps", self.outer_steps, 1, 10_000_000)
         checks.whole("interval_steps", self.interval_steps, 1, 100_000)
@@ -151,8 +151,11 @@ class RunConfig:
         checks.whole("min_group", self.min_group, 1, 256)
         checks.whole("max_group", self.max_group, 1, 256)
         checks.number("quorum_grace_s", self.quorum_grace_s, 0.0, 600.0)
-        if not checks.problems and self.max_group < self.min_group:
-            checks.require(False, "max_group", self.max_group, f"use at least min_group, which is {self.min_group}")
+        checks.require(isinstance(self.model, Mapping), "model", self.model, "write its keys below a line [model]")
+        checks.finish()
+        checks.require(
+            self.min_group <= self.max_group, "max_group", self.max_group, f"use at least min_group, {self.min_group}"
+        )
         checks.finish()
         object.__setattr__(self, "model", MappingProxyType(dict(self.model)))
 
@@ -171,22 +174,24 @@ class RunConfig:
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> RunConfig:
-        """Raises ConfigError that names the key and what to do: unknown keys come with the nearest known one."""
-        known = {each.name for each in fields(cls)}
-        refuse_unknown_keys(mapping, known, "the run")
-        tables = {"data": DataConfig, "inner": InnerConfig, "outer": OuterConfig}
-        values = dict(mapping)
-        if "name" not in values:
-            raise ConfigError("the run has no name", remedy='add a line such as name = "my-run" at its top')
+        """Raises ConfigError that names all impossible values, or an unknown key, with what to use instead."""
+        refuse_unknown_keys(mapping, {each.name for each in fields(cls)}, "the run")
+        values = _floats(cls, mapping)
+        values.setdefault("name", "")
+        problems = []
+        for key, table in (("data", DataConfig), ("inner", InnerConfig), ("outer", OuterConfig)):
+            try:
+                values[key] = _table(table, key, mapping.get(key, {}))
+            except ValueError as error:
+                problems.append(str(error))
+                values[key] = table()
         try:
-            for key, table in tables.items():
-                if key in values:
-                    values[key] = _table(table, key, values[key])
-            if not isinstance(values.get("model", {}), Mapping):
-                raise ValueError("model must be a table: write its keys below a line [model]")
-            return cls(**_floats(cls, values))
+            config = cls(**values)
         except ValueError as error:
-            raise ConfigError(f"the run cannot be: {error}") from None
+            problems.insert(0, str(error))
+        if problems:
+            raise ConfigError(f"the run cannot be: {'; '.join(problems)}")
+        return config
 
 
 def refuse_unknown_keys(mapping: Mapping[str, Any], known: Collection[str], where: str) -> None:
@@ -194,13 +199,13 @@ def refuse_unknown_keys(mapping: Mapping[str, Any], known: Collection[str], wher
     for key in mapping:
         if key not in known:
             close = difflib.get_close_matches(str(key), known, n=1)
-            remedy = f"did you mean {close[0]!r}?" if close else f"known keys are {', '.join(sorted(known))}"
+            remedy = f"did you mean {close[0]!r}?" if close else "remove it, or look up the setting you mean"
             raise ConfigError(f"{where} has an unknown key {str(key)[:80]!r}", remedy=remedy)
 
 
 def _table(kind: type[Any], key: str, mapping: object) -> Any:
     if not isinstance(mapping, Mapping):
-        raise ValueError(f"{key} must be a table: write its keys below a line [{key}]")
+        raise ConfigError(f"{key} must be a table", remedy=f"write its keys below a line [{key}]")
     refuse_unknown_keys(mapping, {each.name for each in fields(kind)}, f"[{key}]")
     return kind(**_floats(kind, mapping))
 
@@ -209,6 +214,6 @@ def _floats(kind: type[Any], mapping: Mapping[str, Any]) -> dict[str, Any]:
     """Whole numbers given for fractional settings become floats, so that equal runs have equal bytes."""
     fractional = {each.name for each in fields(kind) if each.type == "float"}
     return {
-        key: float(value) if key in fractional and type(value) is int and math.isfinite(value) else value
+        key: float(value) if key in fractional and type(value) is int and abs(value) < 1 << 53 else value
         for key, value in mapping.items()
     }

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from swarm_protocol import limits
 from swarm_protocol.checks import check_name, check_text
@@ -87,7 +87,7 @@ def seal(
         payload=payload,
         signature=bytes(SIGNATURE_BYTES),
     )
-    return _with_signature(unsigned, identity.sign(_DOMAIN + _signed_bytes(unsigned)))
+    return replace(unsigned, signature=identity.sign(_DOMAIN + _signed_bytes(unsigned)))
 
 
 def unseal(
@@ -146,19 +146,6 @@ def _check_times(issued_at: float, expires_at: float) -> None:
         raise ValueError("times are not finite floats")
     if not 0.0 < issued_at < expires_at <= limits.MAX_TIME_S:
         raise ValueError("times are not in order")
-
-
-def _with_signature(unsigned: Envelope, signature: bytes) -> Envelope:
-    return Envelope(
-        purpose=unsigned.purpose,
-        network_id=unsigned.network_id,
-        subject=unsigned.subject,
-        peer_id=unsigned.peer_id,
-        issued_at=unsigned.issued_at,
-        expires_at=unsigned.expires_at,
-        payload=unsigned.payload,
-        signature=signature,
-    )
 
 
 def _prefixed(data: bytes) -> bytes:

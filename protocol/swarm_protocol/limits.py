@@ -13,8 +13,9 @@ from __future__ import annotations
 # are the activations of a prefill chunk (1024 tokens x 16384 x fp32: 64 MiB) and what stands around them.
 MAX_MESSAGE_BYTES = 64 * 2**20 + 64 * 2**10
 
-# Any repeated field, before it becomes a tuple of about 40 bytes an item; every message has a lower bound of its own.
-MAX_REPEATED_ITEMS = 2**20
+# Fields of any one message, and numbers packed into them: a full group has some 2,000. Parsed they take up to 100 bytes
+# of memory each, and counting them some 50 ms.
+MAX_MESSAGE_VALUES = 2**16
 
 # A handshake is three short fields; it is parsed before anything is known about the peer.
 MAX_HELLO_BYTES = 512

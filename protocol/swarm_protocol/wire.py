@@ -24,8 +24,7 @@ Unknown protobuf fields are ignored, in signed records too: the signature covers
 reader encodes a record again, so an older node goes on working beside a newer one. What an older reader would misread
 takes a new MESSAGE_VERSION, which every decoder refuses by name.
 
-Bulk belongs in one `bytes` field. A byte of repeated fields may take ten of memory when it is parsed, and forty as a
-tuple: give messages with these a small `max_bytes`, and look at `len` before making a tuple of them (`flat` does).
+Bulk belongs in one `bytes` field: a message of more than MAX_MESSAGE_VALUES values is refused before it is parsed.
 """
 
 from __future__ import annotations
@@ -39,6 +38,7 @@ from google.protobuf.message import DecodeError, Message
 
 from swarm_protocol import limits
 from swarm_protocol.errors import PeerViolation
+from swarm_protocol.expansion import count_values
 
 MESSAGE_VERSION = 1
 
@@ -66,6 +66,7 @@ def decode(data: bytes, message_type: type[M], build: Callable[[M], T], *, max_b
             remedy="update the older of the two nodes",
         )
     try:
+        _check_num_values(data, message_type)
         return build(message_type.FromString(data[1:]))
     except DecodeError as error:
         raise PeerViolation(f"{what} is truncated or malformed") from error
@@ -92,6 +93,13 @@ def flat(value_type: Callable[..., T], builds: Mapping[str, Callable[[Any], Any]
     return build
 
 
+def _check_num_values(data: bytes, message_type: type[Message]) -> None:
+    most = limits.MAX_MESSAGE_VALUES
+    # each value takes a byte at least, so a short message has few
+    if len(data) > most and count_values(data, 1, message_type.DESCRIPTOR, most=most) > most:
+        raise ValueError(f"it has more than {most} values")
+
+
 def _contents(value: Any) -> Any:
     if is_dataclass(value):
         return {field.name: _contents(getattr(value, field.name)) for field in fields(value)}
@@ -107,7 +115,5 @@ def _built(message: Message, field: Any, build: Callable[[Any], Any] | None) -> 
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        if len(value) > limits.MAX_REPEATED_ITEMS:
-            raise ValueError(f"{field.name} has {len(value)} items, more than {limits.MAX_REPEATED_ITEMS}")
         return tuple(value) if build is None else tuple(build(item) for item in value)
     return value if build is None else build(value)

@@ -98,9 +98,16 @@ def test_messages_in_messages_round_trip(inner: Inner | None) -> None:
     assert wire.decode(wire.encode(sent), control_pb2.StatusReply, build, max_bytes=1000) == value
 
 
-def test_flat_refuses_too_many_items_before_it_makes_a_tuple(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "MAX_REPEATED_ITEMS", 2)
-    build = wire.flat(lambda **found: found)
-    assert build(failure_pb2.Failure(missing=["a", "b"]))["missing"] == ("a", "b")
-    with pytest.raises(ValueError, match="missing has 3 items, more than 2"):
-        build(failure_pb2.Failure(missing=["a", "b", "c"]))
+def test_decode_refuses_what_would_fill_the_memory_before_parsing_it() -> None:
+    most = limits.MAX_MESSAGE_VALUES
+    names = wire.encode(failure_pb2.Failure(missing=[""] * most))
+    found = wire.decode(names, failure_pb2.Failure, lambda sent: len(sent.missing), max_bytes=len(names))
+    assert found == most
+    crowd = wire.encode(failure_pb2.Failure(missing=[""] * (most + 1)))
+    with pytest.raises(PeerViolation, match="Failure is invalid: it has more than 65536 values"):
+        wire.decode(crowd, failure_pb2.Failure, pytest.fail, max_bytes=len(crowd))
+
+
+def test_decode_takes_bulk_in_one_field() -> None:
+    bulk = wire.encode(records_pb2.TrainerRecord(digest=bytes(10 * limits.MAX_MESSAGE_VALUES)))
+    assert len(decode_flat(bulk, max_bytes=len(bulk)).digest) == 10 * limits.MAX_MESSAGE_VALUES

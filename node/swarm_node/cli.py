@@ -52,6 +52,13 @@ COMMANDS = (
         example=f"swarm-node join --peers {ADDR} --run story.toml --then-serve",
     ),
     Command(
+        name="gateway",
+        purpose="Speak OpenAI's API over a network's models, for any OpenAI client.",
+        code="swarm_node.gateway.command:run",
+        settings=(*DAEMON, "host", "port"),
+        example=f"swarm-node gateway --peers {ADDR} --port 8000",
+    ),
+    Command(
         name="status",
         purpose="Show what the daemon of this home is doing.",
         code="swarm_node.commands.status:run",

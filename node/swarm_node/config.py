@@ -74,6 +74,8 @@ class Config:
     threads: int = 0
     probe: str = "auto"
     keep_checkpoints: int = 2
+    host: str = "127.0.0.1"
+    port: int = 8000
     drain_s: float = 30.0
     log_format: str = "human"
     log_level: str = "info"
@@ -118,6 +120,8 @@ SETTINGS: Mapping[str, Setting] = {
     "threads": Setting(whole_number(0, 4096), "N", "CPU threads to compute with; 0: all cores."),
     "probe": Setting(one_of("auto", "fresh", "off"), "WHEN", "Measure speed: auto (once), fresh or off."),
     "keep_checkpoints": Setting(whole_number(1, 1000), "N", "Checkpoints to keep of each run."),
+    "host": Setting(str, "HOST", "Address that the gateway listens on; 0.0.0.0: for all to reach."),
+    "port": Setting(whole_number(0, 65535), "PORT", "Port that the gateway listens on; 0: any free one."),
     "drain_s": Setting(seconds(0, 3600), "SECONDS", "Time that work in flight gets to finish when leaving."),
     "log_format": Setting(one_of("human", "json"), "FORMAT", "Log lines: human or json."),
     "log_level": Setting(one_of("debug", "info", "warning", "error"), "LEVEL", "Least severe log lines that are kept."),
@@ -131,7 +135,7 @@ def resolve(flags: Mapping[str, Value], *, env: Mapping[str, str] | None = None,
     The file is `file`, or HOME/config.toml if there is one. Raises ConfigError, which names the source at fault.
     """
     env = os.environ if env is None else env
-    sources = [_from_env(env), {name: (_flag(name), value) for name, value in flags.items() if value is not None}]
+    sources = [_from_env(env), _from_flags(flags)]
     given = _merge(sources)
     home = _parse("home", *given["home"]) if "home" in given else default_home()
     path = file or (Path(env["SWARM_CONFIG"]) if env.get("SWARM_CONFIG") else None)
@@ -148,8 +152,8 @@ def _merge(sources: Iterable[_Given]) -> _Given:
     return {name: given for source in sources for name, given in source.items()}
 
 
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
+def _from_flags(flags: Mapping[str, Value]) -> _Given:
+    return {name: ("--" + name.replace("_", "-"), value) for name, value in flags.items() if value is not None}
 
 
 def _from_env(env: Mapping[str, str]) -> _Given:
@@ -160,7 +164,7 @@ def _from_env(env: Mapping[str, str]) -> _Given:
         name = variable.removeprefix(ENV_PREFIX).lower()
         if name not in SETTINGS or variable != variable.upper():
             known = [ENV_PREFIX + setting.upper() for setting in SETTINGS]
-            raise _unknown(f"environment variable {variable}", variable, known)
+            raise _unknown(f"environment variable {variable}", variable.upper(), known)
         value = env[variable]
         given[name] = (variable, _split(value) if SETTINGS[name].many else value)
     return given

@@ -17,9 +17,9 @@ import grpc
 import grpc.aio
 from swarm_protocol import limits
 from swarm_protocol.control_messages import LeaveReply, LeaveRequest, StatusReply, StatusRequest
-from swarm_protocol.errors import PeerTimeout, PeerUnreachable
+from swarm_protocol.errors import PeerTimeout, PeerUnreachable, StartError
 
-from swarm_node.home import Home, explained
+from swarm_node.home import Home
 
 SERVICE = "swarm.v1.Control"
 DEADLINE_S = 5.0  # a healthy daemon answers in milliseconds; a loop that is stuck for longer is worth saying so
@@ -45,8 +45,11 @@ async def serving(path: Path, handlers: ControlHandlers) -> AsyncIterator[None]:
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
     mask = os.umask(0o177)  # the socket is made by the bind below, so it is private from its first moment
     try:
-        with explained(f"open the control socket {path}"):
-            server.add_insecure_port(f"unix:{path}")
+        server.add_insecure_port(f"unix:{path}")
+    except RuntimeError as error:  # all that gRPC says of a failed bind
+        raise StartError(
+            f"cannot open the control socket {path}", remedy="look what is in its place, or choose another --home"
+        ) from error
     finally:
         os.umask(mask)
     await server.start()

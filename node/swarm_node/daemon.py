@@ -33,6 +33,8 @@ logger = logging.getLogger(__name__)
 NUM_STEPS = 4  # hardware, network, peers, reachability
 REFRESH_S = limits.RECORD_LIFETIME_S / 6
 COUNTDOWN_S = 5.0
+FORCED_S = 0.5  # for a role that has nothing in flight to return by itself
+CLOSE_S = 10.0  # for records to say that the node leaves, and sockets to close
 EXIT_UNCLEAN = 1
 
 
@@ -55,15 +57,13 @@ async def _run(config: Config, home: Home, emitter: Emitter, role: Role) -> int:
 
 
 async def _until_over(life: asyncio.Task[None], departure: Departure, emitter: Emitter) -> bool:
-    """Wait for `life` to end, by itself or after a request to leave. Whether it ended by itself."""
-    leaving = asyncio.create_task(departure.leaving.wait(), name="departure")
-    try:
-        await asyncio.wait({life, leaving}, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        leaving.cancel()
+    """Wait until `life` has ended, by itself or after a request to leave. Whether its work was finished."""
+    await _first(life, departure.leaving)
     if not life.done():
         await _count_down(life, departure, emitter)
-    clean = life.done()
+    clean = life.done() or departure.finished.is_set()
+    if clean:
+        await asyncio.wait({life}, timeout=CLOSE_S)
     life.cancel()
     await asyncio.wait({life})
     if not life.cancelled() and (error := life.exception()) is not None:
@@ -72,18 +72,29 @@ async def _until_over(life: asyncio.Task[None], departure: Departure, emitter: E
 
 
 async def _count_down(life: asyncio.Task[None], departure: Departure, emitter: Emitter) -> None:
-    """Give `life` the time it has to finish, and tell how much is left."""
-    loop = asyncio.get_running_loop()
-    until = loop.time() + departure.grace_s
-    emitter.emit("draining", reason=departure.reason, seconds=departure.grace_s)
-    forced = asyncio.create_task(departure.forced.wait(), name="force")
+    """Give the role the time it has to finish, and tell how much is left."""
+    now_s = asyncio.get_running_loop().time
+    grace_s = FORCED_S if departure.forced.is_set() else departure.grace_s
+    until_s = now_s() + grace_s
+    emitter.emit("draining", reason=departure.reason, seconds=grace_s)
+    told_s = now_s()
+    while not (life.done() or departure.finished.is_set()) and now_s() < until_s:
+        if departure.forced.is_set():
+            until_s = min(until_s, now_s() + FORCED_S)
+        elif now_s() - told_s >= COUNTDOWN_S:
+            told_s = now_s()
+            emitter.say(f"  {until_s - now_s():.0f} s left")
+        await _first(life, departure.finished, departure.forced, timeout_s=min(COUNTDOWN_S, until_s - now_s()))
+
+
+async def _first(life: asyncio.Task[None], *events: asyncio.Event, timeout_s: float | None = None) -> None:
+    """Until `life` ends, one of `events` that is not yet set is, or `timeout_s` is over."""
+    waits = [asyncio.create_task(event.wait()) for event in events if not event.is_set()]
     try:
-        while not (life.done() or forced.done()) and (left_s := until - loop.time()) > 0:
-            await asyncio.wait({life, forced}, timeout=min(COUNTDOWN_S, left_s), return_when=asyncio.FIRST_COMPLETED)
-            if not life.done() and until - loop.time() > 1:
-                emitter.say(f"  {until - loop.time():.0f} s left")
+        await asyncio.wait({life, *waits}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        forced.cancel()
+        for wait in waits:
+            wait.cancel()
 
 
 async def _live(config: Config, home: Home, emitter: Emitter, role: Role, departure: Departure) -> None:
@@ -113,6 +124,7 @@ async def _live(config: Config, home: Home, emitter: Emitter, role: Role, depart
             ]
             departure.grace_s = config.drain_s
             await role.run(node)
+            departure.finished.set()
             for watch in watches:
                 watch.cancel()
 

@@ -15,12 +15,14 @@ from contextlib import contextmanager
 class Departure:
     """`leaving` is set once the node should leave, `forced` once it should do so without finishing anything.
 
-    `grace_s` is the time that work in flight gets: none before there is any.
+    `finished` is set once the role has nothing left in flight. `grace_s` is the time that work in flight gets: none
+    before there is any.
     """
 
     def __init__(self) -> None:
         self.leaving = asyncio.Event()
         self.forced = asyncio.Event()
+        self.finished = asyncio.Event()
         self.grace_s = 0.0
         self.reason = ""
 

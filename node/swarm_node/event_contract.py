@@ -149,6 +149,11 @@ EVENTS: Mapping[str, EventSpec] = {
         fields={"run": "text: the run's id", "path": "text: the directory"},
         text="model written to {path}",
     ),
+    "listening": EventSpec(
+        about="The gateway answers HTTP.",
+        fields={"url": "text: base URL; OpenAI's API is below it under /v1"},
+        text="OpenAI clients use {url}/v1",
+    ),
     "warning": EventSpec(
         about="Something is wrong that the node can live with.",
         fields={"message": "text: what happened", "remedy": "text: what to do about it, may be empty"},
@@ -164,7 +169,7 @@ EVENTS: Mapping[str, EventSpec] = {
             "reason": "text: who asked",
             "seconds": "number: how long it waits before it stops anyway",
         },
-        text="draining ({reason}): leaving within {seconds:.0f} s, press Ctrl-C again to leave at once",
+        text="draining ({reason}): leaving within {seconds:.0f} s; Ctrl-C leaves at once",
     ),
     "stopped": EventSpec(
         about="The node has left. Always the last event of a daemon.",
@@ -196,7 +201,7 @@ EVENTS: Mapping[str, EventSpec] = {
             "addrs": "list: multiaddrs under which others reach it",
             "reachability": "text: public, relay or unknown",
             "num_peers": "int: live nodes it sees, itself included",
-            "state": "text: starting, seeding, idle, training, serving, draining",
+            "state": "text: starting, seeding, idle, training, serving, gateway, draining",
             "training": "object?: run, outer_step, num_outer_steps, loss, tokens_per_s",
             "serving": "object?: model, start, end, num_sessions, tokens_per_s",
             "memory_bytes": "int: resident memory of the daemon and its libp2p child",

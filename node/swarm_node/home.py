@@ -24,6 +24,7 @@ from pathlib import Path
 from swarm_protocol.errors import ConfigError
 
 MAX_SOCKET_PATH_BYTES = 100  # the kernel's sun_path holds 108 on Linux and 104 on macOS, with its ending zero
+_PID_BYTES = 10  # a fixed width, so that a shorter pid leaves nothing of a longer one
 
 _REMEDIES = {
     errno.EACCES: "make it writable for this user, or choose another directory with --home",
@@ -99,10 +100,9 @@ class Home:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise self._taken(os.pread(descriptor, 64, 0)) from None
+                raise self._taken(os.pread(descriptor, _PID_BYTES, 0).strip()) from None
             with explained("write to the home directory"):
-                os.truncate(descriptor, 0)
-                os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+                os.pwrite(descriptor, b"%-*d" % (_PID_BYTES, os.getpid()), 0)
             self._clear_socket()
             yield
         finally:
@@ -117,7 +117,7 @@ class Home:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            text = os.pread(descriptor, 64, 0)
+            text = os.pread(descriptor, _PID_BYTES, 0).strip()
             return int(text) if text.isdigit() else 0
         finally:
             os.close(descriptor)

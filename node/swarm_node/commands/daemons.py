@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def seed(flags: Flags) -> int:
-    return _live(flags, flags.resolve(), _seed_role)
+    return live(flags, flags.resolve(), _seed_role)
 
 
 def join(flags: Flags) -> int:
@@ -29,16 +30,19 @@ def join(flags: Flags) -> int:
             "no peer to join through is named",
             remedy="give --peers the address that a seed printed, or start a network: swarm-node seed",
         )
-    return _live(flags, config, _volunteer_role)
+    return live(flags, config, _volunteer_role)
 
 
-def _live(flags: Flags, config: Config, make_role: Callable[[Config], Role]) -> int:
+def live(flags: Flags, config: Config, make_role: Callable[[Config], Role]) -> int:
+    """Hold the home and live in it as the role that `make_role` gives. Returns the exit code."""
     home = Home(config.home)
     home.create()
     with home.locked():
         logs.set_up(home.log, log_format=config.log_format, level=config.log_level)
         Identity.load_or_create(home.identity)
         role = make_role(config)
+        # gRPC's fork handlers would write to the terminal whenever libp2p's daemon is started
+        os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
         # torch and hivemind take seconds to import: what is refused above is refused at once
         from swarm_node import daemon  # noqa: PLC0415
 

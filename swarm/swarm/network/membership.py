@@ -238,7 +238,9 @@ class Membership:
         """What is remembered and has not expired: a lookup that misses a record, or finds an old one, hides nothing."""
         now = self._network.now()
         view = self._views.pop((kind, name), {})
-        self._views[kind, name] = view = {peer_id: seen for peer_id, seen in view.items() if seen.envelope.expires_at > now}
+        self._views[kind, name] = view = {
+            peer_id: seen for peer_id, seen in view.items() if seen.envelope.expires_at > now
+        }
         if len(self._views) > MAX_VIEWS:
             del self._views[next(iter(self._views))]
         return view

@@ -37,6 +37,8 @@ EPOCH_S = 1_750_000_000.0
 DETECTION_S = 1.0
 """How long a peer that vanished without a word, or a cut route, goes unnoticed."""
 
+MIN_ISSUE_STEP_S = 0.002
+
 logger = logging.getLogger(__name__)
 
 _Serve = Callable[[str, End], Awaitable[None]]
@@ -177,7 +179,7 @@ class MemoryInternet:
     def _connect(self, caller: str, server: str, timeout_s: float) -> End:
         """The caller's end of a new conversation."""
         end = End(server, self._pipe(caller, server), timeout_s=timeout_s)
-        end.other = End(caller, self._pipe(server, caller), timeout_s=timeout_s)
+        end.other = End(caller, self._pipe(server, caller), timeout_s=None)
         end.other.other = end
         self._conversations[end] = (caller, server)
         return end
@@ -253,10 +255,15 @@ class MemoryNetwork:
             network_id=self.network_id,
             key=key,
             payload=bytes(payload),
-            issued_at=self.now(),
+            issued_at=self._issue_time(key),
             lifetime_s=lifetime_s,
         )
         return await self.offer(key, envelope.to_bytes())
+
+    def _issue_time(self, key: str) -> float:
+        """Later than that of the record it replaces, as the real network sees to."""
+        earlier = self._records.get(key, {}).get(self.peer_id)
+        return max(self.now(), earlier.issued_at + MIN_ISSUE_STEP_S if earlier else 0.0)
 
     async def offer(self, key: str, record: bytes) -> bool:
         """Hand bytes that claim to be a record to every node in reach, as a hostile peer can. True: another took it."""

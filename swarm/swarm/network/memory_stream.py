@@ -28,9 +28,12 @@ _GRANT_BYTES = framing.WINDOW_BYTES // 4
 
 
 class End:
-    """One side's view of a conversation with `peer_id`. Implements `interface.Stream`."""
+    """One side's view of a conversation with `peer_id`. Implements `interface.Stream`.
 
-    def __init__(self, peer_id: str, pipe: Pipe, *, timeout_s: float) -> None:
+    `timeout_s` bounds each send and receive of the caller; a handler has None and ends when the caller leaves.
+    """
+
+    def __init__(self, peer_id: str, pipe: Pipe, *, timeout_s: float | None) -> None:
         self.peer_id = peer_id
         self.other: End
         self.handler_task: asyncio.Task[None] | None = None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import threading
 import time
 from collections.abc import Iterator
@@ -35,48 +34,51 @@ def no_leaks(*, grace_s: float = GRACE_S) -> Iterator[None]:
     before = _snapshot()
     yield
     deadline_s = time.monotonic() + grace_s
-    while leaked := _snapshot() - before:
+    while leaked := {key: name for key, name in _snapshot().items() if key not in before}:
         # an object in a cycle holds its socket until it is collected
         gc.collect()
         if time.monotonic() > deadline_s:
-            raise Leak(f"left behind: {'; '.join(sorted(leaked))}")
+            raise Leak(f"left behind: {'; '.join(sorted(leaked.values()))}")
         time.sleep(0.02)
 
 
-def _snapshot() -> set[str]:
+def _snapshot() -> dict[object, str]:
+    """What there is now: an identity for each thing, and its name for people."""
     return _tasks() | _threads() | _descriptors() | _children()
 
 
-def _tasks() -> set[str]:
+def _tasks() -> dict[object, str]:
     try:
         current = asyncio.current_task()
     except RuntimeError:
-        return set()
-    return {f"task {task.get_name()} ({id(task)})" for task in asyncio.all_tasks() if task is not current}
+        return {}
+    return {task: f"task {task.get_name()}" for task in asyncio.all_tasks() if task is not current}
 
 
-def _threads() -> set[str]:
+def _threads() -> dict[object, str]:
     """Without those of a loop's default executor, which ends them with itself."""
     return {
-        f"thread {thread.name} ({thread.ident})"
+        thread: f"thread {thread.name}"
         for thread in threading.enumerate()
         if not thread.name.startswith(("asyncio_", THREAD_NAME))
     }
 
 
-def _descriptors() -> set[str]:
-    found = set()
+def _descriptors() -> dict[object, str]:
+    found: dict[object, str] = {}
     for descriptor in Path("/proc/self/fd").iterdir():
         # the one that listed the folder is gone
         with suppress(FileNotFoundError):
-            found.add(f"file descriptor {descriptor.name} -> {descriptor.readlink()}")
+            name = f"file descriptor {descriptor.name} -> {descriptor.readlink()}"
+            found[name] = name
     return found
 
 
-def _children() -> set[str]:
-    own = psutil.Process(os.getpid())
-    found = set()
-    for child in own.children(recursive=True):
+def _children() -> dict[object, str]:
+    found: dict[object, str] = {}
+    for child in psutil.Process().children(recursive=True):
+        # a child may end meanwhile; one that has and was not waited for counts
         with suppress(psutil.NoSuchProcess):
-            found.add(f"process {child.pid} {' '.join(child.cmdline()[:3])}")
+            command = " ".join(child.cmdline()) if child.status() != psutil.STATUS_ZOMBIE else "ended, not waited for"
+            found[child.pid, child.create_time()] = f"process {child.pid} {command[:100]}"
     return found

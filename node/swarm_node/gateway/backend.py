@@ -5,7 +5,7 @@ Kept apart from the client so that the HTTP side can be tested alone, and so tha
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Protocol
 
 
@@ -44,20 +44,22 @@ class ModelStatus(Protocol):
     @property
     def missing(self) -> Sequence[tuple[int, int]]: ...
 
-    @property
-    def num_servers(self) -> int: ...
-
 
 class Backend(Protocol):
     """`swarm.AsyncClient`, as far as the gateway uses it."""
 
     async def models(self) -> Sequence[ModelStatus]: ...
 
-    def generate(
+    def generate(  # noqa: PLR0913 the names of every text API
         self,
         *,
         model: str,
-        prompt: str | None,
-        messages: Sequence[Mapping[str, str]] | None,
+        prompt: str | None = None,
+        messages: Sequence[dict[str, str]] | None = None,
         max_tokens: int,
+        temperature: float,
+        top_p: float,
+        top_k: int,
+        seed: int | None,
+        stop: Sequence[str],
     ) -> Generation: ...

@@ -46,5 +46,3 @@ RETRY_AFTER_S = 2.0
 MAX_KEPT_TRACES = 256
 # What a shutdown waits for running answers.
 SHUTDOWN_GRACE_S = 5.0
-# Coverage changes when a server joins or dies; a look-up of every model's records costs some milliseconds.
-MODELS_CACHE_S = 1.0

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from swarm_protocol.errors import ConfigError
+
 from swarm_node.commands.daemons import live
 from swarm_node.config import Config
 from swarm_node.options import Flags
-from swarm_protocol.errors import ConfigError
 
 if TYPE_CHECKING:
     from swarm_node.node import Role

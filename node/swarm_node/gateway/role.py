@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from swarm.client import AsyncClient
 
 from swarm_node.config import Config

@@ -136,6 +136,7 @@ class Libp2pNetwork:
     # --- calls and streams --------------------------------------------------------------------------------------------
 
     async def call(self, peer_id: str, method: str, request: bytes, *, timeout_s: float) -> bytes:
+        self._check_open()
         if len(request) > limits.MAX_MESSAGE_BYTES:
             raise ValueError(f"request of {len(request)} bytes, more than {limits.MAX_MESSAGE_BYTES}")
         names = (self._name("call", method), self._name("bulk", method), self._name("parcel", ""))
@@ -150,6 +151,7 @@ class Libp2pNetwork:
 
     @contextlib.asynccontextmanager
     async def stream(self, peer_id: str, method: str, *, timeout_s: float) -> AsyncIterator[Stream]:
+        self._check_open()
         try:
             async with asyncio.timeout(timeout_s):
                 try:
@@ -170,16 +172,17 @@ class Libp2pNetwork:
 
     async def serve(self, method: str, handler: UnaryHandler) -> None:
         self._claim("call", method)
-        await self._register(self._streams.serve(self._name("bulk", method), self._calls.bulk_handler(handler)))
-        await self._register(self._host.lane.serve(self._name("call", method), self._calls.lane_answer(handler)))
+        await self._streams.serve(self._name("bulk", method), self._calls.bulk_handler(handler))
+        await self._host.serve(self._name("call", method), self._calls.lane_answer(handler))
 
     async def serve_stream(self, method: str, handler: StreamHandler) -> None:
         self._claim("stream", method)
-        await self._register(self._streams.serve(self._name("stream", method), handler))
+        await self._streams.serve(self._name("stream", method), handler)
 
     # --- records ------------------------------------------------------------------------------------------------------
 
     async def publish(self, key: str, payload: bytes, *, lifetime_s: float) -> bool:
+        self._check_open()
         previous = self._published.get(key)
         issued_at = max(self.now(), previous.issued_at + MIN_ISSUE_STEP_S if previous else 0.0)
         envelope = seal_record(
@@ -195,6 +198,7 @@ class Libp2pNetwork:
         return await self._dht.store(envelope)
 
     async def lookup(self, keys: Sequence[str], *, timeout_s: float) -> list[Envelope]:
+        self._check_open()
         try:
             async with asyncio.timeout(timeout_s):
                 found, answered = await self._dht.find(keys)
@@ -243,7 +247,7 @@ class Libp2pNetwork:
         try:
             async with asyncio.TaskGroup() as tasks:
                 lane = tasks.create_task(self._host.lane.run())
-                lane.add_done_callback(lambda _: self._fail_if_open())
+                lane.add_done_callback(lambda done: None if done.cancelled() else self._fail_if_open())
                 await self._enter(tasks)
                 self._ready.set_result(None)
         except BaseExceptionGroup as group:
@@ -256,12 +260,12 @@ class Libp2pNetwork:
             await self._host.stop()
 
     async def _enter(self, tasks: asyncio.TaskGroup) -> None:
-        self._streams = StreamServer(self._host.control, self._host.daemon.listen_socket, tasks)
+        self._streams = StreamServer(self._host, tasks)
         await self._streams.start()
         validator = RecordValidator(self._network_id, self.now)
         self._dht = await RecordDht.create(self._host.lane, self.peer_id, self._name("dht", ""), validator)
         await self._streams.serve(self._name("parcel", ""), self._calls.hand_out_parcel)
-        await self._host.lane.serve(HELLO, hello_answer(self._network_id))
+        await self._host.serve(HELLO, hello_answer(self._network_id))
         reached = await join(self._host, self._seeds, self._network_id)
         await asyncio.gather(*(self._dht.ping(peer_id) for peer_id in reached))
         await self._dht.refresh()
@@ -302,15 +306,14 @@ class Libp2pNetwork:
         return f"{self._prefix}{kind}/{method}"
 
     def _claim(self, kind: str, method: str) -> None:
+        self._check_open()
         if (kind, method) in self._methods:
             raise ValueError(f"{method!r} is served already")
         self._methods.add((kind, method))
 
-    async def _register(self, registration: Awaitable[None]) -> None:
-        try:
-            await registration
-        except Exception:
-            raise PeerUnreachable("this node's libp2p daemon has ended", remedy="restart this node") from None
+    def _check_open(self) -> None:
+        if self._closing or self._failure.done():
+            raise PeerUnreachable("this node's network has ended", remedy="restart this node")
 
 
 def _relay_of(addr: str) -> str:

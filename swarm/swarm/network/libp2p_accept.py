@@ -14,7 +14,8 @@ from hivemind.proto import p2pd_pb2
 from swarm_protocol.errors import PeerRefused, SwarmError
 
 from swarm.network.interface import StreamHandler
-from swarm.network.libp2p_control import STREAM_BUFFER_BYTES, Control, ControlError, peer_id_text, read_message
+from swarm.network.libp2p_control import STREAM_BUFFER_BYTES, ControlError, peer_id_text, read_message
+from swarm.network.libp2p_host import Host
 from swarm.network.libp2p_stream import Libp2pStream
 
 OPENING_TIMEOUT_S = 5.0
@@ -28,16 +29,16 @@ logger = logging.getLogger(__name__)
 
 
 class StreamServer:
-    def __init__(self, control: Control, listen_path: str, tasks: asyncio.TaskGroup) -> None:
-        self._control = control
-        self._listen_path = listen_path
+    def __init__(self, host: Host, tasks: asyncio.TaskGroup) -> None:
+        self._host = host
         self._tasks = tasks
         self._handlers: dict[str, StreamHandler] = {}
         self._num_streams: Counter[str] = Counter()
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
-        self._server = await asyncio.start_unix_server(self._connected, self._listen_path, limit=STREAM_BUFFER_BYTES)
+        path = self._host.daemon.listen_socket
+        self._server = await asyncio.start_unix_server(self._connected, path, limit=STREAM_BUFFER_BYTES)
 
     def close(self) -> None:
         if self._server is not None:
@@ -45,7 +46,7 @@ class StreamServer:
 
     async def serve(self, protocol: str, handler: StreamHandler) -> None:
         self._handlers[protocol] = handler
-        await self._control.accept_streams(protocol, self._listen_path)
+        await self._host.accept_streams(protocol)
 
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._tasks.create_task(self._serve_one(reader, writer))

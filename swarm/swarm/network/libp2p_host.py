@@ -12,7 +12,7 @@ from swarm_protocol.errors import PeerUnreachable, StartError
 
 from swarm.network.libp2p_control import Control, ControlError
 from swarm.network.libp2p_daemon import Daemon, DaemonOptions
-from swarm.network.libp2p_unary import LaneClosed, RemoteLaneError, UnaryLane
+from swarm.network.libp2p_unary import LaneClosed, RemoteLaneError, UnaryAnswer, UnaryLane
 
 RawStream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -54,6 +54,20 @@ class Host:
             return await self.lane.call(peer_id, protocol, request)
         except (ControlError, LaneClosed, RemoteLaneError) as error:
             raise translate(error, peer_id) from None
+
+    async def serve(self, protocol: str, answer: UnaryAnswer) -> None:
+        """Raises PeerUnreachable if the daemon has ended."""
+        try:
+            await self.lane.serve(protocol, answer)
+        except (ControlError, LaneClosed) as error:
+            raise translate(error, self.peer_id) from None
+
+    async def accept_streams(self, protocol: str) -> None:
+        """Have streams of `protocol` come to the daemon's `listen_socket`. Raises PeerUnreachable likewise."""
+        try:
+            await self.control.accept_streams(protocol, self.daemon.listen_socket)
+        except (ControlError, OSError, asyncio.IncompleteReadError) as error:
+            raise translate(error, self.peer_id) from None
 
     async def open_stream(self, peer_id: str, protocol: str) -> RawStream:
         """Raises PeerUnreachable or NotServed."""

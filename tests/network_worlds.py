@@ -1,0 +1,104 @@
+"""Where the conformance suite runs: two nodes of each implementation, and how to run a coroutine there."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import uvloop
+from swarm.network.interface import Network
+from swarm.network.libp2p import Libp2pNetwork, Libp2pOptions
+from swarm.network.memory import MemoryInternet
+from swarm.testing import virtual_time
+from swarm_protocol.identity import Identity
+
+
+class World(Protocol):
+    a: Network
+    b: Network
+
+    def name(self) -> str:
+        """A method or key that nothing else uses."""
+
+    async def spawn(self, *, alone: bool = False) -> Network:
+        """One more node; `alone`: the first of a network of its own. Whoever spawns it closes it."""
+
+
+Case = Callable[[World], Coroutine[Any, Any, None]]
+Run = Callable[[Case], None]
+
+
+class MemoryWorld:
+    def __init__(self) -> None:
+        self._names = itertools.count()
+        self._internet = MemoryInternet(seed=1)
+        self.a: Network = self._internet.network()
+        self.b: Network = self._internet.network()
+
+    def name(self) -> str:
+        return f"n{next(self._names)}"
+
+    async def spawn(self, *, alone: bool = False) -> Network:
+        return self._internet.network(network_id="alone" if alone else "test")
+
+
+def run_in_memory(case: Case) -> None:
+    async def main() -> None:
+        world = MemoryWorld()
+        await case(world)
+        await world.a.close()
+        await world.b.close()
+
+    virtual_time.run(main())
+
+
+class Libp2pWorld:
+    def __init__(self, folder: Path) -> None:
+        self._names = itertools.count()
+        self._folder = folder
+        self.a: Network
+        self.b: Network
+
+    async def open(self) -> None:
+        self.a = await self.spawn(alone=True)
+        self.b = await self.spawn()
+
+    async def close(self) -> None:
+        await self.b.close()
+        await self.a.close()
+
+    def name(self) -> str:
+        return f"n{next(self._names)}"
+
+    async def spawn(self, *, alone: bool = False) -> Network:
+        peers = () if alone else await self.a.addrs()
+        return await libp2p_node(self._folder / self.name(), peers=peers)
+
+
+@contextmanager
+def libp2p_runner(folder: Path) -> Iterator[Run]:
+    """One event loop and two hosts for many cases."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        world = Libp2pWorld(folder)
+        runner.run(world.open())
+        yield lambda case: runner.run(case(world))
+        runner.run(world.close())
+
+
+async def libp2p_node(identity_path: Path, *, network_id: str = "test", **options: Any) -> Libp2pNetwork:
+    Identity.load_or_create(identity_path)
+    return await Libp2pNetwork.create(Libp2pOptions(identity_path=identity_path, network_id=network_id, **options))
+
+
+async def eventually(condition: Callable[[], Awaitable[bool]], *, timeout_s: float = 10.0) -> float:
+    """Seconds until `condition` held. Fails the test if it never does."""
+    start = time.monotonic()
+    async with asyncio.timeout(timeout_s):
+        while not await condition():
+            await asyncio.sleep(0.02)
+    return time.monotonic() - start

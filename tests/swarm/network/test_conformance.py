@@ -1,0 +1,589 @@
+"""What every Network does, whatever carries it. Each test runs on real sockets and on the simulated internet."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+from swarm.network.interface import EndOfStream, Stream
+from swarm_protocol import limits
+from swarm_protocol.errors import (
+    ConfigError,
+    IntegrityError,
+    PeerError,
+    PeerRefused,
+    PeerTimeout,
+    PeerUnreachable,
+    PeerViolation,
+    RoundError,
+    SessionError,
+    StartError,
+    SwarmError,
+)
+from swarm_protocol.identity import Identity
+
+from network_worlds import Run, World, eventually, libp2p_runner, run_in_memory
+
+MIB = 2**20
+
+
+@pytest.fixture(scope="module")
+def libp2p(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    with libp2p_runner(tmp_path_factory.mktemp("libp2p")) as run:
+        yield run
+
+
+@pytest.fixture(params=["memory", "libp2p"])
+def run(request: pytest.FixtureRequest) -> Run:
+    return run_in_memory if request.param == "memory" else request.getfixturevalue("libp2p")
+
+
+async def echo(_peer_id: str, request: bytes) -> bytes:
+    return request
+
+
+async def echo_stream(_peer_id: str, stream: Stream) -> None:
+    while True:
+        try:
+            await stream.send(await stream.receive())
+        except EndOfStream:
+            return
+
+
+class Hanging:
+    """A handler that never returns, and tells when it runs and when it was cancelled."""
+
+    def __init__(self) -> None:
+        self.running = asyncio.Event()
+        self.cancelled = asyncio.Event()
+
+    async def _hang(self) -> None:
+        self.running.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.cancelled.set()
+
+    async def unary(self, _peer_id: str, _request: bytes) -> bytes:
+        await self._hang()
+        return b""
+
+    async def stream(self, _peer_id: str, _stream: Stream) -> None:
+        await self._hang()
+
+
+async def soon(event: asyncio.Event) -> None:
+    async with asyncio.timeout(5):
+        await event.wait()
+
+
+# --- calls ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1, 4 * MIB - 1, 4 * MIB, 5 * MIB, 32 * MIB])
+def test_call_of_any_size_returns_the_same_bytes(run: Run, num_bytes: int) -> None:
+    async def case(world: World) -> None:
+        method = world.name()
+        await world.a.serve(method, echo)
+        request = bytes(range(256)) * (num_bytes // 256) + bytes(num_bytes % 256)
+        assert await world.b.call(world.a.peer_id, method, request, timeout_s=30) == request
+
+    run(case)
+
+
+@pytest.mark.parametrize(("num_request_bytes", "num_response_bytes"), [(3, 5 * MIB), (5 * MIB, 3)])
+def test_call_with_sides_of_different_size_runs_its_handler_once(
+    run: Run, num_request_bytes: int, num_response_bytes: int
+) -> None:
+    async def case(world: World) -> None:
+        requests = []
+
+        async def handler(_peer_id: str, request: bytes) -> bytes:
+            requests.append(len(request))
+            return bytes(num_response_bytes)
+
+        method = world.name()
+        await world.a.serve(method, handler)
+        response = await world.b.call(world.a.peer_id, method, bytes(num_request_bytes), timeout_s=30)
+        assert response == bytes(num_response_bytes)
+        assert requests == [num_request_bytes]
+
+    run(case)
+
+
+def test_call_over_the_limit_raises_value_error(run: Run) -> None:
+    async def case(world: World) -> None:
+        method = world.name()
+        await world.a.serve(method, echo)
+        with pytest.raises(ValueError, match="more than"):
+            await world.b.call(world.a.peer_id, method, bytes(limits.MAX_MESSAGE_BYTES + 1), timeout_s=5)
+
+    run(case)
+
+
+def test_calls_at_once_run_at_once_and_keep_their_answers_apart(run: Run) -> None:
+    async def case(world: World) -> None:
+        num_calls = 40
+        all_here = asyncio.Barrier(num_calls)
+
+        async def handler(_peer_id: str, request: bytes) -> bytes:
+            await all_here.wait()
+            return request * 2
+
+        method = world.name()
+        await world.a.serve(method, handler)
+        requests = [str(index).encode() for index in range(num_calls)]
+        responses = await asyncio.gather(
+            *(world.b.call(world.a.peer_id, method, request, timeout_s=10) for request in requests)
+        )
+        assert responses == [request * 2 for request in requests]
+
+    run(case)
+
+
+def test_handler_learns_who_calls(run: Run) -> None:
+    async def case(world: World) -> None:
+        async def who(peer_id: str, _request: bytes) -> bytes:
+            return peer_id.encode()
+
+        async def who_streams(peer_id: str, stream: Stream) -> None:
+            await stream.send(peer_id.encode())
+
+        method = world.name()
+        await world.a.serve(method, who)
+        await world.a.serve_stream(method, who_streams)
+        assert await world.b.call(world.a.peer_id, method, b"", timeout_s=5) == world.b.peer_id.encode()
+        async with world.b.stream(world.a.peer_id, method, timeout_s=5) as stream:
+            assert await stream.receive() == world.b.peer_id.encode()
+
+    run(case)
+
+
+@pytest.mark.parametrize("num_bytes", [0, 5 * MIB])
+def test_call_past_its_deadline_raises_timeout_and_cancels_the_handler(run: Run, num_bytes: int) -> None:
+    async def case(world: World) -> None:
+        hanging, method = Hanging(), world.name()
+        await world.a.serve(method, hanging.unary)
+        with pytest.raises(PeerTimeout) as caught:
+            await world.b.call(world.a.peer_id, method, bytes(num_bytes), timeout_s=0.5)
+        assert caught.value.peer_id == world.a.peer_id
+        await soon(hanging.cancelled)
+
+    run(case)
+
+
+@pytest.mark.parametrize("num_bytes", [0, 5 * MIB])
+def test_call_cancelled_by_its_caller_cancels_the_handler(run: Run, num_bytes: int) -> None:
+    async def case(world: World) -> None:
+        hanging, method = Hanging(), world.name()
+        await world.a.serve(method, hanging.unary)
+        call = asyncio.create_task(world.b.call(world.a.peer_id, method, bytes(num_bytes), timeout_s=30))
+        await soon(hanging.running)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        await soon(hanging.cancelled)
+
+    run(case)
+
+
+ERRORS = [
+    SwarmError("m", remedy="r"),
+    ConfigError("m", remedy="r"),
+    StartError("m", remedy="r"),
+    PeerError("m", remedy="r"),
+    PeerUnreachable("m", remedy="r"),
+    PeerTimeout("m", remedy="r"),
+    PeerRefused("m", remedy="r", retry_after_s=2.5),
+    PeerViolation("m", remedy="r"),
+    RoundError("m", remedy="r", missing=(Identity(bytes(32)).peer_id,)),
+    SessionError("m", remedy="r", session_id="s1"),
+    IntegrityError("m", remedy="r"),
+]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.code)
+def test_error_of_a_handler_is_raised_again_in_its_caller(run: Run, error: SwarmError) -> None:
+    async def case(world: World) -> None:
+        async def unary(_peer_id: str, _request: bytes) -> bytes:
+            raise error
+
+        async def streaming(_peer_id: str, _stream: Stream) -> None:
+            raise error
+
+        method = world.name()
+        await world.a.serve(method, unary)
+        await world.a.serve_stream(method, streaming)
+        with pytest.raises(SwarmError) as by_call:
+            await world.b.call(world.a.peer_id, method, b"", timeout_s=5)
+        with pytest.raises(SwarmError) as by_stream:
+            async with world.b.stream(world.a.peer_id, method, timeout_s=5) as stream:
+                await stream.receive()
+        for caught in (by_call.value, by_stream.value):
+            assert type(caught) is type(error)
+            expected = {**error.__dict__, "peer_id": world.a.peer_id}
+            assert caught.__dict__.items() >= expected.items()
+
+    run(case)
+
+
+def test_bug_in_a_handler_is_a_peer_error_that_tells_no_secrets(run: Run) -> None:
+    async def case(world: World) -> None:
+        async def unary(_peer_id: str, _request: bytes) -> bytes:
+            raise KeyError("password")
+
+        method = world.name()
+        await world.a.serve(method, unary)
+        with pytest.raises(PeerError) as caught:
+            await world.b.call(world.a.peer_id, method, b"", timeout_s=5)
+        assert "password" not in str(caught.value)
+
+    run(case)
+
+
+def test_method_that_nobody_serves_is_refused_by_name(run: Run) -> None:
+    async def case(world: World) -> None:
+        with pytest.raises(PeerRefused, match="nonesuch"):
+            await world.b.call(world.a.peer_id, "nonesuch", b"", timeout_s=5)
+        with pytest.raises(PeerRefused, match="nonesuch"):
+            async with world.b.stream(world.a.peer_id, "nonesuch", timeout_s=5) as stream:
+                await stream.receive()
+
+    run(case)
+
+
+def test_peer_that_nobody_knows_is_unreachable(run: Run) -> None:
+    async def case(world: World) -> None:
+        stranger = Identity.generate().peer_id
+        with pytest.raises(PeerUnreachable) as caught:
+            await world.b.call(stranger, "m", b"", timeout_s=5)
+        assert caught.value.peer_id == stranger
+        with pytest.raises(PeerUnreachable):
+            async with world.b.stream(stranger, "m", timeout_s=5):
+                pass
+
+    run(case)
+
+
+def test_serve_twice_raises_value_error(run: Run) -> None:
+    async def case(world: World) -> None:
+        method = world.name()
+        await world.a.serve(method, echo)
+        await world.a.serve_stream(method, echo_stream)  # the same name as a stream is another method
+        with pytest.raises(ValueError, match=method):
+            await world.a.serve(method, echo)
+        with pytest.raises(ValueError, match=method):
+            await world.a.serve_stream(method, echo_stream)
+
+    run(case)
+
+
+# --- streams ----------------------------------------------------------------------------------------------------------
+
+
+def test_stream_carries_messages_of_any_size_in_order_both_ways(run: Run) -> None:
+    async def case(world: World) -> None:
+        method = world.name()
+        await world.a.serve_stream(method, echo_stream)
+        messages = [bytes([index]) * size for index, size in enumerate([0, 1, MIB, 4 * MIB, 5 * MIB + 1, 32 * MIB, 0])]
+        async with world.b.stream(world.a.peer_id, method, timeout_s=30) as stream:
+            for message in messages:
+                async with asyncio.TaskGroup() as both:
+                    both.create_task(stream.send(message))
+                    echoed = both.create_task(stream.receive())
+                assert echoed.result() == message
+
+    run(case)
+
+
+def test_stream_half_closed_still_receives(run: Run) -> None:
+    async def case(world: World) -> None:
+        async def answer_at_the_end(_peer_id: str, stream: Stream) -> None:
+            received = []
+            with pytest.raises(EndOfStream):
+                while True:
+                    received.append(await stream.receive())
+            for message in received:
+                await stream.send(message)
+
+        method = world.name()
+        await world.a.serve_stream(method, answer_at_the_end)
+        async with world.b.stream(world.a.peer_id, method, timeout_s=5) as stream:
+            await stream.send(b"1")
+            await stream.send(b"2")
+            await stream.finish()
+            with pytest.raises(ValueError, match="finish"):
+                await stream.send(b"3")
+            assert [await stream.receive(), await stream.receive()] == [b"1", b"2"]
+            for _ in range(2):
+                with pytest.raises(EndOfStream):
+                    await stream.receive()
+
+    run(case)
+
+
+def test_stream_whose_handler_returned_has_ended_both_ways(run: Run) -> None:
+    async def case(world: World) -> None:
+        async def hello(_peer_id: str, stream: Stream) -> None:
+            await stream.send(b"hello")
+
+        method = world.name()
+        await world.a.serve_stream(method, hello)
+        async with world.b.stream(world.a.peer_id, method, timeout_s=5) as stream:
+            assert await stream.receive() == b"hello"
+            with pytest.raises(EndOfStream):
+                await stream.receive()
+            with pytest.raises(PeerUnreachable):
+                await stream.send(b"anyone?")
+
+    run(case)
+
+
+def test_messages_before_a_failure_arrive_before_it(run: Run) -> None:
+    async def case(world: World) -> None:
+        async def fail_late(_peer_id: str, stream: Stream) -> None:
+            await stream.send(bytes(2 * MIB))
+            raise SessionError("no more", session_id="s")
+
+        method = world.name()
+        await world.a.serve_stream(method, fail_late)
+        async with world.b.stream(world.a.peer_id, method, timeout_s=5) as stream:
+            assert await stream.receive() == bytes(2 * MIB)
+            with pytest.raises(SessionError, match="no more"):
+                await stream.receive()
+            with pytest.raises(SessionError, match="no more"):
+                await stream.send(b"x")
+
+    run(case)
+
+
+def test_leaving_a_stream_cancels_its_handler(run: Run) -> None:
+    async def case(world: World) -> None:
+        hanging, method = Hanging(), world.name()
+        await world.a.serve_stream(method, hanging.stream)
+        async with world.b.stream(world.a.peer_id, method, timeout_s=5):
+            await soon(hanging.running)
+        await soon(hanging.cancelled)
+
+    run(case)
+
+
+def test_leaving_a_stream_full_of_unread_messages_cancels_its_handler(run: Run) -> None:
+    async def case(world: World) -> None:
+        hanging, method = Hanging(), world.name()
+        await world.a.serve_stream(method, hanging.stream)
+        with pytest.raises(PeerTimeout):
+            async with world.b.stream(world.a.peer_id, method, timeout_s=0.3) as stream:
+                while True:
+                    await stream.send(bytes(MIB))
+        await soon(hanging.cancelled)
+
+    run(case)
+
+
+def test_cancelled_task_leaves_its_stream(run: Run) -> None:
+    async def case(world: World) -> None:
+        hanging, method = Hanging(), world.name()
+        await world.a.serve_stream(method, hanging.stream)
+
+        async def use() -> None:
+            async with world.b.stream(world.a.peer_id, method, timeout_s=30) as stream:
+                await stream.receive()
+
+        using = asyncio.create_task(use())
+        await soon(hanging.running)
+        using.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await using
+        await soon(hanging.cancelled)
+
+    run(case)
+
+
+def test_receive_without_a_message_raises_timeout_and_the_stream_goes_on(run: Run) -> None:
+    async def case(world: World) -> None:
+        method = world.name()
+        await world.a.serve_stream(method, echo_stream)
+        async with world.b.stream(world.a.peer_id, method, timeout_s=0.3) as stream:
+            with pytest.raises(PeerTimeout):
+                await stream.receive()
+            await stream.send(b"still here")
+            assert await stream.receive() == b"still here"
+
+    run(case)
+
+
+def test_handler_waits_for_as_long_as_its_caller_stays(run: Run) -> None:
+    async def case(world: World) -> None:
+        method = world.name()
+        await world.a.serve_stream(method, echo_stream)
+        async with world.b.stream(world.a.peer_id, method, timeout_s=0.2) as stream:
+            await asyncio.sleep(0.5)  # the caller's deadline is the caller's own
+            await stream.send(b"late")
+            assert await stream.receive() == b"late"
+
+    run(case)
+
+
+def test_slow_reader_bounds_what_the_sender_has_under_way(run: Run) -> None:
+    async def case(world: World) -> None:
+        may_read, method = asyncio.Event(), world.name()
+
+        async def read_late(_peer_id: str, stream: Stream) -> None:
+            await may_read.wait()
+            await echo_stream(_peer_id, stream)
+
+        await world.a.serve_stream(method, read_late)
+        num_sent = 0
+
+        async def send_all(stream: Stream) -> None:
+            nonlocal num_sent
+            for _ in range(64):
+                await stream.send(bytes(MIB))
+                num_sent += 1
+            await stream.finish()
+
+        async with world.b.stream(world.a.peer_id, method, timeout_s=20) as stream:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(send_all(stream))
+                await asyncio.sleep(0.5)  # as much as it can send into a handler that does not read
+                assert 1 <= num_sent <= 8
+                may_read.set()
+                for _ in range(64):
+                    assert len(await stream.receive()) == MIB
+            with pytest.raises(EndOfStream):
+                await stream.receive()
+
+    run(case)
+
+
+def test_message_over_the_limit_raises_value_error(run: Run) -> None:
+    async def case(world: World) -> None:
+        method = world.name()
+        await world.a.serve_stream(method, echo_stream)
+        async with world.b.stream(world.a.peer_id, method, timeout_s=5) as stream:
+            with pytest.raises(ValueError, match="more than"):
+                await stream.send(bytes(limits.MAX_MESSAGE_BYTES + 1))
+
+    run(case)
+
+
+# --- records ----------------------------------------------------------------------------------------------------------
+
+
+def test_published_record_is_found_by_its_owner_and_by_others(run: Run) -> None:
+    async def case(world: World) -> None:
+        key, other_key = world.name(), world.name()
+        assert await world.a.publish(key, b"of a", lifetime_s=30)
+        assert await world.b.publish(key, b"of b", lifetime_s=30)
+        assert await world.b.publish(other_key, b"more of b", lifetime_s=30)
+        for network in (world.a, world.b):
+            found = await network.lookup([key, other_key, world.name()], timeout_s=5)
+            assert {(envelope.subject, envelope.peer_id, envelope.payload) for envelope in found} == {
+                (key, world.a.peer_id, b"of a"),
+                (key, world.b.peer_id, b"of b"),
+                (other_key, world.b.peer_id, b"more of b"),
+            }
+            assert {envelope.network_id for envelope in found} == {world.a.network_id}
+
+    run(case)
+
+
+def test_later_record_replaces_the_earlier_one_even_with_a_shorter_life(run: Run) -> None:
+    async def case(world: World) -> None:
+        key = world.name()
+        await world.b.publish(key, b"old", lifetime_s=300)
+        await world.b.publish(key, b"new", lifetime_s=20)
+        for network in (world.a, world.b):
+            assert [envelope.payload for envelope in await network.lookup([key], timeout_s=5)] == [b"new"]
+
+    run(case)
+
+
+def test_record_past_its_life_is_not_found(run: Run) -> None:
+    async def case(world: World) -> None:
+        key = world.name()
+        await world.b.publish(key, b"brief", lifetime_s=0.5)
+        assert await world.a.lookup([key], timeout_s=5)
+
+        async def gone() -> bool:
+            return not await world.a.lookup([key], timeout_s=5) and not await world.b.lookup([key], timeout_s=5)
+
+        await eventually(gone, timeout_s=5)
+
+    run(case)
+
+
+def test_record_over_the_limits_raises_value_error(run: Run) -> None:
+    async def case(world: World) -> None:
+        key = world.name()
+        with pytest.raises(ValueError, match="more than"):
+            await world.a.publish(key, bytes(limits.MAX_RECORD_BYTES + 1), lifetime_s=30)
+        with pytest.raises(ValueError, match="lives"):
+            await world.a.publish(key, b"", lifetime_s=limits.MAX_RECORD_LIFETIME_S + 1)
+        assert await world.a.publish(key, bytes(limits.MAX_RECORD_BYTES), lifetime_s=limits.MAX_RECORD_LIFETIME_S)
+
+    run(case)
+
+
+def test_publish_without_any_peer_returns_false_and_keeps_the_record(run: Run) -> None:
+    async def case(world: World) -> None:
+        alone = await world.spawn(alone=True)
+        assert not await alone.publish("k", b"mine", lifetime_s=30)
+        assert [envelope.payload for envelope in await alone.lookup(["k"], timeout_s=5)] == [b"mine"]
+        await alone.close()
+
+    run(case)
+
+
+# --- the end ----------------------------------------------------------------------------------------------------------
+
+
+def test_close_breaks_what_others_wait_for_here(run: Run) -> None:
+    async def case(world: World) -> None:
+        hanging, streaming = Hanging(), Hanging()
+        leaver = await world.spawn()
+        await leaver.serve("hang", hanging.unary)
+        await leaver.serve_stream("hang", streaming.stream)
+        call = asyncio.create_task(world.b.call(leaver.peer_id, "hang", b"", timeout_s=30))
+        async with world.b.stream(leaver.peer_id, "hang", timeout_s=30) as stream:
+            await soon(hanging.running)
+            await soon(streaming.running)
+            await leaver.close()
+            await leaver.close()
+            assert hanging.cancelled.is_set()
+            assert streaming.cancelled.is_set()
+            with pytest.raises(PeerUnreachable):
+                await stream.receive()
+        with pytest.raises(PeerUnreachable):
+            await call
+
+    run(case)
+
+
+def test_close_breaks_what_this_node_waits_for_elsewhere(run: Run) -> None:
+    async def case(world: World) -> None:
+        hanging, streaming, method = Hanging(), Hanging(), world.name()
+        leaver = await world.spawn()
+        await world.b.serve(method, hanging.unary)
+        await world.b.serve_stream(method, streaming.stream)
+        call = asyncio.create_task(leaver.call(world.b.peer_id, method, b"", timeout_s=30))
+        async with leaver.stream(world.b.peer_id, method, timeout_s=30) as stream:
+            await soon(hanging.running)
+            await soon(streaming.running)
+            await leaver.close()
+            with pytest.raises(PeerUnreachable):
+                await stream.receive()
+        with pytest.raises(PeerUnreachable):
+            await call
+        await soon(hanging.cancelled)
+        await soon(streaming.cancelled)
+        with pytest.raises(PeerUnreachable):
+            await leaver.call(world.b.peer_id, method, b"", timeout_s=5)
+        with pytest.raises(PeerUnreachable):
+            await leaver.lookup(["k"], timeout_s=5)
+        with pytest.raises(PeerUnreachable):
+            await leaver.publish("k", b"", lifetime_s=5)
+
+    run(case)

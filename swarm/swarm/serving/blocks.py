@@ -256,22 +256,34 @@ def _cut_config(config: Any, start: int, end: int) -> None:
     config.num_hidden_layers = end - start
 
 
+def block_of_tensors(files: ModelFiles) -> dict[str, int | None]:
+    """For each tensor of the checkpoint the block it belongs to, None for embedding, norm and head."""
+    with torch.device("meta"):
+        model = _model_class(files)(copy.deepcopy(files.config))
+    pattern = _block_pattern(model)
+    return {name: int(match[2]) if (match := pattern.match(name)) else None for name in files.shards}
+
+
+def _block_pattern(model: Any) -> re.Pattern[str]:
+    """Matches the names of tensors in blocks: what comes before the index, the index, what comes after."""
+    prefix, path = re.escape(model.base_model_prefix), re.escape(_block_list(model)[0])
+    return re.compile(rf"^((?:{prefix}\.)?{path}\.)(\d+)(\..+)$")
+
+
 def _needed_tensors(files: ModelFiles, model_class: Any, start: int, end: int) -> dict[str, str]:
     """The span's tensors: name in the cut model -> name in the checkpoint."""
     with torch.device("meta"):
         model = model_class(copy.deepcopy(files.config))
-    path = _block_list(model)[0]
-    prefix = re.escape(model.base_model_prefix)
-    in_block = re.compile(rf"^((?:{prefix}\.)?{re.escape(path)}\.)(\d+)(\..+)$")
-    before = {_bare(name, prefix) for name in model.state_dict()}
+    pattern, prefix = _block_pattern(model), f"{model.base_model_prefix}."
+    before = {name.removeprefix(prefix) for name in model.state_dict()}
     _cut(model, start, end)
-    absent = before - {_bare(name, prefix) for name in model.state_dict()}
+    absent = before - {name.removeprefix(prefix) for name in model.state_dict()}
     needed = {}
     for name in files.shards:
-        if match := in_block.match(name):
+        if match := pattern.match(name):
             if start <= int(match[2]) < end:
                 needed[f"{match[1]}{int(match[2]) - start}{match[3]}"] = name
-        elif _bare(name, prefix) not in absent:
+        elif name.removeprefix(prefix) not in absent:
             needed[name] = name
     return needed
 
@@ -285,10 +297,6 @@ def _open_tensors(files: ModelFiles, needed: dict[str, str], stack: ExitStack) -
         except (SafetensorError, OSError) as error:
             raise IntegrityError(f"{shard} is damaged: {error}", remedy="download it again") from error
     return {new: _lazy(opened[files.shards[old]], files, old) for new, old in needed.items()}
-
-
-def _bare(name: str, prefix: str) -> str:
-    return re.sub(rf"^{prefix}\.", "", name)
 
 
 def _lazy(file: Any, files: ModelFiles, name: str) -> Any:

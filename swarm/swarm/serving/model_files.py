@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -143,6 +144,18 @@ def tensor_names(path: Path) -> list[str]:
             return list(file.keys())
     except (SafetensorError, OSError) as error:
         raise IntegrityError(f"{path} is damaged: {_one_line(error)}", remedy="download it again") from error
+
+
+def tensor_sizes(files: ModelFiles) -> dict[str, int]:
+    """Number of values of each tensor, from the files' headers. Raises IntegrityError."""
+    sizes: dict[str, int] = {}
+    for shard in sorted(set(files.shards.values())):
+        try:
+            with safe_open(shard, framework="pt") as file:
+                sizes.update({name: math.prod(file.get_slice(name).get_shape()) for name in file.keys()})  # noqa: SIM118
+        except (SafetensorError, OSError) as error:
+            raise IntegrityError(f"{shard} is damaged: {_one_line(error)}", remedy="download it again") from error
+    return {name: sizes[name] for name in files.shards if name in sizes}
 
 
 def _one_line(error: BaseException) -> str:

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Literal
+from typing import TypeVar
 
-import torch
-from swarm_protocol import limits
-from swarm_protocol.errors import ConfigError, PeerRefused, PeerTimeout
+from swarm_protocol.errors import PeerRefused, PeerTimeout
 from swarm_protocol.records import ServeRecord, ServeState
 from swarm_protocol.serving_messages import (
     FILES_METHOD,
@@ -27,14 +25,13 @@ from swarm_protocol.serving_messages import (
 
 from swarm.network.interface import EndOfStream, Network, Stream
 from swarm.network.membership import Membership
-from swarm.network.phases import FaultHook, no_faults
-from swarm.serving.blocks import Span, load_span
+from swarm.serving.blocks import Span
 from swarm.serving.engine import Engine
-from swarm.serving.measure import SpanSpeed, measure
-from swarm.serving.model_files import ModelFiles, open_model
+from swarm.serving.loading import LoadedSpan, load
+from swarm.serving.server_options import ServerOptions
 from swarm.serving.session_server import ServedSession, serve_steps
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+T = TypeVar("T")
 
 ANNOUNCE_S = 3.0
 """How often a changed load is published: often enough to spread sessions, rarely enough for the DHT."""
@@ -50,27 +47,6 @@ MAX_VIEWS = 32
 
 DRAIN_GRACE_S = 0.1
 """What a session that was asked to leave gets to read the refusal, before the server ends."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerOptions:
-    """What a node allows itself. `kv_bytes` is shared by all sessions; `idle_s` is how long a silent one is kept."""
-
-    device: str = "cpu"
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    kv_bytes: int = 2**30
-    max_sessions: int = 64
-    max_step_tokens: int = 512
-    idle_s: float = 120.0
-    faults: FaultHook = field(default=no_faults)
-
-    def __post_init__(self) -> None:
-        if self.dtype not in DTYPES:
-            raise ConfigError(f"dtype {self.dtype!r} is none of {', '.join(DTYPES)}")
-        if self.kv_bytes <= 0 or self.max_sessions <= 0 or self.idle_s <= 0:
-            raise ConfigError("kv_bytes, max_sessions and idle_s must be above 0")
-        if not 1 <= self.max_step_tokens <= limits.MAX_STEP_TOKENS:
-            raise ConfigError(f"max_step_tokens must be within 1 and {limits.MAX_STEP_TOKENS}")
 
 
 class SpanServer:
@@ -93,30 +69,25 @@ class SpanServer:
         self.options = options or ServerOptions()
         self.engine = Engine()
         self.sessions: set[ServedSession] = set()
-        self.revision = ""
         self._network = network
         self._membership = membership
         self._model_dir = model_dir
         self._state: ServeState = "joining"
-        self._leave_at_s: float | None = None
+        self._loaded: LoadedSpan | None = None
+        self._views: dict[tuple[int, int], Span] = {}
         self._changed = asyncio.Event()
         self._emptied = asyncio.Event()
-        self._files: dict[str, bytes] = {}
-        self._num_blocks = 0
-        self._max_step_tokens = 1
-        self._kv_tokens = 0
-        self._speed: SpanSpeed | None = None
-        self._span: Span | None = None
-        self._views: dict[tuple[int, int], Span] = {}
         self._main: asyncio.Task[None] | None = None
 
     # --- life -------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Load, measure, serve, announce. Raises ConfigError or IntegrityError, and then nothing is left behind."""
-        loop = asyncio.get_running_loop()
+        """Load, measure, serve, announce. Raises ConfigError or IntegrityError, and then nothing is left behind.
+
+        Once in the life of a network: a method is served once.
+        """
         try:
-            await loop.run_in_executor(self.engine.thread, self._load)
+            self._loaded = await self._in_engine(load, self._model_dir, self.start_block, self.end_block, self.options)
             await self._network.serve(f"{FILES_METHOD}/{self.name}", self._give_files)
             await self._network.serve_stream(f"{SESSION_METHOD}/{self.name}", self._serve_session)
         except BaseException:
@@ -125,39 +96,28 @@ class SpanServer:
         self._state = "serving"
         self._main = asyncio.create_task(self._run(), name=f"serving {self.name}")
 
-    def _load(self) -> None:
-        files = open_model(self._model_dir)
-        options = self.options
-        self._span = load_span(
-            files, self.start_block, self.end_block, dtype=DTYPES[options.dtype], device=options.device
-        )
-        self._speed = measure(self._span)
-        self._kv_tokens = options.kv_bytes // self._speed.kv_bytes_per_token
-        if not self._kv_tokens:
-            raise ConfigError(
-                f"a token takes {self._speed.kv_bytes_per_token} bytes of cache, and {options.kv_bytes} are allowed",
-                remedy="allow more memory or serve fewer blocks",
-            )
-        row_bytes = 4 * max(files.hidden_size, files.vocab_size if self._span.is_last else 1)
-        if row_bytes + limits.MAX_OPEN_BYTES > limits.MAX_MESSAGE_BYTES:
-            raise ConfigError(f"{self._model_dir} is too wide to be served over this network")
-        fitting = (limits.MAX_MESSAGE_BYTES - limits.MAX_OPEN_BYTES) // (4 * files.hidden_size)
-        self._max_step_tokens = min(options.max_step_tokens, fitting)
-        self._describe(files)
+    async def move(self, start: int, end: int, *, still_wanted: Callable[[], Awaitable[bool]], within_s: float) -> bool:
+        """Serve `[start, end)` instead: load it, ask `still_wanted`, switch, and let open sessions leave `within_s`.
 
-    def _describe(self, files: ModelFiles) -> None:
-        self.revision = files.revision()
-        self._num_blocks = files.num_blocks
-        self._files = files.small_files()
+        The old blocks answer until the new ones can, so both need memory for that while. Raises as `start`.
+        """
+        loop = asyncio.get_running_loop()
+        loaded = await loop.run_in_executor(None, load, self._model_dir, start, end, self.options)
+        if self._state != "serving" or loaded.revision != self._ready.revision or not await still_wanted():
+            return False
+        self._loaded, self.start_block, self.end_block = loaded, start, end
+        self._views.clear()
+        for session in self.sessions:
+            session.leave_by(loop.time() + within_s)
+        self._announce()
+        return True
 
     async def drain(self, *, within_s: float = 30.0) -> None:
         """Take no new sessions, ask the open ones to leave, and return when they have or `within_s` is over."""
-        loop = asyncio.get_running_loop()
         self._state = "draining"
-        self._leave_at_s = loop.time() + within_s
         self._announce()
         for session in self.sessions:
-            session.leave_by(self._leave_at_s)
+            session.leave_by(asyncio.get_running_loop().time() + within_s)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s + DRAIN_GRACE_S):
                 while self.sessions:
@@ -177,7 +137,7 @@ class SpanServer:
         with contextlib.suppress(asyncio.CancelledError):
             await main
         await asyncio.get_running_loop().run_in_executor(None, self.engine.close)
-        self._span = None
+        self._loaded = None
         self._views.clear()
 
     async def _run(self) -> None:
@@ -189,23 +149,32 @@ class SpanServer:
 
     @property
     def record(self) -> ServeRecord:
-        assert self._speed is not None, "not started"
+        """What is announced now. Only while started."""
         return ServeRecord(
             model=self.name,
-            revision=self.revision,
-            num_blocks=self._num_blocks,
+            revision=self._ready.revision,
+            num_blocks=self._ready.span.num_blocks,
             start=self.start_block,
             end=self.end_block,
             state=self._state,
-            prefill_ms_per_token=self._speed.prefill_ms,
-            decode_ms_per_block=self._speed.decode_ms,
+            prefill_ms_per_token=self._ready.speed.prefill_ms,
+            decode_ms_per_block=self._ready.speed.decode_ms,
             free_kv_tokens=self.free_kv_tokens,
             queue_depth=len(self.sessions),
         )
 
     @property
     def free_kv_tokens(self) -> int:
-        return self._kv_tokens - sum(session.max_tokens for session in self.sessions)
+        """After a move to a longer span, what older sessions hold may be over the new room."""
+        return max(0, self._ready.kv_tokens - sum(session.max_tokens for session in self.sessions))
+
+    @property
+    def _ready(self) -> LoadedSpan:
+        assert self._loaded is not None, "not started, or closed"
+        return self._loaded
+
+    async def _in_engine(self, work: Callable[..., T], *arguments: object) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self.engine.thread, work, *arguments)
 
     def _announce(self) -> None:
         self._membership.announce(self.record)
@@ -220,7 +189,9 @@ class SpanServer:
 
     async def _give_files(self, _peer_id: str, request: bytes) -> bytes:
         FilesRequest.from_bytes(request)
-        return FilesResponse(revision=self.revision, files=self._files).to_bytes()
+        if self._loaded is None:
+            raise PeerRefused(f"{self.name} is no longer served here", remedy="ask another server")
+        return FilesResponse(revision=self._ready.revision, files=dict(self._ready.files)).to_bytes()
 
     # --- sessions ---------------------------------------------------------------------------------------------------
 
@@ -230,7 +201,7 @@ class SpanServer:
             async with asyncio.timeout(OPEN_S) as deadline:
                 session = self._admit(peer_id, Open.from_bytes(await stream.receive()), deadline)
                 session.wait_for_client()
-                await stream.send(Ready(max_step_tokens=self._max_step_tokens).to_bytes())
+                await stream.send(Ready(max_step_tokens=self._ready.max_step_tokens).to_bytes())
                 await serve_steps(stream, session, self.engine, self.options.faults)
         except EndOfStream:
             pass
@@ -244,14 +215,15 @@ class SpanServer:
         """Reserve cache room. Raises PeerRefused."""
         if self._state != "serving":
             raise PeerRefused("the server takes no new sessions", remedy="ask another server")
-        if wanted.revision != self.revision:
-            raise PeerRefused(f"this server has revision {self.revision} of {self.name}", remedy="look up its record")
+        revision = self._ready.revision
+        if wanted.revision != revision:
+            raise PeerRefused(f"this server has revision {revision} of {self.name}", remedy="look up its record")
         if not self.start_block <= wanted.start < wanted.end <= self.end_block:
             raise PeerRefused(
                 f"this server has blocks [{self.start_block}, {self.end_block})", remedy="look up its record"
             )
-        if wanted.max_tokens > self._kv_tokens:
-            raise PeerRefused(f"a session of {wanted.max_tokens} tokens is over this server's {self._kv_tokens}")
+        if wanted.max_tokens > self._ready.kv_tokens:
+            raise PeerRefused(f"a session of {wanted.max_tokens} tokens is over this server's {self._ready.kv_tokens}")
         if wanted.max_tokens > self.free_kv_tokens or len(self.sessions) >= self.options.max_sessions:
             raise PeerRefused(
                 f"the server has cache room for {self.free_kv_tokens} more tokens and is asked for {wanted.max_tokens}",
@@ -265,11 +237,10 @@ class SpanServer:
         return session
 
     def _view(self, start: int, end: int) -> Span:
-        assert self._span is not None
         if (start, end) not in self._views:
             if len(self._views) >= MAX_VIEWS:
                 self._views.pop(next(iter(self._views)))
-            self._views[start, end] = self._span.view(start, end)
+            self._views[start, end] = self._ready.span.view(start, end)
         return self._views[start, end]
 
     def _release(self, session: ServedSession) -> None:

@@ -11,6 +11,12 @@ from typing import Any
 
 import pytest
 import torch
+from swarm.client import AsyncClient
+from swarm.network.membership import Membership
+from swarm.network.memory import MemoryInternet, MemoryNetwork
+from swarm.serving.server import SpanServer
+from swarm.serving.server_options import ServerOptions
+from swarm.serving.session import SessionOptions
 from swarm_protocol.records import NodeRecord
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
@@ -23,12 +29,6 @@ from transformers import (
     Qwen3Config,
 )
 from transformers.utils import logging as transformers_logging
-
-from swarm.client import AsyncClient
-from swarm.network.membership import Membership
-from swarm.network.memory import MemoryInternet, MemoryNetwork
-from swarm.serving.server import ServerOptions, SpanServer
-from swarm.serving.session import SessionOptions
 
 NUM_BLOCKS = 6
 VOCAB = 256
@@ -131,9 +131,7 @@ class Box:
         network = self.internet.network()
         membership = await self.stack.enter_async_context(Membership(network))
         membership.announce(node_record())
-        server = SpanServer(
-            network, membership, self.directory, name=name, start=start, end=end, options=options
-        )
+        server = SpanServer(network, membership, self.directory, name=name, start=start, end=end, options=options)
         await server.start()
         self.stack.push_async_callback(server.close)
         self.servers[network.peer_id] = server

@@ -8,7 +8,7 @@ Leaves to `session` what to do when a chain breaks, and to the client what it kn
 
 from __future__ import annotations
 
-import zlib
+import hashlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
@@ -77,7 +77,7 @@ def find_chain(servers: Mapping[str, ServeRecord], start: int, end: int, outlook
         for peer_id, record in servers.items()
         if record.state == "serving" and record.free_kv_tokens >= outlook.max_tokens and peer_id not in outlook.avoid
     ]
-    usable.sort(key=lambda item: (zlib.crc32((outlook.salt + item[0]).encode()), item[0]))
+    usable.sort(key=lambda item: hashlib.blake2b((outlook.salt + item[0]).encode(), digest_size=8).digest())
     entry_P, block_P = _costs(usable, outlook)
     start_P = np.array([record.start for _, record in usable], dtype=np.int64)
     end_P = np.array([record.end for _, record in usable], dtype=np.int64)

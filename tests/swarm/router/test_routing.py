@@ -1,0 +1,236 @@
+from __future__ import annotations
+
+import itertools
+import random
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from swarm.router.routing import (
+    DEFAULT_RTT_MS,
+    HOP_OVERHEAD_MS,
+    MIN_BLOCK_MS,
+    NoChain,
+    Outlook,
+    best_revision,
+    find_chain,
+    format_spans,
+    missing_spans,
+)
+from swarm_protocol.records import ServeRecord, ServeState
+
+
+def record(start: int, end: int, num_blocks: int = 8, **changes: object) -> ServeRecord:
+    values: dict[str, object] = {
+        "model": "m",
+        "revision": "r",
+        "num_blocks": num_blocks,
+        "start": start,
+        "end": end,
+        "state": "serving",
+        "prefill_ms_per_token": 1.0,
+        "decode_ms_per_block": 1.0,
+        "free_kv_tokens": 1_000_000,
+    }
+    return ServeRecord(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def outlook(**changes: object) -> Outlook:
+    return Outlook(**{"rtt_ms": {}, "load": {}, **changes})  # type: ignore[arg-type]
+
+
+def spans(servers: dict[str, ServeRecord], num_blocks: int = 8, **changes: object) -> list[tuple[str, int, int]]:
+    chain = find_chain(servers, 0, num_blocks, outlook(**changes))
+    return [(hop.peer_id, hop.start, hop.end) for hop in chain.hops]
+
+
+def test_chain_two_disjoint_servers_uses_both_in_order() -> None:
+    assert spans({"b": record(4, 8), "a": record(0, 4)}) == [("a", 0, 4), ("b", 4, 8)]
+
+
+def test_chain_overlapping_servers_takes_part_of_a_span() -> None:
+    assert spans({"a": record(0, 5), "b": record(3, 8, decode_ms_per_block=0.5)}) == [("a", 0, 3), ("b", 3, 8)]
+
+
+def test_chain_charges_every_block_and_not_every_node() -> None:
+    """38 blocks on one slow node look cheap to a router that charges a node once."""
+    servers = {
+        "long": record(0, 38, 40, decode_ms_per_block=10.0),
+        "short": record(38, 40, 40, decode_ms_per_block=10.0),
+        "first": record(0, 20, 40, decode_ms_per_block=5.0),
+        "second": record(20, 40, 40, decode_ms_per_block=5.0),
+    }
+    assert [hop[0] for hop in spans(servers, 40)] == ["first", "second"]
+
+
+def test_chain_far_servers_are_left_for_near_ones() -> None:
+    servers = {"near": record(0, 8, decode_ms_per_block=3.0), "far": record(0, 8)}
+    assert spans(servers, rtt_ms={"near": 1.0, "far": 200.0})[0][0] == "near"
+    assert spans(servers, rtt_ms={"near": 30.0, "far": 31.0})[0][0] == "far"
+
+
+def test_chain_queue_at_a_server_sends_new_sessions_elsewhere() -> None:
+    assert spans({"a": record(0, 8, queue_depth=3), "b": record(0, 8, queue_depth=1)})[0][0] == "b"
+
+
+def test_chain_own_sessions_not_yet_announced_count_as_load() -> None:
+    servers = {"a": record(0, 8), "b": record(0, 8)}
+    assert spans(servers, load={"a": 1})[0][0] == "b"
+    assert spans(servers, load={"b": 1})[0][0] == "a"
+
+
+def test_chain_many_sessions_over_equal_chains_spread_evenly() -> None:
+    servers = {f"{half}{i}": record(*span) for half, span in (("a", (0, 4)), ("b", (4, 8))) for i in range(4)}
+    load: dict[str, int] = {}
+    for session in range(80):
+        for hop in find_chain(servers, 0, 8, outlook(load=load, salt=str(session))).hops:
+            load[hop.peer_id] = load.get(hop.peer_id, 0) + 1
+    assert set(load.values()) == {20}
+
+
+def test_chain_equal_servers_are_chosen_by_salt() -> None:
+    servers = {f"p{i}": record(0, 8) for i in range(4)}
+    chosen = {spans(servers, salt=str(i))[0][0] for i in range(64)}
+    assert chosen == set(servers)
+    assert len({spans(servers, salt="x")[0][0] for _ in range(8)}) == 1
+
+
+def test_chain_server_without_cache_room_is_not_used() -> None:
+    servers = {"full": record(0, 8, decode_ms_per_block=0.1, free_kv_tokens=99), "slow": record(0, 8)}
+    assert spans(servers, max_tokens=100)[0][0] == "slow"
+    assert spans(servers, max_tokens=50)[0][0] == "full"
+
+
+def test_chain_nearly_full_cache_costs_more() -> None:
+    servers = {"full": record(0, 8, free_kv_tokens=110), "free": record(0, 8)}
+    assert spans(servers, max_tokens=100)[0][0] == "free"
+
+
+@pytest.mark.parametrize("state", ["joining", "draining"])
+def test_chain_servers_that_do_not_serve_are_not_used(state: ServeState) -> None:
+    with pytest.raises(NoChain):
+        spans({"a": record(0, 8, state=state)})
+
+
+def test_chain_missing_blocks_are_named() -> None:
+    servers = {"a": record(0, 2), "b": record(3, 4), "c": record(7, 8)}
+    with pytest.raises(NoChain, match=r"blocks \[2, 3\), \[4, 7\) are not available: nobody serves them") as caught:
+        spans(servers)
+    assert caught.value.missing == ((2, 3), (4, 7))
+
+
+def test_chain_only_server_avoided_says_it_just_failed() -> None:
+    with pytest.raises(NoChain, match=r"blocks \[0, 8\) .* just failed"):
+        spans({"a": record(0, 8)}, avoid={"a"})
+
+
+def test_chain_only_server_full_says_there_is_no_room() -> None:
+    with pytest.raises(NoChain, match="cache room for 100 tokens"):
+        spans({"a": record(0, 8, free_kv_tokens=10)}, max_tokens=100)
+
+
+def test_chain_part_of_the_model_is_routed_alone() -> None:
+    chain = find_chain({"a": record(0, 5), "b": record(4, 8)}, 3, 6, outlook())
+    assert (chain.hops[0].start, chain.hops[-1].end) == (3, 6)
+
+
+def test_chain_no_servers_names_all_blocks() -> None:
+    with pytest.raises(NoChain) as caught:
+        spans({})
+    assert caught.value.missing == ((0, 8),)
+
+
+def cheapest(servers: dict[str, ServeRecord], num_blocks: int, seen: Outlook) -> float:
+    """All ways to cut the blocks into spans and to give each to a server, tried one by one."""
+    best = float("inf")
+    for num_cuts in range(num_blocks):
+        for cuts in itertools.combinations(range(1, num_blocks), num_cuts):
+            edges = [0, *cuts, num_blocks]
+            total = 0.0
+            for start, end in itertools.pairwise(edges):
+                total += min(
+                    (
+                        seen.rtt_ms.get(peer_id, DEFAULT_RTT_MS)
+                        + HOP_OVERHEAD_MS
+                        + (end - start)
+                        * max(server.decode_ms_per_block, MIN_BLOCK_MS)
+                        * (
+                            1
+                            + max(server.queue_depth, seen.load.get(peer_id, 0))
+                            + seen.max_tokens / server.free_kv_tokens
+                        )
+                        for peer_id, server in servers.items()
+                        if server.start <= start and end <= server.end and peer_id not in seen.avoid
+                    ),
+                    default=float("inf"),
+                )
+            best = min(best, total)
+    return best
+
+
+@st.composite
+def swarms(draw: st.DrawFn) -> tuple[dict[str, ServeRecord], int, Outlook]:
+    num_blocks = draw(st.integers(1, 6))
+    servers = {}
+    for i in range(draw(st.integers(1, 6))):
+        start = draw(st.integers(0, num_blocks - 1))
+        servers[f"p{i}"] = record(
+            start,
+            draw(st.integers(start + 1, num_blocks)),
+            num_blocks,
+            decode_ms_per_block=draw(st.floats(0, 50)),
+            queue_depth=draw(st.integers(0, 3)),
+            free_kv_tokens=draw(st.integers(10, 1000)),
+        )
+    rtts = draw(st.dictionaries(st.sampled_from(sorted(servers)), st.floats(0, 200)))
+    avoid = draw(st.sets(st.sampled_from(sorted(servers)), max_size=1))
+    return servers, num_blocks, outlook(rtt_ms=rtts, avoid=avoid, max_tokens=10, salt=draw(st.text(max_size=3)))
+
+
+@given(swarms())
+@settings(max_examples=150, deadline=None)
+def test_chain_any_swarm_is_as_cheap_as_the_best_found_by_trying_all(
+    swarm: tuple[dict[str, ServeRecord], int, Outlook],
+) -> None:
+    servers, num_blocks, seen = swarm
+    best = cheapest(servers, num_blocks, seen)
+    if best == float("inf"):
+        with pytest.raises(NoChain):
+            find_chain(servers, 0, num_blocks, seen)
+        return
+    chain = find_chain(servers, 0, num_blocks, seen)
+    assert chain.cost_ms == pytest.approx(best)
+    assert sum(hop.cost_ms for hop in chain.hops) == pytest.approx(best)
+    assert [hop.start for hop in chain.hops] == [0, *(hop.end for hop in chain.hops[:-1])]
+    assert chain.hops[-1].end == num_blocks
+    for hop in chain.hops:
+        assert servers[hop.peer_id].start <= hop.start < hop.end <= servers[hop.peer_id].end
+
+
+def test_chain_a_thousand_servers_is_found_in_milliseconds() -> None:
+    rng = random.Random(0)
+    servers = {}
+    for i in range(1000):
+        start = rng.randrange(0, 122)
+        servers[f"p{i}"] = record(start, rng.randint(start + 4, 126), 126, decode_ms_per_block=rng.uniform(1, 9))
+    find_chain(servers, 0, 126, outlook())
+    times = []
+    for _ in range(5):
+        since = time.perf_counter()
+        find_chain(servers, 0, 126, outlook())
+        times.append(time.perf_counter() - since)
+    assert min(times) < 0.05  # ten times what the bench shows, for a machine that is busy with other tests
+
+
+def test_revision_servers_of_another_one_are_left_out() -> None:
+    old = {f"old{i}": record(0, 4, revision="old") for i in range(5)}
+    new = {"new": record(0, 8, revision="new")}
+    assert best_revision({**old, **new}) == new
+    assert best_revision({}) == {}
+
+
+def test_missing_spans_counts_only_who_serves_now() -> None:
+    servers = {"a": record(0, 3), "b": record(3, 5, state="joining"), "c": record(6, 8)}
+    assert missing_spans(servers, 8) == ((3, 6),)
+    assert format_spans(missing_spans(servers, 8)) == "[3, 6)"

@@ -203,5 +203,5 @@ def _sync_folder(folder: Path) -> None:
 def _unusable(verb: str, path: Path, error: OSError) -> ConfigError:
     return ConfigError(
         f"cannot {verb} the identity file {path} ({error.strerror})",
-        remedy="choose a folder of yours with free space, which the home option names",
+        remedy="choose another home folder: one that you may write to, with free space",
     )

@@ -16,21 +16,21 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, TypeVar
 
 import torch
+from swarm_compression import Codec, CodecError
+from swarm_protocol.errors import PeerError, PeerRefused, PeerViolation, RoundError, SwarmError
+from swarm_protocol.training_messages import Group
 from torch import Tensor
 
 from swarm.network.interface import EndOfStream, Network, Stream
 from swarm.network.phases import FaultHook, no_faults
 from swarm.training.round_events import Signed
-from swarm_compression import Codec, CodecError
-from swarm_protocol.errors import PeerError, PeerRefused, PeerViolation, RoundError, SwarmError
-from swarm_protocol.training_messages import Group
 
 logger = logging.getLogger(__name__)
 

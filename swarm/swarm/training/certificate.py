@@ -12,8 +12,6 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
-from swarm.training.round_events import Signed
-from swarm.training.vote import tally
 from swarm_protocol import limits
 from swarm_protocol.envelope import Envelope, seal, unseal
 from swarm_protocol.errors import PeerViolation
@@ -27,6 +25,9 @@ from swarm_protocol.training_messages import (
     Vote,
     round_subject,
 )
+
+from swarm.training.round_events import Signed
+from swarm.training.vote import tally
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +86,8 @@ class Notary:
             raise PeerViolation(f"a certificate proves nothing: {result.reason}")
         group, outcome = signed.group, result.decided
         origin = self.check_origin(group.origin or signed.data, outcome, group.step, group.state_digest, now)
-        return Proof(certificate=data, attempt=group.attempt, origin=origin, outcome=outcome)
+        voters = tuple(sorted(voter for voter, vote in votes.items() if vote.outcome == outcome))
+        return Proof(certificate=data, attempt=group.attempt, origin=origin, outcome=outcome, voters=voters)
 
     def _seal(self, purpose: str, message: Group | Vote, now: float) -> bytes:
         envelope = seal(
@@ -106,12 +108,14 @@ class Notary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """What a valid certificate says. `origin` is the group whose contributions the outcome reduces."""
+    """What a valid certificate says. `origin` is the group whose contributions the outcome reduces; `voters` had all
+    its parts."""
 
     certificate: bytes
     attempt: int
     origin: Group
     outcome: Outcome
+    voters: tuple[str, ...]
 
     @property
     def outer_step(self) -> int:

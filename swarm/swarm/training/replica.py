@@ -10,14 +10,15 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, replace
 
+from swarm_protocol.training_messages import Group, Outcome, Standing
 from torch import Tensor
 
 from swarm.training.certificate import Proof
 from swarm.training.lease import Lease, advance, leases
+from swarm.training.manifest import Manifest
 from swarm.training.outer import apply_outer_step
 from swarm.training.run_config import RunConfig
-from swarm.training.state import Manifest, ReplicaState
-from swarm_protocol.training_messages import Group, Outcome, Standing
+from swarm.training.state import ReplicaState
 
 NUM_HELD = 2
 """States served: whoever began to fetch one can go on for an interval after the next is committed."""
@@ -39,7 +40,7 @@ class Held:
 
     @property
     def digest(self) -> bytes:
-        return bytes.fromhex(self.manifest.digest())
+        return self.manifest.digest()
 
 
 class Replica:
@@ -68,15 +69,15 @@ class Replica:
 
     def lease(self, peer: str) -> Lease:
         state = self.current.state
-        return leases(state.cursor, state.group, self.config.samples_per_interval).get(peer, ())
+        return leases(state.cursor, state.roster, self.config.samples_per_interval).get(peer, ())
 
     def propose(self, origin_digest: bytes, origin: Group, parts: tuple[bytes, ...], mean_N: Tensor | None) -> Outcome:
         """What `origin`'s contributions, reduced to `parts`, make of the committed state. Blocks. Raises RoundError."""
         state = self.current.state
         if mean_N is None:
             # nobody has trained: the members are admitted, and nothing else changes
-            following = replace(state, group=origin.peer_ids)
-            held = Held(state=following, manifest=replace(self.current.manifest, group=origin.peer_ids))
+            following = replace(state, roster=origin.peer_ids)
+            held = Held(state=following, manifest=replace(self.current.manifest, roster=origin.peer_ids))
         else:
             held = Held.of(self._stepped(state, origin, mean_N))
         digests = tuple(hashlib.sha256(part).digest() for part in parts)
@@ -92,8 +93,8 @@ class Replica:
         copy = state.copy()
         apply_outer_step(copy.theta_N, copy.momentum_N, mean_N, self.config.outer)
         used = {member.peer_id: member.num_samples for member in origin.members if member.num_tokens}
-        cursor = advance(state.cursor, state.group, self.config.samples_per_interval, used)
-        return replace(copy, outer_step=state.outer_step + 1, cursor=cursor, group=origin.peer_ids)
+        cursor = advance(state.cursor, state.roster, self.config.samples_per_interval, used)
+        return replace(copy, outer_step=state.outer_step + 1, cursor=cursor, roster=origin.peer_ids)
 
     def proposal(self, outcome: Outcome) -> Held | None:
         return self._proposals.get(outcome)

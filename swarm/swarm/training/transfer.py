@@ -14,15 +14,17 @@ from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
-from swarm.network.interface import EndOfStream, Network, Stream
-from swarm.training.butterfly import num_values, part_frames
-from swarm.training.methods import Methods
-from swarm.training.replica import Held, Replica
-from swarm.training.state import Assembly, Manifest, ReplicaState, differing_chunks
 from swarm_compression import Codec
 from swarm_protocol.errors import IntegrityError, PeerRefused, PeerViolation, RoundError, SwarmError
 from swarm_protocol.training_messages import Group, Outcome
 from swarm_protocol.transfer_messages import ChunkRequest, ManifestRequest, PartRequest
+
+from swarm.network.interface import EndOfStream, Network, Stream
+from swarm.training.butterfly import num_values, part_frames
+from swarm.training.manifest import Manifest
+from swarm.training.methods import Methods
+from swarm.training.replica import Held, Replica
+from swarm.training.state import Assembly, ReplicaState
 
 logger = logging.getLogger(__name__)
 
@@ -86,16 +88,17 @@ class Fetcher:
         """The state named `digest`. Raises RoundError if the donors together do not have all of it."""
         manifest = await self._manifest(digest, donors, own.manifest.num_values)
         assembly = Assembly(manifest)
-        wanted = differing_chunks(own.manifest, manifest)
-        loop = asyncio.get_running_loop()
-        for index in sorted(set(range(len(manifest.chunk_digests))) - set(wanted)):
-            await loop.run_in_executor(self._executor, lambda at: assembly.put(at, own.state.chunk(at)), index)
-        queue, gave, failures = list(reversed(wanted)), dict[str, int](), list[str]()
-        async with asyncio.TaskGroup() as tasks:
-            for donor in donors:
-                tasks.create_task(self._pull(donor, digest, queue, assembly, gave, failures))
+        await asyncio.get_running_loop().run_in_executor(self._executor, assembly.reuse, own.state)
+        gave, failures = dict[str, int](), dict[str, str]()
+        # a donor that fails late leaves its chunk behind when the others have ended already
+        while assembly.missing and (able := [donor for donor in donors if donor not in failures]):
+            queue = sorted(assembly.missing, reverse=True)
+            async with asyncio.TaskGroup() as tasks:
+                for donor in able:
+                    tasks.create_task(self._pull(donor, digest, queue, assembly, gave, failures))
         if assembly.missing:
-            raise RoundError(f"the state cannot be had: {'; '.join(failures) or 'nobody has it'}")
+            reasons = "; ".join(f"{donor[-6:]}: {reason}" for donor, reason in failures.items())
+            raise RoundError(f"the state cannot be had: {reasons or 'nobody has it'}")
         return Fetched(
             state=assembly.finish(), manifest=manifest, donors=tuple(sorted(gave)), num_bytes=sum(gave.values())
         )
@@ -128,7 +131,7 @@ class Fetcher:
         queue: list[int],
         assembly: Assembly,
         gave: dict[str, int],
-        failures: list[str],
+        failures: dict[str, str],
     ) -> None:
         """Take chunks off the queue's end for as long as the donor delivers."""
         loop = asyncio.get_running_loop()
@@ -143,8 +146,7 @@ class Fetcher:
                 )
                 await loop.run_in_executor(self._executor, assembly.put, index, data)
             except SwarmError as error:
-                queue.append(index)
-                failures.append(f"{donor[-6:]}: {error.message}")
+                failures[donor] = error.message
                 logger.warning("dropped %s as a donor: %s", donor[-6:], error)
                 return
             gave[donor] = gave.get(donor, 0) + len(data)

@@ -1,0 +1,108 @@
+"""Answers the other members of a run: leads what they ask to the replica, or to the driver of the step it is about.
+
+Whoever is behind is shown this member's certificate at once. Whoever is ahead is asked for its own. A question about
+the step that this member is just about to begin waits for it. No state but which driver runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from swarm_protocol.errors import PeerRefused, PeerViolation, RoundError
+from swarm_protocol.training_messages import Abort, Ready, ReadyReply, StandingRequest
+
+from swarm.network.interface import Stream
+from swarm.training.driver import RoundDriver
+from swarm.training.round_events import Left, Voted
+from swarm.training.seat import POLL_S, Seat
+from swarm.training.transfer import Donor
+
+
+class Desk:
+    """One run's. `open` registers it with the network, which keeps it until the network is closed."""
+
+    def __init__(self, seat: Seat) -> None:
+        self._seat = seat
+        self._driver: RoundDriver | None = None
+        self._changed = asyncio.Event()
+        self._closed = False
+
+    async def open(self) -> None:
+        network, methods = self._seat.network, self._seat.methods
+        donor = Donor(self._seat.replica)
+        await network.serve(methods.standing, self._on_standing)
+        await network.serve(methods.ready, self._on_ready)
+        await network.serve(methods.vote, self._on_vote)
+        await network.serve(methods.abort, self._on_abort)
+        await network.serve(methods.manifest, donor.manifest)
+        await network.serve(methods.chunk, donor.chunk)
+        await network.serve_stream(methods.part, donor.part)
+        await network.serve_stream(methods.reduce, self._on_reduce)
+
+    def close(self) -> None:
+        """Take part in nothing any more. States and parts are still handed out."""
+        self._closed = True
+        self.enter(None)
+
+    def enter(self, driver: RoundDriver | None) -> None:
+        """`driver` runs from now on."""
+        self._driver = driver
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def _on_standing(self, peer: str, request: bytes) -> bytes:
+        wanted = StandingRequest.from_bytes(request)
+        if wanted.hurry and self._driver is not None and self._driver.terms.step == wanted.step:
+            self._driver.hurry()
+        return self._seat.replica.standing().to_bytes()
+
+    async def _on_ready(self, peer: str, request: bytes) -> bytes:
+        ready = Ready.from_bytes(request)
+        if ready.run != self._seat.run:
+            raise PeerViolation("this is about another run", peer_id=peer)
+        if ready.voted is not None:
+            self._seat.notary.check_origin(
+                ready.voted_origin, ready.voted, ready.step, ready.state_digest, self._seat.network.now()
+            )
+        return (await self._answer(peer, ready)).to_bytes()
+
+    async def _answer(self, peer: str, ready: Ready) -> ReadyReply:
+        replica = self._seat.replica
+        proof = replica.proof
+        begun = (replica.outer_step + 1, proof.next_attempt if proof else 0)
+        if (ready.step, ready.attempt) < begun:
+            standing = replica.standing()
+            return ReadyReply(kind="behind", state_digest=standing.state_digest, certificate=standing.certificate)
+        if self._closed:
+            raise PeerRefused("this member does not train any more")
+        try:
+            async with asyncio.timeout(POLL_S):
+                while self._driver is None or self._driver.terms.step < ready.step:
+                    if self._driver is not None:
+                        self._driver.look_at(peer)
+                    await self._changed.wait()
+        except TimeoutError:
+            return ReadyReply(kind="pending")
+        return await self._driver.report(peer, ready)
+
+    async def _on_vote(self, peer: str, request: bytes) -> bytes:
+        voter, vote = self._seat.notary.read_vote(request, self._seat.network.now())
+        if voter != peer:
+            raise PeerViolation("a vote comes from its voter", peer_id=peer)
+        if self._driver is not None and self._driver.terms.step == vote.step:
+            self._driver.feed(Voted(peer=voter, vote=vote, data=request))
+        return b""
+
+    async def _on_abort(self, peer: str, request: bytes) -> bytes:
+        abort = Abort.from_bytes(request)
+        if self._driver is not None and (self._driver.terms.run, self._driver.terms.step) == (abort.run, abort.step):
+            self._driver.feed(Left(peer=peer, abort=abort))
+        return b""
+
+    async def _on_reduce(self, peer: str, stream: Stream) -> None:
+        signed = self._seat.notary.read_group(await stream.receive(), self._seat.network.now())
+        if not {peer, self._seat.network.peer_id} <= set(signed.group.peer_ids):
+            raise PeerViolation("this part is of a group without one of us", peer_id=peer)
+        if self._driver is None or self._driver.terms.step != signed.group.step:
+            raise RoundError(f"this member is not at step {signed.group.step}")
+        await self._driver.attend(peer, signed, stream)

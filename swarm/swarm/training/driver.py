@@ -1,0 +1,233 @@
+"""Runs one step's round machine against the world: turns its actions into calls, and what comes back into events.
+
+A driver lives from one committed state to the next, the member's interval included. `run` owns its tasks. What peers
+ask meanwhile comes in through `desk`, which calls `report`, `attend`, `look_at` and `feed`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from swarm_protocol.training_messages import Ready, ReadyReply
+from torch import Tensor
+
+from swarm.network.interface import Stream
+from swarm.training import round as machine
+from swarm.training.coordinator import Terms
+from swarm.training.reduction import Reductions
+from swarm.training.round_events import (
+    Action,
+    Announce,
+    Ask,
+    CastVote,
+    Event,
+    Finish,
+    GiveUp,
+    Grouped,
+    Query,
+    Recover,
+    Reduce,
+    Reply,
+    Reported,
+    Sign,
+    Signed,
+    Tick,
+    Voted,
+    Withdrew,
+)
+from swarm.training.seat import POLL_S, Seat, announce, ask_standing, report_ready, send_vote
+
+
+class RoundDriver:
+    """`delta_N` is this member's contribution, set before `Offered` is fed. `background` outlives the driver."""
+
+    def __init__(
+        self,
+        seat: Seat,
+        state: machine.RoundState,
+        *,
+        background: asyncio.TaskGroup,
+        on_abort: Callable[[GiveUp], None],
+        hurry: Callable[[], None],
+    ) -> None:
+        """`on_abort` hears of each failed attempt; `hurry` ends this member's interval."""
+        self.delta_N: Tensor | None = None
+        self._seat = seat
+        self._state = state
+        self._background = background
+        self._on_abort = on_abort
+        self.hurry = hurry
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._reductions = Reductions(seat, self.feed)
+        self._waiting: dict[str, asyncio.Future[ReadyReply]] = {}
+        self._looking_at: set[str] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._attempt_tasks: set[asyncio.Task[None]] = set()
+        self._group: asyncio.TaskGroup | None = None
+        self._bytes_sent = 0
+        self._certificate = b""
+
+    @property
+    def terms(self) -> Terms:
+        return self._state.terms
+
+    @property
+    def attempt(self) -> int:
+        return self._state.attempt
+
+    @property
+    def accused(self) -> dict[str, str]:
+        """Whom this member has seen break the protocol, and how."""
+        return dict(self._state.accused)
+
+    @property
+    def bytes_sent(self) -> int:
+        return self._bytes_sent + self._reductions.bytes_sent
+
+    def feed(self, event: Event) -> None:
+        self._events.put_nowait(event)
+
+    async def run(self) -> bytes:
+        """The certificate that ends the step."""
+        async with asyncio.TaskGroup() as self._group:
+            try:
+                while not self._certificate:
+                    event = await self._next()
+                    asked = self._state.asked
+                    self._state, actions = machine.step(self._state, event, asyncio.get_running_loop().time())
+                    if self._state.asked != asked:
+                        self._end_attempt()
+                    for action in actions:
+                        await self._act(action)
+            finally:
+                for task in self._tasks:
+                    task.cancel()
+                self._reductions.close()
+                for waiting in self._waiting.values():
+                    if not waiting.done():
+                        waiting.set_result(ReadyReply(kind="pending"))
+        return self._certificate
+
+    # --- what peers ask, called by the desk --------------------------------------------------------------------------
+
+    async def report(self, peer: str, ready: Ready) -> ReadyReply:
+        """`peer` is ready, and waits here until the machine answers, or for POLL_S."""
+        if (earlier := self._waiting.get(peer)) and not earlier.done():
+            earlier.set_result(ReadyReply(kind="pending"))
+        answer = self._waiting[peer] = asyncio.get_running_loop().create_future()
+        self.feed(Reported(peer=peer, ready=ready))
+        try:
+            async with asyncio.timeout(POLL_S):
+                return await answer
+        except TimeoutError:
+            return ReadyReply(kind="pending")
+        except asyncio.CancelledError:
+            self.feed(Withdrew(peer=peer))
+            raise
+
+    async def attend(self, peer: str, signed: Signed, stream: Stream) -> None:
+        self.feed(Grouped(signed=signed))
+        await self._reductions.attend(peer, signed, stream)
+
+    def look_at(self, peer: str) -> None:
+        """Ask `peer` where it is: it seems to be further than this member."""
+        if peer not in self._looking_at and self._group is not None:
+            self._looking_at.add(peer)
+            self._spawn(self._query(peer, hurry=False), f"look at {peer[-6:]}")
+
+    # --- what the machine wants done ---------------------------------------------------------------------------------
+
+    async def _next(self) -> Event:
+        try:
+            async with asyncio.timeout_at(machine.wake_at(self._state)):
+                return await self._events.get()
+        except TimeoutError:
+            return Tick()
+
+    async def _act(self, action: Action) -> None:
+        match action:
+            case Ask():
+                self._spawn(self._ask(action), "ask coordinator", of_attempt=True)
+            case Reply(peer=peer, reply=reply):
+                self._reply(peer, reply)
+            case Query(peers=peers, hurry=hurry):
+                for peer in peers:
+                    self._query_or_hurry(peer, hurry=hurry)
+            case Sign():
+                await self._sign(action)
+            case Reduce(signed=signed):
+                self._spawn(self._reductions.reduce(signed, self.delta_N), "reduce", of_attempt=True)
+            case Recover(signed=signed, outcome=outcome, holders=holders):
+                work = self._reductions.recover(signed, outcome, holders)
+                self._spawn(work, "recover", of_attempt=True)
+            case CastVote():
+                await self._cast(action)
+            case Announce(abort=abort, peers=peers):
+                await announce(self._seat, abort, peers)
+            case GiveUp():
+                self._end_attempt()
+                self._on_abort(action)
+            case Finish(certificate=certificate):
+                self._certificate = certificate
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str, *, of_attempt: bool = False) -> None:
+        assert self._group is not None
+        task = self._group.create_task(work, name=name)
+        for tasks in (self._tasks, self._attempt_tasks) if of_attempt else (self._tasks,):
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+
+    def _end_attempt(self) -> None:
+        for task in self._attempt_tasks:
+            task.cancel()
+
+    async def _ask(self, action: Ask) -> None:
+        await self._seat.faults.reached("round.ready")
+        event, num_bytes = await report_ready(self._seat, action.peer, action.ready)
+        self._bytes_sent += num_bytes
+        self.feed(event)
+
+    def _reply(self, peer: str, reply: ReadyReply) -> None:
+        if reply.kind == "behind":
+            standing = self._seat.replica.standing()
+            reply = ReadyReply(kind="behind", state_digest=standing.state_digest, certificate=standing.certificate)
+        if (waiting := self._waiting.pop(peer, None)) and not waiting.done():
+            waiting.set_result(reply)
+
+    def _query_or_hurry(self, peer: str, *, hurry: bool) -> None:
+        if peer != self._seat.network.peer_id:
+            self._spawn(self._query(peer, hurry=hurry), f"query {peer[-6:]}")
+        elif hurry:
+            self.hurry()
+
+    async def _query(self, peer: str, *, hurry: bool) -> None:
+        event = await ask_standing(self._seat, peer, self.terms.step, hurry=hurry)
+        self._looking_at.discard(peer)
+        if event is not None:
+            self.feed(event)
+
+    async def _sign(self, action: Sign) -> None:
+        await self._seat.faults.reached("round.sign")
+        signed = self._seat.notary.sign_group(action.group, self._seat.network.now())
+        await self._seat.faults.reached("round.signed")
+        for peer in action.group.peer_ids:
+            self._bytes_sent += len(signed.data)
+            self._reply(peer, ReadyReply(kind="group", group=signed.data))
+        for peer, reason in action.left_out.items():
+            self._reply(peer, ReadyReply(kind="left_out", reason=reason[:400]))
+        self.feed(Grouped(signed=signed))
+
+    async def _cast(self, action: CastVote) -> None:
+        await self._seat.faults.reached("round.vote")
+        data = self._seat.notary.sign_vote(action.vote, self._seat.network.now())
+        self.feed(Voted(peer=self._seat.network.peer_id, vote=action.vote, data=data))
+        for peer in action.peers:
+            self._bytes_sent += len(data)
+            # others may still need this vote when this member has seen enough of them
+            self._background.create_task(self._send_vote(peer, data), name=f"vote to {peer[-6:]}")
+
+    async def _send_vote(self, peer: str, data: bytes) -> None:
+        if (event := await send_vote(self._seat, peer, data)) is not None:
+            self.feed(event)

@@ -1,0 +1,132 @@
+"""From a signed group to the outcome to vote for: by reducing, or by getting the parts that others have reduced.
+
+Keeps the butterflies of the attempts at one step, and leads members' streams to them. `driver` owns the tasks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import torch
+from swarm_compression import Codec, CodecError
+from swarm_protocol.errors import IntegrityError, PeerError, PeerViolation, RoundError, SwarmError
+from swarm_protocol.training_messages import Group, Outcome
+from torch import Tensor
+
+from swarm.network.interface import Stream
+from swarm.training.butterfly import Butterfly, decode_part, part_frames
+from swarm.training.round_events import Event, Reduced, ReduceFailed, Signed
+from swarm.training.seat import Seat
+
+GROUP_WAIT_S = 5.0
+"""How long a member's stream waits for this member to hear of its group."""
+
+
+class Reductions:
+    """Those of one step. `feed` takes the events that they end in."""
+
+    def __init__(self, seat: Seat, feed: Callable[[Event], None]) -> None:
+        self.bytes_sent = 0
+        self._seat = seat
+        self._feed = feed
+        self._butterflies: dict[bytes, asyncio.Future[Butterfly | None]] = {}
+
+    async def reduce(self, signed: Signed, delta_N: Tensor | None) -> None:
+        """Take part. Ends with Reduced; after ReduceFailed it goes on until cancelled (see `butterfly`)."""
+        group = signed.group
+        if not group.part_values:
+            await self._propose(group.attempt, signed.digest, group, (), None)
+            return
+        butterfly = Butterfly(
+            self._seat.network,
+            self._seat.methods.reduce,
+            signed,
+            delta_N,
+            self._seat.codec,
+            self._seat.executor,
+            on_failure=lambda error: self._feed(failure(group.attempt, error)),
+            faults=self._seat.faults,
+        )
+        self._place(signed.digest).set_result(butterfly)
+        try:
+            reduction = await butterfly.run()
+        finally:
+            self.bytes_sent += butterfly.bytes_sent
+            self._butterflies.pop(signed.digest, None)
+        await self._propose(group.attempt, signed.digest, group, reduction.parts, reduction.mean_N)
+
+    async def recover(self, signed: Signed, outcome: Outcome, holders: Sequence[str]) -> None:
+        """Get the parts of `outcome`. Ends with Reduced or ReduceFailed."""
+        seat, attempt = self._seat, signed.group.attempt
+        if seat.replica.proposal(outcome) is not None:
+            self._feed(Reduced(attempt=attempt, outcome=outcome))
+            return
+        try:
+            origin = seat.notary.read_group(signed.group.origin or signed.data, seat.network.now()).group
+            parts = await seat.fetcher.parts(origin, outcome, holders, seat.codec)
+            mean_N = await asyncio.get_running_loop().run_in_executor(
+                seat.executor, decode_parts, seat.codec, origin, parts
+            )
+            await self._propose(attempt, outcome.origin_digest, origin, parts, mean_N)
+        except SwarmError as error:
+            self._feed(failure(attempt, error))
+
+    async def attend(self, peer: str, signed: Signed, stream: Stream) -> None:
+        """Lead `peer`'s stream to the butterfly of its group, once this member takes part in it. Raises RoundError."""
+        butterfly = None
+        try:
+            async with asyncio.timeout(GROUP_WAIT_S):
+                butterfly = await asyncio.shield(self._place(signed.digest))
+        except TimeoutError:
+            self._butterflies.pop(signed.digest, None)
+        if butterfly is None:
+            raise RoundError(f"this member takes no part in attempt {signed.group.attempt}")
+        await butterfly.attend(peer, stream)
+
+    def close(self) -> None:
+        """The step is over: streams that wait for a group wait in vain."""
+        for place in self._butterflies.values():
+            if not place.done():
+                place.set_result(None)
+
+    def _place(self, digest: bytes) -> asyncio.Future[Butterfly | None]:
+        if digest not in self._butterflies:
+            self._butterflies[digest] = asyncio.get_running_loop().create_future()
+        return self._butterflies[digest]
+
+    async def _propose(
+        self, attempt: int, digest: bytes, origin: Group, parts: tuple[bytes, ...], mean_N: Tensor | None
+    ) -> None:
+        try:
+            outcome = await asyncio.get_running_loop().run_in_executor(
+                self._seat.executor, self._seat.replica.propose, digest, origin, parts, mean_N
+            )
+        except SwarmError as error:
+            self._feed(failure(attempt, error))
+        else:
+            await self._seat.faults.reached("round.proposed")
+            self._feed(Reduced(attempt=attempt, outcome=outcome))
+
+
+def decode_parts(codec: Codec, origin: Group, parts: tuple[bytes, ...]) -> Tensor | None:
+    """The mean [N] that `parts` encode; None for a group that reduced nothing. Blocks. Raises IntegrityError."""
+    if not parts:
+        return None
+    mean_N = torch.empty(sum(origin.part_values))
+    try:
+        for index, part in enumerate(parts):
+            decode_part(codec, part, part_frames(origin, index), mean_N)
+    except CodecError as error:
+        raise IntegrityError(f"a part that was voted for cannot be decoded: {error}") from error
+    return mean_N
+
+
+def failure(attempt: int, error: SwarmError) -> ReduceFailed:
+    """Who is to blame for `error`: whoever broke the protocol or could not be reached, but not who only reported it."""
+    peers = (error.peer_id,) if error.peer_id else ()
+    if isinstance(error, PeerViolation):
+        return ReduceFailed(attempt=attempt, reason=error.message, accused=peers)
+    if isinstance(error, PeerError):
+        return ReduceFailed(attempt=attempt, reason=error.message, unreachable=peers)
+    return ReduceFailed(attempt=attempt, reason=error.message)

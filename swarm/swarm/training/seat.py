@@ -1,0 +1,123 @@
+"""A member's place in a run, and what it says to the other members, each as one function that ends in an event.
+
+Failures of peers become events too, so that the round machine decides what follows from them. Nothing here has state.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+from swarm_compression import Codec
+from swarm_protocol.errors import PeerRefused, PeerUnreachable, SwarmError
+from swarm_protocol.training_messages import Abort, Ready, ReadyReply, Standing, StandingRequest
+
+from swarm.network.interface import Network
+from swarm.network.phases import FaultHook
+from swarm.training.certificate import Notary
+from swarm.training.methods import Methods
+from swarm.training.replica import Replica
+from swarm.training.round_events import Event, Grouped, LeftOut, Lost, Moved, Proven
+from swarm.training.transfer import Fetcher
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 10.0
+"""How long a coordinator keeps a report waiting before it has it made again: so long, and CALL_TIMEOUT_S, a coordinator
+whose connection does not break can be dead unnoticed."""
+CALL_TIMEOUT_S = 5.0
+"""For small messages over bad links."""
+ANNOUNCE_TIMEOUT_S = 0.5
+"""How long leaving an attempt waits until the others have heard why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Seat:
+    """What rounds need of a member. `executor` computes for rounds, beside the one that trains."""
+
+    network: Network
+    notary: Notary
+    methods: Methods
+    replica: Replica
+    codec: Codec
+    fetcher: Fetcher
+    executor: Executor
+    faults: FaultHook
+
+    @property
+    def run(self) -> str:
+        return self.notary.run
+
+
+async def report_ready(seat: Seat, peer: str, ready: Ready) -> tuple[Event, int]:
+    """Report to the coordinator `peer` until it decides; also the bytes that were sent for it."""
+    request, num_bytes = ready.to_bytes(), 0
+    try:
+        while True:
+            num_bytes += len(request)
+            data = await seat.network.call(peer, seat.methods.ready, request, timeout_s=POLL_S + CALL_TIMEOUT_S)
+            reply = ReadyReply.from_bytes(data)
+            if reply.kind != "pending":
+                return _read_reply(seat, peer, ready.attempt, reply), num_bytes
+    except SwarmError as error:
+        return Lost(peer=peer, reason=error.message), num_bytes
+
+
+def _read_reply(seat: Seat, peer: str, attempt: int, reply: ReadyReply) -> Event:
+    """Raises PeerViolation or IntegrityError."""
+    match reply.kind:
+        case "group":
+            return Grouped(signed=seat.notary.read_group(reply.group, seat.network.now()))
+        case "attempt":
+            return Moved(attempt=attempt, to=reply.attempt)
+        case "left_out":
+            return LeftOut(attempt=attempt, reason=reply.reason)
+        case _:
+            return overtaken(seat, reply.certificate) or Lost(peer=peer, reason="it starts from another state")
+
+
+async def ask_standing(seat: Seat, peer: str, step: int, *, hurry: bool) -> Event | None:
+    """Where `peer` is: an event if it is further than this member, or gone."""
+    request = StandingRequest(run=seat.run, step=step, hurry=hurry).to_bytes()
+    try:
+        data = await seat.network.call(peer, seat.methods.standing, request, timeout_s=CALL_TIMEOUT_S)
+        return overtaken(seat, Standing.from_bytes(data).certificate)
+    except PeerRefused:
+        # it is there, but has no state yet
+        return None
+    except SwarmError as error:
+        return Lost(peer=peer, reason=error.message)
+
+
+def overtaken(seat: Seat, certificate: bytes) -> Proven | None:
+    """An event if `certificate` is of higher rank than this member's state. Raises PeerViolation or IntegrityError."""
+    if not certificate:
+        return None
+    proof = seat.notary.check_certificate(certificate, seat.network.now())
+    return Proven(certificate=certificate) if proof.rank > seat.replica.rank else None
+
+
+async def send_vote(seat: Seat, peer: str, vote: bytes) -> Event | None:
+    try:
+        await seat.network.call(peer, seat.methods.vote, vote, timeout_s=CALL_TIMEOUT_S)
+    except PeerUnreachable as error:
+        return Lost(peer=peer, reason=error.message)
+    except SwarmError as error:
+        logger.warning("%s did not take a vote: %s", peer[-6:], error)
+    return None
+
+
+async def announce(seat: Seat, abort: Abort, peers: tuple[str, ...]) -> None:
+    """Tell `peers`, for at most ANNOUNCE_TIMEOUT_S, so that they hear the reason before streams break."""
+
+    async def tell(peer: str) -> None:
+        try:
+            await seat.network.call(peer, seat.methods.abort, abort.to_bytes(), timeout_s=ANNOUNCE_TIMEOUT_S)
+        except SwarmError as error:
+            logger.debug("could not tell %s why this member left: %s", peer[-6:], error)
+
+    async with asyncio.TaskGroup() as tasks:
+        for peer in peers:
+            tasks.create_task(tell(peer))

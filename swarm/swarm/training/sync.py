@@ -1,0 +1,98 @@
+"""How a member gets to the state that a certificate names: by the proposal it has, by the parts, or by fetching it.
+
+A member that took part has proposed the state itself. One that held the state before needs only the result's parts, a
+byte a parameter with int8. Everyone else fetches chunks. Nothing here has state; `trainer` adopts what comes back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+
+from swarm_protocol.errors import SwarmError
+from swarm_protocol.records import TrainerRecord
+from swarm_protocol.training_messages import Standing, StandingRequest
+
+from swarm.network.membership import Membership
+from swarm.training.certificate import Proof
+from swarm.training.reduction import decode_parts
+from swarm.training.replica import Held
+from swarm.training.seat import CALL_TIMEOUT_S, Seat
+from swarm.training.transfer import Fetched
+
+logger = logging.getLogger(__name__)
+
+MAX_ASKED = 16
+"""Peers asked for their standing by whoever joins: the ones that claim to be furthest."""
+MAX_DONORS = 16
+"""Beyond this a joiner's own link is the bottleneck."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Obtained:
+    """The state that was certified. `fetched` says how, unless this member could compute it."""
+
+    held: Held
+    fetched: Fetched | None = None
+
+
+async def trainers(membership: Membership, run: str) -> dict[str, TrainerRecord]:
+    """Who trains `run`; nobody if the lookup fails, which is then tried again sooner or later."""
+    try:
+        return await membership.trainers(run)
+    except SwarmError as error:
+        logger.warning("could not look up who trains %s: %s", run, error)
+        return {}
+
+
+async def furthest(seat: Seat, records: dict[str, TrainerRecord]) -> Proof | None:
+    """The proof of highest rank that any of these peers can show; None if nobody has one."""
+    peers = [peer for peer, record in records.items() if record.digest and peer != seat.network.peer_id]
+    peers = sorted(peers, key=lambda peer: -records[peer].outer_step)[:MAX_ASKED]
+    async with asyncio.TaskGroup() as tasks:
+        asking = [tasks.create_task(_proof_of(seat, peer)) for peer in peers]
+    proofs = [proof for task in asking if (proof := task.result()) is not None]
+    return max(proofs, key=lambda proof: proof.rank, default=None)
+
+
+async def _proof_of(seat: Seat, peer: str) -> Proof | None:
+    request = StandingRequest(run=seat.run, step=1).to_bytes()
+    try:
+        data = await seat.network.call(peer, seat.methods.standing, request, timeout_s=CALL_TIMEOUT_S)
+        certificate = Standing.from_bytes(data).certificate
+        return seat.notary.check_certificate(certificate, seat.network.now()) if certificate else None
+    except SwarmError as error:
+        logger.warning("%s did not say where it is: %s", peer[-6:], error)
+        return None
+
+
+async def obtain(seat: Seat, proof: Proof, donors: list[str]) -> Obtained:
+    """The state that `proof` is about, from the members that voted for it or from `donors`. Raises RoundError."""
+    if (held := seat.replica.proposal(proof.outcome)) is not None:
+        return Obtained(held=held)
+    members = [peer for peer in proof.voters if peer != seat.network.peer_id]
+    donors = [*members, *(peer for peer in donors if peer not in members and peer != seat.network.peer_id)]
+    donors = donors[:MAX_DONORS]
+    if proof.origin.state_digest == seat.replica.digest:
+        try:
+            return Obtained(held=await _rebuild(seat, proof, donors))
+        except SwarmError as error:
+            logger.warning("fetching the state, since its parts do not lead to it: %s", error)
+    fetched = await seat.fetcher.state(proof.outcome.state_digest, donors, seat.replica.current)
+    return Obtained(held=Held(state=fetched.state, manifest=fetched.manifest), fetched=fetched)
+
+
+async def _rebuild(seat: Seat, proof: Proof, holders: list[str]) -> Held:
+    """Apply the certified parts to this member's state, which they start from."""
+    outcome = proof.outcome
+    loop = asyncio.get_running_loop()
+    parts = await seat.fetcher.parts(proof.origin, outcome, holders, seat.codec)
+    mean_N = await loop.run_in_executor(seat.executor, decode_parts, seat.codec, proof.origin, parts)
+    mine = await loop.run_in_executor(
+        seat.executor, seat.replica.propose, outcome.origin_digest, proof.origin, parts, mean_N
+    )
+    held = seat.replica.proposal(outcome)
+    if held is None:
+        raise SwarmError(f"they lead to {mine.state_digest.hex()[:12]} here")
+    return held

@@ -1,0 +1,362 @@
+"""A member of a training run, from joining to the last outer step: the thin owner of tasks.
+
+One task drives one step at a time (`driver`); beside it the interval computes in a thread of its own, and the membership
+is watched. What is committed lies in the `replica`; what peers ask goes to the `desk`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+
+from swarm_compression import get_codec
+from swarm_protocol.errors import SwarmError
+from swarm_protocol.identity import Identity
+from swarm_protocol.records import TrainerRecord, TrainerState
+from swarm_protocol.training_messages import Contribution
+
+from swarm.network.interface import Network
+from swarm.network.membership import Membership
+from swarm.network.phases import FaultHook, no_faults
+from swarm.training import round as machine
+from swarm.training.certificate import Notary, Proof
+from swarm.training.coordinator import Terms
+from swarm.training.desk import Desk
+from swarm.training.driver import RoundDriver
+from swarm.training.events import (
+    Admitted,
+    IntervalDone,
+    IntervalFailed,
+    OuterStep,
+    RoundAborted,
+    StateFetched,
+    TrainingEvent,
+    Validated,
+)
+from swarm.training.interval import Intervals, Materials, prepare
+from swarm.training.lease import sample_ids
+from swarm.training.methods import Methods
+from swarm.training.replica import Held, Replica
+from swarm.training.round_events import GiveUp, Offered, Sighted
+from swarm.training.run_file import SignedRun
+from swarm.training.seat import Seat
+from swarm.training.state import ReplicaState
+from swarm.training.sync import Obtained, furthest, obtain, trainers
+from swarm.training.transfer import Fetcher
+
+logger = logging.getLogger(__name__)
+
+WATCH_S = 5.0
+FIRST_WATCH_S = 0.5
+"""How often the membership is looked at: often while a run's first group forms, as nothing else says who is there."""
+RETRY_S = 1.0
+"""The pause before a state that nobody could give is asked for again."""
+VALIDATION_BATCHES = 4
+PATIENCE_S = 10.0
+"""How much longer than the grace a coordinator waits until it says that too few members are ready."""
+SLOWEST_BYTES_PER_S = 1.25e5
+"""1 Mbit/s: whoever sends its slices slower than this holds up the group for too long."""
+SLOWEST_VALUES_PER_S = 2e7
+"""Of an outer step with its digests; a small computer does ten times as much."""
+SPARE_S = 10.0
+
+
+class Trainer:
+    """One member of `run`. `on_event` is called in the event loop, and must not block.
+
+    `run` takes part until all outer steps are committed; the state is then handed out to those who are late, until
+    `close`. `materials` replaces the run's own model and data; `state` is one to resume from. `max_interval_s` bounds
+    this member's intervals in time, so that a slow machine contributes what it can.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        membership: Membership,
+        identity: Identity,
+        run: SignedRun,
+        *,
+        on_event: Callable[[TrainingEvent], None],
+        materials: Materials | None = None,
+        state: ReplicaState | None = None,
+        device: str = "cpu",
+        max_interval_s: float = math.inf,
+        faults: FaultHook = no_faults,
+    ) -> None:
+        self._network = network
+        self._membership = membership
+        self._notary = Notary(identity=identity, network_id=network.network_id, run=run.run_id)
+        self._run = run
+        self._on_event = on_event
+        self._materials = materials
+        self._first_state = state
+        self._device = device
+        self._max_interval_s = max_interval_s
+        self._faults = faults
+        self._executor = ThreadPoolExecutor(2, thread_name_prefix="swarm-round")
+        self._intervals: Intervals | None = None
+        self._desk: Desk | None = None
+        self._replica: Replica | None = None
+        self._accused: dict[str, str] = {}
+        self._stopping = False
+        self._tokens_per_s = 0.0
+        self._loss: float | None = None
+
+    async def __aenter__(self) -> Trainer:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @property
+    def state(self) -> ReplicaState | None:
+        """The committed state; its tensors do not change. None before `run` has prepared it."""
+        return self._replica.current.state if self._replica else None
+
+    async def run(self) -> None:
+        """Join, and train until all outer steps are committed or `stop`. Raises ConfigError or IntegrityError."""
+        self._announce("joining")
+        seat = await self._take_seat()
+        async with asyncio.TaskGroup() as background:
+            await self._join(seat)
+            if seat.replica.outer_step == 0:
+                await self._validate(seat)
+            while seat.replica.outer_step < self._run.config.outer_steps and not self._stopping:
+                await self._take_step(seat, background)
+        if not self._stopping:
+            await self._validate(seat)
+            self._announce("finished")
+
+    def stop(self) -> None:
+        """Leave after the step that is under way."""
+        self._stopping = True
+        if self._intervals is not None:
+            self._intervals.hurry()
+
+    async def close(self) -> None:
+        """Hand out nothing more. Waits for a running inner step. Idempotent."""
+        if self._desk is not None:
+            self._desk.close()
+        self._membership.withdraw("train", self._run.run_id)
+        if self._intervals is not None:
+            await asyncio.to_thread(self._intervals.close)
+        await asyncio.to_thread(self._executor.shutdown, cancel_futures=True)
+
+    # --- joining -----------------------------------------------------------------------------------------------------
+
+    async def _take_seat(self) -> Seat:
+        config = self._run.config
+        loop = asyncio.get_running_loop()
+        materials = self._materials
+        if materials is None:
+            materials = await loop.run_in_executor(self._executor, prepare, config, self._device)
+        self._intervals = Intervals(materials.inner, max_interval_s=self._max_interval_s)
+        state = self._first_state or ReplicaState.initial(materials.theta_N)
+        self._replica = Replica(config, await loop.run_in_executor(self._executor, Held.of, state))
+        methods = Methods(self._run.run_id)
+        seat = Seat(
+            network=self._network,
+            notary=self._notary,
+            methods=methods,
+            replica=self._replica,
+            codec=get_codec(config.codec),
+            fetcher=Fetcher(self._network, methods, self._executor),
+            executor=self._executor,
+            faults=self._faults,
+        )
+        self._desk = Desk(seat)
+        await self._desk.open()
+        return seat
+
+    async def _join(self, seat: Seat) -> None:
+        """Get to where the run is."""
+        proof = await furthest(seat, await trainers(self._membership, self._run.run_id))
+        if proof is not None and proof.rank > seat.replica.rank:
+            await self._reach(seat, proof)
+        self._announce("training")
+
+    async def _reach(self, seat: Seat, proof: Proof) -> tuple[Proof, Obtained]:
+        """Adopt the state that `proof` is about, or a later one if that is not to be had any more."""
+        started = asyncio.get_running_loop().time()
+        while True:
+            records = await trainers(self._membership, self._run.run_id)
+            donors = [peer for peer, record in records.items() if record.digest == proof.outcome.state_digest]
+            try:
+                obtained = await obtain(seat, proof, donors)
+                break
+            except SwarmError as error:
+                logger.warning("cannot get the state of outer step %d yet: %s", proof.outer_step, error)
+            await asyncio.sleep(RETRY_S)
+            later = await furthest(seat, records)
+            proof = max(proof, later or proof, key=lambda each: each.rank)
+        seat.replica.adopt(obtained.held, proof)
+        if (fetched := obtained.fetched) is not None:
+            event = StateFetched(
+                step=proof.outer_step,
+                digest=proof.outcome.state_digest.hex(),
+                donors=fetched.donors,
+                num_bytes=fetched.num_bytes,
+                seconds=asyncio.get_running_loop().time() - started,
+            )
+            self._on_event(event)
+        return proof, obtained
+
+    # --- one step ----------------------------------------------------------------------------------------------------
+
+    async def _take_step(self, seat: Seat, background: asyncio.TaskGroup) -> None:
+        """From one committed state to the next one."""
+        assert self._desk is not None
+        assert self._intervals is not None
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        driver = RoundDriver(
+            seat,
+            machine.begin(self._terms(seat), accused=self._accused),
+            background=background,
+            on_abort=self._on_abort,
+            hurry=self._intervals.hurry,
+        )
+        offered: list[float] = []
+        async with asyncio.TaskGroup() as tasks:
+            self._desk.enter(driver)
+            interval = tasks.create_task(self._interval(seat, driver, offered), name="interval")
+            watch = tasks.create_task(self._watch(seat, driver), name="watch")
+            try:
+                certificate = await driver.run()
+                await self._faults.reached("round.committed")
+            finally:
+                self._desk.enter(None)
+                self._intervals.hurry()
+                watch.cancel()
+            # a thread cannot be cancelled, and trains one interval at a time
+            await interval
+        self._accused = driver.accused
+        proof, obtained = await self._reach(seat, self._notary.check_certificate(certificate, self._network.now()))
+        await self._faults.reached("round.applied")
+        if obtained.fetched is None:
+            now = loop.time()
+            round_s = now - offered[0] if offered else 0.0
+            self._report(proof, bytes_sent=driver.bytes_sent, seconds=now - started, round_s=round_s)
+        self._announce("training")
+
+    def _terms(self, seat: Seat) -> Terms:
+        config, replica = self._run.config, seat.replica
+        num_values = replica.current.manifest.num_values
+        slices_bytes = 2 * seat.codec.encoded_bytes(num_values)
+        return Terms(
+            run=self._run.run_id,
+            me=self._network.peer_id,
+            step=replica.outer_step + 1,
+            first_attempt=replica.proof.next_attempt if replica.proof else 0,
+            state_digest=replica.digest,
+            roster=replica.current.state.roster,
+            min_group=config.min_group,
+            max_group=config.max_group,
+            samples_per_member=config.samples_per_interval,
+            tokens_per_sample=config.data.window_tokens,
+            num_values=num_values,
+            grace_s=config.quorum_grace_s,
+            patience_s=config.quorum_grace_s + PATIENCE_S,
+            reduce_s=min(3600.0, SPARE_S + slices_bytes / SLOWEST_BYTES_PER_S),
+            vote_s=min(3600.0, SPARE_S + num_values / SLOWEST_VALUES_PER_S),
+        )
+
+    async def _interval(self, seat: Seat, driver: RoundDriver, offered: list[float]) -> None:
+        """Train on the lease, and offer what came of it. Without a lease there is nothing to train on."""
+        assert self._intervals is not None
+        me, step, state = self._network.peer_id, driver.terms.step, seat.replica.current.state
+        contribution = Contribution(peer_id=me)
+        if lease := seat.replica.lease(me):
+            await self._faults.reached("interval")
+            try:
+                result, delta_N = await self._intervals.train(
+                    state.theta_N, sample_ids(lease), self._run.config.interval_steps
+                )
+            except SwarmError as error:
+                self._on_event(IntervalFailed(step=step, reason=error.message))
+            else:
+                if result.num_tokens:
+                    driver.delta_N = delta_N
+                    contribution = Contribution(
+                        peer_id=me,
+                        num_tokens=result.num_tokens,
+                        num_samples=result.num_samples,
+                        loss=result.mean_loss,
+                    )
+                    self._tokens_per_s, self._loss = result.tokens_per_s, result.mean_loss
+                    self._on_event(
+                        IntervalDone(
+                            step=step,
+                            num_steps=result.num_steps,
+                            num_tokens=result.num_tokens,
+                            loss=result.mean_loss,
+                            seconds=result.seconds,
+                            tokens_per_s=result.tokens_per_s,
+                        )
+                    )
+        offered.append(asyncio.get_running_loop().time())
+        driver.feed(Offered(contribution=contribution))
+
+    async def _watch(self, seat: Seat, driver: RoundDriver) -> None:
+        """Tell the driver who is in the run, and look at peers that seem to be further."""
+        while True:
+            records = await trainers(self._membership, self._run.run_id)
+            driver.feed(Sighted(peers=tuple(peer for peer, each in records.items() if each.state == "training")))
+            for peer, record in records.items():
+                differs = record.outer_step == seat.replica.outer_step and record.digest != seat.replica.digest
+                if peer != self._network.peer_id and record.digest:
+                    if record.outer_step > seat.replica.outer_step or differs:
+                        driver.look_at(peer)
+            await asyncio.sleep(WATCH_S if driver.terms.roster else FIRST_WATCH_S)
+
+    # --- what others hear --------------------------------------------------------------------------------------------
+
+    def _on_abort(self, notice: GiveUp) -> None:
+        logger.warning("attempt %d at outer step %d: %s", notice.attempt, notice.step, notice.reason)
+        self._on_event(
+            RoundAborted(step=notice.step, attempt=notice.attempt, reason=notice.reason, missing=notice.missing)
+        )
+
+    def _report(self, proof: Proof, *, bytes_sent: int, seconds: float, round_s: float) -> None:
+        origin = proof.origin
+        if not origin.num_tokens:
+            self._on_event(Admitted(step=origin.step, group=origin.peer_ids))
+            return
+        loss = sum(member.loss * member.num_tokens for member in origin.members) / origin.num_tokens
+        self._on_event(
+            OuterStep(
+                step=origin.step,
+                loss=loss,
+                digest=proof.outcome.state_digest.hex(),
+                group=origin.peer_ids,
+                num_tokens=origin.num_tokens,
+                bytes_sent=bytes_sent,
+                seconds=seconds,
+                round_s=round_s,
+                tokens_per_s=self._tokens_per_s,
+            )
+        )
+
+    async def _validate(self, seat: Seat) -> None:
+        assert self._intervals is not None
+        loss = await self._intervals.validate(seat.replica.current.state.theta_N, VALIDATION_BATCHES)
+        self._on_event(Validated(step=seat.replica.outer_step, loss=loss))
+
+    def _announce(self, state: TrainerState) -> None:
+        replica = self._replica
+        self._membership.announce(
+            TrainerRecord(
+                run=self._run.run_id,
+                outer_step=replica.outer_step if replica else 0,
+                digest=replica.digest if replica else b"",
+                tokens_per_s=self._tokens_per_s,
+                loss=self._loss,
+                state=state,
+            )
+        )

@@ -1,0 +1,191 @@
+"""A run among trainers on a simulated internet, with a synthetic model that trains in no time.
+
+The "model" is a vector that each interval moves towards a fixed target by an amount that depends on the samples, so
+that contributions differ, losses fall, and every replica can be compared bit by bit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+
+import torch
+from swarm.network.membership import Membership
+from swarm.network.memory import MemoryInternet, MemoryNetwork
+from swarm.network.memory_link import Link
+from swarm.network.phases import FaultHook, no_faults
+from swarm.testing.faults import FaultScript
+from swarm.training.events import Admitted, OuterStep, RoundAborted, StateFetched, TrainingEvent
+from swarm.training.inner import IntervalResult
+from swarm.training.interval import Materials
+from swarm.training.run_config import DataConfig, InnerConfig, RunConfig
+from swarm.training.run_file import SignedRun, sign_run
+from swarm.training.trainer import Trainer
+from swarm_protocol.identity import Identity
+from torch import Tensor
+
+NUM_VALUES = 3000
+WINDOW_TOKENS = 4
+LAN = Link(latency_s=0.005)
+
+
+def config(**changes: object) -> RunConfig:
+    settings: dict[str, object] = {
+        "name": "test",
+        "outer_steps": 3,
+        "interval_steps": 5,
+        "min_group": 1,
+        "max_group": 16,
+        "quorum_grace_s": 1.0,
+        "data": DataConfig(window_tokens=WINDOW_TOKENS),
+        "inner": InnerConfig(batch_windows=2),
+    }
+    return RunConfig(**{**settings, **changes})  # type: ignore[arg-type]
+
+
+def signed(run: RunConfig) -> SignedRun:
+    return sign_run(run, Identity(bytes(31) + b"r"), issued_at=1_750_000_000)
+
+
+@dataclass
+class SyntheticInner:
+    """Implements `interval.Inner`. `trained` are the sample ids of each interval, `step_s` real seconds a step."""
+
+    num_values: int = NUM_VALUES
+    step_s: float = 0.0
+    corrupt: Callable[[Tensor], Tensor] = lambda x_N: x_N
+    trained: list[list[int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        generator = torch.Generator().manual_seed(7)
+        self.target_N = torch.randn(self.num_values, generator=generator)
+        self.theta_N = torch.zeros(self.num_values)
+
+    def load(self, theta_N: Tensor) -> None:
+        self.theta_N = theta_N.clone()
+
+    def train(
+        self, sample_ids: Sequence[int], num_steps: int, stop: Callable[[], bool] = lambda: False
+    ) -> IntervalResult:
+        done, loss = 0, 0.0
+        while done < num_steps and not stop():
+            batch = sample_ids[2 * done : 2 * done + 2]
+            loss += float((self.theta_N - self.target_N).square().mean())
+            self.theta_N = self.theta_N + 0.05 * (1 + sum(batch) % 7) / 7 * (self.target_N - self.theta_N)
+            done += 1
+            time.sleep(self.step_s)
+        self.trained.append(list(sample_ids[: 2 * done]))
+        return IntervalResult(
+            num_steps=done,
+            num_samples=2 * done,
+            num_tokens=2 * done * WINDOW_TOKENS,
+            mean_loss=loss / done if done else float("nan"),
+            seconds=0.1 * done,
+        )
+
+    def flat(self) -> Tensor:
+        return self.corrupt(self.theta_N)
+
+    def validate(self, theta_N: Tensor, num_batches: int) -> float:
+        return float((theta_N - self.target_N).square().mean())
+
+
+@dataclass(eq=False)
+class Member:
+    name: str
+    network: MemoryNetwork
+    trainer: Trainer
+    inner: SyntheticInner
+    events: list[TrainingEvent]
+    task: asyncio.Task[None] | None = None
+
+    @property
+    def peer_id(self) -> str:
+        return self.network.peer_id
+
+    def of(self, kind: type) -> list:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    @property
+    def digest(self) -> str:
+        assert self.trainer.state is not None
+        return self.trainer.state.manifest().digest().hex()
+
+
+class Swarm:
+    """Starts, kills and joins the members of one run. Use as an async context manager in virtual time."""
+
+    def __init__(self, run: RunConfig, script: FaultScript | None = None, *, link: Link = LAN) -> None:
+        self.run = signed(run)
+        self.internet = MemoryInternet(default_link=link, detection_s=0.2)
+        self.members: dict[str, Member] = {}
+        self.script = script
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Swarm:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for member in self.members.values():
+            if member.task is not None:
+                member.task.cancel()
+                await asyncio.gather(member.task, return_exceptions=True)
+            await member.trainer.close()
+        await self._stack.aclose()
+        for member in self.members.values():
+            await member.network.close()
+
+    async def join(self, name: str, *, inner: SyntheticInner | None = None, faults: FaultHook | None = None) -> Member:
+        identity = Identity(hashlib.sha256(name.encode()).digest())
+        network = self.internet.network(identity)
+        membership = await self._stack.enter_async_context(Membership(network))
+        inner = inner or SyntheticInner()
+        events: list[TrainingEvent] = []
+        trainer = Trainer(
+            network,
+            membership,
+            identity,
+            self.run,
+            on_event=events.append,
+            materials=Materials(inner=inner, theta_N=torch.zeros(inner.num_values)),
+            faults=faults or (self.script.hook(name) if self.script else no_faults),
+        )
+        member = Member(name, network, trainer, inner, events)
+        self.members[name] = member
+        member.task = asyncio.create_task(trainer.run(), name=f"trainer {name}")
+        return member
+
+    def kill(self, name: str) -> None:
+        """As the fault script's `kill`: the node is gone at once, without a word."""
+        member = self.members[name]
+        self.internet.crash(member.peer_id, detection_s=0.0)
+        assert member.task is not None
+        member.task.cancel()
+
+    async def finish(self, *names: str, timeout_s: float = 600.0) -> list[Member]:
+        """Wait until these members, or all, have returned from `run`."""
+        chosen = [member for name, member in self.members.items() if not names or name in names]
+        async with asyncio.timeout(timeout_s):
+            for member in chosen:
+                assert member.task is not None
+                await member.task
+        return chosen
+
+
+def assert_equal_steps(members: Sequence[Member], num_steps: int) -> None:
+    """Every member has the same final state, and no two ever reported different digests for one outer step."""
+    assert {member.trainer.state.outer_step for member in members if member.trainer.state} == {num_steps}
+    assert len({member.digest for member in members}) == 1
+    digests: dict[int, set[str]] = {}
+    for member in members:
+        for event in member.events:
+            if isinstance(event, OuterStep | StateFetched) and event.step:
+                digests.setdefault(event.step, set()).add(event.digest)
+    assert all(len(each) == 1 for each in digests.values()), digests
+
+
+__all__ = ["Admitted", "Member", "RoundAborted", "Swarm", "SyntheticInner", "assert_equal_steps", "config", "signed"]

@@ -64,11 +64,3 @@ LINKS = {
         _connection("awful", 2, 0.5, 150, 100, 0.02),
     )
 }
-
-
-def get_connection(name: str) -> Connection:
-    """Raises KeyError with the known names."""
-    try:
-        return LINKS[name]
-    except KeyError:
-        raise KeyError(f"no link {name!r}; there are {', '.join(LINKS)}") from None

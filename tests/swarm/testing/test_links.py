@@ -6,7 +6,7 @@ import itertools
 import math
 
 import pytest
-from swarm.testing.links import LINKS, MBIT_BYTES, Connection, get_connection, link_between
+from swarm.testing.links import LINKS, MBIT_BYTES, Connection, link_between
 
 
 def test_ladder_has_its_names_from_best_to_worst() -> None:
@@ -31,12 +31,6 @@ def test_link_between_adds_latencies_and_takes_the_narrower_rate() -> None:
     assert link.bandwidth_bytes_per_s == 20 * MBIT_BYTES
     assert link_between(LINKS["dsl"], LINKS["cable"]).bandwidth_bytes_per_s == 10 * MBIT_BYTES
     assert link_between(LINKS["awful"], LINKS["awful"]).loss == pytest.approx(1 - 0.98**2)
-
-
-def test_get_connection_with_unknown_name_lists_the_known() -> None:
-    assert get_connection("lan") is LINKS["lan"]
-    with pytest.raises(KeyError, match="no link 'satellite'; there are lan, fibre"):
-        get_connection("satellite")
 
 
 def test_connection_with_impossible_values_is_refused() -> None:

@@ -119,7 +119,9 @@ class End:
         """Tell the other side that nobody reads or writes here any more."""
         self._finished = True
         self._pipe.drop(self)
-        self._put(0, lambda: self.other.break_off(PeerUnreachable("the peer has left", peer_id=self.other.peer_id)))
+        left = PeerUnreachable("the peer has left", peer_id=self.other.peer_id)
+        # not `_put`: this side may have broken off by itself, of which the other knows nothing
+        self._pipe.put(self, 0, lambda: self.other.break_off(left))
 
     def break_off(self, error: SwarmError) -> None:
         """What has arrived can still be read; then, and for sending at once, `error` is raised here."""

@@ -51,8 +51,6 @@ class Node:
     """A TCP server that answers `b"size\\n"` with that many bytes, and `b"0\\n"` with a newline."""
 
     def __init__(self) -> None:
-        self.received_bytes = 0
-        self.changed = asyncio.Event()
         self.tasks: set[asyncio.Task[None]] = set()
 
     def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

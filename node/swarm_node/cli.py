@@ -17,6 +17,7 @@ from swarm_protocol.errors import ConfigError, SwarmError
 from typer.exceptions import TyperException
 
 from swarm_node import home, logs
+from swarm_node.demo.command import demo
 from swarm_node.events import Emitter
 from swarm_node.options import Command, spread
 
@@ -98,6 +99,7 @@ COMMANDS = (
 
 for entry in COMMANDS:
     entry.add_to(app)
+app.command("demo", epilog="Example: swarm-node demo --nodes 4 --keep demo")(demo)
 
 
 def main() -> None:

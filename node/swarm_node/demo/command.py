@@ -1,0 +1,108 @@
+"""`swarm-node demo`: its options, its home directory, and what is left of it in the end."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from swarm_protocol.errors import ConfigError
+
+from swarm_node.events import Emitter
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from swarm_node.demo.plan import Plan
+    from swarm_node.demo.summary import Summary
+
+
+def demo(
+    *,
+    nodes: Annotated[int, typer.Option("--nodes", metavar="N", help="Volunteers to start.")] = 4,
+    outer_steps: Annotated[int, typer.Option("--outer-steps", metavar="N", help="Outer steps to train.")] = 12,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", metavar="N", help="Length of the completion.")] = 160,
+    prompt: Annotated[str, typer.Option("--prompt", metavar="TEXT", help="What to complete.")] = "def fibonacci(n):\n",
+    keep: Annotated[
+        Path | None, typer.Option("--keep", metavar="DIR", help="Keep everything, the trained model too, in DIR.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print events as JSON lines on stdout.")] = False,
+) -> int:
+    """See it all on this machine: train together, serve together, kill a node on the way."""
+    # torch, rich and openai take seconds to import: --help should not wait for them
+    from rich.console import Console  # noqa: PLC0415
+
+    from swarm_node.demo.plan import Plan  # noqa: PLC0415
+
+    try:
+        plan = Plan(
+            num_nodes=nodes,
+            outer_steps=outer_steps,
+            prompt=prompt,
+            max_new_tokens=max_tokens,
+            kill_after_tokens=max(1, max_tokens // 5),
+            keep=keep,
+        )
+    except ValueError as error:
+        raise ConfigError(str(error), remedy="see swarm-node demo --help") from None
+    console = Console(stderr=json)
+    with _home(keep, console) as root:
+        summary = asyncio.run(_run(plan, root, console, Emitter(json=json)))
+    return 0 if summary.digests_equal and summary.tokens_identical else 1
+
+
+async def _run(plan: Plan, root: Path, console: Console, emitter: Emitter) -> Summary:
+    from swarm_node.demo import stages, summary  # noqa: PLC0415
+    from swarm_node.demo.board import Board  # noqa: PLC0415
+    from swarm_node.demo.display import make_display  # noqa: PLC0415
+    from swarm_node.demo.nodes import Fleet  # noqa: PLC0415
+    from swarm_node.demo.teller import Teller  # noqa: PLC0415
+
+    task = asyncio.current_task()
+    assert task is not None
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    board = Board(num_nodes=plan.num_nodes)
+    display = make_display(console, plan)
+    teller = Teller(plan, board, display, emitter)
+    try:
+        async with Fleet(root, board, teller.heard) as fleet:
+            result = await stages.run(stages.Demo(plan=plan, root=root, board=board, fleet=fleet, teller=teller))
+    finally:
+        display.close()
+    summary.show(console, result)
+    summary.show_next(console, result, plan.keep)
+    emitter.emit("summary", **result.as_event())
+    return result
+
+
+@contextmanager
+def _home(keep: Path | None, console: Console) -> Iterator[Path]:
+    """Where the demo's nodes live. Gone in the end, unless it is to be kept or something went wrong."""
+    if keep is None:
+        root = Path(tempfile.mkdtemp(prefix="swarm-demo-"))
+    else:
+        root = keep.absolute()
+        if root.exists() and (not root.is_dir() or any(root.iterdir())):
+            raise ConfigError(f"{root} is not an empty directory", remedy="choose another --keep")
+        root.mkdir(parents=True, exist_ok=True)
+    try:
+        yield root
+    except Exception:
+        console.print(f"every node's log is kept in {root}", highlight=False, markup=False)
+        raise
+    except BaseException:
+        _remove(root, keep)
+        raise
+    _remove(root, keep)
+
+
+def _remove(root: Path, keep: Path | None) -> None:
+    if keep is None:
+        shutil.rmtree(root, ignore_errors=True)

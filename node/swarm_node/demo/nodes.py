@@ -1,0 +1,178 @@
+"""The demo's processes: started, listened to, killed, and always gone in the end.
+
+Each runs in a session of its own, so that a terminal's Ctrl-C reaches only the demo, which then ends them in order.
+`Fleet` owns them: leaving it asks each to stop, and kills by pid what has not after a grace; a second interruption
+kills at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from swarm_protocol.errors import SwarmError
+
+from swarm_node.demo.board import Board, Event
+
+STOP_GRACE_S = 4.0
+# one JSON line; the longest has a group's peer ids
+MAX_LINE_BYTES = 2**20
+
+
+class DemoError(SwarmError):
+    """The demo cannot go on."""
+
+    code = "demo"
+
+
+class NodeProcess:
+    """One `swarm-node` process. `killed` means: by us, so its end is no surprise."""
+
+    def __init__(self, name: str, home: Path, log_path: Path, process: asyncio.subprocess.Process) -> None:
+        self.name = name
+        self.home = home
+        self.log_path = log_path
+        self.process = process
+        self.killed = False
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def ended(self) -> bool:
+        return self.process.returncode is not None
+
+    def kill(self) -> None:
+        """SIGKILL: what a pulled plug does."""
+        self.killed = True
+        self.process.kill()
+
+    def ask_to_stop(self) -> None:
+        self.killed = True
+        if not self.ended:
+            self.process.terminate()
+
+
+class Fleet:
+    """All processes of one demo below `root`. Their events go to `board`, then to `on_event`."""
+
+    def __init__(
+        self,
+        root: Path,
+        board: Board,
+        on_event: Callable[[str, Event], None],
+        *,
+        program: Sequence[str] = (sys.executable, "-m", "swarm_node"),
+    ) -> None:
+        self.root = root
+        self.board = board
+        self._on_event = on_event
+        self._program = program
+        self._processes: dict[str, NodeProcess] = {}
+        self._changed = asyncio.Event()
+        self._followers: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        running = [process for process in self._processes.values() if not process.ended]
+        try:
+            for process in running:
+                process.ask_to_stop()
+            waiting = [asyncio.ensure_future(process.process.wait()) for process in running]
+            if waiting:
+                await asyncio.wait(waiting, timeout=STOP_GRACE_S)
+        finally:
+            for process in running:
+                if not process.ended:
+                    process.process.kill()
+            for follower in self._followers:
+                follower.cancel()
+            # what was killed is gone in no time, so this is waited for also when we are cancelled
+            await asyncio.gather(*(process.process.wait() for process in running))
+            await asyncio.gather(*self._followers, return_exceptions=True)
+
+    def __getitem__(self, name: str) -> NodeProcess:
+        return self._processes[name]
+
+    async def spawn(self, name: str, command: str, *arguments: str) -> NodeProcess:
+        """Start `swarm-node <command> <arguments> --json` with a home of its own."""
+        home, log_path = self.root / name, self.root / f"{name}.log"
+        home.mkdir(mode=0o700, parents=True)
+        with log_path.open("wb") as log:
+            process = await asyncio.create_subprocess_exec(
+                *self._program,
+                *(command, "--home", str(home), "--name", name, "--json", *arguments),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                env=_environment(),
+                start_new_session=True,
+                limit=MAX_LINE_BYTES,
+            )
+        node = NodeProcess(name, home, log_path, process)
+        self._processes[name] = node
+        follower = asyncio.create_task(self._follow(node), name=f"follow {name}")
+        follower.add_done_callback(lambda _done: self._changed.set())
+        self._followers.add(follower)
+        return node
+
+    async def until(self, condition: Callable[[], bool], *, within_s: float, what: str) -> None:
+        """Wait until `condition()`, looked at after each event. Raises DemoError if a node ends or time runs out."""
+        try:
+            async with asyncio.timeout(within_s):
+                while not condition():
+                    self.check()
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            raise DemoError(f"{what} took more than {within_s:.0f} s", remedy=f"the logs are in {self.root}") from None
+
+    def check(self) -> None:
+        """Raise DemoError for a process that has ended though nobody asked it to, or prints what is no event."""
+        for follower in self._followers:
+            if follower.done():
+                follower.result()
+        for node in self._processes.values():
+            if node.ended and not node.killed:
+                why = self.board.node(node.name).error
+                raise DemoError(
+                    f"{node.name} ended early (exit {node.process.returncode}): {why or _last_line(node.log_path)}",
+                    remedy=f"its log is {node.log_path}",
+                )
+
+    async def _follow(self, node: NodeProcess) -> None:
+        assert node.process.stdout is not None
+        async for line in node.process.stdout:
+            self._take(node.name, line)
+        await node.process.wait()
+
+    def _take(self, name: str, line: bytes) -> None:
+        try:
+            event = json.loads(line)
+        except ValueError as error:
+            raise DemoError(f"{name} printed what is no event: {line[:200]!r}") from error
+        self.board.apply(name, event)
+        self._on_event(name, event)
+        self._changed.set()
+
+
+def _environment() -> dict[str, str]:
+    """Ours, without the settings of another swarm, and one thread a process: they share the cores."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("SWARM_")}
+    return kept | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+
+
+def _last_line(path: Path) -> str:
+    lines = path.read_text(errors="replace").strip().splitlines()
+    return lines[-1] if lines else "it said nothing"

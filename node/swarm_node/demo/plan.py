@@ -1,0 +1,56 @@
+"""What the demo runs: the signed run, its size, and how long each part may take. Values and arithmetic only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from swarm.training.run_config import DEFAULT_MODEL, InnerConfig, OuterConfig, RunConfig
+
+PROMPT = "def fibonacci(n):\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One demo. The times are deadlines, several times what two cores need."""
+
+    num_nodes: int = 4
+    outer_steps: int = 12
+    interval_steps: int = 16
+    prompt: str = PROMPT
+    max_new_tokens: int = 160
+    kill_after_tokens: int = 32
+    keep: Path | None = None
+    start_within_s: float = 120.0
+    train_within_s: float = 600.0
+    serve_within_s: float = 120.0
+    answer_within_s: float = 120.0
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.num_nodes <= 16:
+            raise ValueError(f"{self.num_nodes} nodes: use 2 to 16, more share the same cores for nothing")
+        if not 1 <= self.outer_steps <= 1000:
+            raise ValueError(f"{self.outer_steps} outer steps: use 1 to 1000")
+        if not 0 < self.kill_after_tokens < self.max_new_tokens:
+            raise ValueError("the kill must come while the answer is being written")
+
+    @property
+    def num_blocks(self) -> int:
+        return int(DEFAULT_MODEL["num_hidden_layers"])
+
+    @property
+    def blocks_per_node(self) -> int:
+        """Half the model, so that a chain is two nodes and any one of four may die."""
+        return -(-self.num_blocks // 2)
+
+    def run(self) -> RunConfig:
+        """Everyone waits for everyone: on one machine nobody is far away, and the last step is then taken together."""
+        return RunConfig(
+            name="demo",
+            outer_steps=self.outer_steps,
+            interval_steps=self.interval_steps,
+            min_group=max(2, self.num_nodes // 2),
+            max_group=self.num_nodes,
+            inner=InnerConfig(),
+            outer=OuterConfig(),
+        )

@@ -1,0 +1,80 @@
+"""How the demo ended: one event for programs, one table for people, and what to type next."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """`loss_*` are the validation losses after the first and the last outer step. `completion` lacks the prompt.
+
+    `failover_ms`: the longest time between two tokens once a node was killed, as the client saw it. `tokens_per_s` is
+    the training speed of all nodes together.
+    `tokens_identical`: `completion` is what one process says that holds the whole checkpoint and was not disturbed.
+    """
+
+    nodes: int
+    outer_steps: int
+    parameters: int
+    loss_first: float
+    loss_last: float
+    digests_equal: bool
+    digest: str
+    bytes_per_param_per_step: float
+    tokens_per_s: float
+    failover_ms: float
+    killed: str
+    tokens: int
+    tokens_identical: bool
+    prompt: str
+    completion: str
+    seconds: float
+    checkpoint: str
+
+    def as_event(self) -> dict[str, object]:
+        return asdict(self)
+
+
+def show(console: Console, summary: Summary) -> None:
+    """The figures, one line each."""
+    table = Table(box=None, padding=(0, 2), show_header=False)
+    table.add_column(style="dim")
+    table.add_column()
+    rows = {
+        "validation loss": f"{summary.loss_first:.3f} → {summary.loss_last:.3f} in {summary.outer_steps} outer steps",
+        "replicas": f"{'bit-identical' if summary.digests_equal else 'DIFFERENT'} on {summary.nodes} nodes, "
+        f"state {summary.digest[:16]}",
+        "traffic": f"{summary.bytes_per_param_per_step:.2f} bytes a parameter, member and outer step "
+        f"({summary.parameters:,} parameters)",
+        "speed": f"{summary.tokens_per_s:,.0f} tokens/s in all",
+        "failover": f"{summary.killed} killed mid-answer: {summary.failover_ms:.0f} ms pause, {summary.tokens} tokens "
+        f"{'identical to' if summary.tokens_identical else 'DIFFERENT from'} an undisturbed run",
+        "time": f"{summary.seconds:.0f} s",
+    }
+    for title, text in rows.items():
+        table.add_row(title, text)
+    console.print()
+    console.print(table, highlight=False)
+
+
+def show_next(console: Console, summary: Summary, kept: Path | None) -> None:
+    """Commands to paste."""
+    model = summary.checkpoint if kept else "DIR"
+    if kept:
+        console.print(f"\nThe trained model, a Hugging Face directory: {model}", highlight=False, markup=False)
+    else:
+        console.print("\nTo keep the trained model: swarm-node demo --keep DIR", highlight=False, markup=False)
+    console.print(
+        "Your own swarm:\n"
+        "  swarm-node seed                                    # prints its address ADDR\n"
+        f"  swarm-node join --peers ADDR --model {model}\n"
+        "  swarm-node gateway --peers ADDR --port 8000        # then any OpenAI client: http://127.0.0.1:8000/v1",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )

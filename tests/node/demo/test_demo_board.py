@@ -1,0 +1,148 @@
+"""What the demo makes of its nodes' events, and how it shows them."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+from swarm_node.demo.board import Board
+from swarm_node.demo.display import LineDisplay, make_display, panel, sparkline
+from swarm_node.demo.plan import Plan
+
+PLAN = Plan(num_nodes=2, outer_steps=3)
+
+
+def _step(step: int, digest: str = "aa", bytes_sent: int = 150) -> dict[str, Any]:
+    return {
+        "event": "outer_step",
+        "step": step,
+        "digest": digest,
+        "group": ["a", "b"],
+        "bytes_sent": bytes_sent,
+        "tokens_per_s": 50.0,
+    }
+
+
+def _board(*events: tuple[str, dict[str, Any]]) -> Board:
+    board = Board(num_nodes=2, num_parameters=100)
+    for name in ("node-1", "node-2"):
+        board.apply(name, {"event": "ready", "peer_id": f"peer of {name}", "addrs": []})
+    for name, event in events:
+        board.apply(name, event)
+    return board
+
+
+def _serving(start: int, end: int) -> dict[str, Any]:
+    return {"event": "serving", "model": "demo", "start": start, "end": end}
+
+
+def test_step_counts_only_when_every_node_has_committed_it() -> None:
+    board = _board(("node-1", _step(1)))
+    assert not board.all_at(1)
+    board.apply("node-2", _step(1))
+    assert board.all_at(1)
+    assert board.digests_equal()
+
+
+def test_one_different_digest_at_any_step_is_told() -> None:
+    board = _board(("node-1", _step(1)), ("node-2", _step(1, "bb")), ("node-1", _step(2)), ("node-2", _step(2)))
+    assert not board.digests_equal()
+
+
+def test_bytes_are_the_mean_over_members_and_steps_by_parameter() -> None:
+    board = _board(("node-1", _step(1, bytes_sent=100)), ("node-2", _step(1, bytes_sent=200)))
+    assert board.bytes_per_param() == 1.5
+
+
+def test_losses_come_in_the_order_of_their_steps() -> None:
+    board = _board(
+        ("node-1", {"event": "validated", "step": 2, "loss": 1.0}),
+        ("node-1", {"event": "validated", "step": 1, "loss": 2.0}),
+        ("node-2", {"event": "validated", "step": 1, "loss": 9.0}),
+    )
+    assert board.loss_curve() == [2.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("spans", "survives"), [([(0, 4), (0, 4)], True), ([(0, 4), (0, 2)], False), ([(0, 2), (2, 4)], False)]
+)
+def test_blocks_must_be_served_twice_to_survive_a_death(spans: list[tuple[int, int]], survives: bool) -> None:
+    board = _board(*((f"node-{index + 1}", _serving(*span)) for index, span in enumerate(spans)))
+    assert board.survives_any_death(4) is survives
+
+
+def test_peer_is_found_by_its_id() -> None:
+    node = _board().by_peer("peer of node-2")
+    assert node is not None
+    assert node.name == "node-2"
+    assert _board().by_peer("stranger") is None
+
+
+def test_unknown_event_is_ignored() -> None:
+    assert _board(("node-1", {"event": "news"})).node("node-1").state == "ready"
+
+
+def test_lines_count_each_committed_step_once() -> None:
+    out = io.StringIO()
+    display = make_display(Console(file=out, width=40), PLAN)
+    assert isinstance(display, LineDisplay)
+    board = _board(("node-1", _step(1)), ("node-2", _step(1)), ("node-1", _step(2)))
+    display.update(board)
+    display.update(board)
+    assert out.getvalue().count("outer step 1/3") == 1
+    assert "outer step 2/3" not in out.getvalue()
+    assert "aa equal on 2 of 2 nodes" in out.getvalue()
+    assert len(out.getvalue().splitlines()) == 1
+
+
+def test_differing_states_stand_out() -> None:
+    out = io.StringIO()
+    LineDisplay(Console(file=out), PLAN).update(_board(("node-1", _step(1)), ("node-2", _step(1, "bb"))))
+    assert "DIFFERS" in out.getvalue()
+
+
+def test_panel_shows_every_node_and_the_loss() -> None:
+    out = io.StringIO()
+    board = _board(
+        ("node-1", _step(1)), ("node-2", _serving(0, 2)), ("node-1", {"event": "validated", "step": 1, "loss": 2.5})
+    )
+    Console(file=out, width=200).print(panel(board, PLAN))
+    assert "loss 2.500" in out.getvalue()
+    assert "0 to 2" in out.getvalue()
+    assert [line.split()[0] for line in out.getvalue().splitlines()[-2:]] == ["node-1", "node-2"]
+
+
+def test_terminal_gets_a_live_panel_that_leaves_it_as_it_was() -> None:
+    out = io.StringIO()
+    display = make_display(Console(file=out, force_terminal=True, width=120), PLAN)
+    display.stage("train")
+    display.update(_board())
+    display.token("def f():\n    [red]")
+    display.killed("node-1")
+    display.close()
+    assert "\x1b[?25l" in out.getvalue(), "the cursor is hidden while the panel is live"
+    assert out.getvalue().rindex("\x1b[?25h") > out.getvalue().rindex("\x1b[?25l")
+    assert "[red]" in out.getvalue(), "what a model writes is no markup"
+
+
+def test_sparkline_is_lowest_at_the_lowest_value() -> None:
+    assert sparkline([3.0, 2.0, 1.0]) == "█▅▁"
+    assert sparkline([2.0, 2.0]) == "▁▁"
+    assert sparkline([]) == ""
+    assert len(sparkline([float(value) for value in range(100)], width=10)) == 10
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"num_nodes": 1}, {"num_nodes": 17}, {"outer_steps": 0}, {"max_new_tokens": 10, "kill_after_tokens": 10}]
+)
+def test_impossible_plan_is_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=r"nodes|outer steps|kill"):
+        Plan(**wrong)
+
+
+def test_run_is_the_plans() -> None:
+    run = PLAN.run()
+    assert (run.outer_steps, run.max_group) == (3, 2)
+    assert PLAN.blocks_per_node * 2 >= PLAN.num_blocks

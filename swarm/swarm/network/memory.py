@@ -124,7 +124,7 @@ class MemoryInternet:
                     delay_s, far.break_off, PeerUnreachable("the connection broke", peer_id=peer_id)
                 )
         for pair in [pair for pair in self._pipes if peer_id in pair]:
-            self._pipes.pop(pair).cut()
+            self._pipes.pop(pair).close()
 
     def restart(self, peer_id: str) -> MemoryNetwork:
         """A new node with the identity, links and access of a crashed or closed one, serving and storing nothing."""

@@ -81,6 +81,7 @@ class Pipe:
         self._arrivals: deque[Callable[[], None]] = deque()
         self._last_arrival_s = 0.0
         self._held: list[Callable[[], None]] | None = None
+        self._is_closed = False
         self.set_link(link)
 
     def set_link(self, link: Link) -> None:
@@ -90,6 +91,8 @@ class Pipe:
 
     def put(self, flow: object, num_bytes: int, deliver: Callable[[], None]) -> None:
         """Carry a message; `deliver` is called when its last byte has arrived, in order within `flow`."""
+        if self._is_closed:
+            return
         self._flows.setdefault(flow, deque()).append(_Transfer(num_bytes + OVERHEAD_BYTES, deliver))
         if not self._sending:
             self._sending = True
@@ -110,12 +113,12 @@ class Pipe:
         for deliver in held:
             deliver()
 
-    def cut(self) -> None:
-        """Lose everything under way."""
+    def close(self) -> None:
+        """Lose everything under way, and carry nothing any more."""
+        self._is_closed = True
         self._flows.clear()
         self._arrivals = deque([_nothing] * len(self._arrivals))
-        if self._held:
-            self._held.clear()
+        self._held = None
 
     def _send_frames(self) -> None:
         """Send a frame of each flow in turn, coming back when the one sent has left."""

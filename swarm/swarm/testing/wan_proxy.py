@@ -153,8 +153,8 @@ class WanProxy:
         except* OSError as broken:
             logger.debug("a connection broke: %s", broken.exceptions)
         finally:
-            up.cut()
-            down.cut()
+            up.close()
+            down.close()
             for each in writers:
                 _reset(each)
 

@@ -1,0 +1,202 @@
+"""Checkpoints over crashes, corruption and full disks: the newest sound one is always found."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from swarm.training import checkpoint as checkpoint_module
+from swarm.training.checkpoint import Checkpoint, load_newest, save_checkpoint
+from swarm.training.lease import Cursor
+from swarm.training.state import ReplicaState
+from swarm_protocol.errors import ConfigError
+from swarm_protocol.identity import Identity
+
+
+def _checkpoint(outer_step: int) -> Checkpoint:
+    generator = torch.Generator().manual_seed(outer_step)
+    state = ReplicaState(
+        outer_step=outer_step,
+        cursor=Cursor(next_sample=100 * outer_step, holes=(range(3, 5),) if outer_step else ()),
+        roster=(Identity(bytes(32)).peer_id,),
+        theta_N=torch.randn(1000, generator=generator),
+        momentum_N=torch.randn(1000, generator=generator),
+    )
+    return Checkpoint(state=state, inner={"num_steps": torch.tensor([outer_step]), "exp_avg": torch.ones(3)})
+
+
+def _newest_step(folder: Path) -> int:
+    found = load_newest(folder)
+    assert found is not None
+    assert found.state.manifest() == _checkpoint(found.state.outer_step).state.manifest()
+    return found.state.outer_step
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_load_newest_gives_what_was_saved(tmp_path: Path) -> None:
+    saved = _checkpoint(3)
+    place = save_checkpoint(tmp_path / "run", saved)
+    found = load_newest(tmp_path / "run")
+    assert found is not None
+    assert found.state.manifest() == saved.state.manifest()
+    assert torch.equal(found.state.theta_N, saved.state.theta_N)
+    assert found.inner.keys() == saved.inner.keys()
+    assert torch.equal(found.inner["exp_avg"], saved.inner["exp_avg"])
+    assert place == tmp_path / "run" / "step-0000000000003"
+
+
+def test_load_newest_without_a_checkpoint_is_none(tmp_path: Path) -> None:
+    assert load_newest(tmp_path / "none") is None
+    (tmp_path / "step-nonsense").mkdir()
+    assert load_newest(tmp_path) is None
+
+
+def test_save_keeps_the_newest_ones(tmp_path: Path) -> None:
+    for step in (1, 2, 10, 9):
+        save_checkpoint(tmp_path, _checkpoint(step), keep=2)
+    assert _names(tmp_path) == ["step-0000000000009", "step-0000000000010"]
+    assert _newest_step(tmp_path) == 10
+
+
+def test_save_keeping_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="at least one"):
+        save_checkpoint(tmp_path, _checkpoint(1), keep=0)
+
+
+def test_save_of_a_step_that_is_there_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_checkpoint(tmp_path, _checkpoint(1))
+    monkeypatch.setattr(checkpoint_module, "save_file", None)
+    save_checkpoint(tmp_path, _checkpoint(1))
+
+
+def test_save_of_a_step_that_is_broken_replaces_it(tmp_path: Path) -> None:
+    place = save_checkpoint(tmp_path, _checkpoint(1))
+    (place / "manifest.bin").unlink()
+    save_checkpoint(tmp_path, _checkpoint(1))
+    assert _newest_step(tmp_path) == 1
+
+
+def _damage(place: Path) -> Iterator[tuple[Path, bytes]]:
+    """Each file: cut at several bytes, with a bit flipped at several bytes, and missing (empty)."""
+    for path in sorted(place.iterdir()):
+        data = path.read_bytes()
+        for cut in (0, 1, len(data) // 2, len(data) - 1):
+            yield path, data[:cut]
+        for flip in (0, 9, len(data) // 2, len(data) - 1):
+            yield path, data[:flip] + bytes([data[flip] ^ 1]) + data[flip + 1 :]
+
+
+def test_load_newest_skips_a_damaged_one_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    save_checkpoint(tmp_path, _checkpoint(1))
+    place = save_checkpoint(tmp_path, _checkpoint(2))
+    for path, damaged in list(_damage(place)):
+        whole = path.read_bytes()
+        path.write_bytes(damaged)
+        caplog.clear()
+        assert _newest_step(tmp_path) == 1, path
+        assert "step-0000000000002 is skipped" in caplog.text
+        path.write_bytes(whole)
+        assert _newest_step(tmp_path) == 2
+    for path in list(place.iterdir()):
+        path.rename(tmp_path / "aside")
+        assert _newest_step(tmp_path) == 1, path
+        (tmp_path / "aside").rename(path)
+
+
+def test_load_newest_all_damaged_is_none(tmp_path: Path) -> None:
+    place = save_checkpoint(tmp_path, _checkpoint(1))
+    (place / "state.safetensors").write_bytes(b"")
+    assert load_newest(tmp_path) is None
+
+
+def _fail_at(patch: pytest.MonkeyPatch, failing: int, error: BaseException) -> None:
+    """The step of that number fails: four files are written, then flushed, then their folder and its parent."""
+    steps = iter(range(100))
+
+    def failing_version(real):
+        def step(*args):
+            if next(steps) == failing:
+                raise error
+            return real(*args)
+
+        return step
+
+    for owner, name in ((checkpoint_module, "save_file"), (checkpoint_module, "_flush"), (Path, "write_bytes")):
+        patch.setattr(owner, name, failing_version(getattr(owner, name)))
+
+
+@pytest.mark.parametrize("failing", range(9))
+def test_save_disk_full_at_any_step_leaves_the_former_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    save_checkpoint(tmp_path, _checkpoint(1))
+    with monkeypatch.context() as patch:
+        _fail_at(patch, failing, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+        with pytest.raises(ConfigError, match=r"No space left on device.*: free space"):
+            save_checkpoint(tmp_path, _checkpoint(2))
+    assert _names(tmp_path) == ["step-0000000000001"]
+    assert _newest_step(tmp_path) == 1
+    save_checkpoint(tmp_path, _checkpoint(2))
+    assert _newest_step(tmp_path) == 2
+
+
+@pytest.mark.parametrize("limit_bytes", [100, 3000, 8100])
+def test_save_refused_by_the_operating_system_leaves_the_former_checkpoint(tmp_path: Path, limit_bytes: int) -> None:
+    save_checkpoint(tmp_path, _checkpoint(1))
+    # a file size limit of the process is the nearest to a full disk that needs no privileges
+    code = f"""
+import resource, signal, sys, torch
+from dataclasses import replace
+from pathlib import Path
+from swarm.training.checkpoint import load_newest, save_checkpoint
+from swarm_protocol.errors import ConfigError
+folder = Path(sys.argv[1])
+found = load_newest(folder)
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, ({limit_bytes}, {limit_bytes}))
+try:
+    save_checkpoint(folder, replace(found, state=replace(found.state, outer_step=2)))
+except ConfigError as error:
+    sys.exit(7)
+"""
+    assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False, timeout=60).returncode == 7
+    assert _names(tmp_path) == ["step-0000000000001"]
+    assert _newest_step(tmp_path) == 1
+
+
+class _Killed(BaseException):
+    """Nothing handles it, so nothing is cleaned up: what the disk holds is what kill -9 leaves."""
+
+
+@pytest.mark.parametrize("phase", range(10))
+def test_save_killed_at_any_moment_leaves_a_sound_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: int
+) -> None:
+    save_checkpoint(tmp_path, _checkpoint(1))
+    with monkeypatch.context() as patch:
+        _fail_at(patch, phase, _Killed())
+        with pytest.raises(_Killed):
+            save_checkpoint(tmp_path, _checkpoint(2))
+    assert _newest_step(tmp_path) == (2 if phase == 9 else 1)
+    save_checkpoint(tmp_path, _checkpoint(3))
+    assert _newest_step(tmp_path) == 3
+    assert ".partial" not in _names(tmp_path)
+
+
+def test_load_newest_does_not_depend_on_the_files_afterwards(tmp_path: Path) -> None:
+    place = save_checkpoint(tmp_path, _checkpoint(1))
+    found = load_newest(tmp_path)
+    assert found is not None
+    for path in place.iterdir():
+        path.write_bytes(b"")
+    assert found.state.manifest() == _checkpoint(1).state.manifest()
+    assert found.inner["exp_avg"].tolist() == [1.0, 1.0, 1.0]

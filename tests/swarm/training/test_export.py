@@ -1,0 +1,122 @@
+"""The exported directory, as its users load it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+from swarm.training.export import export_hf
+from swarm.training.model import build_model, initial_theta, set_parameters
+from swarm.training.run_config import END_OF_TEXT, RunConfig
+from swarm_protocol.errors import ConfigError
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("export") / "model"
+    run = RunConfig(name="run", model={**RunConfig(name="run").model, "hidden_size": 64, "intermediate_size": 96})
+    export_hf(initial_theta(run), run, directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def tokenizer(exported: Path):
+    return AutoTokenizer.from_pretrained(exported)
+
+
+@pytest.mark.parametrize("max_shard_bytes", [1 << 30, 10_000])
+@pytest.mark.parametrize("tied", [True, False])
+def test_export_loaded_again_gives_equal_logits(
+    tmp_path: Path, tiny_run: RunConfig, max_shard_bytes: int, tied: bool
+) -> None:
+    run = replace(tiny_run, model={**tiny_run.model, "tie_word_embeddings": tied})
+    theta_N = initial_theta(run)
+    export_hf(theta_N, run, tmp_path / "model", max_shard_bytes=max_shard_bytes)
+    num_shards = len(list((tmp_path / "model").glob("*.safetensors")))
+    assert (num_shards > 1) == (max_shard_bytes == 10_000)
+    assert (tmp_path / "model" / "model.safetensors.index.json").exists() == (num_shards > 1)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    built = build_model(run.model).eval()
+    set_parameters(built, theta_N)
+    x_BT = torch.arange(64).view(2, 32)
+    assert torch.equal(loaded(input_ids=x_BT).logits, built(input_ids=x_BT).logits)
+
+
+any_text = st.text(st.characters(exclude_categories=("Cs",)), max_size=60)
+
+
+@given(text=any_text)
+@example(text="")
+@example(text="\x00\x7f\u0100\u0120 \r\n\t  ")
+@example(text="<s></s><|endoftext|>[PAD]")
+@example(text="def f(x): return 'ünï🎉'\n")
+@example(text=" 's 're . , don't\u00a0\u3000\u202e")
+@example(text="".join(map(chr, range(0x180))))
+def test_tokenizer_any_text_is_its_utf8_bytes_and_back(tokenizer, text: str) -> None:
+    ids = tokenizer(text).input_ids
+    assert ids == list(text.encode())
+    assert tokenizer.decode(ids) == text
+    assert tokenizer.decode(ids, skip_special_tokens=True) == text
+
+
+def test_tokenizer_bytes_that_are_no_text_decode_to_replacement_characters(tokenizer) -> None:
+    assert tokenizer.decode([0xFF, 0x61]) == "\ufffda"
+
+
+def test_tokenizer_has_exactly_the_bytes(tokenizer) -> None:
+    assert len(tokenizer) == 256
+    assert tokenizer.all_special_ids == []
+    assert tokenizer.model_max_length == 1024
+
+
+def test_export_generation_ends_at_the_end_of_text(exported: Path, tokenizer) -> None:
+    settings = json.loads((exported / "generation_config.json").read_text())
+    assert settings["eos_token_id"] == settings["pad_token_id"] == END_OF_TEXT
+    model = AutoModelForCausalLM.from_pretrained(exported)
+    # all weight on one token: the logits are those of the end of text
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    ids = model.generate(tokenizer("def", return_tensors="pt").input_ids, max_new_tokens=5, do_sample=False)
+    assert ids[0].tolist() == [*b"def", END_OF_TEXT]
+
+
+def test_export_leaves_nothing_beside_the_directory(exported: Path) -> None:
+    assert [path.name for path in exported.parent.iterdir()] == ["model"]
+
+
+def test_export_to_a_directory_that_exists_is_refused(exported: Path, tiny_run: RunConfig) -> None:
+    before = sorted(path.name for path in exported.iterdir())
+    with pytest.raises(ConfigError, match="exists already"):
+        export_hf(initial_theta(tiny_run), tiny_run, exported)
+    assert sorted(path.name for path in exported.iterdir()) == before
+
+
+def test_export_to_a_place_that_is_none_is_refused(tmp_path: Path, tiny_run: RunConfig) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        export_hf(initial_theta(tiny_run), tiny_run, tmp_path / "file" / "model")
+
+
+def test_export_disk_full_leaves_nothing(tmp_path: Path, tiny_run: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, text: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(ConfigError, match="No space left on device"):
+        export_hf(initial_theta(tiny_run), tiny_run, tmp_path / "model")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_export_after_a_killed_one_succeeds(tmp_path: Path, tiny_run: RunConfig) -> None:
+    (tmp_path / ".model.partial").mkdir()
+    (tmp_path / ".model.partial" / "junk").write_text("")
+    export_hf(initial_theta(tiny_run), tiny_run, tmp_path / "model")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    assert not (tmp_path / "model" / "junk").exists()

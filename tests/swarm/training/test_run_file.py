@@ -1,0 +1,199 @@
+"""Signed run files: what is written is read, and nothing else is."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from swarm.training.run_config import RunConfig
+from swarm.training.run_file import MAX_RUN_FILE_BYTES, load_run, read_config, sign_run, to_toml, write_run
+from swarm_protocol.errors import ConfigError, IntegrityError
+from swarm_protocol.identity import Identity
+
+AUTHOR = Identity(bytes(32))
+
+
+@pytest.fixture
+def run_path(tmp_path: Path, tiny_run: RunConfig) -> Path:
+    path = tmp_path / "run.toml"
+    write_run(path, tiny_run, AUTHOR, issued_at=1_700_000_000)
+    return path
+
+
+def test_load_run_what_was_written_is_equal(run_path: Path, tiny_run: RunConfig) -> None:
+    run = load_run(run_path)
+    assert run == sign_run(tiny_run, AUTHOR, issued_at=1_700_000_000)
+    assert run.config == tiny_run
+    assert run.peer_id == AUTHOR.peer_id
+
+
+def test_load_run_the_default_run_is_equal(tmp_path: Path) -> None:
+    written = write_run(tmp_path / "run.toml", RunConfig(name="default"), AUTHOR)
+    assert load_run(tmp_path / "run.toml") == written
+
+
+def test_write_run_leaves_nothing_beside_the_file(run_path: Path) -> None:
+    assert [path.name for path in run_path.parent.iterdir()] == ["run.toml"]
+
+
+def test_run_id_differs_by_content_signer_and_time(tiny_run: RunConfig) -> None:
+    runs = [
+        sign_run(tiny_run, AUTHOR, issued_at=1),
+        sign_run(tiny_run, AUTHOR, issued_at=2),
+        sign_run(tiny_run, Identity(bytes([1]) * 32), issued_at=1),
+        sign_run(replace(tiny_run, seed=8), AUTHOR, issued_at=1),
+    ]
+    assert len({run.run_id for run in runs}) == len(runs)
+    assert all(re.fullmatch(r"tiny-[0-9a-f]{12}", run.run_id) for run in runs)
+
+
+def test_load_run_other_spacing_order_and_comments_are_free(run_path: Path, tiny_run: RunConfig) -> None:
+    lines = run_path.read_text().splitlines()
+    head, rest = lines[: lines.index("")], lines[lines.index("") :]
+    run_path.write_text("# mine\n" + "\n".join(line.replace(" = ", "   =  ") for line in reversed(head) if line))
+    with run_path.open("a") as file:
+        file.write("\n" + "\n".join(rest))
+    assert load_run(run_path).config == tiny_run
+
+
+def test_load_run_any_changed_value_is_an_integrity_error(run_path: Path) -> None:
+    text = run_path.read_text()
+    content = text[: text.index("[signature]")]
+    changes = [match.span() for match in re.finditer(r"(?<== )[0-9.]+$", content, re.MULTILINE)]
+    assert len(changes) > 15
+    for start, stop in changes:
+        value = text[start:stop]
+        changed = value.replace(value[-1], "5" if value[-1] != "5" else "6")
+        run_path.write_text(text[:start] + changed + text[stop:])
+        with pytest.raises(IntegrityError, match="not what its author signed"):
+            load_run(run_path)
+
+
+def test_load_run_added_or_removed_value_is_an_integrity_error(run_path: Path) -> None:
+    text = run_path.read_text()
+    for changed in ("more = 1\n" + text, text.replace("seed = 7\n", ""), text.replace('codec = "int8"\n', "")):
+        run_path.write_text(changed)
+        with pytest.raises(IntegrityError):
+            load_run(run_path)
+
+
+def test_load_run_another_signer_or_time_is_an_integrity_error(run_path: Path) -> None:
+    text = run_path.read_text()
+    other = Identity(bytes([1]) * 32).peer_id
+    for changed in (text.replace(AUTHOR.peer_id, other), text.replace("1700000000", "1700000001")):
+        run_path.write_text(changed)
+        with pytest.raises(IntegrityError):
+            load_run(run_path)
+
+
+@pytest.mark.parametrize("line", ["peer_id", "issued_at", "signature ="])
+def test_load_run_incomplete_signature_is_an_integrity_error(run_path: Path, line: str) -> None:
+    lines = run_path.read_text().splitlines()
+    run_path.write_text("\n".join(each for each in lines if not each.startswith(line)))
+    with pytest.raises(IntegrityError, match="incomplete or malformed"):
+        load_run(run_path)
+
+
+def test_load_run_signature_that_is_no_base64_is_an_integrity_error(run_path: Path) -> None:
+    run_path.write_text(re.sub(r'signature = ".*"', 'signature = "??"', run_path.read_text()))
+    with pytest.raises(IntegrityError, match="incomplete or malformed"):
+        load_run(run_path)
+
+
+def test_load_run_peer_id_that_is_none_is_an_integrity_error(run_path: Path) -> None:
+    run_path.write_text(run_path.read_text().replace(AUTHOR.peer_id, "me"))
+    with pytest.raises(IntegrityError):
+        load_run(run_path)
+
+
+def test_load_run_unsigned_is_refused_and_read_config_reads_it(run_path: Path, tiny_run: RunConfig) -> None:
+    text = run_path.read_text()
+    run_path.write_text(text[: text.index("[signature]")])
+    with pytest.raises(ConfigError, match="not signed"):
+        load_run(run_path)
+    assert read_config(run_path) == tiny_run
+
+
+def test_load_run_signed_by_a_newer_version_names_the_unknown_key(tmp_path: Path, tiny_run: RunConfig) -> None:
+    class NewerRun(RunConfig):
+        def to_mapping(self) -> dict[str, Any]:
+            return {**super().to_mapping(), "codecs": "int4"}
+
+    newer = NewerRun(**{key: getattr(tiny_run, key) for key in tiny_run.__dataclass_fields__})
+    write_run(tmp_path / "run.toml", newer, AUTHOR)
+    with pytest.raises(ConfigError, match="did you mean 'codec'"):
+        load_run(tmp_path / "run.toml")
+
+
+def test_load_run_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+        load_run(tmp_path / "none.toml")
+
+
+def test_load_run_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_run(tmp_path)
+
+
+@pytest.mark.parametrize("data", [b"\xff\xfe", b"name = ", b"[[[", b"a = " + b"[" * 5000])
+def test_load_run_no_toml_is_refused(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "run.toml"
+    path.write_bytes(data)
+    with pytest.raises(ConfigError, match="not TOML"):
+        load_run(path)
+
+
+def test_load_run_huge_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_bytes(b"#" * (MAX_RUN_FILE_BYTES + 1))
+    with pytest.raises(ConfigError, match="too large"):
+        load_run(path)
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "2020-01-01"])
+def test_load_run_value_that_cannot_be_signed_is_refused(run_path: Path, value: str) -> None:
+    run_path.write_text(f"when = {value}\n" + run_path.read_text())
+    with pytest.raises(ConfigError, match="cannot hold this"):
+        load_run(run_path)
+
+
+def test_write_run_to_a_place_that_is_none_is_refused(tmp_path: Path, tiny_run: RunConfig) -> None:
+    with pytest.raises(ConfigError, match="cannot be written"):
+        write_run(tmp_path / "none" / "run.toml", tiny_run, AUTHOR)
+
+
+def test_sign_run_model_that_cannot_be_built_is_refused(tiny_run: RunConfig) -> None:
+    with pytest.raises(ConfigError, match="no model_type"):
+        sign_run(replace(tiny_run, model={}), AUTHOR, issued_at=1)
+
+
+toml_values = st.recursive(
+    st.booleans()
+    | st.integers(-(1 << 62), 1 << 62)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(exclude_categories=("Cs",)), max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(st.characters(exclude_categories=("Cs",)), max_size=4), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@given(table=st.dictionaries(st.sampled_from("abcdef"), toml_values))
+def test_to_toml_any_table_is_read_back(table: dict[str, Any]) -> None:
+    assert tomllib.loads(to_toml({"name": "x", "table": table})) == {"name": "x", "table": table}
+
+
+@given(data=st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
+def test_load_run_any_bytes_give_a_typed_error(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+    path = tmp_path_factory.getbasetemp() / "fuzzed.toml"
+    path.write_bytes(data)
+    with pytest.raises((ConfigError, IntegrityError)):
+        load_run(path)

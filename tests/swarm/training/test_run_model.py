@@ -1,0 +1,133 @@
+"""The run's model: what is refused before it costs anything, and first weights that are equal everywhere."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from swarm.training.model import (
+    build_model,
+    check_model,
+    flatten,
+    initial_theta,
+    named_parameters,
+    set_parameters,
+    unflatten,
+)
+from swarm.training.run_config import DataConfig, RunConfig
+from swarm_protocol.errors import ConfigError
+
+
+def _changed(run: RunConfig, **keys: Any) -> RunConfig:
+    return replace(run, model={**run.model, **keys})
+
+
+def test_check_model_default_model_has_about_a_million_parameters() -> None:
+    assert check_model(RunConfig(name="run")) == 1_121_920
+
+
+def test_check_model_counts_tied_weights_once(tiny_run: RunConfig) -> None:
+    assert check_model(_changed(tiny_run, tie_word_embeddings=False)) == check_model(tiny_run) + 256 * 16
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"model_type": "lama"}, "did you mean 'llama'"),
+        ({"model_type": 3}, "no model_type"),
+        ({"hidden_sise": 16}, "did you mean 'hidden_size'"),
+        ({"auto_map": {"AutoModel": "their--code"}}, "unknown key 'auto_map'"),
+        ({"quantization_config": {}}, "unknown key 'quantization_config'"),
+        ({"_attn_implementation": "their/kernel"}, "unknown key '_attn_implementation'"),
+        ({"trust_remote_code": True}, "unknown key 'trust_remote_code'"),
+        ({"dtype": "float16"}, "unknown key 'dtype'"),
+        ({"hidden_size": 1 << 40}, "hidden_size = 1099511627776 is too large"),
+        ({"num_hidden_layers": 5000}, "layers up to 1024"),
+        ({"hidden_size": 1 << 20, "intermediate_size": 1 << 20, "num_attention_heads": 16}, "parameters, over"),
+        ({"hidden_size": "wide"}, r"\[model\]"),
+        ({"hidden_size": -4}, r"\[model\]"),
+        ({"num_attention_heads": 3}, r"\[model\]"),
+        ({"hidden_act": "none"}, r"\[model\] cannot be built"),
+        ({"vocab_size": 255}, "vocab_size = 255: a byte needs 256"),
+        ({"max_position_embeddings": 15}, "at least data.window_tokens, 16"),
+    ],
+)
+def test_check_model_impossible_model_is_refused(tiny_run: RunConfig, keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_model(_changed(tiny_run, **keys))
+
+
+def test_check_model_that_is_no_language_model_is_refused(tiny_run: RunConfig) -> None:
+    with pytest.raises(ConfigError, match=r"\[model\]"):
+        check_model(replace(tiny_run, model={"model_type": "vit"}))
+
+
+def test_flat_order_is_that_of_the_names(tiny_run: RunConfig) -> None:
+    model = build_model(tiny_run.model)
+    names = [name for name, _ in named_parameters(model)]
+    assert names == sorted(names)
+    assert "lm_head.weight" not in names
+    theta_N = torch.arange(check_model(tiny_run), dtype=torch.float32)
+    set_parameters(model, theta_N)
+    assert torch.equal(flatten(model), theta_N)
+    pieces = unflatten(theta_N, model)
+    assert list(pieces) == names
+    assert torch.equal(torch.cat([piece.flatten() for piece in pieces.values()]), theta_N)
+
+
+def test_set_parameters_of_another_model_are_refused(tiny_run: RunConfig) -> None:
+    model = build_model(tiny_run.model)
+    before_N = flatten(model)
+    for num_values in (0, before_N.numel() - 1, before_N.numel() + 1):
+        with pytest.raises(ValueError, match="the model has"):
+            set_parameters(model, torch.zeros(num_values))
+    assert torch.equal(flatten(model), before_N)
+
+
+def test_initial_theta_gives_the_bits_that_every_machine_gives(tiny_run: RunConfig) -> None:
+    torch.manual_seed(1)
+    theta_N = initial_theta(tiny_run)
+    torch.manual_seed(2)
+    assert torch.equal(initial_theta(tiny_run), theta_N)
+    assert hashlib.sha256(theta_N.numpy().tobytes()).hexdigest()[:16] == "a75fe892512168b4"
+
+
+def test_initial_theta_is_noise_of_the_configured_size_and_ones() -> None:
+    run = RunConfig(name="run")
+    pieces = unflatten(initial_theta(run), build_model(run.model))
+    for name, piece in pieces.items():
+        if piece.dim() < 2:
+            assert bool((piece == 1.0).all()), name
+        else:
+            assert abs(float(piece.std()) - 0.02) < 0.001, name
+            assert abs(float(piece.mean())) < 0.001, name
+    assert not torch.equal(initial_theta(replace(run, seed=1)), initial_theta(run))
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"model_type": "gpt2", "vocab_size": 256, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64},
+        {
+            "model_type": "qwen3",
+            "vocab_size": 300,
+            "hidden_size": 16,
+            "intermediate_size": 24,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+            "head_dim": 8,
+        },
+    ],
+)
+def test_initial_theta_other_architectures_start_near_a_uniform_guess(model: dict[str, Any]) -> None:
+    run = RunConfig(name="run", model=model, data=DataConfig(window_tokens=16))
+    built = build_model(run.model).eval()
+    set_parameters(built, initial_theta(run))
+    with torch.no_grad():
+        logits = built(input_ids=torch.arange(16)[None]).logits
+    assert logits.shape == (1, 16, model["vocab_size"])
+    assert float(logits.abs().max()) < 2.0

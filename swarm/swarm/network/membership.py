@@ -1,4 +1,4 @@
-"""Who is there: publishes this node's records, looks up everyone's, and measures how far a peer is.
+"""Who is there: publishes this node's records, looks up everyone's, and says how far a peer is.
 
 One plane for training and serving. What a record says is claimed by its peer; only that the peer signed it, that it is
 well formed, and that it is the newest of that peer is vouched for here. Which models and runs exist is read from the
@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -33,11 +32,7 @@ from swarm_protocol.records import (
 from swarm_protocol.signed_record import read_record
 
 from swarm.network.interface import Network
-
-PING_METHOD = "membership.ping"
-
-NUM_PINGS = 3
-"""The fastest counts. The first one may have to open a connection."""
+from swarm.network.round_trips import RoundTrips
 
 PUBLISH_TIMEOUT_S = 5.0
 """Also how long leaving may take when nobody answers."""
@@ -54,8 +49,7 @@ MAX_LISTED_PEERS = 4096
 MAX_VIEWS = 64
 """Models and runs whose records are remembered. Their names may come from users of a gateway."""
 
-RTT_LIFETIME_S = 60.0
-"""Routes change seldom, and a dead peer is noticed otherwise."""
+SEES_NOBODY = "no peer took it; this node sees nobody"
 
 logger = logging.getLogger(__name__)
 
@@ -68,19 +62,13 @@ class _Announced:
     due_s: float = 0.0
     """On the loop's clock; 0: at once."""
     is_farewell: bool = False
-    has_failed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    record: Record
+    record: Record | None
+    """None: malformed, remembered so that it is looked at and warned of once."""
     envelope: Envelope
-
-
-@dataclass(frozen=True, slots=True)
-class _Measured:
-    rtt_s: float
-    expires_s: float
 
 
 class Membership:
@@ -98,13 +86,16 @@ class Membership:
         self._lifetime_s = lifetime_s
         self._announced: dict[tuple[Kind, str], _Announced] = {}
         self._changed = asyncio.Event()
+        self._failing: set[tuple[Kind, str]] = set()
+        self._was_heard = False
         self._jitter = random.Random(network.peer_id)
         self._views: dict[tuple[Kind, str], dict[str, _Seen]] = {}
-        self._rtts: dict[str, _Measured] = {}
+        self._round_trips = RoundTrips(network)
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Membership:
-        self._task = asyncio.create_task(self.run(), name="membership")
+        await self._round_trips.serve()
+        self._task = asyncio.create_task(self._publish_until_cancelled(), name="membership")
         return self
 
     async def __aexit__(
@@ -139,7 +130,10 @@ class Membership:
 
         Each record is published again before half its life is over. A failure is counted, warned of and retried.
         """
-        await self._network.serve(PING_METHOD, _pong)
+        await self._round_trips.serve()
+        await self._publish_until_cancelled()
+
+    async def _publish_until_cancelled(self) -> None:
         try:
             while True:
                 self._changed.clear()
@@ -183,11 +177,10 @@ class Membership:
     async def _publish(self, key: tuple[Kind, str], announced: _Announced) -> None:
         failure = await self._failure_to_publish(announced.record)
         if failure:
-            self.num_publish_failures += 1
-            # once per trouble: retries would fill the log
-            level = logging.DEBUG if announced.has_failed else logging.WARNING
-            logger.log(level, "could not publish the %s record: %s", " ".join(key).strip(), failure)
-        announced.has_failed = bool(failure)
+            self._count_failure(key, failure)
+        else:
+            self._failing.discard(key)
+            self._was_heard = True
         if self._announced.get(key) is not announced:
             return  # replaced meanwhile
         if announced.is_farewell:
@@ -195,6 +188,14 @@ class Membership:
             return
         wait_s = self._lifetime_s * (RETRY_FRACTION if failure else self._jitter.uniform(0.45, 0.5))
         announced.due_s = asyncio.get_running_loop().time() + wait_s
+
+    def _count_failure(self, key: tuple[Kind, str], failure: str) -> None:
+        self.num_publish_failures += 1
+        if key not in self._failing:  # once per trouble: retries would fill the log
+            self._failing.add(key)
+            # the first node of a network has nobody to tell yet, and nothing is wrong with that
+            level = logging.WARNING if self._was_heard or failure != SEES_NOBODY else logging.INFO
+            logger.log(level, "could not publish the %s record: %s", " ".join(key).strip(), failure)
 
     async def _failure_to_publish(self, record: Record) -> str:
         try:
@@ -206,7 +207,7 @@ class Membership:
             return f"nobody confirmed it within {PUBLISH_TIMEOUT_S:g} s"
         except SwarmError as error:
             return str(error)
-        return "" if taken else "no peer took it; this node sees nobody"
+        return "" if taken else SEES_NOBODY
 
     # --- what others say --------------------------------------------------------------------------------------------
 
@@ -253,41 +254,19 @@ class Membership:
         # of two of the same moment the later found one counts: the store has replaced the other
         if known is not None and (known.envelope.issued_at > envelope.issued_at or known.envelope == envelope):
             return
+        record = None
         try:
             record = read_record(envelope)
         except PeerViolation as violation:
             self.num_malformed += 1
             logger.warning("skipped a record of %s: %s", envelope.peer_id, violation)
-            return
         view[envelope.peer_id] = _Seen(record, envelope)
 
     # --- how far they are -------------------------------------------------------------------------------------------
 
     async def rtt_s(self, peer_id: str, *, timeout_s: float = LOOKUP_TIMEOUT_S) -> float:
-        """Seconds of a round trip, measured with real calls, remembered for RTT_LIFETIME_S. Raises PeerError."""
-        if peer_id == self._network.peer_id:
-            return 0.0
-        now_s = asyncio.get_running_loop().time()
-        known = self._rtts.pop(peer_id, None)
-        if known is None or known.expires_s <= now_s:
-            rtt_s = min([await self._ping_s(peer_id, timeout_s) for _ in range(NUM_PINGS)])
-            known = _Measured(rtt_s, now_s + RTT_LIFETIME_S)
-        self._rtts[peer_id] = known
-        if len(self._rtts) > MAX_LISTED_PEERS:
-            del self._rtts[next(iter(self._rtts))]
-        return known.rtt_s
-
-    async def _ping_s(self, peer_id: str, timeout_s: float) -> float:
-        clock: Callable[[], float] = asyncio.get_running_loop().time
-        start_s = clock()
-        await self._network.call(peer_id, PING_METHOD, b"", timeout_s=timeout_s)
-        return clock() - start_s
-
-
-async def _pong(peer_id: str, request: bytes) -> bytes:
-    if request:
-        raise PeerViolation("a ping carries nothing", peer_id=peer_id)
-    return b""
+        """Seconds of a round trip, measured with real calls and remembered for a minute. Raises PeerError."""
+        return await self._round_trips.measure_s(peer_id, timeout_s=timeout_s)
 
 
 def _kind_and_name(record: Record) -> tuple[Kind, str]:

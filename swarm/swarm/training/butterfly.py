@@ -189,9 +189,9 @@ class Butterfly:
             async with asyncio.timeout(limit_s):
                 return await (await self._stream_of(peer)).receive()
         except TimeoutError:
-            raise PeerError(f"{peer[-6:]} sent no slice within {limit_s:.0f} s", peer_id=peer) from None
+            raise PeerError(f"it sent no slice within {limit_s:.0f} s", peer_id=peer) from None
         except EndOfStream:
-            raise PeerViolation(f"{peer[-6:]} sent too few values", peer_id=peer) from None
+            raise PeerViolation("it sent too few values", peer_id=peer) from None
 
     def _encode(self, frame: slice) -> bytes:
         assert self._delta_N is not None
@@ -204,8 +204,7 @@ class Butterfly:
             try:
                 x_F = self._codec.decode(data, num_values(frame))
             except CodecError as error:
-                name = member.peer_id[-6:]
-                raise PeerViolation(f"{name} sent a bad slice: {error}", peer_id=member.peer_id) from error
+                raise PeerViolation(f"it sent a bad slice: {error}", peer_id=member.peer_id) from error
             mean_F += x_F * (member.num_tokens / self._group.num_tokens)
         try:
             data = self._codec.encode(mean_F)
@@ -220,10 +219,10 @@ class Butterfly:
             stream = await self._stream_of(peer)
             for result in self._results:
                 data = await asyncio.shield(result)
+                if result is self._results[0]:
+                    await self._faults.reached("round.deliver")
                 await stream.send(data)
                 self.bytes_sent += len(data)
-                if result is self._results[0]:
-                    await self._faults.reached("round.delivered")
             await stream.finish()
         except SwarmError as error:
             logger.warning("could not hand a result to %s: %s", peer[-6:], error)
@@ -243,7 +242,7 @@ class Butterfly:
                 await self._hold(self._take_result(owner, stream, frames, index))
                 await sending
         except PeerRefused as error:
-            raise PeerError(f"{owner[-6:]} refuses its part: {error}", peer_id=owner) from error
+            raise PeerError(f"it refuses its part: {error}", peer_id=owner) from error
 
     async def _send_slice(self, stream: Stream, frames: list[slice]) -> None:
         if self._delta_N is None:
@@ -261,7 +260,7 @@ class Butterfly:
                 data = await stream.receive()
                 self._mean_N[frame] = await self._off_loop(self._codec.decode, data, num_values(frame))
             except EndOfStream:
-                raise PeerViolation(f"{owner[-6:]} sent too little of its result", peer_id=owner) from None
+                raise PeerViolation("it sent too little of its result", peer_id=owner) from None
             except CodecError as error:
-                raise PeerViolation(f"{owner[-6:]} sent a bad result: {error}", peer_id=owner) from error
+                raise PeerViolation(f"it sent a bad result: {error}", peer_id=owner) from error
             self._parts[index].append(data)

@@ -37,6 +37,7 @@ from swarm.training.round_events import (
     Voted,
     Withdrew,
 )
+from swarm.training.round_state import RoundState
 from swarm.training.seat import POLL_S, Seat, announce, ask_standing, report_ready, send_vote
 
 
@@ -46,7 +47,7 @@ class RoundDriver:
     def __init__(
         self,
         seat: Seat,
-        state: machine.RoundState,
+        state: RoundState,
         *,
         background: asyncio.TaskGroup,
         on_abort: Callable[[GiveUp], None],
@@ -116,7 +117,8 @@ class RoundDriver:
         """`peer` is ready, and waits here until the machine answers, or for POLL_S."""
         if (earlier := self._waiting.get(peer)) and not earlier.done():
             earlier.set_result(ReadyReply(kind="pending"))
-        answer = self._waiting[peer] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[ReadyReply] = asyncio.get_running_loop().create_future()
+        self._waiting[peer] = answer
         self.feed(Reported(peer=peer, ready=ready))
         try:
             async with asyncio.timeout(POLL_S):
@@ -124,7 +126,8 @@ class RoundDriver:
         except TimeoutError:
             return ReadyReply(kind="pending")
         except asyncio.CancelledError:
-            self.feed(Withdrew(peer=peer))
+            if self._waiting.get(peer) is answer:
+                self.feed(Withdrew(peer=peer))
             raise
 
     async def attend(self, peer: str, signed: Signed, stream: Stream) -> None:

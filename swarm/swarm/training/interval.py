@@ -15,6 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+import torch
+from swarm_protocol.errors import RoundError
 from torch import Tensor
 
 from swarm.training.data import ByteCorpus
@@ -50,7 +52,7 @@ def prepare(config: RunConfig, device: str = "cpu") -> Materials:
     corpus = ByteCorpus.load(config.data, seed=config.seed)
     model = build_model(config.model)
     inner = InnerLoop(config.inner, model, corpus, device)
-    return Materials(inner=inner, theta_N=initial_theta(config.model, config.seed))
+    return Materials(inner=inner, theta_N=initial_theta(config))
 
 
 class Intervals:
@@ -83,7 +85,12 @@ class Intervals:
         until = time.monotonic() + self._max_interval_s
         self._inner.load(theta_N)
         result = self._inner.train(sample_ids, num_steps, lambda: self._stop.is_set() or time.monotonic() > until)
-        return result, theta_N - self._inner.flat()
+        delta_N = theta_N - self._inner.flat()
+        if not bool(torch.isfinite(delta_N).all()):
+            raise RoundError(
+                "training diverged: a parameter is not finite", remedy="lower inner.learning_rate in the run"
+            )
+        return result, delta_N
 
     async def _call(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from swarm.network.interface import Stream
 from swarm.training.butterfly import Butterfly, decode_part, part_frames
+from swarm.training.coordinator import short
 from swarm.training.round_events import Event, Reduced, ReduceFailed, Signed
 from swarm.training.seat import Seat
 
@@ -125,8 +126,9 @@ def decode_parts(codec: Codec, origin: Group, parts: tuple[bytes, ...]) -> Tenso
 def failure(attempt: int, error: SwarmError) -> ReduceFailed:
     """Who is to blame for `error`: whoever broke the protocol or could not be reached, but not who only reported it."""
     peers = (error.peer_id,) if error.peer_id else ()
+    reason = f"{short(error.peer_id)}: {error.message}" if peers else error.message
     if isinstance(error, PeerViolation):
-        return ReduceFailed(attempt=attempt, reason=error.message, accused=peers)
+        return ReduceFailed(attempt=attempt, reason=reason, accused=peers)
     if isinstance(error, PeerError):
-        return ReduceFailed(attempt=attempt, reason=error.message, unreachable=peers)
+        return ReduceFailed(attempt=attempt, reason=reason, unreachable=peers)
     return ReduceFailed(attempt=attempt, reason=error.message)

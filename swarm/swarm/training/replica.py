@@ -84,9 +84,10 @@ class Replica:
         outcome = Outcome(origin_digest=origin_digest, part_digests=digests, state_digest=held.digest)
         self._proposals[outcome] = held
         self._parts[origin_digest] = parts
-        for table in (self._proposals, self._parts):
-            while len(table) > NUM_PROPOSALS:
-                del table[next(iter(table))]
+        while len(self._proposals) > NUM_PROPOSALS:
+            del self._proposals[next(iter(self._proposals))]
+        while len(self._parts) > NUM_PROPOSALS:
+            del self._parts[next(iter(self._parts))]
         return outcome
 
     def _stepped(self, state: ReplicaState, origin: Group, mean_N: Tensor) -> ReplicaState:

@@ -11,10 +11,11 @@ import logging
 import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from types import TracebackType
 
 from swarm_compression import get_codec
-from swarm_protocol.errors import SwarmError
+from swarm_protocol.errors import IntegrityError, SwarmError
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import TrainerRecord, TrainerState
 from swarm_protocol.training_messages import Contribution
@@ -65,12 +66,26 @@ SLOWEST_VALUES_PER_S = 2e7
 SPARE_S = 10.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TrainerOptions:
+    """What concerns this member alone.
+
+    `max_interval_s` bounds its intervals in time, so that a slow machine contributes what it can. `state` is one to
+    resume from, with the `certificate` that proved it where there is one. `materials` replace the run's model and data.
+    """
+
+    device: str = "cpu"
+    max_interval_s: float = math.inf
+    state: ReplicaState | None = None
+    certificate: bytes = b""
+    materials: Materials | None = None
+
+
 class Trainer:
     """One member of `run`. `on_event` is called in the event loop, and must not block.
 
     `run` takes part until all outer steps are committed; the state is then handed out to those who are late, until
-    `close`. `materials` replaces the run's own model and data; `state` is one to resume from. `max_interval_s` bounds
-    this member's intervals in time, so that a slow machine contributes what it can.
+    `close`.
     """
 
     def __init__(
@@ -81,10 +96,7 @@ class Trainer:
         run: SignedRun,
         *,
         on_event: Callable[[TrainingEvent], None],
-        materials: Materials | None = None,
-        state: ReplicaState | None = None,
-        device: str = "cpu",
-        max_interval_s: float = math.inf,
+        options: TrainerOptions = TrainerOptions(),
         faults: FaultHook = no_faults,
     ) -> None:
         self._network = network
@@ -92,10 +104,7 @@ class Trainer:
         self._notary = Notary(identity=identity, network_id=network.network_id, run=run.run_id)
         self._run = run
         self._on_event = on_event
-        self._materials = materials
-        self._first_state = state
-        self._device = device
-        self._max_interval_s = max_interval_s
+        self._options = options
         self._faults = faults
         self._executor = ThreadPoolExecutor(2, thread_name_prefix="swarm-round")
         self._intervals: Intervals | None = None
@@ -118,6 +127,11 @@ class Trainer:
     def state(self) -> ReplicaState | None:
         """The committed state; its tensors do not change. None before `run` has prepared it."""
         return self._replica.current.state if self._replica else None
+
+    @property
+    def certificate(self) -> bytes:
+        """What proves that `state` was committed; empty for a run's initial state."""
+        return self._replica.standing().certificate if self._replica else b""
 
     async def run(self) -> None:
         """Join, and train until all outer steps are committed or `stop`. Raises ConfigError or IntegrityError."""
@@ -153,12 +167,20 @@ class Trainer:
     async def _take_seat(self) -> Seat:
         config = self._run.config
         loop = asyncio.get_running_loop()
-        materials = self._materials
+        options = self._options
+        materials = options.materials
         if materials is None:
-            materials = await loop.run_in_executor(self._executor, prepare, config, self._device)
-        self._intervals = Intervals(materials.inner, max_interval_s=self._max_interval_s)
-        state = self._first_state or ReplicaState.initial(materials.theta_N)
-        self._replica = Replica(config, await loop.run_in_executor(self._executor, Held.of, state))
+            materials = await loop.run_in_executor(self._executor, prepare, config, options.device)
+        self._intervals = Intervals(materials.inner, max_interval_s=options.max_interval_s)
+        held = await loop.run_in_executor(
+            self._executor, Held.of, options.state or ReplicaState.initial(materials.theta_N)
+        )
+        proof = None
+        if options.certificate:
+            proof = self._notary.check_certificate(options.certificate, self._network.now())
+            if proof.outcome.state_digest != held.digest:
+                raise IntegrityError("the certificate to resume with is of another state", remedy="resume without it")
+        self._replica = Replica(config, held, proof)
         methods = Methods(self._run.run_id)
         seat = Seat(
             network=self._network,
@@ -176,25 +198,27 @@ class Trainer:
 
     async def _join(self, seat: Seat) -> None:
         """Get to where the run is."""
-        proof = await furthest(seat, await trainers(self._membership, self._run.run_id))
+        records = await trainers(self._membership, self._run.run_id)
+        proof = await furthest(seat, records)
         if proof is not None and proof.rank > seat.replica.rank:
-            await self._reach(seat, proof)
+            donors = [peer for peer, record in records.items() if record.digest == proof.outcome.state_digest]
+            await self._reach(seat, proof, donors)
         self._announce("training")
 
-    async def _reach(self, seat: Seat, proof: Proof) -> tuple[Proof, Obtained]:
+    async def _reach(self, seat: Seat, proof: Proof, donors: list[str]) -> tuple[Proof, Obtained]:
         """Adopt the state that `proof` is about, or a later one if that is not to be had any more."""
         started = asyncio.get_running_loop().time()
         while True:
-            records = await trainers(self._membership, self._run.run_id)
-            donors = [peer for peer, record in records.items() if record.digest == proof.outcome.state_digest]
             try:
                 obtained = await obtain(seat, proof, donors)
                 break
             except SwarmError as error:
                 logger.warning("cannot get the state of outer step %d yet: %s", proof.outer_step, error)
             await asyncio.sleep(RETRY_S)
+            records = await trainers(self._membership, self._run.run_id)
             later = await furthest(seat, records)
             proof = max(proof, later or proof, key=lambda each: each.rank)
+            donors = [peer for peer, record in records.items() if record.digest == proof.outcome.state_digest]
         seat.replica.adopt(obtained.held, proof)
         if (fetched := obtained.fetched) is not None:
             event = StateFetched(
@@ -237,7 +261,8 @@ class Trainer:
             # a thread cannot be cancelled, and trains one interval at a time
             await interval
         self._accused = driver.accused
-        proof, obtained = await self._reach(seat, self._notary.check_certificate(certificate, self._network.now()))
+        proof = self._notary.check_certificate(certificate, self._network.now())
+        proof, obtained = await self._reach(seat, proof, [])
         await self._faults.reached("round.applied")
         if obtained.fetched is None:
             now = loop.time()
@@ -309,10 +334,9 @@ class Trainer:
             records = await trainers(self._membership, self._run.run_id)
             driver.feed(Sighted(peers=tuple(peer for peer, each in records.items() if each.state == "training")))
             for peer, record in records.items():
-                differs = record.outer_step == seat.replica.outer_step and record.digest != seat.replica.digest
-                if peer != self._network.peer_id and record.digest:
-                    if record.outer_step > seat.replica.outer_step or differs:
-                        driver.look_at(peer)
+                other = record.digest not in {b"", seat.replica.digest}
+                if other and record.outer_step >= seat.replica.outer_step and peer != self._network.peer_id:
+                    driver.look_at(peer)
             await asyncio.sleep(WATCH_S if driver.terms.roster else FIRST_WATCH_S)
 
     # --- what others hear --------------------------------------------------------------------------------------------

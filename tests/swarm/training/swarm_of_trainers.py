@@ -24,7 +24,7 @@ from swarm.training.inner import IntervalResult
 from swarm.training.interval import Materials
 from swarm.training.run_config import DataConfig, InnerConfig, RunConfig
 from swarm.training.run_file import SignedRun, sign_run
-from swarm.training.trainer import Trainer
+from swarm.training.trainer import Trainer, TrainerOptions
 from swarm_protocol.identity import Identity
 from torch import Tensor
 
@@ -151,7 +151,7 @@ class Swarm:
             identity,
             self.run,
             on_event=events.append,
-            materials=Materials(inner=inner, theta_N=torch.zeros(inner.num_values)),
+            options=TrainerOptions(materials=Materials(inner=inner, theta_N=torch.zeros(inner.num_values))),
             faults=faults or (self.script.hook(name) if self.script else no_faults),
         )
         member = Member(name, network, trainer, inner, events)

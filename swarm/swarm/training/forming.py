@@ -1,0 +1,107 @@
+"""How an attempt comes to its group: by leading it, if this member is the attempt's coordinator, or by asking who is.
+
+Pure functions on the round's state. What follows once there is a signed group is `round`'s.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from swarm_protocol.training_messages import Ready, ReadyReply
+
+from swarm.training.coordinator import form_group, short
+from swarm.training.round_events import Ask, GiveUp, Query, Reply, Sign
+from swarm.training.round_state import RoundState, Step, give_up, own_ready, renew, waits
+
+LEFT_OUT_REST_S = 1.0
+"""Whoever was left out asks again after this, to hear how the round ended."""
+
+
+def advance(state: RoundState, now: float) -> Step:
+    """Go on with forming: as the coordinator, or by asking it."""
+    if state.phase != "forming":
+        return state, []
+    if state.leader == state.terms.me:
+        return _lead(replace(state, asked=""), now)
+    if state.mine is None or state.asked == state.leader:
+        return state, []
+    state = replace(state, asked=state.leader, grace_until=None, hurry_at=None, deadline=None)
+    return state, [Ask(peer=state.leader, ready=own_ready(state))]
+
+
+def move(state: RoundState, attempt: int, now: float) -> Step:
+    state, replies = renew(state, attempt)
+    state, actions = advance(state, now)
+    return state, [*replies, *actions]
+
+
+def on_reported(state: RoundState, peer: str, ready: Ready, now: float) -> Step:
+    if ready.attempt < state.attempt:
+        return state, [Reply(peer=peer, reply=ReadyReply(kind="attempt", attempt=state.attempt))]
+    if ready.state_digest != state.terms.state_digest:
+        return state, [_behind(state, peer)]
+    if state.signed and ready.attempt == state.attempt and peer in state.signed.group.peer_ids:
+        # its answer was lost on the way
+        return state, [Reply(peer=peer, reply=ReadyReply(kind="group", group=state.signed.data))]
+    heard = {other: reason for other, reason in state.unreachable.items() if other != peer}
+    state = replace(state, ready={**state.ready, peer: ready}, unreachable=heard)
+    if ready.attempt > state.attempt and waits(state):
+        return move(state, ready.attempt, now)
+    return advance(state, now)
+
+
+def on_left_out(state: RoundState, attempt: int, reason: str, now: float) -> Step:
+    if state.phase != "forming" or state.attempt != attempt:
+        return state, []
+    state = replace(state, phase="left_out", asked="", deadline=now + LEFT_OUT_REST_S)
+    notice = GiveUp(step=state.terms.step, attempt=attempt, reason=f"left out: {reason}", missing=())
+    return state, [notice]
+
+
+def too_few(state: RoundState, now: float) -> Step:
+    absent = tuple(sorted(set(state.terms.roster) - present_members(state).keys() - {state.terms.me}))
+    names = f"; missing: {', '.join(map(short, absent))}" if absent else ""
+    reason = f"{len(present_members(state)) + 1} of at least {state.terms.min_group} members are ready{names}"
+    return give_up(state, reason, absent, now)
+
+
+def _lead(state: RoundState, now: float) -> Step:
+    """Wait for `min_group`, then for the absent until the grace ends, then have the group signed."""
+    terms, present, absent = state.terms, present_members(state), absent_members(state)
+    num_ready = len(present.keys() | {terms.me})
+    if state.grace_until is None:
+        # a member that only wants to be admitted must not cut the others' intervals short
+        worked = any(each.num_tokens for each in present.values()) or bool(state.mine and state.mine.num_tokens)
+        if num_ready < terms.min_group or (absent and not worked):
+            waits = state.deadline is not None or state.mine is None
+            return (state if waits else replace(state, deadline=now + terms.patience_s)), []
+        hurry_at = now + terms.grace_s / 2 if absent else None
+        state = replace(state, grace_until=now + terms.grace_s, hurry_at=hurry_at, deadline=None)
+        queried = tuple(peer for peer in absent if peer != terms.me)
+        if queried and terms.grace_s > 0:
+            return state, [Query(peers=queried, hurry=False)]
+    # a run's first group has no roster that says who is to come, so it always waits
+    complete = (not absent and bool(terms.roster)) or num_ready >= terms.max_group
+    if not complete and state.grace_until is not None and now < state.grace_until:
+        return state, []
+    group, left_out = form_group(terms, state.attempt, {**present, terms.me: own_ready(state)})
+    if len(group.members) < terms.min_group:
+        reasons = "; ".join(f"{short(peer)}: {reason}" for peer, reason in left_out.items())
+        return give_up(state, f"too few members are fit for a group: {reasons}", tuple(left_out), now)
+    state = replace(state, phase="signing", grace_until=None, hurry_at=None, deadline=None)
+    return state, [Sign(group=group, left_out=left_out)]
+
+
+def present_members(state: RoundState) -> dict[str, Ready]:
+    return {peer: each for peer, each in state.ready.items() if each.attempt == state.attempt}
+
+
+def absent_members(state: RoundState) -> tuple[str, ...]:
+    """Members with a lease who may still come, this member included while its interval lasts."""
+    gone = state.accused.keys() | state.unreachable.keys() | present_members(state).keys()
+    mine = {state.terms.me} if state.mine else set()
+    return tuple(sorted(set(state.terms.roster) - gone - mine))
+
+
+def _behind(state: RoundState, peer: str) -> Reply:
+    return Reply(peer=peer, reply=ReadyReply(kind="behind", state_digest=state.terms.state_digest))

@@ -1,0 +1,132 @@
+"""What a member knows of a round, and the few ways in which all of `forming` and `round` change it.
+
+Values and pure functions. See `round` for what the phases mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeAlias
+
+from swarm_protocol.training_messages import Contribution, Outcome, Ready, ReadyReply
+
+from swarm.training.coordinator import Terms, coordinator_of
+from swarm.training.round_events import Action, GiveUp, Reply, Signed, Voted
+
+Phase: TypeAlias = Literal["forming", "signing", "left_out", "reducing", "voting", "resting", "done"]
+
+FIRST_REST_S = 0.05
+MAX_REST_S = 5.0
+"""The pause after a failed attempt doubles from the first to the last, so that what fails for good spins slowly."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ballot:
+    """The outcome this member last voted for at this step, and the signed group the outcome is from."""
+
+    attempt: int
+    outcome: Outcome
+    origin: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundState:
+    """`known` are peers seen in the run. `accused` broke the protocol, `unreachable` could not be reached: each with how,
+    as this member saw it. `ready` are the reports it holds unanswered. What follows `leader` belongs to the attempt."""
+
+    terms: Terms
+    attempt: int
+    phase: Phase = "forming"
+    mine: Contribution | None = None
+    known: tuple[str, ...] = ()
+    accused: Mapping[str, str] = field(default_factory=dict)
+    unreachable: Mapping[str, str] = field(default_factory=dict)
+    ready: Mapping[str, Ready] = field(default_factory=dict)
+    ballot: Ballot | None = None
+    num_failed: int = 0
+    leader: str = ""
+    asked: str = ""
+    grace_until: float | None = None
+    hurry_at: float | None = None
+    deadline: float | None = None
+    signed: Signed | None = None
+    outcome: Outcome | None = None
+    recovering: bool = False
+    votes: Mapping[str, Voted] = field(default_factory=dict)
+    silent: frozenset[str] = frozenset()
+
+
+Step: TypeAlias = tuple[RoundState, list[Action]]
+
+
+def led(state: RoundState) -> RoundState:
+    """`state` with the attempt's coordinator in this member's eyes.
+
+    One of the roster, which is the same for all, so that all agree; where nobody of it is left, as at a run's beginning,
+    one of those seen lately.
+    """
+    failed = state.accused.keys() | state.unreachable.keys()
+    candidates = set(state.terms.roster) - failed or (set(state.known) - failed) | {state.terms.me}
+    leader = coordinator_of(state.terms.run, state.terms.step, state.attempt, candidates)
+    return replace(state, leader=leader)
+
+
+def waits(state: RoundState) -> bool:
+    return state.phase in {"forming", "left_out", "resting"}
+
+
+def own_ready(state: RoundState) -> Ready:
+    mine = state.mine or Contribution(peer_id=state.terms.me)
+    return Ready(
+        run=state.terms.run,
+        step=state.terms.step,
+        attempt=state.attempt,
+        state_digest=state.terms.state_digest,
+        num_tokens=mine.num_tokens,
+        num_samples=mine.num_samples,
+        loss=mine.loss,
+        accused=tuple(sorted(state.accused.keys() | state.unreachable.keys())),
+        voted_attempt=state.ballot.attempt if state.ballot else 0,
+        voted=state.ballot.outcome if state.ballot else None,
+        voted_origin=state.ballot.origin if state.ballot else b"",
+    )
+
+
+def blame(state: RoundState, accused: tuple[str, ...], unreachable: tuple[str, ...], reason: str) -> RoundState:
+    others = {state.terms.me}
+    return replace(
+        state,
+        accused={**state.accused, **{peer: reason for peer in accused if peer != state.terms.me}},
+        unreachable={**state.unreachable, **{peer: reason for peer in unreachable if peer != state.terms.me}},
+    )
+
+
+def give_up(state: RoundState, reason: str, missing: tuple[str, ...], now: float) -> Step:
+    """This attempt is over; the next one begins after a pause."""
+    missing = tuple(sorted(set(missing)))
+    notice = GiveUp(step=state.terms.step, attempt=state.attempt, reason=reason, missing=missing)
+    rest_s = min(FIRST_REST_S * 2**state.num_failed, MAX_REST_S)
+    state, replies = renew(replace(state, num_failed=state.num_failed + 1), state.attempt + 1)
+    return replace(state, phase="resting", deadline=now + rest_s), [notice, *replies]
+
+
+def renew(state: RoundState, attempt: int) -> Step:
+    """The beginning of `attempt`. Whoever still waits for an earlier one is told."""
+    replies: list[Action] = [
+        Reply(peer=peer, reply=ReadyReply(kind="attempt", attempt=attempt))
+        for peer, each in state.ready.items()
+        if each.attempt < attempt
+    ]
+    state = RoundState(
+        terms=state.terms,
+        attempt=attempt,
+        mine=state.mine,
+        known=state.known,
+        accused=state.accused,
+        unreachable=state.unreachable,
+        ready={peer: each for peer, each in state.ready.items() if each.attempt >= attempt},
+        ballot=state.ballot,
+        num_failed=state.num_failed,
+    )
+    return led(state), replies

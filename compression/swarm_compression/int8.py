@@ -67,7 +67,8 @@ class Int8Codec:
             raise CodecError("-128 is not a code")
         x_N = code_N.astype(np.float32)
         num_whole = num_values // BLOCK_VALUES
-        x_N[: num_whole * BLOCK_VALUES].reshape(-1, BLOCK_VALUES)[:] *= scale_K[:num_whole, None]
+        whole_KC = x_N[: num_whole * BLOCK_VALUES].reshape(-1, BLOCK_VALUES)
+        whole_KC *= scale_K[:num_whole, None]
         x_N[num_whole * BLOCK_VALUES :] *= scale_K[num_whole:]
         return torch.from_numpy(x_N)
 

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from swarm_compression import codec_names
+from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError
 
 BYTE_VOCABULARY = 256
@@ -49,14 +50,14 @@ class _Checks:
 
     def require(self, fits: bool, key: str, value: object, remedy: str) -> None:
         if not fits:
-            self._problems.append(f"{self._prefix}{key} = {value!r}: {remedy}")
+            self._problems.append(f"{self._prefix}{key} = {repr(value)[:80]}: {remedy}")
 
     def whole(self, key: str, value: object, low: int, high: int) -> None:
         fits = type(value) is int and low <= value <= high
         self.require(fits, key, value, f"use a whole number from {low} to {high}")
 
     def number(self, key: str, value: object, low: float, high: float) -> None:
-        fits = type(value) in (int, float) and low <= value <= high  # type: ignore[operator]
+        fits = isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
         self.require(fits, key, value, f"use a number from {low:g} to {high:g}")
 
     def finish(self) -> None:
@@ -148,8 +149,8 @@ class RunConfig:
         checks.whole("outer_steps", self.outer_steps, 1, 10_000_000)
         checks.whole("interval_steps", self.interval_steps, 1, 100_000)
         checks.require(self.codec in codec_names(), "codec", self.codec, f"use one of {', '.join(codec_names())}")
-        checks.whole("min_group", self.min_group, 1, 256)
-        checks.whole("max_group", self.max_group, 1, 256)
+        checks.whole("min_group", self.min_group, 1, limits.MAX_GROUP_MEMBERS)
+        checks.whole("max_group", self.max_group, 1, limits.MAX_GROUP_MEMBERS)
         checks.number("quorum_grace_s", self.quorum_grace_s, 0.0, 600.0)
         checks.require(isinstance(self.model, Mapping), "model", self.model, "write its keys below a line [model]")
         checks.finish()

@@ -1,9 +1,7 @@
 """Blocks `[start, end)` of a transformers model, with only their own weights in memory.
 
-The family's own modules compute, so masks, rotary embeddings and caches are transformers'. The model class is built
-whole on the meta device, where it costs no memory, then cut: building first keeps what a family derives from a
-block's absolute index (which blocks are experts, how attention is scaled) as in the whole model. What was cut off
-is never read.
+The family's own modules compute, so masks, rotary embeddings and caches are transformers'; its own loader reads, so
+that old checkpoint layouts are converted. What `model_cut` cut off is never read.
 
 Leaves scheduling to `engine` and the wire to `session_server`. Not thread-safe: one thread runs a span.
 Legend of shapes: T positions of this step, H hidden size, V vocabulary.
@@ -12,7 +10,6 @@ Legend of shapes: T positions of this step, H hidden size, V vocabulary.
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from enum import IntEnum
@@ -23,12 +20,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from swarm_protocol.errors import ConfigError, IntegrityError
 from torch import Tensor, nn
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, DynamicCache
+from transformers import DynamicCache
 from transformers.utils import logging as transformers_logging
 
+from swarm.serving.model_cut import block_list, block_pattern, causal_lm_class, cut
 from swarm.serving.model_files import ModelFiles
-
-_SUPPORTED_LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
 
 
 class Want(IntEnum):
@@ -99,7 +95,7 @@ class Span:
             return self
         tensors = [*self._model.parameters(), *self._model.buffers()]
         model = copy.deepcopy(self._model, {id(tensor): tensor for tensor in tensors})
-        _cut(model, start - self.start, end - self.start)
+        cut(model, start - self.start, end - self.start)
         return Span(model, start, end, self.num_blocks)
 
     @torch.inference_mode()
@@ -113,7 +109,7 @@ class Span:
         if self.is_first:
             out = self._forward({"input_ids": x[None]}, cache, want)
         else:
-            with _entering(_block_list(self._model)[2][0], x[None]):
+            with _entering(block_list(self._model)[2][0], x[None]):
                 out = self._forward({"inputs_embeds": x[None]}, cache, want)
         if want is Want.NOTHING:
             return None
@@ -126,13 +122,6 @@ class Span:
             return logits
         hidden: Tensor = self._model.base_model(**inputs_and_cache).last_hidden_state
         return hidden
-
-
-class _Absent(nn.Module):
-    """Stands where a module was cut off. What a positional embedding there would add is nothing."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x if x.is_floating_point() else torch.zeros((), device=x.device)
 
 
 @contextmanager
@@ -169,11 +158,11 @@ def load_span(
     num_blocks = files.num_blocks
     if not 0 <= start < end <= num_blocks:
         raise ConfigError(f"blocks {start}:{end} are not within this model's 0:{num_blocks}")
-    model_class = _model_class(files)
+    model_class = causal_lm_class(files.config)
 
     def build_and_cut(self: Any, config: Any) -> None:
         model_class.__init__(self, config)
-        _cut(self, start, end)
+        cut(self, start, end)
 
     # A subclass of the same name: transformers looks up a family's checkpoint conversions by class name.
     cut_class = type(
@@ -181,102 +170,25 @@ def load_span(
     )
     with ExitStack() as stack:
         tensors = _open_tensors(files, _needed_tensors(files, model_class, start, end), stack)
-        model = _materialise(files, cut_class, tensors, dtype)
+        model = _materialise(files, cut_class, tensors, start, dtype)
     return Span(model.to(device).eval().requires_grad_(False), start, end, num_blocks)
-
-
-def _model_class(files: ModelFiles) -> Any:
-    config = files.config
-    name = str(config.model_type)
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING or config.is_encoder_decoder:
-        raise ConfigError(f"{name} is not a decoder-only language model", remedy="serve a causal language model")
-    layer_types = set(getattr(config, "layer_types", None) or ())
-    if not layer_types <= _SUPPORTED_LAYER_TYPES or getattr(config, "num_kv_shared_layers", None):
-        raise ConfigError(f"{name} has blocks that share state and cannot be split", remedy="serve another family")
-    if getattr(config, "quantization_config", None):
-        raise ConfigError(f"{files.directory} is quantized", remedy="serve the unquantized checkpoint")
-    return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-
-
-def _block_list(model: Any) -> tuple[str, nn.Module, nn.ModuleList]:
-    """Path within the base model, parent and list of the blocks."""
-    base = model.base_model
-    for path, module in base.named_modules():
-        if isinstance(module, nn.ModuleList) and len(module) == model.config.num_hidden_layers:
-            parent_path, _, _ = path.rpartition(".")
-            return path, base.get_submodule(parent_path), module
-    raise ConfigError(f"{model.config.model_type} keeps its blocks in no list", remedy="serve another family")
-
-
-def _cut(model: Any, start: int, end: int) -> None:
-    """Leave only blocks `[start, end)`, and the embedding and head where they belong to them."""
-    path, parent, blocks = _block_list(model)
-    list_name = path.rpartition(".")[2]
-    is_first, is_last = start == 0, end == len(blocks)
-    is_tied = bool(getattr(model.config, "tie_word_embeddings", False))
-    for name, module in list(parent.named_children()):
-        # without parameters it is computed, not learnt: rotary embeddings, dropout
-        if name == list_name or next(module.parameters(), None) is None:
-            continue
-        if module is model.get_input_embeddings():
-            stays = is_first or (is_last and is_tied)
-        else:
-            stays = is_first if _is_before_blocks(model, parent, name, list_name) else is_last
-        if not stays:
-            setattr(parent, name, _Absent())
-    if not is_last:
-        model.set_output_embeddings(_Absent())
-        model.all_tied_weights_keys = {}
-    setattr(parent, list_name, blocks[start:end])
-    for module in blocks[start:end].modules():
-        index = getattr(module, "layer_idx", None)
-        if isinstance(index, int):
-            module.layer_idx = index - start  # type: ignore[assignment]
-    _cut_config(model.config, start, end)
-
-
-def _is_before_blocks(model: Any, parent: nn.Module, name: str, list_name: str) -> bool:
-    """Whether the model applies this module to its input or to its output, which no family declares.
-
-    Modules are written down in the order of use, and only embeddings come first. Where both signs do not agree (OPT,
-    Bloom) the family is refused.
-    """
-    names = [child for child, _ in parent.named_children()]
-    is_before = names.index(name) < names.index(list_name)
-    if is_before != isinstance(parent.get_submodule(name), nn.Embedding):
-        raise ConfigError(
-            f"{model.config.model_type} keeps {name} where it cannot be split", remedy="serve another family"
-        )
-    return is_before
-
-
-def _cut_config(config: Any, start: int, end: int) -> None:
-    if getattr(config, "layer_types", None):
-        config.layer_types = list(config.layer_types[start:end])
-    config.num_hidden_layers = end - start
 
 
 def block_of_tensors(files: ModelFiles) -> dict[str, int | None]:
     """For each tensor of the checkpoint the block it belongs to, None for embedding, norm and head."""
     with torch.device("meta"):
-        model = _model_class(files)(copy.deepcopy(files.config))
-    pattern = _block_pattern(model)
+        model = causal_lm_class(files.config)(copy.deepcopy(files.config))
+    pattern = block_pattern(model)
     return {name: int(match[2]) if (match := pattern.match(name)) else None for name in files.shards}
-
-
-def _block_pattern(model: Any) -> re.Pattern[str]:
-    """Matches the names of tensors in blocks: what comes before the index, the index, what comes after."""
-    prefix, path = re.escape(model.base_model_prefix), re.escape(_block_list(model)[0])
-    return re.compile(rf"^((?:{prefix}\.)?{path}\.)(\d+)(\..+)$")
 
 
 def _needed_tensors(files: ModelFiles, model_class: Any, start: int, end: int) -> dict[str, str]:
     """The span's tensors: name in the cut model -> name in the checkpoint."""
     with torch.device("meta"):
         model = model_class(copy.deepcopy(files.config))
-    pattern, prefix = _block_pattern(model), f"{model.base_model_prefix}."
+    pattern, prefix = block_pattern(model), f"{model.base_model_prefix}."
     before = {name.removeprefix(prefix) for name in model.state_dict()}
-    _cut(model, start, end)
+    cut(model, start, end)
     absent = before - {name.removeprefix(prefix) for name in model.state_dict()}
     needed = {}
     for name in files.shards:
@@ -306,18 +218,28 @@ def _lazy(file: Any, files: ModelFiles, name: str) -> Any:
         raise IntegrityError(f"{files.shards[name]} lacks the tensor {name}", remedy="download it again") from error
 
 
-def _materialise(files: ModelFiles, cut_class: Any, tensors: dict[str, Any], dtype: torch.dtype) -> Any:
+def _materialise(files: ModelFiles, cut_class: Any, tensors: dict[str, Any], start: int, dtype: torch.dtype) -> Any:
     with _quiet_transformers():
         try:
             model, info = cut_class.from_pretrained(
-                None, config=copy.deepcopy(files.config), state_dict=tensors, dtype=dtype, output_loading_info=True
+                None,
+                config=copy.deepcopy(files.config),
+                state_dict=tensors,
+                dtype=dtype,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # reported, so that they can be named
             )
         except (RuntimeError, ValueError, SafetensorError) as error:
             raise IntegrityError(f"the weights in {files.directory} do not fit its config: {error}") from error
-    wrong = sorted(info["missing_keys"] | {key for key, *_ in info["mismatched_keys"]})
+    pattern = block_pattern(model)
+    wrong = [
+        f"{match[1]}{int(match[2]) + start}{match[3]}" if (match := pattern.match(name)) else name
+        for name in sorted(info["missing_keys"] | {name for name, *_ in info["mismatched_keys"]})
+    ]
     if wrong or info["error_msgs"]:
         raise IntegrityError(
-            f"{files.directory} lacks usable tensors for {', '.join(wrong[:4])}{' and more' * (len(wrong) > 4)}",
+            f"{files.directory} lacks tensors of the right shape for {', '.join(wrong[:4] or info['error_msgs'])}"
+            f"{' and more' * (len(wrong) > 4)}",
             remedy="download the model again",
         )
     stranded = [name for name, t in [*model.named_parameters(), *model.named_buffers()] if t.is_meta]

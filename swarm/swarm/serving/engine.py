@@ -40,7 +40,10 @@ class Done:
 
 
 class Engine:
+    """`num_tokens` counts what was computed, over all sessions."""
+
     def __init__(self) -> None:
+        self.num_tokens = 0
         self._queue: asyncio.Queue[tuple[Step, float, asyncio.Future[Done]]] = asyncio.Queue()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="swarm-engine")
 
@@ -73,6 +76,7 @@ class Engine:
                 if not done.done():
                     done.set_exception(error)
             else:
+                self.num_tokens += len(step.x)
                 if not done.done():
                     done.set_result(Done(output=output, compute_ms=compute_ms, queue_ms=queue_ms))
 

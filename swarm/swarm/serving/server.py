@@ -164,6 +164,11 @@ class SpanServer:
         )
 
     @property
+    def max_kv_tokens(self) -> int:
+        """Cache room for all sessions together."""
+        return self._ready.kv_tokens
+
+    @property
     def free_kv_tokens(self) -> int:
         """After a move to a longer span, what older sessions hold may be over the new room."""
         return max(0, self._ready.kv_tokens - sum(session.max_tokens for session in self.sessions))

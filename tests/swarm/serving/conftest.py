@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
-from swarm.client import AsyncClient
+from swarm.client import AsyncClient, Generation
 from swarm.network.membership import Membership
 from swarm.network.memory import MemoryInternet, MemoryNetwork
+from swarm.serving.loading import LoadedSpan, load
 from swarm.serving.server import SpanServer
 from swarm.serving.server_options import ServerOptions
 from swarm.serving.session import SessionOptions
+from swarm.testing.faults import Fault, FaultScript
 from swarm_protocol.records import NodeRecord
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
@@ -32,6 +36,7 @@ from transformers.utils import logging as transformers_logging
 
 NUM_BLOCKS = 6
 VOCAB = 256
+NUM_TOKENS = 16
 PROMPT = "def add(a, b):\n    return"
 
 _SHAPE = {
@@ -106,13 +111,29 @@ def llama_dir(model_dirs: Callable[[str], Path]) -> Path:
     return model_dirs("llama")
 
 
+@functools.cache
+def _local_tokens(directory: Path, prompt: tuple[int, ...], num_tokens: int) -> tuple[int, ...]:
+    model = AutoModelForCausalLM.from_pretrained(directory)
+    with torch.inference_mode():
+        out = model.generate(
+            torch.tensor([prompt]), max_new_tokens=num_tokens, do_sample=False, eos_token_id=None, pad_token_id=0
+        )
+    return tuple(int(token) for token in out[0, len(prompt) :])
+
+
 def local_tokens(directory: Path, prompt: Sequence[int], num_tokens: int) -> list[int]:
     """What transformers generates greedily, alone on one machine."""
-    model = AutoModelForCausalLM.from_pretrained(directory)
-    ids = torch.tensor([list(prompt)])
-    with torch.inference_mode():
-        out = model.generate(ids, max_new_tokens=num_tokens, do_sample=False, eos_token_id=None, pad_token_id=0)
-    return [int(token) for token in out[0, len(prompt) :]]
+    return list(_local_tokens(directory, tuple(prompt), num_tokens))
+
+
+@functools.cache
+def _load_once(directory: Path, start: int, end: int, max_step_tokens: int, kv_bytes: int) -> LoadedSpan:
+    return load(directory, start, end, ServerOptions(max_step_tokens=max_step_tokens, kv_bytes=kv_bytes))
+
+
+def cached_load(directory: Path, start: int, end: int, options: ServerOptions) -> LoadedSpan:
+    """`load` for hundreds of servers: their spans share weights, which nothing changes."""
+    return _load_once(directory, start, end, options.max_step_tokens, options.kv_bytes)
 
 
 @dataclass
@@ -126,9 +147,14 @@ class Box:
     membership: Membership
     client: AsyncClient
     servers: dict[str, SpanServer] = field(default_factory=dict)
+    who: dict[str, str] = field(default_factory=dict)
 
-    async def add(self, start: int, end: int, options: ServerOptions | None = None, name: str = "tiny") -> SpanServer:
+    async def add(
+        self, start: int, end: int, options: ServerOptions | None = None, *, name: str = "tiny", who: str = ""
+    ) -> SpanServer:
+        """A server; `who` is what it is called in a fault script."""
         network = self.internet.network()
+        self.who[who or f"s{len(self.servers)}"] = network.peer_id
         membership = await self.stack.enter_async_context(Membership(network))
         membership.announce(node_record())
         server = SpanServer(network, membership, self.directory, name=name, start=start, end=end, options=options)
@@ -143,15 +169,23 @@ class Box:
             while len(await self.membership.servers(name)) < num_servers:
                 await asyncio.sleep(0.1)
 
-    async def tokens(self, num_tokens: int = 16, **options: Any) -> list[int]:
-        request = {"model": "tiny", "prompt": PROMPT, **options}
-        return [token.token_id async for token in self.client.generate(max_tokens=num_tokens, **request)]
+    def generate(self, num_tokens: int = NUM_TOKENS, **options: Any) -> Generation:
+        return self.client.generate(**{"model": "tiny", "prompt": PROMPT, "max_tokens": num_tokens, **options})
 
-    def peer(self, index: int) -> str:
-        return list(self.servers)[index]
+    async def tokens(self, num_tokens: int = NUM_TOKENS, **options: Any) -> list[int]:
+        return [token.token_id async for token in self.generate(num_tokens, **options)]
 
-    def num_sessions(self) -> int:
-        return sum(len(server.sessions) for server in self.servers.values())
+    def expected(self, num_tokens: int = NUM_TOKENS) -> list[int]:
+        """What one machine alone answers to PROMPT."""
+        return local_tokens(self.directory, byte_tokenizer()(PROMPT)["input_ids"], num_tokens)
+
+    async def all_freed(self) -> None:
+        """Wait until no server holds a session or a reserved token any more."""
+        async with asyncio.timeout(10):
+            while any(server.sessions for server in self.servers.values()):
+                await asyncio.sleep(0.01)
+        for server in self.servers.values():
+            assert server.record.free_kv_tokens == server.max_kv_tokens
 
 
 def node_record() -> NodeRecord:
@@ -169,21 +203,39 @@ def node_record() -> NodeRecord:
 
 @asynccontextmanager
 async def box(
-    directory: Path, spans: Sequence[tuple[int, int]], session: SessionOptions | None = None
+    directory: Path,
+    spans: Sequence[tuple[int, int]],
+    *,
+    session: SessionOptions | None = None,
+    faults: Sequence[Fault] = (),
+    detection_s: float = 0.0,
 ) -> AsyncIterator[Box]:
-    internet = MemoryInternet()
+    """Servers s0, s1, … of `spans` and a client that sees them all. Every one of `faults` must have struck by the end.
+
+    A dead server is noticed after `detection_s`, at once by default, as when a kernel resets its connections.
+    """
+    internet = MemoryInternet(detection_s=detection_s)
+    script = FaultScript(faults, kill=lambda who: internet.crash(swarm.who[who]))
     async with AsyncExitStack() as stack:
+        stack.enter_context(patch("swarm.serving.server.load", cached_load))
         network = internet.network()
         membership = await stack.enter_async_context(Membership(network))
         client = AsyncClient(network=network, membership=membership, session=session)
         swarm = Box(internet, directory, stack, network, membership, client)
-        for start, end in spans:
-            await swarm.add(start, end)
+        for index, (start, end) in enumerate(spans):
+            await swarm.add(start, end, ServerOptions(faults=script.hook(f"s{index}")))
         await swarm.known(len(spans))
         yield swarm
+        script.assert_all_fired()
 
 
 @pytest.fixture(scope="session")
 def boxes() -> Any:
     """`async with boxes(directory, [(0, 3), (3, 6)]) as box:`"""
     return box
+
+
+@pytest.fixture(scope="session", name="local_tokens")
+def local_tokens_fixture() -> Any:
+    """`local_tokens(directory, prompt_ids, num_tokens)`: what transformers generates greedily, on one machine."""
+    return local_tokens

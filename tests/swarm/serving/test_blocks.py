@@ -1,0 +1,234 @@
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from swarm.serving import blocks
+from swarm.serving.blocks import KVCache, Span, Want, block_of_tensors, load_span
+from swarm.serving.model_files import open_model
+from swarm_protocol.errors import ConfigError, IntegrityError
+from transformers import AutoModelForCausalLM, BloomConfig, OPTConfig
+
+NUM_BLOCKS = 6
+FAMILIES = ["llama", "llama-tied", "qwen3", "mistral", "mixtral", "gpt2"]
+PROMPT = list(range(40, 65))
+NUM_TOKENS = 12
+
+
+def run_chain(spans: Sequence[Span], caches: Sequence[KVCache], tokens: Sequence[int]) -> torch.Tensor:
+    x: torch.Tensor | None = torch.tensor(tokens)
+    for span, cache in zip(spans, caches, strict=True):
+        assert x is not None
+        x = span.run(x, cache, Want.LAST if span.is_last else Want.ALL)
+    assert x is not None
+    return x[0]
+
+
+@pytest.mark.parametrize("cuts", [(0, 6), (0, 2, 6), (0, 1, 4, 6)], ids=["1-span", "2-spans", "3-spans"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_spans_any_split_with_chunked_prefill_give_the_tokens_of_local_generate(
+    model_dirs: Callable[[str], Path], local_tokens: Any, family: str, cuts: tuple[int, ...]
+) -> None:
+    directory = model_dirs(family)
+    files = open_model(directory)
+    spans = [load_span(files, start, end) for start, end in itertools.pairwise(cuts)]
+    caches = [span.new_cache() for span in spans]
+    for at in range(0, len(PROMPT), 7):
+        logits = run_chain(spans, caches, PROMPT[at : at + 7])
+    tokens = []
+    for _ in range(NUM_TOKENS):
+        tokens.append(int(logits.argmax()))
+        logits = run_chain(spans, caches, tokens[-1:])
+    assert tokens == local_tokens(directory, PROMPT, NUM_TOKENS)
+    assert all(cache.length == len(PROMPT) + NUM_TOKENS for cache in caches)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_load_middle_span_reads_only_its_own_tensors(
+    model_dirs: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    files = open_model(model_dirs(family))
+    read: list[str] = []
+    real_open = blocks.safe_open
+
+    class Recorder:
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            self.file = real_open(*arguments, **options)
+
+        def __enter__(self) -> Recorder:
+            self.file.__enter__()
+            return self
+
+        def __exit__(self, *error: Any) -> None:
+            self.file.__exit__(*error)
+
+        def get_slice(self, name: str) -> Any:
+            read.append(name)
+            return self.file.get_slice(name)
+
+    monkeypatch.setattr(blocks, "safe_open", Recorder)
+    span = load_span(files, 2, 4)
+    of_block = block_of_tensors(files)
+    assert sorted(read) == sorted(name for name, block in of_block.items() if block in {2, 3})
+    assert (span.is_first, span.is_last) == (False, False)
+
+
+def test_load_last_span_of_tied_model_reads_the_embedding_for_its_head(model_dirs: Callable[[str], Path]) -> None:
+    directory = model_dirs("llama-tied")
+    span = load_span(open_model(directory), 4, 6)
+    whole = AutoModelForCausalLM.from_pretrained(directory)
+    assert torch.equal(span._model.lm_head.weight, whole.model.embed_tokens.weight)
+
+
+def test_load_leaves_nothing_on_the_meta_device(model_dirs: Callable[[str], Path]) -> None:
+    for family in FAMILIES:
+        span = load_span(open_model(model_dirs(family)), 2, 4)
+        tensors = [*span._model.parameters(), *span._model.buffers()]
+        assert tensors
+        assert not any(tensor.is_meta for tensor in tensors)
+
+
+def test_load_bfloat16_holds_half_the_bytes(llama_dir: Path) -> None:
+    files = open_model(llama_dir)
+    full, half = load_span(files, 0, 2), load_span(files, 0, 2, dtype=torch.bfloat16)
+    assert half.dtype == torch.bfloat16
+    sizes = [sum(p.nbytes for p in span._model.parameters()) for span in (full, half)]
+    assert sizes[0] == 2 * sizes[1]
+    hidden = half.run(torch.tensor([1, 2, 3]), half.new_cache())
+    assert hidden is not None
+    assert torch.isfinite(hidden).all()
+
+
+def test_view_part_of_a_span_equals_that_part_loaded_alone(llama_dir: Path) -> None:
+    files = open_model(llama_dir)
+    whole = load_span(files, 0, 6)
+    part, alone = whole.view(2, 5), load_span(files, 2, 5)
+    hidden = torch.randn(5, 32)
+    assert torch.equal(part.run(hidden, part.new_cache()), alone.run(hidden, alone.new_cache()))  # type: ignore[arg-type]
+    ours = {parameter.data_ptr() for parameter in part._model.parameters()}
+    assert ours <= {parameter.data_ptr() for parameter in whole._model.parameters()}
+    assert whole.view(0, 6) is whole
+
+
+def test_view_leaves_the_span_as_it_was(llama_dir: Path) -> None:
+    whole = load_span(open_model(llama_dir), 0, 6)
+    tokens = torch.tensor(PROMPT)
+    before = whole.run(tokens, whole.new_cache(), Want.LAST)
+    whole.view(0, 3).run(tokens, whole.view(0, 3).new_cache())
+    after = whole.run(tokens, whole.new_cache(), Want.LAST)
+    assert before is not None
+    assert after is not None
+    assert torch.equal(before, after)
+
+
+def test_run_wanting_nothing_still_fills_the_cache(llama_dir: Path) -> None:
+    span = load_span(open_model(llama_dir), 4, 6)
+    cache = span.new_cache()
+    assert span.run(torch.randn(3, 32), cache, Want.NOTHING) is None
+    assert cache.length == 3
+    assert cache.num_bytes == 3 * 2 * 2 * 2 * 8 * 4  # tokens, k and v, blocks, kv heads, head size, float32
+
+
+def test_cache_truncated_continues_as_if_the_rest_had_never_been(llama_dir: Path) -> None:
+    span = load_span(open_model(llama_dir), 0, 6)
+    cache, fresh = span.new_cache(), span.new_cache()
+    span.run(torch.tensor(PROMPT), cache)
+    cache.truncate(10)
+    assert cache.length == 10
+    span.run(torch.tensor(PROMPT[:10]), fresh)
+    left = span.run(torch.tensor(PROMPT[10:]), cache, Want.LAST)
+    right = span.run(torch.tensor(PROMPT[10:]), fresh, Want.LAST)
+    assert left is not None
+    assert right is not None
+    assert torch.allclose(left, right, atol=1e-5)
+
+
+def test_cache_sliding_window_that_has_forgotten_refuses_to_go_back(model_dirs: Callable[[str], Path]) -> None:
+    span = load_span(open_model(model_dirs("mistral")), 0, 6)
+    cache = span.new_cache()
+    span.run(torch.tensor(PROMPT), cache)
+    with pytest.raises(ConfigError, match="cannot go back to position 10"):
+        cache.truncate(10)
+
+
+@pytest.mark.parametrize("span", [(-1, 2), (3, 3), (4, 2), (0, 7)])
+def test_load_span_outside_the_model_is_refused(llama_dir: Path, span: tuple[int, int]) -> None:
+    with pytest.raises(ConfigError, match="not within this model's 0:6"):
+        load_span(open_model(llama_dir), *span)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        OPTConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2, ffn_dim=64, num_attention_heads=4),
+        BloomConfig(vocab_size=64, hidden_size=32, n_layer=2, n_head=4),
+    ],
+    ids=["opt", "bloom"],
+)
+def test_load_family_whose_ends_cannot_be_told_apart_is_refused(tmp_path: Path, config: Any) -> None:
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="where it cannot be split"):
+        load_span(open_model(tmp_path), 0, 1)
+
+
+@pytest.fixture
+def copied(llama_dir: Path, tmp_path: Path) -> Path:
+    shutil.copytree(llama_dir, tmp_path / "model")
+    return tmp_path / "model"
+
+
+def shard_of(directory: Path, tensor: str) -> Path:
+    index = json.loads((directory / "model.safetensors.index.json").read_text())
+    return directory / str(index["weight_map"][tensor])
+
+
+TENSOR = "model.layers.3.mlp.up_proj.weight"
+
+
+def test_load_truncated_shard_names_the_file(copied: Path) -> None:
+    shard = shard_of(copied, TENSOR)
+    shard.write_bytes(shard.read_bytes()[:-100])
+    with pytest.raises(IntegrityError, match=shard.name):
+        load_span(open_model(copied), 3, 4)
+
+
+def test_load_shard_of_garbage_names_the_file(copied: Path) -> None:
+    shard = shard_of(copied, TENSOR)
+    shard.write_bytes(b"\xff" * 64)
+    with pytest.raises(IntegrityError, match=shard.name):
+        load_span(open_model(copied), 3, 4)
+
+
+def test_load_tensor_missing_in_its_shard_names_both(copied: Path) -> None:
+    shard = shard_of(copied, TENSOR)
+    tensors = load_file(shard)
+    del tensors[TENSOR]
+    save_file(tensors, shard)
+    with pytest.raises(IntegrityError, match=rf"{shard.name} lacks the tensor {TENSOR}"):
+        load_span(open_model(copied), 3, 4)
+
+
+def test_load_tensor_missing_everywhere_is_named(copied: Path) -> None:
+    path = copied / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    del index["weight_map"][TENSOR]
+    path.write_text(json.dumps(index))
+    with pytest.raises(IntegrityError, match=r"model\.layers\.3\.mlp\.up_proj\.weight"):
+        load_span(open_model(copied), 3, 4)
+    load_span(open_model(copied), 0, 3)  # who does not need it is not bothered
+
+
+def test_load_tensor_of_wrong_shape_is_refused(copied: Path) -> None:
+    shard = shard_of(copied, TENSOR)
+    tensors = load_file(shard)
+    tensors[TENSOR] = torch.zeros(5, 5)
+    save_file(tensors, shard)
+    with pytest.raises(IntegrityError, match=r"model\.layers\.3\.mlp\.up_proj"):
+        load_span(open_model(copied), 3, 4)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -89,10 +89,11 @@ class Libp2pNetwork:
         self._started_at = self.now()
         loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[None] = loop.create_future()
+        self._start_error: BaseException | None = None
         self._failure: asyncio.Future[SwarmError] = loop.create_future()
         self._closing = False
+        self._stopping = False
         self._main: asyncio.Task[None] | None = None
-        self._closed = asyncio.Event()
 
     @classmethod
     async def create(cls, options: Libp2pOptions) -> Libp2pNetwork:
@@ -108,10 +109,11 @@ class Libp2pNetwork:
         network._main = asyncio.create_task(network._run(), name=f"libp2p network {identity.peer_id}")
         try:
             await asyncio.wait((network._main, network._ready), return_when=asyncio.FIRST_COMPLETED)
-            network._ready.result()
-        except BaseException:
+        except asyncio.CancelledError:
             await network.close()
             raise
+        if network._start_error is not None:
+            raise network._start_error
         return network
 
     async def __aenter__(self) -> Libp2pNetwork:
@@ -217,8 +219,8 @@ class Libp2pNetwork:
         return [envelope for envelope in records.values() if envelope.expires_at > now]
 
     async def addrs(self) -> tuple[str, ...]:
-        _, addrs = await self._host.control.identify()
-        connected = await self._host.control.connected_peers()
+        self._check_open()
+        addrs, connected = await self._host.addrs(), await self._host.connected_peers()
         # a relay that is gone relays nothing, and its address would only cost others a dial
         usable = [addr for addr in addrs if "/p2p-circuit" not in addr or _relay_of(addr) in connected]
         return tuple(f"{addr}/p2p/{self.peer_id}" for addr in usable)
@@ -230,40 +232,38 @@ class Libp2pNetwork:
         return await asyncio.shield(self._failure)
 
     async def close(self) -> None:
-        if self._closing:
-            await self._closed.wait()
-            return
         self._closing = True
-        try:
-            if self._main is not None:
+        if self._main is not None:
+            if not self._stopping:
                 self._main.cancel()
-                await asyncio.wait((self._main,))
-        finally:
-            self._failure.cancel()
-            self._closed.set()
+            await asyncio.wait((self._main,))
 
     async def _run(self) -> None:
-        """Owns the host and every task. Ends by being cancelled, or after the daemon's death."""
+        """Owns the host and every task. Ends by being cancelled, or when the start or the daemon fails."""
         try:
             async with asyncio.TaskGroup() as tasks:
-                lane = tasks.create_task(self._host.lane.run())
-                lane.add_done_callback(lambda done: None if done.cancelled() else self._fail_if_open())
+                tasks.create_task(self._run_lane())
                 await self._enter(tasks)
                 self._ready.set_result(None)
         except BaseExceptionGroup as group:
             self._fail(group.exceptions[0])
-        except BaseException as error:
+        except (SwarmError, asyncio.CancelledError) as error:
             self._fail(error)
-            raise
         finally:
+            self._stopping = True  # from here on close waits, and does not cancel
             self._streams.close()
             await self._host.stop()
+
+    async def _run_lane(self) -> None:
+        await self._host.lane.run()
+        await self._host.daemon.ended()
+        raise StartError(self._host.daemon.last_words(), remedy="restart this node")
 
     async def _enter(self, tasks: asyncio.TaskGroup) -> None:
         self._streams = StreamServer(self._host, tasks)
         await self._streams.start()
         validator = RecordValidator(self._network_id, self.now)
-        self._dht = await RecordDht.create(self._host.lane, self.peer_id, self._name("dht", ""), validator)
+        self._dht = await RecordDht.create(self._host, self._name("dht", ""), validator)
         await self._streams.serve(self._name("parcel", ""), self._calls.hand_out_parcel)
         await self._host.serve(HELLO, hello_answer(self._network_id))
         reached = await join(self._host, self._seeds, self._network_id)
@@ -277,13 +277,9 @@ class Libp2pNetwork:
         self._forget_expired()
         await asyncio.gather(*(self._dht.store(envelope) for envelope in self._published.values()))
 
-    def _fail_if_open(self) -> None:
-        if not self._closing:
-            self._fail(StartError(self._host.daemon.last_words(), remedy="restart this node"))
-
     def _fail(self, error: BaseException) -> None:
         if not self._ready.done():
-            self._ready.set_exception(error)
+            self._start_error = error
         elif isinstance(error, SwarmError) and not self._failure.done():
             self._failure.set_result(error)
 
@@ -346,13 +342,19 @@ async def _start_host(options: Libp2pOptions, peer_id: str, seeds: Sequence[Peer
         reachability={"none": "", "serve": "public", "use": "private"}[options.relay],
         nat_port_map=options.nat_port_map,
     )
-    start: Callable[[], Awaitable[Host]] = lambda: Host.start(daemon_options)  # noqa: E731
     if not seeds:
-        return await start()
-    host, check = await asyncio.gather(start(), check_identity_is_free(seeds, peer_id), return_exceptions=True)
-    if isinstance(host, BaseException):
-        raise host
-    if isinstance(check, BaseException):
-        await host.stop()
-        raise check
+        return await Host.start(daemon_options)
+    check = asyncio.create_task(check_identity_is_free(seeds, peer_id))
+    host: Host | None = None
+    try:
+        if options.relay == "use":
+            await check  # a host that uses relays connects to them at once, and would be taken for a copy of itself
+        host = await Host.start(daemon_options)
+        await check
+    except BaseException:
+        check.cancel()
+        await asyncio.wait((check,))
+        if host is not None:
+            await host.stop()
+        raise
     return host

@@ -29,6 +29,7 @@ START_TIMEOUT_S = 15.0
 """A loaded machine has been seen to need 2 s; beyond this something hangs."""
 
 STOP_TIMEOUT_S = 3.0
+_FOLDER = "swarm-p2pd-"
 _NUM_LAST_LINES = 20
 
 
@@ -88,7 +89,8 @@ class Daemon:
     @classmethod
     async def start(cls, options: DaemonOptions) -> Daemon:
         """Raises StartError that names the cause. Nothing is left behind then."""
-        folder = Path(tempfile.mkdtemp(prefix="swarm-"))
+        _remove_orphaned_folders()
+        folder = Path(tempfile.mkdtemp(prefix=f"{_FOLDER}{os.getpid()}-"))
         try:
             daemon = cls(await _spawn(arguments(options, str(folder / "p2pd.sock"))), folder)
         except BaseException:
@@ -128,6 +130,10 @@ class Daemon:
         last_line = self._last_lines[-1] if self._last_lines else ""
         return f"the libp2p daemon ended{status}{': ' + last_line if last_line else ''}"
 
+    async def ended(self) -> None:
+        """Wait until the process has ended, or at most STOP_TIMEOUT_S: who broke off is ending."""
+        await asyncio.wait((self._reader,), timeout=STOP_TIMEOUT_S)
+
     async def stop(self) -> None:
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
@@ -156,6 +162,24 @@ class Daemon:
         await self._process.wait()
         if not self._ready.done():
             self._ready.set_exception(_start_error(" ".join(self._last_lines), self.last_words()))
+
+
+def _remove_orphaned_folders() -> None:
+    """Sockets of processes of ours that were killed."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*-*"):
+        owner = folder.name.removeprefix(_FOLDER).partition("-")[0]
+        if owner.isdigit() and not _is_running(int(owner)):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        pass  # another user's, whose folder is not ours to remove
+    return True
 
 
 async def _read_line(output: asyncio.StreamReader) -> bytes:

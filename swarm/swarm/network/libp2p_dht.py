@@ -20,7 +20,8 @@ from hivemind.dht.validation import DHTRecord
 from hivemind.p2p import P2PContext, PeerID
 from swarm_protocol.envelope import Envelope
 
-from swarm.network.libp2p_unary import RemoteLaneError, UnaryLane
+from swarm.network.libp2p_host import Host
+from swarm.network.libp2p_unary import RemoteLaneError
 from swarm.network.record_validator import RecordStorage, RecordValidator, dht_expiration, pack
 
 NUM_REPLICAS = 5
@@ -48,9 +49,9 @@ def node_id_of(peer_id: str) -> DHTID:
 class LaneTransport:
     """What hivemind's DHT asks of its `P2P`, on top of our lane."""
 
-    def __init__(self, lane: UnaryLane, peer_id: str, prefix: str) -> None:
-        self.peer_id = PeerID.from_base58(peer_id)
-        self._lane = lane
+    def __init__(self, host: Host, prefix: str) -> None:
+        self.peer_id = PeerID.from_base58(host.peer_id)
+        self._host = host
         self._prefix = prefix
 
     async def add_protobuf_handler(
@@ -74,10 +75,10 @@ class LaneTransport:
             encoded: bytes = response.SerializeToString()
             return encoded
 
-        await self._lane.serve(self._prefix + name, answer)
+        await self._host.serve(self._prefix + name, answer)
 
     async def call_protobuf_handler(self, peer_id: PeerID, name: str, request: Any, output_protobuf_type: Any) -> Any:
-        response = await self._lane.call(peer_id.to_base58(), self._prefix + name, request.SerializeToString())
+        response = await self._host.call(peer_id.to_base58(), self._prefix + name, request.SerializeToString())
         if not response:
             raise RemoteLaneError("the peer's DHT failed")
         return output_protobuf_type.FromString(response)
@@ -90,10 +91,11 @@ class RecordDht:
         self._suspects: dict[PeerID, float] = {}
 
     @classmethod
-    async def create(cls, lane: UnaryLane, peer_id: str, prefix: str, validator: RecordValidator) -> RecordDht:
+    async def create(cls, host: Host, prefix: str, validator: RecordValidator) -> RecordDht:
+        """Raises PeerUnreachable if the daemon ends meanwhile."""
         protocol = await DHTProtocol.create(
-            LaneTransport(lane, peer_id, prefix),
-            node_id_of(peer_id),
+            LaneTransport(host, prefix),
+            node_id_of(host.peer_id),
             bucket_size=20,
             depth_modulo=5,
             num_replicas=NUM_REPLICAS,
@@ -178,16 +180,15 @@ class RecordDht:
             running: set[asyncio.Task[None]] = set()
             while True:
                 for node, wanted in search.next_calls():
-                    running.add(calls.create_task(self._ask(search, node, wanted)))
+                    running.add(calls.create_task(self._ask(search, search.peers[node], wanted)))
                 if not running:
                     return search
                 _, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
 
-    async def _ask(self, search: _Search, node: DHTID, keys: list[DHTID]) -> None:
-        peer = search.peers[node]
+    async def _ask(self, search: _Search, peer: PeerID, keys: list[DHTID]) -> None:
         answer = await self._protocol.call_find(peer, keys)
         if not answer:
-            search.drop(node)
+            search.drop(node_id_of(peer.to_base58()))
             self._suspects[peer] = asyncio.get_running_loop().time() + SUSPECT_S
             return
         search.num_answers += 1

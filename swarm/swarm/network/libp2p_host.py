@@ -14,6 +14,9 @@ from swarm.network.libp2p_control import Control, ControlError
 from swarm.network.libp2p_daemon import Daemon, DaemonOptions
 from swarm.network.libp2p_unary import LaneClosed, RemoteLaneError, UnaryAnswer, UnaryLane
 
+CONTROL_FAILURES = (ControlError, OSError, asyncio.IncompleteReadError)
+"""What a request to the daemon can end with: its own complaint, or its death."""
+
 RawStream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
@@ -36,7 +39,7 @@ class Host:
             control = Control(daemon.control_socket)
             lane = await UnaryLane.open(control)
             peer_id, _ = await control.identify()
-        except (OSError, ControlError, asyncio.IncompleteReadError) as error:
+        except CONTROL_FAILURES as error:
             await daemon.stop()
             raise StartError(f"the libp2p daemon does not answer: {error}", remedy="start again") from error
         except BaseException:
@@ -47,6 +50,21 @@ class Host:
     async def stop(self) -> None:
         self.lane.close()
         await self.daemon.stop()
+
+    async def addrs(self) -> tuple[str, ...]:
+        """Our own addresses now, without /p2p. Raises PeerUnreachable if the daemon has ended."""
+        try:
+            _, addrs = await self.control.identify()
+        except CONTROL_FAILURES as error:
+            raise translate(error, self.peer_id) from None
+        return addrs
+
+    async def connected_peers(self) -> dict[str, tuple[str, ...]]:
+        """The peers with an open connection, and where it leads. Raises PeerUnreachable likewise."""
+        try:
+            return await self.control.connected_peers()
+        except CONTROL_FAILURES as error:
+            raise translate(error, self.peer_id) from None
 
     async def call(self, peer_id: str, protocol: str, request: bytes) -> bytes:
         """Raises PeerUnreachable or NotServed."""
@@ -66,14 +84,14 @@ class Host:
         """Have streams of `protocol` come to the daemon's `listen_socket`. Raises PeerUnreachable likewise."""
         try:
             await self.control.accept_streams(protocol, self.daemon.listen_socket)
-        except (ControlError, OSError, asyncio.IncompleteReadError) as error:
+        except CONTROL_FAILURES as error:
             raise translate(error, self.peer_id) from None
 
     async def open_stream(self, peer_id: str, protocol: str) -> RawStream:
         """Raises PeerUnreachable or NotServed."""
         try:
             return await self.control.open_stream(peer_id, protocol)
-        except (ControlError, OSError, asyncio.IncompleteReadError) as error:
+        except CONTROL_FAILURES as error:
             raise translate(error, peer_id) from None
 
 

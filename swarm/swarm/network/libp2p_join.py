@@ -17,9 +17,8 @@ from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError, PeerError, PeerRefused, PeerTimeout, PeerUnreachable, StartError
 from swarm_protocol.version import Hello, check_hello, software_version
 
-from swarm.network.libp2p_control import ControlError
 from swarm.network.libp2p_daemon import DaemonOptions
-from swarm.network.libp2p_host import Host, NotServed, dial_failure
+from swarm.network.libp2p_host import CONTROL_FAILURES, Host, NotServed, dial_failure
 from swarm.network.libp2p_unary import UnaryAnswer
 from swarm.network.multiaddr import PeerAddr
 
@@ -33,6 +32,9 @@ GRACE_S = 0.5
 
 COPY_CHECK_S = 1.5
 """For finding a peer by its id through the seeds; a live one answers in a few round trips."""
+
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +82,7 @@ async def connect(host: Host, addr: PeerAddr, network_id: str) -> Greeting:
             greeting = await greet(host, addr.peer_id, network_id)
     except TimeoutError:
         raise PeerTimeout(f"no answer within {SEED_TIMEOUT_S:.0f} s", peer_id=addr.peer_id) from None
-    except (ControlError, OSError, asyncio.IncompleteReadError) as error:
+    except CONTROL_FAILURES as error:
         raise PeerUnreachable(dial_failure(str(error)), peer_id=addr.peer_id) from None
     check_hello(_hello(network_id, 0.0), greeting.hello, addr.peer_id)
     return greeting
@@ -142,9 +144,6 @@ async def check_identity_is_free(addrs: Sequence[PeerAddr], peer_id: str) -> Non
     )
 
 
-logger = logging.getLogger(__name__)
-
-
 def _hello(network_id: str, sent_at: float) -> Hello:
     return Hello(network_id=network_id, software_version=software_version(), sent_at=sent_at)
 
@@ -153,7 +152,7 @@ async def _can_dial(host: Host, peer_id: str) -> bool:
     while True:
         try:
             await host.control.connect(peer_id)
-        except ControlError as error:
+        except CONTROL_FAILURES as error:
             if "failed to find any peer in table" not in str(error):
                 return False
             await asyncio.sleep(0.02)  # the seed is connected, but the daemon has yet to learn what it can do

@@ -11,17 +11,19 @@ import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 
-from swarm_protocol.errors import PeerError
+from swarm_protocol.errors import PeerError, PeerUnreachable
 
-from swarm.network.libp2p_control import ControlError
 from swarm.network.libp2p_dht import RecordDht
 from swarm.network.libp2p_host import Host
 from swarm.network.libp2p_join import connect
 from swarm.network.multiaddr import PeerAddr
 
+CHECK_S = 3.0
+"""While all is well. A look at the daemon's connections takes a millisecond."""
+
 MIN_PAUSE_S = 0.5
 MAX_PAUSE_S = 10.0
-"""A partition is healed this long after its cause is gone, at the latest; a dial in 10 s costs nothing when idle."""
+"""Between attempts to reach who is missing, growing: a partition is healed this long after its cause is gone."""
 
 REFRESH_S = 60.0
 MAX_KNOWN_PEERS = 64
@@ -47,7 +49,7 @@ class Watch:
         self._known: OrderedDict[str, None] = OrderedDict()
 
     async def run(self) -> None:
-        pause_s = MIN_PAUSE_S
+        pause_s = back_off_s = MIN_PAUSE_S
         loop = asyncio.get_running_loop()
         refresh_at = loop.time() + REFRESH_S
         while True:
@@ -57,13 +59,14 @@ class Watch:
                 if loop.time() >= refresh_at:
                     refresh_at = loop.time() + REFRESH_S
                     await self._dht.refresh()
-            except (OSError, ControlError, asyncio.IncompleteReadError):
+            except PeerUnreachable:
                 return  # the daemon has ended; the lane tells
-            pause_s = min(pause_s * 2, MAX_PAUSE_S) if cut_off else MAX_PAUSE_S
+            back_off_s = min(back_off_s * 2, MAX_PAUSE_S) if cut_off else MIN_PAUSE_S
+            pause_s = back_off_s if cut_off else CHECK_S
 
     async def _heal(self) -> bool:
         """True while somebody is missing whom we keep trying to reach."""
-        connected = await self._host.control.connected_peers()
+        connected = await self._host.connected_peers()
         for peer_id in self._dht.peers():
             self._known[peer_id] = None
             self._known.move_to_end(peer_id)

@@ -373,10 +373,14 @@ def test_leaving_a_stream_full_of_unread_messages_cancels_its_handler(run: Run) 
     async def case(world: World) -> None:
         hanging, method = Hanging(), world.name()
         await world.a.serve_stream(method, hanging.stream)
-        with pytest.raises(PeerTimeout):
+
+        async def fill() -> None:
             async with world.b.stream(world.a.peer_id, method, timeout_s=0.3) as stream:
                 while True:
                     await stream.send(bytes(MIB))
+
+        with pytest.raises(PeerTimeout):
+            await fill()
         await soon(hanging.cancelled)
 
     run(case)

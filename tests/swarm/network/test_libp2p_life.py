@@ -1,0 +1,195 @@
+"""What a libp2p network leaves behind, and what happens when its daemon or its process dies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+from pathlib import Path
+
+import psutil
+import pytest
+from network_worlds import eventually, libp2p_node
+from swarm.network.interface import Stream
+from swarm.network.libp2p import Libp2pNetwork
+from swarm_protocol.errors import PeerUnreachable, StartError
+from swarm_protocol.identity import Identity
+from swarm_protocol.signed_record import seal_record
+
+
+def p2pd_of(network: Libp2pNetwork) -> int:
+    return network._host.daemon.pid
+
+
+def sockets_of(pid: int) -> list[Path]:
+    return list(Path(tempfile.gettempdir()).glob(f"swarm-p2pd-{pid}-*"))
+
+
+async def echo(_peer_id: str, request: bytes) -> bytes:
+    return request
+
+
+def test_closed_networks_leave_no_task_file_socket_or_child(tmp_path: Path) -> None:
+    async def main() -> None:
+        process = psutil.Process()
+        num_files = process.num_fds()
+
+        async def echo_stream(_peer_id: str, stream: Stream) -> None:
+            await stream.send(await stream.receive())
+            await stream.receive()
+
+        a = await libp2p_node(tmp_path / "a")
+        b = await libp2p_node(tmp_path / "b", peers=await a.addrs())
+        await a.serve("echo", echo)
+        await a.serve_stream("echo", echo_stream)
+        await b.call(a.peer_id, "echo", bytes(5 * 2**20), timeout_s=10)
+        await b.publish("k", b"", lifetime_s=10)
+        await a.lookup(["k"], timeout_s=10)
+        async with b.stream(a.peer_id, "echo", timeout_s=10) as stream:
+            await stream.send(b"x")
+            await stream.receive()
+        assert sockets_of(os.getpid())
+        await asyncio.gather(a.close(), a.close(), b.close())
+        await a.close()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        assert process.children() == []
+        assert sockets_of(os.getpid()) == []
+
+        async def files_closed() -> bool:
+            return process.num_fds() <= num_files
+
+        await eventually(files_closed)
+
+    asyncio.run(main())
+
+
+def test_start_that_is_cancelled_leaves_nothing(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with await libp2p_node(tmp_path / "seed") as seed:
+            peers = await seed.addrs()
+            for delay_s in (0.0, 0.05, 0.2, 0.4):
+                starting = asyncio.create_task(libp2p_node(tmp_path / "a", peers=peers))
+                await asyncio.sleep(delay_s)
+                starting.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await (await starting).close()  # it was quicker
+                assert len(psutil.Process().children()) == 1
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(main())
+
+
+def test_daemon_that_dies_fails_what_is_pending_and_tells_the_reason(tmp_path: Path) -> None:
+    async def main() -> None:
+        a = await libp2p_node(tmp_path / "a")
+        b = await libp2p_node(tmp_path / "b", peers=await a.addrs())
+
+        async def hang(_peer_id: str, _request: bytes) -> bytes:
+            await asyncio.Event().wait()
+            return b""
+
+        await a.serve("hang", hang)
+        pending = asyncio.create_task(b.call(a.peer_id, "hang", b"", timeout_s=60))
+        waiting = asyncio.create_task(b.wait_failed())
+        await asyncio.sleep(0)
+        os.kill(p2pd_of(b), signal.SIGKILL)
+        with pytest.raises(PeerUnreachable):
+            await asyncio.wait_for(pending, 5)
+        reason = await asyncio.wait_for(waiting, 5)
+        assert isinstance(reason, StartError)
+        assert "signal 9" in reason.message
+        with pytest.raises(PeerUnreachable):
+            await b.call(a.peer_id, "hang", b"", timeout_s=5)
+        with pytest.raises(PeerUnreachable):
+            await b.serve("late", hang)
+        await b.close()
+        await a.close()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(main())
+
+
+def test_daemon_never_outlives_a_killed_parent(tmp_path: Path) -> None:
+    Identity.load_or_create(tmp_path / "a")
+    script = """
+        import asyncio, sys
+        from pathlib import Path
+        from swarm.network.libp2p import Libp2pNetwork, Libp2pOptions
+
+        async def main():
+            network = await Libp2pNetwork.create(Libp2pOptions(identity_path=Path(sys.argv[1]), network_id="test"))
+            print(network._host.daemon.pid, flush=True)
+            await asyncio.Event().wait()
+
+        asyncio.run(main())
+    """
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script), str(tmp_path / "a")], stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        daemon = psutil.Process(int(parent.stdout.readline()))
+        assert sockets_of(parent.pid)
+        parent.kill()
+        parent.wait()
+
+    def has_ended() -> bool:
+        try:
+            return daemon.status() == psutil.STATUS_ZOMBIE  # nobody may be there to collect an orphan
+        except psutil.NoSuchProcess:
+            return True
+
+    async def main() -> None:
+        async def ended() -> bool:
+            return has_ended()
+
+        assert await eventually(ended) < 5
+        async with await libp2p_node(tmp_path / "b"):
+            assert sockets_of(parent.pid) == []  # the next start clears up after it
+
+    asyncio.run(main())
+
+
+def test_record_of_ours_that_another_wrote_ends_the_network_by_name(tmp_path: Path) -> None:
+    async def main() -> None:
+        a = await libp2p_node(tmp_path / "a")
+        b = await libp2p_node(tmp_path / "b", peers=await a.addrs())
+        await b.publish("k", b"mine", lifetime_s=30)
+        await b.lookup(["k"], timeout_s=5)
+        assert not b._failure.done()
+        stolen = seal_record(
+            Identity.load(tmp_path / "b"),
+            network_id="test",
+            key="k",
+            payload=b"not mine",
+            issued_at=b.now() + 1,
+            lifetime_s=30,
+        )
+        assert await a._dht.store(stolen)
+        await b.lookup(["k"], timeout_s=5)
+        reason = await asyncio.wait_for(b.wait_failed(), 1)
+        assert f"{b.peer_id} is in use by another running node" in reason.message
+        await b.close()
+        await a.close()
+
+    asyncio.run(main())
+
+
+def test_record_of_ours_from_before_a_crash_is_no_copy(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with await libp2p_node(tmp_path / "a") as a:
+            before = await libp2p_node(tmp_path / "b", peers=await a.addrs())
+            await before.publish("k", b"before", lifetime_s=300)
+            await before.close()
+            async with await libp2p_node(tmp_path / "b", peers=await a.addrs()) as after:
+                assert [found.payload for found in await after.lookup(["k"], timeout_s=5)] == [b"before"]
+                await after.publish("k", b"after", lifetime_s=30)
+                for network in (a, after):
+                    assert [found.payload for found in await network.lookup(["k"], timeout_s=5)] == [b"after"]
+                assert not after._failure.done()
+
+    asyncio.run(main())

@@ -1,0 +1,134 @@
+"""Many real hosts: they find each other, forget the dead, and heal a partition."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+
+import pytest
+from network_worlds import libp2p_node
+from swarm.network import libp2p_watch
+from swarm.network.libp2p import Libp2pNetwork
+from swarm_protocol.identity import Identity
+from swarm_protocol.records import lookup_keys
+
+LIFETIME_S = 6.0
+KEYS = lookup_keys("nodes")
+
+
+async def keep_announcing(network: Libp2pNetwork, lifetime_s: float) -> None:
+    index = int.from_bytes(network.peer_id.encode()[-2:], "big")
+    while True:
+        await network.publish(KEYS[index % len(KEYS)], network.peer_id.encode(), lifetime_s=lifetime_s)
+        await asyncio.sleep(lifetime_s / 2)
+
+
+async def wait_until_all_see(networks: list[Libp2pNetwork], expected: set[str], timeout_s: float) -> float:
+    """Seconds until each of `networks` has found exactly `expected`."""
+    start = time.monotonic()
+
+    async def see(network: Libp2pNetwork) -> None:
+        seen: set[str] = set()
+        try:
+            async with asyncio.timeout(timeout_s):
+                while seen != expected:
+                    seen = {envelope.peer_id for envelope in await network.lookup(KEYS, timeout_s=timeout_s)}
+                    await asyncio.sleep(0.1)
+        except TimeoutError:
+            raise AssertionError(f"missing {expected - seen}, too many {seen - expected}") from None
+
+    await asyncio.gather(*(see(network) for network in networks))
+    return time.monotonic() - start
+
+
+async def close_all(networks: list[Libp2pNetwork]) -> None:
+    await asyncio.gather(*(network.close() for network in networks))
+
+
+@pytest.mark.timeout(90)
+def test_twenty_hosts_find_each_other_and_forget_the_killed_within_their_lifetime(tmp_path: Path) -> None:
+    async def main() -> None:
+        seed = await libp2p_node(tmp_path / "seed")
+        peers, hosts = await seed.addrs(), [seed]
+        for batch in range(0, 19, 5):
+            starts = (libp2p_node(tmp_path / f"n{index}", peers=peers) for index in range(batch, min(batch + 5, 19)))
+            hosts += await asyncio.gather(*starts)
+        announcing = {host: asyncio.create_task(keep_announcing(host, LIFETIME_S)) for host in hosts}
+        await wait_until_all_see(hosts, {host.peer_id for host in hosts}, 20)
+
+        killed, survivors = hosts[1::2], hosts[0::2]
+        for host in killed:
+            announcing[host].cancel()
+            os.kill(host._host.daemon.pid, signal.SIGKILL)
+        # what is not refreshed is gone after its lifetime; the rest is one round of lookups on a busy machine
+        assert await wait_until_all_see(survivors, {host.peer_id for host in survivors}, 20) < LIFETIME_S + 3
+
+        for task in announcing.values():
+            task.cancel()
+        await asyncio.wait(announcing.values())
+        await close_all(hosts)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(main())
+
+
+def test_two_groups_behind_a_seed_that_was_gone_find_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(libp2p_watch, "CHECK_S", 0.3)
+    monkeypatch.setattr(libp2p_watch, "MAX_PAUSE_S", 0.6)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    listen = (f"/ip4/127.0.0.1/tcp/{port}",)
+    peers = (f"{listen[0]}/p2p/{Identity.load_or_create(tmp_path / 'seed').peer_id}",)
+
+    async def group(name: str) -> list[Libp2pNetwork]:
+        nodes = [await libp2p_node(tmp_path / f"{name}{index}", peers=peers) for index in range(2)]
+        for node in nodes:
+            await node.publish(KEYS[0], b"", lifetime_s=120)
+        return nodes
+
+    async def main() -> None:
+        seed = await libp2p_node(tmp_path / "seed", listen=listen)
+        first = await group("a")
+        os.kill(seed._host.daemon.pid, signal.SIGKILL)
+        await seed.wait_failed()
+        await seed.close()
+        await wait_until_all_see(first, {node.peer_id for node in first}, 10)  # they live on without it
+
+        seed = await libp2p_node(tmp_path / "seed", listen=listen)  # it knows nobody any more
+        second = await group("b")
+        everyone = [*first, *second, seed]
+        await wait_until_all_see(everyone, {node.peer_id for node in [*first, *second]}, 15)
+        await close_all(everyone)
+
+    asyncio.run(main())
+
+
+def test_node_that_lost_everyone_comes_back_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(libp2p_watch, "CHECK_S", 0.3)
+    monkeypatch.setattr(libp2p_watch, "MAX_PAUSE_S", 0.6)
+
+    async def main() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            listen = (f"/ip4/127.0.0.1/tcp/{free.getsockname()[1]}",)
+        seed = await libp2p_node(tmp_path / "seed", listen=listen)
+        node = await libp2p_node(tmp_path / "a", peers=await seed.addrs())
+        await node.publish(KEYS[0], b"", lifetime_s=120)
+        await seed.close()
+
+        async def is_alone() -> bool:
+            return not await node._host.control.connected_peers()
+
+        async with asyncio.timeout(5):
+            while not await is_alone():
+                await asyncio.sleep(0.05)
+        seed = await libp2p_node(tmp_path / "seed", listen=listen)
+        await wait_until_all_see([seed], {node.peer_id}, 15)  # what it published before is there again
+        await close_all([seed, node])
+
+    asyncio.run(main())

@@ -1,0 +1,69 @@
+"""Addresses as people type them."""
+
+import pytest
+from swarm.network.multiaddr import PeerAddr, check_announce_addr, check_listen_addr, parse_peer_addr
+from swarm_protocol.errors import ConfigError
+from swarm_protocol.identity import Identity
+
+PEER = Identity(bytes(32)).peer_id
+RELAY = Identity(bytes(31) + b"1").peer_id
+
+
+@pytest.mark.parametrize(
+    "addr",
+    [
+        "/ip4/127.0.0.1/tcp/4001",
+        "/ip6/::1/tcp/4001",
+        "/dns4/seed.example.org/tcp/31337",
+        "/dns/seed.example.org/udp/31337/quic-v1",
+        f"/ip4/10.0.0.1/tcp/4001/p2p/{RELAY}/p2p-circuit",
+    ],
+)
+def test_peer_addr_that_is_right_comes_back_as_it_was(addr: str) -> None:
+    parsed = parse_peer_addr(f"{addr}/p2p/{PEER}")
+    assert parsed == PeerAddr(peer_id=PEER, addr=addr)
+    assert str(parsed) == f"{addr}/p2p/{PEER}"
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("", "does not start with /"),
+        ("127.0.0.1:4001", "does not start with /"),
+        ("/", "'' is not a known part"),
+        ("/ip4", "/ip4"),
+        ("/ip4/300.0.0.1/tcp/4001", "300.0.0.1"),
+        ("/ip6/1.2.3.4/tcp/4001", "1.2.3.4"),
+        ("/dns4//tcp/4001", "/dns4 has no value"),
+        ("/ip4/1.2.3.4", "a port is missing"),
+        ("/ip4/1.2.3.4/tcp", "'' is not a port"),
+        ("/ip4/1.2.3.4/tcp/99999", "'99999' is not a port"),
+        ("/ip4/1.2.3.4/tcp/http", "'http' is not a port"),
+        ("/ip4/1.2.3.4/udp/4001", "/quic-v1 is missing"),
+        ("/ip4/1.2.3.4/sctp/4001", "'sctp' is not a known part"),
+        ("/tcp/4001", "starts with /tcp"),
+        ("/ip4/1.2.3.4/tcp/4001", "does not end in /p2p/"),
+        ("/ip4/1.2.3.4/tcp/4001/p2p/Qmfoo", "Qmfoo"),
+        ("/ip4/1.2.3.4/tcp/4001/p2p/", "/p2p"),
+        ("/ip4/1.2.3.4/tcp/4001/" + "p2p-circuit/" * 30, "too long"),
+    ],
+)
+def test_peer_addr_that_is_wrong_names_the_part(text: str, fault: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_peer_addr(text)
+    assert fault in caught.value.message
+    assert caught.value.remedy
+
+
+def test_listen_addr_takes_any_free_port_and_no_peer_or_name() -> None:
+    assert check_listen_addr("/ip4/0.0.0.0/tcp/0") == "/ip4/0.0.0.0/tcp/0"
+    with pytest.raises(ConfigError, match="names no peer"):
+        check_listen_addr(f"/ip4/1.2.3.4/tcp/1/p2p/{PEER}")
+    with pytest.raises(ConfigError, match="IP address"):
+        check_listen_addr("/dns4/localhost/tcp/1")
+
+
+def test_announce_addr_needs_a_port_that_can_be_dialled() -> None:
+    assert check_announce_addr("/dns4/localhost/tcp/1") == "/dns4/localhost/tcp/1"
+    with pytest.raises(ConfigError, match="port 0"):
+        check_announce_addr("/ip4/1.2.3.4/tcp/0")

@@ -51,6 +51,10 @@ class KVCache:
         tensors = (t for layer in self.entries.layers for t in (layer.keys, layer.values))
         return sum(t.nbytes for t in tensors if t is not None)
 
+    def free(self) -> None:
+        """Give the memory back now, whoever still holds this object. A step that is running keeps it to its end."""
+        self.entries = DynamicCache()
+
     def truncate(self, length: int) -> None:
         """Forget everything from position `length` on.
 

@@ -39,12 +39,22 @@ class Done:
     queue_ms: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Waiting:
+    """`since_s` is of the loop's clock."""
+
+    step: Step
+    since_s: float
+    done: asyncio.Future[Done]
+
+
 class Engine:
-    """`num_tokens` counts what was computed, over all sessions."""
+    """`num_done` counts steps, `num_tokens` the positions in them."""
 
     def __init__(self) -> None:
+        self.num_done = 0
         self.num_tokens = 0
-        self._queue: asyncio.Queue[tuple[Step, float, asyncio.Future[Done]]] = asyncio.Queue()
+        self._queue: asyncio.Queue[_Waiting] = asyncio.Queue()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="swarm-engine")
 
     @property
@@ -58,27 +68,33 @@ class Engine:
 
     async def submit(self, step: Step) -> Done:
         """Cancelling it takes the step from the queue; one that has begun runs to its end, unseen."""
-        done: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
-        self._queue.put_nowait((step, asyncio.get_running_loop().time(), done))
-        return await done
+        loop = asyncio.get_running_loop()
+        waiting = _Waiting(step=step, since_s=loop.time(), done=loop.create_future())
+        self._queue.put_nowait(waiting)
+        return await waiting.done
 
     async def run(self) -> None:
         """Until cancelled. A step that fails fails its submitter only."""
-        loop = asyncio.get_running_loop()
         while True:
-            step, since_s, done = await self._queue.get()
-            if done.done():
-                continue
-            queue_ms = (loop.time() - since_s) * 1000
-            try:
-                output, compute_ms = await loop.run_in_executor(self._thread, _run, step)
-            except Exception as error:  # a bug or an exhausted device: the session's to report, and no one else's
-                if not done.done():
-                    done.set_exception(error)
-            else:
-                self.num_tokens += len(step.x)
-                if not done.done():
-                    done.set_result(Done(output=output, compute_ms=compute_ms, queue_ms=queue_ms))
+            # in a call of its own, so that no variable here keeps a session's cache alive until the next step
+            await self._run_one(await self._queue.get())
+
+    async def _run_one(self, waiting: _Waiting) -> None:
+        step, done = waiting.step, waiting.done
+        if done.done():
+            return
+        loop = asyncio.get_running_loop()
+        queue_ms = (loop.time() - waiting.since_s) * 1000
+        try:
+            output, compute_ms = await loop.run_in_executor(self._thread, _run, step)
+        except Exception as error:  # a bug or an exhausted device: the session's to report, and no one else's
+            if not done.done():
+                done.set_exception(error)
+            return
+        self.num_done += 1
+        self.num_tokens += step.x.shape[0]
+        if not done.done():
+            done.set_result(Done(output=output, compute_ms=compute_ms, queue_ms=queue_ms))
 
     def close(self) -> None:
         """Wait for the step that runs, if any."""

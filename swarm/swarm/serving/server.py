@@ -250,6 +250,7 @@ class SpanServer:
 
     def _release(self, session: ServedSession) -> None:
         self.sessions.discard(session)
+        session.cache.free()
         self._changed.set()
         if not self.sessions:
             self._emptied.set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -209,6 +210,7 @@ async def box(
     session: SessionOptions | None = None,
     faults: Sequence[Fault] = (),
     detection_s: float = 0.0,
+    options: ServerOptions | None = None,
 ) -> AsyncIterator[Box]:
     """Servers s0, s1, … of `spans` and a client that sees them all. Every one of `faults` must have struck by the end.
 
@@ -223,7 +225,8 @@ async def box(
         client = AsyncClient(network=network, membership=membership, session=session)
         swarm = Box(internet, directory, stack, network, membership, client)
         for index, (start, end) in enumerate(spans):
-            await swarm.add(start, end, ServerOptions(faults=script.hook(f"s{index}")))
+            hook = script.hook(f"s{index}")
+            await swarm.add(start, end, dataclasses.replace(options or ServerOptions(), faults=hook))
         await swarm.known(len(spans))
         yield swarm
         script.assert_all_fired()

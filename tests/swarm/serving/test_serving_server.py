@@ -1,0 +1,436 @@
+"""The server's side alone: what it lets in, what it checks, what it gives back. The client here writes raw messages."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from swarm.network.interface import EndOfStream
+from swarm.serving.blocks import Want, load_span
+from swarm.serving.model_files import open_model
+from swarm.serving.server import OPEN_S
+from swarm.serving.server_options import ServerOptions
+from swarm.serving.tensors import pack, unpack_floats
+from swarm.testing import virtual_time
+from swarm.testing.leaks import no_leaks
+from swarm_protocol.errors import (
+    ConfigError,
+    PeerRefused,
+    PeerTimeout,
+    PeerViolation,
+    SwarmError,
+)
+from swarm_protocol.serving_messages import (
+    FILES_METHOD,
+    SESSION_METHOD,
+    FilesRequest,
+    FilesResponse,
+    Open,
+    Ready,
+    Step,
+    StepResult,
+)
+
+SESSION = f"{SESSION_METHOD}/tiny"
+TOKENS = torch.tensor([5, 6, 7])
+
+
+def opening(box: Any, **changes: Any) -> Open:
+    server = next(iter(box.servers.values()))
+    values = {
+        "session_id": "s",
+        "model": "tiny",
+        "revision": server.record.revision,
+        "start": server.start_block,
+        "end": server.end_block,
+        "max_tokens": 16,
+    }
+    return Open(**{**values, **changes})
+
+
+@asynccontextmanager
+async def session(box: Any, index: int = 0, **changes: Any) -> AsyncIterator[Any]:
+    """An open stream to a server that has answered Ready."""
+    async with box.network.stream(box.who[f"s{index}"], SESSION, timeout_s=600) as stream:
+        await stream.send(opening(box, **changes).to_bytes())
+        Ready.from_bytes(await stream.receive())
+        yield stream
+
+
+async def ask(
+    stream: Any, x: torch.Tensor, position: int = 0, want: str = "all", *, rewind: bool = False
+) -> StepResult:
+    await stream.send(Step(position=position, want=want, tensor=pack(x), rewind=rewind).to_bytes())
+    return StepResult.from_bytes(await stream.receive())
+
+
+def test_step_returns_the_span_own_hidden_states(boxes: Any, llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 3)]) as box, session(box) as stream:
+            result = await ask(stream, TOKENS)
+            span = load_span(open_model(llama_dir), 0, 3)
+            expected = span.run(TOKENS, span.new_cache(), Want.ALL)
+            assert result.tensor is not None
+            assert expected is not None
+            assert torch.equal(unpack_floats(result.tensor, 3, 32), expected)
+            assert result.position == 3
+            assert result.compute_ms > 0
+            assert result.leave_within_s is None
+
+    virtual_time.run(scenario())
+
+
+def test_step_rewinding_gives_the_same_again(boxes: Any, llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 6)]) as box, session(box) as stream:
+            await ask(stream, TOKENS, want="nothing")
+            first = await ask(stream, torch.tensor([9]), 3, "last")
+            again = await ask(stream, torch.tensor([9]), 3, "last", rewind=True)
+            assert first.tensor is not None
+            assert again.tensor is not None
+            assert torch.allclose(unpack_floats(first.tensor, 1, 256), unpack_floats(again.tensor, 1, 256), atol=1e-5)
+
+    virtual_time.run(scenario())
+
+
+HIDDEN = torch.zeros(2, 32)
+
+BAD_STEPS = {
+    "position beyond the cache": (TOKENS, {"position": 1}, "the cache ends at 0"),
+    "more than it reserved": (torch.zeros(17, dtype=torch.int64), {}, "the session reserved 16"),
+    "unknown token": (torch.tensor([256]), {}, "vocabulary"),
+    "hidden states for the first span": (HIDDEN, {}, "token ids have shape"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_STEPS)
+def test_step_that_breaks_the_rules_ends_the_session_with_a_violation(boxes: Any, llama_dir: Path, case: str) -> None:
+    x, options, message = BAD_STEPS[case]
+
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 3)]) as box:
+            async with session(box) as stream, session(box) as other:
+                with pytest.raises(PeerViolation, match=message):
+                    await ask(stream, x, **options)
+                assert (await ask(other, TOKENS)).position == 3  # everyone else is unharmed
+            await box.all_freed()
+
+    virtual_time.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (torch.full((2, 32), float("nan")), "not all finite"),
+        (torch.zeros(2, 31), "of shape"),
+        (TOKENS, "of shape"),
+    ],
+    ids=["nan", "width", "tokens"],
+)
+def test_step_of_bad_hidden_states_is_refused_before_compute(
+    boxes: Any, llama_dir: Path, x: torch.Tensor, message: str
+) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(3, 6)]) as box, session(box) as stream:
+            server = box.servers[box.who["s0"]]
+            with pytest.raises(PeerViolation, match=message):
+                await ask(stream, x)
+            assert server.engine.num_done == 0
+
+    virtual_time.run(scenario())
+
+
+def test_step_going_back_without_saying_so_is_refused(boxes: Any, llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 3)]) as box, session(box) as stream:
+            await ask(stream, TOKENS)
+            with pytest.raises(PeerViolation, match="position 0, and the cache ends at 3"):
+                await ask(stream, TOKENS)
+
+    virtual_time.run(scenario())
+
+
+@pytest.mark.parametrize("data", [b"", b"\x01", b"\x01\xff\xff", b"\x02abc", b"x" * 5000], ids=len)
+def test_open_garbage_is_a_violation(boxes: Any, llama_dir: Path, data: bytes) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 3)]) as box:
+            async with box.network.stream(box.who["s0"], SESSION, timeout_s=60) as stream:
+                await stream.send(data)
+                with pytest.raises(PeerViolation):
+                    await stream.receive()
+            await box.all_freed()
+
+    virtual_time.run(scenario())
+
+
+BAD_OPENINGS = {
+    "revision": ({"revision": "other"}, "this server has revision"),
+    "blocks": ({"start": 2, "end": 5}, r"this server has blocks \[0, 3\)"),
+    "never fits": ({"max_tokens": 2**20}, "is over this server's"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_OPENINGS)
+def test_open_what_is_not_served_is_refused_for_good(boxes: Any, llama_dir: Path, case: str) -> None:
+    changes, message = BAD_OPENINGS[case]
+
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 3)], options=ServerOptions(kv_bytes=2**20)) as box:
+            with pytest.raises(PeerRefused, match=message) as caught:
+                async with session(box, **changes):
+                    pass
+            assert caught.value.retry_after_s == 0
+
+    virtual_time.run(scenario())
+
+
+def test_open_over_the_cache_budget_is_refused_until_room_is_given_back(boxes: Any, llama_dir: Path) -> None:
+    async def scenario() -> None:
+        # 3 blocks, k and v, 2 heads of 8 floats: 384 bytes a token
+        async with boxes(llama_dir, [(0, 3)], options=ServerOptions(kv_bytes=384 * 40)) as box:
+            server = box.servers[box.who["s0"]]
+            assert server.record.free_kv_tokens == 40
+            async with session(box), session(box):
+                assert server.record.free_kv_tokens == 8
+                with pytest.raises(PeerRefused, match="room for 8 more tokens and is asked for 16") as caught:
+                    async with session(box):
+                        pass
+                assert caught.value.retry_after_s > 0
+                async with session(box, max_tokens=8):
+                    assert server.record.free_kv_tokens == 0
+            await box.all_freed()
+            async with session(box, max_tokens=40):
+                pass
+
+    virtual_time.run(scenario())
+
+
+def test_open_beyond_max_sessions_is_refused(boxes: Any, llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 3)], options=ServerOptions(max_sessions=1)) as box, session(box):
+            with pytest.raises(PeerRefused):
+                async with session(box):
+                    pass
+
+    virtual_time.run(scenario())
+
+
+def test_session_that_ends_frees_its_cache_memory(boxes: Any, llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 3)]) as box:
+            server = box.servers[box.who["s0"]]
+            async with session(box) as stream:
+                await ask(stream, TOKENS)
+                held = weakref.ref(next(iter(server.sessions)).cache.entries.layers[0].keys)
+                assert held() is not None
+            await box.all_freed()
+            gc.collect()
+            assert held() is None
+
+    virtual_time.run(scenario())
+
+
+def test_silent_connections_are_ended_and_leave_nothing(boxes: Any, llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 3)]) as box:
+            clock = asyncio.get_running_loop().time
+            since_s = clock()
+
+            async def say_nothing() -> None:
+                async with box.network.stream(box.who["s0"], SESSION, timeout_s=600) as stream:
+                    with pytest.raises(PeerTimeout):
+                        await stream.receive()
+
+            async with asyncio.TaskGroup() as tasks:
+                for _ in range(200):
+                    tasks.create_task(say_nothing())
+            assert clock() - since_s <= OPEN_S + 1
+            assert not box.servers[box.who["s0"]].sessions
+
+    virtual_time.run(scenario())
+
+
+def test_session_that_falls_silent_is_ended_and_told_so(boxes: Any, llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 3)], options=ServerOptions(idle_s=7)) as box, session(box) as stream:
+            await ask(stream, TOKENS)
+            with pytest.raises(PeerRefused, match="silent for 7 s"):
+                await stream.receive()
+            await box.all_freed()
+
+    virtual_time.run(scenario())
+
+
+def test_client_that_stops_reading_is_ended(boxes: Any, llama_dir: Path) -> None:
+    """It asks again and again for large answers and takes none, so that the stream's window fills up."""
+
+    async def scenario() -> None:
+        options = ServerOptions(idle_s=7)
+        async with boxes(llama_dir, [(0, 6)], options=options) as box, session(box, max_tokens=4096) as stream:
+            step = Step(position=0, rewind=True, want="all", tensor=pack(torch.zeros(512, dtype=torch.int64)))
+
+            async def flood() -> None:
+                while True:
+                    await stream.send(step.to_bytes())
+
+            with pytest.raises(SwarmError):
+                await flood()
+            await box.all_freed()
+
+    virtual_time.run(scenario())
+
+
+def test_client_that_leaves_in_the_middle_of_a_step_frees_the_session(boxes: Any, llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 3)]) as box:
+            async with session(box) as stream:
+                await stream.send(Step(position=0, want="all", tensor=pack(TOKENS)).to_bytes())
+            await box.all_freed()
+
+    virtual_time.run(scenario())
+
+
+def test_finished_client_ends_the_session(boxes: Any, llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 3)]) as box, session(box) as stream:
+            await stream.finish()
+            with pytest.raises(EndOfStream):
+                await stream.receive()
+            await box.all_freed()
+
+    virtual_time.run(scenario())
+
+
+def test_sessions_take_turns(boxes: Any, llama_dir: Path) -> None:
+    """Eight clients of eight steps each: no one is more than one step ahead of another."""
+
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 3)]) as box:
+            counts = [0] * 8
+
+            async def client(index: int) -> None:
+                async with session(box) as stream:
+                    for position in range(8):
+                        await ask(stream, TOKENS[:1], position)
+                        counts[index] += 1
+                        assert max(counts) - min(counts) <= 1
+
+            async with asyncio.TaskGroup() as tasks:
+                for index in range(8):
+                    tasks.create_task(client(index))
+
+    virtual_time.run(scenario())
+
+
+def test_files_are_the_whitelisted_ones(boxes: Any, llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 3)]) as box:
+            request = FilesRequest(model="tiny").to_bytes()
+            data = await box.network.call(box.who["s0"], f"{FILES_METHOD}/tiny", request, timeout_s=9)
+            response = FilesResponse.from_bytes(data)
+            assert response.files == open_model(llama_dir).small_files()
+            assert response.revision == open_model(llama_dir).revision()
+
+    virtual_time.run(scenario())
+
+
+def test_record_tells_measured_times_and_load(boxes: Any, llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 3)]) as box, session(box):
+            await asyncio.sleep(10)
+            record = (await box.membership.servers("tiny"))[box.who["s0"]]
+            assert (record.start, record.end, record.num_blocks, record.state) == (0, 3, 6, "serving")
+            assert record.prefill_ms_per_token > 0
+            assert record.decode_ms_per_block > 0
+            assert record.queue_depth == 1
+            assert record.free_kv_tokens == box.servers[box.who["s0"]].max_kv_tokens - 16
+
+    virtual_time.run(scenario())
+
+
+def test_closed_server_refuses_and_is_withdrawn(boxes: Any, llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 3)]) as box:
+            server = box.servers[box.who["s0"]]
+            wanted = opening(box)
+            await server.close()
+            await server.close()
+            async with box.network.stream(box.who["s0"], SESSION, timeout_s=9) as stream:
+                await stream.send(wanted.to_bytes())
+                with pytest.raises(PeerRefused, match="no new sessions"):
+                    await stream.receive()
+            request = FilesRequest(model="tiny").to_bytes()
+            with pytest.raises(PeerRefused, match="no longer served"):
+                await box.network.call(box.who["s0"], f"{FILES_METHOD}/tiny", request, timeout_s=9)
+            await asyncio.sleep(1)
+            assert (await box.membership.servers("tiny"))[box.who["s0"]].state == "draining"
+
+    with no_leaks():
+        virtual_time.run(scenario())
+
+
+def test_start_of_a_damaged_model_fails_by_name_and_leaves_nothing(boxes: Any, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with boxes(tmp_path, []) as box:
+            with pytest.raises(ConfigError, match=r"no config\.json"):
+                await box.add(0, 3)
+
+    with no_leaks():
+        virtual_time.run(scenario())
+
+
+def test_move_serves_the_new_span_before_the_old_one_ends(boxes: Any, llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 3)]) as box, session(box) as stream:
+            server = box.servers[box.who["s0"]]
+
+            async def yes() -> bool:
+                return True
+
+            assert await server.move(3, 6, still_wanted=yes, within_s=20)
+            result = await ask(stream, TOKENS)  # the old session goes on
+            assert result.leave_within_s == pytest.approx(20, abs=1)
+            async with session(box) as new:
+                assert (await ask(new, HIDDEN, want="last")).tensor is not None
+            with pytest.raises(PeerRefused, match="leaving"):
+                await stream.receive()
+
+    virtual_time.run(scenario())
+
+
+def test_move_no_longer_wanted_changes_nothing(boxes: Any, llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 3)]) as box:
+            server = box.servers[box.who["s0"]]
+
+            async def no() -> bool:
+                return False
+
+            assert not await server.move(3, 6, still_wanted=no, within_s=20)
+            assert (server.start_block, server.end_block) == (0, 3)
+
+    virtual_time.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "options", [{"dtype": "int3"}, {"kv_bytes": 0}, {"max_sessions": 0}, {"idle_s": 0}, {"max_step_tokens": 10**6}]
+)
+def test_options_without_meaning_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        ServerOptions(**options)
+
+
+def test_cache_budget_below_one_token_is_refused_by_name(boxes: Any, llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, []) as box:
+            with pytest.raises(ConfigError, match="a token takes 384 bytes of cache, and 383 are allowed"):
+                await box.add(0, 3, ServerOptions(kv_bytes=383))
+
+    virtual_time.run(scenario())

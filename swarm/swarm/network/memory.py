@@ -5,8 +5,8 @@ it. Under `testing.virtual_time` whole swarms run on it in milliseconds, the sam
 is bytes, failures travel in their wire form, records pass the checks of the real validator: code that works here
 fails on the real network only for reasons that belong to the real network.
 
-Bytes in motion are left to `memory_link`, conversations to `memory_stream`. Handlers run in tasks that their node
-owns and `close` ends. Nothing here may be used from two event loops.
+Bytes in motion are left to `memory_link`, conversations to `memory_stream`, what a node holds of the record store to
+`memory_records`. Handlers run in tasks that their node owns and `close` ends. Nothing here may be used from two loops.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from dataclasses import dataclass
 from swarm_protocol.envelope import Envelope
 from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable, SwarmError
 from swarm_protocol.identity import Identity
-from swarm_protocol.signed_record import seal_record, unseal_record
+from swarm_protocol.signed_record import seal_record
 from swarm_protocol.version import Hello, check_hello, software_version
 
 from swarm.network.interface import Stream, StreamHandler, UnaryHandler
 from swarm.network.memory_link import Link, Pipe, Rate
+from swarm.network.memory_records import RecordStore, newest
 from swarm.network.memory_stream import End
 
 EPOCH_S = 1_750_000_000.0
@@ -36,8 +37,6 @@ EPOCH_S = 1_750_000_000.0
 
 DETECTION_S = 1.0
 """How long a peer that vanished without a word, or a cut route, goes unnoticed."""
-
-MIN_ISSUE_STEP_S = 0.002
 
 logger = logging.getLogger(__name__)
 
@@ -213,7 +212,7 @@ class MemoryNetwork:
         self._access = access
         self._handlers: dict[str, _Serve] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._records: dict[str, dict[str, Envelope]] = {}
+        self._records = RecordStore(network_id, self.now)
 
     @property
     def peer_id(self) -> str:
@@ -255,23 +254,18 @@ class MemoryNetwork:
             network_id=self.network_id,
             key=key,
             payload=bytes(payload),
-            issued_at=self._issue_time(key),
+            issued_at=self._records.issue_time(key, self.peer_id),
             lifetime_s=lifetime_s,
         )
         return await self.offer(key, envelope.to_bytes())
 
-    def _issue_time(self, key: str) -> float:
-        """Later than that of the record it replaces, as the real network sees to."""
-        earlier = self._records.get(key, {}).get(self.peer_id)
-        return max(self.now(), earlier.issued_at + MIN_ISSUE_STEP_S if earlier else 0.0)
-
     async def offer(self, key: str, record: bytes) -> bool:
         """Hand bytes that claim to be a record to every node in reach, as a hostile peer can. True: another took it."""
         self._check_up()
-        self._store(key, record)
+        self._records.take(key, record)
         neighbours = self._internet._neighbours(self)
         await asyncio.sleep(self._usual_round_trip_s(neighbours))
-        return sum(node._store(key, record) for node in neighbours if node.is_up) > 0
+        return sum(node._records.take(key, record) for node in neighbours if node.is_up) > 0
 
     async def lookup(self, keys: Sequence[str], *, timeout_s: float) -> list[Envelope]:
         self._check_up()
@@ -281,14 +275,7 @@ class MemoryNetwork:
                 await asyncio.sleep(self._usual_round_trip_s(neighbours))
         except TimeoutError:
             raise PeerTimeout(f"no records within {timeout_s} s") from None
-        newest: dict[tuple[str, str], Envelope] = {}
-        for node in (self, *neighbours):
-            for key in keys:
-                for envelope in node._records.get(key, {}).values():
-                    known = newest.get((key, envelope.peer_id))
-                    if self._is_live(envelope) and (known is None or known.issued_at < envelope.issued_at):
-                        newest[key, envelope.peer_id] = envelope
-        return list(newest.values())
+        return newest([node._records for node in (self, *neighbours)], keys)
 
     async def addrs(self) -> tuple[str, ...]:
         return (f"/memory/1/p2p/{self.peer_id}",)
@@ -364,6 +351,9 @@ class MemoryNetwork:
     async def _answer(self, serve: _Serve, peer_id: str, end: End) -> None:
         try:
             await serve(peer_id, end)
+        except asyncio.CancelledError:
+            end.hang_up()  # also if the handler cancelled itself, and its caller still waits
+            raise
         except SwarmError as error:
             end.fail(error)
         except Exception as error:
@@ -371,23 +361,6 @@ class MemoryNetwork:
             end.fail(error)
         else:
             end.complete()
-
-    def _store(self, key: str, record: bytes) -> bool:
-        """Take a record into this node's part of the store, as its validator allows."""
-        try:
-            envelope = unseal_record(record, network_id=self.network_id, key=key, now=self.now())
-        except SwarmError as error:
-            logger.warning("refused a record: %s", error)
-            return False
-        records = {record.peer_id: record for record in self._records.get(key, {}).values() if self._is_live(record)}
-        known = records.get(envelope.peer_id)
-        if known is not None and known.issued_at > envelope.issued_at:
-            return False
-        self._records[key] = {**records, envelope.peer_id: envelope}
-        return True
-
-    def _is_live(self, envelope: Envelope) -> bool:
-        return envelope.expires_at > self.now()
 
     def _usual_round_trip_s(self, neighbours: Sequence[MemoryNetwork]) -> float:
         """The median: a store asks several peers at once and does not wait for the slowest."""

@@ -95,8 +95,8 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self._now_s
 
-    def create_task(self, coro: Any, **options: Any) -> asyncio.Task[Any]:
-        task: asyncio.Task[Any] = super().create_task(coro, **options)
+    def create_task(self, coro: Any, *, name: object = None, context: Context | None = None) -> asyncio.Task[Any]:
+        task: asyncio.Task[Any] = super().create_task(coro, name=name, context=context)
         task.add_done_callback(self._keep_failed)
         return task
 

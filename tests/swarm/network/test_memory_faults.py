@@ -256,6 +256,17 @@ async def test_handler_that_closes_its_own_node_does_not_wait_for_itself() -> No
 
 
 @in_virtual_time
+async def test_handler_that_cancels_itself_does_not_leave_its_caller_waiting() -> None:
+    async def cancelled(_peer_id: str, _request: bytes) -> bytes:
+        raise asyncio.CancelledError
+
+    async with nodes(2) as (_, [a, b]):
+        await b.serve("cancelled", cancelled)
+        with pytest.raises(PeerUnreachable):
+            await a.call(b.peer_id, "cancelled", b"", timeout_s=5)
+
+
+@in_virtual_time
 async def test_both_sides_sending_more_than_the_window_before_reading_get_stuck() -> None:
     big = bytes(6 * 2**20)
 
@@ -339,6 +350,15 @@ async def test_lookup_after_heal_takes_the_newest_of_two_versions() -> None:
         assert [record.payload for record in await c.lookup(["key"], timeout_s=5)] == [b"old"]
         internet.heal()
         assert [record.payload for record in await c.lookup(["key"], timeout_s=5)] == [b"new"]
+
+
+@in_virtual_time
+async def test_record_published_twice_at_one_moment_is_the_later_one() -> None:
+    async with nodes(2) as (_, [a, b]):
+        async with asyncio.TaskGroup() as tasks:
+            for payload in (b"first", b"second"):
+                tasks.create_task(a.publish("key", payload, lifetime_s=60))
+        assert [record.payload for record in await b.lookup(["key"], timeout_s=5)] == [b"second"]
 
 
 @in_virtual_time

@@ -6,6 +6,7 @@ import asyncio
 import random
 import threading
 import time
+from contextlib import suppress
 
 import pytest
 from swarm.testing import virtual_time
@@ -181,6 +182,22 @@ def test_run_with_task_left_behind_fails_and_ends_it() -> None:
     with pytest.raises(LeftBehind, match="forgotten"):
         virtual_time.run(main())
     assert tasks[0].cancelled()
+
+
+def test_run_with_task_that_refuses_to_end_still_reports_it_and_returns() -> None:
+    async def stubborn() -> None:
+        while True:
+            with suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+
+    async def main() -> None:
+        tasks.append(asyncio.create_task(stubborn(), name="stubborn"))
+        await asyncio.sleep(0)
+
+    tasks: list[asyncio.Task[None]] = []
+    with pytest.raises(LeftBehind, match="stubborn at stubborn"):
+        virtual_time.run(main())
+    tasks[0].get_coro().close()  # type: ignore[union-attr]
 
 
 def test_run_with_unheard_task_error_fails() -> None:

@@ -75,7 +75,7 @@ def decode_part(codec: Codec, data: bytes, frames: list[slice], into_N: Tensor) 
 
 
 class Butterfly:
-    """One member's side of one reduction. `delta_N`: what it contributes, fp32; None: nothing, it only gets the result."""
+    """One member's side of one reduction. `delta_N`: fp32, what it contributes; None: nothing."""
 
     def __init__(
         self,

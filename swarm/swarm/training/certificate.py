@@ -46,7 +46,7 @@ class Notary:
         return self._seal(VOTE_PURPOSE, vote, now)
 
     def read_group(self, data: bytes, now: float) -> Signed:
-        """Raises PeerViolation or IntegrityError, also if an outcome that it resumes is not of the same step and state."""
+        """Raises PeerViolation or IntegrityError, also if it resumes an outcome of another step or state."""
         envelope = unseal(data, purpose=GROUP_PURPOSE, network_id=self.network_id, now=now)
         group = Group.from_bytes(envelope.payload)
         self._check_subject(envelope, group)

@@ -11,6 +11,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 from swarm_protocol.training_messages import Contribution, Group, Ready
 
@@ -57,7 +58,7 @@ def part_values(num_values: int, bandwidths: tuple[float, ...]) -> tuple[int, ..
         edge = round(num_values * passed / total / PART_ALIGNMENT) * PART_ALIGNMENT
         edges.append(max(edges[-1], min(edge, num_values)))
     edges[-1] = num_values
-    return tuple(stop - start for start, stop in zip(edges, edges[1:], strict=False))
+    return tuple(stop - start for start, stop in pairwise(edges))
 
 
 def form_group(terms: Terms, attempt: int, ready: Mapping[str, Ready]) -> tuple[Group, dict[str, str]]:
@@ -91,23 +92,24 @@ def form_group(terms: Terms, attempt: int, ready: Mapping[str, Ready]) -> tuple[
 
 def complaint(terms: Terms, attempt: int, contribution: Contribution | None, group: Group) -> str:
     """What is wrong with `group` in the eyes of `terms.me`, which offered `contribution`; empty: nothing."""
-    if (group.run, group.step, group.attempt) != (terms.run, terms.step, attempt):
-        return "it is for another round"
-    if group.state_digest != terms.state_digest:
-        return "it starts from another state"
-    if len(group.members) > terms.max_group:
-        return f"it has {len(group.members)} members, more than {terms.max_group}"
-    if len(group.members) < terms.min_group:
-        return f"it has {len(group.members)} members, fewer than {terms.min_group}"
-    if (contribution or Contribution(peer_id=terms.me)) not in group.members:
-        return "it lacks or changes this member's contribution"
-    if any(_overclaim(terms, member) for member in group.members):
-        return "a member claims more than its lease"
-    if group.part_values and sum(group.part_values) != terms.num_values:
-        return "its parts are not the whole vector"
-    if group.reduce_s > terms.reduce_s or group.vote_s > terms.vote_s:
-        return "its deadlines are longer than the run allows"
-    return ""
+    num_members = len(group.members)
+    checks = (
+        ((group.run, group.step, group.attempt) != (terms.run, terms.step, attempt), "it is for another round"),
+        (group.state_digest != terms.state_digest, "it starts from another state"),
+        (num_members > terms.max_group, f"it has {num_members} members, more than {terms.max_group}"),
+        (num_members < terms.min_group, f"it has {num_members} members, fewer than {terms.min_group}"),
+        (
+            (contribution or Contribution(peer_id=terms.me)) not in group.members,
+            "it lacks or changes this member's contribution",
+        ),
+        (any(_overclaims(terms, member) for member in group.members), "a member claims more than its lease"),
+        (sum(group.part_values) not in {0, terms.num_values}, "its parts are not the whole vector"),
+        (
+            group.reduce_s > terms.reduce_s or group.vote_s > terms.vote_s,
+            "its deadlines are longer than the run allows",
+        ),
+    )
+    return next((text for is_wrong, text in checks if is_wrong), "")
 
 
 def convict(accusations: Mapping[str, Collection[str]]) -> tuple[str, ...]:
@@ -130,7 +132,7 @@ def convict(accusations: Mapping[str, Collection[str]]) -> tuple[str, ...]:
 def _unfit(terms: Terms, ready: Mapping[str, Ready]) -> dict[str, str]:
     unfit = {}
     for peer, each in ready.items():
-        if peer != terms.me and _overclaim(terms, _contribution(peer, each)):
+        if peer != terms.me and _overclaims(terms, _contribution(peer, each)):
             unfit[peer] = "it claims more tokens or samples than its lease has"
     honest = {peer: each.accused for peer, each in ready.items() if peer not in unfit}
     for peer in convict(honest):
@@ -144,7 +146,7 @@ def _contribution(peer: str, ready: Ready) -> Contribution:
     return Contribution(peer_id=peer, num_tokens=ready.num_tokens, num_samples=ready.num_samples, loss=ready.loss)
 
 
-def _overclaim(terms: Terms, member: Contribution) -> bool:
+def _overclaims(terms: Terms, member: Contribution) -> bool:
     allowed = terms.samples_per_member if member.peer_id in terms.roster else 0
     return member.num_samples > allowed or member.num_tokens > member.num_samples * terms.tokens_per_sample
 

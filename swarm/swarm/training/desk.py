@@ -50,7 +50,7 @@ class Desk:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def _on_standing(self, peer: str, request: bytes) -> bytes:
+    async def _on_standing(self, _peer: str, request: bytes) -> bytes:
         wanted = StandingRequest.from_bytes(request)
         if wanted.hurry and self._driver is not None and self._driver.terms.step == wanted.step:
             self._driver.hurry()

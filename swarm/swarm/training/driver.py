@@ -151,8 +151,10 @@ class RoundDriver:
 
     async def _act(self, action: Action) -> None:
         match action:
-            case Ask():
-                self._spawn(self._ask(action), "ask coordinator", of_attempt=True)
+            case Ask() | Reduce() | Recover():
+                task = self._spawn(self._work(action), type(action).__name__.lower())
+                self._attempt_tasks.add(task)
+                task.add_done_callback(self._attempt_tasks.discard)
             case Reply(peer=peer, reply=reply):
                 self._reply(peer, reply)
             case Query(peers=peers, hurry=hurry):
@@ -160,11 +162,6 @@ class RoundDriver:
                     self._query_or_hurry(peer, hurry=hurry)
             case Sign():
                 await self._sign(action)
-            case Reduce(signed=signed):
-                self._spawn(self._reductions.reduce(signed, self.delta_N), "reduce", of_attempt=True)
-            case Recover(signed=signed, outcome=outcome, holders=holders):
-                work = self._reductions.recover(signed, outcome, holders)
-                self._spawn(work, "recover", of_attempt=True)
             case CastVote():
                 await self._cast(action)
             case Announce(abort=abort, peers=peers):
@@ -175,12 +172,22 @@ class RoundDriver:
             case Finish(certificate=certificate):
                 self._certificate = certificate
 
-    def _spawn(self, work: Coroutine[Any, Any, None], name: str, *, of_attempt: bool = False) -> None:
+    def _work(self, action: Ask | Reduce | Recover) -> Coroutine[Any, Any, None]:
+        """What ends with the attempt, if not before."""
+        match action:
+            case Ask():
+                return self._ask(action)
+            case Reduce(signed=signed):
+                return self._reductions.reduce(signed, self.delta_N)
+            case Recover(signed=signed, outcome=outcome, holders=holders):
+                return self._reductions.recover(signed, outcome, holders)
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         assert self._group is not None
         task = self._group.create_task(work, name=name)
-        for tasks in (self._tasks, self._attempt_tasks) if of_attempt else (self._tasks,):
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     def _end_attempt(self) -> None:
         for task in self._attempt_tasks:
@@ -194,6 +201,8 @@ class RoundDriver:
 
     def _reply(self, peer: str, reply: ReadyReply) -> None:
         if reply.kind == "behind":
+            # or is it this member that is?
+            self.look_at(peer)
             standing = self._seat.replica.standing()
             reply = ReadyReply(kind="behind", state_digest=standing.state_digest, certificate=standing.certificate)
         if (waiting := self._waiting.pop(peer, None)) and not waiting.done():

@@ -66,7 +66,7 @@ class OuterStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundAborted:
-    """An attempt at outer step `step` failed; nothing is lost. `missing` were absent or at fault, as far as is known."""
+    """An attempt at outer step `step` failed; nothing is lost. `missing` were absent or at fault."""
 
     step: int
     attempt: int

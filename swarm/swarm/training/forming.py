@@ -11,7 +11,7 @@ from swarm_protocol.training_messages import Ready, ReadyReply
 
 from swarm.training.coordinator import form_group, short
 from swarm.training.round_events import Ask, GiveUp, Query, Reply, Sign
-from swarm.training.round_state import RoundState, Step, give_up, own_ready, renew, waits
+from swarm.training.round_state import MAX_HEARD, RoundState, Step, give_up, own_ready, renew, waits
 
 LEFT_OUT_REST_S = 1.0
 """Whoever was left out asks again after this, to hear how the round ended."""
@@ -43,6 +43,8 @@ def on_reported(state: RoundState, peer: str, ready: Ready, now: float) -> Step:
     if state.signed and ready.attempt == state.attempt and peer in state.signed.group.peer_ids:
         # its answer was lost on the way
         return state, [Reply(peer=peer, reply=ReadyReply(kind="group", group=state.signed.data))]
+    if peer not in state.ready and len(state.ready) >= MAX_HEARD:
+        return state, [Reply(peer=peer, reply=ReadyReply(kind="left_out", reason="too many others are ready"))]
     heard = {other: reason for other, reason in state.unreachable.items() if other != peer}
     state = replace(state, ready={**state.ready, peer: ready}, unreachable=heard)
     if ready.attempt > state.attempt and waits(state):

@@ -1,6 +1,6 @@
 """A member's inner steps between two outer steps: on its lease, off the event loop, until told to stop.
 
-Owns the one thread that trains. The contribution of an interval is kept by the round's driver until its step is decided.
+Owns the one thread that trains. What an interval contributes is kept by the round's driver until its step is decided.
 Shapes: N values of the flat parameter vector.
 """
 
@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from swarm_protocol.errors import RoundError
@@ -71,10 +71,10 @@ class Intervals:
     async def train(self, theta_N: Tensor, sample_ids: Sequence[int], num_steps: int) -> tuple[IntervalResult, Tensor]:
         """The result, and the pseudo-gradient [N]. Raises RoundError if training diverged."""
         self._stop.clear()
-        return await self._call(lambda: self._train(theta_N, sample_ids, num_steps))
+        return await self._off_loop(self._train, theta_N, sample_ids, num_steps)
 
     async def validate(self, theta_N: Tensor, num_batches: int) -> float:
-        return await self._call(lambda: self._inner.validate(theta_N, num_batches))
+        return await self._off_loop(self._inner.validate, theta_N, num_batches)
 
     def close(self) -> None:
         """Stop, and wait for the present step's end."""
@@ -92,5 +92,5 @@ class Intervals:
             )
         return result, delta_N
 
-    async def _call(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+    async def _off_loop(self, function: Callable[..., T], *arguments: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)

@@ -1,7 +1,7 @@
 """One member's copy of the run: the committed state, what proves it, and what may be committed next.
 
-Nothing here changes tensors that others may be reading: a proposal is a copy, and takes the committed state's place when
-its certificate is there. The former state and the last results stay for a while, for those who are late.
+Nothing here changes tensors that others may be reading: a proposal is a copy, and takes the committed state's place
+when its certificate is there. The former state and the last results stay for a while, for those who are late.
 `trainer` owns it; `propose` blocks and may run in an executor, one at a time.
 """
 

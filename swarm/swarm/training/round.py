@@ -52,7 +52,7 @@ from swarm.training.round_events import (
     Voted,
     Withdrew,
 )
-from swarm.training.round_state import Ballot, RoundState, Step, blame, give_up, led, waits
+from swarm.training.round_state import MAX_HEARD, Ballot, RoundState, Step, blame, give_up, led, waits
 from swarm.training.vote import disagreement, tally
 
 
@@ -124,16 +124,13 @@ def _on_lost(state: RoundState, peer: str, reason: str, now: float) -> Step:
 
 
 def _on_grouped(state: RoundState, signed: Signed, now: float) -> Step:
-    if signed.group.attempt != state.attempt:
+    if signed.group.attempt != state.attempt or signed.signer != state.leader:
         return state, []
     if state.signed is not None:
-        if signed.signer != state.signed.signer or signed.digest == state.signed.digest:
-            return state, []
-        reason = f"{short(signed.signer)} signed two groups for one attempt"
-        return _abort(blame(state, (signed.signer,), (), reason), reason, (signed.signer,), now)
-    if signed.signer != state.leader:
-        return state, []
-    if wrong := complaint(state.terms, state.attempt, state.mine, signed.group):
+        return _on_second_group(state, signed, now) if signed.digest != state.signed.digest else (state, [])
+    # what this member signed itself is as it was when it signed, even if its interval has ended since
+    wrong = "" if signed.signer == state.terms.me else complaint(state.terms, state.attempt, state.mine, signed.group)
+    if wrong:
         reason = f"the group that {short(signed.signer)} signed is not acceptable: {wrong}"
         return give_up(blame(state, (signed.signer,), (), reason), reason, (signed.signer,), now)
     group = signed.group
@@ -151,6 +148,11 @@ def _on_grouped(state: RoundState, signed: Signed, now: float) -> Step:
     if group.resumes is None:
         return state, [Reduce(signed=signed)]
     return replace(state, recovering=True), [_recover(state, signed, group.resumes)]
+
+
+def _on_second_group(state: RoundState, signed: Signed, now: float) -> Step:
+    reason = f"{short(signed.signer)} signed two groups for one attempt"
+    return _abort(blame(state, (signed.signer,), (), reason), reason, (signed.signer,), now)
 
 
 def _recover(state: RoundState, signed: Signed, outcome: Outcome) -> Recover:
@@ -177,7 +179,9 @@ def _on_reduced(state: RoundState, outcome: Outcome, now: float) -> Step:
 
 
 def _on_voted(state: RoundState, event: Voted, now: float) -> Step:
-    if event.vote.attempt != state.attempt:
+    # votes may come before the group does
+    is_member = state.signed is None or event.peer in state.signed.group.peer_ids
+    if event.vote.attempt != state.attempt or not is_member or len(state.votes) >= MAX_HEARD:
         return state, []
     known = state.votes.get(event.peer)
     if known is not None and known.vote != event.vote:
@@ -238,8 +242,10 @@ def _on_tick(state: RoundState, now: float) -> Step:
         return replace(state, hurry_at=None), [Query(peers=absent, hurry=True)] if absent else []
     if state.grace_until is not None and now >= state.grace_until:
         return advance(state, now)
-    if state.deadline is None or now < state.deadline:
-        return state, []
+    return _on_deadline(state, now) if state.deadline is not None and now >= state.deadline else (state, [])
+
+
+def _on_deadline(state: RoundState, now: float) -> Step:
     match state.phase:
         case "resting" | "left_out":
             return advance(replace(state, phase="forming", deadline=None), now)

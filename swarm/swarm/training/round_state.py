@@ -20,6 +20,9 @@ FIRST_REST_S = 0.05
 MAX_REST_S = 5.0
 """The pause after a failed attempt doubles from the first to the last, so that what fails for good spins slowly."""
 
+MAX_HEARD = 1024
+"""Peers whose reports or votes are kept: four full groups, so that strangers cannot fill the memory."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ballot:
@@ -32,8 +35,8 @@ class Ballot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundState:
-    """`known` are peers seen in the run. `accused` broke the protocol, `unreachable` could not be reached: each with how,
-    as this member saw it. `ready` are the reports it holds unanswered. What follows `leader` belongs to the attempt."""
+    """`known` are peers seen in the run. `accused` broke the protocol, `unreachable` could not be reached: each with
+    how, as this member saw it. `ready` are the reports it holds. What follows `leader` belongs to the attempt."""
 
     terms: Terms
     attempt: int
@@ -63,8 +66,8 @@ Step: TypeAlias = tuple[RoundState, list[Action]]
 def led(state: RoundState) -> RoundState:
     """`state` with the attempt's coordinator in this member's eyes.
 
-    One of the roster, which is the same for all, so that all agree; where nobody of it is left, as at a run's beginning,
-    one of those seen lately.
+    One of the roster, which is the same for all, so that all agree; where nobody of it is left, as at a run's
+    beginning, one of those seen lately.
     """
     failed = state.accused.keys() | state.unreachable.keys()
     candidates = set(state.terms.roster) - failed or (set(state.known) - failed) | {state.terms.me}
@@ -94,7 +97,6 @@ def own_ready(state: RoundState) -> Ready:
 
 
 def blame(state: RoundState, accused: tuple[str, ...], unreachable: tuple[str, ...], reason: str) -> RoundState:
-    others = {state.terms.me}
     return replace(
         state,
         accused={**state.accused, **{peer: reason for peer in accused if peer != state.terms.me}},

@@ -11,12 +11,14 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 
 from swarm_compression import Codec
+from swarm_protocol import limits
 from swarm_protocol.errors import PeerRefused, PeerUnreachable, SwarmError
 from swarm_protocol.training_messages import Abort, Ready, ReadyReply, Standing, StandingRequest
 
 from swarm.network.interface import Network
 from swarm.network.phases import FaultHook
 from swarm.training.certificate import Notary
+from swarm.training.coordinator import Terms
 from swarm.training.methods import Methods
 from swarm.training.replica import Replica
 from swarm.training.round_events import Event, Grouped, LeftOut, Lost, Moved, Proven
@@ -31,6 +33,14 @@ CALL_TIMEOUT_S = 5.0
 """For small messages over bad links."""
 ANNOUNCE_TIMEOUT_S = 0.5
 """How long leaving an attempt waits until the others have heard why."""
+PATIENCE_S = 10.0
+"""How much longer than the grace a coordinator waits until it says that too few members are ready."""
+SLOWEST_BYTES_PER_S = 1.25e5
+"""1 Mbit/s: whoever sends its slices slower than this holds up the group for too long."""
+SLOWEST_VALUES_PER_S = 2e7
+"""Of an outer step with its digests; a small computer does ten times as much."""
+SPARE_S = 10.0
+"""For what does not grow with the vector."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -49,6 +59,30 @@ class Seat:
     @property
     def run(self) -> str:
         return self.notary.run
+
+
+def terms_of(seat: Seat) -> Terms:
+    """Those of the step that follows from the replica's committed state."""
+    replica, config = seat.replica, seat.replica.config
+    num_values = replica.current.manifest.num_values
+    both_ways_bytes = 2 * seat.codec.encoded_bytes(num_values)
+    return Terms(
+        run=seat.run,
+        me=seat.network.peer_id,
+        step=replica.outer_step + 1,
+        first_attempt=replica.proof.next_attempt if replica.proof else 0,
+        state_digest=replica.digest,
+        roster=replica.current.state.roster,
+        min_group=config.min_group,
+        max_group=config.max_group,
+        samples_per_member=config.samples_per_interval,
+        tokens_per_sample=config.data.window_tokens,
+        num_values=num_values,
+        grace_s=config.quorum_grace_s,
+        patience_s=config.quorum_grace_s + PATIENCE_S,
+        reduce_s=min(limits.MAX_PHASE_S, SPARE_S + both_ways_bytes / SLOWEST_BYTES_PER_S),
+        vote_s=min(limits.MAX_PHASE_S, SPARE_S + num_values / SLOWEST_VALUES_PER_S),
+    )
 
 
 async def report_ready(seat: Seat, peer: str, ready: Ready) -> tuple[Event, int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from swarm_protocol.errors import SwarmError
@@ -27,12 +28,16 @@ MAX_ASKED = 16
 """Peers asked for their standing by whoever joins: the ones that claim to be furthest."""
 MAX_DONORS = 16
 """Beyond this a joiner's own link is the bottleneck."""
+NUM_RETRIES = 3
+RETRY_S = 1.0
+"""Donors may be busy or restarting. If they are gone, the state is lost, and waiting longer does not bring it back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Obtained:
-    """The state that was certified. `fetched` says how, unless this member could compute it."""
+class Reached:
+    """The state that `proof` is about. `fetched` says how it came, unless this member could compute it."""
 
+    proof: Proof
     held: Held
     fetched: Fetched | None = None
 
@@ -46,7 +51,7 @@ async def trainers(membership: Membership, run: str) -> dict[str, TrainerRecord]
         return {}
 
 
-async def furthest(seat: Seat, records: dict[str, TrainerRecord]) -> Proof | None:
+async def furthest(seat: Seat, records: Mapping[str, TrainerRecord]) -> Proof | None:
     """The proof of highest rank that any of these peers can show; None if nobody has one."""
     peers = [peer for peer, record in records.items() if record.digest and peer != seat.network.peer_id]
     peers = sorted(peers, key=lambda peer: -records[peer].outer_step)[:MAX_ASKED]
@@ -67,20 +72,34 @@ async def _proof_of(seat: Seat, peer: str) -> Proof | None:
         return None
 
 
-async def obtain(seat: Seat, proof: Proof, donors: list[str]) -> Obtained:
-    """The state that `proof` is about, from the members that voted for it or from `donors`. Raises RoundError."""
+async def reach(seat: Seat, membership: Membership, proof: Proof, records: Mapping[str, TrainerRecord]) -> Reached:
+    """The state that `proof` is about, or a later one. `records` say who else may have it.
+
+    Raises RoundError if nobody gives it, also when asked again: those who committed it are gone.
+    """
+    for _ in range(NUM_RETRIES):
+        try:
+            return await _obtain(seat, proof, records)
+        except SwarmError as error:
+            logger.warning("cannot get the state of outer step %d yet: %s", proof.outer_step, error)
+        await asyncio.sleep(RETRY_S)
+        records = await trainers(membership, seat.run)
+        proof = max(proof, await furthest(seat, records) or proof, key=lambda each: each.rank)
+    return await _obtain(seat, proof, records)
+
+
+async def _obtain(seat: Seat, proof: Proof, records: Mapping[str, TrainerRecord]) -> Reached:
     if (held := seat.replica.proposal(proof.outcome)) is not None:
-        return Obtained(held=held)
-    members = [peer for peer in proof.voters if peer != seat.network.peer_id]
-    donors = [*members, *(peer for peer in donors if peer not in members and peer != seat.network.peer_id)]
-    donors = donors[:MAX_DONORS]
+        return Reached(proof=proof, held=held)
+    others = [peer for peer, record in records.items() if record.digest == proof.outcome.state_digest]
+    donors = [peer for peer in dict.fromkeys((*proof.voters, *others)) if peer != seat.network.peer_id][:MAX_DONORS]
     if proof.origin.state_digest == seat.replica.digest:
         try:
-            return Obtained(held=await _rebuild(seat, proof, donors))
+            return Reached(proof=proof, held=await _rebuild(seat, proof, donors))
         except SwarmError as error:
             logger.warning("fetching the state, since its parts do not lead to it: %s", error)
     fetched = await seat.fetcher.state(proof.outcome.state_digest, donors, seat.replica.current)
-    return Obtained(held=Held(state=fetched.state, manifest=fetched.manifest), fetched=fetched)
+    return Reached(proof=proof, held=Held(state=fetched.state, manifest=fetched.manifest), fetched=fetched)
 
 
 async def _rebuild(seat: Seat, proof: Proof, holders: list[str]) -> Held:

@@ -1,7 +1,7 @@
 """A member of a training run, from joining to the last outer step: the thin owner of tasks.
 
-One task drives one step at a time (`driver`); beside it the interval computes in a thread of its own, and the membership
-is watched. What is committed lies in the `replica`; what peers ask goes to the `desk`.
+One task drives one step at a time (`driver`); beside it the interval computes in a thread of its own, and the
+membership is watched. What is committed lies in the `replica`; what peers ask goes to the `desk`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
@@ -25,7 +25,6 @@ from swarm.network.membership import Membership
 from swarm.network.phases import FaultHook, no_faults
 from swarm.training import round as machine
 from swarm.training.certificate import Notary, Proof
-from swarm.training.coordinator import Terms
 from swarm.training.desk import Desk
 from swarm.training.driver import RoundDriver
 from swarm.training.events import (
@@ -44,9 +43,9 @@ from swarm.training.methods import Methods
 from swarm.training.replica import Held, Replica
 from swarm.training.round_events import GiveUp, Offered, Sighted
 from swarm.training.run_file import SignedRun
-from swarm.training.seat import Seat
+from swarm.training.seat import Seat, terms_of
 from swarm.training.state import ReplicaState
-from swarm.training.sync import Obtained, furthest, obtain, trainers
+from swarm.training.sync import Reached, furthest, reach, trainers
 from swarm.training.transfer import Fetcher
 
 logger = logging.getLogger(__name__)
@@ -54,16 +53,7 @@ logger = logging.getLogger(__name__)
 WATCH_S = 5.0
 FIRST_WATCH_S = 0.5
 """How often the membership is looked at: often while a run's first group forms, as nothing else says who is there."""
-RETRY_S = 1.0
-"""The pause before a state that nobody could give is asked for again."""
 VALIDATION_BATCHES = 4
-PATIENCE_S = 10.0
-"""How much longer than the grace a coordinator waits until it says that too few members are ready."""
-SLOWEST_BYTES_PER_S = 1.25e5
-"""1 Mbit/s: whoever sends its slices slower than this holds up the group for too long."""
-SLOWEST_VALUES_PER_S = 2e7
-"""Of an outer step with its digests; a small computer does ten times as much."""
-SPARE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -201,35 +191,30 @@ class Trainer:
         records = await trainers(self._membership, self._run.run_id)
         proof = await furthest(seat, records)
         if proof is not None and proof.rank > seat.replica.rank:
-            donors = [peer for peer, record in records.items() if record.digest == proof.outcome.state_digest]
-            await self._reach(seat, proof, donors)
+            await self._reach(seat, proof, records)
         self._announce("training")
 
-    async def _reach(self, seat: Seat, proof: Proof, donors: list[str]) -> tuple[Proof, Obtained]:
-        """Adopt the state that `proof` is about, or a later one if that is not to be had any more."""
+    async def _reach(self, seat: Seat, proof: Proof, records: Mapping[str, TrainerRecord]) -> Reached | None:
+        """Adopt the state that `proof` is about, or a later one. None if nobody has either any more."""
         started = asyncio.get_running_loop().time()
-        while True:
-            try:
-                obtained = await obtain(seat, proof, donors)
-                break
-            except SwarmError as error:
-                logger.warning("cannot get the state of outer step %d yet: %s", proof.outer_step, error)
-            await asyncio.sleep(RETRY_S)
-            records = await trainers(self._membership, self._run.run_id)
-            later = await furthest(seat, records)
-            proof = max(proof, later or proof, key=lambda each: each.rank)
-            donors = [peer for peer, record in records.items() if record.digest == proof.outcome.state_digest]
-        seat.replica.adopt(obtained.held, proof)
-        if (fetched := obtained.fetched) is not None:
-            event = StateFetched(
-                step=proof.outer_step,
-                digest=proof.outcome.state_digest.hex(),
-                donors=fetched.donors,
-                num_bytes=fetched.num_bytes,
-                seconds=asyncio.get_running_loop().time() - started,
+        try:
+            reached = await reach(seat, self._membership, proof, records)
+        except SwarmError as error:
+            reason = f"it was committed, but {error.message}; going on from outer step {seat.replica.outer_step}"
+            self._on_abort(GiveUp(step=proof.origin.step, attempt=proof.attempt, reason=reason, missing=proof.voters))
+            return None
+        seat.replica.adopt(reached.held, reached.proof)
+        if (fetched := reached.fetched) is not None:
+            self._on_event(
+                StateFetched(
+                    step=reached.proof.outer_step,
+                    digest=seat.replica.digest.hex(),
+                    donors=fetched.donors,
+                    num_bytes=fetched.num_bytes,
+                    seconds=asyncio.get_running_loop().time() - started,
+                )
             )
-            self._on_event(event)
-        return proof, obtained
+        return reached
 
     # --- one step ----------------------------------------------------------------------------------------------------
 
@@ -241,7 +226,7 @@ class Trainer:
         started = loop.time()
         driver = RoundDriver(
             seat,
-            machine.begin(self._terms(seat), accused=self._accused),
+            machine.begin(terms_of(seat), accused=self._accused),
             background=background,
             on_abort=self._on_abort,
             hurry=self._intervals.hurry,
@@ -262,35 +247,13 @@ class Trainer:
             await interval
         self._accused = driver.accused
         proof = self._notary.check_certificate(certificate, self._network.now())
-        proof, obtained = await self._reach(seat, proof, [])
+        reached = await self._reach(seat, proof, {})
         await self._faults.reached("round.applied")
-        if obtained.fetched is None:
+        if reached is not None and reached.fetched is None:
             now = loop.time()
             round_s = now - offered[0] if offered else 0.0
-            self._report(proof, bytes_sent=driver.bytes_sent, seconds=now - started, round_s=round_s)
+            self._report(reached.proof, bytes_sent=driver.bytes_sent, seconds=now - started, round_s=round_s)
         self._announce("training")
-
-    def _terms(self, seat: Seat) -> Terms:
-        config, replica = self._run.config, seat.replica
-        num_values = replica.current.manifest.num_values
-        slices_bytes = 2 * seat.codec.encoded_bytes(num_values)
-        return Terms(
-            run=self._run.run_id,
-            me=self._network.peer_id,
-            step=replica.outer_step + 1,
-            first_attempt=replica.proof.next_attempt if replica.proof else 0,
-            state_digest=replica.digest,
-            roster=replica.current.state.roster,
-            min_group=config.min_group,
-            max_group=config.max_group,
-            samples_per_member=config.samples_per_interval,
-            tokens_per_sample=config.data.window_tokens,
-            num_values=num_values,
-            grace_s=config.quorum_grace_s,
-            patience_s=config.quorum_grace_s + PATIENCE_S,
-            reduce_s=min(3600.0, SPARE_S + slices_bytes / SLOWEST_BYTES_PER_S),
-            vote_s=min(3600.0, SPARE_S + num_values / SLOWEST_VALUES_PER_S),
-        )
 
     async def _interval(self, seat: Seat, driver: RoundDriver, offered: list[float]) -> None:
         """Train on the lease, and offer what came of it. Without a lease there is nothing to train on."""

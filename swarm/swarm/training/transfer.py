@@ -40,7 +40,7 @@ class Donor:
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
 
-    async def manifest(self, peer: str, request: bytes) -> bytes:
+    async def manifest(self, _peer: str, request: bytes) -> bytes:
         return self._held(ManifestRequest.from_bytes(request).state_digest).manifest.to_bytes()
 
     async def chunk(self, peer: str, request: bytes) -> bytes:
@@ -50,7 +50,7 @@ class Donor:
         except IndexError:
             raise PeerViolation(f"the state has no chunk {wanted.index}", peer_id=peer) from None
 
-    async def part(self, peer: str, stream: Stream) -> None:
+    async def part(self, _peer: str, stream: Stream) -> None:
         wanted = PartRequest.from_bytes(await stream.receive())
         parts = self._replica.parts_of(wanted.origin_digest)
         if wanted.index >= len(parts):

@@ -48,7 +48,8 @@ def pick(logits_V: Tensor, sampling: Sampling, index: int) -> int:
     """The token at `index` of the answer. Of equal logits the lower id is taken first."""
     if sampling.temperature == 0:
         return int(logits_V.argmax())
-    scaled_V = logits_V.double() / sampling.temperature
+    # from the largest down, so that a temperature near 0 makes the others nothing and not the largest infinite
+    scaled_V = (logits_V.double() - logits_V.max()) / sampling.temperature
     sorted_V, ids_V = torch.sort(scaled_V, descending=True, stable=True)
     if sampling.top_k:
         sorted_V, ids_V = sorted_V[: sampling.top_k], ids_V[: sampling.top_k]

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 import torch
 from swarm_compression import Codec, CodecError
-from swarm_protocol.errors import PeerError, PeerRefused, PeerViolation, RoundError, SwarmError
+from swarm_protocol.errors import PeerError, PeerRefused, PeerUnreachable, PeerViolation, RoundError, SwarmError
 from swarm_protocol.training_messages import Group
 from torch import Tensor
 
@@ -105,6 +105,7 @@ class Butterfly:
         self._faults = faults
         self._streams: dict[str, asyncio.Future[Stream]] = {}
         self._attending: set[str] = set()
+        self._gone: set[str] = set()
         self._results: list[asyncio.Future[bytes]] = []
         self._parts: list[list[bytes]] = [[] for _ in signed.group.members]
         self._mean_N = torch.zeros(sum(signed.group.part_values))
@@ -147,7 +148,11 @@ class Butterfly:
         future = self._stream_of(peer)
         if not future.done():
             future.set_result(stream)
-        await self._closed.wait()
+        try:
+            await self._closed.wait()
+        finally:
+            # a stream is its handler's: nobody may use it after this
+            self._gone.add(peer)
 
     def _stream_of(self, peer: str) -> asyncio.Future[Stream]:
         if peer not in self._streams:
@@ -187,7 +192,9 @@ class Butterfly:
         limit_s = self._group.reduce_s / 2
         try:
             async with asyncio.timeout(limit_s):
-                return await (await self._stream_of(peer)).receive()
+                stream = await self._stream_of(peer)
+                self._check_there(peer)
+                return await stream.receive()
         except TimeoutError:
             raise PeerError(f"it sent no slice within {limit_s:.0f} s", peer_id=peer) from None
         except EndOfStream:
@@ -221,11 +228,17 @@ class Butterfly:
                 data = await asyncio.shield(result)
                 if result is self._results[0]:
                     await self._faults.reached("round.deliver")
+                self._check_there(peer)
                 await stream.send(data)
                 self.bytes_sent += len(data)
-            await stream.finish()
+            if peer not in self._gone:
+                await stream.finish()
         except SwarmError as error:
             logger.warning("could not hand a result to %s: %s", peer[-6:], error)
+
+    def _check_there(self, peer: str) -> None:
+        if peer in self._gone:
+            raise PeerUnreachable("it has left the reduction", peer_id=peer)
 
     async def _exchange(self, owner: str, tasks: asyncio.TaskGroup) -> None:
         """Send `owner` this member's slice of its part, and take the result."""

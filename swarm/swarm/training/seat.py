@@ -33,6 +33,9 @@ CALL_TIMEOUT_S = 5.0
 """For small messages over bad links."""
 ANNOUNCE_TIMEOUT_S = 0.5
 """How long leaving an attempt waits until the others have heard why."""
+FOUNDING_GRACE_S = 2.0
+"""The least grace of a run's first group: members that start together see each other's records after about a second,
+and two first groups would be two runs."""
 PATIENCE_S = 10.0
 """How much longer than the grace a coordinator waits until it says that too few members are ready."""
 SLOWEST_BYTES_PER_S = 1.25e5
@@ -65,6 +68,8 @@ def terms_of(seat: Seat) -> Terms:
     """Those of the step that follows from the replica's committed state."""
     replica, config = seat.replica, seat.replica.config
     num_values = replica.current.manifest.num_values
+    roster = replica.current.state.roster
+    grace_s = config.quorum_grace_s if roster else max(config.quorum_grace_s, FOUNDING_GRACE_S)
     both_ways_bytes = 2 * seat.codec.encoded_bytes(num_values)
     return Terms(
         run=seat.run,
@@ -72,14 +77,14 @@ def terms_of(seat: Seat) -> Terms:
         step=replica.outer_step + 1,
         first_attempt=replica.proof.next_attempt if replica.proof else 0,
         state_digest=replica.digest,
-        roster=replica.current.state.roster,
+        roster=roster,
         min_group=config.min_group,
         max_group=config.max_group,
         samples_per_member=config.samples_per_interval,
         tokens_per_sample=config.data.window_tokens,
         num_values=num_values,
-        grace_s=config.quorum_grace_s,
-        patience_s=config.quorum_grace_s + PATIENCE_S,
+        grace_s=grace_s,
+        patience_s=grace_s + PATIENCE_S,
         reduce_s=min(limits.MAX_PHASE_S, SPARE_S + both_ways_bytes / SLOWEST_BYTES_PER_S),
         vote_s=min(limits.MAX_PHASE_S, SPARE_S + num_values / SLOWEST_VALUES_PER_S),
     )

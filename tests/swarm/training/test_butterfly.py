@@ -1,0 +1,319 @@
+"""The reduction's data plane, member by member, on a simulated network."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from swarm.network.interface import Stream
+from swarm.network.memory import MemoryInternet, MemoryNetwork
+from swarm.network.memory_link import Link
+from swarm.testing import virtual_time
+from swarm.training import butterfly as module
+from swarm.training.butterfly import Butterfly, Reduction, decode_part, part_frames
+from swarm.training.coordinator import part_values
+from swarm.training.round_events import Signed
+from swarm_compression import Codec, get_codec
+from swarm_protocol.errors import PeerError, PeerUnreachable, PeerViolation, SwarmError
+from swarm_protocol.training_messages import Contribution, Group
+from torch import Tensor
+
+
+class Ring:
+    """Members of one group, each with a network and a vector; `run` reduces among them."""
+
+    def __init__(self, tokens: list[int], num_values: int = 3000, codec: str = "int8") -> None:
+        self.internet = MemoryInternet(detection_s=0.1)
+        self.executor = ThreadPoolExecutor(2)
+        self.codec: Codec = get_codec(codec)
+        unsorted = [self.internet.network() for _ in tokens]
+        self.networks = sorted(unsorted, key=lambda each: each.peer_id)
+        peers = [each.peer_id for each in self.networks]
+        group = Group(
+            run="run",
+            step=1,
+            attempt=0,
+            state_digest=bytes(32),
+            members=tuple(
+                Contribution(peer_id=peer, num_tokens=count, num_samples=count)
+                for peer, count in zip(peers, tokens, strict=True)
+            ),
+            part_values=part_values(num_values, (1.0,) * len(tokens)),
+            reduce_s=10.0,
+            vote_s=1.0,
+        )
+        self.signed = Signed(group=group, signer=peers[0], data=b"signed group", digest=b"d" * 32)
+        self.vectors = [
+            torch.randn(num_values, generator=torch.Generator().manual_seed(each)) for each in range(len(tokens))
+        ]
+        self.failures: dict[int, SwarmError] = {}
+        self.butterflies: list[Butterfly] = []
+
+    def member(self, index: int, codec: Codec | None = None) -> Butterfly:
+        network = self.networks[index]
+        has_tokens = self.signed.group.members[index].num_tokens > 0
+        return Butterfly(
+            network,
+            "reduce",
+            self.signed,
+            self.vectors[index] if has_tokens else None,
+            codec or self.codec,
+            self.executor,
+            on_failure=lambda error: self.failures.setdefault(index, error),
+        )
+
+    async def serve(self, network: MemoryNetwork, butterfly: Butterfly) -> None:
+        async def attend(peer: str, stream: Stream) -> None:
+            assert await stream.receive() == self.signed.data
+            await butterfly.attend(peer, stream)
+
+        await network.serve_stream("reduce", attend)
+
+    async def run(self, codecs: dict[int, Codec] | None = None) -> list[Reduction]:
+        self.butterflies = [self.member(index, (codecs or {}).get(index)) for index in range(len(self.networks))]
+        for network, butterfly in zip(self.networks, self.butterflies, strict=True):
+            await self.serve(network, butterfly)
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(each.run()) for each in self.butterflies]
+        return [task.result() for task in running]
+
+    async def run_until_failed(self, members: set[int], codecs: dict[int, Codec] | None = None) -> None:
+        """Until all of `members` have reported a failure."""
+        running = asyncio.create_task(self.run(codecs))
+        async with asyncio.timeout(30):
+            while not members <= self.failures.keys():
+                await asyncio.sleep(0.01)
+        running.cancel()
+        await asyncio.wait({running})
+
+    async def close(self) -> None:
+        for network in self.networks:
+            await network.close()
+        self.executor.shutdown()
+
+
+def in_ring(tokens: list[int], case: Callable[[Ring], Awaitable[None]], **options: object) -> None:
+    async def main() -> None:
+        ring = Ring(tokens, **options)  # type: ignore[arg-type]
+        try:
+            await case(ring)
+        finally:
+            await ring.close()
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("tokens", [[5], [3, 9], [1, 1, 1], [4, 0, 2, 7], [1] * 8])
+@pytest.mark.parametrize("codec", ["fp32", "int8"])
+def test_run_gives_all_members_the_same_bits_near_the_weighted_mean(tokens: list[int], codec: str) -> None:
+    async def case(ring: Ring) -> None:
+        reductions = await ring.run()
+        mean_N = sum(x_N.double() * count for x_N, count in zip(ring.vectors, tokens, strict=True)) / sum(tokens)
+        for each in reductions:
+            assert torch.equal(each.mean_N, reductions[0].mean_N)
+            assert each.parts == reductions[0].parts
+        error = (reductions[0].mean_N.double() - mean_N).norm() / mean_N.norm()
+        assert error < (1e-6 if codec == "fp32" else 0.02)
+        assert not ring.failures
+
+    in_ring(tokens, case, codec=codec)
+
+
+def test_run_sums_in_the_groups_order_whoever_is_quick() -> None:
+    results = []
+    for slow in range(3):
+
+        async def case(ring: Ring, slow: int = slow) -> None:
+            for other in range(3):
+                if other != slow:
+                    ring.internet.link(
+                        ring.networks[slow].peer_id,
+                        ring.networks[other].peer_id,
+                        slow_link(latency_s=0.5),
+                    )
+            results.append((await ring.run())[0].parts)
+
+        in_ring([3, 5, 7], case, codec="fp32")
+    assert results[0] == results[1] == results[2]
+
+
+def slow_link(latency_s: float) -> Link:
+    return Link(latency_s=latency_s)
+
+
+def test_run_sends_about_two_bytes_a_value_with_int8() -> None:
+    async def case(ring: Ring) -> None:
+        await ring.run()
+        for each in ring.butterflies:
+            # (n - 1) / n of the vector both ways, with a scale for each 256 values
+            assert each.bytes_sent / 400_000 == pytest.approx(2 * 0.75 * (1 + 4 / 256), rel=0.01)
+
+    in_ring([1] * 4, case, num_values=400_000)
+
+
+def test_run_in_several_frames_equals_run_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole: list[Tensor] = []
+
+    async def case(ring: Ring) -> None:
+        whole.append((await ring.run())[0].mean_N)
+
+    in_ring([2, 1], case, num_values=5000)
+    monkeypatch.setattr(module, "FRAME_VALUES", 512)
+    in_ring([2, 1], case, num_values=5000)
+    assert torch.equal(whole[0], whole[1])
+
+
+def test_run_with_fewer_blocks_than_members_ends() -> None:
+    async def case(ring: Ring) -> None:
+        assert len((await ring.run())[0].mean_N) == 300
+
+    in_ring([1] * 5, case, num_values=300)
+
+
+class EvilCodec:
+    """int8, except for what it sends."""
+
+    name = "evil"
+
+    def __init__(self, spoil: Callable[[bytes], bytes]) -> None:
+        self._honest = get_codec("int8")
+        self._spoil = spoil
+
+    def encoded_bytes(self, num_values: int) -> int:
+        return self._honest.encoded_bytes(num_values)
+
+    def encode(self, x_N: Tensor) -> bytes:
+        return self._spoil(self._honest.encode(x_N))
+
+    def decode(self, data: bytes | bytearray | memoryview, num_values: int) -> Tensor:
+        try:
+            return self._honest.decode(data, num_values)
+        except ValueError:
+            return torch.zeros(num_values)
+
+
+NAN = torch.tensor([math.nan]).numpy().tobytes()
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [lambda data: NAN + data[4:], lambda data: data[:-1], lambda data: data + b"\0", lambda _: b""],
+    ids=["nan", "short", "long", "empty"],
+)
+def test_run_with_a_bad_slice_fails_at_every_owner_and_names_the_sender(spoil: Callable[[bytes], bytes]) -> None:
+    async def case(ring: Ring) -> None:
+        await ring.run_until_failed({0, 1, 3}, {2: EvilCodec(spoil)})
+        for honest in (0, 1, 3):
+            error = ring.failures[honest]
+            assert isinstance(error, PeerViolation)
+            assert error.peer_id == ring.networks[2].peer_id
+
+    in_ring([1] * 4, case)
+
+
+def test_run_with_too_few_frames_names_the_sender(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FRAME_VALUES", 256)
+
+    async def case(ring: Ring) -> None:
+        honest = ring.member(0)
+        await ring.serve(ring.networks[0], honest)
+        running = asyncio.create_task(honest.run())
+
+        async def cheat(_peer: str, stream: Stream) -> None:
+            await asyncio.Event().wait()
+
+        await ring.networks[1].serve_stream("reduce", cheat)
+        async with ring.networks[1].stream(ring.networks[0].peer_id, "reduce", timeout_s=5.0) as stream:
+            await stream.send(ring.signed.data)
+            await stream.send(ring.codec.encode(ring.vectors[1][:256]))
+            await stream.finish()
+            while 0 not in ring.failures:
+                await asyncio.sleep(0.01)
+        assert "too few" in str(ring.failures[0])
+        assert ring.failures[0].peer_id == ring.networks[1].peer_id
+        running.cancel()
+        await asyncio.wait({running})
+
+    in_ring([1, 1], case)
+
+
+def test_attend_for_a_second_stream_of_one_member_is_refused() -> None:
+    async def case(ring: Ring) -> None:
+        honest = ring.member(0)
+        await ring.serve(ring.networks[0], honest)
+        running = asyncio.create_task(honest.run())
+
+        async def silent(_peer: str, _stream: Stream) -> None:
+            await asyncio.Event().wait()
+
+        await ring.networks[1].serve_stream("reduce", silent)
+        owner = ring.networks[0].peer_id
+        async with ring.networks[1].stream(owner, "reduce", timeout_s=5.0) as first:
+            await first.send(ring.signed.data)
+            async with ring.networks[1].stream(owner, "reduce", timeout_s=5.0) as second:
+                await second.send(ring.signed.data)
+                with pytest.raises(PeerViolation, match="second stream"):
+                    await second.receive()
+        running.cancel()
+        await asyncio.wait({running})
+
+    in_ring([1, 1], case)
+
+
+def test_run_with_a_silent_member_names_it_at_its_owners_within_half_the_deadline() -> None:
+    async def case(ring: Ring) -> None:
+        async def silent(_peer: str, _stream: Stream) -> None:
+            await asyncio.Event().wait()
+
+        await ring.networks[2].serve_stream("reduce", silent)
+        honest = [ring.member(index) for index in (0, 1)]
+        for network, each in zip(ring.networks, honest, strict=False):
+            await ring.serve(network, each)
+        running = [asyncio.create_task(each.run()) for each in honest]
+        started = asyncio.get_running_loop().time()
+        while len(ring.failures) < 2:
+            await asyncio.sleep(0.05)
+        assert asyncio.get_running_loop().time() - started < 6.0
+        for error in ring.failures.values():
+            assert isinstance(error, PeerError)
+            assert error.peer_id == ring.networks[2].peer_id
+        for task in running:
+            task.cancel()
+        await asyncio.wait(running)
+
+    in_ring([1, 1, 1], case)
+
+
+def test_run_with_a_member_that_dies_fails_as_unreachable_by_its_name() -> None:
+    async def case(ring: Ring) -> None:
+        ring.internet.link(ring.networks[1].peer_id, ring.networks[0].peer_id, slow_link(latency_s=1.0))
+        running = asyncio.create_task(ring.run())
+        await asyncio.sleep(0.5)
+        ring.internet.crash(ring.networks[2].peer_id)
+        async with asyncio.timeout(5):
+            while not {0, 1} <= ring.failures.keys():
+                await asyncio.sleep(0.01)
+        for index in (0, 1):
+            assert isinstance(ring.failures[index], PeerUnreachable)
+            assert ring.failures[index].peer_id == ring.networks[2].peer_id
+        running.cancel()
+        await asyncio.wait({running})
+
+    in_ring([1, 1, 1], case)
+
+
+def test_decode_part_of_every_part_gives_the_mean() -> None:
+    async def case(ring: Ring) -> None:
+        reduction = (await ring.run())[0]
+        again_N = torch.empty(3000)
+        for index, part in enumerate(reduction.parts):
+            decode_part(ring.codec, part, part_frames(ring.signed.group, index), again_N)
+        assert torch.equal(again_N, reduction.mean_N)
+        with pytest.raises(ValueError, match="instead of"):
+            decode_part(ring.codec, reduction.parts[0] + b"x", part_frames(ring.signed.group, 0), again_N)
+
+    in_ring([1, 2, 3], case)

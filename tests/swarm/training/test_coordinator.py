@@ -1,0 +1,170 @@
+"""Forming and checking groups: pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from swarm.training.coordinator import Terms, complaint, convict, coordinator_of, form_group, part_values
+from swarm_protocol.identity import Identity
+from swarm_protocol.training_messages import Contribution, Outcome, Ready
+
+PEERS = tuple(sorted(Identity(bytes([number]) * 32).peer_id for number in range(6)))
+A, B, C, D, E, F = PEERS
+DIGEST = bytes(32)
+TERMS = Terms(
+    run="run",
+    me=A,
+    step=5,
+    first_attempt=0,
+    state_digest=DIGEST,
+    roster=(A, B, C, D),
+    min_group=2,
+    max_group=4,
+    samples_per_member=10,
+    tokens_per_sample=4,
+    num_values=10_000,
+    grace_s=1.0,
+    patience_s=11.0,
+    reduce_s=20.0,
+    vote_s=10.0,
+)
+
+
+def ready(num_samples: int = 10, **changes: object) -> Ready:
+    values: dict[str, object] = {
+        "run": "run",
+        "step": 5,
+        "attempt": 0,
+        "state_digest": DIGEST,
+        "num_samples": num_samples,
+        "num_tokens": 4 * num_samples,
+        "loss": 2.0,
+    }
+    return Ready(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def test_coordinator_of_same_candidates_in_any_order_is_the_same_peer() -> None:
+    assert coordinator_of("run", 3, 0, PEERS) == coordinator_of("run", 3, 0, reversed(PEERS))
+
+
+def test_coordinator_of_successive_attempts_visits_everybody() -> None:
+    assert {coordinator_of("run", 3, attempt, PEERS) for attempt in range(100)} == set(PEERS)
+
+
+@given(st.integers(0, 10**7), st.lists(st.floats(0.1, 1e9), min_size=1, max_size=16))
+def test_part_values_cover_the_vector_and_follow_bandwidth(num_values: int, bandwidths: list[float]) -> None:
+    parts = part_values(num_values, tuple(bandwidths))
+    assert sum(parts) == num_values
+    assert min(parts) >= 0
+    for part, bandwidth in zip(parts, bandwidths, strict=True):
+        assert abs(part - num_values * bandwidth / sum(bandwidths)) <= 256 + 1e-6 * num_values
+
+
+def test_form_group_with_all_fit_is_accepted_by_each_member() -> None:
+    reports = {peer: ready() for peer in (A, B, C)} | {E: ready(0)}
+    group, left_out = form_group(TERMS, 0, reports)
+    assert left_out == {}
+    assert group.peer_ids == tuple(sorted(reports))
+    assert sum(group.part_values) == TERMS.num_values
+    for member in group.members:
+        assert complaint(replace(TERMS, me=member.peer_id), 0, member, group) == ""
+
+
+def test_form_group_with_too_many_takes_contributors_and_itself_first() -> None:
+    terms = replace(TERMS, me=E, max_group=3)
+    group, left_out = form_group(terms, 0, {E: ready(0), F: ready(0), A: ready(), B: ready()})
+    assert group.peer_ids == tuple(sorted((A, B, E)))
+    assert "full" in left_out[F]
+
+
+@pytest.mark.parametrize("claim", [ready(11), ready(10, num_tokens=41)], ids=["samples", "tokens"])
+def test_form_group_leaves_out_who_claims_more_than_its_lease(claim: Ready) -> None:
+    group, left_out = form_group(TERMS, 0, {A: ready(), B: ready(), C: claim})
+    assert group.peer_ids == (A, B)
+    assert "lease" in left_out[C]
+
+
+def test_form_group_leaves_out_claims_of_members_without_a_lease() -> None:
+    group, _ = form_group(TERMS, 0, {A: ready(), E: ready(1)})
+    assert group.peer_ids == (A,)
+
+
+def test_form_group_without_tokens_has_no_parts() -> None:
+    group, _ = form_group(TERMS, 0, {A: ready(0), E: ready(0)})
+    assert group.part_values == ()
+
+
+def test_form_group_resumes_the_latest_outcome_voted_for() -> None:
+    old = Outcome(origin_digest=DIGEST, part_digests=(), state_digest=b"o" * 32)
+    new = Outcome(origin_digest=DIGEST, part_digests=(), state_digest=b"n" * 32)
+    reports = {
+        A: ready(),
+        B: ready(voted=old, voted_origin=b"old", voted_attempt=1),
+        C: ready(voted=new, voted_origin=b"new", voted_attempt=2),
+    }
+    group, _ = form_group(TERMS, 3, reports)
+    assert (group.resumes, group.origin) == (new, b"new")
+    assert group.part_values == ()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"step": 6}, "another round"),
+        ({"attempt": 1}, "another round"),
+        ({"run": "other"}, "another round"),
+        ({"state_digest": b"x" * 32}, "another state"),
+        ({"part_values": (1, 1, 1)}, "whole vector"),
+        ({"reduce_s": 21.0}, "deadlines"),
+        ({"vote_s": 11.0}, "deadlines"),
+    ],
+)
+def test_complaint_names_what_a_coordinator_changed(change: dict[str, object], words: str) -> None:
+    group, _ = form_group(TERMS, 0, {peer: ready() for peer in (A, B, C)})
+    mine = Contribution(peer_id=A, num_tokens=40, num_samples=10, loss=2.0)
+    assert words in complaint(TERMS, 0, mine, replace(group, **change))  # type: ignore[arg-type]
+
+
+def test_complaint_about_a_changed_weight_of_mine_or_a_raised_one_of_others() -> None:
+    group, _ = form_group(TERMS, 0, {peer: ready() for peer in (A, B, C)})
+    mine, other = group.members[0], group.members[1]
+    lowered = replace(group, members=(replace(mine, num_tokens=4, num_samples=1), *group.members[1:]))
+    raised = replace(group, members=(mine, replace(other, num_tokens=10**9, num_samples=10), group.members[2]))
+    assert "changes this member's" in complaint(TERMS, 0, mine, lowered)
+    assert "more than its lease" in complaint(TERMS, 0, mine, raised)
+
+
+def test_complaint_about_a_group_too_small_or_too_large() -> None:
+    group, _ = form_group(TERMS, 0, {peer: ready() for peer in (A, B, C)})
+    mine = group.members[0]
+    assert "fewer than 4" in complaint(replace(TERMS, min_group=4), 0, mine, group)
+    assert "more than 2" in complaint(replace(TERMS, max_group=2), 0, mine, group)
+
+
+def test_convict_leaves_out_whom_all_accuse() -> None:
+    assert convict({A: {D}, B: {D}, C: {D}, D: set()}) == (D,)
+
+
+def test_convict_leaves_out_who_accuses_all() -> None:
+    assert convict({A: {B, C, D}, B: set(), C: set(), D: set()}) == (A,)
+
+
+def test_convict_of_one_dispute_leaves_out_the_accused() -> None:
+    assert convict({A: {B}, B: set()}) == (B,)
+    assert convict({A: set(), B: {A}}) == (A,)
+
+
+@given(st.dictionaries(st.sampled_from(PEERS), st.sets(st.sampled_from(PEERS))))
+def test_convict_leaves_no_dispute_among_those_who_stay(accusations: dict[str, set[str]]) -> None:
+    stay = accusations.keys() - set(convict(accusations))
+    assert not any(of in stay and of != by for by in stay for of in accusations[by])
+
+
+def test_form_group_leaves_out_the_accused_and_says_by_whom() -> None:
+    reports = {A: ready(accused=(C,)), B: ready(accused=(C,)), C: ready(), D: ready()}
+    group, left_out = form_group(TERMS, 1, reports)
+    assert group.peer_ids == (A, B, D)
+    assert A[-6:] in left_out[C]

@@ -173,7 +173,7 @@ def _from_env(env: Mapping[str, str]) -> _Given:
 def _from_file(path: Path, *, required: bool) -> _Given:
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         if required:
             raise ConfigError(f"there is no config file {path}", remedy="check --config, or leave it out") from None
         return {}

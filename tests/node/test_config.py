@@ -125,7 +125,9 @@ def test_resolve_size_with_units_is_in_bytes(text: str, num_bytes: int) -> None:
 
 
 def test_default_text_is_empty_where_it_says_nothing() -> None:
-    assert {name: config.default_text(name) for name in ("listen", "drain_s", "device", "peers", "max_blocks", "home")} == {
+    assert {
+        name: config.default_text(name) for name in ("listen", "drain_s", "device", "peers", "max_blocks", "home")
+    } == {
         "listen": "/ip4/127.0.0.1/tcp/0",
         "drain_s": "30",
         "device": "auto",

@@ -41,7 +41,10 @@ def test_locked_twice_names_the_daemon_that_has_it(tmp_path: Path) -> None:
     assert home.owner() is None
     with home.locked():
         assert home.owner() == os.getpid()
-        with pytest.raises(ConfigError, match=rf"pid {os.getpid()}\) is already running in {tmp_path}"), Home(tmp_path).locked():
+        with (
+            pytest.raises(ConfigError, match=rf"pid {os.getpid()}\) is already running in {tmp_path}"),
+            Home(tmp_path).locked(),
+        ):
             pass
     assert home.owner() is None
 
@@ -67,7 +70,9 @@ def test_locked_on_a_full_disk_says_so(tmp_path: Path) -> None:
     assert "free some space" in error.value.remedy
 
 
-def test_socket_with_a_long_path_moves_to_the_runtime_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_socket_with_a_long_path_moves_to_the_runtime_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     assert Home(tmp_path).socket == tmp_path / "control.sock"
     long = Home(tmp_path / ("x" * 120))
@@ -76,7 +81,9 @@ def test_socket_with_a_long_path_moves_to_the_runtime_directory(tmp_path: Path, 
     assert long.socket == Home(long.path).socket != Home(tmp_path / ("y" * 120)).socket
 
 
-def test_socket_in_a_runtime_directory_open_to_others_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_socket_in_a_runtime_directory_open_to_others_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     (tmp_path / "swarm-node").mkdir()
     (tmp_path / "swarm-node").chmod(0o777)

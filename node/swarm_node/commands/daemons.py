@@ -30,7 +30,28 @@ def join(flags: Flags) -> int:
             "no peer to join through is named",
             remedy="give --peers the address that a seed printed, or start a network: swarm-node seed",
         )
+    _check_work(config)
     return live(flags, config, _volunteer_role)
+
+
+def _check_work(config: Config) -> None:
+    """Refuse at once what can be seen at once to be impossible. Raises ConfigError."""
+    if config.run and config.model:
+        raise ConfigError("a node either trains or serves", remedy="give --run or --model; --then-serve does both")
+    if config.then_serve and not config.run:
+        raise ConfigError("--then-serve needs --run", remedy="to serve a model that is there, give --model DIR")
+    limited = [name for name in ("blocks", "max_blocks", "max_memory") if name in config.origins]
+    if limited and not (config.model or config.then_serve):
+        raise ConfigError(
+            f"there is nothing to serve, so {config.origin(limited[0])} means nothing",
+            remedy="give --model DIR, or --run FILE with --then-serve",
+        )
+    if config.run and not config.run.is_file():
+        raise ConfigError(f"there is no run file {config.run}", remedy="check --run")
+    if config.model and not (config.model / "config.json").is_file():
+        raise ConfigError(
+            f"{config.model} is not a Hugging Face model directory: it holds no config.json", remedy="check --model"
+        )
 
 
 def live(flags: Flags, config: Config, make_role: Callable[[Config], Role]) -> int:

@@ -1,0 +1,125 @@
+"""What can be wrong when a node is started: each is one line with its remedy, soon, and a non-zero exit."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from .conftest import Seed, StartNode, run_node
+
+UNKNOWN = "12D3KooWHoK2zDpTB25vHJF4swgbFQqKcK3ruE4pJzSFjXSEDigi"
+JOIN = ("join", "--network-id", "tests", "--probe", "off", "--device", "cpu")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("join", "--peers", "/ip4/127.0.0.1/tcp/x"), "--peers: address '/ip4/127.0.0.1/tcp/x' is malformed"),
+        (("join",), "no peer to join through is named → give --peers the address"),
+        (("seed", "--listen", "localhost:4001"), "--listen: address 'localhost:4001' is malformed"),
+        (
+            ("join", "--peers", f"/ip4/127.0.0.1/tcp/1/p2p/{UNKNOWN}", "--run", "/no/run.toml"),
+            "there is no run file /no/run.toml",
+        ),
+        (("join", "--peers", f"/ip4/127.0.0.1/tcp/1/p2p/{UNKNOWN}", "--model", "/no/model"), "holds no config.json"),
+        (("join", "--peers", f"/ip4/127.0.0.1/tcp/1/p2p/{UNKNOWN}", "--then-serve"), "--then-serve needs --run"),
+        (("join", "--peers", f"/ip4/127.0.0.1/tcp/1/p2p/{UNKNOWN}", "--blocks", "0:2"), "there is nothing to serve"),
+        (("status",), "no daemon is running"),
+        (("drain",), "no daemon is running"),
+        (("stop",), "no daemon is running"),
+        (("identity",), "there is no identity"),
+    ],
+)
+def test_start_with_impossible_settings_says_what_to_do(
+    arguments: tuple[str, ...], expected: str, tmp_path: Path
+) -> None:
+    answer = run_node(*arguments, "--home", tmp_path / "home")
+    assert expected in answer.error
+    assert answer.code == 1
+
+
+@pytest.mark.parametrize("arguments", [("jion",), ("join", "--peeers", "x"), ("seed", "extra")])
+def test_wrong_usage_exits_2_and_points_to_the_help(arguments: tuple[str, ...]) -> None:
+    answer = run_node(*arguments)
+    assert answer.code == 2
+    assert "--help" in answer.error
+
+
+@pytest.mark.parametrize(("home", "expected"), [("/proc/swarm", "/proc/swarm"), ("/dev/null/home", "/dev/null")])
+def test_start_in_a_home_that_cannot_be_written_says_so(home: str, expected: str) -> None:
+    answer = run_node("seed", "--home", home)
+    assert f"cannot use the home directory {expected}" in answer.error
+    assert answer.code == 1
+
+
+def test_start_on_a_full_disk_says_so(tmp_path: Path) -> None:
+    (tmp_path / "daemon.lock").symlink_to("/dev/full")
+    answer = run_node("seed", "--home", tmp_path)
+    assert "no space left on device → the disk is full: free some space" in answer.error
+    assert answer.code == 1
+
+
+def test_join_through_a_seed_that_is_not_there_says_so(tmp_path: Path) -> None:
+    addr = f"/ip4/127.0.0.1/tcp/{free_port()}/p2p/{UNKNOWN}"
+    answer = run_node(*JOIN, "--peers", addr, "--home", tmp_path)
+    assert "none of the given peers could be reached" in answer.error
+    assert "connection refused" in answer.error
+    assert addr in answer.error
+    assert answer.code == 1
+
+
+def test_join_of_another_network_says_so(seed: Seed, tmp_path: Path) -> None:
+    answer = run_node(*JOIN, "--network-id", "others", "--peers", seed.addr, "--home", tmp_path)
+    assert "peer is in network 'tests', and this node in 'others'" in answer.error
+    assert "same network id" in answer.error
+    assert answer.code == 1
+
+
+def test_start_on_an_occupied_port_says_so(tmp_path: Path) -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        addr = f"/ip4/127.0.0.1/tcp/{holder.getsockname()[1]}"
+        answer = run_node("seed", "--listen", addr, "--home", tmp_path)
+    assert "a listen port is occupied" in answer.error
+    assert addr.removeprefix("/ip4/").replace("/tcp/", ":") in answer.error
+    assert answer.code == 1
+
+
+def test_join_with_a_clock_that_is_off_by_an_hour_says_so(seed: Seed, tmp_path: Path) -> None:
+    # the clock of this one process is wrong, before anything of it is imported
+    code = "import time; real = time.time; time.time = lambda: real() + 3600; from swarm_node.cli import main; main()"
+    answer = run_node(*JOIN, "--peers", seed.addr, "--home", tmp_path, command=(sys.executable, "-c", code))
+    assert "this machine's clock is 3600 s ahead" in answer.error
+    assert "set the clock" in answer.error
+    assert answer.code == 1
+
+
+def test_join_with_a_copied_identity_names_it(seed: Seed, start_node: StartNode, tmp_path: Path) -> None:
+    first = start_node(*JOIN, "--peers", seed.addr, home="first")
+    peer_id = first.wait_for("ready")["peer_id"]
+    (tmp_path / "copy").mkdir()
+    shutil.copy2(first.home / "identity.key", tmp_path / "copy" / "identity.key")
+    answer = run_node(*JOIN, "--peers", seed.addr, "--home", tmp_path / "copy")
+    assert f"the identity {peer_id} is in use by another running node" in answer.error
+    assert answer.code == 1
+    assert first.process.poll() is None, "the rightful node goes on"
+
+
+def test_start_with_an_identity_open_to_others_is_refused(tmp_path: Path) -> None:
+    assert run_node("identity", "--new", "--home", tmp_path).code == 0
+    (tmp_path / "identity.key").chmod(0o644)
+    answer = run_node("seed", "--home", tmp_path)
+    assert "can be read or changed by other users" in answer.error
+    assert "chmod 600" in answer.error

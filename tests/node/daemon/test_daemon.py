@@ -1,0 +1,105 @@
+"""A node's life in a real process: up, seen by its commands, drained, stopped, killed."""
+
+from __future__ import annotations
+
+import signal
+import stat
+from pathlib import Path
+
+import psutil
+
+from .conftest import Node, Seed, StartNode, run_node, wait_until
+
+JOIN = ("join", "--network-id", "tests", "--probe", "off", "--device", "cpu")
+
+
+def started(start_node: StartNode, seed: Seed, *arguments: str, home: str = "home") -> Node:
+    node = start_node(*JOIN, "--peers", seed.addr, *arguments, home=home)
+    node.wait_for("ready")
+    return node
+
+
+def test_seed_when_ready_invites_others_with_its_address(seed: Seed) -> None:
+    names = [event["event"] for event in seed.node.events]
+    assert names == ["step"] * 4 + ["ready"]
+    assert [event["number"] for event in seed.node.events[:4]] == [1, 2, 3, 4]
+    text = seed.node.err_path.read_text()
+    wait_until(
+        lambda: f"swarm-node join --peers {seed.addr} --network-id tests" in seed.node.err_path.read_text(), text
+    )
+
+
+def test_status_of_a_seed_shows_what_it_is(seed: Seed) -> None:
+    [status] = run_node("status", "--home", seed.node.home).events
+    assert status["state"] == "seeding"
+    assert status["peer_id"] == seed.peer_id
+    assert status["addrs"] == [seed.addr]
+    assert status["pid"] == seed.node.process.pid
+    assert isinstance(status["memory_bytes"], int)
+    assert status["memory_bytes"] > 50 * 2**20
+    assert status["training"] is status["serving"] is None
+
+
+def test_control_socket_is_its_owners_alone(seed: Seed) -> None:
+    assert stat.S_IMODE((seed.node.home / "control.sock").stat().st_mode) == 0o600
+
+
+def test_start_in_a_home_that_is_taken_names_the_daemon(seed: Seed) -> None:
+    answer = run_node("seed", "--home", seed.node.home)
+    assert f"a daemon (pid {seed.node.process.pid}) is already running in {seed.node.home}" in answer.error
+    assert answer.code == 1
+    assert seed.node.process.poll() is None
+
+
+def test_join_without_work_stands_by_and_leaves_at_once_when_told(seed: Seed, start_node: StartNode) -> None:
+    node = started(start_node, seed)
+    steps = [event["title"] for event in node.events if event["event"] == "step"]
+    assert steps == ["hardware", "network", "peers", "reachability"]
+    assert node.wait_for("step")["title"] == "takes"
+    assert "--run" in str(node.wait_for("step")["detail"])
+    [status] = run_node("status", "--home", node.home).events
+    assert status["state"] == "idle"
+    assert status["num_peers"] == 2
+    assert status["reachability"] == "public"
+    node.process.send_signal(signal.SIGINT)
+    assert node.wait_for("draining")["reason"] == "Ctrl-C"
+    assert node.wait_end() == 0
+    assert node.events[-1] | {"time": 0} == {"event": "stopped", "time": 0, "reason": "Ctrl-C", "clean": True}
+    assert "Traceback" not in node.err_path.read_text()
+
+
+def test_drain_and_stop_wait_until_the_daemon_is_gone(seed: Seed, start_node: StartNode) -> None:
+    for command in ("drain", "stop"):
+        node = started(start_node, seed, home=command)
+        answer = run_node(command, "--home", node.home)
+        assert [event["event"] for event in answer.events] == ["leaving", "left"]
+        assert answer.code == 0
+        assert node.wait_end(timeout_s=1) == 0
+        assert node.events[-1]["reason"] == command
+
+
+def test_start_that_is_interrupted_ends_at_once(seed: Seed, start_node: StartNode) -> None:
+    node = start_node(*JOIN, "--peers", seed.addr)
+    node.wait_for("step")
+    node.process.send_signal(signal.SIGTERM)
+    assert node.wait_end(timeout_s=10) in {0, 1}
+    assert node.events[-1]["event"] == "stopped"
+
+
+def test_daemon_that_is_killed_leaves_no_libp2p_process_and_a_usable_home(
+    seed: Seed, start_node: StartNode, tmp_path: Path
+) -> None:
+    node = started(start_node, seed)
+    child = node.libp2p
+    node.process.kill()
+    wait_until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, "libp2p's process outlives us")
+    assert "no daemon is running" in run_node("status", "--home", node.home).error
+    again = start_node("seed")
+    again.wait_for("ready")
+
+
+def test_daemon_whose_libp2p_process_dies_ends_with_the_reason(seed: Seed, start_node: StartNode) -> None:
+    node = started(start_node, seed)
+    node.libp2p.kill()
+    assert "the libp2p daemon ended" in str(node.wait_for("error")["message"])
+    assert node.wait_end(timeout_s=15) == 1

@@ -6,7 +6,7 @@ import time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from swarm.router.placement import Capacity, choose_move, choose_span, rank
+from swarm.router.placement import ENOUGH_SERVERS, Capacity, choose_move, choose_span, rank
 from swarm_protocol.records import ServeRecord, ServeState
 
 
@@ -66,6 +66,22 @@ def test_span_gap_is_filled_first() -> None:
 
 def test_span_slowest_blocks_get_help() -> None:
     assert span({"fast": record(0, 2, ms=1.0), "slow": record(2, 4, ms=9.0)}) == (2, 4)
+    twice = {"a": record(0, 4), "b": record(0, 4), "fast": record(0, 2, ms=1.0), "slow": record(2, 4, ms=9.0)}
+    assert span(twice) == (2, 4)
+
+
+def test_span_block_with_one_server_gets_a_second_before_speed_counts() -> None:
+    slow = {"a": record(0, 2, ms=9.0), "b": record(0, 2, ms=9.0), "fast": record(2, 4, ms=0.1)}
+    assert span(slow) == (2, 4)
+    assert "one server only" in choose_span(slow, 4, me()).reason
+
+
+def test_span_four_nodes_of_very_different_speed_cover_twice() -> None:
+    servers: dict[str, ServeRecord] = {}
+    for i, ms in enumerate((0.1, 5.0, 50.0, 1.0)):
+        start, end = span(servers, 4, me(ms=ms, peer_id=f"p{i}"))
+        servers[f"p{i}"] = record(start, end, ms=ms)
+    assert sorted((server.start, server.end) for server in servers.values()) == [(0, 2), (0, 2), (2, 4), (2, 4)]
 
 
 def test_span_capacity_over_the_model_takes_it_whole() -> None:
@@ -135,9 +151,10 @@ def test_span_any_swarm_no_other_window_is_better(swarm: tuple[dict[str, ServeRe
     length = min(capacity.num_blocks, num_blocks)
     assert end - start == length
 
-    def after(window: int) -> list[float]:
-        mine = record(window, window + length, num_blocks, ms=capacity.block_ms)
-        return throughput({**servers, "me": mine}, num_blocks)
+    def after(window: int) -> tuple[list[int], list[float]]:
+        all_servers = {**servers, "me": record(window, window + length, num_blocks, ms=capacity.block_ms)}
+        counts = [sum(s.start <= block < s.end for s in all_servers.values()) for block in range(num_blocks)]
+        return sorted(min(count, ENOUGH_SERVERS) for count in counts), throughput(all_servers, num_blocks)
 
     assert all(after(start) >= after(window) for window in range(num_blocks - length + 1))
 

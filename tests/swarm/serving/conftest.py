@@ -242,3 +242,13 @@ def boxes() -> Any:
 def local_tokens_fixture() -> Any:
     """`local_tokens(directory, prompt_ids, num_tokens)`: what transformers generates greedily, on one machine."""
     return local_tokens
+
+
+@pytest.fixture(scope="session")
+def write_tiny() -> Any:
+    """`write_tiny(directory, family, seed=0)`: another model of a family."""
+
+    def write(directory: Path, family: str, seed: int = 0) -> Path:
+        return write_model(directory, FAMILIES[family](), seed)
+
+    return write

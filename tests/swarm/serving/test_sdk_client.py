@@ -1,0 +1,373 @@
+"""The SDK over a simulated internet: what users ask for, what they get, and what they are told when it cannot be."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from swarm.router.routing import NoChain
+from swarm.serving.model_files import open_model
+from swarm.serving.model_kit import read_kit
+from swarm.serving.server_options import ServerOptions
+from swarm.testing import virtual_time
+from swarm.testing.faults import Fault
+from swarm.testing.leaks import no_leaks
+from swarm_protocol.errors import ConfigError, IntegrityError, PeerError
+
+import swarm
+
+HALVES = [(0, 3), (3, 6)]
+
+
+def test_generate_streams_the_tokens_of_one_machine(boxes: Any, llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, HALVES) as box:
+            generation = box.generate()
+            tokens = [token async for token in generation]
+            assert [token.token_id for token in tokens] == box.expected()
+            assert [token.finish_reason for token in tokens] == [None] * 15 + ["length"]
+            kit = await box.client._kit("tiny")
+            assert "".join(token.text for token in tokens) == kit.decode(box.expected())
+            await box.all_freed()
+
+    with no_leaks():
+        virtual_time.run(scenario())
+
+
+def test_generate_not_streamed_is_one_token_with_the_whole_text(boxes: Any, llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, HALVES) as box:
+            streamed = "".join([token.text async for token in box.generate()])
+            (whole,) = [token async for token in box.generate(stream=False)]
+            assert whole.text == streamed
+            assert whole.finish_reason == "length"
+
+    virtual_time.run(scenario())
+
+
+def test_generate_seeded_sampling_is_the_same_again_even_through_a_failover(boxes: Any, llama_dir: Path) -> None:
+    sampled = {"temperature": 1.5, "top_p": 0.95, "top_k": 50, "seed": 11}
+
+    async def answer(faults: list[Fault]) -> list[int]:
+        async with boxes(llama_dir, [*HALVES, *HALVES], faults=faults) as box:
+            tokens: list[int] = await box.tokens(**sampled)
+            assert tokens != await box.tokens(**{**sampled, "seed": 12})
+            return tokens
+
+    undisturbed = virtual_time.run(answer([]))
+    assert virtual_time.run(answer([Fault(who="*", phase="serve/decode", what="kill", nth=9)])) == undisturbed
+
+
+def test_generate_end_token_stops_and_is_not_shown(boxes: Any, llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, HALVES) as box:
+            kit = await box.client._kit("tiny")
+            fifth = box.expected()[4]
+            object.__setattr__(kit, "end_ids", frozenset({fifth}))
+            tokens = [token async for token in box.generate()]
+            assert [token.token_id for token in tokens] == box.expected()[:5]
+            assert tokens[-1].finish_reason == "stop"
+            assert "".join(token.text for token in tokens) == kit.decode(box.expected()[:4])
+
+    virtual_time.run(scenario())
+
+
+def test_generate_stop_string_over_several_tokens_ends_the_text_before_it(boxes: Any, llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, HALVES) as box:
+            text = "".join([token.text async for token in box.generate(40)])
+            stop = text[10:13]
+            tokens = [token async for token in box.generate(40, stop=stop)]
+            assert "".join(token.text for token in tokens) == text[: text.index(stop)]
+            assert tokens[-1].finish_reason == "stop"
+            await box.all_freed()
+
+    virtual_time.run(scenario())
+
+
+def test_generate_closed_early_frees_the_whole_chain_at_once(boxes: Any, llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, HALVES) as box:
+            generation = box.generate(100)
+            assert await anext(aiter(generation))
+            assert sum(len(server.sessions) for server in box.servers.values()) == 2
+            await generation.aclose()
+            await box.all_freed()
+            await generation.aclose()
+
+    virtual_time.run(scenario())
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.005, 0.02, 0.05, 0.2, 1.0])
+def test_generate_cancelled_at_any_moment_frees_the_whole_chain(boxes: Any, llama_dir: Path, delay_s: float) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, HALVES) as box:
+            task = asyncio.create_task(box.tokens(100))
+            await asyncio.sleep(delay_s)
+            task.cancel()
+            await asyncio.wait([task])
+            await box.all_freed()
+            assert not box.client._links.outlook(1, "").load
+
+    virtual_time.run(scenario(), compute_s=lambda function: 0.004)
+
+
+def test_generate_many_at_once_are_all_exact(boxes: Any, llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, HALVES) as box:
+            answers = await asyncio.gather(*(box.tokens() for _ in range(8)))
+            assert all(answer == box.expected() for answer in answers)
+            await box.all_freed()
+
+    virtual_time.run(scenario())
+
+
+def test_trace_names_servers_spans_and_times(boxes: Any, llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, HALVES) as box:
+            generation = box.generate()
+            assert generation.num_prompt_tokens == 0
+            async for _ in generation:
+                pass
+            trace = generation.trace()
+            assert [(hop["peer_id"], hop["start"], hop["end"]) for hop in trace["hops"]] == [
+                (box.who["s0"], 0, 3),
+                (box.who["s1"], 3, 6),
+            ]
+            assert all(hop["num_steps"] == 16 and hop["ms_per_step"] > 0 for hop in trace["hops"])
+            assert (trace["num_prompt_tokens"], trace["num_tokens"], trace["replays"]) == (25, 16, [])
+            assert generation.num_prompt_tokens == 25
+            assert box.client.trace() == trace
+            assert json.loads(json.dumps(trace)) == trace
+
+    virtual_time.run(scenario())
+
+
+def test_messages_without_a_template_are_joined_plainly(boxes: Any, llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, HALVES) as box:
+            messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
+            chat = await box.tokens(prompt=None, messages=messages)
+            assert chat == await box.tokens(prompt="system: be brief\nuser: hi\nassistant:")
+
+    virtual_time.run(scenario())
+
+
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<bot>{% endif %}"
+)
+
+
+@pytest.fixture
+def templated(llama_dir: Path, tmp_path: Path) -> Path:
+    directory = tmp_path / "model"
+    shutil.copytree(llama_dir, directory)
+    (directory / "chat_template.jinja").write_text(TEMPLATE)
+    return directory
+
+
+def test_messages_follow_the_model_template(boxes: Any, templated: Path) -> None:
+    async def scenario() -> None:
+        async with boxes(templated, HALVES) as box:
+            chat = await box.tokens(prompt=None, messages=[{"role": "user", "content": "hi"}])
+            assert chat == await box.tokens(prompt="<user>hi<bot>")
+
+    virtual_time.run(scenario())
+
+
+def test_template_that_refuses_is_a_config_error(boxes: Any, templated: Path) -> None:
+    (templated / "chat_template.jinja").write_text("{{ raise_exception('no system messages') }}")
+
+    async def scenario() -> None:
+        async with boxes(templated, HALVES) as box:
+            with pytest.raises(ConfigError, match="no system messages"):
+                await box.tokens(prompt=None, messages=[{"role": "user", "content": "hi"}])
+
+    virtual_time.run(scenario())
+
+
+def test_models_tells_what_is_served_and_what_is_missing(boxes: Any, llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 2), (3, 6)]) as box:
+            (status,) = await box.client.models()
+            assert (status.name, status.num_blocks, status.num_servers) == ("tiny", 6, 2)
+            assert status.missing == ((2, 3),)
+
+    virtual_time.run(scenario())
+
+
+def test_unknown_model_lists_the_known_ones(boxes: Any, llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, HALVES) as box:
+            with pytest.raises(ConfigError, match="nobody serves a model 'tyni'; known models: tiny"):
+                await box.tokens(model="tyni")
+            with pytest.raises(ConfigError, match="not a name"):
+                await box.tokens(model="../etc")
+
+    virtual_time.run(scenario())
+
+
+def test_uncovered_blocks_are_named_at_once(boxes: Any, llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 4)]) as box:
+            since_s = asyncio.get_running_loop().time()
+            with pytest.raises(NoChain, match=r"blocks \[4, 6\) are not available: nobody serves them"):
+                await box.tokens()
+            assert asyncio.get_running_loop().time() - since_s < 1
+
+    virtual_time.run(scenario())
+
+
+def test_prompt_over_the_context_says_by_how_much(boxes: Any, llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, HALVES) as box:
+            with pytest.raises(ConfigError, match="300 prompt tokens and 16 new ones are 60 over the context of 256"):
+                await box.tokens(prompt="x" * 300)
+            with pytest.raises(ConfigError, match="the prompt is empty"):
+                await box.tokens(prompt="")
+            assert len(await box.tokens(prompt="x" * 240)) == 16
+
+    virtual_time.run(scenario())
+
+
+BAD_REQUESTS = [
+    {"temperature": -1},
+    {"temperature": math.nan},
+    {"top_p": 0},
+    {"top_k": -1},
+    {"num_tokens": 0},
+    {"stop": ""},
+    {"prompt": None},
+    {"messages": []},
+]
+
+
+@pytest.mark.parametrize("values", BAD_REQUESTS, ids=str)
+def test_request_without_meaning_is_refused_before_anything_is_asked(
+    boxes: Any, llama_dir: Path, values: dict[str, Any]
+) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, []) as box:
+            with pytest.raises(ConfigError):
+                box.generate(**values)
+
+    virtual_time.run(scenario())
+
+
+def test_other_weights_of_the_same_name_are_never_mixed(
+    boxes: Any, llama_dir: Path, tmp_path: Path, write_tiny: Any
+) -> None:
+    other = write_tiny(tmp_path / "other", "llama", seed=1)
+
+    async def scenario() -> None:
+        async with boxes(llama_dir, HALVES) as box:
+            box.directory = other
+            await box.add(0, 3)
+            await box.add(0, 3)
+            await box.known(4)
+            box.directory = llama_dir
+            assert await box.tokens() == box.expected()
+            box.internet.crash(box.who["s1"])  # the second half is now of no revision
+            with pytest.raises(NoChain, match=r"\[3, 6\)"):
+                await box.tokens()
+
+    virtual_time.run(scenario())
+
+
+def test_servers_dead_before_the_first_token_are_passed_over(boxes: Any, llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, [*HALVES, *HALVES], detection_s=0.1) as box:
+            await box.tokens(1)
+            box.internet.crash(box.who["s0"])
+            box.internet.crash(box.who["s3"])
+            for _ in range(4):
+                assert await box.tokens() == box.expected()
+                assert box.client.trace()["replays"] == []
+
+    virtual_time.run(scenario())
+
+
+def test_full_servers_are_passed_over_and_then_the_refusal_says_why(boxes: Any, llama_dir: Path) -> None:
+    options = ServerOptions(kv_bytes=384 * 50)  # 50 tokens a half: one session of 41
+
+    async def scenario() -> None:
+        async with boxes(llama_dir, [*HALVES, *HALVES], options=options) as box:
+            first, second, third = box.generate(), box.generate(), box.generate()
+            await anext(aiter(first))
+            await anext(aiter(second))
+            with pytest.raises(NoChain):
+                await anext(aiter(third))
+            await first.aclose()
+            await second.aclose()
+            await box.all_freed()
+            await asyncio.sleep(10)
+            assert await box.tokens() == box.expected()
+
+    virtual_time.run(scenario())
+
+
+def test_files_from_a_server_that_fails_are_taken_from_another(boxes: Any, llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, [*HALVES, *HALVES]) as box:
+            first = min(box.servers)
+            box.internet.crash(first)
+            assert await box.tokens() == box.expected()
+
+    virtual_time.run(scenario())
+
+
+def test_files_that_nobody_gives_are_a_peer_error(boxes: Any, llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, HALVES) as box:
+            for peer_id in box.servers:
+                box.internet.crash(peer_id)
+            with pytest.raises(PeerError):
+                await box.tokens()
+
+    virtual_time.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("config.json", b"{"),
+        ("config.json", b'{"model_type": "evil", "auto_map": {"AutoConfig": "evil.Config"}}'),
+        ("tokenizer.json", b"\xff\xfe"),
+        ("tokenizer.json", b"{}"),
+        ("generation_config.json", b'{"eos_token_id": "x"}'),
+        ("generation_config.json", b"[]"),
+    ],
+)
+def test_kit_of_files_that_make_no_sense_is_refused_in_one_line(
+    llama_dir: Path, tmp_path: Path, name: str, content: bytes
+) -> None:
+    files = {**open_model(llama_dir).small_files(), name: content}
+    with pytest.raises(IntegrityError, match="the files of tiny cannot be used") as caught:
+        read_kit("tiny", "r", files, tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_kit_end_tokens_may_be_several(llama_dir: Path, tmp_path: Path) -> None:
+    files = {**open_model(llama_dir).small_files(), "generation_config.json": b'{"eos_token_id": [3, 4]}'}
+    assert read_kit("tiny", "r", files, tmp_path).end_ids == {3, 4}
+
+
+def test_import_of_swarm_is_light() -> None:
+    """Its packages are imported by a command line that must answer at once."""
+
+    code = "import swarm, sys; assert not {'torch', 'transformers', 'hivemind'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_names_of_the_package_are_there() -> None:
+    for name in swarm.__all__:
+        assert getattr(swarm, name).__name__ == name
+    with pytest.raises(AttributeError):
+        swarm.nothing  # noqa: B018

@@ -1,0 +1,214 @@
+"""Volunteers who decide for themselves which blocks to serve, on a simulated internet."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from swarm.network.membership import Membership
+from swarm.network.memory import Link, MemoryInternet
+from swarm.router.placement import Decision
+from swarm.serving.measure import SpanSpeed
+from swarm.serving.server_options import ServerOptions
+from swarm.serving.volunteer import SETTLE_S, WATCH_S, Volunteer, VolunteerOptions
+from swarm.testing import virtual_time
+from swarm_protocol.errors import ConfigError, IntegrityError
+
+EQUAL = SpanSpeed(prefill_ms=1.0, decode_ms=1.0, kv_bytes_per_token=128)
+
+
+class Town:
+    """Volunteers with a link of `latency_s` each, and an observer."""
+
+    def __init__(self, stack: AsyncExitStack, directory: Path, latency_s: float) -> None:
+        self.internet = MemoryInternet(default_link=Link(latency_s=latency_s))
+        self.stack = stack
+        self.directory = directory
+        self.volunteers: list[Volunteer] = []
+        self.decisions: dict[int, list[Decision]] = {}
+        # equal machines: what they measure under test would differ with the load of the moment
+        stack.enter_context(patch("swarm.serving.volunteer.measure_block", lambda files, options: EQUAL))
+        stack.enter_context(patch("swarm.serving.loading.measure", lambda span: EQUAL))
+
+    async def add(self, **options: Any) -> Volunteer:
+        network = self.internet.network()
+        membership = await self.stack.enter_async_context(Membership(network))
+        index = len(self.volunteers)
+        self.decisions[index] = []
+        volunteer = Volunteer(
+            network,
+            membership,
+            self.directory,
+            name="tiny",
+            options=VolunteerOptions(**options),
+            on_decision=self.decisions[index].append,
+        )
+        self.volunteers.append(volunteer)
+        self.stack.push_async_callback(volunteer.close)
+        return volunteer
+
+    def spans(self) -> list[tuple[int, int]]:
+        servers = [volunteer.server for volunteer in self.volunteers]
+        return sorted((server.start_block, server.end_block) for server in servers if server is not None)
+
+
+async def town(stack: AsyncExitStack, directory: Path, num_volunteers: int, **options: Any) -> Town:
+    place = Town(stack, directory, latency_s=options.pop("latency_s", 0.05))
+    for _ in range(num_volunteers):
+        await place.add(**options)
+    return place
+
+
+def test_volunteers_four_that_start_in_the_same_second_cover_all_blocks_twice(llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with AsyncExitStack() as stack:
+            place = await town(stack, llama_dir, 4, max_blocks=3)
+            await asyncio.gather(*(volunteer.start() for volunteer in place.volunteers))
+            assert place.spans() == [(0, 3), (0, 3), (3, 6), (3, 6)]
+
+    virtual_time.run(scenario())
+
+
+@pytest.mark.parametrize("gap_s", [0.1, 0.5, 1.5, 2.9, 3.1, 10.0])
+def test_volunteers_four_that_start_one_after_another_cover_all_blocks_twice(llama_dir: Path, gap_s: float) -> None:
+    async def scenario() -> None:
+        async with AsyncExitStack() as stack:
+            place = await town(stack, llama_dir, 4, max_blocks=3)
+
+            async def start_later(index: int) -> None:
+                await asyncio.sleep(index * gap_s)
+                await place.volunteers[index].start()
+
+            await asyncio.gather(*(start_later(index) for index in range(4)))
+            assert place.spans() == [(0, 3), (0, 3), (3, 6), (3, 6)]
+
+    virtual_time.run(scenario())
+
+
+def test_volunteers_five_of_unequal_room_leave_no_gap(llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with AsyncExitStack() as stack:
+            place = Town(stack, llama_dir, latency_s=0.05)
+            for max_blocks in (1, 2, 2, 1, 3):
+                await place.add(max_blocks=max_blocks)
+            await asyncio.gather(*(volunteer.start() for volunteer in place.volunteers))
+            assert {block for span in place.spans() for block in range(*span)} == set(range(6))
+
+    virtual_time.run(scenario())
+
+
+def test_volunteer_with_room_for_the_model_takes_it_whole_and_at_once(llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with AsyncExitStack() as stack:
+            place = await town(stack, llama_dir, 1)
+            since_s = asyncio.get_running_loop().time()
+            decision = await place.volunteers[0].start()
+            assert asyncio.get_running_loop().time() - since_s < SETTLE_S
+            assert (decision.start, decision.end) == (0, 6)
+            assert place.decisions[0] == [decision]
+
+    virtual_time.run(scenario())
+
+
+def test_volunteer_told_its_blocks_serves_these(llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with AsyncExitStack() as stack:
+            place = await town(stack, llama_dir, 1, span=(2, 4))
+            assert (await place.volunteers[0].start()).reason == "as told"
+            assert place.spans() == [(2, 4)]
+
+    virtual_time.run(scenario())
+
+
+def test_volunteer_with_little_memory_takes_what_fits(llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with AsyncExitStack() as stack:
+            # 33,280 bytes a block, 65,664 for both ends
+            place = await town(stack, llama_dir, 1, max_bytes=170_000, server=ServerOptions(kv_bytes=10_000))
+            await place.volunteers[0].start()
+            assert place.spans() == [(0, 2)]
+
+    virtual_time.run(scenario())
+
+
+def test_volunteer_moves_to_blocks_that_lost_their_server_before_leaving_its_own(llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with AsyncExitStack() as stack:
+            place = await town(stack, llama_dir, 3, max_blocks=3)
+            await asyncio.gather(*(volunteer.start() for volunteer in place.volunteers))
+            assert place.spans() == [(0, 3), (0, 3), (3, 6)]
+            lonely = next(v for v in place.volunteers if v.server is not None and v.server.start_block == 3)
+            await lonely.close()
+            place.volunteers.remove(lonely)
+            await asyncio.sleep(2 * WATCH_S + 5)
+            assert place.spans() == [(0, 3), (3, 6)]
+            moved = [decisions for decisions in place.decisions.values() if len(decisions) == 2]
+            assert len(moved) == 1
+            assert "goes from 0.0" in moved[0][1].reason
+
+    virtual_time.run(scenario())
+
+
+def test_volunteers_of_a_balanced_swarm_stay_where_they_are(llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with AsyncExitStack() as stack:
+            place = await town(stack, llama_dir, 5, max_blocks=3)
+            await asyncio.gather(*(volunteer.start() for volunteer in place.volunteers))
+            before = place.spans()
+            await asyncio.sleep(10 * WATCH_S)
+            assert place.spans() == before
+            assert all(len(decisions) == 1 for decisions in place.decisions.values())
+
+    virtual_time.run(scenario())
+
+
+def test_volunteer_that_fails_to_load_withdraws_its_intention(llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with AsyncExitStack() as stack:
+            place = await town(stack, llama_dir, 1, max_blocks=3)
+            network = place.internet.network()
+            observer = await stack.enter_async_context(Membership(network))
+            failing = patch("swarm.serving.server.load", side_effect=IntegrityError("a shard is damaged"))
+            with failing, pytest.raises(IntegrityError):
+                await place.volunteers[0].start()
+            await asyncio.sleep(1)
+            (record,) = (await observer.servers("tiny")).values()
+            assert record.state == "draining"
+
+    virtual_time.run(scenario())
+
+
+def test_volunteer_drains_and_closes(llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with AsyncExitStack() as stack:
+            place = await town(stack, llama_dir, 1, max_blocks=3)
+            await place.volunteers[0].start()
+            await place.volunteers[0].drain(within_s=5)
+            server = place.volunteers[0].server
+            assert server is not None
+            assert server.record.state == "draining"
+            await place.volunteers[0].close()
+            await place.volunteers[0].close()
+
+    virtual_time.run(scenario())
+
+
+def test_volunteer_of_no_model_fails_by_name(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with AsyncExitStack() as stack:
+            place = await town(stack, tmp_path, 1, max_blocks=3)
+            with pytest.raises(ConfigError, match=r"no config\.json"):
+                await place.volunteers[0].start()
+            await place.volunteers[0].close()
+
+    virtual_time.run(scenario())
+
+
+@pytest.mark.parametrize("options", [{"max_blocks": 0}, {"span": (3, 3)}, {"span": (-1, 2)}], ids=str)
+def test_volunteer_options_without_meaning_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        VolunteerOptions(**options)

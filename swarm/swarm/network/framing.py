@@ -19,8 +19,8 @@ from enum import IntEnum
 from swarm_protocol import limits
 from swarm_protocol.errors import PeerViolation
 
-CHUNK_BYTES = 512 * 2**10
-"""The largest piece: long enough that its header costs nothing, short enough that a failure is not stuck behind it."""
+CHUNK_BYTES = 2**20
+"""The largest piece. The usual chunk of state is one piece, and need not be copied together from several."""
 
 WINDOW_BYTES = 4 * 2**20
 """What one side may send before the other has taken it: 80 MB/s at 50 ms, and the most a stream can occupy unread."""

@@ -8,10 +8,10 @@ process, its socket's folder and the task that reads its output; start failures 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import platform
 import shutil
+import subprocess
 import tempfile
 from collections import deque
 from collections.abc import Sequence
@@ -29,6 +29,7 @@ START_TIMEOUT_S = 15.0
 """A loaded machine has been seen to need 2 s; beyond this something hangs."""
 
 STOP_TIMEOUT_S = 3.0
+_REAP_PAUSE_S = 0.005
 _FOLDER = "swarm-p2pd-"
 _NUM_LAST_LINES = 20
 
@@ -79,7 +80,9 @@ def arguments(options: DaemonOptions, control_socket: str) -> list[str]:
 
 
 class Daemon:
-    def __init__(self, process: asyncio.subprocess.Process, folder: Path) -> None:
+    """Not asyncio's subprocess: uvloop's cannot set a process group, and asyncio's own needs a thread to wait."""
+
+    def __init__(self, process: subprocess.Popen[bytes], folder: Path) -> None:
         self._process = process
         self._folder = folder
         self._last_lines: deque[str] = deque(maxlen=_NUM_LAST_LINES)
@@ -92,7 +95,7 @@ class Daemon:
         _remove_orphaned_folders()
         folder = Path(tempfile.mkdtemp(prefix=f"{_FOLDER}{os.getpid()}-"))
         try:
-            daemon = cls(await _spawn(arguments(options, str(folder / "p2pd.sock"))), folder)
+            daemon = cls(_spawn(arguments(options, str(folder / "p2pd.sock"))), folder)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
@@ -125,7 +128,7 @@ class Daemon:
 
     def last_words(self) -> str:
         """For people: how it ended, as far as is known."""
-        code = self._process.returncode
+        code = self._process.poll()
         status = "" if code is None else f" (exit status {code})" if code >= 0 else f" (signal {-code})"
         last_line = self._last_lines[-1] if self._last_lines else ""
         return f"the libp2p daemon ended{status}{': ' + last_line if last_line else ''}"
@@ -135,31 +138,31 @@ class Daemon:
         await asyncio.wait((self._reader,), timeout=STOP_TIMEOUT_S)
 
     async def stop(self) -> None:
-        if self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.terminate()
-            try:
-                async with asyncio.timeout(STOP_TIMEOUT_S):
-                    await self._process.wait()
-            except TimeoutError:
-                self._process.kill()
-        await self._process.wait()
+        if self._process.poll() is None:
+            self._process.terminate()
+            await asyncio.wait((self._reader,), timeout=STOP_TIMEOUT_S)
+        if self._process.poll() is None:
+            self._process.kill()
         await self._reader
         if self._ready.done() and not self._ready.cancelled():
-            self._ready.exception()
+            self._ready.exception()  # retrieved, whoever waits for it or not
         shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _read_output(self) -> None:
         """Until the process closes its output, which it does by ending."""
-        output = self._process.stdout
-        assert output is not None
+        output = asyncio.StreamReader()
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(output), self._process.stdout
+        )
         while line := await _read_line(output):
             text = line.decode(errors="replace").strip()
             if text.startswith("Peer ID:") and not self._ready.done():
                 self._ready.set_result(None)
             elif text:
                 self._last_lines.append(text[:500])
-        await self._process.wait()
+        transport.close()
+        while self._process.poll() is None:  # noqa: ASYNC110 - it is ending, and only the kernel knows when it has
+            await asyncio.sleep(_REAP_PAUSE_S)
         if not self._ready.done():
             self._ready.set_exception(_start_error(" ".join(self._last_lines), self.last_words()))
 
@@ -189,17 +192,18 @@ async def _read_line(output: asyncio.StreamReader) -> bytes:
         return b"...\n"
 
 
-async def _spawn(args: Sequence[str]) -> asyncio.subprocess.Process:
+def _spawn(args: Sequence[str]) -> subprocess.Popen[bytes]:
     path = p2pd_path()
     try:
-        return await asyncio.create_subprocess_exec(
-            str(path),
-            *args,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
+        return subprocess.Popen(  # noqa: S603 - our own binary, without a shell
+            [str(path), *args],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             env={**os.environ, "GOLOG_LOG_LEVEL": os.environ.get("GOLOG_LOG_LEVEL", "error")},
-            start_new_session=True,  # Ctrl-C in the terminal is for us: the daemon must outlive our drain
+            # Ctrl-C in the terminal is for us: the daemon must outlive our drain. Not a session of its own: the kernel
+            # schedules sessions against each other, and there it moved less than half the bytes on a busy machine.
+            process_group=0,
         )
     except FileNotFoundError:
         raise StartError(f"the libp2p daemon is missing: {path}", remedy="reinstall hivemind from its wheel") from None

@@ -21,6 +21,9 @@ from swarm.network.interface import EndOfStream
 _GRANT_BYTES = framing.WINDOW_BYTES // 4
 """Credit goes back in steps of this size: often enough that the sender never waits in a steady flow."""
 
+_COPY_BYTES = 2**16
+"""Up to here copying a message behind its header costs less than a second write."""
+
 
 class Libp2pStream:
     def __init__(
@@ -54,8 +57,7 @@ class Libp2pStream:
             async with asyncio.timeout(self._timeout_s):
                 for kind, piece in framing.pieces(message):
                     await self._spend(framing.cost(len(piece)))
-                    self._writer.write(framing.HEADER.pack(kind, len(piece)))
-                    self._writer.write(piece)
+                    self._write_piece(kind, piece)
                     await self._drain()
         except TimeoutError:
             # part of the message may be out, so nothing more can be said on this stream
@@ -158,6 +160,14 @@ class Libp2pStream:
         if self._error is not None:
             raise self._error.with_traceback(None)
         self._send_credit -= num_bytes
+
+    def _write_piece(self, kind: Kind, piece: memoryview) -> None:
+        header = framing.HEADER.pack(kind, len(piece))
+        if len(piece) <= _COPY_BYTES:
+            self._writer.write(header + piece)
+        else:
+            self._writer.write(header)
+            self._writer.write(piece)
 
     async def _drain(self) -> None:
         try:

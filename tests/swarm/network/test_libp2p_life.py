@@ -154,6 +154,15 @@ def test_daemon_never_outlives_a_killed_parent(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+def test_daemon_is_in_our_session_and_out_of_reach_of_the_terminals_interrupt(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with await libp2p_node(tmp_path / "a") as network:
+            assert os.getpgid(p2pd_of(network)) != os.getpgrp()  # Ctrl-C goes to our whole process group
+            assert os.getsid(p2pd_of(network)) == os.getsid(0)
+
+    asyncio.run(main())
+
+
 def test_record_of_ours_that_another_wrote_ends_the_network_by_name(tmp_path: Path) -> None:
     async def main() -> None:
         a = await libp2p_node(tmp_path / "a")

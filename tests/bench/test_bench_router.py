@@ -1,0 +1,76 @@
+"""How long a decision takes with a thousand servers of a model of 126 blocks: a chain for a session, a span for a node.
+
+make bench                                             # or alone:
+.venv/bin/python -m pytest tests/bench/test_bench_router.py -m bench -s
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+from bench.report import Report
+from swarm.router.placement import Capacity, choose_move, choose_span
+from swarm.router.routing import Outlook, find_chain
+from swarm_protocol.records import ServeRecord
+
+pytestmark = pytest.mark.bench
+
+NUM_ROUNDS = 20
+NUM_BLOCKS = 126
+
+
+def swarm(num_servers: int) -> dict[str, ServeRecord]:
+    rng = random.Random(num_servers)
+    servers = {}
+    for index in range(num_servers):
+        length = rng.randint(4, 40)
+        # clamped, so that the model's ends have as many servers as its middle
+        start = max(0, min(NUM_BLOCKS - length, rng.randint(-20, NUM_BLOCKS)))
+        servers[f"peer-{index}"] = ServeRecord(
+            model="m",
+            revision="r",
+            num_blocks=NUM_BLOCKS,
+            start=start,
+            end=start + length,
+            state="serving",
+            prefill_ms_per_token=0.2,
+            decode_ms_per_block=rng.uniform(0.5, 5.0),
+            free_kv_tokens=rng.randint(1_000, 100_000),
+            queue_depth=rng.randint(0, 4),
+        )
+    return servers
+
+
+def median_ms(decide: Callable[[], object]) -> float:
+    times = []
+    for _ in range(NUM_ROUNDS):
+        since = time.perf_counter()
+        decide()
+        times.append((time.perf_counter() - since) * 1000)
+    return statistics.median(times)
+
+
+def test_bench_router() -> None:
+    report = Report("router: median of one decision")
+    for num_servers in (100, 1000):
+        servers = swarm(num_servers)
+        rng = random.Random(0)
+        outlook = Outlook(
+            rtt_ms={peer_id: rng.uniform(1, 100) for peer_id in servers}, load={}, max_tokens=500, salt="x"
+        )
+        me = Capacity(peer_id="me", num_blocks=20, block_ms=2.0)
+        report.row(
+            f"{num_servers} servers",
+            chain_ms=median_ms(partial(find_chain, servers, 0, NUM_BLOCKS, outlook)),
+            span_ms=median_ms(partial(choose_span, servers, NUM_BLOCKS, me)),
+            move_ms=median_ms(partial(choose_move, servers, NUM_BLOCKS, me, (0, 20))),
+        )
+    report.show()
+    thousand = report.rows["1000 servers"]
+    assert float(thousand["chain_ms"]) < 5
+    assert float(thousand["span_ms"]) < 50

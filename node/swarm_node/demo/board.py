@@ -40,15 +40,15 @@ class NodeView:
 
 @dataclass(slots=True)
 class Board:
-    """Everything that the nodes reported, by outer step."""
+    """Everything that the nodes reported. `losses` of training and `validation`, digests and tokens by outer step."""
 
     num_nodes: int
     nodes: dict[str, NodeView] = field(default_factory=dict)
     losses: dict[int, float] = field(default_factory=dict)
+    validation: dict[int, float] = field(default_factory=dict)
     digests: dict[int, dict[str, str]] = field(default_factory=dict)
-    group_sizes: dict[int, int] = field(default_factory=dict)
     bytes_sent: list[int] = field(default_factory=list)
-    num_tokens: int = 0
+    num_tokens: dict[int, int] = field(default_factory=dict)
     num_parameters: int = 1
 
     def apply(self, name: str, event: Event) -> None:
@@ -60,11 +60,11 @@ class Board:
                 node.peer_id, node.addrs = event["peer_id"], tuple(event["addrs"])
             case "interval":
                 node.tokens_per_s = event["tokens_per_s"]
-                self.num_tokens += event["tokens"]
             case "outer_step":
                 self._outer_step(node, event)
             case "validated":
-                self.losses.setdefault(event["step"], event["loss"])
+                if event["loss"] is not None:
+                    self.validation.setdefault(event["step"], event["loss"])
             case "exported":
                 node.checkpoint = event["path"]
             case "serving":
@@ -77,8 +77,10 @@ class Board:
     def _outer_step(self, node: NodeView, event: Event) -> None:
         step = event["step"]
         node.outer_step, node.tokens_per_s = step, event["tokens_per_s"]
+        if event["loss"] is not None:
+            self.losses[step] = event["loss"]
         self.digests.setdefault(step, {})[node.name] = event["digest"]
-        self.group_sizes[step] = len(event["group"])
+        self.num_tokens[step] = event["num_tokens"]
         self.bytes_sent.append(event["bytes_sent"])
 
     def node(self, name: str) -> NodeView:
@@ -95,7 +97,7 @@ class Board:
         return max(self.digests, default=0)
 
     def loss_curve(self) -> list[float]:
-        """Validation losses, in the order of their outer steps."""
+        """Training losses, in the order of their outer steps."""
         return [self.losses[step] for step in sorted(self.losses)]
 
     def all_at(self, step: int) -> bool:

@@ -23,10 +23,14 @@ if TYPE_CHECKING:
     from swarm_node.demo.summary import Summary
 
 
+EXIT_TERMINATED = 128 + signal.SIGTERM
+
+
 def demo(
     *,
     nodes: Annotated[int, typer.Option("--nodes", metavar="N", help="Volunteers to start.")] = 4,
     outer_steps: Annotated[int, typer.Option("--outer-steps", metavar="N", help="Outer steps to train.")] = 12,
+    interval_steps: Annotated[int, typer.Option("--interval-steps", metavar="N", help="Inner steps in each.")] = 16,
     max_tokens: Annotated[int, typer.Option("--max-tokens", metavar="N", help="Length of the completion.")] = 160,
     prompt: Annotated[str, typer.Option("--prompt", metavar="TEXT", help="What to complete.")] = "def fibonacci(n):\n",
     keep: Annotated[
@@ -44,6 +48,7 @@ def demo(
         plan = Plan(
             num_nodes=nodes,
             outer_steps=outer_steps,
+            interval_steps=interval_steps,
             prompt=prompt,
             max_new_tokens=max_tokens,
             kill_after_tokens=max(1, max_tokens // 5),
@@ -52,8 +57,11 @@ def demo(
     except ValueError as error:
         raise ConfigError(str(error), remedy="see swarm-node demo --help") from None
     console = Console(stderr=json)
-    with _home(keep, console) as root:
-        summary = asyncio.run(_run(plan, root, console, Emitter(json=json)))
+    try:
+        with home_root(keep, console) as root:
+            summary = asyncio.run(_run(plan, root, console, Emitter(json=json)))
+    except asyncio.CancelledError:
+        return EXIT_TERMINATED
     return 0 if summary.digests_equal and summary.tokens_identical else 1
 
 
@@ -83,7 +91,7 @@ async def _run(plan: Plan, root: Path, console: Console, emitter: Emitter) -> Su
 
 
 @contextmanager
-def _home(keep: Path | None, console: Console) -> Iterator[Path]:
+def home_root(keep: Path | None, console: Console) -> Iterator[Path]:
     """Where the demo's nodes live. Gone in the end, unless it is to be kept or something went wrong."""
     if keep is None:
         root = Path(tempfile.mkdtemp(prefix="swarm-demo-"))

@@ -31,6 +31,8 @@ class Plan:
             raise ValueError(f"{self.num_nodes} nodes: use 2 to 16, more share the same cores for nothing")
         if not 1 <= self.outer_steps <= 1000:
             raise ValueError(f"{self.outer_steps} outer steps: use 1 to 1000")
+        if not 1 <= self.interval_steps <= 1000:
+            raise ValueError(f"{self.interval_steps} inner steps: use 1 to 1000")
         if not 0 < self.kill_after_tokens < self.max_new_tokens:
             raise ValueError("the kill must come while the answer is being written")
 
@@ -44,13 +46,14 @@ class Plan:
         return -(-self.num_blocks // 2)
 
     def run(self) -> RunConfig:
-        """Everyone waits for everyone: on one machine nobody is far away, and the last step is then taken together."""
+        """A generous grace for the others: they are on the same machine, and the first step is then taken together."""
         return RunConfig(
             name="demo",
             outer_steps=self.outer_steps,
             interval_steps=self.interval_steps,
             min_group=max(2, self.num_nodes // 2),
             max_group=self.num_nodes,
+            quorum_grace_s=10.0,
             inner=InnerConfig(),
             outer=OuterConfig(),
         )

@@ -12,7 +12,9 @@ def complete(checkpoint: Path, prompt: str, max_new_tokens: int) -> str:
     """The greedy completion of `prompt`, without the prompt."""
     import torch  # noqa: PLC0415
     from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415
+    from transformers.utils.logging import disable_progress_bar  # noqa: PLC0415
 
+    disable_progress_bar()
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
     ids_BT = torch.tensor([tokenizer.encode(prompt)])

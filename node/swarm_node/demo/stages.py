@@ -100,14 +100,14 @@ async def _train(demo: Demo) -> float:
     await demo.fleet.until(lambda: board.all_at(plan.outer_steps), within_s=plan.train_within_s, what="the training")
     if not board.digests_equal():
         raise DemoError("the replicas differ", remedy=f"this is a bug; the logs are in {demo.root}")
-    return board.num_tokens / (time.monotonic() - started_s)
+    return sum(board.num_tokens.values()) / (time.monotonic() - started_s)
 
 
 async def _serve(demo: Demo) -> tuple[Path, str]:
     """Until any node may die. Returns the checkpoint and the model's name."""
     board, plan = demo.board, demo.plan
     await demo.fleet.until(
-        lambda: board.survives_any_death(plan.num_blocks),
+        lambda: board.survives_any_death(plan.num_blocks) and plan.outer_steps in board.validation,
         within_s=plan.serve_within_s,
         what="serving each block twice",
     )
@@ -156,13 +156,12 @@ def _summarize(
     checkpoint: Path,
 ) -> Summary:
     plan, board = demo.plan, demo.board
-    curve = board.loss_curve()
     return Summary(
         nodes=plan.num_nodes,
         outer_steps=plan.outer_steps,
         parameters=board.num_parameters,
-        loss_first=curve[0],
-        loss_last=curve[-1],
+        loss_first=board.validation[0],
+        loss_last=board.validation[plan.outer_steps],
         digests_equal=board.digests_equal(),
         digest=next(iter(board.digests[plan.outer_steps].values())),
         bytes_per_param_per_step=board.bytes_per_param(),

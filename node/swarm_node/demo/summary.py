@@ -6,12 +6,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """`loss_*` are the validation losses after the first and the last outer step. `completion` lacks the prompt.
+    """`loss_*` are the validation losses before the first and after the last outer step. `completion` lacks the prompt.
 
     `failover_ms`: the longest time between two tokens once a node was killed, as the client saw it. `tokens_per_s` is
     the training speed of all nodes together.
@@ -42,24 +41,21 @@ class Summary:
 
 def show(console: Console, summary: Summary) -> None:
     """The figures, one line each."""
-    table = Table(box=None, padding=(0, 2), show_header=False)
-    table.add_column(style="dim")
-    table.add_column()
-    rows = {
+    same = "identical to" if summary.tokens_identical else "DIFFERENT from"
+    lines = {
         "validation loss": f"{summary.loss_first:.3f} → {summary.loss_last:.3f} in {summary.outer_steps} outer steps",
         "replicas": f"{'bit-identical' if summary.digests_equal else 'DIFFERENT'} on {summary.nodes} nodes, "
         f"state {summary.digest[:16]}",
         "traffic": f"{summary.bytes_per_param_per_step:.2f} bytes a parameter, member and outer step "
         f"({summary.parameters:,} parameters)",
-        "speed": f"{summary.tokens_per_s:,.0f} tokens/s in all",
-        "failover": f"{summary.killed} killed mid-answer: {summary.failover_ms:.0f} ms pause, {summary.tokens} tokens "
-        f"{'identical to' if summary.tokens_identical else 'DIFFERENT from'} an undisturbed run",
+        "speed": f"{summary.tokens_per_s:,.0f} tokens/s, all nodes together",
+        "failover": f"{summary.killed} killed in mid-answer: {summary.failover_ms:.0f} ms pause",
+        "tokens": f"{summary.tokens}, {same} an undisturbed run",
         "time": f"{summary.seconds:.0f} s",
     }
-    for title, text in rows.items():
-        table.add_row(title, text)
     console.print()
-    console.print(table, highlight=False)
+    for title, text in lines.items():
+        console.print(f"  [dim]{title:<16}[/] {text}", highlight=False, soft_wrap=True)
 
 
 def show_next(console: Console, summary: Summary, kept: Path | None) -> None:

@@ -14,12 +14,14 @@ from swarm_node.demo.plan import Plan
 PLAN = Plan(num_nodes=2, outer_steps=3)
 
 
-def _step(step: int, digest: str = "aa", bytes_sent: int = 150) -> dict[str, Any]:
+def _step(step: int, digest: str = "aa", bytes_sent: int = 150, loss: float | None = 2.5) -> dict[str, Any]:
     return {
         "event": "outer_step",
         "step": step,
+        "loss": loss,
         "digest": digest,
         "group": ["a", "b"],
+        "num_tokens": 1000,
         "bytes_sent": bytes_sent,
         "tokens_per_s": 50.0,
     }
@@ -58,11 +60,20 @@ def test_bytes_are_the_mean_over_members_and_steps_by_parameter() -> None:
 
 def test_losses_come_in_the_order_of_their_steps() -> None:
     board = _board(
-        ("node-1", {"event": "validated", "step": 2, "loss": 1.0}),
-        ("node-1", {"event": "validated", "step": 1, "loss": 2.0}),
-        ("node-2", {"event": "validated", "step": 1, "loss": 9.0}),
+        ("node-1", _step(2, loss=1.0)),
+        ("node-1", _step(1, loss=2.0)),
+        ("node-2", _step(1, loss=None)),
     )
     assert board.loss_curve() == [2.0, 1.0]
+
+
+def test_validation_is_kept_by_its_step() -> None:
+    board = _board(
+        ("node-1", {"event": "validated", "step": 0, "loss": 5.5}),
+        ("node-2", {"event": "validated", "step": 0, "loss": None}),
+        ("node-2", {"event": "validated", "step": 3, "loss": 2.5}),
+    )
+    assert board.validation == {0: 5.5, 3: 2.5}
 
 
 @pytest.mark.parametrize(
@@ -105,9 +116,7 @@ def test_differing_states_stand_out() -> None:
 
 def test_panel_shows_every_node_and_the_loss() -> None:
     out = io.StringIO()
-    board = _board(
-        ("node-1", _step(1)), ("node-2", _serving(0, 2)), ("node-1", {"event": "validated", "step": 1, "loss": 2.5})
-    )
+    board = _board(("node-1", _step(1)), ("node-2", _serving(0, 2)))
     Console(file=out, width=200).print(panel(board, PLAN))
     assert "loss 2.500" in out.getvalue()
     assert "0 to 2" in out.getvalue()

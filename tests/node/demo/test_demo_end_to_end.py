@@ -1,0 +1,143 @@
+"""The main job for real: processes, libp2p, training, serving, OpenAI's client, kill -9. Short, but all of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from swarm_node import event_contract
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+SHORT = ("--nodes", "4", "--outer-steps", "2", "--interval-steps", "6", "--max-tokens", "40", "--json")
+
+
+@contextmanager
+def _demo(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A demo that is stopped if the test fails."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "swarm_node", "demo", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as demo:
+        try:
+            yield demo
+        finally:
+            if demo.poll() is None:
+                demo.terminate()
+                demo.communicate(timeout=30)
+
+
+def _descendants(root: Path) -> list[psutil.Process]:
+    """Every process that works below `root`: nodes, and libp2p daemons with an identity there."""
+    return [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if process.pid != os.getpid() and any(str(root) in word for word in process.info["cmdline"] or ())
+    ]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Any]], str, Path]:
+    """The events and the human text of one whole demo, and what it kept."""
+    root = tmp_path_factory.mktemp("demo") / "kept"
+    with _demo(*SHORT, "--keep", str(root)) as demo:
+        out, err = demo.communicate(timeout=170)
+    assert demo.returncode == 0, f"{err}\n{out[-2000:]}"
+    return [json.loads(line) for line in out.splitlines()], err, root
+
+
+@pytest.mark.timeout(180)
+def test_every_event_holds_to_the_contract_and_the_last_is_the_summary(finished: Any) -> None:
+    events, _, _ = finished
+    assert [problem for event in events for problem in event_contract.problems(event)] == []
+    assert [event["event"] for event in events].count("summary") == 1
+    assert events[-1]["event"] == "summary"
+
+
+def test_summary_says_what_happened(finished: Any) -> None:
+    events, _, _ = finished
+    summary = events[-1]
+    steps = [event for event in events if event["event"] == "progress"]
+    assert [step["outer_step"] for step in steps] == [1, 2]
+    assert (summary["nodes"], summary["outer_steps"]) == (4, 2)
+    assert summary["digests_equal"]
+    assert all(step["digests_equal"] for step in steps)
+    assert summary["loss_last"] < summary["loss_first"] - 0.1
+    assert 5 < summary["loss_first"] < 6, "an untrained byte-level model is about ln 256 = 5.5 nats from the truth"
+    # int8 both ways: 2 * 3/4 bytes among four members, 2 * 2/3 among three; scales and votes add 2 %
+    assert 1.3 < summary["bytes_per_param_per_step"] < 1.6
+    assert 0 < summary["tokens_per_s"] < 1e6
+    assert summary["seconds"] > 0
+
+
+def test_answer_is_whole_although_a_node_was_killed(finished: Any) -> None:
+    events, _, _ = finished
+    summary = events[-1]
+    names = [event["event"] for event in events]
+    killed = names.index("killed")
+    tokens = [event["text"] for event in events if event["event"] == "token"]
+    assert "token" in names[:killed], "it was killed before it had done anything"
+    assert "token" in names[killed:], "nothing was left to lose"
+    assert "".join(tokens) == summary["completion"]
+    assert summary["tokens"] == len(tokens) == 40
+    assert summary["killed"] == events[killed]["name"]
+    assert summary["tokens_identical"]
+    assert 0 < summary["failover_ms"] < 30_000
+
+
+def test_checkpoint_is_kept_and_says_the_same(finished: Any) -> None:
+    events, _, root = finished
+    summary = events[-1]
+    checkpoint = Path(summary["checkpoint"])
+    assert root in checkpoint.parents
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(checkpoint), AutoTokenizer.from_pretrained(checkpoint)
+    assert model.num_parameters() == summary["parameters"]
+    ids = tokenizer(summary["prompt"], return_tensors="pt").input_ids
+    out = model.generate(ids, max_new_tokens=40, do_sample=False)
+    assert tokenizer.decode(out[0, ids.shape[1] :]) == summary["completion"]
+
+
+def test_people_are_told_the_same_on_stderr(finished: Any) -> None:
+    events, err, root = finished
+    assert "outer step 2/2" in err
+    assert events[-1]["prompt"] + events[-1]["completion"][:5] in err
+    assert str(root) in err
+
+
+def test_nobody_is_left(finished: Any) -> None:
+    _, _, root = finished
+    assert _descendants(root) == []
+
+
+@pytest.mark.parametrize(
+    ("number", "moment", "num_processes"),
+    [(signal.SIGTERM, "stage", 1), (signal.SIGINT, "progress", 7)],
+    ids=["SIGTERM while starting", "Ctrl-C while training"],
+)
+def test_interrupted_demo_leaves_nothing(
+    tmp_path: Path, number: signal.Signals, moment: str, num_processes: int
+) -> None:
+    """`num_processes`: the demo, and once all have started a seed and two nodes, each with its libp2p."""
+    root = tmp_path / "kept"
+    with _demo("--nodes", "2", "--outer-steps", "1000", "--interval-steps", "1", "--json", "--keep", str(root)) as demo:
+        assert demo.stdout is not None
+        for line in demo.stdout:
+            if json.loads(line)["event"] == moment:
+                break
+        assert len(_descendants(root)) >= num_processes
+        demo.send_signal(number)
+        _, err = demo.communicate(timeout=30)
+    assert demo.returncode == 128 + number, err
+    assert "Traceback" not in err
+    assert _descendants(root) == []

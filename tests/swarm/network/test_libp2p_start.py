@@ -59,7 +59,9 @@ async def bare_host(hello: Hello | None, skew_s: float = 0.0) -> AsyncIterator[s
     await lane
 
 
-def test_start_beside_dead_seeds_is_ready_in_under_three_seconds(tmp_path: Path) -> None:
+def test_start_beside_dead_seeds_does_not_wait_for_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(libp2p_join, "SEED_TIMEOUT_S", 60)
+
     async def main() -> None:
         async with await libp2p_node(tmp_path / "a") as seed:
             with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts and says nothing
@@ -69,7 +71,7 @@ def test_start_beside_dead_seeds_is_ready_in_under_three_seconds(tmp_path: Path)
                 async with await libp2p_node(
                     tmp_path / "b", peers=(silent_addr, refusing_addr, *await seed.addrs())
                 ) as node:
-                    assert time.monotonic() - start < 3
+                    assert time.monotonic() - start < 20  # about 1 on an idle machine
                     assert await node.publish("k", b"", lifetime_s=10)
 
     asyncio.run(main())

@@ -12,21 +12,25 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 from swarm.network.membership import Membership
 from swarm.network.memory import MemoryInternet, MemoryNetwork
 from swarm.network.memory_link import Link
-from swarm.network.phases import FaultHook, no_faults
+from swarm.network.phases import no_faults
 from swarm.testing.faults import FaultScript
-from swarm.training.events import Admitted, OuterStep, RoundAborted, StateFetched, TrainingEvent
+from swarm.training.events import OuterStep, StateFetched, TrainingEvent
 from swarm.training.inner import IntervalResult
 from swarm.training.interval import Materials
 from swarm.training.run_config import DataConfig, InnerConfig, RunConfig
-from swarm.training.run_file import SignedRun, sign_run
+from swarm.training.run_file import SignedRun
+from swarm.training.state import ReplicaState
 from swarm.training.trainer import Trainer, TrainerOptions
 from swarm_protocol.identity import Identity
 from torch import Tensor
+
+E = TypeVar("E")
 
 NUM_VALUES = 3000
 WINDOW_TOKENS = 4
@@ -48,7 +52,8 @@ def config(**changes: object) -> RunConfig:
 
 
 def signed(run: RunConfig) -> SignedRun:
-    return sign_run(run, Identity(bytes(31) + b"r"), issued_at=1_750_000_000)
+    """Without `sign_run`, which builds the model in order to check it."""
+    return SignedRun(config=run, peer_id=Identity(b"r" * 32).peer_id, issued_at=1_750_000_000, signature=bytes(64))
 
 
 @dataclass
@@ -102,12 +107,13 @@ class Member:
     inner: SyntheticInner
     events: list[TrainingEvent]
     task: asyncio.Task[None] | None = None
+    is_alive: bool = True
 
     @property
     def peer_id(self) -> str:
         return self.network.peer_id
 
-    def of(self, kind: type) -> list:
+    def of(self, kind: type[E]) -> list[E]:
         return [event for event in self.events if isinstance(event, kind)]
 
     @property
@@ -133,26 +139,39 @@ class Swarm:
         for member in self.members.values():
             if member.task is not None:
                 member.task.cancel()
-                await asyncio.gather(member.task, return_exceptions=True)
+                await asyncio.wait({member.task})
             await member.trainer.close()
         await self._stack.aclose()
         for member in self.members.values():
             await member.network.close()
 
-    async def join(self, name: str, *, inner: SyntheticInner | None = None, faults: FaultHook | None = None) -> Member:
+    async def join(
+        self,
+        name: str,
+        *,
+        inner: SyntheticInner | None = None,
+        materials: Materials | None = None,
+        state: ReplicaState | None = None,
+        certificate: bytes = b"",
+        kind: type[Trainer] = Trainer,
+    ) -> Member:
         identity = Identity(hashlib.sha256(name.encode()).digest())
         network = self.internet.network(identity)
         membership = await self._stack.enter_async_context(Membership(network))
         inner = inner or SyntheticInner()
         events: list[TrainingEvent] = []
-        trainer = Trainer(
+        trainer = kind(
             network,
             membership,
             identity,
             self.run,
             on_event=events.append,
-            options=TrainerOptions(materials=Materials(inner=inner, theta_N=torch.zeros(inner.num_values))),
-            faults=faults or (self.script.hook(name) if self.script else no_faults),
+            options=TrainerOptions(
+                materials=materials or Materials(inner=inner, theta_N=torch.zeros(inner.num_values)),
+                state=state,
+                certificate=certificate,
+            ),
+            faults=self.script.hook(name) if self.script else no_faults,
         )
         member = Member(name, network, trainer, inner, events)
         self.members[name] = member
@@ -162,17 +181,26 @@ class Swarm:
     def kill(self, name: str) -> None:
         """As the fault script's `kill`: the node is gone at once, without a word."""
         member = self.members[name]
+        member.is_alive = False
         self.internet.crash(member.peer_id, detection_s=0.0)
         assert member.task is not None
         member.task.cancel()
 
-    async def finish(self, *names: str, timeout_s: float = 600.0) -> list[Member]:
-        """Wait until these members, or all, have returned from `run`."""
-        chosen = [member for name, member in self.members.items() if not names or name in names]
+    async def finish_after(self, script: FaultScript, timeout_s: float = 600.0) -> list[Member]:
+        """Wait until all faults have struck, and the members that are then alive have returned from `run`."""
         async with asyncio.timeout(timeout_s):
-            for member in chosen:
-                assert member.task is not None
-                await member.task
+            while len(script.fired) < len(script.faults):
+                await asyncio.sleep(0.001)
+        return await self.finish(timeout_s=timeout_s)
+
+    async def finish(self, *names: str, timeout_s: float = 600.0) -> list[Member]:
+        """Wait until these members, or all that live, have returned from `run`."""
+        chosen = [self.members[name] for name in names] or [each for each in self.members.values() if each.is_alive]
+        tasks = [member.task for member in chosen if member.task is not None]
+        done, pending = await asyncio.wait(tasks, timeout=timeout_s)
+        assert not pending, f"still running: {[task.get_name() for task in pending]}"
+        for task in done:
+            task.result()
         return chosen
 
 
@@ -186,6 +214,3 @@ def assert_equal_steps(members: Sequence[Member], num_steps: int) -> None:
             if isinstance(event, OuterStep | StateFetched) and event.step:
                 digests.setdefault(event.step, set()).add(event.digest)
     assert all(len(each) == 1 for each in digests.values()), digests
-
-
-__all__ = ["Admitted", "Member", "RoundAborted", "Swarm", "SyntheticInner", "assert_equal_steps", "config", "signed"]

@@ -1,0 +1,349 @@
+"""Whole runs on a simulated internet: replicas stay bit-identical while members join, lag, leave and return."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from swarm.network.membership import Membership
+from swarm.network.memory import MemoryInternet
+from swarm.network.memory_link import Link
+from swarm.testing import virtual_time
+from swarm.testing.leaks import no_leaks
+from swarm.training.data import ByteCorpus
+from swarm.training.events import (
+    Admitted,
+    IntervalDone,
+    IntervalFailed,
+    OuterStep,
+    RoundAborted,
+    StateFetched,
+    TrainingEvent,
+    Validated,
+)
+from swarm.training.inner import InnerLoop
+from swarm.training.interval import Materials
+from swarm.training.model import build_model, initial_theta
+from swarm.training.run_config import RunConfig
+from swarm.training.trainer import Trainer, TrainerOptions
+from swarm_protocol.errors import IntegrityError
+from swarm_protocol.identity import Identity
+from training_swarm import NUM_VALUES, Swarm, SyntheticInner, assert_equal_steps, config, signed
+
+
+@pytest.mark.parametrize("num_members", [1, 2, 3, 4, 8])
+def test_run_among_members_commits_equal_states_and_lowers_the_loss(num_members: int) -> None:
+    async def main() -> None:
+        with no_leaks():
+            async with Swarm(config(min_group=num_members)) as swarm:
+                for index in range(num_members):
+                    await swarm.join(f"m{index}")
+                members = await swarm.finish()
+                assert_equal_steps(members, 3)
+                for member in members:
+                    assert [event.step for event in member.of(OuterStep)] == [1, 2, 3]
+                    assert not member.of(RoundAborted)
+                    assert len(member.of(Admitted)[0].group) == num_members
+                    first, last = member.of(Validated)
+                    assert (first.step, last.step) == (0, 3)
+                    assert last.loss < first.loss / 2
+                losses = [{event.loss for event in member.of(OuterStep)} for member in members]
+                assert all(each == losses[0] for each in losses)
+
+    virtual_time.run(main())
+
+
+def test_run_uses_each_sample_exactly_once() -> None:
+    async def main() -> None:
+        async with Swarm(config(min_group=3, outer_steps=4)) as swarm:
+            for index in range(3):
+                await swarm.join(f"m{index}")
+            members = await swarm.finish()
+            used = sorted(sample for member in members for batch in member.inner.trained for sample in batch)
+            assert used == list(range(3 * 4 * 10))
+            state = members[0].trainer.state
+            assert state is not None
+            assert state.cursor.num_committed == len(used)
+
+    virtual_time.run(main())
+
+
+def test_run_reports_what_it_really_sent() -> None:
+    async def main() -> None:
+        async with Swarm(config(min_group=4)) as swarm:
+            members = [await swarm.join(f"m{index}", inner=SyntheticInner(num_values=400_000)) for index in range(4)]
+            await swarm.finish()
+            for member in members:
+                for event in member.of(OuterStep):
+                    assert 1.5 < event.bytes_sent / 400_000 < 1.6
+
+    virtual_time.run(main(), compute_s=lambda _: 0.01)
+
+
+def test_join_in_mid_run_fetches_the_state_from_several_donors_and_takes_part() -> None:
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=7)) as swarm:
+            for index in range(3):
+                # 4 MB of state in four chunks, so that three donors can share
+                await swarm.join(f"m{index}", inner=SyntheticInner(num_values=500_000))
+            while swarm.members["m0"].trainer.state is None or swarm.members["m0"].trainer.state.outer_step < 2:
+                await asyncio.sleep(0.05)
+            late = await swarm.join("late", inner=SyntheticInner(num_values=500_000))
+            members = await swarm.finish()
+            assert_equal_steps(members, 7)
+            fetched = late.of(StateFetched)[0]
+            assert fetched.step >= 2
+            assert len(fetched.donors) == 3
+            assert fetched.num_bytes == 4_000_000
+            entered = late.of(IntervalDone)[0]
+            # one round admits it, and it trains in the next interval
+            assert entered.step <= fetched.step + 3
+            assert late.peer_id in late.of(OuterStep)[-1].group
+
+    virtual_time.run(main(), compute_s=_cost)
+
+
+def _cost(function: object) -> float:
+    """Virtual seconds of an interval; everything else is quick."""
+    return 1.0 if getattr(function, "__name__", "") == "_train" else 0.001
+
+
+def test_join_after_the_end_gets_the_final_state_and_returns() -> None:
+    async def main() -> None:
+        async with Swarm(config(min_group=2)) as swarm:
+            for index in range(2):
+                await swarm.join(f"m{index}")
+            await swarm.finish()
+            late = await swarm.join("late")
+            members = await swarm.finish("late", "m0")
+            assert_equal_steps(members, 3)
+            assert [event.step for event in late.of(StateFetched)] == [3]
+            assert not late.of(OuterStep)
+
+    virtual_time.run(main())
+
+
+def test_run_below_min_group_says_who_is_missing_and_waits() -> None:
+    async def main() -> None:
+        async with Swarm(config(min_group=2)) as swarm:
+            alone = await swarm.join("m0")
+            await asyncio.sleep(40)
+            aborted = alone.of(RoundAborted)
+            assert 2 <= len(aborted) <= 5
+            assert "1 of at least 2 members are ready" in aborted[0].reason
+            await swarm.join("m1")
+            assert_equal_steps(await swarm.finish(), 3)
+
+    virtual_time.run(main())
+
+
+def test_run_with_a_straggler_waits_no_longer_than_the_grace_and_takes_what_it_has() -> None:
+    slow_step_s = 0.4
+
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=4, interval_steps=50)) as swarm:
+            for index in range(3):
+                await swarm.join(f"m{index}", inner=SyntheticInner())
+            slow = await swarm.join("slow", inner=SyntheticInner(step_s=slow_step_s))
+            members = await swarm.finish()
+            assert_equal_steps(members, 4)
+            quick = swarm.members["m0"]
+            assert all(event.seconds < 1.5 for event in quick.of(OuterStep))
+            # told to hurry, it brought part of its lease instead of nothing
+            assert any(0 < event.num_steps < 50 for event in slow.of(IntervalDone))
+            assert slow.peer_id in quick.of(OuterStep)[-1].group
+
+    # the slow member's steps take real time, so this test runs in real time: about 4 s
+    asyncio.run(main())
+
+
+def test_run_with_intervals_bounded_in_time_contributes_what_fits() -> None:
+    async def main() -> None:
+        internet = MemoryInternet()
+        run = signed(config(min_group=1, outer_steps=1, interval_steps=1000))
+        identity = Identity(b"t" * 32)
+        events: list[TrainingEvent] = []
+        network = internet.network(identity)
+        options = TrainerOptions(
+            max_interval_s=0.2, materials=Materials(inner=SyntheticInner(step_s=0.01), theta_N=torch.zeros(NUM_VALUES))
+        )
+        async with Membership(network) as membership:
+            trainer = Trainer(network, membership, identity, run, on_event=events.append, options=options)
+            async with trainer:
+                await trainer.run()
+        await network.close()
+        done = next(event for event in events if isinstance(event, IntervalDone))
+        assert 5 < done.num_steps < 30
+
+    virtual_time.run(main())
+
+
+def test_run_whose_training_diverges_at_one_member_goes_on_without_its_share() -> None:
+    async def main() -> None:
+        async with Swarm(config(min_group=3)) as swarm:
+            await swarm.join("m0")
+            await swarm.join("m1")
+            sick = await swarm.join("sick", inner=SyntheticInner(corrupt=lambda x_N: x_N * float("nan")))
+            members = await swarm.finish()
+            assert_equal_steps(members, 3)
+            assert len(sick.of(IntervalFailed)) == 3
+            assert all(event.num_tokens == 80 for event in members[0].of(OuterStep))
+            assert not members[0].of(RoundAborted)
+
+    virtual_time.run(main())
+
+
+def test_stop_leaves_after_the_step_and_the_others_go_on() -> None:
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=6)) as swarm:
+            for index in range(3):
+                await swarm.join(f"m{index}")
+            leaver = swarm.members["m2"]
+            while not leaver.of(OuterStep):
+                await asyncio.sleep(0.05)
+            leaver.trainer.stop()
+            await swarm.finish("m2")
+            await leaver.trainer.close()
+            await leaver.network.close()
+            assert_equal_steps(await swarm.finish("m0", "m1"), 6)
+            assert leaver.trainer.state is not None
+            assert leaver.trainer.state.outer_step < 6
+
+    virtual_time.run(main(), compute_s=_cost)
+
+
+def test_resume_with_certificate_continues_where_the_run_was() -> None:
+    async def main() -> None:
+        first = Swarm(config(min_group=2, outer_steps=5))
+        async with first:
+            for index in range(2):
+                await first.join(f"m{index}")
+            while not first.members["m0"].of(OuterStep):
+                await asyncio.sleep(0.05)
+            state, certificate = first.members["m0"].trainer.state, first.members["m0"].trainer.certificate
+        assert state is not None
+        async with Swarm(config(min_group=2, outer_steps=5)) as again:
+            await again.join("m0", state=state, certificate=certificate)
+            newcomer = await again.join("m1")
+            members = await again.finish()
+            assert_equal_steps(members, 5)
+            assert newcomer.of(StateFetched)[0].step == state.outer_step
+
+    virtual_time.run(main(), compute_s=_cost)
+
+
+def test_resume_with_another_states_certificate_is_refused() -> None:
+    async def main() -> None:
+        async with Swarm(config(min_group=1)) as swarm:
+            member = await swarm.join("m0")
+            await swarm.finish()
+            state, certificate = member.trainer.state, member.trainer.certificate
+        assert state is not None
+        async with Swarm(config(min_group=1)) as again:
+            spoiled = replace(state, theta_N=state.theta_N + 1)
+            other = await again.join("m0", state=spoiled, certificate=certificate)
+            assert other.task is not None
+            with pytest.raises(IntegrityError, match="another state"):
+                await other.task
+            other.task = None
+
+    virtual_time.run(main())
+
+
+def test_partition_without_enough_members_on_one_side_heals_to_one_state() -> None:
+    async def main() -> None:
+        async with Swarm(config(min_group=3, outer_steps=6)) as swarm:
+            for index in range(5):
+                await swarm.join(f"m{index}")
+            while not swarm.members["m0"].of(OuterStep):
+                await asyncio.sleep(0.05)
+            cut = [swarm.members[name].peer_id for name in ("m3", "m4")]
+            swarm.internet.partition([cut])
+            await asyncio.sleep(8.0)
+            assert len(swarm.members["m3"].of(OuterStep)) < len(swarm.members["m0"].of(OuterStep))
+            swarm.internet.heal()
+            assert_equal_steps(await swarm.finish(), 6)
+
+    virtual_time.run(main(), compute_s=_cost)
+
+
+def test_partition_into_two_halves_that_both_go_on_ends_in_one_state() -> None:
+    async def main() -> None:
+        async with Swarm(config(min_group=1, outer_steps=30)) as swarm:
+            for index in range(4):
+                await swarm.join(f"m{index}")
+            while not swarm.members["m0"].of(OuterStep):
+                await asyncio.sleep(0.05)
+            swarm.internet.partition([[swarm.members[name].peer_id for name in ("m0", "m1")]])
+            await asyncio.sleep(6.0)
+            swarm.internet.heal()
+            members = await swarm.finish()
+            assert len({member.digest for member in members}) == 1
+            assert any(member.of(StateFetched) for member in members)
+
+    virtual_time.run(main(), compute_s=_cost)
+
+
+def test_run_over_a_slow_jittery_link_commits_equal_states() -> None:
+    async def main() -> None:
+        link = Link(latency_s=0.1, jitter_s=0.05, bandwidth_bytes_per_s=100_000.0)
+        async with Swarm(config(min_group=3, outer_steps=2), link=link) as swarm:
+            for index in range(3):
+                await swarm.join(f"m{index}", inner=SyntheticInner(num_values=200_000))
+            assert_equal_steps(await swarm.finish(), 2)
+
+    virtual_time.run(main())
+
+
+def test_run_with_the_real_inner_loop_lowers_the_validation_loss(tiny_run: RunConfig, tiny_corpus: ByteCorpus) -> None:
+    async def main() -> None:
+        run = replace(tiny_run, min_group=2, outer_steps=3, interval_steps=8)
+        async with Swarm(run) as swarm:
+            for index in range(2):
+                inner = InnerLoop(run.inner, build_model(run.model), tiny_corpus)
+                await swarm.join(f"m{index}", materials=Materials(inner=inner, theta_N=initial_theta(run)))
+            members = await swarm.finish()
+            assert_equal_steps(members, 3)
+            first, last = members[0].of(Validated)
+            assert last.loss < first.loss
+
+    virtual_time.run(main())
+
+
+def test_close_before_run_is_harmless_and_leaves_nothing() -> None:
+    async def main() -> None:
+        with no_leaks():
+            async with Swarm(config()) as swarm:
+                member = await swarm.join("m0")
+                assert member.task is not None
+                member.task.cancel()
+                await asyncio.wait({member.task})
+
+    virtual_time.run(main())
+
+
+def test_kill_of_all_but_one_goes_on_alone_where_the_run_allows_it(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.ERROR)
+
+    async def main() -> None:
+        async with Swarm(config(min_group=1, outer_steps=6)) as swarm:
+            for index in range(4):
+                await swarm.join(f"m{index}")
+            while not swarm.members["m3"].of(OuterStep):
+                await asyncio.sleep(0.05)
+            for name in ("m0", "m1", "m2"):
+                swarm.kill(name)
+            (survivor,) = await swarm.finish("m3")
+            assert_equal_steps([survivor], 6)
+            assert survivor.of(OuterStep)[-1].group == (survivor.peer_id,)
+
+    virtual_time.run(main(), compute_s=_cost)
+
+
+@pytest.fixture(autouse=True)
+def quiet(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    caplog.set_level(logging.ERROR, logger="swarm")

@@ -1,0 +1,176 @@
+"""A member dies without a word at every phase of a step: the others go on, soon, and with one state."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+from swarm.network.memory_link import Link
+from swarm.testing import virtual_time
+from swarm.testing.faults import Fault, FaultScript
+from swarm.testing.leaks import no_leaks
+from swarm.training.events import OuterStep, RoundAborted
+from training_swarm import Member, Swarm, assert_equal_steps, config
+
+PHASES = [
+    "interval",
+    "round.ready",
+    "round.sign",
+    "round.signed",
+    "round.slice",
+    "round.reduced",
+    "round.deliver",
+    "round.proposed",
+    "round.vote",
+    "round.committed",
+    "round.applied",
+]
+NUM_STEPS = 3
+UNDISTURBED_S = 2.2
+"""Virtual seconds of such a run without a kill: 2 of them are the first group's grace."""
+
+
+@pytest.fixture(autouse=True)
+def quiet(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.ERROR, logger="swarm")
+
+
+def run_with_kill(fault: Fault, *, num_members: int = 4, min_group: int = 1, link: Link | None = None) -> list[Member]:
+    """The members of a run in which `fault` struck, the dead one included. Its survivors have been compared."""
+
+    async def main() -> list[Member]:
+        with no_leaks():
+            swarms: list[Swarm] = []
+            script = FaultScript([fault], kill=lambda who: swarms[0].kill(who))  # noqa: PLW0108 - it comes later
+            run = config(min_group=min_group, outer_steps=NUM_STEPS)
+            async with Swarm(run, script, link=link or Link(latency_s=0.005)) as swarm:
+                swarms.append(swarm)
+                for index in range(num_members):
+                    await swarm.join(f"m{index}")
+                started = asyncio.get_running_loop().time()
+                survivors = await swarm.finish_after(script)
+                script.assert_all_fired()
+                took_s = asyncio.get_running_loop().time() - started
+                assert took_s < UNDISTURBED_S + 3.0, "a kill costs less than 3 s"
+                assert len(survivors) == num_members - 1
+                assert_equal_steps(survivors, NUM_STEPS)
+                members = list(swarm.members.values())
+                _assert_nothing_false_was_reported(members)
+                return members
+
+    return virtual_time.run(main())
+
+
+def _assert_nothing_false_was_reported(members: list[Member]) -> None:
+    """What any member, also one that died later, reported as committed is what all others committed."""
+    for step in range(1, NUM_STEPS + 1):
+        digests = {event.digest for each in members for event in each.of(OuterStep) if event.step == step}
+        assert len(digests) <= 1
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3, 5])
+@pytest.mark.parametrize("phase", PHASES)
+def test_kill_of_anyone_at_any_phase_leaves_the_others_with_one_state(phase: str, nth: int) -> None:
+    nth = min(nth, 4) if phase.startswith("round.sign") else nth
+    run_with_kill(Fault(who="*", phase=phase, what="kill", nth=nth))
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_kill_of_one_of_two_leaves_the_other_to_finish(phase: str) -> None:
+    run_with_kill(Fault(who="*", phase=phase, what="kill", nth=2), num_members=2)
+
+
+@pytest.mark.parametrize("phase", ["round.slice", "round.reduced", "round.deliver", "round.proposed", "round.vote"])
+def test_kill_among_eight_over_uneven_links_leaves_one_state(phase: str) -> None:
+    link = Link(latency_s=0.02, jitter_s=0.04)
+    run_with_kill(Fault(who="*", phase=phase, what="kill", nth=6), num_members=8, min_group=2, link=link)
+
+
+def test_kill_of_the_coordinator_is_named_in_the_reason() -> None:
+    members = run_with_kill(Fault(who="*", phase="round.signed", what="kill", nth=2))
+    dead = next(member for member in members if not member.is_alive)
+    aborted = [event for member in members for event in member.of(RoundAborted)]
+    assert aborted
+    for event in aborted:
+        assert dead.peer_id[-6:] in event.reason
+        assert event.missing == (dead.peer_id,)
+
+
+def test_kill_of_an_owner_that_had_served_one_member_commits_what_that_member_has() -> None:
+    """The one member with all parts votes; the others cannot finish their reduction, and get the parts from it."""
+
+    async def main() -> None:
+        swarms: list[Swarm] = []
+        served: list[str] = []
+
+        async def serve_one_then_die(who: str) -> None:
+            # the first delivery goes out, the others wait; once it has arrived the owner dies
+            served.append(who)
+            if len(served) > 1:
+                await asyncio.sleep(0.05)
+                if swarms[0].members[who].is_alive:
+                    swarms[0].kill(who)
+                await asyncio.Event().wait()
+
+        class Hook:
+            async def reached(self, phase: str) -> None:
+                if phase == "round.deliver" and swarms[0].members["m0"].of(OuterStep):
+                    await serve_one_then_die("m0")
+
+        class Script:
+            def hook(self, who: str) -> object:
+                return Hook() if who == "m0" else _Silent()
+
+        async with Swarm(config(min_group=2, outer_steps=4)) as swarm:
+            swarms.append(swarm)
+            swarm.script = Script()  # type: ignore[assignment]
+            for index in range(4):
+                await swarm.join(f"m{index}")
+            survivors = await swarm.finish("m1", "m2", "m3")
+            assert not swarm.members["m0"].is_alive
+            assert_equal_steps(survivors, 4)
+            # the step in which it died was committed with its contribution, without another attempt
+            group = next(event.group for event in survivors[0].of(OuterStep) if event.step == 2)
+            assert swarm.members["m0"].peer_id in group
+            assert not any(event.step == 2 for each in survivors for event in each.of(RoundAborted))
+
+    virtual_time.run(main())
+
+
+class _Silent:
+    async def reached(self, phase: str) -> None:
+        pass
+
+
+def test_votes_that_nobody_counted_are_finished_by_the_next_attempt() -> None:
+    """All vote, and no vote arrives: whoever voted says so, and the next group decides the same outcome."""
+
+    async def main() -> None:
+        async with Swarm(config(min_group=3, outer_steps=3)) as swarm:
+            for index in range(3):
+                await swarm.join(f"m{index}")
+            lost: list[str] = []
+            for member in swarm.members.values():
+                honest = member.network.call
+
+                async def call(
+                    peer_id: str, method: str, request: bytes, *, timeout_s: float, honest: object = honest
+                ) -> bytes:
+                    if method.startswith("train.vote") and len(lost) < 6 and swarm.members["m0"].of(OuterStep):
+                        lost.append(peer_id)
+                        return b""
+                    return await honest(peer_id, method, request, timeout_s=timeout_s)  # type: ignore[operator]
+
+                member.network.call = call  # type: ignore[method-assign]
+            members = await swarm.finish()
+            assert len(lost) == 6
+            assert_equal_steps(members, 3)
+            aborted = [event for member in members for event in member.of(RoundAborted)]
+            assert {event.step for event in aborted} == {2}
+            assert all("no vote from" in event.reason for event in aborted)
+            # nothing was trained or reduced twice
+            for member in members:
+                assert len(member.inner.trained) == 3
+
+    virtual_time.run(main())

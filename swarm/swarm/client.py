@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from swarm_protocol.errors import ConfigError, SessionError
+from swarm_protocol.identity import Identity
 
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
@@ -95,7 +96,9 @@ class AsyncClient:
         from swarm.network.libp2p import Libp2pNetwork, Libp2pOptions  # noqa: PLC0415
 
         with tempfile.TemporaryDirectory(prefix="swarm-client-") as folder:
-            options = Libp2pOptions(identity_path=Path(folder, "identity"), network_id=network_id, peers=tuple(peers))
+            identity_path = Path(folder, "identity")
+            Identity.generate().save(identity_path)
+            options = Libp2pOptions(identity_path=identity_path, network_id=network_id, peers=tuple(peers))
             network = await Libp2pNetwork.create(options)
             try:
                 async with Membership(network) as membership:

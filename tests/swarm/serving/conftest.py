@@ -252,3 +252,15 @@ def write_tiny() -> Any:
         return write_model(directory, FAMILIES[family](), seed)
 
     return write
+
+
+@pytest.fixture(scope="session")
+def make_node_record() -> Callable[[], NodeRecord]:
+    return node_record
+
+
+@pytest.fixture(scope="session")
+def tokenize() -> Callable[[str], list[int]]:
+    """Token ids of a prompt, as the tiny models' tokenizer gives them."""
+    tokenizer = byte_tokenizer()
+    return lambda prompt: [int(token) for token in tokenizer(prompt)["input_ids"]]

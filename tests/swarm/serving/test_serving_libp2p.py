@@ -1,0 +1,79 @@
+"""The real network: servers, a spare and a client on libp2p hosts of their own, and one server killed mid-answer."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import uvloop
+from network_worlds import eventually, libp2p_node
+from swarm.client import AsyncClient, Client
+from swarm.network.membership import Membership
+from swarm.serving.server import SpanServer
+from swarm.testing.leaks import no_leaks
+
+NUM_TOKENS = 24
+PROMPT = "def add(a, b):\n    return"
+
+
+def test_libp2p_server_killed_mid_answer_costs_no_token(
+    llama_dir: Path, tmp_path: Path, local_tokens: Any, make_node_record: Any, tokenize: Any
+) -> None:
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            seed = await libp2p_node(tmp_path / "seed")
+            stack.push_async_callback(seed.close)
+            servers: dict[str, tuple[Any, SpanServer]] = {}
+            for index, (start, end) in enumerate([(0, 3), (3, 6), (3, 6)]):
+                network = await libp2p_node(tmp_path / f"s{index}", peers=await seed.addrs())
+                stack.push_async_callback(network.close)
+                membership = await stack.enter_async_context(Membership(network))
+                membership.announce(make_node_record())
+                server = SpanServer(network, membership, llama_dir, name="tiny", start=start, end=end)
+                await server.start()
+                stack.push_async_callback(server.close)
+                servers[network.peer_id] = network, server
+            client = await stack.enter_async_context(
+                AsyncClient.connect(peers=await seed.addrs(), network_id=seed.network_id)
+            )
+
+            async def all_known() -> bool:
+                return any(model.num_servers == 3 for model in await client.models())
+
+            await eventually(all_known, timeout_s=30)
+            generation = client.generate(model="tiny", prompt=PROMPT, max_tokens=NUM_TOKENS)
+            tokens = []
+            async for token in generation:
+                tokens.append(token.token_id)
+                if len(tokens) == 8:
+                    victim = generation.trace()["hops"][1]["peer_id"]
+                    os.kill(servers[victim][0]._host.daemon.pid, signal.SIGKILL)
+            assert tokens == local_tokens(llama_dir, tokenize(PROMPT), NUM_TOKENS)
+            (replay,) = generation.trace()["replays"]
+            assert replay["lost_peer"] == victim
+            assert replay["failover_ms"] < 3000
+
+            # the same from a program without an event loop
+            addrs = await seed.addrs()
+            assert await asyncio.to_thread(ask, addrs, seed.network_id) == tokens
+
+    def ask(addrs: tuple[str, ...], network_id: str) -> list[int]:
+        with Client(peers=addrs, network_id=network_id) as client:
+            assert [model.name for model in client.models()] == ["tiny"]
+            answer = client.generate(model="tiny", prompt=PROMPT, max_tokens=NUM_TOKENS)
+            found = [token.token_id for token in answer]
+            assert client.trace()["num_tokens"] == NUM_TOKENS
+            early = client.generate(model="tiny", prompt=PROMPT, max_tokens=NUM_TOKENS)
+            next(early)
+            early.close()  # type: ignore[attr-defined]
+            return found
+
+    # the first uvloop of a process leaves a pipe for signals
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as first:
+        first.run(asyncio.sleep(0))
+    with no_leaks(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())

@@ -7,18 +7,22 @@ A client holds its tokenizers and what it has learnt about servers; each generat
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import tempfile
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from concurrent.futures import Future
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
+from weakref import WeakSet
 
-from swarm_protocol.errors import ConfigError, SessionError
+from swarm_protocol.errors import ConfigError, SessionError, SwarmError
 from swarm_protocol.identity import Identity
+from swarm_protocol.records import ServeRecord
 
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
@@ -30,14 +34,17 @@ from swarm.serving.sampling import Sampling
 from swarm.serving.session import Session, SessionOptions
 from swarm.serving.trace import Trace
 
+__all__ = ["AsyncClient", "Client", "Generation", "ModelStatus", "Token"]
+
 DEFAULT_NETWORK_ID = "swarm"
 DEFAULT_MAX_TOKENS = 256
-MAX_KITS = 8
-"""Tokenizers kept loaded."""
+MAX_MODELS = 8
+"""Whose tokenizers and servers are remembered."""
 
 MODELS_FRESH_S = 2.0
 """How long a list of models is good for; a gateway asks for it with each request."""
 
+K = TypeVar("K")
 T = TypeVar("T")
 
 
@@ -84,6 +91,7 @@ class AsyncClient:
         self._session = session or SessionOptions()
         self._links = Links()
         self._kits: dict[tuple[str, str], ModelKit] = {}
+        self._seen: dict[str, tuple[float, Mapping[str, ServeRecord]]] = {}
         self._loading = asyncio.Lock()
         self._models: tuple[float, tuple[ModelStatus, ...]] = (-MODELS_FRESH_S, ())
         self._last: Generation | None = None
@@ -181,7 +189,10 @@ class AsyncClient:
         sampling: Sampling,
         trace: Trace,
     ) -> AsyncGenerator[Token, None]:
-        kit = await self._kit(model)
+        clock = asyncio.get_running_loop().time
+        since_s = clock()
+        servers = await self._servers(model)
+        kit = await self._kit(model, servers)
         prompt_ids = kit.encode(prompt) if prompt is not None else kit.encode_chat(messages or ())
         check_room(kit, len(prompt_ids), max_tokens)
         trace.revision = kit.shape.revision
@@ -191,32 +202,48 @@ class AsyncClient:
             self._links,
             kit.shape,
             max_tokens=len(prompt_ids) + max_tokens,
+            servers=servers,
             trace=trace,
             options=self._session,
         )
-        async with session, aclosing(generate(session, kit, prompt_ids, sampling, max_tokens, trace)) as tokens:
-            async for token in tokens:
-                yield token
+        async with session:
+            trace.opening_ms = (clock() - since_s) * 1000
+            async with aclosing(generate(session, kit, prompt_ids, sampling, max_tokens, trace)) as tokens:
+                async for token in tokens:
+                    yield token
 
-    async def _kit(self, model: str) -> ModelKit:
-        """The tokenizer and shape of the revision that can answer."""
-        try:
-            servers = best_revision(await self._membership.servers(model))
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
-        if not servers:
-            known = ", ".join(await self._membership.models()) or "none"
-            raise ConfigError(f"nobody serves a model {model!r}; known models: {known}", remedy="use one of these")
+    async def _servers(self, model: str) -> Mapping[str, ServeRecord]:
+        """Of the revision that can answer. Looked up again after MODELS_FRESH_S, and by a session when one fails."""
+        now_s = asyncio.get_running_loop().time()
+        seen_s, servers = self._seen.get(model, (0.0, {}))
+        if not servers or now_s - seen_s >= MODELS_FRESH_S:
+            try:
+                servers = best_revision(await self._membership.servers(model))
+            except ValueError as error:
+                raise ConfigError(str(error)) from error
+            if not servers:
+                known = ", ".join(await self._membership.models()) or "none"
+                raise ConfigError(f"nobody serves a model {model!r}; known models: {known}", remedy="use one of these")
+            _keep(self._seen, model, (now_s, servers))
+        return servers
+
+    async def _kit(self, model: str, servers: Mapping[str, ServeRecord]) -> ModelKit:
+        """The tokenizer and shape of the servers' revision."""
         revision = next(iter(servers.values())).revision
         async with self._loading:
             if (model, revision) not in self._kits:
                 willing = [peer_id for peer_id, record in servers.items() if record.state == "serving"]
                 files = await fetch_files(self._network, model, revision, willing)
-                kit = await asyncio.to_thread(_read_kit, model, revision, files)
-                if len(self._kits) >= MAX_KITS:
-                    del self._kits[next(iter(self._kits))]
-                self._kits[model, revision] = kit
-        return self._kits[model, revision]
+                _keep(self._kits, (model, revision), await asyncio.to_thread(_read_kit, model, revision, files))
+            return self._kits[model, revision]
+
+
+def _keep(cache: dict[K, T], key: K, value: T) -> None:
+    """The oldest goes when there are too many."""
+    cache.pop(key, None)
+    if len(cache) >= MAX_MODELS:
+        del cache[next(iter(cache))]
+    cache[key] = value
 
 
 def check_room(kit: ModelKit, num_prompt_tokens: int, max_tokens: int) -> None:
@@ -251,18 +278,23 @@ class Client:
     def __init__(self, *, peers: Sequence[str], network_id: str = DEFAULT_NETWORK_ID) -> None:
         self._peers = peers
         self._network_id = network_id
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="swarm-client", daemon=True)
-        self._stack = AsyncExitStack()
         self._client: AsyncClient | None = None
+        self._generations: WeakSet[Generation] = WeakSet()
+        self._loop: asyncio.AbstractEventLoop
+        self._stop: asyncio.Event
+        self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Client:
         """Connect. Raises StartError."""
+        connected: Future[AsyncClient] = Future()
+        self._thread = threading.Thread(
+            target=asyncio.run, args=(self._live(connected),), name="swarm-client", daemon=True
+        )
         self._thread.start()
         try:
-            self._client = self._wait(self._connect())
-        except BaseException:
-            self.close()
+            self._client = connected.result()
+        except SwarmError:
+            self._thread.join()
             raise
         return self
 
@@ -273,11 +305,10 @@ class Client:
 
     def close(self) -> None:
         """End running generations, the host and the thread. Idempotent."""
-        if not self._loop.is_closed():
-            self._wait(self._stack.aclose())
-            self._loop.call_soon_threadsafe(self._loop.stop)
+        if self._client is not None and self._thread is not None:
+            self._client = None
+            self._loop.call_soon_threadsafe(self._stop.set)
             self._thread.join()
-            self._loop.close()
 
     def models(self) -> tuple[ModelStatus, ...]:
         return self._wait(self._connected.models())
@@ -309,6 +340,7 @@ class Client:
             stop=stop,
             stream=stream,
         )
+        self._generations.add(generation)
         return self._iterate(generation)
 
     def trace(self) -> dict[str, Any]:
@@ -324,17 +356,33 @@ class Client:
             while (token := self._wait(advance())) is not None:
                 yield token
         finally:
-            self._wait(generation.aclose())
+            if self._client is not None:
+                self._wait(generation.aclose())
 
     @property
     def _connected(self) -> AsyncClient:
-        if self._client is None or self._loop.is_closed():
+        if self._client is None:
             raise SessionError("the client is not connected", remedy="use it as: with Client(peers=[…]) as client")
         return self._client
 
-    async def _connect(self) -> AsyncClient:
-        connection = AsyncClient.connect(peers=self._peers, network_id=self._network_id)
-        return await self._stack.enter_async_context(connection)
-
     def _wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        if self._client is None:
+            coroutine.close()
+            raise SessionError("the client has been closed", remedy="read answers inside its `with` block")
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    async def _live(self, connected: Future[AsyncClient]) -> None:
+        """The thread's whole life."""
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        try:
+            async with AsyncClient.connect(peers=self._peers, network_id=self._network_id) as client:
+                connected.set_result(client)
+                await self._stop.wait()
+                for generation in list(self._generations):
+                    # one that another thread waits for ends with the network
+                    with contextlib.suppress(RuntimeError):
+                        await generation.aclose()
+        except Exception as error:
+            if connected.done():
+                raise
+            connected.set_exception(error)

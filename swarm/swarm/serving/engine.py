@@ -96,9 +96,9 @@ class Engine:
         if not done.done():
             done.set_result(Done(output=output, compute_ms=compute_ms, queue_ms=queue_ms))
 
-    def close(self) -> None:
-        """Wait for the step that runs, if any."""
-        self._thread.shutdown(wait=True, cancel_futures=True)
+    def close(self, *, wait: bool) -> None:
+        """Take nothing more; with `wait`, block until what runs in the thread has ended."""
+        self._thread.shutdown(wait=wait, cancel_futures=True)
 
 
 def _run(step: Step) -> tuple[Tensor | None, float]:

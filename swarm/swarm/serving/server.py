@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -91,7 +92,8 @@ class SpanServer:
             await self._network.serve(f"{FILES_METHOD}/{self.name}", self._give_files)
             await self._network.serve_stream(f"{SESSION_METHOD}/{self.name}", self._serve_session)
         except BaseException:
-            self.engine.close()
+            # loading may take minutes more, unseen
+            self.engine.close(wait=False)
             raise
         self._state = "serving"
         self._main = asyncio.create_task(self._run(), name=f"serving {self.name}")
@@ -136,7 +138,7 @@ class SpanServer:
         main.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await main
-        await asyncio.get_running_loop().run_in_executor(None, self.engine.close)
+        await asyncio.get_running_loop().run_in_executor(None, partial(self.engine.close, wait=True))
         self._loaded = None
         self._views.clear()
 

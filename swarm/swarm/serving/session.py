@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from uuid import uuid4
 
@@ -57,7 +58,7 @@ class SessionOptions:
 
 
 class Session:
-    """Use as a context manager; leaving it frees the chain's caches."""
+    """Use as a context manager; leaving it frees the chain's caches. `servers` are those known so far."""
 
     def __init__(
         self,
@@ -67,6 +68,7 @@ class Session:
         model: ModelShape,
         *,
         max_tokens: int,
+        servers: Mapping[str, ServeRecord],
         trace: Trace,
         options: SessionOptions,
     ) -> None:
@@ -78,7 +80,7 @@ class Session:
         self._trace = trace
         self._options = options
         self._id = uuid4().hex
-        self._servers: dict[str, ServeRecord] = {}
+        self._servers = servers
         self._hops: list[Hop] = []
         self._length = 0
         trace.session_id = self._id
@@ -230,7 +232,7 @@ class Session:
             return []
         return hops
 
-    async def _look_up(self) -> dict[str, ServeRecord]:
+    async def _look_up(self) -> Mapping[str, ServeRecord]:
         try:
             servers = await self._membership.servers(self._model.name)
         except PeerTimeout as error:

@@ -41,13 +41,17 @@ class Replay:
 
 @dataclass(slots=True, kw_only=True)
 class Trace:
-    """Grows while the request runs. `hops` has also those that were replaced."""
+    """Grows while the request runs. `hops` has also those that were replaced.
+
+    `opening_ms` went into finding servers, tokenizer and chain; the other times count from then on.
+    """
 
     model: str
     revision: str = ""
     session_id: str = ""
     num_prompt_tokens: int = 0
     num_tokens: int = 0
+    opening_ms: float = 0.0
     first_token_ms: float = 0.0
     total_ms: float = 0.0
     hops: list[HopTrace] = field(default_factory=list)

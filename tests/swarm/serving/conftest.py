@@ -18,6 +18,7 @@ from swarm.client import AsyncClient, Generation
 from swarm.network.membership import Membership
 from swarm.network.memory import MemoryInternet, MemoryNetwork
 from swarm.serving.loading import LoadedSpan, load
+from swarm.serving.model_kit import ModelKit
 from swarm.serving.server import SpanServer
 from swarm.serving.server_options import ServerOptions
 from swarm.serving.session import SessionOptions
@@ -175,6 +176,10 @@ class Box:
 
     async def tokens(self, num_tokens: int = NUM_TOKENS, **options: Any) -> list[int]:
         return [token.token_id async for token in self.generate(num_tokens, **options)]
+
+    async def kit(self) -> ModelKit:
+        """What the client has made of the servers' files."""
+        return await self.client._kit("tiny", await self.client._servers("tiny"))
 
     def expected(self, num_tokens: int = NUM_TOKENS) -> list[int]:
         """What one machine alone answers to PROMPT."""

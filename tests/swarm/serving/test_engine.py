@@ -30,7 +30,7 @@ async def with_engine(work: Any) -> Any:
         return await work(engine)
     finally:
         running.cancel()
-        engine.close()
+        engine.close(wait=True)
 
 
 def test_engine_runs_steps_in_the_order_they_came(span: Span) -> None:

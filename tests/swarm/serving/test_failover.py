@@ -274,7 +274,7 @@ def test_violation_by_the_client_is_named_and_not_retried(boxes: Any, llama_dir:
 
     async def scenario() -> None:
         async with boxes(llama_dir, [(0, 6), (0, 6)], session=SessionOptions(patience_s=2)) as box:
-            kit = await box.client._kit("tiny")
+            kit = await box.kit()
             object.__setattr__(kit.shape, "vocab_size", 300)
             with pytest.raises(NoChain) as caught:
                 await box.tokens(2)

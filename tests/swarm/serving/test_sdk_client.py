@@ -33,7 +33,7 @@ def test_generate_streams_the_tokens_of_one_machine(boxes: Any, llama_dir: Path)
             tokens = [token async for token in generation]
             assert [token.token_id for token in tokens] == box.expected()
             assert [token.finish_reason for token in tokens] == [None] * 15 + ["length"]
-            kit = await box.client._kit("tiny")
+            kit = await box.kit()
             assert "".join(token.text for token in tokens) == kit.decode(box.expected())
             await box.all_freed()
 
@@ -68,7 +68,7 @@ def test_generate_seeded_sampling_is_the_same_again_even_through_a_failover(boxe
 def test_generate_end_token_stops_and_is_not_shown(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> None:
         async with boxes(llama_dir, HALVES) as box:
-            kit = await box.client._kit("tiny")
+            kit = await box.kit()
             fifth = box.expected()[4]
             object.__setattr__(kit, "end_ids", frozenset({fifth}))
             tokens = [token async for token in box.generate()]

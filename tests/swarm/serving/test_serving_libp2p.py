@@ -9,12 +9,14 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import pytest
 import uvloop
 from network_worlds import eventually, libp2p_node
 from swarm.client import AsyncClient, Client
 from swarm.network.membership import Membership
 from swarm.serving.server import SpanServer
 from swarm.testing.leaks import no_leaks
+from swarm_protocol.errors import SessionError, StartError
 
 NUM_TOKENS = 24
 PROMPT = "def add(a, b):\n    return"
@@ -70,10 +72,22 @@ def test_libp2p_server_killed_mid_answer_costs_no_token(
             early = client.generate(model="tiny", prompt=PROMPT, max_tokens=NUM_TOKENS)
             next(early)
             early.close()  # type: ignore[attr-defined]
-            return found
+            unread = client.generate(model="tiny", prompt=PROMPT, max_tokens=NUM_TOKENS)
+            next(unread)
+        with pytest.raises(SessionError, match="closed"):
+            next(unread)
+        with pytest.raises(SessionError, match="not connected"):
+            client.models()
+        return found
 
     # the first uvloop of a process leaves a pipe for signals
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as first:
         first.run(asyncio.sleep(0))
     with no_leaks(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main())
+
+
+def test_client_of_an_unreachable_seed_fails_by_name() -> None:
+    nobody = "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWDCk5yi8o2mH6tUjbnnEjLi6iXNwA6LjpmtUQHUxxkdTy"
+    with no_leaks(), pytest.raises(StartError), Client(peers=[nobody]):
+        pass

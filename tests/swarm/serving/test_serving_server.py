@@ -1,23 +1,21 @@
-"""The server's side alone: what it lets in, what it checks, what it gives back. The client here writes raw messages."""
+"""A server's life: whom it lets in, what it gives back, how it leaves and moves."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 import weakref
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from raw_session import HIDDEN, SESSION, TOKENS, ask, opening, session
 from swarm.network.interface import EndOfStream
-from swarm.serving.blocks import Want, load_span
 from swarm.serving.model_files import open_model
 from swarm.serving.server import OPEN_S
 from swarm.serving.server_options import ServerOptions
-from swarm.serving.tensors import pack, unpack_floats
+from swarm.serving.tensors import pack
 from swarm.testing import virtual_time
 from swarm.testing.leaks import no_leaks
 from swarm_protocol.errors import (
@@ -29,132 +27,10 @@ from swarm_protocol.errors import (
 )
 from swarm_protocol.serving_messages import (
     FILES_METHOD,
-    SESSION_METHOD,
     FilesRequest,
     FilesResponse,
-    Open,
-    Ready,
     Step,
-    StepResult,
 )
-
-SESSION = f"{SESSION_METHOD}/tiny"
-TOKENS = torch.tensor([5, 6, 7])
-
-
-def opening(box: Any, **changes: Any) -> Open:
-    server = next(iter(box.servers.values()))
-    values = {
-        "session_id": "s",
-        "model": "tiny",
-        "revision": server.record.revision,
-        "start": server.start_block,
-        "end": server.end_block,
-        "max_tokens": 16,
-    }
-    return Open(**{**values, **changes})
-
-
-@asynccontextmanager
-async def session(box: Any, index: int = 0, **changes: Any) -> AsyncIterator[Any]:
-    """An open stream to a server that has answered Ready."""
-    async with box.network.stream(box.who[f"s{index}"], SESSION, timeout_s=600) as stream:
-        await stream.send(opening(box, **changes).to_bytes())
-        Ready.from_bytes(await stream.receive())
-        yield stream
-
-
-async def ask(
-    stream: Any, x: torch.Tensor, position: int = 0, want: str = "all", *, rewind: bool = False
-) -> StepResult:
-    await stream.send(Step(position=position, want=want, tensor=pack(x), rewind=rewind).to_bytes())
-    return StepResult.from_bytes(await stream.receive())
-
-
-def test_step_returns_the_span_own_hidden_states(boxes: Any, llama_dir: Path) -> None:
-    async def scenario() -> None:
-        async with boxes(llama_dir, [(0, 3)]) as box, session(box) as stream:
-            result = await ask(stream, TOKENS)
-            span = load_span(open_model(llama_dir), 0, 3)
-            expected = span.run(TOKENS, span.new_cache(), Want.ALL)
-            assert result.tensor is not None
-            assert expected is not None
-            assert torch.equal(unpack_floats(result.tensor, 3, 32), expected)
-            assert result.position == 3
-            assert result.compute_ms > 0
-            assert result.leave_within_s is None
-
-    virtual_time.run(scenario())
-
-
-def test_step_rewinding_gives_the_same_again(boxes: Any, llama_dir: Path) -> None:
-    async def scenario() -> None:
-        async with boxes(llama_dir, [(0, 6)]) as box, session(box) as stream:
-            await ask(stream, TOKENS, want="nothing")
-            first = await ask(stream, torch.tensor([9]), 3, "last")
-            again = await ask(stream, torch.tensor([9]), 3, "last", rewind=True)
-            assert first.tensor is not None
-            assert again.tensor is not None
-            assert torch.allclose(unpack_floats(first.tensor, 1, 256), unpack_floats(again.tensor, 1, 256), atol=1e-5)
-
-    virtual_time.run(scenario())
-
-
-HIDDEN = torch.zeros(2, 32)
-
-BAD_STEPS = {
-    "position beyond the cache": (TOKENS, {"position": 1}, "the cache ends at 0"),
-    "more than it reserved": (torch.zeros(17, dtype=torch.int64), {}, "the session reserved 16"),
-    "unknown token": (torch.tensor([256]), {}, "vocabulary"),
-    "hidden states for the first span": (HIDDEN, {}, "token ids have shape"),
-}
-
-
-@pytest.mark.parametrize("case", BAD_STEPS)
-def test_step_that_breaks_the_rules_ends_the_session_with_a_violation(boxes: Any, llama_dir: Path, case: str) -> None:
-    x, options, message = BAD_STEPS[case]
-
-    async def scenario() -> None:
-        async with boxes(llama_dir, [(0, 3)]) as box:
-            async with session(box) as stream, session(box) as other:
-                with pytest.raises(PeerViolation, match=message):
-                    await ask(stream, x, **options)
-                assert (await ask(other, TOKENS)).position == 3  # everyone else is unharmed
-            await box.all_freed()
-
-    virtual_time.run(scenario())
-
-
-@pytest.mark.parametrize(
-    ("x", "message"),
-    [
-        (torch.full((2, 32), float("nan")), "not all finite"),
-        (torch.zeros(2, 31), "of shape"),
-        (TOKENS, "of shape"),
-    ],
-    ids=["nan", "width", "tokens"],
-)
-def test_step_of_bad_hidden_states_is_refused_before_compute(
-    boxes: Any, llama_dir: Path, x: torch.Tensor, message: str
-) -> None:
-    async def scenario() -> None:
-        async with boxes(llama_dir, [(3, 6)]) as box, session(box) as stream:
-            server = box.servers[box.who["s0"]]
-            with pytest.raises(PeerViolation, match=message):
-                await ask(stream, x)
-            assert server.engine.num_done == 0
-
-    virtual_time.run(scenario())
-
-
-def test_step_going_back_without_saying_so_is_refused(boxes: Any, llama_dir: Path) -> None:
-    async def scenario() -> None:
-        async with boxes(llama_dir, [(0, 3)]) as box, session(box) as stream:
-            await ask(stream, TOKENS)
-            with pytest.raises(PeerViolation, match="position 0, and the cache ends at 3"):
-                await ask(stream, TOKENS)
-
-    virtual_time.run(scenario())
 
 
 @pytest.mark.parametrize("data", [b"", b"\x01", b"\x01\xff\xff", b"\x02abc", b"x" * 5000], ids=len)
@@ -304,27 +180,6 @@ def test_finished_client_ends_the_session(boxes: Any, llama_dir: Path) -> None:
             with pytest.raises(EndOfStream):
                 await stream.receive()
             await box.all_freed()
-
-    virtual_time.run(scenario())
-
-
-def test_sessions_take_turns(boxes: Any, llama_dir: Path) -> None:
-    """Eight clients of eight steps each: no one is more than one step ahead of another."""
-
-    async def scenario() -> None:
-        async with boxes(llama_dir, [(0, 3)]) as box:
-            counts = [0] * 8
-
-            async def client(index: int) -> None:
-                async with session(box) as stream:
-                    for position in range(8):
-                        await ask(stream, TOKENS[:1], position)
-                        counts[index] += 1
-                        assert max(counts) - min(counts) <= 1
-
-            async with asyncio.TaskGroup() as tasks:
-                for index in range(8):
-                    tasks.create_task(client(index))
 
     virtual_time.run(scenario())
 

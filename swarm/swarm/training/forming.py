@@ -86,11 +86,13 @@ def _lead(state: RoundState, now: float) -> Step:
     complete = (not absent and bool(terms.roster)) or num_ready >= terms.max_group
     if not complete and state.grace_until is not None and now < state.grace_until:
         return state, []
-    group, left_out = form_group(terms, state.attempt, {**present, terms.me: own_ready(state)})
+    reports = {**present, terms.me: own_ready(state)}
+    group, left_out = form_group(terms, state.attempt, reports)
     if len(group.members) < terms.min_group:
         reasons = "; ".join(f"{short(peer)}: {reason}" for peer, reason in left_out.items())
         return give_up(state, f"too few members are fit for a group: {reasons}", tuple(left_out), now)
-    state = replace(state, phase="signing", grace_until=None, hurry_at=None, deadline=None)
+    claimants = tuple(peer for peer, each in present.items() if each.voted and each.voted == group.resumes)
+    state = replace(state, phase="signing", claimants=claimants, grace_until=None, hurry_at=None, deadline=None)
     return state, [Sign(group=group, left_out=left_out)]
 
 

@@ -165,7 +165,7 @@ def _on_reduced(state: RoundState, outcome: Outcome, now: float) -> Step:
     assert state.signed is not None
     group = state.signed.group
     if group.resumes is not None and outcome != group.resumes:
-        return _abort(state, "the resumed outcome gives another state here", (), now)
+        return _fail(state, "the resumed outcome gives another state here", (), now)
     vote = Vote(
         run=group.run,
         step=group.step,
@@ -259,11 +259,14 @@ def _on_deadline(state: RoundState, now: float) -> Step:
 
 def _fail(state: RoundState, reason: str, missing: tuple[str, ...], now: float) -> Step:
     """This member cannot reduce. If another one could, its outcome can be had; else the attempt is over."""
-    assert state.signed is not None
+    signed = state.signed
+    assert signed is not None
+    # whoever voted has all parts, and would have given them
+    state = blame(state, (), state.claimants, "it does not give the parts it says it voted for")
     votes = _valid_votes(state)
     if votes and not state.recovering:
         outcome = next(iter(votes.values())).vote.outcome
-        return replace(state, recovering=True), [_recover(state, state.signed, outcome)]
+        return replace(state, recovering=True), [_recover(state, signed, outcome)]
     return _abort(state, reason, missing, now)
 
 

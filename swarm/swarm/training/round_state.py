@@ -36,7 +36,8 @@ class Ballot:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundState:
     """`known` are peers seen in the run. `accused` broke the protocol, `unreachable` could not be reached: each with
-    how, as this member saw it. `ready` are the reports it holds. What follows `leader` belongs to the attempt."""
+    how, as this member saw it. `ready` are the reports it holds. What follows `leader` belongs to the attempt.
+    `claimants` are, at the coordinator, those who said to have voted for the outcome that the group resumes."""
 
     terms: Terms
     attempt: int
@@ -53,6 +54,7 @@ class RoundState:
     grace_until: float | None = None
     hurry_at: float | None = None
     deadline: float | None = None
+    claimants: tuple[str, ...] = ()
     signed: Signed | None = None
     outcome: Outcome | None = None
     recovering: bool = False

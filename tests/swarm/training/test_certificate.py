@@ -143,9 +143,7 @@ def test_rank_prefers_more_steps_then_later_admissions_then_larger_groups() -> N
             for each in IDENTITIES[:members]
         )
         parts = (1,) * members if tokens else ()
-        signed = NOTARIES[0].sign_group(
-            make_group(step=step, attempt=attempt, members=chosen, part_values=parts), NOW
-        )
+        signed = NOTARIES[0].sign_group(make_group(step=step, attempt=attempt, members=chosen, part_values=parts), NOW)
         outcome = make_outcome(signed, num_parts=len(parts))
         return STRANGER.check_certificate(certify(signed, NOTARIES[:members], outcome), NOW).rank
 

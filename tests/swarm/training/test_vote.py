@@ -10,9 +10,7 @@ MEMBERS = ("a", "b", "c", "d")
 
 
 def vote(state: bytes = b"s", parts: tuple[bytes, ...] = ()) -> Vote:
-    outcome = Outcome(
-        origin_digest=bytes(32), part_digests=tuple(part * 32 for part in parts), state_digest=state * 32
-    )
+    outcome = Outcome(origin_digest=bytes(32), part_digests=tuple(part * 32 for part in parts), state_digest=state * 32)
     return Vote(run="run", step=1, attempt=0, group_digest=bytes(32), outcome=outcome)
 
 

@@ -138,6 +138,19 @@ class Daemon:
         await asyncio.wait((self._reader,), timeout=STOP_TIMEOUT_S)
 
     async def stop(self) -> None:
+        """Goes on to its end also when it is cancelled, and passes that on then: a child must not be left."""
+        stopping = asyncio.create_task(self._stop())
+        cancelled = False
+        while not stopping.done():
+            try:
+                await asyncio.wait((stopping,))
+            except asyncio.CancelledError:
+                cancelled = True
+        if cancelled:
+            raise asyncio.CancelledError
+        stopping.result()
+
+    async def _stop(self) -> None:
         if self._process.poll() is None:
             self._process.terminate()
             await asyncio.wait((self._reader,), timeout=STOP_TIMEOUT_S)

@@ -136,8 +136,10 @@ async def check_identity_is_free(addrs: Sequence[PeerAddr], peer_id: str) -> Non
     except TimeoutError:
         return
     finally:
-        await host.stop()
-        await lane
+        try:
+            await host.stop()
+        finally:
+            await lane
     raise StartError(
         f"the identity {peer_id} is in use by another running node",
         remedy="stop that node, or give this one its own identity (another home folder)",

@@ -19,9 +19,6 @@ from swarm.network.libp2p_control import Control, ControlError, peer_id_bytes, p
 UnaryAnswer = Callable[[str, bytes], Awaitable[bytes]]
 """`async answer(peer_id, request) -> response`. It must not raise anything but CancelledError."""
 
-MAX_LANE_BYTES = 4 * 2**20 - 1024
-"""The daemon's limit for a message on a persistent connection is 4 MiB with its envelope (ids, protocol name)."""
-
 
 class LaneClosed(Exception):
     """The daemon is gone, so nothing that waits for it will be answered."""

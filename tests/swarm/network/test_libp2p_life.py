@@ -72,7 +72,7 @@ def test_start_that_is_cancelled_leaves_nothing(tmp_path: Path) -> None:
     async def main() -> None:
         async with await libp2p_node(tmp_path / "seed") as seed:
             peers = await seed.addrs()
-            for delay_s in (0.0, 0.05, 0.2, 0.4):
+            for delay_s in (0.0, 0.05, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4):
                 starting = asyncio.create_task(libp2p_node(tmp_path / "a", peers=peers))
                 await asyncio.sleep(delay_s)
                 starting.cancel()

@@ -8,6 +8,8 @@ Exit codes: 0 done, 1 it cannot be done, 2 wrong usage, 70 a bug, 130 interrupte
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -104,7 +106,14 @@ app.command("demo", epilog="Example: swarm-node demo --nodes 4 --keep demo")(dem
 
 def main() -> None:
     """The console script."""
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    logging.shutdown()
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    # nothing of ours is left to do, while the teardown of torch, gRPC and uvloop takes its time, and has been seen to
+    # spin for ever after a failure
+    os._exit(code)
 
 
 def run(arguments: Sequence[str]) -> int:

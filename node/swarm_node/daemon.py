@@ -10,7 +10,7 @@ import asyncio
 import logging
 import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import uvloop
 from swarm.network.libp2p import Libp2pNetwork, Libp2pOptions
@@ -59,7 +59,7 @@ async def _run(config: Config, home: Home, emitter: Emitter, role: Role) -> int:
 async def _until_over(life: asyncio.Task[None], departure: Departure, emitter: Emitter) -> bool:
     """Wait until `life` has ended, by itself or after a request to leave. Whether its work was finished."""
     await _first(life, departure.leaving)
-    if not life.done():
+    if departure.leaving.is_set():
         await _count_down(life, departure, emitter)
     clean = life.done() or departure.finished.is_set()
     if clean:
@@ -79,17 +79,20 @@ async def _count_down(life: asyncio.Task[None], departure: Departure, emitter: E
     emitter.emit("draining", reason=departure.reason, seconds=grace_s)
     told_s = now_s()
     while not (life.done() or departure.finished.is_set()) and now_s() < until_s:
+        wake = [departure.finished]
         if departure.forced.is_set():
             until_s = min(until_s, now_s() + FORCED_S)
-        elif now_s() - told_s >= COUNTDOWN_S:
-            told_s = now_s()
-            emitter.say(f"  {until_s - now_s():.0f} s left")
-        await _first(life, departure.finished, departure.forced, timeout_s=min(COUNTDOWN_S, until_s - now_s()))
+        else:
+            wake.append(departure.forced)
+            if now_s() - told_s >= COUNTDOWN_S:
+                told_s = now_s()
+                emitter.say(f"  {until_s - now_s():.0f} s left")
+        await _first(life, *wake, timeout_s=min(COUNTDOWN_S, until_s - now_s()))
 
 
 async def _first(life: asyncio.Task[None], *events: asyncio.Event, timeout_s: float | None = None) -> None:
-    """Until `life` ends, one of `events` that is not yet set is, or `timeout_s` is over."""
-    waits = [asyncio.create_task(event.wait()) for event in events if not event.is_set()]
+    """Until `life` has ended, one of `events` is set, or `timeout_s` is over."""
+    waits = [asyncio.create_task(event.wait()) for event in events]
     try:
         await asyncio.wait({life, *waits}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -173,16 +176,24 @@ async def _arrive(node: Node) -> None:
 
 
 async def _keep_announced(node: Node) -> None:
-    """Keep the node's own record and the count of peers fresh."""
+    """Keep the node's own record and the count of peers fresh; that it leaves is told at once."""
+    leaving = node.departure.leaving
     while True:
-        await asyncio.sleep(REFRESH_S)
+        if leaving.is_set():
+            await asyncio.sleep(REFRESH_S)
+        else:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(REFRESH_S):
+                    await leaving.wait()
         await _look_around(node)
 
 
 async def _look_around(node: Node) -> None:
     await node.announce()
     try:
-        node.num_peers = len({node.network.peer_id, *await node.membership.nodes()})
+        nodes = await node.membership.nodes()
+        alive = {peer_id for peer_id, record in nodes.items() if record.state == "alive"}
+        node.num_peers = len(alive | {node.network.peer_id})
     except PeerError as error:
         logger.info("cannot see the other nodes: %s", error)
 

@@ -125,7 +125,7 @@ EVENTS: Mapping[str, EventSpec] = {
             "round_s": "number: how much of that passed after this node's interval",
             "tokens_per_s": "number: training speed of this node in its interval",
         },
-        text="step {step}: loss {loss:.3f}, {tokens_per_s:.0f} tokens/s, {num_group} nodes, {seconds:.1f} s, {digest:.8}",
+        text="step {step}: loss {loss:.3f}, {tokens_per_s:.0f} tokens/s, {num_group} nodes, {seconds:.1f} s",
     ),
     "validated": EventSpec(
         about="The committed parameters were tried on held-out data.",

@@ -77,6 +77,13 @@ def set_up(directory: Path, *, log_format: str, level: str) -> Path:
     return path
 
 
+def quieten_imports() -> None:
+    """Tell libraries that are not yet imported to leave the terminal alone. What the user has set stays."""
+    # gRPC's fork handlers complain whenever libp2p's daemon is started; transformers shows bars for reading and writing
+    for variable, value in (("GRPC_ENABLE_FORK_SUPPORT", "0"), ("HF_HUB_DISABLE_PROGRESS_BARS", "1")):
+        os.environ.setdefault(variable, value)
+
+
 def quieten_libraries() -> None:
     """Take the terminal from libraries that grabbed it when they were imported."""
     for name in ("hivemind", "transformers", "uvicorn"):

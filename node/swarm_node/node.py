@@ -19,6 +19,7 @@ from swarm_protocol.identity import Identity
 from swarm_protocol.records import NodeRecord, Reachability
 from swarm_protocol.version import software_version
 
+from swarm_node import probe
 from swarm_node.config import Config
 from swarm_node.departure import Departure
 from swarm_node.events import Emitter
@@ -90,13 +91,14 @@ class Node:
     async def announce(self) -> None:
         """Publish what this node is now; again whenever that has changed. Its models and runs membership adds."""
         speeds = self.hardware.speeds
+        free_bytes, _ = probe.memory(self.hardware.device)
         record = NodeRecord(
             name=self.config.name,
             version=software_version(),
             addrs=(await self.network.addrs())[: limits.MAX_ADDRS],
             device=self.hardware.device_name,
             memory_bytes=self.hardware.memory_bytes,
-            free_memory_bytes=self.hardware.free_memory_bytes,
+            free_memory_bytes=min(free_bytes, self.hardware.memory_bytes),
             reachability=self.reachability,
             prefill_tokens_per_s=speeds.prefill_tokens_per_s,
             decode_tokens_per_s=speeds.decode_tokens_per_s,

@@ -46,7 +46,7 @@ def model_name(directory: Path) -> str:
 
 
 class Serving:
-    """A model's part on one node, owned by the task in `until_leaving`. If `numbered`, its start is reported as steps."""
+    """A model's part on one node, owned by the task in `until_leaving`. `numbered`: its start is reported as steps."""
 
     def __init__(self, node: Node, directory: Path, name: str, *, numbered: bool) -> None:
         self._node = node

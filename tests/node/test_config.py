@@ -39,7 +39,7 @@ def test_resolve_without_a_home_uses_the_platforms(tmp_path: Path, monkeypatch: 
     assert found.name, "a node has a name"
 
 
-@pytest.mark.parametrize("given", ([SEED, SEED], [f"{SEED},{SEED}"], [f"{SEED} {SEED}"]))
+@pytest.mark.parametrize("given", [[SEED, SEED], [f"{SEED},{SEED}"], [f"{SEED} {SEED}"]])
 def test_resolve_repeated_setting_is_a_list(given: list[str], tmp_path: Path) -> None:
     assert resolve({"home": str(tmp_path), "peers": given}, env={}).peers == (SEED, SEED)
 

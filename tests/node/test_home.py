@@ -12,7 +12,12 @@ import pytest
 from swarm_node.home import MAX_SOCKET_PATH_BYTES, Home
 from swarm_protocol.errors import ConfigError
 
-HOLD = "import sys, time, pathlib, swarm_node.home as h\nwith h.Home(pathlib.Path(sys.argv[1])).locked(): print('held', flush=True); time.sleep(60)"
+HOLD = """
+import sys, time, pathlib, swarm_node.home
+with swarm_node.home.Home(pathlib.Path(sys.argv[1])).locked():
+    print("held", flush=True)
+    time.sleep(60)
+"""
 
 
 def made(path: Path) -> Home:

@@ -34,7 +34,7 @@ def test_set_up_sends_libraries_to_the_file_and_our_errors_to_the_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = logs.set_up(tmp_path, log_format="human", level="info")
-    logging.getLogger("hivemind.dht").error("theirs")
+    logging.getLogger("some_library").error("theirs")
     logging.getLogger("swarm.network").info("ours, quiet")
     logging.getLogger("swarm_node.daemon").error("ours, loud")
     logging.getLogger("swarm_node.daemon").debug("ours, silent")

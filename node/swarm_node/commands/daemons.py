@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -61,9 +60,8 @@ def live(flags: Flags, config: Config, make_role: Callable[[Config], Role]) -> i
     with home.locked():
         logs.set_up(home.log, log_format=config.log_format, level=config.log_level)
         Identity.load_or_create(home.identity)
+        logs.quieten_imports()
         role = make_role(config)
-        # gRPC's fork handlers would write to the terminal whenever libp2p's daemon is started
-        os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
         # torch and hivemind take seconds to import: what is refused above is refused at once
         from swarm_node import daemon  # noqa: PLC0415
 

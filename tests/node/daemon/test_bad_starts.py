@@ -12,6 +12,7 @@ import pytest
 from .conftest import Seed, StartNode, run_node
 
 UNKNOWN = "12D3KooWHoK2zDpTB25vHJF4swgbFQqKcK3ruE4pJzSFjXSEDigi"
+NOBODY = f"/ip4/127.0.0.1/tcp/1/p2p/{UNKNOWN}"
 JOIN = ("join", "--network-id", "tests", "--probe", "off", "--device", "cpu")
 
 

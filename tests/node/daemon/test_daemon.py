@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import stat
+import time
 from pathlib import Path
 
 import psutil
@@ -40,6 +41,18 @@ def test_status_of_a_seed_shows_what_it_is(seed: Seed) -> None:
     assert status["training"] is status["serving"] is None
 
 
+def test_idle_daemon_costs_next_to_nothing(seed: Seed) -> None:
+    process = psutil.Process(seed.node.process.pid)
+    family = [process, *process.children()]
+
+    def used_s() -> float:
+        return sum(part.cpu_times().user + part.cpu_times().system for part in family)
+
+    before_s, since_s = used_s(), time.monotonic()
+    time.sleep(3)  # a measurement, not a wait
+    assert (used_s() - before_s) / (time.monotonic() - since_s) < 0.1
+
+
 def test_control_socket_is_its_owners_alone(seed: Seed) -> None:
     assert stat.S_IMODE((seed.node.home / "control.sock").stat().st_mode) == 0o600
 
@@ -59,7 +72,8 @@ def test_join_without_work_stands_by_and_leaves_at_once_when_told(seed: Seed, st
     assert "--run" in str(node.wait_for("step")["detail"])
     [status] = run_node("status", "--home", node.home).events
     assert status["state"] == "idle"
-    assert status["num_peers"] == 2
+    assert isinstance(status["num_peers"], int)
+    assert status["num_peers"] >= 2, "the seed and this node, perhaps some that were killed a moment ago"
     assert status["reachability"] == "public"
     node.process.send_signal(signal.SIGINT)
     assert node.wait_for("draining")["reason"] == "Ctrl-C"

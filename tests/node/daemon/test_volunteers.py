@@ -1,0 +1,109 @@
+"""The main job with real processes: two volunteers train a run, export it, and serve it together."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+from safetensors import safe_open
+from swarm.training.run_config import DEFAULT_MODEL, RunConfig
+from swarm.training.run_file import write_run
+from swarm_protocol.identity import Identity
+
+from .conftest import Node, Seed, StartNode, run_node, wait_until
+
+JOIN = ("join", "--network-id", "tests", "--probe", "off", "--device", "cpu", "--threads", "1")
+SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 2}
+
+
+def written_run(folder: Path, *, outer_steps: int, num_nodes: int = 2) -> Path:
+    config = RunConfig(
+        name="tiny",
+        outer_steps=outer_steps,
+        interval_steps=2,
+        min_group=num_nodes,
+        max_group=num_nodes,
+        quorum_grace_s=0.5,
+        model=dict(DEFAULT_MODEL) | SMALL,
+    )
+    write_run(folder / "run.toml", config, Identity.generate())
+    return folder / "run.toml"
+
+
+def named(node: Node, name: str) -> list[dict[str, object]]:
+    return [event for event in node.events if event["event"] == name]
+
+
+@pytest.mark.timeout(240)
+def test_join_trains_a_run_and_then_serves_it(seed: Seed, start_node: StartNode, tmp_path: Path) -> None:
+    run = written_run(tmp_path, outer_steps=2)
+    serve = ("--then-serve", "--max-blocks", "2")
+    nodes = [start_node(*JOIN, "--peers", seed.addr, "--run", run, *serve, home=name) for name in ("a", "b")]
+    serving = [node.wait_for("serving", timeout_s=150) for node in nodes]
+    steps = [[(event["step"], event["digest"]) for event in named(node, "outer_step")] for node in nodes]
+    assert [step for step, _ in steps[0]] == [1, 2]
+    assert steps[0] == steps[1], "replicas are bit-identical"
+    finished = [named(node, "run_finished")[0] for node in nodes]
+    assert {event["digest"] for event in finished} == {steps[0][-1][1]}
+    assert sorted((event["start"], event["end"]) for event in serving) == [(0, 2), (2, 4)]
+    assert serving[0]["revision"] == serving[1]["revision"]
+    assert serving[0]["model"] == finished[0]["run"]
+    exported = Path(str(named(nodes[0], "exported")[0]["path"]))
+    assert exported == nodes[0].home / "checkpoints" / str(finished[0]["run"]) / "hf"
+    with safe_open(exported / "model.safetensors", framework="pt") as file:
+        assert len(list(file.keys())) > 4
+    [status] = run_node("status", "--home", nodes[0].home).events
+    assert status["state"] == "serving"
+    assert isinstance(status["serving"], dict)
+    assert status["serving"]["model"] == finished[0]["run"]
+    for node in nodes:
+        node.process.send_signal(signal.SIGTERM)
+    assert [node.wait_end() for node in nodes] == [0, 0]
+    for node in nodes:
+        assert node.events[-1]["clean"] is True
+        assert "Traceback" not in node.err_path.read_text()
+
+
+@pytest.mark.timeout(240)
+def test_join_after_being_killed_resumes_from_its_checkpoint(seed: Seed, start_node: StartNode, tmp_path: Path) -> None:
+    run = written_run(tmp_path, outer_steps=200, num_nodes=1)
+    node = start_node(*JOIN, "--peers", seed.addr, "--run", run, home="a")
+    while node.wait_for("checkpoint", timeout_s=100)["outer_step"] == 0:
+        pass
+    node.process.kill()
+    node.wait_end()
+    kept = max(int(str(event["outer_step"])) for event in named(node, "checkpoint"))
+    again = start_node(*JOIN, "--peers", seed.addr, "--run", run, home="a")
+    resumed = int(str(again.wait_for("training", timeout_s=100)["outer_step"]))
+    assert resumed >= kept
+    assert int(str(again.wait_for("outer_step")["step"])) == resumed + 1
+    again.process.send_signal(signal.SIGTERM)
+    assert again.wait_end() == 0
+
+
+def test_join_with_a_run_that_was_changed_says_so(seed: Seed, tmp_path: Path) -> None:
+    run = written_run(tmp_path, outer_steps=2)
+    run.write_text(run.read_text().replace("outer_steps = 2", "outer_steps = 3"))
+    answer = run_node(*JOIN, "--peers", seed.addr, "--run", run, "--home", tmp_path / "home")
+    assert "is not what its author signed" in answer.error
+    assert answer.code == 1
+
+
+def test_doctor_beside_a_seed_finds_all_well(seed: Seed, tmp_path: Path) -> None:
+    answer = run_node("doctor", "--network-id", "tests", "--peers", seed.addr, "--home", tmp_path)
+    found = {str(event["check"]): event["result"] for event in answer.events}
+    assert list(found) == [
+        *("versions", "libp2p", "home", "disk", "clock", "ports", "gpu", "seeds", "reachability"),
+    ]
+    assert set(found.values()) == {"ok"}, answer.events
+    assert answer.code == 0
+    wait_until(lambda: seed.node.process.poll() is None, "the seed goes on")
+
+
+def test_doctor_of_another_network_fails_with_the_remedy(seed: Seed, tmp_path: Path) -> None:
+    answer = run_node("doctor", "--network-id", "others", "--peers", seed.addr, "--home", tmp_path)
+    [failed] = [event for event in answer.events if event["result"] == "fail"]
+    assert failed["check"] == "seeds"
+    assert "same network id" in str(failed["remedy"])
+    assert answer.code == 1

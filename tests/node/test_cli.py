@@ -1,0 +1,132 @@
+"""The command line itself: help, usage, errors, and how soon it answers."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from swarm_node import cli
+from swarm_node.options import spread
+from swarm_protocol.errors import ConfigError
+
+HEAVY = "torch transformers hivemind uvloop grpc fastapi uvicorn openai numpy"
+
+
+@pytest.mark.parametrize("command", [entry.name for entry in cli.COMMANDS])
+def test_help_of_each_command_has_a_purpose_and_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run([command, "--help"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    [entry] = [entry for entry in cli.COMMANDS if entry.name == command]
+    assert entry.purpose[:40] in text
+    assert f"Example: swarm-node {command}" in text
+    assert "--json" in text
+
+
+def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in ([], ["--help"]):
+        assert cli.run(arguments) == 0
+        text = capsys.readouterr().out
+        assert [entry.name for entry in cli.COMMANDS if entry.name not in text] == []
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["join", "--help"], ["identity", "--home", "/nowhere"]])
+def test_light_commands_import_nothing_heavy(arguments: list[str]) -> None:
+    code = f"""
+import sys
+from swarm_node import cli
+cli.run({arguments!r})
+loaded = [name for name in {HEAVY!r}.split() if name in sys.modules]
+assert not loaded, loaded
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=30)
+
+
+def test_status_imports_neither_torch_nor_hivemind(tmp_path: Path) -> None:
+    code = f"""
+import sys
+from swarm_node import cli
+assert cli.run(["status", "--home", {str(tmp_path)!r}]) == 1
+loaded = [name for name in ("torch", "hivemind", "transformers") if name in sys.modules]
+assert not loaded, loaded
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=30)
+
+
+def test_completion_knows_the_commands() -> None:
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name("swarm-node"))],
+        env={"_SWARM_NODE_COMPLETE": "complete_bash", "COMP_WORDS": "swarm-node st", "COMP_CWORD": "1"},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.stdout.split() == ["status", "stop"]
+
+
+def test_spread_takes_several_addresses_after_peers() -> None:
+    assert spread(["join", "--peers", "/a", "/b", "--json", "/c"]) == [
+        *("join", "--peers", "/a", "--peers", "/b", "--json", "/c")
+    ]
+    assert spread(["--home", "/a", "/b"]) == ["--home", "/a", "/b"]
+
+
+def test_run_json_error_is_an_event_and_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["join", "--threads", "many", "--json"]) == 1
+    captured = capsys.readouterr()
+    event = json.loads(captured.out)
+    assert event["event"] == "error"
+    assert captured.err == f"error: {event['message']}\n  → {event['remedy']}\n"
+
+
+def test_run_unexpected_exception_is_one_line_with_where_its_traceback_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def broken(*_arguments: object) -> None:
+        raise ZeroDivisionError("a bug\nof two lines")
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("swarm_node.options.Flags.resolve", broken)
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    assert cli.run(["status"]) == cli.EXIT_BUG
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == "error: unexpected ZeroDivisionError: a bug"
+    [path] = tmp_path.iterdir()
+    assert second == f"  → this is a bug; please report it with {path}"
+    assert "Traceback" in path.read_text()
+
+
+def test_run_a_full_disk_anywhere_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_arguments: object) -> None:
+        raise OSError(28, "No space left on device", "/data/x")
+
+    monkeypatch.setattr("swarm_node.options.Flags.resolve", full)
+    assert cli.run(["status"]) == 1
+    assert capsys.readouterr().err.startswith(
+        "error: cannot use /data/x: no space left on device\n  → the disk is full"
+    )
+
+
+def test_run_interrupted_exits_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("swarm_node.options.Flags.resolve", interrupted)
+    assert cli.run(["status"]) == cli.EXIT_INTERRUPTED
+
+
+def test_run_domain_error_says_message_and_remedy(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_arguments: object) -> None:
+        raise ConfigError("it cannot be", remedy="do it otherwise")
+
+    monkeypatch.setattr("swarm_node.options.Flags.resolve", refused)
+    assert cli.run(["status"]) == cli.EXIT_FAILURE
+    assert capsys.readouterr().err == "error: it cannot be\n  → do it otherwise\n"

@@ -1,0 +1,111 @@
+"""The daemon's unix socket, with both ends real."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from swarm_node import control
+from swarm_node.control import ControlClient, ControlHandlers
+from swarm_node.home import Home
+from swarm_protocol.control_messages import (
+    LeaveReply,
+    LeaveRequest,
+    ServingStatus,
+    StatusReply,
+    StatusRequest,
+    TrainingStatus,
+)
+from swarm_protocol.errors import PeerTimeout, PeerUnreachable, StartError
+
+REPLY = StatusReply(
+    peer_id="12D3KooWHoK2zDpTB25vHJF4swgbFQqKcK3ruE4pJzSFjXSEDigi",
+    name="home",
+    version="0.1.0",
+    pid=1,
+    uptime_s=3.5,
+    network_id="tests",
+    addrs=("/ip4/127.0.0.1/tcp/1",),
+    reachability="public",
+    num_peers=2,
+    state="training",
+    training=TrainingStatus(run="r", outer_step=1, num_outer_steps=2, loss=3.0, tokens_per_s=4.0),
+    serving=ServingStatus(model="m", start=0, end=2, num_sessions=1, tokens_per_s=5.0),
+    memory_bytes=6,
+)
+
+
+@asynccontextmanager
+async def daemon(home: Home, *, hangs: bool = False) -> AsyncIterator[list[LeaveRequest]]:
+    asked: list[LeaveRequest] = []
+
+    async def status(_request: StatusRequest) -> StatusReply:
+        if hangs:
+            await asyncio.Event().wait()
+        return REPLY
+
+    async def leave(request: LeaveRequest) -> LeaveReply:
+        asked.append(request)
+        return LeaveReply(pid=os.getpid(), seconds=7.0)
+
+    home.create()
+    with home.locked():
+        async with control.serving(home.socket, ControlHandlers(status=status, leave=leave)):
+            yield asked
+
+
+def test_client_gets_the_daemons_answers(tmp_path: Path) -> None:
+    async def scene() -> None:
+        home = Home(tmp_path)
+        async with daemon(home) as asked:
+            client = ControlClient(Home(tmp_path))
+            assert await asyncio.to_thread(client.status) == REPLY
+            assert await asyncio.to_thread(lambda: client.leave(drain=True)) == LeaveReply(pid=os.getpid(), seconds=7.0)
+            assert asked == [LeaveRequest(drain=True)]
+            assert stat.S_IMODE(home.socket.stat().st_mode) == 0o600
+
+    asyncio.run(scene())
+
+
+def test_socket_with_a_long_path_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+    async def scene() -> None:
+        home = Home(tmp_path / ("x" * 120))
+        async with daemon(home):
+            assert await asyncio.to_thread(ControlClient(home).status) == REPLY
+
+    asyncio.run(scene())
+
+
+def test_client_without_a_daemon_says_so_at_once(tmp_path: Path) -> None:
+    with pytest.raises(PeerUnreachable, match="no daemon is running") as error:
+        ControlClient(Home(tmp_path)).status()
+    assert "swarm-node join" in error.value.remedy
+
+
+def test_client_of_a_stuck_daemon_says_who_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "DEADLINE_S", 0.2)
+
+    async def scene() -> None:
+        async with daemon(Home(tmp_path), hangs=True):
+            with pytest.raises(PeerTimeout, match=rf"pid {os.getpid()}\) in {tmp_path} does not answer"):
+                await asyncio.to_thread(ControlClient(Home(tmp_path)).status)
+
+    asyncio.run(scene())
+
+
+def test_serving_where_something_is_in_the_way_says_so(tmp_path: Path) -> None:
+    async def scene() -> None:
+        (tmp_path / "socket").mkdir()
+        handlers = ControlHandlers(status=None, leave=None)  # type: ignore[arg-type]
+        with pytest.raises(StartError, match="cannot open the control socket"):
+            async with control.serving(tmp_path / "socket", handlers):
+                pass
+
+    asyncio.run(scene())

@@ -1,0 +1,113 @@
+"""Leaving: the first request drains, the second forces, and neither loses what went wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import signal
+from collections.abc import Awaitable, Callable
+
+import pytest
+from swarm_node import daemon
+from swarm_node.departure import Departure, signals_to
+from swarm_node.events import Emitter
+from swarm_protocol.errors import StartError
+
+
+def lived(
+    life: Callable[[Departure], Awaitable[None]], leave: Callable[[Departure], None], grace_s: float = 60.0
+) -> tuple[bool, list[str]]:
+    """Whether `life` ended cleanly after `leave`, and the events that were emitted."""
+    out = io.StringIO()
+
+    async def scene() -> bool:
+        departure = Departure()
+        departure.grace_s = grace_s
+        task = asyncio.ensure_future(life(departure))
+        await asyncio.sleep(0)
+        leave(departure)
+        return await daemon._until_over(task, departure, Emitter(json=True, out=out, err=io.StringIO()))
+
+    clean = asyncio.run(scene())
+    return clean, [json.loads(line)["event"] for line in out.getvalue().splitlines()]
+
+
+async def obedient(departure: Departure) -> None:
+    await departure.leaving.wait()
+
+
+async def stubborn(_departure: Departure) -> None:
+    await asyncio.Event().wait()
+
+
+def ask(departure: Departure) -> None:
+    departure.request("test")
+
+
+def ask_twice(departure: Departure) -> None:
+    departure.request("test")
+    departure.request("again")
+    assert departure.reason == "test"
+
+
+def test_until_over_a_role_that_obeys_ends_cleanly() -> None:
+    assert lived(obedient, ask) == (True, ["draining"])
+
+
+def test_until_over_a_role_that_is_done_ends_cleanly_by_itself() -> None:
+    async def done(departure: Departure) -> None:
+        pass
+
+    assert lived(done, lambda departure: None) == (True, [])
+
+
+def test_until_over_a_role_that_takes_too_long_is_cancelled() -> None:
+    assert lived(stubborn, ask, grace_s=0.05) == (False, ["draining"])
+
+
+def test_until_over_a_second_request_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(daemon, "FORCED_S", 0.05)
+    assert lived(stubborn, ask_twice) == (False, ["draining"])
+    assert lived(obedient, ask_twice) == (True, ["draining"])
+    assert lived(stubborn, lambda departure: departure.force("stop")) == (False, ["draining"])
+
+
+def test_until_over_a_finished_role_gets_time_to_close() -> None:
+    closed = []
+
+    async def slow_to_close(departure: Departure) -> None:
+        await departure.leaving.wait()
+        departure.finished.set()
+        await asyncio.sleep(0.1)
+        closed.append(True)
+
+    assert lived(slow_to_close, ask, grace_s=0.05) == (True, ["draining"])
+    assert closed
+
+
+def test_until_over_a_life_that_fails_raises_its_cause() -> None:
+    async def failing(departure: Departure) -> None:
+        async with asyncio.TaskGroup():
+            raise StartError("the libp2p daemon ended")
+
+    with pytest.raises(StartError, match="the libp2p daemon ended"):
+        lived(failing, lambda departure: None)
+
+
+@pytest.mark.parametrize(("number", "reason"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")])
+def test_signals_first_drain_then_force(number: signal.Signals, reason: str) -> None:
+    async def scene() -> None:
+        departure = Departure()
+        before = signal.getsignal(number)
+        with signals_to(departure):
+            os.kill(os.getpid(), number)
+            await departure.leaving.wait()
+            assert departure.reason == reason
+            assert not departure.forced.is_set()
+            os.kill(os.getpid(), number)
+            await departure.forced.wait()
+        assert signal.getsignal(number) in {before, signal.SIG_DFL, signal.default_int_handler}
+
+    asyncio.run(scene())

@@ -68,7 +68,7 @@ class Int8Codec:
         x_N = code_N.astype(np.float32)
         num_whole = num_values // BLOCK_VALUES
         whole_KC = x_N[: num_whole * BLOCK_VALUES].reshape(-1, BLOCK_VALUES)
-        whole_KC *= scale_K[:num_whole, None]
+        np.multiply(whole_KC, scale_K[:num_whole, None], out=whole_KC)
         x_N[num_whole * BLOCK_VALUES :] *= scale_K[num_whole:]
         return torch.from_numpy(x_N)
 

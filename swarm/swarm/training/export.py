@@ -40,9 +40,9 @@ def export_hf(theta_N: Tensor, config: RunConfig, directory: Path, *, max_shard_
 
 def _write_model(model: Any, directory: Path, max_shard_bytes: int) -> None:
     """Generation ends at the byte that ends each document in training, which also fills short rows of a batch."""
-    model.config.bos_token_id = model.config.eos_token_id = END_OF_TEXT
-    model.generation_config.bos_token_id = model.generation_config.eos_token_id = END_OF_TEXT
-    model.generation_config.pad_token_id = END_OF_TEXT
+    ends = {"bos_token_id": END_OF_TEXT, "eos_token_id": END_OF_TEXT}
+    model.config.update(ends)
+    model.generation_config.update(**ends, pad_token_id=END_OF_TEXT)
     model.save_pretrained(directory, max_shard_size=max_shard_bytes)
 
 

@@ -74,6 +74,11 @@ class Board:
             case "error":
                 node.error = event["message"]
 
+    def lose(self, name: str) -> None:
+        """That node is gone without a word."""
+        node = self.node(name)
+        node.state, node.span = "killed", None
+
     def _outer_step(self, node: NodeView, event: Event) -> None:
         step = event["step"]
         node.outer_step, node.tokens_per_s = step, event["tokens_per_s"]

@@ -66,7 +66,7 @@ class LineDisplay:
         self._console.out(text, end="", highlight=False)
 
     def killed(self, name: str) -> None:
-        self._console.print(KILLED.format(name), end="")
+        self._console.print(KILLED.format(name), end="", highlight=False)
 
     def close(self) -> None:
         """Nothing to put back."""
@@ -87,7 +87,7 @@ class LiveDisplay:
     def stage(self, title: str) -> None:
         self.close()
         self._title = title
-        self._console.print(f"[bold cyan]▸[/] [bold]{title}[/]")
+        self._console.print(Text.assemble(("▸ ", "bold cyan"), (title, "bold")))
 
     def update(self, board: Board) -> None:
         if self._live is None:
@@ -103,7 +103,7 @@ class LiveDisplay:
         self._console.out(text, end="", highlight=False)
 
     def killed(self, name: str) -> None:
-        self._console.print(KILLED.format(name), end="")
+        self._console.print(KILLED.format(name), end="", highlight=False)
 
     def close(self) -> None:
         if self._live is not None:
@@ -115,20 +115,22 @@ def panel(board: Board, plan: Plan) -> RenderableType:
     """Loss curve and totals above a table of the nodes."""
     curve = board.loss_curve()
     loss = f"{curve[-1]:.3f}" if curve else "–"
-    head = Text.assemble(
-        ("loss ", "dim"), (loss, "bold"), f"  {sparkline(curve)}  ",
+    progress = Text.assemble(
         ("outer step ", "dim"), f"{board.outer_step}/{plan.outer_steps}   ",
-        ("speed ", "dim"), f"{board.tokens_per_s:,.0f} tokens/s   ",
+        ("loss ", "dim"), (loss, "bold"), f"  {sparkline(curve)}   ",
+        ("speed ", "dim"), f"{board.tokens_per_s:,.0f} tokens/s",
+    )  # fmt: skip
+    exchange = Text.assemble(
         ("sent ", "dim"), f"{board.bytes_per_param():.2f} bytes/parameter   ",
         ("state ", "dim"), _agreement(board, board.outer_step),
     )  # fmt: skip
-    return Group(head, _node_table(board))
+    return Group(progress, exchange, _node_table(board))
 
 
 def _node_table(board: Board) -> Table:
     table = Table(box=None, padding=(0, 2), header_style="dim")
-    for title in ("node", "peer", "state", "outer step", "tokens/s", "digest", "blocks"):
-        table.add_column(title, justify="right" if title in {"outer step", "tokens/s"} else "left")
+    for title in ("node", "peer", "state", "step", "tokens/s", "digest", "blocks"):
+        table.add_column(title, justify="right" if title in {"step", "tokens/s"} else "left")
     for node in board.trainers:
         digest = board.digests.get(node.outer_step, {}).get(node.name, "")
         blocks = f"{node.span[0]} to {node.span[1]}" if node.span else ""

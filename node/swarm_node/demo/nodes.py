@@ -127,6 +127,11 @@ class Fleet:
         self._followers.add(follower)
         return node
 
+    def kill(self, name: str) -> None:
+        """Pull that node's plug."""
+        self._processes[name].kill()
+        self.board.lose(name)
+
     async def until(self, condition: Callable[[], bool], *, within_s: float, what: str) -> None:
         """Wait until `condition()`, looked at after each event. Raises DemoError if a node ends or time runs out."""
         try:

@@ -15,6 +15,7 @@ def complete(checkpoint: Path, prompt: str, max_new_tokens: int) -> str:
     from transformers.utils.logging import disable_progress_bar  # noqa: PLC0415
 
     disable_progress_bar()
+    torch.set_num_threads(1)  # as the nodes: threads that wait for each other cost more than a model this small
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
     ids_BT = torch.tensor([tokenizer.encode(prompt)])
@@ -22,4 +23,7 @@ def complete(checkpoint: Path, prompt: str, max_new_tokens: int) -> str:
         out_BT = model.generate(
             ids_BT, attention_mask=torch.ones_like(ids_BT), max_new_tokens=max_new_tokens, do_sample=False
         )
-    return str(tokenizer.decode(out_BT[0, ids_BT.shape[1] :], skip_special_tokens=True))
+    new_T = out_BT[0, ids_BT.shape[1] :].tolist()
+    if new_T[-1] == model.generation_config.eos_token_id:
+        new_T.pop()  # it ends the text and is no part of it
+    return str(tokenizer.decode(new_T))

@@ -133,7 +133,7 @@ async def _answer(demo: Demo, url: str, model: str) -> Completion:
         victim = demo.board.by_peer(peer_id)
         if victim is None:
             raise DemoError(f"the chain has a stranger, {peer_id}", remedy=f"the logs are in {demo.root}")
-        demo.fleet[victim.name].kill()
+        demo.fleet.kill(victim.name)
         demo.teller.killed(victim.name, peer_id)
         return victim.name
 

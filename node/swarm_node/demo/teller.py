@@ -8,6 +8,8 @@ from swarm_node.demo.plan import Plan
 from swarm_node.events import Emitter
 
 NUM_STAGES = 5
+ANSWER_STAGE = 4
+"""From here on the terminal is the answer's."""
 
 
 class Teller:
@@ -28,7 +30,8 @@ class Teller:
 
     def heard(self, _name: str, _event: Event) -> None:
         board = self._board
-        self.display.update(board)
+        if self._num_stages < ANSWER_STAGE:
+            self.display.update(board)
         while board.all_at(self._num_told_steps + 1):
             self._num_told_steps += 1
             self._emitter.emit(

@@ -1,0 +1,100 @@
+"""What the roles decide without a network: names, rates, relays, invitations, and what reachability is called."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from swarm.network.membership import Membership
+from swarm.network.memory import MemoryInternet
+from swarm.testing import virtual_time
+from swarm_node import reachability
+from swarm_node.config import Config
+from swarm_node.seed import Seed, join_command
+from swarm_node.serving import TokenRate, model_name
+from swarm_node.volunteer import Volunteer
+from swarm_protocol.errors import ConfigError, PeerRefused
+
+PEER = "12D3KooWHoK2zDpTB25vHJF4swgbFQqKcK3ruE4pJzSFjXSEDigi"
+LOCAL = f"/ip4/127.0.0.1/tcp/1/p2p/{PEER}"
+FAR = f"/ip4/203.0.113.7/tcp/1/p2p/{PEER}"
+
+
+def config(**more: object) -> Config:
+    return Config(home=Path("/nowhere"), name="test", **more)  # type: ignore[arg-type]
+
+
+def test_join_command_prefers_an_address_that_others_can_use() -> None:
+    assert join_command((LOCAL, FAR), "swarm") == f"swarm-node join --peers {FAR}"
+    assert join_command((LOCAL,), "mine") == f"swarm-node join --peers {LOCAL} --network-id mine"
+
+
+@pytest.mark.parametrize(
+    ("more", "relay"),
+    [
+        ({"peers": (LOCAL,)}, "none"),
+        ({"peers": (LOCAL, FAR)}, "use"),
+        ({"peers": (FAR,), "announce": ("/ip4/198.51.100.1/tcp/4001",)}, "none"),
+        ({"peers": (LOCAL,), "relay": "use"}, "use"),
+        ({"peers": (FAR,), "relay": "none"}, "none"),
+    ],
+)
+def test_volunteer_uses_a_relay_unless_all_is_local_or_its_way_is_open(more: dict[str, object], relay: str) -> None:
+    told = config(**more)
+    assert Volunteer(told).relay(told) == relay
+    assert Seed().relay(told) == "serve"
+
+
+def test_token_rate_is_over_the_last_seconds() -> None:
+    rate = TokenRate()
+    assert rate.update(0.0, 0) == 0
+    assert rate.update(1.0, 10) == 10
+    assert rate.update(5.0, 10) == 2
+    assert rate.update(7.0, 10) == 0
+
+
+def test_model_name_is_the_directorys() -> None:
+    assert model_name(Path("/models/tiny-1")) == "tiny-1"
+    with pytest.raises(ConfigError, match="cannot be served under its own name"):
+        model_name(Path("/models/tiny one"))
+
+
+@pytest.mark.parametrize(("answer", "found"), [(b"reached", "public"), (b"not reached", "unknown"), (None, "unknown")])
+def test_measure_is_what_the_seed_found(answer: bytes | None, found: str) -> None:
+    async def scene() -> str:
+        internet = MemoryInternet()
+        seed, node = internet.network(), internet.network()
+
+        async def dial_back(_peer_id: str, _request: bytes) -> bytes:
+            if answer is None:
+                raise PeerRefused("too many ask")
+            return answer
+
+        await seed.serve(reachability.METHOD, dial_back)
+        measured = await reachability.measure(node, [f"/ip4/127.0.0.1/tcp/1/p2p/{seed.peer_id}"])
+        await node.close()
+        await seed.close()
+        return measured
+
+    assert virtual_time.run(scene()) == found
+
+
+def test_serve_refuses_whoever_has_no_record() -> None:
+    async def scene() -> None:
+        internet = MemoryInternet()
+        seed, node = internet.network(), internet.network()
+        async with Membership(seed) as membership:
+            await reachability.serve(seed, membership)
+            with pytest.raises(PeerRefused, match="record has not arrived"):
+                await node.call(seed.peer_id, reachability.METHOD, b"", timeout_s=30)
+        await node.close()
+        await seed.close()
+
+    virtual_time.run(scene())
+
+
+def test_explain_of_a_node_that_listens_on_loopback_only_says_how_to_open_it() -> None:
+    assert "--listen" in reachability.explain("unknown", [LOCAL])
+    assert "forward a port" in reachability.explain("unknown", [FAR])
+    assert "directly" in reachability.explain("public", [LOCAL])
+    assert "through a seed" in reachability.explain("relay", [FAR])

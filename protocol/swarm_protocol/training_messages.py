@@ -295,15 +295,20 @@ class StandingRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """The committed state a peer holds, and what committed it. No certificate: it is the run's initial state."""
+    """The committed state a peer holds, and what committed it. No certificate: it is the run's initial state.
+
+    `known` are others that it has met, while the run's first group forms.
+    """
 
     outer_step: int
     state_digest: bytes
     certificate: bytes = b""
+    known: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_int(self.outer_step, "outer_step", high=limits.MAX_OUTER_STEP)
         check_digest(self.state_digest, "state_digest")
+        _check_peers(self.known, "known")
 
     def to_bytes(self) -> bytes:
         return wire.encode(wire.fill(training_pb2.Standing, self))

@@ -143,14 +143,16 @@ class StandingRequest(_message.Message):
     def __init__(self, run: _Optional[str] = ..., step: _Optional[int] = ..., hurry: _Optional[bool] = ...) -> None: ...
 
 class Standing(_message.Message):
-    __slots__ = ("outer_step", "state_digest", "certificate")
+    __slots__ = ("outer_step", "state_digest", "certificate", "known")
     OUTER_STEP_FIELD_NUMBER: _ClassVar[int]
     STATE_DIGEST_FIELD_NUMBER: _ClassVar[int]
     CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
     outer_step: int
     state_digest: bytes
     certificate: bytes
-    def __init__(self, outer_step: _Optional[int] = ..., state_digest: _Optional[bytes] = ..., certificate: _Optional[bytes] = ...) -> None: ...
+    known: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, outer_step: _Optional[int] = ..., state_digest: _Optional[bytes] = ..., certificate: _Optional[bytes] = ..., known: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class PartRequest(_message.Message):
     __slots__ = ("origin_digest", "index")

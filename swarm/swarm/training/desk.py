@@ -7,6 +7,7 @@ the step that this member is just about to begin waits for it. No state but whic
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 from swarm_protocol.errors import PeerRefused, PeerViolation, RoundError
 from swarm_protocol.training_messages import Abort, Ready, ReadyReply, StandingRequest
@@ -50,11 +51,14 @@ class Desk:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def _on_standing(self, _peer: str, request: bytes) -> bytes:
+    async def _on_standing(self, peer: str, request: bytes) -> bytes:
         wanted = StandingRequest.from_bytes(request)
-        if wanted.hurry and self._driver is not None and self._driver.terms.step == wanted.step:
-            self._driver.hurry()
-        return self._seat.replica.standing().to_bytes()
+        standing = self._seat.replica.standing()
+        if self._driver is not None and self._driver.terms.step == wanted.step:
+            if wanted.hurry:
+                self._driver.hurry()
+            standing = replace(standing, known=self._driver.meet(peer))
+        return standing.to_bytes()
 
     async def _on_ready(self, peer: str, request: bytes) -> bytes:
         ready = Ready.from_bytes(request)

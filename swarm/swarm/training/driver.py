@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from swarm_protocol import limits
 from swarm_protocol.training_messages import Ready, ReadyReply
 from torch import Tensor
 
@@ -26,11 +27,13 @@ from swarm.training.round_events import (
     Finish,
     GiveUp,
     Grouped,
+    Lost,
     Query,
     Recover,
     Reduce,
     Reply,
     Reported,
+    Sighted,
     Sign,
     Signed,
     Tick,
@@ -39,6 +42,9 @@ from swarm.training.round_events import (
 )
 from swarm.training.round_state import RoundState
 from swarm.training.seat import POLL_S, Seat, announce, ask_standing, report_ready, send_vote
+
+MAX_LOOKING_AT = 64
+"""Peers asked at one time, whatever others say who else is there."""
 
 
 class RoundDriver:
@@ -134,11 +140,19 @@ class RoundDriver:
         self.feed(Grouped(signed=signed))
         await self._reductions.attend(peer, signed, stream)
 
+    def meet(self, peer: str) -> tuple[str, ...]:
+        """`peer` called. Whom this member knows: only while a first group forms, as later the roster says who is."""
+        if self.terms.roster:
+            return ()
+        self.feed(Sighted(peers=(peer,)))
+        return self._state.known[: limits.MAX_GROUP_MEMBERS]
+
     def look_at(self, peer: str) -> None:
-        """Ask `peer` where it is: it seems to be further than this member."""
-        if peer not in self._looking_at and self._group is not None:
+        """Ask `peer` where it is, which also tells it that this member is there."""
+        is_new = peer not in self._looking_at and peer != self._seat.network.peer_id
+        if is_new and len(self._looking_at) < MAX_LOOKING_AT and self._group is not None:
             self._looking_at.add(peer)
-            self._spawn(self._query(peer, hurry=False), f"look at {peer[-6:]}")
+            self._spawn(self._look(peer), f"look at {peer[-6:]}")
 
     # --- what the machine wants done ---------------------------------------------------------------------------------
 
@@ -215,10 +229,20 @@ class RoundDriver:
             self.hurry()
 
     async def _query(self, peer: str, *, hurry: bool) -> None:
-        event = await ask_standing(self._seat, peer, self.terms.step, hurry=hurry)
-        self._looking_at.discard(peer)
+        event, _ = await ask_standing(self._seat, peer, self.terms.step, hurry=hurry)
         if event is not None:
             self.feed(event)
+
+    async def _look(self, peer: str) -> None:
+        event, others = await ask_standing(self._seat, peer, self.terms.step, hurry=False)
+        self._looking_at.discard(peer)
+        # nothing is expected of it, so that it cannot be reached is no reason to leave it out of a group
+        if event is not None and not isinstance(event, Lost):
+            self.feed(event)
+        for other in others:
+            # hearsay: it counts once it has answered
+            if other not in self._state.known:
+                self.look_at(other)
 
     async def _sign(self, action: Sign) -> None:
         await self._seat.faults.reached("round.sign")

@@ -77,8 +77,7 @@ def step(state: RoundState, event: Event, now: float) -> Step:  # noqa: C901, PL
         case Offered(contribution=contribution):
             return advance(replace(state, mine=contribution), now)
         case Sighted(peers=peers):
-            state = replace(state, known=peers)
-            return advance(led(state) if waits(state) else state, now)
+            return _on_sighted(state, peers, now)
         case Reported(peer=peer, ready=ready):
             return on_reported(state, peer, ready, now)
         case Withdrew(peer=peer):
@@ -112,6 +111,17 @@ def step(state: RoundState, event: Event, now: float) -> Step:  # noqa: C901, PL
 
 def _reduces(state: RoundState, attempt: int) -> bool:
     return state.phase == "reducing" and state.attempt == attempt
+
+
+def _on_sighted(state: RoundState, peers: tuple[str, ...], now: float) -> Step:
+    fresh = [peer for peer in dict.fromkeys(peers) if peer not in state.known][: MAX_HEARD - len(state.known)]
+    state = replace(state, known=(*state.known, *fresh))
+    if not waits(state):
+        return state, []
+    if fresh and not state.terms.roster and state.grace_until is not None:
+        # somebody new may know others in turn: a run is to have one first group
+        state = replace(state, grace_until=now + state.terms.grace_s)
+    return advance(led(state), now)
 
 
 def _on_lost(state: RoundState, peer: str, reason: str, now: float) -> Step:

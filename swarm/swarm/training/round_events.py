@@ -32,7 +32,7 @@ class Offered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sighted:
-    """Who has been seen in the run lately, from the membership's records."""
+    """Peers that are in the run: from the membership's records, or because they called, or as others say."""
 
     peers: tuple[str, ...]
 

@@ -21,7 +21,7 @@ from swarm.training.certificate import Notary
 from swarm.training.coordinator import Terms
 from swarm.training.methods import Methods
 from swarm.training.replica import Replica
-from swarm.training.round_events import Event, Grouped, LeftOut, Lost, Moved, Proven
+from swarm.training.round_events import Event, Grouped, LeftOut, Lost, Moved, Proven, Sighted
 from swarm.training.transfer import Fetcher
 
 logger = logging.getLogger(__name__)
@@ -117,17 +117,18 @@ def _read_reply(seat: Seat, peer: str, attempt: int, reply: ReadyReply) -> Event
             return overtaken(seat, reply.certificate) or Lost(peer=peer, reason="it starts from another state")
 
 
-async def ask_standing(seat: Seat, peer: str, step: int, *, hurry: bool) -> Event | None:
-    """Where `peer` is: an event if it is further than this member, or gone."""
+async def ask_standing(seat: Seat, peer: str, step: int, *, hurry: bool) -> tuple[Event | None, tuple[str, ...]]:
+    """Where `peer` is: an event that says that it is further than this member, there, or gone; and whom it knows."""
     request = StandingRequest(run=seat.run, step=step, hurry=hurry).to_bytes()
     try:
         data = await seat.network.call(peer, seat.methods.standing, request, timeout_s=CALL_TIMEOUT_S)
-        return overtaken(seat, Standing.from_bytes(data).certificate)
+        standing = Standing.from_bytes(data)
+        return overtaken(seat, standing.certificate) or Sighted(peers=(peer,)), standing.known
     except PeerRefused:
-        # it is there, but has no state yet
-        return None
+        # it is there, but not yet at work
+        return None, ()
     except SwarmError as error:
-        return Lost(peer=peer, reason=error.message)
+        return Lost(peer=peer, reason=error.message), ()
 
 
 def overtaken(seat: Seat, certificate: bytes) -> Proven | None:

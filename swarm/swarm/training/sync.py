@@ -25,7 +25,7 @@ from swarm.training.transfer import Fetched
 logger = logging.getLogger(__name__)
 
 MAX_ASKED = 16
-"""Peers asked for their standing by whoever joins: the ones that claim to be furthest."""
+"""Peers asked for their standing at one time: the ones that claim to be furthest."""
 MAX_DONORS = 16
 """Beyond this a joiner's own link is the bottleneck."""
 NUM_RETRIES = 3

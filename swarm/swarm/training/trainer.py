@@ -41,11 +41,11 @@ from swarm.training.interval import Intervals, Materials, prepare
 from swarm.training.lease import sample_ids
 from swarm.training.methods import Methods
 from swarm.training.replica import Held, Replica
-from swarm.training.round_events import GiveUp, Offered, Sighted
+from swarm.training.round_events import GiveUp, Offered
 from swarm.training.run_file import SignedRun
 from swarm.training.seat import Seat, terms_of
 from swarm.training.state import ReplicaState
-from swarm.training.sync import Reached, furthest, reach, trainers
+from swarm.training.sync import MAX_ASKED, Reached, furthest, reach, trainers
 from swarm.training.transfer import Fetcher
 
 logger = logging.getLogger(__name__)
@@ -235,7 +235,7 @@ class Trainer:
         async with asyncio.TaskGroup() as tasks:
             self._desk.enter(driver)
             interval = tasks.create_task(self._interval(seat, driver, offered), name="interval")
-            watch = tasks.create_task(self._watch(seat, driver), name="watch")
+            watch = tasks.create_task(self._watch(driver), name="watch")
             try:
                 certificate = await driver.run()
                 await self._faults.reached("round.committed")
@@ -291,15 +291,13 @@ class Trainer:
         offered.append(asyncio.get_running_loop().time())
         driver.feed(Offered(contribution=contribution))
 
-    async def _watch(self, seat: Seat, driver: RoundDriver) -> None:
-        """Tell the driver who is in the run, and look at peers that seem to be further."""
+    async def _watch(self, driver: RoundDriver) -> None:
+        """Look at others in the run: first those that seem to be further."""
         while True:
             records = await trainers(self._membership, self._run.run_id)
-            driver.feed(Sighted(peers=tuple(peer for peer, each in records.items() if each.state == "training")))
-            for peer, record in records.items():
-                other = record.digest not in {b"", seat.replica.digest}
-                if other and record.outer_step >= seat.replica.outer_step and peer != self._network.peer_id:
-                    driver.look_at(peer)
+            there = [peer for peer, record in records.items() if record.digest and record.state != "leaving"]
+            for peer in sorted(there, key=lambda each: (-records[each].outer_step, each))[:MAX_ASKED]:
+                driver.look_at(peer)
             await asyncio.sleep(WATCH_S if driver.terms.roster else FIRST_WATCH_S)
 
     # --- what others hear --------------------------------------------------------------------------------------------

@@ -275,14 +275,15 @@ class Abort:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandingRequest:
-    """Where are you in the run? With `hurry`: the group of `step` forms now, come with what you have."""
+    """Where are you in the run? I am at `attempt` of `step`. With `hurry`: its group forms, come with what you have."""
 
     run: str
     step: int
+    attempt: int = 0
     hurry: bool = False
 
     def __post_init__(self) -> None:
-        _check_round(self.run, self.step, 0)
+        _check_round(self.run, self.step, self.attempt)
 
     def to_bytes(self) -> bytes:
         return wire.encode(wire.fill(training_pb2.StandingRequest, self))
@@ -297,18 +298,20 @@ class StandingRequest:
 class Standing:
     """The committed state a peer holds, and what committed it. No certificate: it is the run's initial state.
 
-    `known` are others that it has met, while the run's first group forms.
+    While the run's first group forms, `known` are others that it has met, and `attempt` is where it is.
     """
 
     outer_step: int
     state_digest: bytes
     certificate: bytes = b""
     known: tuple[str, ...] = ()
+    attempt: int = 0
 
     def __post_init__(self) -> None:
         check_int(self.outer_step, "outer_step", high=limits.MAX_OUTER_STEP)
         check_digest(self.state_digest, "state_digest")
         _check_peers(self.known, "known")
+        check_int(self.attempt, "attempt", high=limits.MAX_ATTEMPT)
 
     def to_bytes(self) -> bytes:
         return wire.encode(wire.fill(training_pb2.Standing, self))

@@ -133,26 +133,30 @@ class Abort(_message.Message):
     def __init__(self, run: _Optional[str] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., group_digest: _Optional[bytes] = ..., reason: _Optional[str] = ..., accused: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class StandingRequest(_message.Message):
-    __slots__ = ("run", "step", "hurry")
+    __slots__ = ("run", "step", "hurry", "attempt")
     RUN_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     HURRY_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     run: str
     step: int
     hurry: bool
-    def __init__(self, run: _Optional[str] = ..., step: _Optional[int] = ..., hurry: _Optional[bool] = ...) -> None: ...
+    attempt: int
+    def __init__(self, run: _Optional[str] = ..., step: _Optional[int] = ..., hurry: _Optional[bool] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class Standing(_message.Message):
-    __slots__ = ("outer_step", "state_digest", "certificate", "known")
+    __slots__ = ("outer_step", "state_digest", "certificate", "known", "attempt")
     OUTER_STEP_FIELD_NUMBER: _ClassVar[int]
     STATE_DIGEST_FIELD_NUMBER: _ClassVar[int]
     CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
     KNOWN_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     outer_step: int
     state_digest: bytes
     certificate: bytes
     known: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, outer_step: _Optional[int] = ..., state_digest: _Optional[bytes] = ..., certificate: _Optional[bytes] = ..., known: _Optional[_Iterable[str]] = ...) -> None: ...
+    attempt: int
+    def __init__(self, outer_step: _Optional[int] = ..., state_digest: _Optional[bytes] = ..., certificate: _Optional[bytes] = ..., known: _Optional[_Iterable[str]] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class PartRequest(_message.Message):
     __slots__ = ("origin_digest", "index")

@@ -14,7 +14,7 @@ from swarm_protocol.training_messages import Abort, Ready, ReadyReply, StandingR
 
 from swarm.network.interface import Stream
 from swarm.training.driver import RoundDriver
-from swarm.training.round_events import Left, Voted
+from swarm.training.round_events import Left, Sighted, Voted
 from swarm.training.seat import POLL_S, Seat
 from swarm.training.transfer import Donor
 
@@ -57,7 +57,8 @@ class Desk:
         if self._driver is not None and self._driver.terms.step == wanted.step:
             if wanted.hurry:
                 self._driver.hurry()
-            standing = replace(standing, known=self._driver.meet(peer))
+            self._driver.feed(Sighted(peer=peer, attempt=wanted.attempt))
+            standing = replace(standing, known=self._driver.known, attempt=self._driver.attempt)
         return standing.to_bytes()
 
     async def _on_ready(self, peer: str, request: bytes) -> bytes:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from swarm_protocol import limits
-from swarm_protocol.training_messages import Ready, ReadyReply
+from swarm_protocol.training_messages import Ready, ReadyReply, StandingRequest
 from torch import Tensor
 
 from swarm.network.interface import Stream
@@ -33,7 +33,6 @@ from swarm.training.round_events import (
     Reduce,
     Reply,
     Reported,
-    Sighted,
     Sign,
     Signed,
     Tick,
@@ -140,12 +139,10 @@ class RoundDriver:
         self.feed(Grouped(signed=signed))
         await self._reductions.attend(peer, signed, stream)
 
-    def meet(self, peer: str) -> tuple[str, ...]:
-        """`peer` called. Whom this member knows: only while a first group forms, as later the roster says who is."""
-        if self.terms.roster:
-            return ()
-        self.feed(Sighted(peers=(peer,)))
-        return self._state.known[: limits.MAX_GROUP_MEMBERS]
+    @property
+    def known(self) -> tuple[str, ...]:
+        """Whom this member has met: told only while a first group forms, as later the roster says who is there."""
+        return () if self.terms.roster else self._state.known[: limits.MAX_GROUP_MEMBERS]
 
     def look_at(self, peer: str) -> None:
         """Ask `peer` where it is, which also tells it that this member is there."""
@@ -229,12 +226,16 @@ class RoundDriver:
             self.hurry()
 
     async def _query(self, peer: str, *, hurry: bool) -> None:
-        event, _ = await ask_standing(self._seat, peer, self.terms.step, hurry=hurry)
+        event, _ = await self._standing_of(peer, hurry=hurry)
         if event is not None:
             self.feed(event)
 
+    async def _standing_of(self, peer: str, *, hurry: bool) -> tuple[Event | None, tuple[str, ...]]:
+        request = StandingRequest(run=self._seat.run, step=self.terms.step, attempt=self.attempt, hurry=hurry)
+        return await ask_standing(self._seat, peer, request)
+
     async def _look(self, peer: str) -> None:
-        event, others = await ask_standing(self._seat, peer, self.terms.step, hurry=False)
+        event, others = await self._standing_of(peer, hurry=False)
         self._looking_at.discard(peer)
         # nothing is expected of it, so that it cannot be reached is no reason to leave it out of a group
         if event is not None and not isinstance(event, Lost):

@@ -83,8 +83,8 @@ def _lead(state: RoundState, now: float) -> Step:
         if queried and terms.grace_s > 0:
             return state, [Query(peers=queried, hurry=False)]
     # a run's first group has no roster that says who is to come, so it always waits
-    complete = (not absent and bool(terms.roster)) or num_ready >= terms.max_group
-    if not complete and state.grace_until is not None and now < state.grace_until:
+    is_complete = (not absent and bool(terms.roster)) or num_ready >= terms.max_group
+    if not (is_complete and state.mine) and state.grace_until is not None and now < state.grace_until:
         return state, []
     reports = {**present, terms.me: own_ready(state)}
     group, left_out = form_group(terms, state.attempt, reports)

@@ -76,8 +76,8 @@ def step(state: RoundState, event: Event, now: float) -> Step:  # noqa: C901, PL
             return replace(state, phase="done"), [Finish(certificate=certificate)]
         case Offered(contribution=contribution):
             return advance(replace(state, mine=contribution), now)
-        case Sighted(peers=peers):
-            return _on_sighted(state, peers, now)
+        case Sighted(peer=peer, attempt=attempt):
+            return _on_sighted(state, peer, attempt, now)
         case Reported(peer=peer, ready=ready):
             return on_reported(state, peer, ready, now)
         case Withdrew(peer=peer):
@@ -113,13 +113,16 @@ def _reduces(state: RoundState, attempt: int) -> bool:
     return state.phase == "reducing" and state.attempt == attempt
 
 
-def _on_sighted(state: RoundState, peers: tuple[str, ...], now: float) -> Step:
-    fresh = [peer for peer in dict.fromkeys(peers) if peer not in state.known][: MAX_HEARD - len(state.known)]
-    state = replace(state, known=(*state.known, *fresh))
-    if not waits(state):
+def _on_sighted(state: RoundState, peer: str, attempt: int, now: float) -> Step:
+    """Without a roster, whom a member has met and the attempt it is at decide whom it takes for the coordinator."""
+    is_new = peer not in state.known and len(state.known) < MAX_HEARD
+    state = replace(state, known=(*state.known, peer)) if is_new else state
+    if not waits(state) or state.terms.roster:
         return state, []
-    if fresh and not state.terms.roster and state.grace_until is not None:
-        # somebody new may know others in turn: a run is to have one first group
+    if attempt > state.attempt:
+        return move(state, attempt, now)
+    if is_new and state.grace_until is not None:
+        # it may know others in turn, and a run is to have one first group
         state = replace(state, grace_until=now + state.terms.grace_s)
     return advance(led(state), now)
 

@@ -32,9 +32,10 @@ class Offered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sighted:
-    """Peers that are in the run: from the membership's records, or because they called, or as others say."""
+    """`peer` is in the run: it called, or has answered. `attempt` is where it is, if it is at the same step."""
 
-    peers: tuple[str, ...]
+    peer: str
+    attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

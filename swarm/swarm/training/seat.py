@@ -117,13 +117,13 @@ def _read_reply(seat: Seat, peer: str, attempt: int, reply: ReadyReply) -> Event
             return overtaken(seat, reply.certificate) or Lost(peer=peer, reason="it starts from another state")
 
 
-async def ask_standing(seat: Seat, peer: str, step: int, *, hurry: bool) -> tuple[Event | None, tuple[str, ...]]:
+async def ask_standing(seat: Seat, peer: str, request: StandingRequest) -> tuple[Event | None, tuple[str, ...]]:
     """Where `peer` is: an event that says that it is further than this member, there, or gone; and whom it knows."""
-    request = StandingRequest(run=seat.run, step=step, hurry=hurry).to_bytes()
     try:
-        data = await seat.network.call(peer, seat.methods.standing, request, timeout_s=CALL_TIMEOUT_S)
+        data = await seat.network.call(peer, seat.methods.standing, request.to_bytes(), timeout_s=CALL_TIMEOUT_S)
         standing = Standing.from_bytes(data)
-        return overtaken(seat, standing.certificate) or Sighted(peers=(peer,)), standing.known
+        sighted = Sighted(peer=peer, attempt=standing.attempt)
+        return overtaken(seat, standing.certificate) or sighted, standing.known
     except PeerRefused:
         # it is there, but not yet at work
         return None, ()

@@ -295,8 +295,9 @@ class Trainer:
         """Look at others in the run: first those that seem to be further."""
         while True:
             records = await trainers(self._membership, self._run.run_id)
-            there = [peer for peer, record in records.items() if record.digest and record.state != "leaving"]
-            for peer in sorted(there, key=lambda each: (-records[each].outer_step, each))[:MAX_ASKED]:
+            there = {peer: each.outer_step for peer, each in records.items() if each.digest and each.state != "leaving"}
+            met = dict.fromkeys(driver.known, 0)
+            for peer, _ in sorted((met | there).items(), key=lambda each: (-each[1], each[0]))[:MAX_ASKED]:
                 driver.look_at(peer)
             await asyncio.sleep(WATCH_S if driver.terms.roster else FIRST_WATCH_S)
 

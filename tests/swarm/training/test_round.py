@@ -139,7 +139,7 @@ Script = list[tuple[float, Event]]
 
 def member_commits() -> tuple[str, Script]:
     return ME, [
-        (0.0, Sighted(peers=PEERS)),
+        (0.0, Sighted(peer=LEADER)),
         (5.0, OFFER),
         (6.0, Grouped(signed=FIRST)),
         (6.0, Grouped(signed=FIRST)),
@@ -234,8 +234,7 @@ def owner_gives_different_results() -> tuple[str, Script]:
 def first_group_of_a_run_follows_the_lowest_hash_that_it_sees() -> tuple[str, Script]:
     return ME, [
         (0.0, Offered(contribution=Contribution(peer_id=ME))),
-        (0.1, Sighted(peers=(ME,))),
-        (0.6, Sighted(peers=(ME, LEADER))),
+        (0.6, Sighted(peer=LEADER)),
         (0.7, Moved(attempt=0, to=3)),
         (0.8, LeftOut(attempt=3, reason="the group is full with 8 members")),
         (1.8, Tick()),
@@ -409,6 +408,15 @@ def test_coordinator_whose_interval_lasts_forms_the_group_without_its_share() ->
     state, _ = machine.step(state, Offered(contribution=contribution(LEADER)), 2.0)
     state, actions = machine.step(state, Grouped(signed=own), 2.0)
     assert isinstance(actions[0], Reduce)
+
+
+def test_coordinator_of_a_full_group_waits_for_its_own_interval() -> None:
+    script: Script = [(0.0, Reported(peer=peer, ready=ready())) for peer in (ME, *OTHERS)]
+    state, actions = run(script, terms(LEADER, max_group=4))
+    assert (state.phase, actions) == ("forming", [])
+    _, (sign,) = machine.step(state, Offered(contribution=contribution(LEADER)), 0.1)
+    assert isinstance(sign, Sign)
+    assert all(member.num_tokens for member in sign.group.members)
 
 
 def test_coordinator_asks_the_absent_where_they_are_and_then_to_hurry() -> None:

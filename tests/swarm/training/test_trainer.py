@@ -254,6 +254,40 @@ def test_resume_with_another_states_certificate_is_refused() -> None:
     virtual_time.run(main())
 
 
+def test_member_that_starts_from_another_state_is_left_out_until_it_has_fetched_the_right_one() -> None:
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=4)) as swarm:
+            for index in range(3):
+                await swarm.join(f"m{index}")
+            odd = await swarm.join("odd", materials=Materials(inner=SyntheticInner(), theta_N=torch.ones(NUM_VALUES)))
+            members = await swarm.finish()
+            assert_equal_steps(members, 4)
+            assert odd.of(StateFetched)
+            assert odd.peer_id not in swarm.members["m0"].of(Admitted)[0].group
+
+    virtual_time.run(main(), compute_s=_cost)
+
+
+def test_members_whose_records_are_not_all_seen_form_one_first_group() -> None:
+    """As on a real network, where a record may take long to be found: one of them knows the others, and tells."""
+
+    async def main() -> None:
+        async with Swarm(config(min_group=2)) as swarm:
+            for index in range(4):
+                member = await swarm.join(f"m{index}")
+                if index != 3:
+
+                    async def see_nothing(run: str) -> dict[str, object]:
+                        return {}
+
+                    member.trainer._membership.trainers = see_nothing  # type: ignore[method-assign, assignment]
+            members = await swarm.finish()
+            assert_equal_steps(members, 3)
+            assert all(len(member.of(Admitted)[0].group) == 4 for member in members)
+
+    virtual_time.run(main())
+
+
 def test_partition_without_enough_members_on_one_side_heals_to_one_state() -> None:
     async def main() -> None:
         async with Swarm(config(min_group=3, outer_steps=6)) as swarm:

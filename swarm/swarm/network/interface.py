@@ -69,9 +69,7 @@ class Network(Protocol):
         PeerRefused (it does not serve `method`), or the SwarmError that the handler raised.
         """
 
-    def stream(
-        self, peer_id: str, method: str, *, timeout_s: float
-    ) -> AbstractAsyncContextManager[Stream]:
+    def stream(self, peer_id: str, method: str, *, timeout_s: float) -> AbstractAsyncContextManager[Stream]:
         """Open a stream. `timeout_s` bounds the opening and then each single send and receive."""
 
     async def serve(self, method: str, handler: UnaryHandler) -> None:

@@ -12,6 +12,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError, PeerError, PeerRefused, PeerTimeout, PeerUnreachable, StartError
@@ -21,6 +22,8 @@ from swarm.network.libp2p_daemon import DaemonOptions
 from swarm.network.libp2p_host import CONTROL_FAILURES, Host, NotServed, dial_failure
 from swarm.network.libp2p_unary import UnaryAnswer
 from swarm.network.multiaddr import PeerAddr
+
+T = TypeVar("T")
 
 HELLO = "/swarm/hello"
 
@@ -162,16 +165,16 @@ async def _can_dial(host: Host, peer_id: str) -> bool:
             return True
 
 
-async def _first_success(tasks: set[asyncio.Task[Greeting]] | set[asyncio.Task[None]]) -> None:
+async def _first_success(tasks: set[asyncio.Task[T]]) -> None:
     """Until one has succeeded or all have failed."""
-    pending: set[asyncio.Task[Greeting]] | set[asyncio.Task[None]] = tasks
+    pending = tasks
     while pending:
         done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
         if any(_succeeded(task) for task in done):
             return
 
 
-def _succeeded(task: asyncio.Task[Greeting] | asyncio.Task[None]) -> bool:
+def _succeeded(task: asyncio.Task[T]) -> bool:
     return task.done() and not task.cancelled() and task.exception() is None
 
 

@@ -23,9 +23,6 @@ class Report:
         self.rows.setdefault(name, {}).update(figures)
         return self
 
-    def as_dict(self) -> dict[str, object]:
-        return {"title": self.title, "rows": self.rows}
-
     def show(self) -> None:
         """Print the table, and append the rows to the file."""
         print(f"\n{self.table()}")

@@ -30,9 +30,12 @@ def demo(
     *,
     nodes: Annotated[int, typer.Option("--nodes", metavar="N", help="Volunteers to start.")] = 4,
     outer_steps: Annotated[int, typer.Option("--outer-steps", metavar="N", help="Outer steps to train.")] = 12,
-    interval_steps: Annotated[int, typer.Option("--interval-steps", metavar="N", help="Inner steps in each.")] = 16,
+    interval_steps: Annotated[int, typer.Option("--interval-steps", metavar="N", help="Inner steps in each.")] = 32,
     max_tokens: Annotated[int, typer.Option("--max-tokens", metavar="N", help="Length of the completion.")] = 160,
-    prompt: Annotated[str, typer.Option("--prompt", metavar="TEXT", help="What to complete.")] = "def fibonacci(n):\n",
+    prompt: Annotated[
+        str, typer.Option("--prompt", metavar="TEXT", help="What to complete.")
+    ] = "def fibonacci(n):\n    if n",
+    temperature: Annotated[float, typer.Option("--temperature", metavar="T", help="0: the likeliest bytes.")] = 0.7,
     keep: Annotated[
         Path | None, typer.Option("--keep", metavar="DIR", help="Keep everything, the trained model too, in DIR.")
     ] = None,
@@ -50,6 +53,7 @@ def demo(
             outer_steps=outer_steps,
             interval_steps=interval_steps,
             prompt=prompt,
+            temperature=temperature,
             max_new_tokens=max_tokens,
             kill_after_tokens=max(1, max_tokens // 5),
             keep=keep,

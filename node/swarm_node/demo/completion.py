@@ -32,7 +32,7 @@ class Completion:
 
 
 async def complete(url: str, model: str, plan: Plan, teller: Teller, kill: Callable[[str], str]) -> Completion:
-    """The greedy completion of the plan's prompt. `kill(peer_id)` ends that node and returns its name.
+    """The completion of the plan's prompt. `kill(peer_id)` ends that node and returns its name.
 
     Raises DemoError if the answer breaks off, or was over before the kill could matter.
     """
@@ -59,7 +59,12 @@ async def _stream(
 ) -> dict[str, Any]:
     """Fill `completion` token by token; returns the trace."""
     stream = await openai.completions.create(
-        model=model, prompt=plan.prompt, max_tokens=plan.max_new_tokens, temperature=0, stream=True
+        model=model,
+        prompt=plan.prompt,
+        max_tokens=plan.max_new_tokens,
+        temperature=plan.temperature,
+        seed=plan.sampling_seed,
+        stream=True,
     )
     trace_id, last_s = "", time.monotonic()
     async for chunk in stream:

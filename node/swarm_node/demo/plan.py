@@ -7,7 +7,10 @@ from pathlib import Path
 
 from swarm.training.run_config import DEFAULT_MODEL, InnerConfig, OuterConfig, RunConfig
 
-PROMPT = "def fibonacci(n):\n"
+PROMPT = "def fibonacci(n):\n    if n"
+
+TEMPERATURE = 0.7
+"""After a minute of training the likeliest next byte is a space, for ever: text needs some chance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,8 +19,10 @@ class Plan:
 
     num_nodes: int = 4
     outer_steps: int = 12
-    interval_steps: int = 16
+    interval_steps: int = 32
     prompt: str = PROMPT
+    temperature: float = TEMPERATURE
+    sampling_seed: int = 1
     max_new_tokens: int = 160
     kill_after_tokens: int = 32
     keep: Path | None = None
@@ -33,6 +38,8 @@ class Plan:
             raise ValueError(f"{self.outer_steps} outer steps: use 1 to 1000")
         if not 1 <= self.interval_steps <= 1000:
             raise ValueError(f"{self.interval_steps} inner steps: use 1 to 1000")
+        if not 0 <= self.temperature <= 2:
+            raise ValueError(f"temperature {self.temperature}: use 0 to 2")
         if not 0 < self.kill_after_tokens < self.max_new_tokens:
             raise ValueError("the kill must come while the answer is being written")
 

@@ -8,22 +8,26 @@ from __future__ import annotations
 from pathlib import Path
 
 
-def complete(checkpoint: Path, prompt: str, max_new_tokens: int) -> str:
-    """The greedy completion of `prompt`, without the prompt."""
+def complete(checkpoint: Path, prompt: str, max_new_tokens: int, *, temperature: float = 0.0, seed: int = 0) -> str:
+    """The completion of `prompt`, without the prompt: greedy at temperature 0, else with the draws that `seed` gives."""
     import torch  # noqa: PLC0415
-    from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415
+    from swarm.serving.sampling import Sampling, pick  # noqa: PLC0415
+    from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache  # noqa: PLC0415
     from transformers.utils.logging import disable_progress_bar  # noqa: PLC0415
 
     disable_progress_bar()
     torch.set_num_threads(1)  # as the nodes: threads that wait for each other cost more than a model this small
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
-    ids_BT = torch.tensor([tokenizer.encode(prompt)])
+    sampling, cache = Sampling(temperature=temperature, seed=seed), DynamicCache()
+    answer: list[int] = []
+    new = tokenizer.encode(prompt)
     with torch.inference_mode():
-        out_BT = model.generate(
-            ids_BT, attention_mask=torch.ones_like(ids_BT), max_new_tokens=max_new_tokens, do_sample=False
-        )
-    new_T = out_BT[0, ids_BT.shape[1] :].tolist()
-    if new_T[-1] == model.generation_config.eos_token_id:
-        new_T.pop()  # it ends the text and is no part of it
-    return str(tokenizer.decode(new_T))
+        for index in range(max_new_tokens):
+            logits_BTV = model(torch.tensor([new]), past_key_values=cache, use_cache=True).logits
+            token = pick(logits_BTV[0, -1], sampling, index)
+            if token == model.generation_config.eos_token_id:
+                break
+            answer.append(token)
+            new = [token]
+    return str(tokenizer.decode(answer))

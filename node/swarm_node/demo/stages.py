@@ -48,7 +48,14 @@ async def run(demo: Demo) -> Summary:
     demo.teller.stage("ask for a completion through OpenAI's client, and kill a node on the way")
     completion = await _answer(demo, url, model)
     demo.teller.stage("compare with an undisturbed run on one machine")
-    undisturbed = await asyncio.to_thread(reference.complete, checkpoint, demo.plan.prompt, demo.plan.max_new_tokens)
+    undisturbed = await asyncio.to_thread(
+        reference.complete,
+        checkpoint,
+        demo.plan.prompt,
+        demo.plan.max_new_tokens,
+        temperature=demo.plan.temperature,
+        seed=demo.plan.sampling_seed,
+    )
     return _summarize(
         demo,
         completion,

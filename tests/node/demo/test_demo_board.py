@@ -144,10 +144,17 @@ def test_sparkline_is_lowest_at_the_lowest_value() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"num_nodes": 1}, {"num_nodes": 17}, {"outer_steps": 0}, {"max_new_tokens": 10, "kill_after_tokens": 10}]
+    "wrong",
+    [
+        {"num_nodes": 1},
+        {"num_nodes": 17},
+        {"outer_steps": 0},
+        {"temperature": 3},
+        {"max_new_tokens": 10, "kill_after_tokens": 10},
+    ],
 )
 def test_impossible_plan_is_refused(wrong: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match=r"nodes|outer steps|kill"):
+    with pytest.raises(ValueError, match=r"nodes|outer steps|temperature|kill"):
         Plan(**wrong)
 
 

@@ -17,7 +17,8 @@ import pytest
 from swarm_node import event_contract
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-SHORT = ("--nodes", "4", "--outer-steps", "2", "--interval-steps", "6", "--max-tokens", "40", "--json")
+SHORT = ("--nodes", "4", "--outer-steps", "2", "--interval-steps", "8", "--max-tokens", "40", "--json")
+GREEDY = ("--temperature", "0")  # so that transformers' own generate can be asked for the same
 
 
 @contextmanager
@@ -51,7 +52,7 @@ def _descendants(root: Path) -> list[psutil.Process]:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Any]], str, Path]:
     """The events and the human text of one whole demo, and what it kept."""
     root = tmp_path_factory.mktemp("demo") / "kept"
-    with _demo(*SHORT, "--keep", str(root)) as demo:
+    with _demo(*SHORT, *GREEDY, "--keep", str(root)) as demo:
         out, err = demo.communicate(timeout=170)
     assert demo.returncode == 0, f"{err}\n{out[-2000:]}"
     return [json.loads(line) for line in out.splitlines()], err, root

@@ -111,9 +111,10 @@ def test_wait_that_takes_too_long_says_what_it_waited_for(tmp_path: Path) -> Non
 def test_killed_node_is_no_surprise(tmp_path: Path) -> None:
     async def use(fleet: Fleet) -> None:
         await _ready(fleet)
-        fleet["node-1"].kill()
+        fleet.kill("node-1")
         await fleet["node-1"].process.wait()
         fleet.check()
+        assert fleet.board.node("node-1").state == "killed"
 
     _with_fleet(tmp_path, READY + FOREVER, use)
 

@@ -158,5 +158,7 @@ def _signed_bytes(mapping: Mapping[str, Any], peer_id: str, issued_at: int) -> b
     content = {"run": mapping, "peer_id": peer_id, "issued_at": issued_at}
     try:
         return _PURPOSE + json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"a run cannot hold this: {error}", remedy="use text, finite numbers and tables") from error
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"a run cannot hold this: {error}", remedy="use text, finite numbers and flat tables"
+        ) from error

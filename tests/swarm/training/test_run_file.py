@@ -163,6 +163,14 @@ def test_load_run_value_that_cannot_be_signed_is_refused(run_path: Path, value: 
         load_run(run_path)
 
 
+def test_load_run_tables_without_end_are_refused(run_path: Path) -> None:
+    """Dotted keys nest without brackets, deeper than anything that recurses can follow."""
+    text = run_path.read_text()
+    run_path.write_text(f"{'a.' * 2_000}a = 1\n{text}")
+    with pytest.raises(ConfigError, match="flat tables"):
+        load_run(run_path)
+
+
 def test_write_run_to_a_place_that_is_none_is_refused(tmp_path: Path, tiny_run: RunConfig) -> None:
     with pytest.raises(ConfigError, match="cannot be written"):
         write_run(tmp_path / "none" / "run.toml", tiny_run, AUTHOR)

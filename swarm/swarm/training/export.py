@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from swarm_protocol.errors import ConfigError
 from torch import Tensor
 
@@ -33,7 +34,7 @@ def export_hf(theta_N: Tensor, config: RunConfig, directory: Path, *, max_shard_
         _write_model(model, partial, max_shard_bytes)
         _write_tokenizer(partial, int(model.config.max_position_embeddings))
         partial.rename(directory)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         shutil.rmtree(partial, ignore_errors=True)
         raise ConfigError(f"{directory} cannot be written: {error}", remedy="free space there") from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from dataclasses import replace
 from pathlib import Path
 
@@ -111,6 +112,19 @@ def test_export_disk_full_leaves_nothing(tmp_path: Path, tiny_run: RunConfig, mo
     monkeypatch.setattr(Path, "write_text", full)
     with pytest.raises(ConfigError, match="No space left on device"):
         export_hf(initial_theta(tiny_run), tiny_run, tmp_path / "model")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_export_weights_that_do_not_fit_leave_nothing(tmp_path: Path, tiny_run: RunConfig) -> None:
+    """safetensors has an exception of its own for a write that fails."""
+    theta_N = initial_theta(tiny_run)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16_384, hard))
+    try:
+        with pytest.raises(ConfigError, match="cannot be written"):
+            export_hf(theta_N, tiny_run, tmp_path / "model")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert list(tmp_path.iterdir()) == []
 
 

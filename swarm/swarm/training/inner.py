@@ -44,13 +44,17 @@ class IntervalResult:
 
 
 class InnerLoop:
-    """Trains `model`, which it owns from then on, in fp32 on `device`. The warm-up counts this replica's own steps."""
+    """Trains `model`, which it owns from then on, in fp32 on `device`, without dropout.
+
+    The warm-up counts this replica's own steps.
+    """
 
     def __init__(self, config: InnerConfig, model: nn.Module, corpus: ByteCorpus, device: str = "cpu") -> None:
         self._config = config
         self._corpus = corpus
         self._device = torch.device(device)
-        self._model = model.to(self._device)
+        # dropout draws from torch's global generator, so no one could repeat a step: it stays off
+        self._model = model.to(self._device).eval()
         self._parameters = [parameter for _, parameter in named_parameters(model)]
         self._num_steps = 0
         # norms and biases, the vectors, are not pulled towards zero
@@ -87,7 +91,6 @@ class InnerLoop:
         started = time.perf_counter()
         size = self._config.batch_windows
         losses: list[float] = []
-        self._model.train()
         while len(losses) < min(num_steps, len(sample_ids) // size) and not stop():
             first = len(losses) * size
             losses.append(self._step(sample_ids[first : first + size]))
@@ -102,7 +105,6 @@ class InnerLoop:
     def validate(self, theta_N: Tensor, num_batches: int) -> float:
         """Mean loss of `theta_N` on the first windows of the held-out files. The parameters being trained stay."""
         pieces = {name: piece.to(self._device) for name, piece in unflatten(theta_N, self._model).items()}
-        self._model.eval()
         total, count = 0.0, 0
         with torch.no_grad():
             for index in range(num_batches):

@@ -51,6 +51,17 @@ def test_train_again_from_the_same_start_gives_the_same_bits(
     assert torch.equal(results[0][1], results[1][1])
 
 
+def test_train_model_with_dropout_gives_the_same_bits_again(tiny_run: RunConfig, tiny_corpus: ByteCorpus) -> None:
+    """GPT-2's configs ask for dropout unless told otherwise."""
+    model = {"model_type": "gpt2", "vocab_size": 256, "n_embd": 16, "n_layer": 2, "n_head": 2}
+    ends = {"bos_token_id": 0, "eos_token_id": 0}
+    run = replace(tiny_run, model={**model, **ends, "resid_pdrop": 0.5})
+    theta_N = initial_theta(run)
+    first, second = (_loop(run, tiny_corpus, theta_N) for _ in range(2))
+    assert first.train(range(8), 4).mean_loss == second.train(range(8), 4).mean_loss
+    assert torch.equal(first.flat(), second.flat())
+
+
 def test_train_other_samples_gives_another_result(
     tiny_run: RunConfig, tiny_corpus: ByteCorpus, theta_N: torch.Tensor
 ) -> None:

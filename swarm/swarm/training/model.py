@@ -40,9 +40,11 @@ def check_model(run: RunConfig) -> int:
         raise ConfigError(f"[model] has {num_values} parameters, over {MAX_STATE_VALUES}", remedy="make it smaller")
     if config.vocab_size < BYTE_VOCABULARY:
         raise ConfigError(f"[model] vocab_size = {config.vocab_size}", remedy=f"a byte needs {BYTE_VOCABULARY}")
-    if config.max_position_embeddings < run.data.window_tokens:
+    # some families have no longest context, and an exported checkpoint must name one
+    max_tokens = getattr(config, "max_position_embeddings", 0)
+    if max_tokens < run.data.window_tokens:
         raise ConfigError(
-            f"[model] max_position_embeddings = {config.max_position_embeddings}",
+            f"[model] max_position_embeddings = {max_tokens}",
             remedy=f"use at least data.window_tokens, {run.data.window_tokens}",
         )
     return int(num_values)
@@ -87,17 +89,22 @@ def initial_theta(run: RunConfig) -> Tensor:
 
     Matrices are noise with the standard deviation that the model's config asks for: sums of four uniform numbers,
     not normal ones, which take logarithms and cosines, whose last bits differ between CPUs. Vectors are as the
-    architecture makes them: ones or zeros.
+    architecture makes them, ones or zeros; those that it draws at random (gates of Qwen3-Next, sinks of GPT-OSS) are
+    such noise as well.
     """
     model = build_model(run.model)
     std = float(getattr(_transformers_config(run.model), "initializer_range", 0.02))
     pieces = []
     for index, (_, parameter) in enumerate(named_parameters(model)):
-        if parameter.dim() >= 2:
-            pieces.append(torch.from_numpy(_noise(stream(run.seed, index, parameter.numel()), std)))
+        if parameter.dim() < 2 and _is_ones_or_zeros(parameter):
+            pieces.append(parameter.detach().reshape(-1))
         else:
-            pieces.append(parameter.detach())
+            pieces.append(torch.from_numpy(_noise(stream(run.seed, index, parameter.numel()), std)))
     return torch.cat(pieces)
+
+
+def _is_ones_or_zeros(x: Tensor) -> bool:
+    return bool((x == 1).all()) or bool((x == 0).all())
 
 
 def _noise(bits_N: NDArray[np.uint64], std: float) -> NDArray[np.float32]:

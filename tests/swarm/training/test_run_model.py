@@ -131,3 +131,17 @@ def test_initial_theta_other_architectures_start_near_a_uniform_guess(model: dic
         logits = built(input_ids=torch.arange(16)[None]).logits
     assert logits.shape == (1, 16, model["vocab_size"])
     assert float(logits.abs().max()) < 2.0
+
+
+def test_initial_theta_vectors_that_the_architecture_draws_are_equal_everywhere(tiny_run: RunConfig) -> None:
+    """GPT-OSS draws its attention sinks from torch's global generator."""
+    sinks = {"model_type": "gpt_oss", "num_local_experts": 2, "head_dim": 8}
+    shape = {key: value for key, value in tiny_run.model.items() if key != "model_type"}
+    run = replace(tiny_run, model={**shape, **sinks})
+    assert torch.equal(initial_theta(run), initial_theta(run))
+
+
+def test_check_model_family_without_a_longest_context_is_refused(tiny_run: RunConfig) -> None:
+    model = {"model_type": "recurrent_gemma", "vocab_size": 256, "hidden_size": 32, "num_hidden_layers": 3}
+    with pytest.raises(ConfigError, match="max_position_embeddings = 0"):
+        check_model(replace(tiny_run, model=model))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from swarm_protocol.errors import ConfigError
 
+from swarm_node.demo import defaults
 from swarm_node.events import Emitter
 
 if TYPE_CHECKING:
@@ -28,14 +29,20 @@ EXIT_TERMINATED = 128 + signal.SIGTERM
 
 def demo(
     *,
-    nodes: Annotated[int, typer.Option("--nodes", metavar="N", help="Volunteers to start.")] = 4,
-    outer_steps: Annotated[int, typer.Option("--outer-steps", metavar="N", help="Outer steps to train.")] = 12,
-    interval_steps: Annotated[int, typer.Option("--interval-steps", metavar="N", help="Inner steps in each.")] = 32,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", metavar="N", help="Length of the completion.")] = 160,
-    prompt: Annotated[
-        str, typer.Option("--prompt", metavar="TEXT", help="What to complete.")
-    ] = "def fibonacci(n):\n    if n",
-    temperature: Annotated[float, typer.Option("--temperature", metavar="T", help="0: the likeliest bytes.")] = 0.7,
+    nodes: Annotated[int, typer.Option("--nodes", metavar="N", help="Volunteers to start.")] = defaults.NUM_NODES,
+    outer_steps: Annotated[
+        int, typer.Option("--outer-steps", metavar="N", help="Outer steps to train.")
+    ] = defaults.OUTER_STEPS,
+    interval_steps: Annotated[
+        int, typer.Option("--interval-steps", metavar="N", help="Inner steps in each.")
+    ] = defaults.INTERVAL_STEPS,
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", metavar="N", help="Length of the completion.")
+    ] = defaults.MAX_NEW_TOKENS,
+    prompt: Annotated[str, typer.Option("--prompt", metavar="TEXT", help="What to complete.")] = defaults.PROMPT,
+    temperature: Annotated[
+        float, typer.Option("--temperature", metavar="T", help="0: always the likeliest byte.")
+    ] = defaults.TEMPERATURE,
     keep: Annotated[
         Path | None, typer.Option("--keep", metavar="DIR", help="Keep everything, the trained model too, in DIR.")
     ] = None,

@@ -5,25 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from swarm.training.run_config import DEFAULT_MODEL, InnerConfig, OuterConfig, RunConfig
+from swarm.training.run_config import DEFAULT_MODEL, RunConfig
 
-PROMPT = "def fibonacci(n):\n    if n"
-
-TEMPERATURE = 0.7
-"""After a minute of training the likeliest next byte is a space, for ever: text needs some chance."""
+from swarm_node.demo import defaults
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """One demo. The times are deadlines, several times what two cores need."""
 
-    num_nodes: int = 4
-    outer_steps: int = 12
-    interval_steps: int = 32
-    prompt: str = PROMPT
-    temperature: float = TEMPERATURE
+    num_nodes: int = defaults.NUM_NODES
+    outer_steps: int = defaults.OUTER_STEPS
+    interval_steps: int = defaults.INTERVAL_STEPS
+    prompt: str = defaults.PROMPT
+    temperature: float = defaults.TEMPERATURE
     sampling_seed: int = 1
-    max_new_tokens: int = 160
+    max_new_tokens: int = defaults.MAX_NEW_TOKENS
     kill_after_tokens: int = 32
     keep: Path | None = None
     start_within_s: float = 120.0
@@ -49,8 +46,8 @@ class Plan:
 
     @property
     def blocks_per_node(self) -> int:
-        """Half the model, so that a chain is two nodes and any one of four may die."""
-        return -(-self.num_blocks // 2)
+        """Half the model, so that a chain is two nodes and any one of four may die; fewer nodes take all of it."""
+        return -(-self.num_blocks // 2) if self.num_nodes >= 4 else self.num_blocks
 
     def run(self) -> RunConfig:
         """A generous grace for the others: they are on the same machine, and the first step is then taken together."""
@@ -61,6 +58,4 @@ class Plan:
             min_group=max(2, self.num_nodes // 2),
             max_group=self.num_nodes,
             quorum_grace_s=10.0,
-            inner=InnerConfig(),
-            outer=OuterConfig(),
         )

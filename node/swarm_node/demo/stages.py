@@ -42,7 +42,7 @@ async def run(demo: Demo) -> Summary:
     size = f"{num_parameters / 1e6:.1f}M"
     demo.teller.stage(f"train a byte-level Llama of {size} parameters on the standard library's source")
     tokens_per_s = await _train(demo)
-    demo.teller.stage("serve it: each node takes half of the blocks")
+    demo.teller.stage(f"serve it: each node takes {demo.plan.blocks_per_node} of {demo.plan.num_blocks} blocks")
     checkpoint, model = await _serve(demo)
     url = await _open_gateway(demo, addrs)
     demo.teller.stage("ask for a completion through OpenAI's client, and kill a node on the way")

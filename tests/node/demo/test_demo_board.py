@@ -149,16 +149,21 @@ def test_sparkline_is_lowest_at_the_lowest_value() -> None:
         {"num_nodes": 1},
         {"num_nodes": 17},
         {"outer_steps": 0},
+        {"interval_steps": 0},
         {"temperature": 3},
         {"max_new_tokens": 10, "kill_after_tokens": 10},
     ],
 )
 def test_impossible_plan_is_refused(wrong: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match=r"nodes|outer steps|temperature|kill"):
+    with pytest.raises(ValueError, match=r"nodes|outer steps|inner steps|temperature|kill"):
         Plan(**wrong)
 
 
 def test_run_is_the_plans() -> None:
     run = PLAN.run()
     assert (run.outer_steps, run.max_group) == (3, 2)
-    assert PLAN.blocks_per_node * 2 >= PLAN.num_blocks
+
+
+@pytest.mark.parametrize(("num_nodes", "blocks"), [(2, 6), (3, 6), (4, 3), (16, 3)])
+def test_nodes_take_blocks_such_that_one_of_them_may_die(num_nodes: int, blocks: int) -> None:
+    assert Plan(num_nodes=num_nodes).blocks_per_node == blocks

@@ -1,24 +1,40 @@
 """The round machine alone: golden traces that replay event by event, and rules that no trace may break.
 
-Each file in `traces` is one member's life in one step: what happened, what it did, in which phase that left it. To
-write them anew after a wanted change, and read the diff: `python tests/swarm/training/test_round.py`.
+Each file in `traces` is one member's life in one step: what happened, what it did, in which phase that left it.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable
-from dataclasses import fields, is_dataclass, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from round_scripts import (
+    FIRST,
+    LEADER,
+    ME,
+    OFFER,
+    OTHERS,
+    OUTCOME,
+    PEERS,
+    SCRIPTS,
+    TRACES,
+    Script,
+    contribution,
+    from_json,
+    left,
+    member_commits,
+    play,
+    ready,
+    terms,
+    trace,
+    voted,
+)
 from swarm.training import round as machine
-from swarm.training import round_events as events
-from swarm.training.coordinator import Terms, coordinator_of, form_group
+from swarm.training.coordinator import Terms
 from swarm.training.round_events import (
     Action,
     Announce,
@@ -28,12 +44,9 @@ from swarm.training.round_events import (
     Finish,
     GiveUp,
     Grouped,
-    Left,
-    LeftOut,
     Lost,
     Moved,
     Offered,
-    Proven,
     Query,
     Recover,
     Reduce,
@@ -41,271 +54,12 @@ from swarm.training.round_events import (
     ReduceFailed,
     Reply,
     Reported,
-    Sighted,
     Sign,
     Signed,
     Tick,
-    Voted,
-    Withdrew,
 )
 from swarm.training.round_state import RoundState
-from swarm_protocol import training_messages as messages
-from swarm_protocol.identity import Identity
-from swarm_protocol.training_messages import Abort, Certificate, Contribution, Outcome, Ready, Vote
-
-TRACES = Path(__file__).parent / "traces"
-PEERS = tuple(sorted(Identity(bytes([number]) * 32).peer_id for number in range(4)))
-RUN, STEP, DIGEST = "run", 7, bytes(32)
-
-
-def leader_of(attempt: int, without: tuple[str, ...] = ()) -> str:
-    return coordinator_of(RUN, STEP, attempt, [peer for peer in PEERS if peer not in without])
-
-
-LEADER = leader_of(0)
-ME = next(peer for peer in PEERS if peer not in {LEADER, leader_of(1, (LEADER,))})
-OTHERS = tuple(peer for peer in PEERS if peer not in {LEADER, ME})
-
-
-def terms(me: str = ME, **changes: object) -> Terms:
-    values: dict[str, object] = {
-        "run": RUN,
-        "me": me,
-        "step": STEP,
-        "first_attempt": 0,
-        "state_digest": DIGEST,
-        "roster": PEERS,
-        "min_group": 2,
-        "max_group": 8,
-        "samples_per_member": 10,
-        "tokens_per_sample": 4,
-        "num_values": 4096,
-        "grace_s": 2.0,
-        "patience_s": 12.0,
-        "reduce_s": 20.0,
-        "vote_s": 10.0,
-    }
-    return Terms(**{**values, **changes})  # type: ignore[arg-type]
-
-
-def contribution(peer: str) -> Contribution:
-    return Contribution(peer_id=peer, num_tokens=40, num_samples=10, loss=2.5)
-
-
-def ready(attempt: int = 0, **changes: object) -> Ready:
-    return Ready(
-        run=RUN,
-        step=STEP,
-        attempt=attempt,
-        **{"state_digest": DIGEST, "num_tokens": 40, "num_samples": 10, "loss": 2.5, **changes},  # type: ignore[arg-type]
-    )
-
-
-def signed(members: tuple[str, ...] = PEERS, attempt: int = 0, signer: str = LEADER, **changes: Any) -> Signed:
-    reports = {peer: ready(attempt) for peer in members}
-    group, _ = form_group(terms(members[0], min_group=1), attempt, reports)
-    group = replace(group, **changes)
-    name = f"group {attempt} by {signer[-6:]} {sorted(changes)}".encode()
-    return Signed(group=group, signer=signer, data=name, digest=(name * 32)[:32])
-
-
-def outcome(group: Signed, state: bytes = b"s") -> Outcome:
-    parts = tuple(bytes([index]) * 32 for index in range(len(group.group.part_values)))
-    return Outcome(origin_digest=group.digest, part_digests=parts, state_digest=state * 32)
-
-
-def voted(peer: str, group: Signed, chosen: Outcome) -> Voted:
-    vote = Vote(run=RUN, step=STEP, attempt=group.group.attempt, group_digest=group.digest, outcome=chosen)
-    return Voted(peer=peer, vote=vote, data=f"vote of {peer[-6:]}".encode())
-
-
-def left(peer: str, group: Signed, reason: str) -> Left:
-    attempt = group.group.attempt
-    return Left(
-        peer=peer,
-        abort=Abort(run=RUN, step=STEP, attempt=attempt, group_digest=group.digest, reason=reason),
-    )
-
-
-# --- traces ----------------------------------------------------------------------------------------------------------
-
-FIRST = signed()
-OUTCOME = outcome(FIRST)
-OFFER = Offered(contribution=contribution(ME))
-SECOND_LEADER = leader_of(1, (LEADER,))
-WITHOUT_LEADER = tuple(peer for peer in PEERS if peer != LEADER)
-Script = list[tuple[float, Event]]
-
-
-def member_commits() -> tuple[str, Script]:
-    return ME, [
-        (0.0, Sighted(peer=LEADER)),
-        (5.0, OFFER),
-        (6.0, Grouped(signed=FIRST)),
-        (6.0, Grouped(signed=FIRST)),
-        (6.5, voted(OTHERS[0], FIRST, OUTCOME)),
-        (7.0, Reduced(attempt=0, outcome=OUTCOME)),
-        (7.0, voted(ME, FIRST, OUTCOME)),
-        (7.1, voted(OTHERS[1], FIRST, OUTCOME)),
-        (7.2, voted(LEADER, FIRST, OUTCOME)),
-    ]
-
-
-def coordinator_waits_grace_for_a_straggler() -> tuple[str, Script]:
-    group, _ = form_group(terms(LEADER), 0, {peer: ready() for peer in (LEADER, *OTHERS)})
-    own = Signed(group=group, signer=LEADER, data=b"own group", digest=b"o" * 32)
-    return LEADER, [
-        (4.0, Reported(peer=OTHERS[0], ready=ready())),
-        (5.0, Offered(contribution=contribution(LEADER))),
-        (5.2, Reported(peer=OTHERS[1], ready=ready())),
-        (5.3, Withdrew(peer=OTHERS[1])),
-        (5.4, Reported(peer=OTHERS[1], ready=ready())),
-        (5.0 + 1.0, Tick()),
-        (6.0, Tick()),
-        (6.0, Grouped(signed=own)),
-        (6.5, Reported(peer=ME, ready=ready())),
-    ]
-
-
-def coordinator_dies_and_the_next_one_takes_over() -> tuple[str, Script]:
-    second = signed(WITHOUT_LEADER, 1, SECOND_LEADER)
-    return ME, [
-        (5.0, OFFER),
-        (5.5, Lost(peer=LEADER, reason="the connection broke")),
-        (5.6, Tick()),
-        (6.0, Grouped(signed=second)),
-        (6.2, Reduced(attempt=1, outcome=outcome(second))),
-    ]
-
-
-def owner_dies_and_the_parts_come_from_who_voted() -> tuple[str, Script]:
-    return ME, [
-        (5.0, OFFER),
-        (6.0, Grouped(signed=FIRST)),
-        (6.5, voted(OTHERS[0], FIRST, OUTCOME)),
-        (6.6, ReduceFailed(attempt=0, reason="the connection broke", unreachable=(OTHERS[1],))),
-        (6.9, Reduced(attempt=0, outcome=OUTCOME)),
-        (6.9, voted(ME, FIRST, OUTCOME)),
-        (7.0, voted(LEADER, FIRST, OUTCOME)),
-    ]
-
-
-def undecided_vote_is_resumed_by_the_next_attempt() -> tuple[str, Script]:
-    leader = leader_of(1)
-    resumed = signed(PEERS, 1, leader, part_values=(), resumes=OUTCOME, origin=FIRST.data)
-    return ME, [
-        (5.0, OFFER),
-        (6.0, Grouped(signed=FIRST)),
-        (6.5, Reduced(attempt=0, outcome=OUTCOME)),
-        (6.5, voted(ME, FIRST, OUTCOME)),
-        (16.5, Tick()),
-        (16.6, Tick()),
-        (16.7, Grouped(signed=resumed)),
-        (16.7, Reduced(attempt=1, outcome=OUTCOME)),
-        (16.7, voted(ME, resumed, OUTCOME)),
-        (16.8, voted(OTHERS[0], resumed, OUTCOME)),
-        (16.8, voted(LEADER, resumed, OUTCOME)),
-    ]
-
-
-def coordinator_signs_two_groups() -> tuple[str, Script]:
-    return ME, [
-        (5.0, OFFER),
-        (6.0, Grouped(signed=FIRST)),
-        (6.1, Grouped(signed=signed(vote_s=3.0))),
-    ]
-
-
-def owner_gives_different_results() -> tuple[str, Script]:
-    parts = OUTCOME.part_digests
-    owner = PEERS.index(OTHERS[0])
-    other = replace(OUTCOME, part_digests=(*parts[:owner], b"x" * 32, *parts[owner + 1 :]), state_digest=b"t" * 32)
-    return ME, [
-        (5.0, OFFER),
-        (6.0, Grouped(signed=FIRST)),
-        (6.5, Reduced(attempt=0, outcome=OUTCOME)),
-        (6.5, voted(ME, FIRST, OUTCOME)),
-        (6.6, voted(OTHERS[0], FIRST, other)),
-        (6.7, voted(OTHERS[1], FIRST, other)),
-        (6.8, voted(LEADER, FIRST, OUTCOME)),
-    ]
-
-
-def first_group_of_a_run_follows_the_lowest_hash_that_it_sees() -> tuple[str, Script]:
-    return ME, [
-        (0.0, Offered(contribution=Contribution(peer_id=ME))),
-        (0.6, Sighted(peer=LEADER)),
-        (0.7, Moved(attempt=0, to=3)),
-        (0.8, LeftOut(attempt=3, reason="the group is full with 8 members")),
-        (1.8, Tick()),
-        (2.0, Proven(certificate=b"certificate of another group")),
-    ]
-
-
-SCRIPTS: dict[str, Callable[[], tuple[str, Script]]] = {
-    script.__name__: script
-    for script in (
-        member_commits,
-        coordinator_waits_grace_for_a_straggler,
-        coordinator_dies_and_the_next_one_takes_over,
-        owner_dies_and_the_parts_come_from_who_voted,
-        undecided_vote_is_resumed_by_the_next_attempt,
-        coordinator_signs_two_groups,
-        owner_gives_different_results,
-        first_group_of_a_run_follows_the_lowest_hash_that_it_sees,
-    )
-}
-
-
-def play(start: Terms, script: Script) -> list[dict[str, Any]]:
-    state, steps = machine.begin(start, accused={}), []
-    for now, event in script:
-        state, actions = machine.step(state, event, now)
-        steps.append(
-            {
-                "now": now,
-                "event": to_json(event),
-                "phase": state.phase,
-                "attempt": state.attempt,
-                "actions": to_json(actions),
-            }
-        )
-    return steps
-
-
-def trace(name: str) -> dict[str, Any]:
-    me, script = SCRIPTS[name]()
-    start = terms(me, roster=()) if name.startswith("first_group") else terms(me)
-    return {"terms": to_json(start), "steps": play(start, script)}
-
-
-def to_json(value: Any) -> Any:
-    if is_dataclass(value):
-        return {"is": type(value).__name__} | {each.name: to_json(getattr(value, each.name)) for each in fields(value)}
-    if isinstance(value, bytes):
-        return {"is": "bytes", "hex": value.hex()}
-    if isinstance(value, dict):
-        return {"is": "dict", "items": [[to_json(key), to_json(each)] for key, each in value.items()]}
-    return [to_json(each) for each in value] if isinstance(value, list | tuple) else value
-
-
-KINDS = {
-    name: kind for module in (events, messages) for name, kind in vars(module).items() if isinstance(kind, type)
-} | {"Terms": Terms}
-
-
-def from_json(value: Any) -> Any:
-    if isinstance(value, list):
-        return tuple(from_json(each) for each in value)
-    if not isinstance(value, dict):
-        return value
-    match value["is"]:
-        case "bytes":
-            return bytes.fromhex(value["hex"])
-        case "dict":
-            return {from_json(key): from_json(each) for key, each in value["items"]}
-        case kind:
-            return KINDS[kind](**{name: from_json(each) for name, each in value.items() if name != "is"})
+from swarm_protocol.training_messages import Certificate
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -483,9 +237,3 @@ def test_step_in_any_order_of_events_never_raises_and_votes_once_an_attempt(
         assert state.attempt >= before
         assert all(not isinstance(action, Ask) or action.peer != me for action in actions)
     assert len(votes) == len(set(votes))
-
-
-if __name__ == "__main__":
-    TRACES.mkdir(exist_ok=True)
-    for each in SCRIPTS:
-        (TRACES / f"{each}.json").write_text(json.dumps(trace(each), indent=1) + "\n")

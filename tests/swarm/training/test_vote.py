@@ -19,9 +19,9 @@ def test_quorum_is_two_thirds_rounded_up(members: int, needed: int) -> None:
     assert quorum(members) == needed
 
 
-@pytest.mark.parametrize("num_members", range(1, 257))
-def test_quorum_leaves_no_room_for_a_second_one_with_fewer_than_a_third_twice(num_members: int) -> None:
-    assert 2 * quorum(num_members) - num_members >= num_members / 3
+def test_quorum_leaves_no_room_for_a_second_one_with_fewer_than_a_third_twice() -> None:
+    for num_members in range(1, 257):
+        assert 2 * quorum(num_members) - num_members >= num_members / 3
 
 
 def test_tally_with_two_thirds_for_one_outcome_decides_it() -> None:

@@ -208,7 +208,7 @@ class SpanServer:
             async with asyncio.timeout(OPEN_S) as deadline:
                 session = self._admit(peer_id, Open.from_bytes(await stream.receive()), deadline)
                 session.wait_for_client()
-                await stream.send(Ready(max_step_tokens=self._ready.max_step_tokens).to_bytes())
+                await stream.send(Ready(max_step_tokens=session.max_step_tokens).to_bytes())
                 await serve_steps(stream, session, self.engine, self.options.faults)
         except EndOfStream:
             pass
@@ -238,7 +238,14 @@ class SpanServer:
                 retry_after_s=RETRY_AFTER_S,
             )
         span = self._view(wanted.start, wanted.end)
-        session = ServedSession(peer_id, wanted, span, deadline=deadline, idle_s=self.options.idle_s)
+        session = ServedSession(
+            peer_id,
+            wanted,
+            span,
+            max_step_tokens=self._ready.max_step_tokens,
+            deadline=deadline,
+            idle_s=self.options.idle_s,
+        )
         self.sessions.add(session)
         self._changed.set()
         return session

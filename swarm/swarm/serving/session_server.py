@@ -25,10 +25,20 @@ WANTS = {want.name.lower(): want for want in Want}
 class ServedSession:
     """`max_tokens` of cache are reserved for it as long as it exists. `deadline` ends its handler when it expires."""
 
-    def __init__(self, peer_id: str, opened: Open, span: Span, *, deadline: asyncio.Timeout, idle_s: float) -> None:
+    def __init__(
+        self,
+        peer_id: str,
+        opened: Open,
+        span: Span,
+        *,
+        max_step_tokens: int,
+        deadline: asyncio.Timeout,
+        idle_s: float,
+    ) -> None:
         self.peer_id = peer_id
         self.session_id = opened.session_id
         self.max_tokens = opened.max_tokens
+        self.max_step_tokens = max_step_tokens
         self.span = span
         self.cache = span.new_cache()
         self.leave_at_s: float | None = None
@@ -89,6 +99,8 @@ def checked_step(request: serving_messages.Step, session: ServedSession) -> Step
     span, length, num_tokens = session.span, session.cache.length, request.tensor.shape[0]
     if request.position > length or (request.position < length and not request.rewind):
         raise PeerViolation(f"step at position {request.position}, and the cache ends at {length}")
+    if num_tokens > session.max_step_tokens:
+        raise PeerViolation(f"a step of {num_tokens} tokens, and this server takes {session.max_step_tokens}")
     if request.position + num_tokens > session.max_tokens:
         raise PeerViolation(f"{request.position + num_tokens} tokens, and the session reserved {session.max_tokens}")
     if span.is_last and request.want == "all" and 4 * num_tokens * span.vocab_size > limits.MAX_MESSAGE_BYTES // 2:

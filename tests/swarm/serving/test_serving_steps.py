@@ -11,6 +11,7 @@ import torch
 from raw_session import HIDDEN, TOKENS, ask, session
 from swarm.serving.blocks import Want, load_span
 from swarm.serving.model_files import open_model
+from swarm.serving.server_options import ServerOptions
 from swarm.serving.tensors import unpack_floats
 from swarm.testing import virtual_time
 from swarm_protocol.errors import (
@@ -88,6 +89,16 @@ def test_step_of_bad_hidden_states_is_refused_before_compute(
             with pytest.raises(PeerViolation, match=message):
                 await ask(stream, x)
             assert server.engine.num_done == 0
+
+    virtual_time.run(scenario())
+
+
+def test_step_longer_than_the_server_takes_is_refused(boxes: Any, llama_dir: Path) -> None:
+    async def scenario() -> None:
+        options = ServerOptions(max_step_tokens=2)
+        async with boxes(llama_dir, [(0, 3)], options=options) as box, session(box) as stream:
+            with pytest.raises(PeerViolation, match="a step of 3 tokens, and this server takes 2"):
+                await ask(stream, TOKENS)
 
     virtual_time.run(scenario())
 

@@ -70,6 +70,7 @@ class Volunteer:
         on_decision: Callable[[Decision], None] | None = None,
     ) -> None:
         self.server: SpanServer | None = None
+        self.num_failed_moves = 0
         self._network = network
         self._membership = membership
         self._model_dir = model_dir
@@ -175,19 +176,24 @@ class Volunteer:
         wait_s = WATCH_S * (1 + int(rank(self._network.peer_id)[:8], 16) / 2**32)
         while True:
             await asyncio.sleep(wait_s)
-            move = await self._better(server, capacity)
-            if move is None:
-                continue
-
-            async def still_wanted(planned: Decision = move) -> bool:
-                again = await self._better(server, capacity)
-                return again is not None and (again.start, again.end) == (planned.start, planned.end)
-
             try:
-                if await server.move(move.start, move.end, still_wanted=still_wanted, within_s=MOVE_WITHIN_S):
-                    self._tell(move)
-            except SwarmError as error:
-                logger.warning("could not move to blocks [%d, %d): %s", move.start, move.end, error)
+                await self._move_if_better(server, capacity)
+            except (SwarmError, RuntimeError, MemoryError, OSError) as error:
+                # as when there is no memory for the new blocks beside the old ones, which go on
+                self.num_failed_moves += 1
+                logger.warning("could not move to other blocks of %s: %s", self._name, error)
+
+    async def _move_if_better(self, server: SpanServer, capacity: Capacity) -> None:
+        move = await self._better(server, capacity)
+        if move is None:
+            return
+
+        async def still_wanted() -> bool:
+            again = await self._better(server, capacity)
+            return again is not None and (again.start, again.end) == (move.start, move.end)
+
+        if await server.move(move.start, move.end, still_wanted=still_wanted, within_s=MOVE_WITHIN_S):
+            self._tell(move)
 
     async def _better(self, server: SpanServer, capacity: Capacity) -> Decision | None:
         record = server.record

@@ -182,6 +182,26 @@ def test_volunteer_that_fails_to_load_withdraws_its_intention(llama_dir: Path) -
     virtual_time.run(scenario())
 
 
+def test_volunteer_without_memory_for_a_move_stays_and_still_closes(llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with AsyncExitStack() as stack:
+            place = await town(stack, llama_dir, 4, max_blocks=3)
+            for volunteer in place.volunteers:
+                await volunteer.start()
+            spans = place.spans()
+            with patch("swarm.serving.server.load", side_effect=RuntimeError("out of memory")):
+                for volunteer in place.volunteers:
+                    if volunteer.server is not None and volunteer.server.start_block == 0:
+                        await volunteer.close()
+                await asyncio.sleep(4 * WATCH_S)
+            assert sum(volunteer.num_failed_moves for volunteer in place.volunteers) > 0
+            assert place.spans() == spans
+            for volunteer in place.volunteers:
+                await volunteer.close()
+
+    virtual_time.run(scenario())
+
+
 def test_volunteer_drains_and_closes(llama_dir: Path) -> None:
     async def scenario() -> None:
         async with AsyncExitStack() as stack:

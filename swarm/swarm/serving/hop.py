@@ -33,6 +33,9 @@ FLOOR_S = 5.0
 FACTOR = 8.0
 """A step may take this many times what steps took so far, for another session's prefill may stand before it."""
 
+MAX_COMPUTE_S = 600.0
+"""Whatever a server claims: a chunk of a prompt on a slow machine, with others waiting, is done by then."""
+
 SLOWEST_BYTES_PER_S = 250_000.0
 """A mobile uplink. Slower ones cannot carry activations."""
 
@@ -70,7 +73,7 @@ class StepTimer:
 
     def timeout_s(self, num_tokens: int, num_bytes: int) -> float:
         expected_s = self._decode_s if num_tokens == 1 else self._prefill_s * num_tokens
-        return FLOOR_S + FACTOR * expected_s + num_bytes / SLOWEST_BYTES_PER_S
+        return FLOOR_S + min(FACTOR * expected_s, MAX_COMPUTE_S) + num_bytes / SLOWEST_BYTES_PER_S
 
     def took(self, num_tokens: int, seconds: float) -> None:
         if num_tokens == 1:

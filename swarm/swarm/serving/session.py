@@ -12,9 +12,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from uuid import uuid4
 
+from swarm_protocol import limits
+from swarm_protocol.checks import check_int
 from swarm_protocol.errors import ConfigError, PeerRefused, PeerTimeout, SessionError, SwarmError
 from swarm_protocol.records import ServeRecord
 from swarm_protocol.serving_messages import Open
@@ -34,7 +37,7 @@ RETRY_S = 0.5
 """Between looks for a server that could take over."""
 
 MAX_FAILURES = 16
-"""Of servers during one step: beyond that the request itself is what breaks them."""
+"""Of servers during one step, or in opening a chain: beyond that the request itself is what breaks them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +49,13 @@ class ModelShape:
     num_blocks: int
     hidden_size: int
     vocab_size: int
+
+    def __post_init__(self) -> None:
+        """Raises ValueError: the numbers are a server's."""
+        check_int(self.num_blocks, "num_blocks", low=1, high=limits.MAX_BLOCKS)
+        # a row of either must fit into a message
+        check_int(self.hidden_size, "hidden_size", low=1, high=limits.MAX_MESSAGE_BYTES // 4)
+        check_int(self.vocab_size, "vocab_size", low=1, high=limits.MAX_MESSAGE_BYTES // 4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +101,7 @@ class Session:
         replay_bytes = (len(hops) - 1) * self._max_tokens * self._model.hidden_size * 4
         self._hops = hops
         if replay_bytes > self._options.max_replay_bytes:
-            await self._close_all()
+            await self._close_all(hops)
             raise ConfigError(
                 f"surviving a failure would take {replay_bytes} bytes here, and {self._options.max_replay_bytes} "
                 "are allowed",
@@ -100,7 +110,7 @@ class Session:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._close_all()
+        await self._close_all(self._hops)
 
     async def advance(self, tokens_T: Tensor) -> Tensor:
         """Append token ids and return the logits [V] that follow them.
@@ -197,8 +207,12 @@ class Session:
         await self._close(lost)
 
     async def _cover(self, start: int, end: int, give_up_at_s: float) -> list[Hop]:
-        """Open hops for blocks `[start, end)`, trying until `give_up_at_s`. Raises NoChain."""
+        """Open hops for blocks `[start, end)`, trying until `give_up_at_s`. Raises NoChain.
+
+        Also SessionError after MAX_FAILURES servers: more of them than one backoff has time for may never answer.
+        """
         looked_up = False
+        num_failed = 0
         while True:
             try:
                 chain = find_chain(self._servers, start, end, self._links.outlook(self._max_tokens, self._id))
@@ -212,6 +226,13 @@ class Session:
             else:
                 if hops := await self._open(chain):
                     return hops
+                num_failed += 1
+                if num_failed >= MAX_FAILURES:
+                    raise SessionError(
+                        f"{num_failed} servers in a row opened no session",
+                        remedy="try again in a moment",
+                        session_id=self._id,
+                    )
 
     async def _open(self, chain: Chain) -> list[Hop]:
         """Hops for the whole chain, or none if one of its servers did not open a session."""
@@ -223,8 +244,7 @@ class Session:
                 self._links.opened(planned.peer_id)
                 self._trace.hops.append(hops[-1].trace)
         except BaseException as error:
-            for hop in hops:
-                await self._close(hop)
+            await self._close_all(hops)
             if not isinstance(error, SwarmError):
                 raise
             logger.info("%s did not open a session: %s", planned.peer_id, error)
@@ -257,7 +277,8 @@ class Session:
             self._links.closed(hop.peer_id)
             await hop.close()
 
-    async def _close_all(self) -> None:
-        hops, self._hops = self._hops, []
-        for hop in hops:
-            await self._close(hop)
+    async def _close_all(self, hops: list[Hop]) -> None:
+        """Each of them, also if closing another one fails or is cancelled."""
+        async with AsyncExitStack() as closing:
+            for hop in hops:
+                closing.push_async_callback(self._close, hop)

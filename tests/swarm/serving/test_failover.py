@@ -7,13 +7,15 @@ hops the n-th decode is at hop (n - 1) mod 3.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock, patch
 
 import pytest
 from swarm.router.routing import NoChain
 from swarm.serving.blocks import load_span
-from swarm.serving.hop import FLOOR_S
+from swarm.serving.hop import FLOOR_S, Hop
 from swarm.serving.model_files import open_model
 from swarm.serving.session import MAX_FAILURES, SessionOptions
 from swarm.testing import virtual_time
@@ -184,6 +186,51 @@ def test_failover_step_that_breaks_server_after_server_gives_up(boxes: Any, llam
             await box.all_freed()
 
     virtual_time.run(scenario())
+
+
+def test_opening_servers_that_never_answer_ends_in_bounded_time(boxes: Any, llama_dir: Path) -> None:
+    """Trying all of them takes longer than any of them is avoided for, so there is always one more to try."""
+
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 6)] * 9, detection_s=1e6) as box:
+            await box.kit()
+            box.internet.partition([[box.network.peer_id]])
+            since_s = asyncio.get_running_loop().time()
+            box.client._seen["tiny"] = since_s, await box.membership.servers("tiny")
+            with (
+                patch.object(box.membership, "servers", AsyncMock(return_value=box.client._seen["tiny"][1])),
+                pytest.raises(SessionError, match="opened no session"),
+            ):
+                async with asyncio.timeout(1000):
+                    await box.tokens()
+            box.internet.heal()
+
+    virtual_time.run(scenario())
+
+
+def test_closing_one_hop_that_fails_closes_the_others(boxes: Any, llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 3), (3, 6)]) as box:
+            answer = box.generate()
+            await anext(aiter(answer))
+            with patch.object(Hop, "close", _first_fails(Hop.close)), pytest.raises(OSError, match="torn"):
+                await answer.aclose()
+            assert sum(len(server.sessions) for server in box.servers.values()) == 1
+
+    virtual_time.run(scenario())
+
+
+def _first_fails(close: Callable[[Hop], Awaitable[None]]) -> Callable[[Hop], Awaitable[None]]:
+    has_failed = []
+
+    async def torn(hop: Hop) -> None:
+        if not has_failed:
+            has_failed.append(hop)
+            raise OSError("torn")
+        await close(hop)
+        await asyncio.sleep(1)
+
+    return torn
 
 
 def test_failover_server_that_sends_nonsense_is_not_asked_again(boxes: Any, llama_dir: Path) -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from swarm.serving.hop import FACTOR, FLOOR_S, SLOWEST_BYTES_PER_S, Ledger, StepTimer
+from swarm.serving.hop import FACTOR, FLOOR_S, MAX_COMPUTE_S, SLOWEST_BYTES_PER_S, Ledger, StepTimer
 from swarm_protocol.records import ServeRecord
 
 
@@ -50,6 +50,10 @@ def test_timer_follows_what_steps_took() -> None:
         steps.took(100, 30.0)
     assert steps.timeout_s(1, 0) == pytest.approx(FLOOR_S + FACTOR * 2.0, rel=0.01)
     assert steps.timeout_s(100, 0) == pytest.approx(FLOOR_S + FACTOR * 30.0, rel=0.01)
+
+
+def test_timer_is_bounded_whatever_the_server_claims() -> None:
+    assert timer(queue_depth=2**20).timeout_s(1, 0) == FLOOR_S + MAX_COMPUTE_S
 
 
 def test_timer_leaves_slow_links_time_for_the_bytes() -> None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
-from weakref import WeakSet
+from weakref import WeakSet, WeakValueDictionary
 
 from swarm_protocol.errors import ConfigError, SessionError, SwarmError
 from swarm_protocol.identity import Identity
@@ -43,6 +43,9 @@ MAX_MODELS = 8
 
 MODELS_FRESH_S = 2.0
 """How long a list of models is good for; a gateway asks for it with each request."""
+
+ENCODE_S = 30.0
+"""For a prompt of a million characters, many times over."""
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -92,7 +95,7 @@ class AsyncClient:
         self._links = Links()
         self._kits: dict[tuple[str, str], ModelKit] = {}
         self._seen: dict[str, tuple[float, Mapping[str, ServeRecord]]] = {}
-        self._loading = asyncio.Lock()
+        self._loading: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
         self._models: tuple[float, tuple[ModelStatus, ...]] = (-MODELS_FRESH_S, ())
         self._last: Generation | None = None
 
@@ -193,7 +196,7 @@ class AsyncClient:
         since_s = clock()
         servers = await self._servers(model)
         kit = await self._kit(model, servers)
-        prompt_ids = kit.encode(prompt) if prompt is not None else kit.encode_chat(messages or ())
+        prompt_ids = await _encode(kit, prompt, messages)
         check_room(kit, len(prompt_ids), max_tokens)
         trace.revision = kit.shape.revision
         session = Session(
@@ -230,12 +233,16 @@ class AsyncClient:
     async def _kit(self, model: str, servers: Mapping[str, ServeRecord]) -> ModelKit:
         """The tokenizer and shape of the servers' revision."""
         revision = next(iter(servers.values())).revision
-        async with self._loading:
-            if (model, revision) not in self._kits:
-                willing = [peer_id for peer_id, record in servers.items() if record.state == "serving"]
-                files = await fetch_files(self._network, model, revision, willing)
-                _keep(self._kits, (model, revision), await asyncio.to_thread(_read_kit, model, revision, files))
-            return self._kits[model, revision]
+        key = model, revision
+        if key not in self._kits:
+            # for each model its own, so that one whose servers stall keeps no other waiting
+            loading = self._loading.setdefault(key, asyncio.Lock())
+            async with loading:
+                if key not in self._kits:
+                    willing = [peer_id for peer_id, record in servers.items() if record.state == "serving"]
+                    files = await fetch_files(self._network, model, revision, willing)
+                    _keep(self._kits, key, await asyncio.to_thread(_read_kit, model, revision, files))
+        return self._kits[key]
 
 
 def _keep(cache: dict[K, T], key: K, value: T) -> None:
@@ -244,6 +251,23 @@ def _keep(cache: dict[K, T], key: K, value: T) -> None:
     if len(cache) >= MAX_MODELS:
         del cache[next(iter(cache))]
     cache[key] = value
+
+
+async def _encode(kit: ModelKit, prompt: str | None, messages: Sequence[Message] | None) -> list[int]:
+    """Off the loop and for ENCODE_S at most: the patterns and the template are those of a peer. Raises ConfigError."""
+    encoding = (
+        asyncio.to_thread(kit.encode, prompt)
+        if prompt is not None
+        else asyncio.to_thread(kit.encode_chat, messages or ())
+    )
+    try:
+        async with asyncio.timeout(ENCODE_S):
+            return await encoding
+    except TimeoutError:
+        raise ConfigError(
+            f"the tokenizer of {kit.shape.name} took over {ENCODE_S:g} s",
+            remedy="shorten the prompt or use another model",
+        ) from None
 
 
 def check_room(kit: ModelKit, num_prompt_tokens: int, max_tokens: int) -> None:

@@ -1,7 +1,8 @@
 """What a client needs of a model: its tokenizer, its shape and its end tokens, from files that a server gave.
 
-The files are a peer's: only known names are written, into a directory of our own, and no code in them is run.
-`read_kit` blocks and belongs off the loop; the rest of a kit is read-only.
+The files are a peer's: only known names are written, into a directory of our own; no code in them is run, no other
+file that they name is opened, and no list is made as long as they say. `read_kit` blocks and belongs off the loop, and
+so do `encode` and `encode_chat`, for a tokenizer's patterns and a chat template may take as long as they like.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from swarm_protocol.errors import ConfigError, IntegrityError, PeerError, PeerUnreachable
+from swarm_protocol import limits
+from swarm_protocol.errors import ConfigError, IntegrityError, PeerError, PeerUnreachable, SwarmError
 from swarm_protocol.serving_messages import FILES_METHOD, FilesRequest, FilesResponse
 from transformers import AutoConfig, AutoTokenizer
 
@@ -68,6 +70,10 @@ async def fetch_files(network: Network, model: str, revision: str, peer_ids: Seq
         except PeerError as error:
             failure = error
             continue
+        except SwarmError as error:
+            # its own trouble, whatever it calls it: another server may have none
+            failure = PeerError(error.message, peer_id=peer_id)
+            continue
         if response.revision == revision:
             return {name: payload for name, payload in response.files.items() if name in SMALL_FILES}
     raise failure
@@ -75,10 +81,11 @@ async def fetch_files(network: Network, model: str, revision: str, peer_ids: Seq
 
 def read_kit(model: str, revision: str, files: Mapping[str, bytes], directory: Path) -> ModelKit:
     """Write `files` to the empty `directory` and load them. Raises IntegrityError if they make no sense."""
-    for name, payload in files.items():
-        assert name in SMALL_FILES
-        (directory / name).write_bytes(payload)
     try:
+        for name, payload in files.items():
+            assert name in SMALL_FILES
+            (directory / name).write_bytes(_without_paths(payload) if name == "tokenizer_config.json" else payload)
+        _check_depth(json.loads(files.get("config.json", b"{}")))
         config = AutoConfig.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
         tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
         shape = ModelShape(
@@ -88,9 +95,11 @@ def read_kit(model: str, revision: str, files: Mapping[str, bytes], directory: P
             hidden_size=int(config.hidden_size),
             vocab_size=int(config.vocab_size),
         )
+        tokenizer("a")  # the first text may change a tokenizer's settings, which must not happen in two threads
+        context_tokens = int(getattr(config, "max_position_embeddings", None) or DEFAULT_CONTEXT_TOKENS)
         return ModelKit(
             shape=shape,
-            context_tokens=int(getattr(config, "max_position_embeddings", None) or DEFAULT_CONTEXT_TOKENS),
+            context_tokens=min(context_tokens, limits.MAX_SESSION_TOKENS),
             end_ids=_end_ids(files, config, tokenizer),
             tokenizer=tokenizer,
         )
@@ -99,6 +108,21 @@ def read_kit(model: str, revision: str, files: Mapping[str, bytes], directory: P
             f"the files of {model} cannot be used: {' '.join(str(error).split())[:200]}",
             remedy="its servers may be broken; use another model",
         ) from error
+
+
+def _without_paths(settings: bytes) -> bytes:
+    """Tokenizer settings without the files that they name, which transformers would read wherever they are."""
+    kept = {key: value for key, value in json.loads(settings).items() if not key.endswith(("_file", "_files"))}
+    return json.dumps(kept).encode()
+
+
+def _check_depth(settings: Mapping[str, Any]) -> None:
+    """Raises ValueError for a number of layers beyond any model: transformers makes lists of that length."""
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            _check_depth(value)
+        elif "layer" in key and isinstance(value, int | float) and value > limits.MAX_BLOCKS:
+            raise ValueError(f"{key} is {value}, more than {limits.MAX_BLOCKS}")
 
 
 def _end_ids(files: Mapping[str, bytes], config: Any, tokenizer: Any) -> frozenset[int]:

@@ -8,20 +8,25 @@ import math
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+from swarm.network.memory import MemoryInternet
 from swarm.router.routing import NoChain
 from swarm.serving.model_files import open_model
-from swarm.serving.model_kit import read_kit
+from swarm.serving.model_kit import ModelKit, fetch_files, read_kit
 from swarm.serving.server_options import ServerOptions
 from swarm.testing import virtual_time
 from swarm.testing.faults import Fault
 from swarm.testing.leaks import no_leaks
+from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError, IntegrityError, PeerError
+from swarm_protocol.serving_messages import FILES_METHOD, FilesResponse
 
 import swarm
+from swarm import client
 
 HALVES = [(0, 3), (3, 6)]
 
@@ -352,6 +357,106 @@ def test_kit_of_files_that_make_no_sense_is_refused_in_one_line(
     with pytest.raises(IntegrityError, match="the files of tiny cannot be used") as caught:
         read_kit("tiny", "r", files, tmp_path)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model_type": "qwen3", "num_hidden_layers": 10**7},
+        {"num_hidden_layers": 10**7},
+        {"num_hidden_layers": 0},
+        {"vocab_size": 2**40},
+        {"text_config": {"num_hidden_layers": 10**7}},
+    ],
+)
+def test_kit_of_a_config_beyond_any_model_is_refused_at_once(
+    llama_dir: Path, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    """A second or a gigabyte for each of these, and a gateway that knows a hostile server would be down."""
+    files = open_model(llama_dir).small_files()
+    config = json.dumps({**json.loads(files["config.json"]), **changes}).encode()
+    with pytest.raises(IntegrityError, match="the files of tiny cannot be used"):
+        read_kit("tiny", "r", {**files, "config.json": config}, tmp_path)
+
+
+def test_kit_context_is_that_of_the_network_at_most(llama_dir: Path, tmp_path: Path) -> None:
+    files = open_model(llama_dir).small_files()
+    config = json.dumps({**json.loads(files["config.json"]), "max_position_embeddings": 10**9}).encode()
+    kit = read_kit("tiny", "r", {**files, "config.json": config}, tmp_path)
+    assert kit.context_tokens == limits.MAX_SESSION_TOKENS
+
+
+def test_kit_opens_no_file_that_its_settings_name(llama_dir: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("root:x:0\n")
+    files = open_model(llama_dir).small_files()
+    del files["tokenizer.json"]
+    settings = {"tokenizer_class": "GPT2Tokenizer", "merges_file": str(tmp_path / "secret")}
+    own = {"vocab.json": b'{"a": 0, "b": 1, "ab": 2}', "merges.txt": b"#version: 0.2\na b\n"}
+    directory = tmp_path / "model"
+    directory.mkdir()
+    kit = read_kit("tiny", "r", {**files, **own, "tokenizer_config.json": json.dumps(settings).encode()}, directory)
+    assert kit.encode("ab") == [2]
+
+
+def test_template_without_an_end_does_not_stop_the_loop(
+    boxes: Any, templated: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a thread, whose end nobody waits for; here it ends once the client has given up."""
+    given_up = threading.Event()
+
+    def endless(_kit: ModelKit, _messages: Any) -> list[int]:
+        assert given_up.wait(30)
+        return [0]
+
+    monkeypatch.setattr(ModelKit, "encode_chat", endless)
+    monkeypatch.setattr(client, "ENCODE_S", 0.05)
+
+    async def scenario() -> None:
+        async with boxes(templated, HALVES) as box:
+            with pytest.raises(ConfigError, match="the tokenizer of tiny took over"):
+                await box.tokens(prompt=None, messages=[{"role": "user", "content": "hi"}])
+            given_up.set()
+
+    asyncio.run(scenario())
+
+
+def test_model_whose_servers_stall_keeps_no_other_waiting(boxes: Any, llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, HALVES, detection_s=1e6) as box:
+            stuck = await box.add(0, 6, name="stuck")
+            await box.known(1, "stuck")
+            box.internet.crash(next(peer_id for peer_id, server in box.servers.items() if server is stuck))
+            async with asyncio.TaskGroup() as tasks:
+                waiting = tasks.create_task(anext(aiter(box.generate(model="stuck"))))
+                await asyncio.sleep(0.1)
+                since_s = asyncio.get_running_loop().time()
+                assert await box.tokens() == box.expected()
+                assert asyncio.get_running_loop().time() - since_s < 10
+                waiting.cancel()
+
+    virtual_time.run(scenario())
+
+
+def test_files_from_a_server_with_troubles_of_its_own_are_taken_from_another() -> None:
+    """Its error is not the client's: a remote "config" is no mistake in what was asked for."""
+
+    async def broken(_peer_id: str, _request: bytes) -> bytes:
+        raise ConfigError("my disk is broken")
+
+    async def good(_peer_id: str, _request: bytes) -> bytes:
+        return FilesResponse(revision="r", files={"config.json": b"{}"}).to_bytes()
+
+    async def scenario() -> None:
+        internet = MemoryInternet()
+        asker, first, second = (internet.network() for _ in range(3))
+        await first.serve(f"{FILES_METHOD}/tiny", broken)
+        await second.serve(f"{FILES_METHOD}/tiny", good)
+        files = await fetch_files(asker, "tiny", "r", [first.peer_id, second.peer_id])
+        assert files == {"config.json": b"{}"}
+        with pytest.raises(PeerError, match="my disk is broken"):
+            await fetch_files(asker, "tiny", "r", [first.peer_id])
+
+    virtual_time.run(scenario())
 
 
 def test_kit_end_tokens_may_be_several(llama_dir: Path, tmp_path: Path) -> None:

@@ -2,9 +2,10 @@
 
     kind 1 byte | length 4 bytes big-endian | body
 
-`MORE` and `DATA` carry pieces of a message, `DATA` its last one. `CREDIT` has no body: its length is how much more the
-other side may send. `FINISH` ends one direction; `END` and `FAILURE` end both, the latter with the bytes of
-`swarm_protocol.failure`. Pure: knows bytes and bounds, not sockets.
+`MORE` and `DATA` carry pieces of a message, `MORE` full ones of CHUNK_BYTES and `DATA` the last, so that a message
+has no more pieces than its bytes need. `CREDIT` has no body: its length is how much more the other side may send.
+`FINISH` ends one direction; `END` and `FAILURE` end both, the latter with the bytes of `swarm_protocol.failure`.
+Pure: knows bytes and bounds, not sockets.
 
 Credit, and not only the transport's own back-pressure, bounds what is in flight: a receiver that may never stop reading
 notices at once that the other side has left, however much is queued. (HTTP/2 does the same, RFC 9113, section 5.2.)
@@ -79,4 +80,6 @@ def parse_header(header: bytes) -> tuple[Kind, int]:
         raise PeerViolation(f"stream has a frame of unknown kind {number}") from None
     if length > _MAX_LENGTH[kind]:
         raise PeerViolation(f"stream has a {kind.name} frame of {length} bytes, more than {_MAX_LENGTH[kind]}")
+    if kind is Kind.MORE and length < CHUNK_BYTES:
+        raise PeerViolation(f"stream has a piece of {length} bytes before the last of its message")
     return kind, length

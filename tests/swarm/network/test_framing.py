@@ -42,3 +42,10 @@ def test_header_of_unknown_kind_is_a_violation() -> None:
 
 def test_credit_frame_grants_what_it_says() -> None:
     assert framing.parse_header(framing.credit(4711)) == (Kind.CREDIT, 4711)
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1, framing.CHUNK_BYTES - 1])
+def test_header_of_a_short_piece_before_the_last_is_a_violation(num_bytes: int) -> None:
+    """Otherwise a message of few bytes could be of pieces without end, which the receiver keeps until the last."""
+    with pytest.raises(PeerViolation, match="before the last of its message"):
+        framing.parse_header(framing.HEADER.pack(Kind.MORE, num_bytes))

@@ -107,8 +107,14 @@ def open_model(directory: Path) -> ModelFiles:
         )
     try:
         config = AutoConfig.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
-    except (ValueError, OSError, KeyError, TypeError) as error:
+        sizes = [getattr(config, name, None) for name in ("num_hidden_layers", "hidden_size", "vocab_size")]
+    except Exception as error:  # each family checks its own settings, and raises what it likes
         raise ConfigError(f"{directory}/config.json is not usable: {_one_line(error)}") from error
+    if not all(isinstance(size, int) and size > 0 for size in sizes):
+        raise ConfigError(
+            f"{directory}/config.json is not usable: {config.model_type} is no language model of blocks",
+            remedy="serve a causal language model",
+        )
     return ModelFiles(directory=directory, config=config, shards=_find_shards(directory))
 
 

@@ -54,7 +54,19 @@ def test_open_directory_without_config_says_what_to_name(tmp_path: Path) -> None
         open_model(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"model_type": "no-such-family"}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]",
+        "{}",
+        "[" * 5000,
+        '{"model_type": "no-such-family"}',
+        '{"model_type": "llama", "hidden_size": "x"}',
+        '{"model_type": "gpt2", "torch_dtype": "none"}',
+        '{"model_type": "clip"}',
+    ],
+)
 def test_open_unusable_config_is_one_clear_line(copied: Path, text: str) -> None:
     (copied / "config.json").write_text(text)
     with pytest.raises(ConfigError, match=r"config\.json is not usable") as caught:

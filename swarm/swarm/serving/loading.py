@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError
+from swarm_protocol.serving_messages import FilesResponse
 
 from swarm.serving.blocks import Span, block_of_tensors, load_span
 from swarm.serving.measure import SpanSpeed, measure
@@ -17,14 +17,14 @@ from swarm.serving.server_options import DTYPES, ServerOptions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedSpan:
-    """`kv_tokens` fit into the allowed cache; `files` are what clients may ask for."""
+    """`kv_tokens` fit into the allowed cache. `files` is the FilesResponse for clients, made once: it may be large."""
 
     span: Span
     speed: SpanSpeed
     kv_tokens: int
     max_step_tokens: int
     revision: str
-    files: Mapping[str, bytes]
+    files: bytes
 
 
 def load(model_dir: Path, start: int, end: int, options: ServerOptions) -> LoadedSpan:
@@ -42,13 +42,20 @@ def load(model_dir: Path, start: int, end: int, options: ServerOptions) -> Loade
             f"a token takes {speed.kv_bytes_per_token} bytes of cache, and {options.kv_bytes} are allowed",
             remedy="allow more memory or serve fewer blocks",
         )
+    revision = files.revision()
+    response = FilesResponse(revision=revision, files=files.small_files()).to_bytes()
+    if len(response) > limits.MAX_MESSAGE_BYTES:
+        raise ConfigError(
+            f"the config and tokenizer in {model_dir} are larger than a message of {limits.MAX_MESSAGE_BYTES} bytes",
+            remedy="remove the files that no tokenizer needs",
+        )
     return LoadedSpan(
         span=span,
         speed=speed,
         kv_tokens=min(kv_tokens, limits.MAX_KV_TOKENS),
         max_step_tokens=min(options.max_step_tokens, room_bytes // (4 * files.hidden_size)),
-        revision=files.revision(),
-        files=files.small_files(),
+        revision=revision,
+        files=response,
     )
 
 

@@ -19,7 +19,6 @@ from swarm_protocol.serving_messages import (
     FILES_METHOD,
     SESSION_METHOD,
     FilesRequest,
-    FilesResponse,
     Open,
     Ready,
 )
@@ -198,7 +197,7 @@ class SpanServer:
         FilesRequest.from_bytes(request)
         if self._loaded is None:
             raise PeerRefused(f"{self.name} is no longer served here", remedy="ask another server")
-        return FilesResponse(revision=self._ready.revision, files=dict(self._ready.files)).to_bytes()
+        return self._loaded.files
 
     # --- sessions ---------------------------------------------------------------------------------------------------
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,18 @@ def test_load_model_too_wide_for_one_row_is_refused(llama_dir: Path, monkeypatch
     monkeypatch.setattr(limits, "MAX_MESSAGE_BYTES", limits.MAX_OPEN_BYTES + 4 * 255)
     with pytest.raises(ConfigError, match="too wide"):
         load(llama_dir, 0, 3, ServerOptions())
+
+
+def test_load_files_too_large_for_one_message_are_refused_before_any_client_asks(
+    llama_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of them is within its own bound."""
+    directory = shutil.copytree(llama_dir, tmp_path / "model")
+    monkeypatch.setattr(limits, "MAX_MESSAGE_BYTES", limits.MAX_OPEN_BYTES + 2**20)
+    for name in ("vocab.json", "vocab.txt"):
+        (directory / name).write_bytes(bytes(2**20 - 2**10))
+    with pytest.raises(ConfigError, match="larger than a message"):
+        load(directory, 0, 1, ServerOptions())
 
 
 def test_measure_block_needs_one_block_only(llama_dir: Path) -> None:

@@ -12,7 +12,6 @@ Shapes: N values of the flat parameter vector.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import torch
@@ -121,14 +120,6 @@ class Assembly:
             theta_N=self._theta_N,
             momentum_N=self._momentum_N,
         )
-
-
-def from_chunks(manifest: Manifest, chunks: Iterable[bytes]) -> ReplicaState:
-    """The state of which `chunks` are all chunks, in order. Raises IntegrityError as Assembly does."""
-    assembly = Assembly(manifest)
-    for index, data in enumerate(chunks):
-        assembly.put(index, data)
-    return assembly.finish()
 
 
 def _bytes_of(x_N: Tensor) -> memoryview:

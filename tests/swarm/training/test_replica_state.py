@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from swarm.training.lease import Cursor
 from swarm.training.manifest import CHUNK_BYTES
-from swarm.training.state import Assembly, ReplicaState, from_chunks
+from swarm.training.state import Assembly, ReplicaState
 from swarm_protocol.errors import IntegrityError
 from swarm_protocol.identity import Identity
 
@@ -41,6 +41,13 @@ def _equal(one: ReplicaState, other: ReplicaState) -> bool:
     return tensors and scalars
 
 
+def _assembled(state: ReplicaState) -> Assembly:
+    assembly = Assembly(state.manifest())
+    for index in sorted(assembly.missing):
+        assembly.put(index, state.chunk(index))
+    return assembly
+
+
 def test_chunks_are_theta_then_momentum() -> None:
     assert [len(chunk) for chunk in CHUNKS] == [CHUNK_BYTES, CHUNK_BYTES, 8 * NUM_VALUES - 2 * CHUNK_BYTES]
     assert [MANIFEST.chunk_size(index) for index in range(3)] == [len(chunk) for chunk in CHUNKS]
@@ -48,11 +55,9 @@ def test_chunks_are_theta_then_momentum() -> None:
 
 
 @pytest.mark.parametrize("num_values", [1, 2, CHUNK_BYTES // 8, CHUNK_BYTES // 8 + 1, CHUNK_BYTES // 4, CHUNK_BYTES])
-def test_from_chunks_of_any_size_gives_the_state(num_values: int) -> None:
+def test_assembly_of_a_state_of_any_size_is_that_state(num_values: int) -> None:
     state = _state(num_values=num_values)
-    manifest = state.manifest()
-    chunks = [state.chunk(index) for index in range(len(manifest.chunk_digests))]
-    assert _equal(from_chunks(manifest, chunks), state)
+    assert _equal(_assembled(state).finish(), state)
 
 
 @pytest.mark.parametrize("index", [-1, 3, 1 << 40])
@@ -127,9 +132,9 @@ def test_assembly_with_chunks_missing_does_not_finish() -> None:
 def test_assembly_values_not_finite_do_not_finish(bad: float) -> None:
     state = STATE.copy()
     state.momentum_N[5] = bad
-    manifest = state.manifest()
+    assembly = _assembled(state)
     with pytest.raises(IntegrityError, match="not finite"):
-        from_chunks(manifest, [state.chunk(index) for index in range(3)])
+        assembly.finish()
 
 
 def test_assembly_reuse_of_a_diverged_state_leaves_just_the_chunk_that_differs() -> None:

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 from transformers.utils import logging as transformers_logging
 
+from swarm.building import BUILDING
 from swarm.serving.model_cut import block_list, block_pattern, causal_lm_class, cut
 from swarm.serving.model_files import ModelFiles
 
@@ -172,7 +173,7 @@ def load_span(
     cut_class = type(
         model_class.__name__, (model_class,), {"__init__": build_and_cut, "__module__": model_class.__module__}
     )
-    with ExitStack() as stack:
+    with BUILDING, ExitStack() as stack:
         tensors = _open_tensors(files, _needed_tensors(files, model_class, start, end), stack)
         model = _materialise(files, cut_class, tensors, start, dtype)
     return Span(model.to(device).eval().requires_grad_(False), start, end, num_blocks)
@@ -180,7 +181,7 @@ def load_span(
 
 def block_of_tensors(files: ModelFiles) -> dict[str, int | None]:
     """For each tensor of the checkpoint the block it belongs to, None for embedding, norm and head."""
-    with torch.device("meta"):
+    with BUILDING, torch.device("meta"):
         model = causal_lm_class(files.config)(copy.deepcopy(files.config))
     pattern = block_pattern(model)
     return {name: int(match[2]) if (match := pattern.match(name)) else None for name in files.shards}
@@ -188,7 +189,7 @@ def block_of_tensors(files: ModelFiles) -> dict[str, int | None]:
 
 def _needed_tensors(files: ModelFiles, model_class: Any, start: int, end: int) -> dict[str, str]:
     """The span's tensors: name in the cut model -> name in the checkpoint."""
-    with torch.device("meta"):
+    with torch.device("meta"):  # BUILDING is held by the caller
         model = model_class(copy.deepcopy(files.config))
     pattern, prefix = block_pattern(model), f"{model.base_model_prefix}."
     before = {name.removeprefix(prefix) for name in model.state_dict()}

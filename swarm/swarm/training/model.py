@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from swarm_protocol.errors import ConfigError
 from torch import Tensor, nn
 
+from swarm.building import BUILDING
 from swarm.training.manifest import MAX_STATE_VALUES
 from swarm.training.permutation import stream
 from swarm.training.run_config import BYTE_VOCABULARY, RunConfig, refuse_unknown_keys
@@ -139,7 +140,8 @@ def _transformers_config(model: Mapping[str, Any]) -> Any:
 def _from_config(config: Any) -> Any:
     from transformers import AutoModelForCausalLM  # noqa: PLC0415
 
-    return AutoModelForCausalLM.from_config(config)
+    with BUILDING:
+        return AutoModelForCausalLM.from_config(config)
 
 
 def _first_line(error: Exception) -> str:

@@ -4,6 +4,7 @@ import itertools
 import json
 import shutil
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from swarm.serving import blocks
 from swarm.serving.blocks import KVCache, Span, Want, block_of_tensors, load_span
 from swarm.serving.model_files import open_model
 from swarm_protocol.errors import ConfigError, IntegrityError
-from transformers import AutoModelForCausalLM, BloomConfig, OPTConfig
+from transformers import AutoModelForCausalLM, BloomConfig, OPTConfig, PreTrainedModel
 
 NUM_BLOCKS = 6
 FAMILIES = ["llama", "llama-tied", "qwen3", "mistral", "mixtral", "gpt2"]
@@ -232,3 +233,10 @@ def test_load_tensor_of_wrong_shape_is_refused(copied: Path) -> None:
     save_file(tensors, shard)
     with pytest.raises(IntegrityError, match=r"model\.layers\.3\.mlp\.up_proj"):
         load_span(open_model(copied), 3, 4)
+
+
+def test_load_spans_at_once_leaves_transformers_as_it_was(model_dirs: Callable[[str], Path]) -> None:
+    files, tie_weights = open_model(model_dirs("llama-tied")), PreTrainedModel.tie_weights
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda start: load_span(files, start % NUM_BLOCKS, start % NUM_BLOCKS + 1), range(24)))
+    assert PreTrainedModel.tie_weights is tie_weights

@@ -117,8 +117,8 @@ def test_record_of_any_bytes_is_refused_without_an_error(value: bytes, subkey: b
 
 
 def test_storage_refuses_an_older_record_and_keeps_the_newer_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    storage, key = RecordStorage(), DHTID.generate(source="k")
-    old, new = dht_expiration(NOW - 250), dht_expiration(NOW)
+    storage, key, now = RecordStorage(), DHTID.generate(source="k"), time.time()
+    old, new = dht_expiration(now - 250), dht_expiration(now)
     assert storage.store_subkey(key, "peer", b"new", new)
     assert not storage.store_subkey(key, "peer", b"old", old)
     monkeypatch.setattr("hivemind.utils.timed_storage.get_dht_time", lambda: old + 1)
@@ -130,7 +130,7 @@ def test_storage_refuses_an_older_record_and_keeps_the_newer_to_its_end(monkeypa
 def test_storage_bounds_records_per_key_and_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record_validator, "MAX_RECORDS_PER_KEY", 2)
     monkeypatch.setattr(record_validator, "MAX_STORED_KEYS", 2)
-    storage, end = RecordStorage(), dht_expiration(NOW)
+    storage, end = RecordStorage(), dht_expiration(time.time())
     keys = [DHTID.generate(source=name) for name in "abc"]
     assert storage.store_subkey(keys[0], "p1", b"", end)
     assert storage.store_subkey(keys[0], "p2", b"", end)

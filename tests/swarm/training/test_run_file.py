@@ -181,17 +181,20 @@ def test_sign_run_model_that_cannot_be_built_is_refused(tiny_run: RunConfig) -> 
         sign_run(replace(tiny_run, model={}), AUTHOR, issued_at=1)
 
 
-toml_values = st.recursive(
+toml_scalars = (
     st.booleans()
     | st.integers(-(1 << 62), 1 << 62)
     | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(st.characters(exclude_categories=("Cs",)), max_size=8),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(st.text(st.characters(exclude_categories=("Cs",)), max_size=4), inner, max_size=3)
-    ),
-    max_leaves=8,
+    | st.text(st.characters(exclude_categories=("Cs",)), max_size=8)
 )
+
+
+def toml_groups(items: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    keys = st.text(st.characters(exclude_categories=("Cs",)), max_size=4)
+    return st.lists(items, max_size=3) | st.dictionaries(keys, items, max_size=3)
+
+
+toml_values = toml_scalars | toml_groups(toml_scalars | toml_groups(toml_scalars))
 
 
 @given(table=st.dictionaries(st.sampled_from("abcdef"), toml_values))

@@ -4,7 +4,8 @@ One plane for training and serving. What a record says is claimed by its peer; o
 well formed, and that it is the newest of that peer is vouched for here. Which models and runs exist is read from the
 node records, into which this module writes what the node has announced: no further index has to be kept and expired.
 
-`run` is the one task that publishes; `announce` and `withdraw` leave it messages, so both return at once.
+The task that its context runs is the one that publishes; `announce` and `withdraw` leave it messages, so both return at
+once.
 """
 
 from __future__ import annotations
@@ -72,7 +73,10 @@ class _Seen:
 
 
 class Membership:
-    """This node's place in the network's membership. Leave by ending `run` (or the context) before the network closes.
+    """This node's place in the network's membership. A context manager: leave it before the network closes.
+
+    Within it each announced record is published, and again before half its life is over; leaving it tells everyone that
+    this node leaves. A failure is counted, warned of and retried.
 
     `num_publish_failures`, `num_malformed` and `num_dropped` count what was tolerated: records that no peer took in
     time, that made no sense, and that were too many.
@@ -95,7 +99,7 @@ class Membership:
 
     async def __aenter__(self) -> Membership:
         await self._round_trips.serve()
-        self._task = asyncio.create_task(self._publish_until_cancelled(), name="membership")
+        self._task = asyncio.create_task(self._run(), name="membership")
         return self
 
     async def __aexit__(
@@ -125,15 +129,7 @@ class Membership:
         if announced := self._announced.get((kind, name)):
             self._put(_Announced(_farewell(announced.record), is_farewell=True))
 
-    async def run(self) -> None:
-        """Publish until cancelled; then tell everyone that this node leaves.
-
-        Each record is published again before half its life is over. A failure is counted, warned of and retried.
-        """
-        await self._round_trips.serve()
-        await self._publish_until_cancelled()
-
-    async def _publish_until_cancelled(self) -> None:
+    async def _run(self) -> None:
         try:
             while True:
                 self._changed.clear()

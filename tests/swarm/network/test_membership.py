@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import wraps
 
@@ -479,16 +480,16 @@ def test_twenty_nodes_find_each_other_half_die_and_a_partition_heals() -> None:
         internet = make_internet()
         swarm = [internet.network() for _ in range(20)]
         memberships = [Membership(network) for network in swarm]
-        async with asyncio.TaskGroup() as running:
-            tasks = [running.create_task(membership.run()) for membership in memberships]
+        async with AsyncExitStack() as running:
+            for membership in memberships:
+                await running.enter_async_context(membership)
             for index, membership in enumerate(memberships):
                 membership.announce(node_record(f"node-{index}"))
             await asyncio.sleep(SEEN_S)
             for membership in memberships:
                 assert len(await membership.nodes()) == 20
-            for network, task in list(zip(swarm, tasks, strict=True))[10:]:
+            for network in swarm[10:]:
                 internet.crash(network.peer_id)
-                task.cancel()
             await asyncio.sleep(limits.RECORD_LIFETIME_S)
             for membership in memberships[:10]:
                 assert len(await membership.nodes()) == 10
@@ -499,8 +500,6 @@ def test_twenty_nodes_find_each_other_half_die_and_a_partition_heals() -> None:
             internet.heal()
             for membership in memberships[:10]:
                 assert len(await membership.nodes()) == 10
-            for task in tasks[:10]:
-                task.cancel()
         await internet.close()
 
     virtual_time.run(main())

@@ -1,6 +1,11 @@
 from __future__ import annotations
 
-from hypothesis import settings
+import os
+
+# torch reads it when it is imported, child processes inherit it: for models this small, threads only wait for each other
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from hypothesis import settings  # noqa: E402
 
 # a busy machine is not a bug: examples have no deadline of their own, tests have pytest's timeout
 settings.register_profile("swarm", deadline=None)

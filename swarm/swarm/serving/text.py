@@ -42,6 +42,8 @@ class Detokenizer:
             self._ids = self._ids[self._shown :]
             self._context = 0
             self._shown = len(self._ids)
+        elif len(self._ids) - self._shown >= MAX_HELD_TOKENS:
+            del self._ids[self._shown :]  # tokens without text, such as special ones
         return text
 
 

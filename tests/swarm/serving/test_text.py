@@ -103,3 +103,19 @@ def test_stop_any_pieces_show_exactly_the_text_before_the_first_stop(parts: list
 @pytest.mark.parametrize("stops", [[], ["zzz"]])
 def test_stop_without_a_match_delays_nothing(stops: list[str]) -> None:
     assert stopped(stops, ["a", "b"]) == (["a", "b", ""], False)
+
+
+def test_detokenizer_tokens_without_text_are_forgotten() -> None:
+    """A model may say nothing but special tokens; decoding all of them each time would take longer and longer."""
+    longest = 0
+
+    def decode(ids: Sequence[int]) -> str:
+        nonlocal longest
+        longest = max(longest, len(ids))
+        return "".join("word " for token_id in ids if token_id)
+
+    detokenizer = Detokenizer(decode)
+    assert detokenizer.push(1) == "word "
+    assert "".join(detokenizer.push(0) for _ in range(1000)) == ""
+    assert detokenizer.push(1) == "word "
+    assert longest <= 2 * MAX_HELD_TOKENS

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -46,6 +47,9 @@ RETRY_FRACTION = 0.1
 
 MAX_LISTED_PEERS = 4096
 """Of one model, one run, or all nodes. More would cost memory without giving anyone a better choice."""
+
+MAX_LISTED_MODELS = 64
+"""Whoever lists them looks up the servers of each, and anyone can make up names."""
 
 MAX_VIEWS = 64
 """Models and runs whose records are remembered. Their names may come from users of a gateway."""
@@ -220,9 +224,11 @@ class Membership:
         return await self._look_up(TrainerRecord, "train", run, timeout_s)
 
     async def models(self, *, timeout_s: float = LOOKUP_TIMEOUT_S) -> tuple[str, ...]:
-        """The names of all models that some live node serves a span of, sorted."""
+        """The models that live nodes say they serve a span of, sorted; of very many those that most nodes name."""
         nodes = await self.nodes(timeout_s=timeout_s)
-        return tuple(sorted({model for node in nodes.values() for model in node.models}))
+        num_nodes = Counter(model for node in nodes.values() for model in node.models)
+        likeliest = sorted(num_nodes, key=lambda model: (-num_nodes[model], model))
+        return tuple(sorted(likeliest[:MAX_LISTED_MODELS]))
 
     async def _look_up(self, record_type: type[R], kind: Kind, name: str, timeout_s: float) -> dict[str, R]:
         envelopes = await self._network.lookup(lookup_keys(kind, name), timeout_s=timeout_s)

@@ -503,3 +503,17 @@ def test_twenty_nodes_find_each_other_half_die_and_a_partition_heals() -> None:
         await internet.close()
 
     virtual_time.run(main())
+
+
+@in_virtual_time
+async def test_made_up_models_do_not_crowd_out_one_that_several_nodes_serve() -> None:
+    internet = make_internet()
+    liars, honest = [internet.network() for _ in range(9)], [internet.network() for _ in range(2)]
+    for index, network in enumerate([*liars, *honest]):
+        names = ("tiny",) if network in honest else tuple(f"a{index}{place}" for place in range(8))
+        record = replace(node_record("node"), models=names)
+        await network.publish(publish_key(record, network.peer_id), record.to_bytes(), lifetime_s=60)
+    models = await Membership(honest[0]).models()
+    assert len(models) == membership_module.MAX_LISTED_MODELS
+    assert "tiny" in models
+    await internet.close()

@@ -82,11 +82,9 @@ class LiveDisplay:
         self._console = console
         self._plan = plan
         self._live: Live | None = None
-        self._title = ""
 
     def stage(self, title: str) -> None:
         self.close()
-        self._title = title
         self._console.print(Text.assemble(("▸ ", "bold cyan"), (title, "bold")))
 
     def update(self, board: Board) -> None:

@@ -135,11 +135,16 @@ class SpanServer:
             session.leave_by(asyncio.get_running_loop().time())
         self._membership.withdraw("serve", self.name)
         main.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await main
-        await asyncio.get_running_loop().run_in_executor(None, partial(self.engine.close, wait=True))
-        self._loaded = None
-        self._views.clear()
+        try:
+            # not `await main`, which could not tell its cancellation from that of whoever closes
+            await asyncio.wait({main})
+            await asyncio.get_running_loop().run_in_executor(None, partial(self.engine.close, wait=True))
+        finally:
+            self.engine.close(wait=False)
+            self._loaded = None
+            self._views.clear()
+        if not main.cancelled():
+            main.result()
 
     async def _run(self) -> None:
         async with asyncio.TaskGroup() as tasks:

@@ -7,7 +7,6 @@ by `start` and ended by `close`, watches for a better span.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -116,9 +115,11 @@ class Volunteer:
 
     async def close(self) -> None:
         """See `SpanServer.close`. Idempotent."""
-        await self._end_watch()
-        if self.server is not None:
-            await self.server.close()
+        try:
+            await self._end_watch()
+        finally:
+            if self.server is not None:
+                await self.server.close()
 
     # --- which blocks -----------------------------------------------------------------------------------------------
 
@@ -204,5 +205,6 @@ class Volunteer:
         if self._watch is not None:
             watch, self._watch = self._watch, None
             watch.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await watch
+            await asyncio.wait({watch})
+            if not watch.cancelled():
+                watch.result()

@@ -231,6 +231,25 @@ def test_closed_server_refuses_and_is_withdrawn(boxes: Any, llama_dir: Path) -> 
         virtual_time.run(scenario())
 
 
+@pytest.mark.parametrize("num_turns", range(4))
+def test_close_that_is_cancelled_ends_cancelled_and_leaves_no_engine(
+    boxes: Any, llama_dir: Path, num_turns: int
+) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 3)]) as box:
+            server = box.servers[box.who["s0"]]
+            closing = asyncio.create_task(server.close())
+            for _ in range(num_turns + 1):
+                await asyncio.sleep(0)
+            assert closing.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await closing
+            with pytest.raises(RuntimeError, match="shutdown"):
+                server.engine.thread.submit(int)
+
+    virtual_time.run(scenario())
+
+
 def test_start_of_a_damaged_model_fails_by_name_and_leaves_nothing(boxes: Any, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with boxes(tmp_path, []) as box:

@@ -6,6 +6,7 @@ import os
 import stat
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -78,12 +79,15 @@ def test_locked_on_a_full_disk_says_so(tmp_path: Path) -> None:
 def test_socket_with_a_long_path_moves_to_the_runtime_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    assert Home(tmp_path).socket == tmp_path / "control.sock"
-    long = Home(tmp_path / ("x" * 120))
-    assert long.socket.parent == tmp_path / "swarm-node"
-    assert len(os.fsencode(long.socket)) <= MAX_SOCKET_PATH_BYTES
-    assert long.socket == Home(long.path).socket != Home(tmp_path / ("y" * 120)).socket
+    # pytest's own folder may be too deep for a socket
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:
+        runtime = Path(short)
+        monkeypatch.setenv("XDG_RUNTIME_DIR", short)
+        assert Home(runtime).socket == runtime / "control.sock"
+        long = Home(tmp_path / ("x" * 120))
+        assert long.socket.parent == runtime / "swarm-node"
+        assert len(os.fsencode(long.socket)) <= MAX_SOCKET_PATH_BYTES
+        assert long.socket == Home(long.path).socket != Home(tmp_path / ("y" * 120)).socket
 
 
 def test_socket_in_a_runtime_directory_open_to_others_is_refused(

@@ -11,7 +11,17 @@ from swarm_protocol.training_messages import Ready, ReadyReply
 
 from swarm.training.coordinator import form_group, short
 from swarm.training.round_events import Ask, GiveUp, Query, Reply, Sign
-from swarm.training.round_state import MAX_HEARD, RoundState, Step, give_up, own_ready, renew, waits
+from swarm.training.round_state import (
+    MAX_BELIEVED_ATTEMPT,
+    MAX_HEARD,
+    RoundState,
+    Step,
+    give_up,
+    own_ready,
+    renew,
+    roster_left,
+    waits,
+)
 
 LEFT_OUT_REST_S = 1.0
 """Whoever was left out asks again after this, to hear how the round ended."""
@@ -30,6 +40,9 @@ def advance(state: RoundState, now: float) -> Step:
 
 
 def move(state: RoundState, attempt: int, now: float) -> Step:
+    """Go on at a later `attempt`, which another member has named."""
+    if attempt > MAX_BELIEVED_ATTEMPT:
+        return state, []
     state, replies = renew(state, attempt)
     state, actions = advance(state, now)
     return state, [*replies, *actions]
@@ -47,7 +60,9 @@ def on_reported(state: RoundState, peer: str, ready: Ready, now: float) -> Step:
         return state, [Reply(peer=peer, reply=ReadyReply(kind="left_out", reason="too many others are ready"))]
     heard = {other: reason for other, reason in state.unreachable.items() if other != peer}
     state = replace(state, ready={**state.ready, peer: ready}, unreachable=heard)
-    if ready.attempt > state.attempt and waits(state):
+    # a stranger could otherwise interrupt one attempt after the other
+    is_heeded = peer in state.terms.roster or not roster_left(state)
+    if ready.attempt > state.attempt and waits(state) and is_heeded:
         return move(state, ready.attempt, now)
     return advance(state, now)
 
@@ -102,9 +117,8 @@ def present_members(state: RoundState) -> dict[str, Ready]:
 
 def absent_members(state: RoundState) -> tuple[str, ...]:
     """Members with a lease who may still come, this member included while its interval lasts."""
-    gone = state.accused.keys() | state.unreachable.keys() | present_members(state).keys()
     mine = {state.terms.me} if state.mine else set()
-    return tuple(sorted(set(state.terms.roster) - gone - mine))
+    return tuple(sorted(roster_left(state) - present_members(state).keys() - mine))
 
 
 def _behind(state: RoundState, peer: str) -> Reply:

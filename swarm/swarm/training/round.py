@@ -198,7 +198,9 @@ def _on_voted(state: RoundState, event: Voted, now: float) -> Step:
         return state, []
     known = state.votes.get(event.peer)
     if known is not None and known.vote != event.vote:
-        # the first one counts
+        # the first one counts; of strangers, who vote before there is a group, there is no end
+        if state.signed is None:
+            return state, []
         return replace(state, accused={**state.accused, event.peer: "voted twice"}), []
     return _count(replace(state, votes={**state.votes, event.peer: event}), now)
 

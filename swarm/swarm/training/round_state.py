@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
+from swarm_protocol import limits
 from swarm_protocol.training_messages import Contribution, Outcome, Ready, ReadyReply
 
 from swarm.training.coordinator import Terms, coordinator_of
@@ -19,6 +20,9 @@ Phase: TypeAlias = Literal["forming", "signing", "left_out", "reducing", "voting
 FIRST_REST_S = 0.05
 MAX_REST_S = 5.0
 """The pause after a failed attempt doubles from the first to the last, so that what fails for good spins slowly."""
+
+MAX_BELIEVED_ATTEMPT = limits.MAX_ATTEMPT // 2
+"""The furthest that others can bring an attempt's number: the other half is for the attempts that follow."""
 
 MAX_HEARD = 1024
 """Peers whose reports or votes are kept: four full groups, so that strangers cannot fill the memory."""
@@ -71,10 +75,17 @@ def led(state: RoundState) -> RoundState:
     One of the roster, which is the same for all, so that all agree; where nobody of it is left, as at a run's
     beginning, one of those seen lately.
     """
-    failed = state.accused.keys() | state.unreachable.keys()
-    candidates = set(state.terms.roster) - failed or (set(state.known) - failed) | {state.terms.me}
+    candidates = roster_left(state) or (set(state.known) - failed(state)) | {state.terms.me}
     leader = coordinator_of(state.terms.run, state.terms.step, state.attempt, candidates)
     return replace(state, leader=leader)
+
+
+def failed(state: RoundState) -> set[str]:
+    return state.accused.keys() | state.unreachable.keys()
+
+
+def roster_left(state: RoundState) -> set[str]:
+    return set(state.terms.roster) - failed(state)
 
 
 def waits(state: RoundState) -> bool:
@@ -83,6 +94,8 @@ def waits(state: RoundState) -> bool:
 
 def own_ready(state: RoundState) -> Ready:
     mine = state.mine or Contribution(peer_id=state.terms.me)
+    # a report names only so many, and those of earlier rosters matter least
+    accused = sorted(failed(state), key=lambda peer: (peer not in state.terms.roster, peer))
     return Ready(
         run=state.terms.run,
         step=state.terms.step,
@@ -91,7 +104,7 @@ def own_ready(state: RoundState) -> Ready:
         num_tokens=mine.num_tokens,
         num_samples=mine.num_samples,
         loss=mine.loss,
-        accused=tuple(sorted(state.accused.keys() | state.unreachable.keys())),
+        accused=tuple(sorted(accused[: limits.MAX_GROUP_MEMBERS])),
         voted_attempt=state.ballot.attempt if state.ballot else 0,
         voted=state.ballot.outcome if state.ballot else None,
         voted_origin=state.ballot.origin if state.ballot else b"",

@@ -27,6 +27,7 @@ from round_scripts import (
     from_json,
     left,
     member_commits,
+    outcome,
     play,
     ready,
     terms,
@@ -54,11 +55,14 @@ from swarm.training.round_events import (
     ReduceFailed,
     Reply,
     Reported,
+    Sighted,
     Sign,
     Signed,
     Tick,
 )
 from swarm.training.round_state import RoundState
+from swarm_protocol import limits
+from swarm_protocol.identity import Identity
 from swarm_protocol.training_messages import Certificate
 
 
@@ -148,6 +152,43 @@ def test_reports_and_votes_of_strangers_are_bounded() -> None:
         state, _ = machine.step(state, replace(voted(ME, FIRST, OUTCOME), peer=f"stranger {number}"), 0.0)
     assert len(state.ready) <= 1024
     assert len(state.votes) <= 1024
+
+
+def test_attempt_of_a_stranger_moves_nobody_while_members_of_the_roster_are_left() -> None:
+    state, _ = run([(0.0, OFFER), (1.0, Reported(peer="stranger", ready=ready(3)))])
+    assert state.attempt == 0
+    state, _ = machine.step(state, Reported(peer=OTHERS[0], ready=ready(3)), 1.0)
+    assert state.attempt == 3
+
+
+def test_attempt_that_leaves_no_room_for_later_ones_is_not_believed() -> None:
+    """Or one message would bring everybody to the last attempt there can be."""
+    last = limits.MAX_ATTEMPT
+    for event in (Reported(peer=OTHERS[0], ready=ready(last)), Moved(attempt=0, to=last)):
+        state, _ = run([(0.0, OFFER), (1.0, event)])
+        assert state.attempt == 0
+    state, _ = run([(0.0, OFFER), (1.0, Sighted(peer=OTHERS[0], attempt=last))], terms(roster=()))
+    assert state.attempt == 0
+
+
+def test_strangers_that_vote_twice_are_not_accused() -> None:
+    """There is no end of them, and a report names only so many."""
+    other = outcome(FIRST, b"t")
+    script: Script = [
+        (0.0, voted(f"stranger {number}", FIRST, each)) for number in range(300) for each in (OUTCOME, other)
+    ]
+    state, actions = run([*script, (1.0, OFFER)])
+    assert not state.accused
+    assert any(isinstance(action, Ask) for action in actions)
+
+
+def test_report_names_the_accused_of_the_roster_before_those_who_left_it() -> None:
+    former = [Identity(number.to_bytes(32, "big")).peer_id for number in range(1, 300)]
+    state = machine.begin(terms(), accused=dict.fromkeys([*former, OTHERS[0]], "it lied"))
+    _, actions = machine.step(state, OFFER, 0.0)
+    (ask,) = [action for action in actions if isinstance(action, Ask)]
+    assert len(ask.ready.accused) == limits.MAX_GROUP_MEMBERS
+    assert OTHERS[0] in ask.ready.accused
 
 
 def test_coordinator_whose_interval_lasts_forms_the_group_without_its_share() -> None:

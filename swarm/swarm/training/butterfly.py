@@ -199,10 +199,15 @@ class Butterfly:
             raise PeerError(f"it sent no slice within {limit_s:.0f} s", peer_id=peer) from None
         except EndOfStream:
             raise PeerViolation("it sent too few values", peer_id=peer) from None
+        except SwarmError as error:
+            raise _not_of_others(error, peer) from error
 
     def _encode(self, frame: slice) -> bytes:
         assert self._delta_N is not None
-        return self._codec.encode(self._delta_N[frame])
+        try:
+            return self._codec.encode(self._delta_N[frame])
+        except CodecError as error:
+            raise RoundError(f"this member's contribution cannot be encoded: {error}") from error
 
     def _reduce(self, encoded: list[bytes], frame: slice) -> bytes:
         """The encoded weighted mean. Multiplied and added in two steps, so that no machine fuses them."""
@@ -251,18 +256,21 @@ class Butterfly:
             async with self._network.stream(owner, self._method, timeout_s=self._group.reduce_s) as stream:
                 await stream.send(self._signed.data)
                 self.bytes_sent += len(self._signed.data)
-                sending = tasks.create_task(self._hold(self._send_slice(stream, frames)), name="send slice")
+                sending = tasks.create_task(self._hold(self._send_slice(owner, stream, frames)), name="send slice")
                 await self._hold(self._take_result(owner, stream, frames, index))
                 await sending
         except PeerRefused as error:
             raise PeerError(f"it refuses its part: {error}", peer_id=owner) from error
 
-    async def _send_slice(self, stream: Stream, frames: list[slice]) -> None:
+    async def _send_slice(self, owner: str, stream: Stream, frames: list[slice]) -> None:
         if self._delta_N is None:
             return
         for frame in frames:
             data = await self._off_loop(self._encode, frame)
-            await stream.send(data)
+            try:
+                await stream.send(data)
+            except SwarmError as error:
+                raise _not_of_others(error, owner) from error
             self.bytes_sent += len(data)
             await self._faults.reached("round.slice")
         await stream.finish()
@@ -274,6 +282,13 @@ class Butterfly:
                 self._mean_N[frame] = await self._off_loop(self._codec.decode, data, num_values(frame))
             except EndOfStream:
                 raise PeerViolation("it sent too little of its result", peer_id=owner) from None
+            except SwarmError as error:
+                raise _not_of_others(error, owner) from error
             except CodecError as error:
                 raise PeerViolation(f"it sent a bad result: {error}", peer_id=owner) from error
             self._parts[index].append(data)
+
+
+def _not_of_others(error: SwarmError, peer: str) -> SwarmError:
+    """`error`, as it came over `peer`'s stream: that it blames another one proves nothing about the other."""
+    return error if error.peer_id == peer else PeerError(f"it gave up: {error.message}", peer_id=peer)

@@ -18,7 +18,7 @@ from swarm.training.butterfly import Butterfly, Reduction, decode_part, part_fra
 from swarm.training.coordinator import part_values
 from swarm.training.round_events import Signed
 from swarm_compression import Codec, get_codec
-from swarm_protocol.errors import PeerError, PeerUnreachable, PeerViolation, SwarmError
+from swarm_protocol.errors import PeerError, PeerUnreachable, PeerViolation, RoundError, SwarmError
 from swarm_protocol.training_messages import Contribution, Group
 from torch import Tensor
 
@@ -239,6 +239,45 @@ def test_run_with_too_few_frames_names_the_sender(monkeypatch: pytest.MonkeyPatc
         await asyncio.wait({running})
 
     in_ring([1, 1], case)
+
+
+def test_run_with_an_owner_that_blames_another_names_the_one_who_says_so() -> None:
+    """Or one liar could have all others convict whom it likes."""
+
+    async def case(ring: Ring) -> None:
+        liar, victim = ring.networks[1].peer_id, ring.networks[2].peer_id
+
+        async def frame(_peer: str, stream: Stream) -> None:
+            await stream.receive()
+            raise PeerViolation("it sent a bad slice", peer_id=victim)
+
+        async def silent(_peer: str, _stream: Stream) -> None:
+            await asyncio.Event().wait()
+
+        await ring.networks[1].serve_stream("reduce", frame)
+        await ring.networks[2].serve_stream("reduce", silent)
+        honest = ring.member(0)
+        await ring.serve(ring.networks[0], honest)
+        running = asyncio.create_task(honest.run())
+        async with asyncio.timeout(30):
+            while 0 not in ring.failures:
+                await asyncio.sleep(0.01)
+        assert ring.failures[0].peer_id == liar
+        assert not isinstance(ring.failures[0], PeerViolation), "nothing is proved, not even against the liar"
+        running.cancel()
+        await asyncio.wait({running})
+
+    in_ring([1, 1, 1], case)
+
+
+def test_run_with_a_contribution_that_the_codec_cannot_hold_fails_in_words() -> None:
+    async def case(ring: Ring) -> None:
+        ring.vectors[1] *= 1e6
+        await ring.run_until_failed({1})
+        assert isinstance(ring.failures[1], RoundError)
+        assert "fp16" in str(ring.failures[1])
+
+    in_ring([1, 1, 1], case, codec="fp16")
 
 
 def test_attend_for_a_second_stream_of_one_member_is_refused() -> None:

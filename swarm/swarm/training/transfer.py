@@ -15,7 +15,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 
 from swarm_compression import Codec
-from swarm_protocol.errors import IntegrityError, PeerRefused, PeerViolation, RoundError, SwarmError
+from swarm_protocol.errors import IntegrityError, PeerRefused, PeerTimeout, PeerViolation, RoundError, SwarmError
 from swarm_protocol.training_messages import Group, Outcome
 from swarm_protocol.transfer_messages import ChunkRequest, ManifestRequest, PartRequest
 
@@ -32,6 +32,8 @@ PIECE_BYTES = 1 << 20
 """Parts travel in messages of this size."""
 CALL_TIMEOUT_S = 30.0
 """A chunk of 1 MiB over a link that is hardly usable, 0.3 Mbit/s."""
+SLOWEST_BYTES_PER_S = PIECE_BYTES / CALL_TIMEOUT_S
+"""Of a part: beyond that its holder is left, or one that trickles could hold a member up for ever."""
 
 
 class Donor:
@@ -181,13 +183,18 @@ class Fetcher:
         return None
 
     async def _receive(self, holder: str, request: bytes, size: int) -> bytes:
-        received = bytearray()
-        async with self._network.stream(holder, self._methods.part, timeout_s=CALL_TIMEOUT_S) as stream:
-            await stream.send(request)
-            await stream.finish()
-            while len(received) < size:
-                try:
+        received, limit_s = bytearray(), CALL_TIMEOUT_S + size / SLOWEST_BYTES_PER_S
+        try:
+            async with (
+                asyncio.timeout(limit_s),
+                self._network.stream(holder, self._methods.part, timeout_s=CALL_TIMEOUT_S) as stream,
+            ):
+                await stream.send(request)
+                await stream.finish()
+                while len(received) < size:
                     received += await stream.receive()
-                except EndOfStream:
-                    break
+        except EndOfStream:
+            pass
+        except TimeoutError:
+            raise PeerTimeout(f"it sent no part within {limit_s:.0f} s", peer_id=holder) from None
         return bytes(received)

@@ -193,6 +193,29 @@ def test_parts_come_by_digest_from_whoever_has_them() -> None:
     virtual_time.run(main())
 
 
+def test_parts_of_a_holder_that_trickles_are_had_from_the_next_one_in_time() -> None:
+    async def main() -> None:
+        world = World(2)
+        group, replica = reduced(world)
+        values = torch.randn(3000, generator=torch.Generator().manual_seed(1))
+        parts = tuple(CODEC.encode(piece) for piece in values.split(list(group.part_values)))
+        outcome = replica.propose(b"g" * 32, group, parts, values)
+
+        async def trickle(_peer: str, stream: Stream) -> None:
+            await stream.receive()
+            while True:
+                await stream.send(b"")
+                await asyncio.sleep(20.0)
+
+        await world.donors[0].serve_stream(METHODS.part, trickle)
+        await world.donors[1].serve_stream(METHODS.part, Donor(replica).part)
+        async with asyncio.timeout(120):
+            assert await world.fetcher.parts(group, outcome, world.peers, CODEC) == parts
+        await world.close()
+
+    virtual_time.run(main())
+
+
 def test_part_and_chunk_requests_out_of_range_are_refused() -> None:
     async def case(world: World) -> None:
         request = ChunkRequest(state_digest=world.new.digest, index=4).to_bytes()

@@ -74,7 +74,11 @@ class Training:
             self._node.identity,
             self._run,
             on_event=self._tell,
-            options=TrainerOptions(materials=materials, state=resumed.state if resumed else None),
+            options=TrainerOptions(
+                materials=materials,
+                state=resumed.state if resumed else None,
+                certificate=resumed.certificate if resumed else b"",
+            ),
         )
         try:
             yield
@@ -183,7 +187,8 @@ class Training:
         assert self._inner is not None
         state = self._trainer.state
         assert state is not None
-        self._saving = asyncio.create_task(self._save(Checkpoint(state=state, inner=self._inner.state())), name="save")
+        found = Checkpoint(state=state, inner=self._inner.state(), certificate=self._trainer.certificate)
+        self._saving = asyncio.create_task(self._save(found), name="save")
 
     async def _save(self, found: Checkpoint) -> None:
         try:

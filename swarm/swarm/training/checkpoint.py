@@ -1,8 +1,9 @@
 """Checkpoints of a replica: written whole or not at all, and checked when they are read.
 
-A checkpoint is a folder `step-<outer step>` with the state, its manifest and the inner optimizer's moments. It is
-written beside its place, flushed to the disk, and then renamed: a crash at any byte, or a full disk, leaves the former
-checkpoints as they were. Blocks. A folder of checkpoints belongs to one run and one process.
+A checkpoint is a folder `step-<outer step>` with the state, its manifest, the certificate that proves it to others, and
+the inner optimizer's moments. It is written beside its place, flushed to the disk, and then renamed: a crash at any
+byte, or a full disk, leaves the former checkpoints as they were. Blocks. A folder of checkpoints belongs to one run and
+one process.
 """
 
 from __future__ import annotations
@@ -28,15 +29,17 @@ logger = logging.getLogger(__name__)
 
 _NAME = re.compile(r"step-\d{13}")
 _PARTIAL = ".partial"
-_MANIFEST, _STATE, _INNER, _INNER_DIGEST = "manifest.bin", "state.safetensors", "inner.safetensors", "inner.sha256"
+_MANIFEST, _STATE, _INNER, _CERTIFICATE = "manifest.bin", "state.safetensors", "inner.safetensors", "certificate.bin"
+_DIGEST = "digest.bin"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Checkpoint:
-    """`inner` is what `InnerLoop.state` returned."""
+    """`inner` is what `InnerLoop.state` returned. Whether `certificate` proves `state` is for the trainer to say."""
 
     state: ReplicaState
     inner: Mapping[str, Tensor]
+    certificate: bytes = b""
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int = 2) -> Path:
@@ -75,7 +78,8 @@ def _write(folder: Path, place: Path, checkpoint: Checkpoint) -> None:
         state = checkpoint.state
         save_file({"theta": state.theta_N, "momentum": state.momentum_N}, partial / _STATE)
         save_file(dict(checkpoint.inner), partial / _INNER)
-        (partial / _INNER_DIGEST).write_bytes(hashlib.sha256((partial / _INNER).read_bytes()).digest())
+        (partial / _CERTIFICATE).write_bytes(checkpoint.certificate)
+        (partial / _DIGEST).write_bytes(_digest((partial / _INNER).read_bytes(), checkpoint.certificate))
         (partial / _MANIFEST).write_bytes(state.manifest().to_bytes())
         for path in (*partial.iterdir(), partial):
             _flush(path)
@@ -108,9 +112,9 @@ def _load(place: Path) -> Checkpoint:
     try:
         manifest = Manifest.from_bytes((place / _MANIFEST).read_bytes())
         tensors = load((place / _STATE).read_bytes())
-        inner = (place / _INNER).read_bytes()
-        if hashlib.sha256(inner).digest() != (place / _INNER_DIGEST).read_bytes():
-            raise IntegrityError("the inner optimizer's state does not match its digest")
+        inner, certificate = (place / _INNER).read_bytes(), (place / _CERTIFICATE).read_bytes()
+        if _digest(inner, certificate) != (place / _DIGEST).read_bytes():
+            raise IntegrityError("the inner optimizer's state or the certificate does not match their digest")
         state = ReplicaState(
             outer_step=manifest.outer_step,
             cursor=manifest.cursor,
@@ -118,12 +122,17 @@ def _load(place: Path) -> Checkpoint:
             theta_N=tensors["theta"],
             momentum_N=tensors["momentum"],
         )
-        checkpoint = Checkpoint(state=state, inner=load(inner))
+        checkpoint = Checkpoint(state=state, inner=load(inner), certificate=certificate)
     except (OSError, SafetensorError, PeerViolation, KeyError, ValueError) as error:
         raise IntegrityError(f"it cannot be read ({error})") from error
     if state.manifest() != manifest:
         raise IntegrityError("the state does not match its digest")
     return checkpoint
+
+
+def _digest(inner: bytes, certificate: bytes) -> bytes:
+    """Of what the manifest, which has the state's digest, says nothing about."""
+    return hashlib.sha256(hashlib.sha256(inner).digest() + certificate).digest()
 
 
 def _flush(path: Path) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import signal
+import time
 from pathlib import Path
 
 import pytest
 from safetensors import safe_open
+from swarm.training.certificate import Notary
+from swarm.training.checkpoint import load_newest
 from swarm.training.run_config import DEFAULT_MODEL, RunConfig
-from swarm.training.run_file import write_run
+from swarm.training.run_file import load_run, write_run
 from swarm_protocol.identity import Identity
 
 from .conftest import Node, Seed, StartNode, run_node, wait_until
@@ -74,6 +77,12 @@ def test_join_after_being_killed_resumes_from_its_checkpoint(seed: Seed, start_n
     node.process.kill()
     node.wait_end()
     kept = max(int(str(event["outer_step"])) for event in named(node, "checkpoint"))
+    checkpoint = load_newest(node.home / "checkpoints" / load_run(run).run_id)
+    assert checkpoint is not None
+    # what proves to others that the state to resume from is the run's
+    notary = Notary(identity=Identity.generate(), network_id="tests", run=load_run(run).run_id)
+    proof = notary.check_certificate(checkpoint.certificate, time.time())
+    assert proof.outcome.state_digest == checkpoint.state.manifest().digest()
     again = start_node(*JOIN, "--peers", seed.addr, "--run", run, home="a")
     resumed = int(str(again.wait_for("training", timeout_s=100)["outer_step"]))
     assert resumed >= kept

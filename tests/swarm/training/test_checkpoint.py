@@ -28,7 +28,8 @@ def _checkpoint(outer_step: int) -> Checkpoint:
         theta_N=torch.randn(1000, generator=generator),
         momentum_N=torch.randn(1000, generator=generator),
     )
-    return Checkpoint(state=state, inner={"num_steps": torch.tensor([outer_step]), "exp_avg": torch.ones(3)})
+    inner = {"num_steps": torch.tensor([outer_step]), "exp_avg": torch.ones(3)}
+    return Checkpoint(state=state, inner=inner, certificate=b"what proves it")
 
 
 def _newest_step(folder: Path) -> int:
@@ -51,6 +52,7 @@ def test_load_newest_gives_what_was_saved(tmp_path: Path) -> None:
     assert torch.equal(found.state.theta_N, saved.state.theta_N)
     assert found.inner.keys() == saved.inner.keys()
     assert torch.equal(found.inner["exp_avg"], saved.inner["exp_avg"])
+    assert found.certificate == saved.certificate
     assert place == tmp_path / "run" / "step-0000000000003"
 
 
@@ -119,7 +121,7 @@ def test_load_newest_all_damaged_is_none(tmp_path: Path) -> None:
 
 
 def _fail_at(patch: pytest.MonkeyPatch, failing: int, error: BaseException) -> None:
-    """The step of that number fails: four files are written, then flushed, then their folder and its parent."""
+    """The step of that number fails: five files are written, then flushed, then their folder and its parent."""
     steps = iter(range(100))
 
     def failing_version(real):
@@ -134,7 +136,7 @@ def _fail_at(patch: pytest.MonkeyPatch, failing: int, error: BaseException) -> N
         patch.setattr(owner, name, failing_version(getattr(owner, name)))
 
 
-@pytest.mark.parametrize("failing", range(9))
+@pytest.mark.parametrize("failing", range(11))
 def test_save_disk_full_at_any_step_leaves_the_former_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
 ) -> None:
@@ -177,7 +179,7 @@ class _Killed(BaseException):
     """Nothing handles it, so nothing is cleaned up: what the disk holds is what kill -9 leaves."""
 
 
-@pytest.mark.parametrize("phase", range(10))
+@pytest.mark.parametrize("phase", range(12))
 def test_save_killed_at_any_moment_leaves_a_sound_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: int
 ) -> None:
@@ -186,7 +188,7 @@ def test_save_killed_at_any_moment_leaves_a_sound_checkpoint(
         _fail_at(patch, phase, _Killed())
         with pytest.raises(_Killed):
             save_checkpoint(tmp_path, _checkpoint(2))
-    assert _newest_step(tmp_path) == (2 if phase == 9 else 1)
+    assert _newest_step(tmp_path) == (2 if phase == 11 else 1)
     save_checkpoint(tmp_path, _checkpoint(3))
     assert _newest_step(tmp_path) == 3
     assert ".partial" not in _names(tmp_path)

@@ -254,6 +254,22 @@ def test_resume_with_another_states_certificate_is_refused() -> None:
     virtual_time.run(main())
 
 
+def test_resume_with_a_certificate_that_holds_no_more_goes_on_without_it() -> None:
+    async def main() -> None:
+        async with Swarm(config(min_group=1, outer_steps=3)) as swarm:
+            member = await swarm.join("m0")
+            await swarm.finish()
+            state, certificate = member.trainer.state, member.trainer.certificate
+        assert state is not None
+        # of another run, as one that has expired is refused: not a proof any more, and no forgery
+        async with Swarm(config(min_group=1, outer_steps=4)) as again:
+            other = await again.join("m0", state=state, certificate=certificate)
+            await again.finish()
+            assert [each.step for each in other.of(OuterStep)] == [4]
+
+    virtual_time.run(main(), compute_s=_cost)
+
+
 def test_member_that_starts_from_another_state_is_left_out_until_it_has_fetched_the_right_one() -> None:
     async def main() -> None:
         async with Swarm(config(min_group=2, outer_steps=4)) as swarm:

@@ -63,11 +63,13 @@ class Serving:
         )
 
     async def until_leaving(self) -> None:
-        """Raises ConfigError or IntegrityError if the model cannot be served here."""
+        """Raises ConfigError or IntegrityError if the model cannot be served here, SessionError if it no longer can."""
         self._node.emitter.emit("loading", model=self._name)
         try:
             await self._volunteer.start()
             while not self._node.departure.leaving.is_set():
+                if failure := self._volunteer.failure:
+                    raise failure
                 self._node.activity.serving = self._status()
                 try:
                     async with asyncio.timeout(1.0):

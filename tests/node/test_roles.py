@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
+from unittest.mock import AsyncMock, MagicMock
 
 import pytest
 from swarm.network.membership import Membership
 from swarm.network.memory import MemoryInternet
+from swarm.serving.engine import Engine
+from swarm.serving.volunteer import VolunteerOptions
 from swarm.testing import virtual_time
 from swarm_node import reachability
 from swarm_node.config import Config
+from swarm_node.departure import Departure
 from swarm_node.seed import Seed, join_command
-from swarm_node.serving import TokenRate, model_name
+from swarm_node.serving import Serving, TokenRate, model_name
 from swarm_node.volunteer import Volunteer
-from swarm_protocol.errors import ConfigError, PeerRefused
+from swarm_protocol.errors import ConfigError, PeerRefused, SessionError
 
 PEER = "12D3KooWHoK2zDpTB25vHJF4swgbFQqKcK3ruE4pJzSFjXSEDigi"
 LOCAL = f"/ip4/127.0.0.1/tcp/1/p2p/{PEER}"
@@ -57,6 +62,26 @@ def test_model_name_is_the_directorys() -> None:
     assert model_name(Path("/models/tiny-1")) == "tiny-1"
     with pytest.raises(ConfigError, match="cannot be served under its own name"):
         model_name(Path("/models/tiny one"))
+
+
+def test_serving_that_fails_ends_the_node_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    volunteer = AsyncMock(failure=None, server=MagicMock(start_block=0, end_block=1, sessions=(), engine=Engine()))
+    monkeypatch.setattr("swarm_node.serving.Volunteer", lambda *_, **__: volunteer)
+    monkeypatch.setattr("swarm_node.serving._options", lambda _node: VolunteerOptions())
+
+    async def scene() -> None:
+        node = MagicMock(departure=Departure())
+        serving = asyncio.create_task(Serving(node, Path("tiny"), "tiny", numbered=False).until_leaving())
+        await asyncio.sleep(10)
+        assert not serving.done()
+        volunteer.failure = SessionError("tiny is served here no more")
+        with pytest.raises(SessionError, match="no more"):
+            async with asyncio.timeout(2):
+                await serving
+        assert node.activity.serving is None
+        volunteer.close.assert_awaited_once()
+
+    virtual_time.run(scene())
 
 
 @pytest.mark.parametrize(("answer", "found"), [(b"reached", "public"), (b"not reached", "unknown"), (None, "unknown")])

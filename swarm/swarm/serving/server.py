@@ -1,19 +1,21 @@
 """A node's span of a model: loads it, announces it, serves sessions on it, and leaves in order.
 
 `session_server` holds one session's conversation, `engine` the compute. The task started by `start` runs the engine
-and keeps the announcement fresh; `close` ends it. Handlers run in the network's tasks.
+and keeps the announcement fresh; `close` ends it. Should it end before that, by a defect, then the server leaves as
+when it is drained, at once, and `failure` says why. Handlers run in the network's tasks.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from swarm_protocol.errors import PeerRefused, PeerTimeout
+from swarm_protocol.errors import PeerRefused, PeerTimeout, SessionError
 from swarm_protocol.records import ServeRecord, ServeState
 from swarm_protocol.serving_messages import (
     FILES_METHOD,
@@ -30,6 +32,8 @@ from swarm.serving.engine import Engine
 from swarm.serving.loading import LoadedSpan, load
 from swarm.serving.server_options import ServerOptions
 from swarm.serving.session_server import ServedSession, serve_steps
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -69,6 +73,7 @@ class SpanServer:
         self.options = options or ServerOptions()
         self.engine = Engine()
         self.sessions: set[ServedSession] = set()
+        self.failure: SessionError | None = None
         self._network = network
         self._membership = membership
         self._model_dir = model_dir
@@ -130,10 +135,7 @@ class SpanServer:
         if self._main is None:
             return
         main, self._main = self._main, None
-        self._state = "draining"
-        for session in self.sessions:
-            session.leave_by(asyncio.get_running_loop().time())
-        self._membership.withdraw("serve", self.name)
+        self._leave()
         main.cancel()
         try:
             # not `await main`, which could not tell its cancellation from that of whoever closes
@@ -147,9 +149,28 @@ class SpanServer:
             main.result()
 
     async def _run(self) -> None:
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.engine.run(), name="engine")
-            tasks.create_task(self._keep_announcing(), name="announce load")
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self.engine.run(), name="engine")
+                tasks.create_task(self._keep_announcing(), name="announce load")
+        except ExceptionGroup as group:
+            self._fail(group.exceptions[0])
+
+    def _fail(self, cause: Exception) -> None:
+        """Nobody may wait for an engine that has ended, or be sent to it."""
+        logger.error("the server of %s has failed", self.name, exc_info=cause)
+        self.failure = SessionError(
+            f"{self.name} is served here no more: {type(cause).__name__}: {cause}",
+            remedy="start the node again; its log says more",
+        )
+        self._leave()
+
+    def _leave(self) -> None:
+        """End every session now and tell everyone."""
+        self._state = "draining"
+        for session in self.sessions:
+            session.leave_by(asyncio.get_running_loop().time())
+        self._membership.withdraw("serve", self.name)
 
     # --- what others are told ---------------------------------------------------------------------------------------
 

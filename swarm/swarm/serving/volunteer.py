@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from swarm_protocol.errors import ConfigError, PeerTimeout, SwarmError
+from swarm_protocol.errors import ConfigError, PeerTimeout, SessionError, SwarmError
 from swarm_protocol.records import ServeRecord
 
 from swarm.network.interface import Network
@@ -106,6 +106,11 @@ class Volunteer:
         logger.info("serving blocks [%d, %d) of %s: %s", decision.start, decision.end, self._name, decision.reason)
         if self._on_decision is not None:
             self._on_decision(decision)
+
+    @property
+    def failure(self) -> SessionError | None:
+        """Why the server ended by itself, if it did; what is left to do then is to close."""
+        return None if self.server is None else self.server.failure
 
     async def drain(self, *, within_s: float = 30.0) -> None:
         """See `SpanServer.drain`."""

@@ -7,6 +7,7 @@ import gc
 import weakref
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock, patch
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from swarm_protocol.errors import (
     PeerRefused,
     PeerTimeout,
     PeerViolation,
+    SessionError,
     SwarmError,
 )
 from swarm_protocol.serving_messages import (
@@ -248,6 +250,31 @@ def test_close_that_is_cancelled_ends_cancelled_and_leaves_no_engine(
                 server.engine.thread.submit(int)
 
     virtual_time.run(scenario())
+
+
+def test_engine_that_dies_ends_sessions_refuses_new_ones_and_is_told(boxes: Any, llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 3)]) as box, session(box) as working, session(box) as idle:
+            server = box.servers[box.who["s0"]]
+            assert server.failure is None
+            for reading in (ask(working, TOKENS), idle.receive()):
+                with pytest.raises(PeerRefused, match="leaving"):
+                    async with asyncio.timeout(5):
+                        await reading
+            await box.all_freed()
+            assert isinstance(server.failure, SessionError)
+            assert str(server.failure).startswith("tiny is served here no more: ArithmeticError: a defect")
+            with pytest.raises(PeerRefused, match="no new sessions"):
+                async with session(box):
+                    pass
+            await asyncio.sleep(1)
+            assert (await box.membership.servers("tiny"))[box.who["s0"]].state == "draining"
+            await server.drain(within_s=5)
+            await server.close()
+
+    defect = patch("swarm.serving.engine.Engine._run_one", AsyncMock(side_effect=ArithmeticError("a defect")))
+    with no_leaks(), defect:
+        virtual_time.run(scenario())
 
 
 def test_start_of_a_damaged_model_fails_by_name_and_leaves_nothing(boxes: Any, tmp_path: Path) -> None:

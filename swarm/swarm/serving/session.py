@@ -36,6 +36,9 @@ logger = logging.getLogger(__name__)
 RETRY_S = 0.5
 """Between looks for a server that could take over."""
 
+LEAVE_RETRY_S = 3.0
+"""Between looks for others in the place of a leaving server that still answers: each costs the next token a lookup."""
+
 MAX_FAILURES = 16
 """Of servers during one step, or in opening a chain: beyond that the request itself is what breaks them."""
 
@@ -93,6 +96,7 @@ class Session:
         self._servers = servers
         self._hops: list[Hop] = []
         self._length = 0
+        self._stay_until_s = 0.0
         trace.session_id = self._id
 
     async def __aenter__(self) -> Session:
@@ -168,14 +172,18 @@ class Session:
 
     async def _leave_draining(self, failed_at_s: list[float]) -> None:
         """Move away from servers that asked for it, if others can take over; else stay until they end the session."""
+        loop = asyncio.get_running_loop()
+        if loop.time() < self._stay_until_s:
+            return
         for hop in [hop for hop in self._hops if hop.is_leaving]:
             hop.is_leaving = False
-            now_s = asyncio.get_running_loop().time()
+            now_s = loop.time()
             refusal = PeerRefused("the server is leaving", peer_id=hop.peer_id)
             try:
                 await self._replace(self._hops.index(hop), refusal, now_s, make_before_break=True)
             except NoChain as error:
                 logger.info("staying with a leaving server: %s", error)
+                self._stay_until_s = loop.time() + LEAVE_RETRY_S
             else:
                 failed_at_s.append(now_s)
 

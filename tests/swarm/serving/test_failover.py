@@ -17,7 +17,7 @@ from swarm.router.routing import NoChain
 from swarm.serving.blocks import load_span
 from swarm.serving.hop import FLOOR_S, Hop
 from swarm.serving.model_files import open_model
-from swarm.serving.session import MAX_FAILURES, SessionOptions
+from swarm.serving.session import LEAVE_RETRY_S, MAX_FAILURES, SessionOptions
 from swarm.testing import virtual_time
 from swarm.testing.faults import Fault
 from swarm_protocol.errors import PeerViolation, SessionError
@@ -295,6 +295,25 @@ def test_drain_of_the_only_server_lets_the_session_finish_in_time(boxes: Any, ll
                 await box.tokens(2)
 
     virtual_time.run(scenario())
+
+
+def test_drain_without_a_spare_is_looked_up_now_and_then_not_with_each_token(boxes: Any, llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 6)]) as box, asyncio.TaskGroup() as tasks:
+            server = box.servers[box.who["s0"]]
+            generation = box.generate(60)
+            assert await anext(aiter(generation))
+            tasks.create_task(server.drain(within_s=30))
+            await asyncio.sleep(0)
+            looked_up = patch.object(box.membership, "servers", AsyncMock(side_effect=box.membership.servers))
+            since_s = asyncio.get_running_loop().time()
+            with looked_up as look_up:
+                async for _ in generation:
+                    pass
+            seconds = asyncio.get_running_loop().time() - since_s
+            assert 2 <= look_up.await_count <= 2 + seconds / LEAVE_RETRY_S
+
+    virtual_time.run(scenario(), compute_s=lambda function: 0.2)
 
 
 def test_drain_ends_a_session_that_stays_too_long_with_a_refusal(boxes: Any, llama_dir: Path) -> None:

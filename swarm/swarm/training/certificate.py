@@ -32,11 +32,16 @@ from swarm.training.vote import tally
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notary:
-    """Seals and checks in the name of one member, of one run in one network."""
+    """Seals and checks in the name of one member, of one run in one network.
+
+    `min_group` and `last_step` are the run's own terms, which no certificate of honest members breaks.
+    """
 
     identity: Identity
     network_id: str
     run: str
+    min_group: int = 1
+    last_step: int = limits.MAX_OUTER_STEP
 
     def sign_group(self, group: Group, now: float) -> Signed:
         data = self._seal(GROUP_PURPOSE, group, now)
@@ -73,7 +78,7 @@ class Notary:
         return group
 
     def check_certificate(self, data: bytes, now: float) -> Proof:
-        """Raises PeerViolation or IntegrityError unless `data` proves an outcome of this run."""
+        """Raises PeerViolation or IntegrityError unless `data` proves an outcome that this run allows."""
         certificate = Certificate.from_bytes(data)
         signed = self.read_group(certificate.group, now)
         votes = {}
@@ -86,6 +91,8 @@ class Notary:
             raise PeerViolation(f"a certificate proves nothing: {result.reason}")
         group, outcome = signed.group, result.decided
         origin = self.check_origin(group.origin or signed.data, outcome, group.step, group.state_digest, now)
+        if len(group.members) < self.min_group or len(origin.members) < self.min_group or group.step > self.last_step:
+            raise PeerViolation("a certificate is of a group or step that the run does not allow")
         voters = tuple(sorted(voter for voter, vote in votes.items() if vote.outcome == outcome))
         return Proof(certificate=data, attempt=group.attempt, origin=origin, outcome=outcome, voters=voters)
 

@@ -91,7 +91,13 @@ class Trainer:
     ) -> None:
         self._network = network
         self._membership = membership
-        self._notary = Notary(identity=identity, network_id=network.network_id, run=run.run_id)
+        self._notary = Notary(
+            identity=identity,
+            network_id=network.network_id,
+            run=run.run_id,
+            min_group=run.config.min_group,
+            last_step=run.config.outer_steps,
+        )
         self._run = run
         self._on_event = on_event
         self._options = options

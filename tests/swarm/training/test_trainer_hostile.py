@@ -22,7 +22,7 @@ from swarm.training.trainer import Trainer
 from swarm_compression import get_codec
 from swarm_protocol.errors import IntegrityError, PeerViolation, RoundError, SwarmError
 from swarm_protocol.identity import Identity
-from swarm_protocol.training_messages import Group, Outcome, Ready, Vote
+from swarm_protocol.training_messages import Certificate, Contribution, Group, Outcome, Ready, Vote
 from torch import Tensor
 from training_swarm import Member, Swarm, SyntheticInner, assert_equal_steps, config
 
@@ -212,6 +212,41 @@ def test_forged_groups_and_votes_are_refused_and_change_nothing() -> None:
             await network.close()
             assert_equal_steps(members, NUM_STEPS)
             assert not any(each.of(RoundAborted) for each in members)
+
+    virtual_time.run(main(), compute_s=_slow)
+
+
+@pytest.mark.parametrize(("num_signers", "step"), [(1, NUM_STEPS), (2, NUM_STEPS + 1)], ids=["alone", "beyond the run"])
+def test_certificate_that_the_runs_own_terms_rule_out_overtakes_nobody(num_signers: int, step: int) -> None:
+    """Or one identity alone could certify a state of its own, as far ahead as it likes, and all would take it."""
+
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=NUM_STEPS)) as swarm:
+            member, stranger, network = await swarm_at_work(swarm)
+            now, run = network.now(), swarm.run.run_id
+            signers = [stranger, Notary(identity=Identity(b"o" * 32), network_id="test", run=run)][:num_signers]
+            peers = sorted(each.identity.peer_id for each in signers)
+            group = Group(
+                run=run,
+                step=step,
+                attempt=0,
+                state_digest=bytes(32),
+                members=tuple(Contribution(peer_id=peer, num_tokens=1, num_samples=1) for peer in peers),
+                part_values=(1,) * num_signers,
+                reduce_s=1.0,
+                vote_s=1.0,
+            )
+            signed = stranger.sign_group(group, now)
+            outcome = Outcome(
+                origin_digest=signed.digest, part_digests=(bytes(32),) * num_signers, state_digest=bytes(32)
+            )
+            vote = Vote(run=run, step=step, attempt=0, group_digest=signed.digest, outcome=outcome)
+            votes = tuple(each.sign_vote(vote, now) for each in signers)
+            forged = Certificate(group=signed.data, votes=votes).to_bytes()
+            with pytest.raises(PeerViolation, match="does not allow"):
+                member.trainer._notary.check_certificate(forged, now)
+            await swarm.finish("m0", "m1")
+            await network.close()
 
     virtual_time.run(main(), compute_s=_slow)
 

@@ -12,7 +12,7 @@ import secrets
 import tempfile
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,22 +122,16 @@ class AsyncClient:
         now_s = asyncio.get_running_loop().time()
         if now_s - self._models[0] >= MODELS_FRESH_S:
             names = await self._membership.models()
-            found = [await self._status(name) for name in names]
+            found = [_status(name, best_revision(await self._membership.servers(name))) for name in names]
             self._models = (now_s, tuple(status for status in found if status is not None))
         return self._models[1]
 
-    async def _status(self, name: str) -> ModelStatus | None:
-        servers = best_revision(await self._membership.servers(name))
-        if not servers:
+    async def model(self, name: str) -> ModelStatus | None:
+        """What the swarm has of one model; None if nobody serves it. Raises PeerTimeout."""
+        try:
+            return _status(name, await self._look_up(name))
+        except ValueError:
             return None
-        record = next(iter(servers.values()))
-        return ModelStatus(
-            name=name,
-            revision=record.revision,
-            num_blocks=record.num_blocks,
-            num_servers=sum(record.state == "serving" for record in servers.values()),
-            missing=missing_spans(servers, record.num_blocks),
-        )
 
     def generate(  # noqa: PLR0913 the names of every other text API
         self,
@@ -216,18 +210,27 @@ class AsyncClient:
                     yield token
 
     async def _servers(self, model: str) -> Mapping[str, ServeRecord]:
-        """Of the revision that can answer. Looked up again after MODELS_FRESH_S, and by a session when one fails."""
+        """Of the revision that can answer, one or more. Raises ConfigError if there are none."""
+        try:
+            servers = await self._look_up(model)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        if not servers:
+            known = ", ".join(await self._membership.models()) or "none"
+            raise ConfigError(f"nobody serves a model {model!r}; known models: {known}", remedy="use one of these")
+        return servers
+
+    async def _look_up(self, model: str) -> Mapping[str, ServeRecord]:
+        """The servers of the best revision, looked up again after MODELS_FRESH_S, and by a session when one fails.
+
+        Raises ValueError if that cannot be a model's name.
+        """
         now_s = asyncio.get_running_loop().time()
         seen_s, servers = self._seen.get(model, (0.0, {}))
         if not servers or now_s - seen_s >= MODELS_FRESH_S:
-            try:
-                servers = best_revision(await self._membership.servers(model))
-            except ValueError as error:
-                raise ConfigError(str(error)) from error
-            if not servers:
-                known = ", ".join(await self._membership.models()) or "none"
-                raise ConfigError(f"nobody serves a model {model!r}; known models: {known}", remedy="use one of these")
-            _keep(self._seen, model, (now_s, servers))
+            servers = best_revision(await self._membership.servers(model))
+            if servers:
+                _keep(self._seen, model, (now_s, servers))
         return servers
 
     async def _kit(self, model: str, servers: Mapping[str, ServeRecord]) -> ModelKit:
@@ -243,6 +246,19 @@ class AsyncClient:
                     files = await fetch_files(self._network, model, revision, willing)
                     _keep(self._kits, key, await asyncio.to_thread(_read_kit, model, revision, files))
         return self._kits[key]
+
+
+def _status(name: str, servers: Mapping[str, ServeRecord]) -> ModelStatus | None:
+    if not servers:
+        return None
+    record = next(iter(servers.values()))
+    return ModelStatus(
+        name=name,
+        revision=record.revision,
+        num_blocks=record.num_blocks,
+        num_servers=sum(record.state == "serving" for record in servers.values()),
+        missing=missing_spans(servers, record.num_blocks),
+    )
 
 
 def _keep(cache: dict[K, T], key: K, value: T) -> None:
@@ -307,6 +323,8 @@ class Client:
         self._loop: asyncio.AbstractEventLoop
         self._stop: asyncio.Event
         self._thread: threading.Thread | None = None
+        # no call is scheduled once the end is. Entered again by an iterator that is collected within
+        self._open = threading.RLock()
 
     def __enter__(self) -> Client:
         """Connect. Raises StartError."""
@@ -329,9 +347,11 @@ class Client:
 
     def close(self) -> None:
         """End running generations, the host and the thread. Idempotent."""
-        if self._client is not None and self._thread is not None:
-            self._client = None
-            self._loop.call_soon_threadsafe(self._stop.set)
+        with self._open:
+            if self._client is not None:
+                self._client = None
+                self._loop.call_soon_threadsafe(self._stop.set)
+        if self._thread is not None:
             self._thread.join()
 
     def models(self) -> tuple[ModelStatus, ...]:
@@ -380,7 +400,8 @@ class Client:
             while (token := self._wait(advance())) is not None:
                 yield token
         finally:
-            if self._client is not None:
+            # a client that is closed has closed it
+            with contextlib.suppress(SessionError):
                 self._wait(generation.aclose())
 
     @property
@@ -390,10 +411,16 @@ class Client:
         return self._client
 
     def _wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        if self._client is None:
-            coroutine.close()
-            raise SessionError("the client has been closed", remedy="read answers inside its `with` block")
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+        closed = SessionError("the client has been closed", remedy="read answers inside its `with` block")
+        with self._open:
+            if self._client is None:
+                coroutine.close()
+                raise closed
+            answer = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return answer.result()
+        except CancelledError:
+            raise closed from None
 
     async def _live(self, connected: Future[AsyncClient]) -> None:
         """The thread's whole life."""

@@ -57,9 +57,9 @@ class Gateway:
         return _model_object(await self._find(model))
 
     async def health(self) -> JSONResponse:
-        """200 if every model that somebody serves is served whole, else 503 with the blocks that are missing."""
+        """200 while some model is served whole: anyone can announce a part of one. Else 503 with the missing blocks."""
         models = await self._client.models()
-        whole = bool(models) and all(not model.missing for model in models)
+        whole = any(not model.missing for model in models)
         body = {
             "status": "ok" if whole else "unavailable",
             "detail": "; ".join(map(_describe, models)) or "no server of any model is known",
@@ -108,11 +108,9 @@ class Gateway:
         return Answer(shape, begin, stream=request.stream, include_usage=request.include_usage)
 
     async def _find(self, name: str) -> ModelStatus:
-        models = await self._client.models()
-        for model in models:
-            if model.name == name:
-                return model
-        known = ", ".join(f"'{model.name}'" for model in models) or "none"
+        if found := await self._client.model(name):
+            return found
+        known = ", ".join(f"'{model.name}'" for model in await self._client.models()) or "none"
         raise ApiError(
             404, f"the model '{name}' is not served here; served: {known}", code="model_not_found", param="model"
         )

@@ -50,6 +50,8 @@ class Backend(Protocol):
 
     async def models(self) -> Sequence[ModelStatus]: ...
 
+    async def model(self, name: str) -> ModelStatus | None: ...
+
     def generate(  # noqa: PLR0913 the names of every text API
         self,
         *,

@@ -75,10 +75,15 @@ class ScriptedClient:
     served: Sequence[ScriptedModel] = (ScriptedModel(),)
     num_open: int = 0
     asked: list[dict[str, object]] = field(default_factory=list)
+    num_listed: int = 0
     reached: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def models(self) -> Sequence[ScriptedModel]:
+        self.num_listed += 1
         return self.served
+
+    async def model(self, name: str) -> ScriptedModel | None:
+        return next((model for model in self.served if model.name == name), None)
 
     def generate(self, **asked: object) -> ScriptedGeneration:
         self.asked.append(asked)

@@ -9,8 +9,11 @@ import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock, patch
 
 import pytest
 from swarm.network.memory import MemoryInternet
@@ -22,7 +25,7 @@ from swarm.testing import virtual_time
 from swarm.testing.faults import Fault
 from swarm.testing.leaks import no_leaks
 from swarm_protocol import limits
-from swarm_protocol.errors import ConfigError, IntegrityError, PeerError
+from swarm_protocol.errors import ConfigError, IntegrityError, PeerError, SessionError
 from swarm_protocol.serving_messages import FILES_METHOD, FilesResponse
 
 import swarm
@@ -204,6 +207,22 @@ def test_models_tells_what_is_served_and_what_is_missing(boxes: Any, llama_dir: 
             (status,) = await box.client.models()
             assert (status.name, status.num_blocks, status.num_servers) == ("tiny", 6, 2)
             assert status.missing == ((2, 3),)
+
+    virtual_time.run(scenario())
+
+
+def test_model_is_looked_up_alone_and_once_for_what_follows(boxes: Any, llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, HALVES) as box:
+            everything = patch.object(box.membership, "models", AsyncMock(side_effect=AssertionError))
+            one = patch.object(box.membership, "servers", AsyncMock(side_effect=box.membership.servers))
+            with everything, one as look_up:
+                status = await box.client.model("tiny")
+                assert (status.name, status.num_blocks, status.num_servers, status.missing) == ("tiny", 6, 2, ())
+                assert await box.tokens(2) == box.expected()[:2]
+                look_up.assert_awaited_once_with("tiny")
+                assert await box.client.model("tyni") is None
+                assert await box.client.model("../etc") is None
 
     virtual_time.run(scenario())
 
@@ -462,6 +481,63 @@ def test_files_from_a_server_with_troubles_of_its_own_are_taken_from_another() -
 def test_kit_end_tokens_may_be_several(llama_dir: Path, tmp_path: Path) -> None:
     files = {**open_model(llama_dir).small_files(), "generation_config.json": b'{"eos_token_id": [3, 4]}'}
     assert read_kit("tiny", "r", files, tmp_path).end_ids == {3, 4}
+
+
+class Slow:
+    """In the place of a connected AsyncClient: answers when it is let."""
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+        self.answer = True
+
+    async def models(self) -> tuple[()]:
+        self.asked.set()
+        await asyncio.sleep(0 if self.answer else 3600)
+        return ()
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> Slow:
+    made = Slow()
+
+    @asynccontextmanager
+    async def connect(**_: object) -> AsyncIterator[Slow]:
+        yield made
+
+    monkeypatch.setattr(client.AsyncClient, "connect", connect)
+    return made
+
+
+def test_call_while_another_thread_closes_the_client_is_scheduled_before_the_end(
+    slow: Slow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schedule = asyncio.run_coroutine_threadsafe
+    with client.Client(peers=[]) as connected:
+        closing = threading.Thread(target=connected.close)
+
+        def close_meanwhile(*arguments: Any) -> Any:
+            closing.start()
+            closing.join(0.2)  # unguarded it ends within this
+            return schedule(*arguments)
+
+        monkeypatch.setattr("swarm.client.asyncio.run_coroutine_threadsafe", close_meanwhile)
+        with suppress(SessionError):  # the end came first, and the call was told
+            assert connected.models() == ()
+        closing.join(10)
+        assert not closing.is_alive()
+        assert slow.asked.wait(10)
+
+
+def test_call_that_waits_when_the_client_is_closed_is_told_so(slow: Slow) -> None:
+    slow.answer = False
+    with client.Client(peers=[]) as connected:
+        closing = threading.Thread(target=lambda: slow.asked.wait(10) and connected.close())
+        closing.start()
+        with pytest.raises(SessionError, match="closed"):
+            connected.models()
+        closing.join(10)
+        with pytest.raises(SessionError):
+            connected.models()
 
 
 def test_import_of_swarm_is_light() -> None:

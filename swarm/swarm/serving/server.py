@@ -32,6 +32,7 @@ from swarm.serving.engine import Engine
 from swarm.serving.loading import LoadedSpan, load
 from swarm.serving.server_options import ServerOptions
 from swarm.serving.session_server import ServedSession, serve_steps
+from swarm.serving.sharing import Sharing
 
 logger = logging.getLogger(__name__)
 
@@ -42,9 +43,6 @@ ANNOUNCE_S = 3.0
 
 OPEN_S = 10.0
 """What a new stream gets to say what it wants."""
-
-RETRY_AFTER_S = 5.0
-"""A usual answer takes some seconds, and then its cache room is free."""
 
 MAX_VIEWS = 32
 """Parts of the span that clients asked for lately; each is some modules that share the weights."""
@@ -74,6 +72,7 @@ class SpanServer:
         self.engine = Engine()
         self.sessions: set[ServedSession] = set()
         self.failure: SessionError | None = None
+        self._sharing = Sharing(self.options.max_sessions)
         self._network = network
         self._membership = membership
         self._model_dir = model_dir
@@ -256,12 +255,8 @@ class SpanServer:
             )
         if wanted.max_tokens > self._ready.kv_tokens:
             raise PeerRefused(f"a session of {wanted.max_tokens} tokens is over this server's {self._ready.kv_tokens}")
-        if wanted.max_tokens > self.free_kv_tokens or len(self.sessions) >= self.options.max_sessions:
-            raise PeerRefused(
-                f"the server has cache room for {self.free_kv_tokens} more tokens and is asked for {wanted.max_tokens}",
-                remedy="ask another server, or later",
-                retry_after_s=RETRY_AFTER_S,
-            )
+        now_s = asyncio.get_running_loop().time()
+        self._sharing.check(peer_id, wanted.max_tokens, self.sessions, self._ready.kv_tokens, now_s=now_s)
         span = self._view(wanted.start, wanted.end)
         session = ServedSession(
             peer_id,

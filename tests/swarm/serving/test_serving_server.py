@@ -100,6 +100,24 @@ def test_open_beyond_max_sessions_is_refused(boxes: Any, llama_dir: Path) -> Non
     virtual_time.run(scenario())
 
 
+def test_open_by_one_peer_beyond_half_is_refused_while_another_is_there(boxes: Any, llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 3)], options=ServerOptions(max_sessions=4)) as box:
+            async with box.internet.network().stream(box.who["s0"], SESSION, timeout_s=60) as other:
+                await other.send(opening(box).to_bytes())
+                await other.receive()
+                async with session(box), session(box):
+                    with pytest.raises(PeerRefused, match="2 sessions of yours") as caught:
+                        async with session(box):
+                            pass
+                    assert caught.value.retry_after_s > 0
+            await box.all_freed()
+            async with session(box), session(box), session(box), session(box):
+                pass
+
+    virtual_time.run(scenario())
+
+
 def test_session_that_ends_frees_its_cache_memory(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> None:
         async with boxes(llama_dir, [(0, 3)]) as box:

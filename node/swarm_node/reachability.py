@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from swarm.network.interface import Network
-from swarm.network.libp2p_control import ControlError
 from swarm.network.libp2p_daemon import DaemonOptions
-from swarm.network.libp2p_host import Host
+from swarm.network.libp2p_host import CONTROL_FAILURES, Host
 from swarm.network.membership import Membership
 from swarm.network.multiaddr import parse_peer_addr
-from swarm_protocol.errors import PeerError, PeerRefused, SwarmError
+from swarm_protocol.errors import ConfigError, PeerError, PeerRefused
 from swarm_protocol.records import Reachability
 
 METHOD = "node.dial_back"
@@ -81,15 +80,28 @@ async def _reaches(membership: Membership, peer_id: str) -> bool:
     record = (await membership.nodes()).get(peer_id)
     if record is None:
         raise PeerRefused("this node's record has not arrived yet", remedy="ask again later", retry_after_s=1.0)
-    direct = [addr.removesuffix(f"/p2p/{peer_id}") for addr in record.addrs if "/p2p-circuit" not in addr]
+    direct = list(_direct(record.addrs, peer_id))
+    if not direct:
+        return False
     host = await Host.start(DaemonOptions(dht_server=False))
     lane = asyncio.create_task(host.lane.run(), name="dial back")
     try:
         await host.control.connect(peer_id, direct)
         return True
-    except (ControlError, SwarmError) as error:
+    except CONTROL_FAILURES as error:
         logger.info("%s is not reached: %s", peer_id, error)
         return False
     finally:
         await host.stop()
         await lane
+
+
+def _direct(addrs: Sequence[str], peer_id: str) -> Iterator[str]:
+    """Those of `addrs` that lead to `peer_id` without a relay: what a peer writes there need not be an address."""
+    for text in addrs:
+        try:
+            found = parse_peer_addr(text)
+        except ConfigError:
+            continue
+        if found.peer_id == peer_id and "/p2p-circuit" not in found.addr:
+            yield found.addr

@@ -19,6 +19,7 @@ from swarm_node.seed import Seed, join_command
 from swarm_node.serving import Serving, TokenRate, model_name
 from swarm_node.volunteer import Volunteer
 from swarm_protocol.errors import ConfigError, PeerRefused, SessionError
+from swarm_protocol.records import NodeRecord
 
 PEER = "12D3KooWHoK2zDpTB25vHJF4swgbFQqKcK3ruE4pJzSFjXSEDigi"
 LOCAL = f"/ip4/127.0.0.1/tcp/1/p2p/{PEER}"
@@ -112,6 +113,35 @@ def test_serve_refuses_whoever_has_no_record() -> None:
             await reachability.serve(seed, membership)
             with pytest.raises(PeerRefused, match="record has not arrived"):
                 await node.call(seed.peer_id, reachability.METHOD, b"", timeout_s=30)
+        await node.close()
+        await seed.close()
+
+    virtual_time.run(scene())
+
+
+def test_serve_dials_nothing_that_is_no_address_of_the_asker(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = AsyncMock(side_effect=AssertionError("a host was started for nothing"))
+    monkeypatch.setattr("swarm_node.reachability.Host.start", start)
+
+    async def scene() -> None:
+        internet = MemoryInternet()
+        seed, node = internet.network(), internet.network()
+        record = NodeRecord(
+            name="odd",
+            version="1",
+            # no port of that number, no address, another peer's, and one through a relay
+            addrs=("/ip4/1.2.3.4/tcp/99999", "/nonsense/x", FAR, f"{FAR}/p2p-circuit/p2p/{node.peer_id}"),
+            device="cpu",
+            memory_bytes=0,
+            free_memory_bytes=0,
+            reachability="unknown",
+            started_at=0.0,
+        )
+        async with Membership(seed) as membership, Membership(node) as asker:
+            asker.announce(record)
+            await reachability.serve(seed, membership)
+            await asyncio.sleep(5)
+            assert await node.call(seed.peer_id, reachability.METHOD, b"", timeout_s=30) == b"not reached"
         await node.close()
         await seed.close()
 

@@ -37,8 +37,6 @@ async def session(box: Any, index: int = 0, **changes: Any) -> AsyncIterator[Any
         yield stream
 
 
-async def ask(
-    stream: Any, x: torch.Tensor, position: int = 0, want: str = "all", *, rewind: bool = False
-) -> StepResult:
-    await stream.send(Step(position=position, want=want, tensor=pack(x), rewind=rewind).to_bytes())
+async def ask(stream: Any, x: torch.Tensor, position: int = 0, want: str = "all") -> StepResult:
+    await stream.send(Step(position=position, want=want, tensor=pack(x)).to_bytes())
     return StepResult.from_bytes(await stream.receive())

@@ -95,7 +95,6 @@ class Step:
     """Token ids `[T]` (int64) or hidden states `[T, H]` (float32) for positions from `position` on."""
 
     position: int
-    rewind: bool = False
     want: str
     tensor: TensorBytes
 
@@ -105,9 +104,7 @@ class Step:
         check_int(self.tensor.shape[0], "tokens in a step", low=1, high=limits.MAX_STEP_TOKENS)
 
     def to_bytes(self) -> bytes:
-        message = serving_pb2.Step(
-            position=self.position, rewind=self.rewind, want=self.want, tensor=_tensor_message(self.tensor)
-        )
+        message = serving_pb2.Step(position=self.position, want=self.want, tensor=_tensor_message(self.tensor))
         return wire.encode(message)
 
     @classmethod
@@ -205,7 +202,7 @@ def _tensor(message: serving_pb2.Tensor) -> TensorBytes:
 
 
 def _step(message: serving_pb2.Step) -> Step:
-    return Step(position=message.position, rewind=message.rewind, want=message.want, tensor=_tensor(message.tensor))
+    return Step(position=message.position, want=message.want, tensor=_tensor(message.tensor))
 
 
 def _step_result(message: serving_pb2.StepResult) -> StepResult:

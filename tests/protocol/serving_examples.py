@@ -10,7 +10,6 @@ EXAMPLES: tuple[object, ...] = (
     Step(position=0, want="nothing", tensor=TensorBytes(dtype="int64", shape=(3,), payload=bytes(range(24)))),
     Step(
         position=7,
-        rewind=True,
         want="last",
         tensor=TensorBytes(dtype="float32", shape=(2, 3), payload=bytes(range(24))),
     ),

@@ -41,16 +41,14 @@ class Tensor(_message.Message):
     def __init__(self, dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., codec: _Optional[str] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
 class Step(_message.Message):
-    __slots__ = ("position", "rewind", "want", "tensor")
+    __slots__ = ("position", "want", "tensor")
     POSITION_FIELD_NUMBER: _ClassVar[int]
-    REWIND_FIELD_NUMBER: _ClassVar[int]
     WANT_FIELD_NUMBER: _ClassVar[int]
     TENSOR_FIELD_NUMBER: _ClassVar[int]
     position: int
-    rewind: bool
     want: str
     tensor: Tensor
-    def __init__(self, position: _Optional[int] = ..., rewind: _Optional[bool] = ..., want: _Optional[str] = ..., tensor: _Optional[_Union[Tensor, _Mapping]] = ...) -> None: ...
+    def __init__(self, position: _Optional[int] = ..., want: _Optional[str] = ..., tensor: _Optional[_Union[Tensor, _Mapping]] = ...) -> None: ...
 
 class StepResult(_message.Message):
     __slots__ = ("position", "compute_ms", "queue_ms", "leave_within_s", "tensor")

@@ -56,18 +56,6 @@ class KVCache:
         """Give the memory back now, whoever still holds this object. A step that is running keeps it to its end."""
         self.entries = DynamicCache()
 
-    def truncate(self, length: int) -> None:
-        """Forget everything from position `length` on.
-
-        Raises ConfigError where a sliding window has already forgotten what would become visible again.
-        """
-        surplus = self.length - length
-        assert surplus >= 0
-        try:
-            self.entries.crop(-surplus)
-        except RuntimeError as error:
-            raise ConfigError(f"a sliding window cannot go back to position {length}") from error
-
 
 class Span:
     """Blocks `[start, end)` of a model of `num_blocks`, ready to run."""

@@ -21,7 +21,7 @@ from swarm.serving.blocks import KVCache, Span, Want
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """Append `x` to `cache` at `position`, where the cache ends or is to be cut off."""
+    """Append `x` to `cache` at `position`, where the cache ends."""
 
     span: Span
     cache: KVCache
@@ -103,8 +103,6 @@ class Engine:
 
 def _run(step: Step) -> tuple[Tensor | None, float]:
     since = time.perf_counter()
-    if step.position < step.cache.length:
-        step.cache.truncate(step.position)
     output = step.span.run(step.x, step.cache, step.want)
     if output is not None:
         output = output.to("cpu", torch.float32)

@@ -95,9 +95,9 @@ async def serve_steps(stream: Stream, session: ServedSession, engine: Engine, fa
 
 
 def checked_step(request: serving_messages.Step, session: ServedSession) -> Step:
-    """What the engine may run. Nothing has been computed or cut off yet when this raises PeerViolation."""
+    """What the engine may run. Nothing has been computed yet when this raises PeerViolation."""
     span, length, num_tokens = session.span, session.cache.length, request.tensor.shape[0]
-    if request.position > length or (request.position < length and not request.rewind):
+    if request.position != length:
         raise PeerViolation(f"step at position {request.position}, and the cache ends at {length}")
     if num_tokens > session.max_step_tokens:
         raise PeerViolation(f"a step of {num_tokens} tokens, and this server takes {session.max_step_tokens}")

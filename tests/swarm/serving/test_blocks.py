@@ -137,28 +137,6 @@ def test_run_wanting_nothing_still_fills_the_cache(llama_dir: Path) -> None:
     assert cache.num_bytes == 3 * 2 * 2 * 2 * 8 * 4  # tokens, k and v, blocks, kv heads, head size, float32
 
 
-def test_cache_truncated_continues_as_if_the_rest_had_never_been(llama_dir: Path) -> None:
-    span = load_span(open_model(llama_dir), 0, 6)
-    cache, fresh = span.new_cache(), span.new_cache()
-    span.run(torch.tensor(PROMPT), cache)
-    cache.truncate(10)
-    assert cache.length == 10
-    span.run(torch.tensor(PROMPT[:10]), fresh)
-    left = span.run(torch.tensor(PROMPT[10:]), cache, Want.LAST)
-    right = span.run(torch.tensor(PROMPT[10:]), fresh, Want.LAST)
-    assert left is not None
-    assert right is not None
-    assert torch.allclose(left, right, atol=1e-5)
-
-
-def test_cache_sliding_window_that_has_forgotten_refuses_to_go_back(model_dirs: Callable[[str], Path]) -> None:
-    span = load_span(open_model(model_dirs("mistral")), 0, 6)
-    cache = span.new_cache()
-    span.run(torch.tensor(PROMPT), cache)
-    with pytest.raises(ConfigError, match="cannot go back to position 10"):
-        cache.truncate(10)
-
-
 @pytest.mark.parametrize("span", [(-1, 2), (3, 3), (4, 2), (0, 7)])
 def test_load_span_outside_the_model_is_refused(llama_dir: Path, span: tuple[int, int]) -> None:
     with pytest.raises(ConfigError, match="not within this model's 0:6"):

@@ -35,19 +35,6 @@ def test_step_returns_the_span_own_hidden_states(boxes: Any, llama_dir: Path) ->
     virtual_time.run(scenario())
 
 
-def test_step_rewinding_gives_the_same_again(boxes: Any, llama_dir: Path) -> None:
-    async def scenario() -> None:
-        async with boxes(llama_dir, [(0, 6)]) as box, session(box) as stream:
-            await ask(stream, TOKENS, want="nothing")
-            first = await ask(stream, torch.tensor([9]), 3, "last")
-            again = await ask(stream, torch.tensor([9]), 3, "last", rewind=True)
-            assert first.tensor is not None
-            assert again.tensor is not None
-            assert torch.allclose(unpack_floats(first.tensor, 1, 256), unpack_floats(again.tensor, 1, 256), atol=1e-5)
-
-    virtual_time.run(scenario())
-
-
 BAD_STEPS = {
     "position beyond the cache": (TOKENS, {"position": 1}, "the cache ends at 0"),
     "more than it reserved": (torch.zeros(17, dtype=torch.int64), {}, "the session reserved 16"),
@@ -103,7 +90,7 @@ def test_step_longer_than_the_server_takes_is_refused(boxes: Any, llama_dir: Pat
     virtual_time.run(scenario())
 
 
-def test_step_going_back_without_saying_so_is_refused(boxes: Any, llama_dir: Path) -> None:
+def test_step_going_back_is_refused(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> None:
         async with boxes(llama_dir, [(0, 3)]) as box, session(box) as stream:
             await ask(stream, TOKENS)

@@ -19,11 +19,10 @@ from dataclasses import dataclass
 import numpy as np
 from swarm_protocol.records import ServeRecord
 
+from swarm.router.routing import MIN_BLOCK_MS
+
 MIN_GAIN = 0.75
 """A node moves only if throughput now / throughput then is below this, so that small gains cause no churn."""
-
-MIN_BLOCK_MS = 0.01
-"""No block is faster than this, whatever a peer claims."""
 
 ENOUGH_SERVERS = 2
 """Of one block, before speed counts: the second takes over when the first is lost."""

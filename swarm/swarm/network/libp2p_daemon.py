@@ -8,9 +8,11 @@ process, its socket's folder and the task that reads its output; start failures 
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import platform
 import shutil
+import socket
 import subprocess
 import tempfile
 from collections import deque
@@ -93,6 +95,7 @@ class Daemon:
     async def start(cls, options: DaemonOptions) -> Daemon:
         """Raises StartError that names the cause. Nothing is left behind then."""
         _remove_orphaned_folders()
+        _refuse_taken_ports(options.listen)
         folder = Path(tempfile.mkdtemp(prefix=f"{_FOLDER}{os.getpid()}-"))
         try:
             daemon = cls(_spawn(arguments(options, str(folder / "p2pd.sock"))), folder)
@@ -180,6 +183,26 @@ class Daemon:
             self._ready.set_exception(_start_error(" ".join(self._last_lines), self.last_words()))
 
 
+def _refuse_taken_ports(listen: Sequence[str]) -> None:
+    """libp2p shares TCP ports (SO_REUSEPORT): beside another host of its kind it would start, and get half the calls.
+
+    Whatever else is wrong with an address, the daemon itself says.
+    """
+    for addr in listen:
+        _, version, host, transport, port, *_ = addr.split("/")
+        if transport != "tcp":
+            continue
+        try:
+            with socket.socket(socket.AF_INET if version == "ip4" else socket.AF_INET6) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if version == "ip6":
+                    probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                probe.bind((host, int(port)))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise _occupied(f"{host}:{port}") from None
+
+
 def _remove_orphaned_folders() -> None:
     """Sockets of processes of ours that were killed."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*-*"):
@@ -233,10 +256,7 @@ def _start_error(output: str, last_words: str) -> StartError:
     """The daemon ended before it was ready: say which of the causes that we know it was."""
     lowered = output.lower()
     if "address already in use" in lowered:
-        return StartError(
-            f"a listen port is occupied: {_inside_brackets(output)}",
-            remedy="choose another port, or 0 for any free one",
-        )
+        return _occupied(_inside_brackets(output))
     if "cannot assign requested address" in lowered:
         return StartError(
             f"this machine does not have a listen address: {_inside_brackets(output)}", remedy="listen on /ip4/0.0.0.0"
@@ -248,6 +268,10 @@ def _start_error(output: str, last_words: str) -> StartError:
     return StartError(
         last_words, remedy="the line above is the daemon's own; swarm-node doctor checks the usual causes"
     )
+
+
+def _occupied(what: str) -> StartError:
+    return StartError(f"a listen port is occupied: {what}", remedy="choose another port, or 0 for any free one")
 
 
 def _inside_brackets(text: str) -> str:

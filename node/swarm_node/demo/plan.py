@@ -39,6 +39,13 @@ class Plan:
             raise ValueError(f"temperature {self.temperature}: use 0 to 2")
         if not 0 < self.kill_after_tokens < self.max_new_tokens:
             raise ValueError("the kill must come while the answer is being written")
+        context = int(DEFAULT_MODEL["max_position_embeddings"])
+        num_prompt_bytes = len(self.prompt.encode())
+        if not 0 < num_prompt_bytes <= context - self.max_new_tokens:
+            raise ValueError(
+                f"a prompt of {num_prompt_bytes} bytes and {self.max_new_tokens} new ones: "
+                f"use at least 1 of prompt, and at most {context} together"
+            )
 
     @property
     def num_blocks(self) -> int:

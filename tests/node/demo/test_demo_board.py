@@ -152,10 +152,13 @@ def test_sparkline_is_lowest_at_the_lowest_value() -> None:
         {"interval_steps": 0},
         {"temperature": 3},
         {"max_new_tokens": 10, "kill_after_tokens": 10},
+        {"max_new_tokens": 1024},
+        {"prompt": ""},
+        {"prompt": "é" * 433},
     ],
 )
-def test_impossible_plan_is_refused(wrong: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match=r"nodes|outer steps|inner steps|temperature|kill"):
+def test_impossible_plan_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"nodes|outer steps|inner steps|temperature|kill|prompt"):
         Plan(**wrong)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.identity import Identity
@@ -18,7 +19,8 @@ def run(flags: Flags) -> int:
         home.create()
         Identity.generate().save(home.identity)
     elif not os.path.lexists(home.identity):
-        raise ConfigError(f"there is no identity in {home.path}", remedy="create one: swarm-node identity --new")
+        remedy = f"create one: swarm-node identity --new --home {shlex.quote(str(home.path))}"
+        raise ConfigError(f"there is no identity in {home.path}", remedy=remedy)
     peer_id = Identity.load(home.identity).peer_id
     emitter = Emitter(json=flags.json)
     if flags.json:

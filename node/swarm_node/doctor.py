@@ -29,7 +29,7 @@ from swarm_node.home import Home
 
 Result = Literal["ok", "warn", "fail"]
 
-LIBRARIES = {"torch": (2, 8), "transformers": (5, 0), "hivemind": (1, 1, 12), "grpcio": (1, 70), "protobuf": (6, 30)}
+LIBRARIES = {"torch": (2, 8), "transformers": (5, 0), "hivemind": (1, 1, 12), "grpcio": (1, 70), "protobuf": (7, 35)}
 """The lower bounds of pyproject.toml, for machines where they were overridden."""
 
 LOW_DISK_BYTES = 5 * 2**30  # a small model and a few of its checkpoints

@@ -202,7 +202,7 @@ class Training:
 
     def _export(self, state: ReplicaState) -> Path:
         """Write the model anew; a former one of the same run goes first."""
-        place = self._folder / "hf"
+        place = self._folder / self._run.run_id  # whoever serves it later serves it under this name
         with explained("write the model"):
             if place.exists():
                 shutil.rmtree(place)

@@ -41,6 +41,7 @@ def test_readme_researcher_snippet_writes_a_run_that_can_be_joined(
 ) -> None:
     [snippet] = [block for block in code_blocks("python") if "write_run" in block]
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
     exec(compile(snippet, "README.md", "exec"), {})
     assert load_run(tmp_path / "run.toml").config.name == "my-run"
 

@@ -151,5 +151,6 @@ def test_serve_dials_nothing_that_is_no_address_of_the_asker(monkeypatch: pytest
 def test_explain_of_a_node_that_listens_on_loopback_only_says_how_to_open_it() -> None:
     assert "--listen" in reachability.explain("unknown", [LOCAL])
     assert "forward a port" in reachability.explain("unknown", [FAR])
-    assert "directly" in reachability.explain("public", [LOCAL])
+    assert "only from this machine" in reachability.explain("public", [LOCAL])
+    assert "directly" in reachability.explain("public", [FAR])
     assert "through a seed" in reachability.explain("relay", [FAR])

@@ -62,14 +62,15 @@ def show_next(console: Console, summary: Summary, kept: Path | None) -> None:
     """Commands to paste."""
     model = summary.checkpoint if kept else "DIR"
     if kept:
-        console.print(f"\nThe trained model, a Hugging Face directory: {model}", highlight=False, markup=False)
+        told = f"\nThe trained model, a Hugging Face directory: {model}"
+        console.print(told, highlight=False, markup=False, soft_wrap=True)
     else:
         console.print("\nTo keep the trained model: swarm-node demo --keep DIR", highlight=False, markup=False)
     console.print(
         "Your own swarm:\n"
-        "  swarm-node seed                                    # prints its address ADDR\n"
-        f"  swarm-node join --peers ADDR --model {model}\n"
-        "  swarm-node gateway --peers ADDR --port 8000        # then any OpenAI client: http://127.0.0.1:8000/v1",
+        "  swarm-node seed --home ~/seed                            # prints its address ADDR\n"
+        f"  swarm-node join --home ~/node --peers ADDR --model {model}\n"
+        "  swarm-node gateway --home ~/gateway --peers ADDR         # for any OpenAI client: http://127.0.0.1:8000/v1",
         highlight=False,
         markup=False,
         soft_wrap=True,

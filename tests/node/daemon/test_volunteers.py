@@ -53,7 +53,8 @@ def test_join_trains_a_run_and_then_serves_it(seed: Seed, start_node: StartNode,
     assert serving[0]["revision"] == serving[1]["revision"]
     assert serving[0]["model"] == finished[0]["run"]
     exported = Path(str(named(nodes[0], "exported")[0]["path"]))
-    assert exported == nodes[0].home / "checkpoints" / str(finished[0]["run"]) / "hf"
+    run_id = str(finished[0]["run"])
+    assert exported == nodes[0].home / "checkpoints" / run_id / run_id
     with safe_open(exported / "model.safetensors", framework="pt") as file:
         assert len(list(file.keys())) > 4
     [status] = run_node("status", "--home", nodes[0].home).events

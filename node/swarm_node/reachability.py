@@ -20,8 +20,9 @@ from swarm_protocol.errors import ConfigError, PeerError, PeerRefused
 from swarm_protocol.records import Reachability
 
 METHOD = "node.dial_back"
-ASK_TIMEOUT_S = 4.0
-DIAL_TIMEOUT_S = 2.5
+ASK_TIMEOUT_S = 6.0
+DIAL_TIMEOUT_S = 4.0
+MAX_RETRIES = 3
 MAX_WAITING = 16  # each costs the seed a short-lived process
 
 _MEANINGS: Mapping[Reachability, str] = {
@@ -44,7 +45,7 @@ async def measure(network: Network, peers: Sequence[str]) -> Reachability:
     """Ask the `peers` that this node joined through; the first that answers decides."""
     for peer in peers:
         try:
-            answer = await network.call(parse_peer_addr(peer).peer_id, METHOD, b"", timeout_s=ASK_TIMEOUT_S)
+            answer = await _ask(network, parse_peer_addr(peer).peer_id)
         except PeerError as error:
             logger.info("no dial back by %s: %s", peer, error)
             continue
@@ -53,6 +54,18 @@ async def measure(network: Network, peers: Sequence[str]) -> Reachability:
         break
     relayed = any("/p2p-circuit" in addr for addr in await network.addrs())
     return "relay" if relayed else "unknown"
+
+
+async def _ask(network: Network, peer_id: str) -> bytes:
+    """Raises PeerError. Our record may still be on its way to the seed, or others be asked about before us."""
+    for _ in range(MAX_RETRIES):
+        try:
+            return await network.call(peer_id, METHOD, b"", timeout_s=ASK_TIMEOUT_S)
+        except PeerRefused as error:
+            if not error.retry_after_s:
+                raise
+            await asyncio.sleep(min(error.retry_after_s, 1.0))
+    return await network.call(peer_id, METHOD, b"", timeout_s=ASK_TIMEOUT_S)
 
 
 async def serve(network: Network, membership: Membership) -> None:

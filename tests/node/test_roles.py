@@ -154,3 +154,27 @@ def test_explain_of_a_node_that_listens_on_loopback_only_says_how_to_open_it() -
     assert "only from this machine" in reachability.explain("public", [LOCAL])
     assert "directly" in reachability.explain("public", [FAR])
     assert "through a seed" in reachability.explain("relay", [FAR])
+
+
+def test_measure_asks_again_when_the_record_has_not_arrived_yet() -> None:
+    async def main() -> None:
+        internet = MemoryInternet()
+        seed, node = internet.network(), internet.network()
+        answers: list[PeerRefused | bytes] = [
+            PeerRefused("this node's record has not arrived yet", retry_after_s=1.0),
+            b"reached",
+        ]
+
+        async def dial_back(_peer_id: str, _request: bytes) -> bytes:
+            answer = answers.pop(0)
+            if isinstance(answer, PeerRefused):
+                raise answer
+            return answer
+
+        await seed.serve(reachability.METHOD, dial_back)
+        addr = f"/ip4/127.0.0.1/tcp/4001/p2p/{seed.peer_id}"
+        assert await reachability.measure(node, [addr]) == "public"
+        assert answers == []
+        await internet.close()
+
+    virtual_time.run(main())

@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 def explain(found: Reachability, addrs: Sequence[str]) -> str:
     """For people, with what could be done about it."""
-    if all("/ip4/127." in addr or "/ip6/::1/" in addr for addr in addrs):
+    if found != "relay" and all("/ip4/127." in addr or "/ip6/::1/" in addr for addr in addrs):
         return "only from this machine; --listen /ip4/0.0.0.0/tcp/4001 lets others in"
     return _MEANINGS[found]
 

@@ -154,6 +154,7 @@ def test_explain_of_a_node_that_listens_on_loopback_only_says_how_to_open_it() -
     assert "only from this machine" in reachability.explain("public", [LOCAL])
     assert "directly" in reachability.explain("public", [FAR])
     assert "through a seed" in reachability.explain("relay", [FAR])
+    assert "through a seed" in reachability.explain("relay", []), "it listens nowhere itself"
 
 
 def test_measure_asks_again_when_the_record_has_not_arrived_yet() -> None:

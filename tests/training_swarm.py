@@ -27,6 +27,7 @@ from swarm.training.run_config import DataConfig, InnerConfig, RunConfig
 from swarm.training.run_file import SignedRun
 from swarm.training.state import ReplicaState
 from swarm.training.trainer import Trainer, TrainerOptions
+from swarm_compression import get_codec
 from swarm_protocol.identity import Identity
 from torch import Tensor
 
@@ -214,3 +215,25 @@ def assert_equal_steps(members: Sequence[Member], num_steps: int) -> None:
             if isinstance(event, OuterStep | StateFetched) and event.step:
                 digests.setdefault(event.step, set()).add(event.digest)
     assert all(len(each) == 1 for each in digests.values()), digests
+
+
+class SpoiledCodec:
+    """int8, except for what it sends; it tolerates whatever it gets."""
+
+    name = "spoiled"
+
+    def __init__(self, spoil: Callable[[bytes], bytes]) -> None:
+        self._honest = get_codec("int8")
+        self._spoil = spoil
+
+    def encoded_bytes(self, num_values: int) -> int:
+        return self._honest.encoded_bytes(num_values)
+
+    def encode(self, x_N: Tensor) -> bytes:
+        return self._spoil(self._honest.encode(x_N))
+
+    def decode(self, data: bytes | bytearray | memoryview, num_values: int) -> Tensor:
+        try:
+            return self._honest.decode(data, num_values)
+        except ValueError:
+            return torch.zeros(num_values)

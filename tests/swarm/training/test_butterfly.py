@@ -21,6 +21,7 @@ from swarm_compression import Codec, get_codec
 from swarm_protocol.errors import PeerError, PeerUnreachable, PeerViolation, RoundError, SwarmError
 from swarm_protocol.training_messages import Contribution, Group
 from torch import Tensor
+from training_swarm import SpoiledCodec
 
 
 class Ring:
@@ -174,28 +175,6 @@ def test_run_with_fewer_blocks_than_members_ends() -> None:
     in_ring([1] * 5, case, num_values=300)
 
 
-class EvilCodec:
-    """int8, except for what it sends."""
-
-    name = "evil"
-
-    def __init__(self, spoil: Callable[[bytes], bytes]) -> None:
-        self._honest = get_codec("int8")
-        self._spoil = spoil
-
-    def encoded_bytes(self, num_values: int) -> int:
-        return self._honest.encoded_bytes(num_values)
-
-    def encode(self, x_N: Tensor) -> bytes:
-        return self._spoil(self._honest.encode(x_N))
-
-    def decode(self, data: bytes | bytearray | memoryview, num_values: int) -> Tensor:
-        try:
-            return self._honest.decode(data, num_values)
-        except ValueError:
-            return torch.zeros(num_values)
-
-
 NAN = torch.tensor([math.nan]).numpy().tobytes()
 
 
@@ -206,7 +185,7 @@ NAN = torch.tensor([math.nan]).numpy().tobytes()
 )
 def test_run_with_a_bad_slice_fails_at_every_owner_and_names_the_sender(spoil: Callable[[bytes], bytes]) -> None:
     async def case(ring: Ring) -> None:
-        await ring.run_until_failed({0, 1, 3}, {2: EvilCodec(spoil)})
+        await ring.run_until_failed({0, 1, 3}, {2: SpoiledCodec(spoil)})
         for honest in (0, 1, 3):
             error = ring.failures[honest]
             assert isinstance(error, PeerViolation)

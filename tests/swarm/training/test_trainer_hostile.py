@@ -19,12 +19,10 @@ from swarm.training.methods import Methods
 from swarm.training.round_events import Signed
 from swarm.training.seat import Seat
 from swarm.training.trainer import Trainer
-from swarm_compression import get_codec
 from swarm_protocol.errors import IntegrityError, PeerViolation, RoundError, SwarmError
 from swarm_protocol.identity import Identity
 from swarm_protocol.training_messages import Certificate, Contribution, Group, Outcome, Ready, Vote
-from torch import Tensor
-from training_swarm import Member, Swarm, SyntheticInner, assert_equal_steps, config
+from training_swarm import Member, SpoiledCodec, Swarm, SyntheticInner, assert_equal_steps, config
 
 NUM_STEPS = 3
 
@@ -49,28 +47,6 @@ async def run_with_liar(kind: type[Trainer], *, inner: SyntheticInner | None = N
             await swarm.join(f"m{index}")
         liar = await swarm.join("liar", kind=kind, inner=inner)
         return await swarm.finish("m0", "m1", "m2"), liar
-
-
-class SpoiledCodec:
-    """int8, except for what it sends; it tolerates whatever it gets."""
-
-    name = "spoiled"
-
-    def __init__(self, spoil: Callable[[bytes], bytes]) -> None:
-        self._honest = get_codec("int8")
-        self._spoil = spoil
-
-    def encoded_bytes(self, num_values: int) -> int:
-        return self._honest.encoded_bytes(num_values)
-
-    def encode(self, x_N: Tensor) -> bytes:
-        return self._spoil(self._honest.encode(x_N))
-
-    def decode(self, data: bytes | bytearray | memoryview, num_values: int) -> Tensor:
-        try:
-            return self._honest.decode(data, num_values)
-        except ValueError:
-            return torch.zeros(num_values)
 
 
 NAN = torch.tensor([math.nan]).numpy().tobytes()

@@ -1,15 +1,18 @@
 """The face of a codec, and the checks that all codecs make before they look at a value.
 
-Leaves the formats to `floats` and `int8`. Nothing here has state.
+Leaves the formats to `floats`, `int8` and `four_bits`. Nothing here has state.
 Shapes: N values of a flat vector.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Protocol, TypeAlias
+from abc import ABC, abstractmethod
+from typing import TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 Data: TypeAlias = bytes | bytearray | memoryview
@@ -19,28 +22,82 @@ class CodecError(ValueError):
     """A vector that cannot be encoded, or bytes that no encoder wrote."""
 
 
-class Codec(Protocol):
-    """Encodes a flat fp32 vector. The same vector gives the same bytes on every machine and device."""
+class Codec(ABC):
+    """Encodes flat fp32 vectors. The same vector gives the same bytes on every machine and device, with any number of
+    threads; NaN and infinities are refused both ways.
 
-    @property
-    def name(self) -> str: ...
+    What the face promises is checked here, once; a codec adds `encoded_bytes`, `_write` and `_read`.
+    """
 
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    @abstractmethod
     def encoded_bytes(self, num_values: int) -> int:
         """The exact size of an encoded vector: it depends on nothing but `num_values`."""
 
     def encode(self, x_N: Tensor) -> bytes:
         """`x_N` is fp32, one-dimensional, on any device. Raises CodecError if it is not, or not finite."""
+        wire = np.empty(self.encoded_bytes(x_N.numel()), dtype=np.uint8)
+        self._write(check_vector(x_N), wire)
+        return wire.tobytes()
+
+    def encode_into(self, x_N: Tensor, buffer: bytearray | memoryview) -> None:
+        """The bytes of `encode`, written to `buffer`, whose size must be exact. After CodecError it holds anything."""
+        x_N = check_vector(x_N)
+        view = check_size(buffer, x_N.numel(), self.encoded_bytes(x_N.numel()))
+        if view.readonly:
+            raise CodecError("the buffer cannot be written to")
+        self._write(x_N, np.frombuffer(view, dtype=np.uint8))
 
     def decode(self, data: Data, num_values: int) -> Tensor:
         """A new fp32 CPU tensor [num_values], all finite. Raises CodecError, before anything is allocated if the
         size is wrong."""
+        view = check_size(data, num_values, self.encoded_bytes(num_values))
+        x_N = torch.empty(num_values)
+        self._read(np.frombuffer(view, dtype=np.uint8), x_N)
+        return x_N
+
+    def decode_into(self, data: Data, x_N: Tensor) -> None:
+        """Overwrite `x_N`, a contiguous fp32 CPU vector. After CodecError it holds anything."""
+        _check_writable(x_N)
+        view = check_size(data, x_N.numel(), self.encoded_bytes(x_N.numel()))
+        self._read(np.frombuffer(view, dtype=np.uint8), x_N)
+
+    def accumulate(self, data: Data, weight: float, acc_N: Tensor) -> None:
+        """acc_N += weight * decode(data): one rounding to fp32 after the product and one after the sum, `weight` being
+        rounded to fp32 before. `acc_N` is a contiguous fp32 CPU vector; a CodecError leaves it as it was.
+
+        That the sum is finite is up to the caller. Under `torch.set_flush_denormal` sums below 2^-126 may differ.
+        """
+        _check_writable(acc_N)
+        if not abs(weight) <= torch.finfo(torch.float32).max:
+            raise CodecError(f"a weight of {weight}")
+        view = check_size(data, acc_N.numel(), self.encoded_bytes(acc_N.numel()))
+        self._accumulate(np.frombuffer(view, dtype=np.uint8), np.float32(weight), acc_N)
+
+    @abstractmethod
+    def _write(self, x_N: Tensor, wire: NDArray[np.uint8]) -> None:
+        """`x_N` is contiguous fp32 on any device, `wire` has `encoded_bytes`. Raises CodecError if not finite."""
+
+    @abstractmethod
+    def _read(self, wire: NDArray[np.uint8], x_N: Tensor) -> None:
+        """`wire` has `encoded_bytes` from anyone, aligned to nothing; `x_N` is contiguous fp32 on the CPU."""
+
+    def _accumulate(self, wire: NDArray[np.uint8], weight: np.float32, acc_N: Tensor) -> None:
+        x_N = torch.empty(acc_N.numel())
+        self._read(wire, x_N)
+        # numpy, because torch's own weighted addition fuses the product where the CPU can
+        product_N = x_N.numpy()
+        np.multiply(product_N, weight, out=product_N)
+        np.add(acc_N.numpy(), product_N, out=acc_N.numpy())
 
 
 def check_vector(x_N: Tensor) -> Tensor:
-    """`x_N`, contiguous, on the CPU and without its autograd history."""
+    """`x_N`, contiguous and without its autograd history."""
     if x_N.dtype != torch.float32 or x_N.dim() != 1:
         raise CodecError(f"expected a flat float32 vector, got {tuple(x_N.shape)} of {x_N.dtype}")
-    return x_N.detach().cpu().contiguous()
+    return x_N.detach().contiguous()
 
 
 def check_finite(x_N: Tensor, message: str) -> None:
@@ -59,3 +116,12 @@ def check_size(data: Data, num_values: int, expected_bytes: int) -> memoryview:
     if not view.c_contiguous:
         raise CodecError("the bytes are not contiguous")
     return view.cast("B")
+
+
+def _check_writable(x_N: Tensor) -> None:
+    plain = x_N.dtype == torch.float32 and x_N.dim() == 1 and x_N.device.type == "cpu" and x_N.is_contiguous()
+    if not plain or x_N.requires_grad:
+        raise CodecError(
+            f"cannot write to {tuple(x_N.shape)} of {x_N.dtype} on {x_N.device}: only to a flat, contiguous"
+            " float32 vector on the CPU without gradient"
+        )

@@ -4,10 +4,25 @@ from __future__ import annotations
 
 from swarm_compression.codec import Codec, CodecError
 from swarm_compression.floats import FloatCodec
+from swarm_compression.four_bits import E3M0, INT4, FourBitCodec
 from swarm_compression.int8 import Int8Codec
+from swarm_compression.rows import FlatRows, Int8Rows, RowCodec
 
 _CODECS: dict[str, Codec] = {
-    codec.name: codec for codec in (FloatCodec("fp32"), FloatCodec("fp16"), FloatCodec("bf16"), Int8Codec())
+    codec.name: codec
+    for codec in (
+        FloatCodec("fp32"),
+        FloatCodec("fp16"),
+        FloatCodec("bf16"),
+        Int8Codec(),
+        FourBitCodec("int4", INT4),
+        FourBitCodec("e3m0", E3M0),
+    )
+}
+
+_ROW_CODECS: dict[str, RowCodec] = {
+    codec.name: codec
+    for codec in (FlatRows("raw", FloatCodec("fp32")), FlatRows("bf16", FloatCodec("bf16")), Int8Rows())
 }
 
 
@@ -22,3 +37,16 @@ def get_codec(name: str) -> Codec:
         return _CODECS[name]
     except KeyError:
         raise CodecError(f"no codec {name!r}; there are {', '.join(_CODECS)}") from None
+
+
+def row_codec_names() -> tuple[str, ...]:
+    """From the largest on the wire to the smallest."""
+    return tuple(_ROW_CODECS)
+
+
+def get_row_codec(name: str) -> RowCodec:
+    """Raises CodecError for a name that is not in `row_codec_names()`."""
+    try:
+        return _ROW_CODECS[name]
+    except KeyError:
+        raise CodecError(f"no codec {name!r} of rows; there are {', '.join(_ROW_CODECS)}") from None

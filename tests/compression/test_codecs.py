@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from compression.vectors import any_vectors, known_vector
@@ -19,11 +20,13 @@ _KNOWN_SHA256 = {
     "fp16": "be04544e67ddafaf0df5790385bac8444f5a58b47d1106953abf0524a4a2a95f",
     "bf16": "0d0e155a65a5140e951e9b75bd6201fa088a600ccc0ac59f538204e6eae1dcf1",
     "int8": "4d68b1509f442a91fe8553ed89471de97d35cb764d61b849d3fca1c3bc75c295",
+    "int4": "0ab045491c3089bd26fe5e25228e9997fdcaf376ce7b2c1b23bd4b343cbafb06",
+    "e3m0": "fe6b9bcaa0ebee8fdd37dda0c462e66b9a031296b6c0788fed46bd375fbc14d8",
 }
 
 
 def test_get_codec_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(CodecError, match="fp32, fp16, bf16, int8"):
+    with pytest.raises(CodecError, match="fp32, fp16, bf16, int8, int4, e3m0"):
         get_codec("int9")
 
 
@@ -122,6 +125,72 @@ def test_decode_discontiguous_view_is_refused(name: str) -> None:
     doubled = bytes(2 * codec.encoded_bytes(256))
     with pytest.raises(CodecError, match="contiguous"):
         codec.decode(memoryview(doubled)[::2], 256)
+
+
+@every_codec
+@given(x_N=any_vectors)
+def test_codec_writes_into_its_callers_buffers_what_it_returns(name: str, x_N: torch.Tensor) -> None:
+    codec = get_codec(name)
+    x_N = x_N.clamp(-60000, 60000)
+    data, num_values = codec.encode(x_N), x_N.numel()
+    buffer = bytearray(len(data) + 1)
+    codec.encode_into(x_N, memoryview(buffer)[1:])  # aligned to nothing
+    assert bytes(buffer[1:]) == data
+    decoded_N, acc_N = torch.full((num_values,), 7.0), torch.full((num_values,), 7.0)
+    codec.decode_into(memoryview(buffer)[1:], decoded_N)
+    assert decoded_N.numpy().tobytes() == codec.decode(data, num_values).numpy().tobytes()
+    codec.accumulate(memoryview(buffer)[1:], 0.3, acc_N)
+    expected_N = np.float32(7) + np.float32(0.3) * decoded_N.numpy()  # two roundings
+    assert acc_N.numpy().tobytes() == expected_N.tobytes()
+
+
+@every_codec
+@given(noise=st.data())
+def test_accumulate_bytes_that_are_refused_leaves_the_sum(name: str, noise: st.DataObject) -> None:
+    codec, acc_N = get_codec(name), torch.ones(300)
+    size = codec.encoded_bytes(300)
+    data = noise.draw(st.binary(min_size=size, max_size=size))
+    try:
+        codec.decode(data, 300)
+    except CodecError:
+        with pytest.raises(CodecError):
+            codec.accumulate(data, 1.0, acc_N)
+        assert acc_N.tolist() == [1.0] * 300
+
+
+@every_codec
+@pytest.mark.parametrize(
+    "into_N",
+    [
+        torch.zeros(20)[::2],
+        torch.zeros(10, dtype=torch.float64),
+        torch.zeros(2, 5),
+        torch.zeros(10, requires_grad=True),
+    ],
+    ids=["strided", "fp64", "matrix", "gradient"],
+)
+def test_codec_writes_to_flat_contiguous_fp32_alone(name: str, into_N: torch.Tensor) -> None:
+    data = get_codec(name).encode(torch.ones(10))
+    with pytest.raises(CodecError, match="cannot write"):
+        get_codec(name).decode_into(data, into_N)
+    with pytest.raises(CodecError, match="cannot write"):
+        get_codec(name).accumulate(data, 1.0, into_N)
+
+
+@every_codec
+def test_codec_refuses_buffers_of_another_size_or_read_only_and_weights_not_finite(name: str) -> None:
+    codec, x_N = get_codec(name), torch.ones(10)
+    data = codec.encode(x_N)
+    with pytest.raises(CodecError, match="take"):
+        codec.encode_into(x_N, bytearray(len(data) + 1))
+    with pytest.raises(CodecError, match="written"):
+        codec.encode_into(x_N, memoryview(data))
+    with pytest.raises(CodecError, match="take"):
+        codec.decode_into(data + b"x", x_N)
+    for weight in (float("nan"), float("inf"), 1e39):
+        with pytest.raises(CodecError, match="weight"):
+            codec.accumulate(data, weight, x_N)
+    assert x_N.tolist() == [1.0] * 10
 
 
 @every_codec

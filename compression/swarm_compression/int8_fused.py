@@ -1,0 +1,96 @@
+"""The int8 loops as numba compiles them: each value read once and written once, a block at a time, without the GIL.
+
+The functions here are the source; nobody calls them as Python. They are written so that LLVM makes vectors of them:
+blocks are slices, so that no index can be negative, and the absmax is found among bit patterns, because a float's
+maximum has an order to keep. Without `fastmath` LLVM neither reorders nor fuses, so that the bytes are those of
+`int8_plain`. Shapes: N values, K blocks, C values a block.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swarm_compression.int8_kernels import BLOCK_VALUES, MAX_CODE, MIN_ABSMAX, SCALE_MASK, Codes, Floats, Kernels
+
+_B = BLOCK_VALUES
+_MAX_CODE = np.float32(MAX_CODE)
+_MASK = np.int32(SCALE_MASK)
+_MAGNITUDE = np.int32(0x7FFFFFFF)
+_INFINITY = np.int32(0x7F800000)
+_MIN_ABSMAX_BITS = np.float32(MIN_ABSMAX).view(np.int32)
+# adding and subtracting 1.5 * 2^23 rounds what is under 2^22 to the nearest integer, ties to even, in vectors
+_ROUND = np.float32(1.5 * 2**23)
+
+
+def load() -> Kernels:
+    """Compile, or take from numba's cache: beside this file, or the user's where that cannot be written. ImportError
+    where numba is missing or does not support this Python or numpy."""
+    import numba  # noqa: PLC0415 (a third of a second)
+
+    types = numba.types
+    floats, ints, codes = types.float32[::1], types.int32[::1], types.int8[::1]
+    read_floats, read_ints, read_codes = (
+        types.Array(array.dtype, 1, "C", readonly=True) for array in (floats, ints, codes)
+    )
+
+    def compiled(function: Any, signature: Any) -> Any:
+        try:
+            return numba.njit(signature, nogil=True, error_model="numpy", cache=True)(function)
+        except (RuntimeError, OSError):  # nowhere to write the cache, or no room
+            return numba.njit(signature, nogil=True, error_model="numpy")(function)
+
+    quantize = compiled(_quantize, types.boolean(read_floats, read_ints, floats, ints, codes))
+    return Kernels(
+        quantize=lambda x_N, scale_K, code_N: bool(
+            quantize(x_N, x_N.view(np.int32), scale_K, scale_K.view(np.int32), code_N)
+        ),
+        dequantize=compiled(_dequantize, types.void(read_codes, read_floats, floats)),
+        accumulate=compiled(_accumulate, types.void(read_codes, read_floats, types.float32, floats)),
+    )
+
+
+def _quantize(
+    x_N: Floats, bits_N: NDArray[np.int32], scale_K: Floats, scale_bits_K: NDArray[np.int32], code_N: Codes
+) -> bool:
+    """`bits_N` and `scale_bits_K` are the memory of `x_N` and `scale_K`."""
+    largest_bits = np.int32(0)
+    for k in range(scale_K.size):
+        x_C = x_N[k * _B : k * _B + _B]
+        bits_C = bits_N[k * _B : k * _B + _B]
+        code_C = code_N[k * _B : k * _B + _B]
+        absmax_bits = np.int32(0)
+        for c in range(x_C.size):
+            absmax_bits = max(absmax_bits, bits_C[c] & _MAGNITUDE)
+        largest_bits = max(largest_bits, absmax_bits)
+        if absmax_bits < _MIN_ABSMAX_BITS:
+            scale_bits_K[k] = 0
+            inverse = np.float32(0)
+        else:
+            scale_bits_K[k] = absmax_bits
+            scale_K[k] = scale_K[k] / _MAX_CODE
+            scale_bits_K[k] &= _MASK
+            inverse = np.float32(1) / scale_K[k]
+        for c in range(x_C.size):
+            code_C[c] = np.int8(np.int32((x_C[c] * inverse + _ROUND) - _ROUND))
+    return bool(largest_bits < _INFINITY)
+
+
+def _dequantize(code_N: Codes, scale_K: Floats, x_N: Floats) -> None:
+    for k in range(scale_K.size):
+        code_C = code_N[k * _B : k * _B + _B]
+        x_C = x_N[k * _B : k * _B + _B]
+        scale = scale_K[k]
+        for c in range(x_C.size):
+            x_C[c] = np.float32(code_C[c]) * scale
+
+
+def _accumulate(code_N: Codes, scale_K: Floats, weight: np.float32, acc_N: Floats) -> None:
+    for k in range(scale_K.size):
+        code_C = code_N[k * _B : k * _B + _B]
+        acc_C = acc_N[k * _B : k * _B + _B]
+        scale = scale_K[k]
+        for c in range(acc_C.size):
+            acc_C[c] += weight * (np.float32(code_C[c]) * scale)

@@ -1,0 +1,156 @@
+"""The int8 loops: fused, plain and cut over cores they give the same bytes and the same sums."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import warnings
+
+import numba
+import numpy as np
+import pytest
+import torch
+from compression.vectors import any_vectors, known_vector
+from hypothesis import given
+from hypothesis import strategies as st
+from swarm_compression import get_codec, int8_cpu, int8_fused, warm_up
+from swarm_compression.int8_kernels import BLOCK_VALUES, Codes, Floats, Kernels
+from swarm_compression.int8_plain import KERNELS as PLAIN
+
+FUSED = int8_fused.load()
+finite_weights = st.floats(width=32, min_value=-4, max_value=4)
+
+
+def quantized(kernels: Kernels, x_N: Floats) -> tuple[bool, Floats, Codes]:
+    scale_K, code_N = np.empty(-(-x_N.size // BLOCK_VALUES), np.float32), np.empty(x_N.size, np.int8)
+    return kernels.quantize(x_N, scale_K, code_N), scale_K, code_N
+
+
+@given(x_N=any_vectors)
+def test_fused_quantize_equals_plain(x_N: torch.Tensor) -> None:
+    fused, plain = quantized(FUSED, x_N.numpy()), quantized(PLAIN, x_N.numpy())
+    assert fused[0] is plain[0] is True
+    assert fused[1].tobytes() == plain[1].tobytes()
+    assert fused[2].tobytes() == plain[2].tobytes()
+
+
+@given(seed=st.integers(0, 2**31), exponent=st.integers(-125, 120))
+def test_fused_quantize_equals_plain_on_values_near_ties(seed: int, exponent: int) -> None:
+    rng = np.random.default_rng(seed)
+    halves_N = rng.integers(-254, 255, 600).astype(np.float32) / 2
+    x_N = np.nextafter(halves_N, rng.choice([-np.inf, 0, np.inf], 600).astype(np.float32)) * np.float32(2.0**exponent)
+    assert [part.tobytes() for part in quantized(FUSED, x_N)[1:]] == [
+        part.tobytes() for part in quantized(PLAIN, x_N)[1:]
+    ]
+
+
+@given(x_N=any_vectors, acc=st.data(), weight=finite_weights)
+def test_fused_dequantize_and_accumulate_equal_plain(x_N: torch.Tensor, acc: st.DataObject, weight: float) -> None:
+    _, scale_K, code_N = quantized(PLAIN, x_N.clamp(-1e30, 1e30).numpy())
+    start_N = np.full(x_N.numel(), acc.draw(st.floats(-(2.0**100), 2.0**100, width=32)), np.float32)
+    outputs = []
+    for kernels in (FUSED, PLAIN):
+        decoded_N, acc_N = np.empty_like(start_N), start_N.copy()
+        kernels.dequantize(code_N, scale_K, decoded_N)
+        kernels.accumulate(code_N, scale_K, np.float32(weight), acc_N)
+        outputs.append((decoded_N, acc_N))
+        # two roundings, one after the other
+        assert acc_N.tobytes() == (start_N + np.float32(weight) * decoded_N).tobytes()
+    assert outputs[0][0].tobytes() == outputs[1][0].tobytes()
+
+
+@pytest.mark.parametrize("kernels", [FUSED, PLAIN], ids=["fused", "plain"])
+@pytest.mark.parametrize("bad", [float("nan"), -float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("place", [0, 255, 256, 299])
+def test_quantize_value_that_is_not_finite_is_said(kernels: Kernels, bad: float, place: int) -> None:
+    x_N = np.ones(300, np.float32)
+    x_N[place] = bad
+    assert quantized(kernels, x_N)[0] is False
+
+
+@pytest.mark.parametrize("num_values", [2 * int8_cpu.CORE_VALUES, 3 * int8_cpu.CORE_VALUES + 77])
+def test_any_number_of_cores_gives_the_same_bytes_and_sums(num_values: int) -> None:
+    codec, x_N = get_codec("int8"), known_vector(num_values)
+    before, outputs = torch.get_num_threads(), set()
+    try:
+        for num_threads in (1, 2, 3):
+            torch.set_num_threads(num_threads)
+            data, acc_N = codec.encode(x_N), torch.ones(num_values)
+            codec.accumulate(data, 0.3, acc_N)
+            outputs.add((data, codec.decode(data, num_values).numpy().tobytes(), acc_N.numpy().tobytes()))
+    finally:
+        torch.set_num_threads(before)
+    assert len(outputs) == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_forked_process_has_threads_of_its_own() -> None:
+    codec, x_N = get_codec("int8"), known_vector(2 * int8_cpu.CORE_VALUES)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        data = codec.encode(x_N)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # that forking with threads is dangerous
+            child = os.fork()
+        if child == 0:
+            same = False
+            try:
+                signal.signal(signal.SIGALRM, signal.SIG_DFL)
+                signal.alarm(20)  # it would wait for threads that it does not have
+                same = codec.encode(x_N) == data
+            finally:
+                os._exit(0 if same else 1)
+        assert os.waitpid(child, 0)[1] == 0
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_encode_value_that_is_not_finite_in_any_cores_piece_is_refused() -> None:
+    for place in (0, int8_cpu.CORE_VALUES, 2 * int8_cpu.CORE_VALUES - 1):
+        x_N = torch.ones(2 * int8_cpu.CORE_VALUES)
+        x_N[place] = float("nan")
+        with pytest.raises(ValueError, match="not finite"):
+            get_codec("int8").encode(x_N)
+
+
+def test_warm_up_chooses_the_fused_loops_where_numba_is() -> None:
+    warm_up()
+    assert int8_cpu.chosen().quantize.__module__ == "swarm_compression.int8_fused"
+
+
+def test_without_numba_the_plain_loops_give_the_same_bytes(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    x_N = known_vector(5000)
+    expected = get_codec("int8").encode(x_N)
+    monkeypatch.setitem(sys.modules, "numba", None)
+    int8_cpu.chosen.cache_clear()
+    try:
+        assert get_codec("int8").encode(x_N) == expected
+        assert int8_cpu.chosen() is PLAIN
+        assert "numba" in caplog.text
+    finally:
+        int8_cpu.chosen.cache_clear()
+
+
+def test_load_where_the_cache_cannot_be_written_compiles_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    compile_for_real, refused = numba.njit, []
+
+    def njit(*args: object, cache: bool = False, **options: object) -> object:
+        if cache:
+            refused.append(args)
+            raise RuntimeError("cannot cache function: no locator available")
+        return compile_for_real(*args, **options)
+
+    monkeypatch.setattr(numba, "njit", njit)
+    x_N = known_vector(300).numpy()
+    assert quantized(int8_fused.load(), x_N)[2].tobytes() == quantized(PLAIN, x_N)[2].tobytes()
+    assert len(refused) == 3
+
+
+def test_import_leaves_numba_alone() -> None:
+    code = "import sys, swarm_compression; sys.exit('numba' in sys.modules or 'triton' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

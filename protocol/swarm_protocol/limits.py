@@ -13,6 +13,10 @@ from __future__ import annotations
 # are the activations of a prefill chunk (1024 tokens x 16384 x fp32: 64 MiB) and what stands around them.
 MAX_MESSAGE_BYTES = 64 * 2**20 + 64 * 2**10
 
+# Calls of one peer that one node works on at once. A group of 256 whose members each have one call under way comes
+# nowhere near it from any single peer; a peer that hangs every call must not fill the other's memory with handlers.
+MAX_CALLS_PER_PEER = 256
+
 # Fields of any one message, and numbers packed into them: a full group has some 2,000. Parsed they take up to 100 bytes
 # of memory each, and counting them some 50 ms.
 MAX_MESSAGE_VALUES = 2**16
@@ -124,6 +128,26 @@ MAX_SESSION_TOKENS = 2**20
 MAX_STEP_TOKENS = 1024
 # An hour: whoever waits has long gone elsewhere.
 MAX_STEP_MS = 3_600_000.0
+# Positions of all sequences in a stateless call; what they take in bytes a server bounds by its own memory.
+MAX_FORWARD_ROWS = 2**20
+# Numbers in a row: those of a row that fills a message. Vocabularies have up to 256k, hidden states 16k.
+MAX_COLUMNS = MAX_MESSAGE_BYTES // 4
+# Random, so that nobody guesses another's.
+SEAT_ID_BYTES = 16
+# One for each 16 tokens of the longest context.
+MAX_PAGE_KEYS = 2**16
+# A server's largest batch, several times over; beyond it a second message costs nothing.
+MAX_FRAMES = 256
+# What a frame takes beside its rows: two ids of 52 and 16 bytes, names of 64, some numbers, twenty likeliest tokens.
+FRAME_BYTES = 512
+# The names of a longest prompt's pages (1 MiB), beside the other frames.
+MAX_FRAMES_HEADER_BYTES = 2 * 2**20
+# Beyond it every token is as likely as any other.
+MAX_TEMPERATURE = 100.0
+# As in OpenAI's API.
+MAX_LOGPROBS = 20
+# A token that a cut made impossible has minus infinity, which is cut to this.
+MAX_LOGPROB = 1e6
 # tokenizer.json of a vocabulary of 256k is 33 MB in one of the largest; all of a model's small files are one message.
 MAX_MODEL_FILE_BYTES = 48 * 2**20
 # The names that clients know are a dozen.

@@ -89,6 +89,8 @@ class ServeRecord:
 
     `revision` names the weights: servers of different revisions never form one chain. `prefill_ms_per_token` and
     `decode_ms_per_block` are the times of one block for one token; `rtt_ms` are round trips to neighbours by peer id.
+    `relayed`: it is reached through another peer. `[next_start, next_end)` is the span it is about to move to; 0, 0 if
+    it stays.
     """
 
     model: str
@@ -102,6 +104,9 @@ class ServeRecord:
     free_kv_tokens: int
     queue_depth: int = 0
     rtt_ms: Mapping[str, float] = field(default_factory=dict, hash=False)
+    relayed: bool = False
+    next_start: int = 0
+    next_end: int = 0
 
     def __post_init__(self) -> None:
         check_name(self.model, "model")
@@ -109,6 +114,8 @@ class ServeRecord:
         check_int(self.num_blocks, "num_blocks", low=1, high=limits.MAX_BLOCKS)
         check_int(self.end, "end", low=1, high=self.num_blocks)
         check_int(self.start, "start", high=self.end - 1)
+        check_int(self.next_end, "next_end", high=self.num_blocks)
+        check_int(self.next_start, "next_start", high=max(self.next_end - 1, 0))
         check_choice(self.state, "state", ("joining", "serving", "draining"))
         check_float(self.prefill_ms_per_token, "prefill_ms_per_token", high=limits.MAX_BLOCK_MS)
         check_float(self.decode_ms_per_block, "decode_ms_per_block", high=limits.MAX_BLOCK_MS)

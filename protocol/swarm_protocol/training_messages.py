@@ -38,12 +38,16 @@ def round_subject(run: str, step: int, attempt: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contribution:
-    """What one member brings: tokens trained on, samples of its lease used, mean training loss. 0 tokens: nothing."""
+    """What one member brings: tokens trained on, samples of its lease used, mean training loss. 0 tokens: nothing.
+
+    One that is `leaving` takes part for the last time.
+    """
 
     peer_id: str
     num_tokens: int = 0
     num_samples: int = 0
     loss: float = 0.0
+    leaving: bool = False
 
     def __post_init__(self) -> None:
         check_peer_id(self.peer_id)
@@ -92,6 +96,7 @@ class Ready:
     voted_attempt: int = 0
     voted: Outcome | None = None
     voted_origin: bytes = b""
+    leaving: bool = False
 
     def __post_init__(self) -> None:
         _check_round(self.run, self.step, self.attempt)
@@ -187,6 +192,11 @@ class Group:
     @property
     def peer_ids(self) -> tuple[str, ...]:
         return tuple(member.peer_id for member in self.members)
+
+    @property
+    def roster(self) -> tuple[str, ...]:
+        """Who is counted on after this round: all who stay, or if none does, all."""
+        return tuple(member.peer_id for member in self.members if not member.leaving) or self.peer_ids
 
     @property
     def num_tokens(self) -> int:

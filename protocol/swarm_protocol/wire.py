@@ -24,7 +24,8 @@ Unknown protobuf fields are ignored, in signed records too: the signature covers
 reader encodes a record again, so an older node goes on working beside a newer one. What an older reader would misread
 takes a new MESSAGE_VERSION, which every decoder refuses by name.
 
-Bulk belongs in one `bytes` field: a message of more than MAX_MESSAGE_VALUES values is refused before it is parsed.
+Bulk belongs in one `bytes` field, or behind the message (`encode_with_payloads`) where each copy counts: a message of
+more than MAX_MESSAGE_VALUES values is refused before it is parsed.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from swarm_protocol.errors import PeerViolation
 from swarm_protocol.expansion import count_values
 
 MESSAGE_VERSION = 1
+_LENGTH_BYTES = 4
 
 M = TypeVar("M", bound=Message)
 T = TypeVar("T")
@@ -72,6 +74,35 @@ def decode(data: bytes, message_type: type[M], build: Callable[[M], T], *, max_b
         raise PeerViolation(f"{what} is truncated or malformed") from error
     except ValueError as error:
         raise PeerViolation(f"{what} is invalid: {error}") from error
+
+
+def encode_with_payloads(message: Message, payloads: Sequence[bytes | bytearray | memoryview]) -> bytes:
+    """Bulk beside a header: the version, the header's length in 4 bytes, the header, the payloads."""
+    header = message.SerializeToString(deterministic=True)
+    return b"".join((bytes([MESSAGE_VERSION]), len(header).to_bytes(_LENGTH_BYTES, "little"), header, *payloads))
+
+
+def decode_with_payload(
+    data: bytes,
+    message_type: type[M],
+    build: Callable[[M, memoryview], T],
+    *,
+    max_bytes: int,
+    max_header_bytes: int,
+) -> T:
+    """`build` of the header and a view of what follows it. Raises PeerViolation as `decode`."""
+    what = message_type.DESCRIPTOR.name
+    if len(data) > max_bytes:
+        raise PeerViolation(f"{what} has {len(data)} bytes, more than {max_bytes}")
+    start = 1 + _LENGTH_BYTES
+    end = start + int.from_bytes(data[1:start], "little")
+
+    def build_both(sent: M) -> T:
+        if end > len(data):
+            raise ValueError("it is shorter than it says")
+        return build(sent, memoryview(data)[end:])
+
+    return decode(data[:1] + data[start:end], message_type, build_both, max_bytes=max_header_bytes)
 
 
 def fill(message_type: type[M], value: Any) -> M:

@@ -5,7 +5,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 from swarm_protocol.expansion import count_values
-from swarm_protocol.proto import control_pb2, failure_pb2, records_pb2, serving_pb2, training_pb2
+from swarm_protocol.proto import control_pb2, failure_pb2, lane_pb2, records_pb2, serving_pb2, training_pb2
 
 NAMES = st.lists(st.text(st.characters(codec="utf-8"), min_size=1, max_size=5), max_size=5)
 
@@ -32,13 +32,13 @@ def test_count_values_of_maps_counts_entries_keys_and_values() -> None:
 
 
 def test_count_values_of_bulk_is_one_and_of_a_message_around_it_two() -> None:
-    tensor = serving_pb2.Tensor(payload=bytes(10**6))
-    data = serving_pb2.Step(tensor=tensor).SerializeToString()
-    assert count_values(data, 0, serving_pb2.Step.DESCRIPTOR, most=100) == 2
+    file = serving_pb2.ModelFile(payload=bytes(10**6))
+    data = serving_pb2.FilesResponse(files=[file]).SerializeToString()
+    assert count_values(data, 0, serving_pb2.FilesResponse.DESCRIPTOR, most=100) == 2
 
 
 def test_count_values_of_what_is_unknown_counts_each_field_once() -> None:
-    data = serving_pb2.Tensor(payload=bytes(100), dtype="x").SerializeToString()
+    data = serving_pb2.ModelFile(payload=bytes(100), name="x").SerializeToString()
     assert count_values(data, 0, control_pb2.StatusRequest.DESCRIPTOR, most=100) == 2
 
 
@@ -50,14 +50,15 @@ def test_count_values_stops_soon_after_the_most_that_is_asked_for() -> None:
 @given(data=st.binary(max_size=64))
 def test_count_values_of_any_bytes_is_at_least_what_a_parser_makes_of_them(data: bytes) -> None:
     try:
-        num_values = count_values(data, 0, serving_pb2.Tensor.DESCRIPTOR, most=1000)
+        num_values = count_values(data, 0, lane_pb2.Frame.Picked.DESCRIPTOR, most=1000)
     except ValueError:
         return
     try:
-        parsed = serving_pb2.Tensor.FromString(data)
+        parsed = lane_pb2.Frame.Picked.FromString(data)
     except DecodeError:
         return
-    assert num_values >= len(parsed.shape) + len(parsed.ListFields()) - bool(parsed.shape)
+    numbers = (parsed.top_ids, parsed.top_logprobs)
+    assert num_values >= len(parsed.ListFields()) + sum(len(packed) - bool(packed) for packed in numbers)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +72,7 @@ def test_count_values_of_what_no_message_can_be_is_a_value_error(data: bytes) ->
 
 
 def test_count_values_of_a_message_that_reaches_beyond_the_one_around_it_is_a_value_error() -> None:
-    inner = b"\x22\x7f"  # Tensor.payload of 127 bytes, which are not there
-    data = b"\x22" + bytes([len(inner)]) + inner + b"\x08\x01" * 100
+    inner = b"\x12\x7f"  # ModelFile.payload of 127 bytes, which are not there
+    data = b"\x12" + bytes([len(inner)]) + inner + b"\x08\x01" * 100
     with pytest.raises(ValueError, match="longer than its message"):
-        count_values(data, 0, serving_pb2.Step.DESCRIPTOR, most=1000)
+        count_values(data, 0, serving_pb2.FilesResponse.DESCRIPTOR, most=1000)

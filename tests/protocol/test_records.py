@@ -52,6 +52,7 @@ def node_records(draw: st.DrawFn) -> NodeRecord:
 def serve_records(draw: st.DrawFn) -> ServeRecord:
     num_blocks = draw(st.integers(1, limits.MAX_BLOCKS))
     end = draw(st.integers(1, num_blocks))
+    next_end = draw(st.integers(0, num_blocks))
     return ServeRecord(
         model=draw(NAMES),
         revision=draw(NAMES),
@@ -64,6 +65,9 @@ def serve_records(draw: st.DrawFn) -> ServeRecord:
         free_kv_tokens=draw(st.integers(0, limits.MAX_KV_TOKENS)),
         queue_depth=draw(st.integers(0, limits.MAX_QUEUE_DEPTH)),
         rtt_ms=draw(st.dictionaries(PEER_IDS, numbers(limits.MAX_RTT_MS), max_size=limits.MAX_RTT_PEERS)),
+        relayed=draw(st.booleans()),
+        next_start=draw(st.integers(0, max(next_end - 1, 0))),
+        next_end=next_end,
     )
 
 
@@ -114,6 +118,7 @@ def test_records_at_every_bound_fit_a_record() -> None:
         model=names[0],
         revision="r" * limits.MAX_REVISION_BYTES,
         rtt_ms={peer_id_of(bytes([number] * 32)): limits.MAX_RTT_MS for number in range(limits.MAX_RTT_PEERS)},
+        relayed=True,
     )
     for record in (node, serve, replace(TRAINER, run=names[0])):
         assert len(record.to_bytes()) <= limits.MAX_RECORD_BYTES
@@ -158,6 +163,9 @@ def test_records_at_every_bound_fit_a_record() -> None:
         (SERVE, {"start": 20}),
         (SERVE, {"end": 33}),
         (SERVE, {"end": True}),
+        (SERVE, {"next_end": 33}),
+        (SERVE, {"next_start": 4, "next_end": 4}),
+        (SERVE, {"next_start": 1}),
         (SERVE, {"state": ""}),
         (SERVE, {"prefill_ms_per_token": math.nan}),
         (SERVE, {"free_kv_tokens": -1}),

@@ -22,7 +22,7 @@ DIGEST = bytes(range(32))
 OUTCOME = Outcome(origin_digest=DIGEST, part_digests=(DIGEST, DIGEST), state_digest=DIGEST[::-1])
 MEMBERS = (
     Contribution(peer_id=FIRST, num_tokens=4096, num_samples=32, loss=2.5),
-    Contribution(peer_id=SECOND, num_tokens=2048, num_samples=16, loss=2.75),
+    Contribution(peer_id=SECOND, num_tokens=2048, num_samples=16, loss=2.75, leaving=True),
 )
 
 EXAMPLES: tuple[object, ...] = (
@@ -38,6 +38,7 @@ EXAMPLES: tuple[object, ...] = (
         voted_attempt=0,
         voted=OUTCOME,
         voted_origin=b"signed group",
+        leaving=True,
     ),
     Ready(run="stdlib-1f00ba44", step=1, attempt=0, state_digest=DIGEST),
     ReadyReply(kind="group", group=b"signed group"),

@@ -24,27 +24,17 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"swarm_protocol/proto/serving.proto\x12\x08swarm.v1\"k\n\x04Open\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x10\n\x08revision\x18\x03 \x01(\t\x12\r\n\x05start\x18\x04 \x01(\r\x12\x0b\n\x03\x65nd\x18\x05 \x01(\r\x12\x12\n\nmax_tokens\x18\x06 \x01(\x04\" \n\x05Ready\x12\x17\n\x0fmax_step_tokens\x18\x01 \x01(\r\"F\n\x06Tensor\x12\r\n\x05\x64type\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x04\x12\r\n\x05\x63odec\x18\x03 \x01(\t\x12\x0f\n\x07payload\x18\x04 \x01(\x0c\"N\n\x04Step\x12\x10\n\x08position\x18\x01 \x01(\x04\x12\x0c\n\x04want\x18\x03 \x01(\t\x12 \n\x06tensor\x18\x04 \x01(\x0b\x32\x10.swarm.v1.TensorJ\x04\x08\x02\x10\x03\"\x96\x01\n\nStepResult\x12\x10\n\x08position\x18\x01 \x01(\x04\x12\x12\n\ncompute_ms\x18\x02 \x01(\x01\x12\x10\n\x08queue_ms\x18\x03 \x01(\x01\x12\x1b\n\x0eleave_within_s\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12 \n\x06tensor\x18\x05 \x01(\x0b\x32\x10.swarm.v1.TensorB\x11\n\x0f_leave_within_s\"\x1d\n\x0c\x46ilesRequest\x12\r\n\x05model\x18\x01 \x01(\t\"*\n\tModelFile\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\"E\n\rFilesResponse\x12\x10\n\x08revision\x18\x01 \x01(\t\x12\"\n\x05\x66iles\x18\x02 \x03(\x0b\x32\x13.swarm.v1.ModelFileb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"swarm_protocol/proto/serving.proto\x12\x08swarm.v1\"\x1d\n\x0c\x46ilesRequest\x12\r\n\x05model\x18\x01 \x01(\t\"*\n\tModelFile\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\"E\n\rFilesResponse\x12\x10\n\x08revision\x18\x01 \x01(\t\x12\"\n\x05\x66iles\x18\x02 \x03(\x0b\x32\x13.swarm.v1.ModelFileb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'swarm_protocol.proto.serving_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_OPEN']._serialized_start=48
-  _globals['_OPEN']._serialized_end=155
-  _globals['_READY']._serialized_start=157
-  _globals['_READY']._serialized_end=189
-  _globals['_TENSOR']._serialized_start=191
-  _globals['_TENSOR']._serialized_end=261
-  _globals['_STEP']._serialized_start=263
-  _globals['_STEP']._serialized_end=341
-  _globals['_STEPRESULT']._serialized_start=344
-  _globals['_STEPRESULT']._serialized_end=494
-  _globals['_FILESREQUEST']._serialized_start=496
-  _globals['_FILESREQUEST']._serialized_end=525
-  _globals['_MODELFILE']._serialized_start=527
-  _globals['_MODELFILE']._serialized_end=569
-  _globals['_FILESRESPONSE']._serialized_start=571
-  _globals['_FILESRESPONSE']._serialized_end=640
+  _globals['_FILESREQUEST']._serialized_start=48
+  _globals['_FILESREQUEST']._serialized_end=77
+  _globals['_MODELFILE']._serialized_start=79
+  _globals['_MODELFILE']._serialized_end=121
+  _globals['_FILESRESPONSE']._serialized_start=123
+  _globals['_FILESRESPONSE']._serialized_end=192
 # @@protoc_insertion_point(module_scope)

@@ -7,16 +7,18 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Contribution(_message.Message):
-    __slots__ = ("peer_id", "num_tokens", "num_samples", "loss")
+    __slots__ = ("peer_id", "num_tokens", "num_samples", "loss", "leaving")
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
     peer_id: str
     num_tokens: int
     num_samples: int
     loss: float
-    def __init__(self, peer_id: _Optional[str] = ..., num_tokens: _Optional[int] = ..., num_samples: _Optional[int] = ..., loss: _Optional[float] = ...) -> None: ...
+    leaving: bool
+    def __init__(self, peer_id: _Optional[str] = ..., num_tokens: _Optional[int] = ..., num_samples: _Optional[int] = ..., loss: _Optional[float] = ..., leaving: _Optional[bool] = ...) -> None: ...
 
 class Outcome(_message.Message):
     __slots__ = ("origin_digest", "part_digests", "state_digest")
@@ -29,7 +31,7 @@ class Outcome(_message.Message):
     def __init__(self, origin_digest: _Optional[bytes] = ..., part_digests: _Optional[_Iterable[bytes]] = ..., state_digest: _Optional[bytes] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("run", "step", "attempt", "state_digest", "num_tokens", "num_samples", "loss", "accused", "voted_attempt", "voted", "voted_origin")
+    __slots__ = ("run", "step", "attempt", "state_digest", "num_tokens", "num_samples", "loss", "accused", "voted_attempt", "voted", "voted_origin", "leaving")
     RUN_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -41,6 +43,7 @@ class Ready(_message.Message):
     VOTED_ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     VOTED_FIELD_NUMBER: _ClassVar[int]
     VOTED_ORIGIN_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
     run: str
     step: int
     attempt: int
@@ -52,7 +55,8 @@ class Ready(_message.Message):
     voted_attempt: int
     voted: Outcome
     voted_origin: bytes
-    def __init__(self, run: _Optional[str] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., state_digest: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., num_samples: _Optional[int] = ..., loss: _Optional[float] = ..., accused: _Optional[_Iterable[str]] = ..., voted_attempt: _Optional[int] = ..., voted: _Optional[_Union[Outcome, _Mapping]] = ..., voted_origin: _Optional[bytes] = ...) -> None: ...
+    leaving: bool
+    def __init__(self, run: _Optional[str] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., state_digest: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., num_samples: _Optional[int] = ..., loss: _Optional[float] = ..., accused: _Optional[_Iterable[str]] = ..., voted_attempt: _Optional[int] = ..., voted: _Optional[_Union[Outcome, _Mapping]] = ..., voted_origin: _Optional[bytes] = ..., leaving: _Optional[bool] = ...) -> None: ...
 
 class ReadyReply(_message.Message):
     __slots__ = ("kind", "group", "attempt", "certificate", "state_digest", "reason")

@@ -1,0 +1,292 @@
+"""Frames as bytes: the messages of a lane.
+
+The version, the length of the header (4 bytes, little-endian), the header (a protobuf), and then the payloads of all
+rows one after another, which are thus copied once when they are sent and not at all when they are received.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from swarm_protocol import limits, wire
+from swarm_protocol.checks import check_int
+from swarm_protocol.lane_messages import (
+    PAGE_KEY_BYTES,
+    Close,
+    Ended,
+    Frame,
+    Hand,
+    Leaving,
+    Link,
+    Open,
+    Pick,
+    Picked,
+    Push,
+    PushRefused,
+    Ready,
+    Result,
+    SeatRef,
+    Step,
+)
+from swarm_protocol.proto import lane_pb2
+from swarm_protocol.rows import Data, Rows
+
+_Frame: TypeAlias = lane_pb2.Frame
+
+
+@dataclass(frozen=True, slots=True)
+class Frames:
+    """One message of a lane."""
+
+    frames: tuple[Frame, ...]
+
+    def __post_init__(self) -> None:
+        check_int(len(self.frames), "number of frames", low=1, high=limits.MAX_FRAMES)
+
+    def to_bytes(self) -> bytes:
+        message, payloads = lane_pb2.Frames(), list[Data]()
+        for frame in self.frames:
+            kind, fill = _FILLS[type(frame)]
+            fill(getattr(message.frames.add(), kind), frame)
+            if isinstance(frame, Step | Push | Result) and frame.rows is not None:
+                payloads.append(frame.rows.payload)
+        return wire.encode_with_payloads(message, payloads)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Frames:
+        """Raises PeerViolation. Payloads are views of `data`."""
+        return wire.decode_with_payload(
+            data,
+            lane_pb2.Frames,
+            _frames,
+            max_bytes=limits.MAX_MESSAGE_BYTES,
+            max_header_bytes=limits.MAX_FRAMES_HEADER_BYTES,
+        )
+
+
+def num_bytes(frame: Frame) -> int:
+    """About what it takes in a message, for bounding queues."""
+    rows = frame.rows if isinstance(frame, Step | Push | Result) else None
+    extra = PAGE_KEY_BYTES * len(frame.page_keys) if isinstance(frame, Open) else 0
+    return limits.FRAME_BYTES + extra + (0 if rows is None else len(rows.payload))
+
+
+# --- to protobuf; by hand, for there may be thousands a second -------------------------------------------------------
+
+
+def _fill_step(sent: _Frame.Step | _Frame.Push, step: Step | Push) -> None:
+    sent.seat_id = step.seat_id
+    sent.position = step.position
+    sent.want = step.want
+    if step.pick is not None:
+        _fill_pick(sent.pick, step.pick)
+    _fill_rows(sent.rows, step.rows)
+    if isinstance(step, Push):
+        sent.client_peer_id = step.client_peer_id  # type: ignore[union-attr]
+    else:
+        sent.forward = step.forward  # type: ignore[union-attr]
+
+
+def _fill_pick(sent: _Frame.Pick, pick: Pick) -> None:
+    sent.SetInParent()
+    sent.temperature = pick.temperature
+    sent.top_p = pick.top_p
+    sent.top_k = pick.top_k
+    sent.seed = pick.seed
+    sent.index = pick.index
+    if pick.num_logprobs is not None:
+        sent.num_logprobs = pick.num_logprobs
+
+
+def _fill_result(sent: _Frame.Result, result: Result) -> None:
+    sent.seat_id = result.seat_id
+    sent.position = result.position
+    sent.compute_ms = result.compute_ms
+    sent.queue_ms = result.queue_ms
+    sent.batch_size = result.batch_size
+    sent.push_failed = result.push_failed
+    sent.codec_error = result.codec_error
+    if (token := result.token) is not None:
+        sent.token.token_id = token.token_id
+        if token.logprob is not None:
+            sent.token.logprob = token.logprob
+        if token.top:
+            sent.token.top_ids.extend(token_id for token_id, _ in token.top)
+            sent.token.top_logprobs.extend(logprob for _, logprob in token.top)
+    if result.rows is not None:
+        _fill_rows(sent.rows, result.rows)
+
+
+def _fill_rows(sent: _Frame.Rows, rows: Rows) -> None:
+    sent.codec = rows.codec
+    sent.num_rows = rows.num_rows
+    sent.num_columns = rows.num_columns
+
+
+def _fill_open(sent: _Frame.Open, opened: Open) -> None:
+    sent.seat_id, sent.session_id, sent.revision = opened.seat_id, opened.session_id, opened.revision
+    sent.start, sent.end, sent.max_tokens = opened.start, opened.end, opened.max_tokens
+    sent.codec = opened.codec
+    sent.page_keys = b"".join(opened.page_keys)
+    sent.previous_peer_id = opened.previous_peer_id
+    if opened.next is not None:
+        _copy(sent.next, opened.next)
+    if opened.take_over is not None:
+        _copy(sent.take_over, opened.take_over)
+
+
+def _copy(sent: Any, value: Any) -> None:
+    sent.CopyFrom(wire.fill(type(sent), value))
+    # a message without a set field is one that is there
+    sent.SetInParent()
+
+
+_FILLS: dict[type[Any], tuple[str, Callable[[Any, Any], None]]] = {
+    Open: ("open", _fill_open),
+    Step: ("step", _fill_step),
+    Link: ("link", _copy),
+    Hand: ("hand", _copy),
+    Close: ("close", _copy),
+    Ready: ("ready", _copy),
+    Result: ("result", _fill_result),
+    Ended: ("ended", _copy),
+    Leaving: ("leaving", _copy),
+    Push: ("push", _fill_step),
+    PushRefused: ("push_refused", _copy),
+}
+
+
+# --- from protobuf ---------------------------------------------------------------------------------------------------
+
+
+class _Payload:
+    """Gives out the bytes that follow the header, in the order of the frames."""
+
+    def __init__(self, data: memoryview) -> None:
+        self._data = data
+        self._at = 0
+
+    def rows(self, sent: _Frame.Rows) -> Rows:
+        rows = Rows.sized(sent.codec, sent.num_rows, sent.num_columns, self._data[self._at :])
+        self._at += len(rows.payload)
+        return rows
+
+    def check_empty(self) -> None:
+        if self._at != len(self._data):
+            raise ValueError(f"{len(self._data) - self._at} bytes follow the last row")
+
+
+def _frames(sent: lane_pb2.Frames, data: memoryview) -> Frames:
+    if len(sent.frames) > limits.MAX_FRAMES:
+        raise ValueError(f"{len(sent.frames)} frames, more than {limits.MAX_FRAMES}")
+    payload = _Payload(data)
+    frames = Frames(tuple([_frame(frame, payload) for frame in sent.frames]))
+    payload.check_empty()
+    return frames
+
+
+def _frame(sent: _Frame, payload: _Payload) -> Frame:
+    kind = sent.WhichOneof("kind")
+    match kind:
+        case "step":
+            return _step(sent.step, payload)
+        case "push":
+            return _push(sent.push, payload)
+        case "result":
+            return _result(sent.result, payload)
+        case None:
+            raise ValueError("a frame is of no known kind")
+    frame: Frame = _BUILDS[kind](getattr(sent, kind))
+    return frame
+
+
+def _step(sent: _Frame.Step, payload: _Payload) -> Step:
+    return Step(
+        seat_id=sent.seat_id,
+        position=sent.position,
+        want=sent.want,
+        forward=sent.forward,
+        pick=_pick(sent.pick) if sent.HasField("pick") else None,
+        rows=payload.rows(sent.rows),
+    )
+
+
+def _push(sent: _Frame.Push, payload: _Payload) -> Push:
+    return Push(
+        client_peer_id=sent.client_peer_id,
+        seat_id=sent.seat_id,
+        position=sent.position,
+        want=sent.want,
+        pick=_pick(sent.pick) if sent.HasField("pick") else None,
+        rows=payload.rows(sent.rows),
+    )
+
+
+def _result(sent: _Frame.Result, payload: _Payload) -> Result:
+    return Result(
+        seat_id=sent.seat_id,
+        position=sent.position,
+        compute_ms=sent.compute_ms,
+        queue_ms=sent.queue_ms,
+        batch_size=sent.batch_size,
+        push_failed=sent.push_failed,
+        codec_error=sent.codec_error,
+        token=_picked(sent.token) if sent.HasField("token") else None,
+        rows=payload.rows(sent.rows) if sent.HasField("rows") else None,
+    )
+
+
+def _pick(sent: _Frame.Pick) -> Pick:
+    return Pick(
+        temperature=sent.temperature,
+        top_p=sent.top_p,
+        top_k=sent.top_k,
+        seed=sent.seed,
+        index=sent.index,
+        num_logprobs=sent.num_logprobs if sent.HasField("num_logprobs") else None,
+    )
+
+
+def _picked(sent: _Frame.Picked) -> Picked:
+    return Picked(
+        token_id=sent.token_id,
+        logprob=sent.logprob if sent.HasField("logprob") else None,
+        top=tuple(zip(sent.top_ids, sent.top_logprobs, strict=True)),
+    )
+
+
+def _opened(sent: _Frame.Open) -> Open:
+    if len(sent.page_keys) % PAGE_KEY_BYTES:
+        raise ValueError(f"page_keys are not {PAGE_KEY_BYTES} bytes each")
+    return Open(
+        seat_id=sent.seat_id,
+        session_id=sent.session_id,
+        revision=sent.revision,
+        start=sent.start,
+        end=sent.end,
+        max_tokens=sent.max_tokens,
+        codec=sent.codec,
+        page_keys=_cut(sent.page_keys),
+        previous_peer_id=sent.previous_peer_id,
+        next=_seat_ref(sent.next) if sent.HasField("next") else None,
+        take_over=_seat_ref(sent.take_over) if sent.HasField("take_over") else None,
+    )
+
+
+def _cut(keys: bytes) -> tuple[bytes, ...]:
+    return tuple([keys[at : at + PAGE_KEY_BYTES] for at in range(0, len(keys), PAGE_KEY_BYTES)])
+
+
+_seat_ref = wire.flat(SeatRef)
+_BUILDS: dict[str, Callable[[Any], Any]] = {
+    "open": _opened,
+    "link": wire.flat(Link, {"next": _seat_ref}),
+    "hand": wire.flat(Hand),
+    "close": wire.flat(Close),
+    "ready": wire.flat(Ready),
+    "ended": wire.flat(Ended),
+    "leaving": wire.flat(Leaving),
+    "push_refused": wire.flat(PushRefused),
+}

@@ -1,0 +1,228 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Frames(_message.Message):
+    __slots__ = ("frames",)
+    FRAMES_FIELD_NUMBER: _ClassVar[int]
+    frames: _containers.RepeatedCompositeFieldContainer[Frame]
+    def __init__(self, frames: _Optional[_Iterable[_Union[Frame, _Mapping]]] = ...) -> None: ...
+
+class Frame(_message.Message):
+    __slots__ = ("open", "step", "link", "hand", "close", "ready", "result", "ended", "leaving", "push", "push_refused")
+    class Rows(_message.Message):
+        __slots__ = ("codec", "num_rows", "num_columns")
+        CODEC_FIELD_NUMBER: _ClassVar[int]
+        NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
+        NUM_COLUMNS_FIELD_NUMBER: _ClassVar[int]
+        codec: str
+        num_rows: int
+        num_columns: int
+        def __init__(self, codec: _Optional[str] = ..., num_rows: _Optional[int] = ..., num_columns: _Optional[int] = ...) -> None: ...
+    class SeatRef(_message.Message):
+        __slots__ = ("peer_id", "seat_id")
+        PEER_ID_FIELD_NUMBER: _ClassVar[int]
+        SEAT_ID_FIELD_NUMBER: _ClassVar[int]
+        peer_id: str
+        seat_id: bytes
+        def __init__(self, peer_id: _Optional[str] = ..., seat_id: _Optional[bytes] = ...) -> None: ...
+    class Pick(_message.Message):
+        __slots__ = ("temperature", "top_p", "top_k", "seed", "index", "num_logprobs")
+        TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+        TOP_P_FIELD_NUMBER: _ClassVar[int]
+        TOP_K_FIELD_NUMBER: _ClassVar[int]
+        SEED_FIELD_NUMBER: _ClassVar[int]
+        INDEX_FIELD_NUMBER: _ClassVar[int]
+        NUM_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+        temperature: float
+        top_p: float
+        top_k: int
+        seed: int
+        index: int
+        num_logprobs: int
+        def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., seed: _Optional[int] = ..., index: _Optional[int] = ..., num_logprobs: _Optional[int] = ...) -> None: ...
+    class Picked(_message.Message):
+        __slots__ = ("token_id", "logprob", "top_ids", "top_logprobs")
+        TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+        LOGPROB_FIELD_NUMBER: _ClassVar[int]
+        TOP_IDS_FIELD_NUMBER: _ClassVar[int]
+        TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+        token_id: int
+        logprob: float
+        top_ids: _containers.RepeatedScalarFieldContainer[int]
+        top_logprobs: _containers.RepeatedScalarFieldContainer[float]
+        def __init__(self, token_id: _Optional[int] = ..., logprob: _Optional[float] = ..., top_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
+    class Open(_message.Message):
+        __slots__ = ("seat_id", "session_id", "revision", "start", "end", "max_tokens", "codec", "page_keys", "previous_peer_id", "next", "take_over")
+        SEAT_ID_FIELD_NUMBER: _ClassVar[int]
+        SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+        REVISION_FIELD_NUMBER: _ClassVar[int]
+        START_FIELD_NUMBER: _ClassVar[int]
+        END_FIELD_NUMBER: _ClassVar[int]
+        MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+        CODEC_FIELD_NUMBER: _ClassVar[int]
+        PAGE_KEYS_FIELD_NUMBER: _ClassVar[int]
+        PREVIOUS_PEER_ID_FIELD_NUMBER: _ClassVar[int]
+        NEXT_FIELD_NUMBER: _ClassVar[int]
+        TAKE_OVER_FIELD_NUMBER: _ClassVar[int]
+        seat_id: bytes
+        session_id: str
+        revision: str
+        start: int
+        end: int
+        max_tokens: int
+        codec: str
+        page_keys: bytes
+        previous_peer_id: str
+        next: Frame.SeatRef
+        take_over: Frame.SeatRef
+        def __init__(self, seat_id: _Optional[bytes] = ..., session_id: _Optional[str] = ..., revision: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., max_tokens: _Optional[int] = ..., codec: _Optional[str] = ..., page_keys: _Optional[bytes] = ..., previous_peer_id: _Optional[str] = ..., next: _Optional[_Union[Frame.SeatRef, _Mapping]] = ..., take_over: _Optional[_Union[Frame.SeatRef, _Mapping]] = ...) -> None: ...
+    class Step(_message.Message):
+        __slots__ = ("seat_id", "position", "want", "forward", "pick", "rows")
+        SEAT_ID_FIELD_NUMBER: _ClassVar[int]
+        POSITION_FIELD_NUMBER: _ClassVar[int]
+        WANT_FIELD_NUMBER: _ClassVar[int]
+        FORWARD_FIELD_NUMBER: _ClassVar[int]
+        PICK_FIELD_NUMBER: _ClassVar[int]
+        ROWS_FIELD_NUMBER: _ClassVar[int]
+        seat_id: bytes
+        position: int
+        want: str
+        forward: bool
+        pick: Frame.Pick
+        rows: Frame.Rows
+        def __init__(self, seat_id: _Optional[bytes] = ..., position: _Optional[int] = ..., want: _Optional[str] = ..., forward: _Optional[bool] = ..., pick: _Optional[_Union[Frame.Pick, _Mapping]] = ..., rows: _Optional[_Union[Frame.Rows, _Mapping]] = ...) -> None: ...
+    class Link(_message.Message):
+        __slots__ = ("seat_id", "previous_peer_id", "next")
+        SEAT_ID_FIELD_NUMBER: _ClassVar[int]
+        PREVIOUS_PEER_ID_FIELD_NUMBER: _ClassVar[int]
+        NEXT_FIELD_NUMBER: _ClassVar[int]
+        seat_id: bytes
+        previous_peer_id: str
+        next: Frame.SeatRef
+        def __init__(self, seat_id: _Optional[bytes] = ..., previous_peer_id: _Optional[str] = ..., next: _Optional[_Union[Frame.SeatRef, _Mapping]] = ...) -> None: ...
+    class Hand(_message.Message):
+        __slots__ = ("seat_id", "to_peer_id")
+        SEAT_ID_FIELD_NUMBER: _ClassVar[int]
+        TO_PEER_ID_FIELD_NUMBER: _ClassVar[int]
+        seat_id: bytes
+        to_peer_id: str
+        def __init__(self, seat_id: _Optional[bytes] = ..., to_peer_id: _Optional[str] = ...) -> None: ...
+    class Close(_message.Message):
+        __slots__ = ("seat_id",)
+        SEAT_ID_FIELD_NUMBER: _ClassVar[int]
+        seat_id: bytes
+        def __init__(self, seat_id: _Optional[bytes] = ...) -> None: ...
+    class Ready(_message.Message):
+        __slots__ = ("seat_id", "max_step_tokens", "length")
+        SEAT_ID_FIELD_NUMBER: _ClassVar[int]
+        MAX_STEP_TOKENS_FIELD_NUMBER: _ClassVar[int]
+        LENGTH_FIELD_NUMBER: _ClassVar[int]
+        seat_id: bytes
+        max_step_tokens: int
+        length: int
+        def __init__(self, seat_id: _Optional[bytes] = ..., max_step_tokens: _Optional[int] = ..., length: _Optional[int] = ...) -> None: ...
+    class Result(_message.Message):
+        __slots__ = ("seat_id", "position", "compute_ms", "queue_ms", "batch_size", "push_failed", "codec_error", "token", "rows")
+        SEAT_ID_FIELD_NUMBER: _ClassVar[int]
+        POSITION_FIELD_NUMBER: _ClassVar[int]
+        COMPUTE_MS_FIELD_NUMBER: _ClassVar[int]
+        QUEUE_MS_FIELD_NUMBER: _ClassVar[int]
+        BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
+        PUSH_FAILED_FIELD_NUMBER: _ClassVar[int]
+        CODEC_ERROR_FIELD_NUMBER: _ClassVar[int]
+        TOKEN_FIELD_NUMBER: _ClassVar[int]
+        ROWS_FIELD_NUMBER: _ClassVar[int]
+        seat_id: bytes
+        position: int
+        compute_ms: float
+        queue_ms: float
+        batch_size: int
+        push_failed: bool
+        codec_error: float
+        token: Frame.Picked
+        rows: Frame.Rows
+        def __init__(self, seat_id: _Optional[bytes] = ..., position: _Optional[int] = ..., compute_ms: _Optional[float] = ..., queue_ms: _Optional[float] = ..., batch_size: _Optional[int] = ..., push_failed: _Optional[bool] = ..., codec_error: _Optional[float] = ..., token: _Optional[_Union[Frame.Picked, _Mapping]] = ..., rows: _Optional[_Union[Frame.Rows, _Mapping]] = ...) -> None: ...
+    class Ended(_message.Message):
+        __slots__ = ("seat_id", "failure")
+        SEAT_ID_FIELD_NUMBER: _ClassVar[int]
+        FAILURE_FIELD_NUMBER: _ClassVar[int]
+        seat_id: bytes
+        failure: bytes
+        def __init__(self, seat_id: _Optional[bytes] = ..., failure: _Optional[bytes] = ...) -> None: ...
+    class Leaving(_message.Message):
+        __slots__ = ("within_s",)
+        WITHIN_S_FIELD_NUMBER: _ClassVar[int]
+        within_s: float
+        def __init__(self, within_s: _Optional[float] = ...) -> None: ...
+    class Push(_message.Message):
+        __slots__ = ("client_peer_id", "seat_id", "position", "want", "pick", "rows")
+        CLIENT_PEER_ID_FIELD_NUMBER: _ClassVar[int]
+        SEAT_ID_FIELD_NUMBER: _ClassVar[int]
+        POSITION_FIELD_NUMBER: _ClassVar[int]
+        WANT_FIELD_NUMBER: _ClassVar[int]
+        PICK_FIELD_NUMBER: _ClassVar[int]
+        ROWS_FIELD_NUMBER: _ClassVar[int]
+        client_peer_id: str
+        seat_id: bytes
+        position: int
+        want: str
+        pick: Frame.Pick
+        rows: Frame.Rows
+        def __init__(self, client_peer_id: _Optional[str] = ..., seat_id: _Optional[bytes] = ..., position: _Optional[int] = ..., want: _Optional[str] = ..., pick: _Optional[_Union[Frame.Pick, _Mapping]] = ..., rows: _Optional[_Union[Frame.Rows, _Mapping]] = ...) -> None: ...
+    class PushRefused(_message.Message):
+        __slots__ = ("client_peer_id", "seat_id", "position", "failure")
+        CLIENT_PEER_ID_FIELD_NUMBER: _ClassVar[int]
+        SEAT_ID_FIELD_NUMBER: _ClassVar[int]
+        POSITION_FIELD_NUMBER: _ClassVar[int]
+        FAILURE_FIELD_NUMBER: _ClassVar[int]
+        client_peer_id: str
+        seat_id: bytes
+        position: int
+        failure: bytes
+        def __init__(self, client_peer_id: _Optional[str] = ..., seat_id: _Optional[bytes] = ..., position: _Optional[int] = ..., failure: _Optional[bytes] = ...) -> None: ...
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    LINK_FIELD_NUMBER: _ClassVar[int]
+    HAND_FIELD_NUMBER: _ClassVar[int]
+    CLOSE_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
+    PUSH_FIELD_NUMBER: _ClassVar[int]
+    PUSH_REFUSED_FIELD_NUMBER: _ClassVar[int]
+    open: Frame.Open
+    step: Frame.Step
+    link: Frame.Link
+    hand: Frame.Hand
+    close: Frame.Close
+    ready: Frame.Ready
+    result: Frame.Result
+    ended: Frame.Ended
+    leaving: Frame.Leaving
+    push: Frame.Push
+    push_refused: Frame.PushRefused
+    def __init__(self, open: _Optional[_Union[Frame.Open, _Mapping]] = ..., step: _Optional[_Union[Frame.Step, _Mapping]] = ..., link: _Optional[_Union[Frame.Link, _Mapping]] = ..., hand: _Optional[_Union[Frame.Hand, _Mapping]] = ..., close: _Optional[_Union[Frame.Close, _Mapping]] = ..., ready: _Optional[_Union[Frame.Ready, _Mapping]] = ..., result: _Optional[_Union[Frame.Result, _Mapping]] = ..., ended: _Optional[_Union[Frame.Ended, _Mapping]] = ..., leaving: _Optional[_Union[Frame.Leaving, _Mapping]] = ..., push: _Optional[_Union[Frame.Push, _Mapping]] = ..., push_refused: _Optional[_Union[Frame.PushRefused, _Mapping]] = ...) -> None: ...
+
+class KvRequest(_message.Message):
+    __slots__ = ("client_peer_id", "seat_id", "start", "end")
+    CLIENT_PEER_ID_FIELD_NUMBER: _ClassVar[int]
+    SEAT_ID_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    client_peer_id: str
+    seat_id: bytes
+    start: int
+    end: int
+    def __init__(self, client_peer_id: _Optional[str] = ..., seat_id: _Optional[bytes] = ..., start: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
+
+class KvHeader(_message.Message):
+    __slots__ = ("length",)
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    length: int
+    def __init__(self, length: _Optional[int] = ...) -> None: ...

@@ -1,0 +1,69 @@
+"""Rows of numbers as bytes: token ids or activations of consecutive positions, each encoded on its own.
+
+So rows can be cut anywhere and sent again as they are. That the numbers are finite, whoever decodes them must check.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from swarm_protocol import limits
+from swarm_protocol.checks import check_int
+
+Data: TypeAlias = bytes | bytearray | memoryview
+
+TOKENS = "tokens"
+"""The codec of token ids: int32, no columns."""
+
+CODECS = ("raw", "bf16", "int8")
+"""Of activations: fp32; bf16; int8 with a bf16 scale for each INT8_BLOCK columns, the row's scales before its codes."""
+
+INT8_BLOCK = 64
+
+
+def row_bytes(codec: str, num_columns: int) -> int:
+    """What one row takes. Raises ValueError for a codec that does not exist."""
+    match codec:
+        case "raw":
+            return 4 * num_columns
+        case "bf16":
+            return 2 * num_columns
+        case "int8":
+            return num_columns + 2 * -(-num_columns // INT8_BLOCK)
+        case "tokens" if num_columns == 0:
+            return 4
+    raise ValueError(f"rows of {num_columns} columns in an unknown codec {codec!r:.40}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """`num_rows` rows of `num_columns`, one after another. `payload` may be a view of a larger message: keep a copy."""
+
+    codec: str
+    num_rows: int
+    num_columns: int
+    payload: Data
+
+    def __post_init__(self) -> None:
+        check_int(self.num_rows, "num_rows", low=1, high=limits.MAX_STEP_TOKENS)
+        check_int(self.num_columns, "num_columns", low=self.codec != TOKENS, high=limits.MAX_COLUMNS)
+        if len(self.payload) != self.num_rows * self.row_bytes:
+            raise ValueError(f"{self.num_rows} rows of {self.row_bytes} bytes are not {len(self.payload)} bytes")
+
+    @classmethod
+    def sized(cls, codec: str, num_rows: int, num_columns: int, data: memoryview) -> Rows:
+        """As many bytes of `data` as these rows take. Raises ValueError."""
+        payload = data[: num_rows * row_bytes(codec, num_columns)]
+        return cls(codec=codec, num_rows=num_rows, num_columns=num_columns, payload=payload)
+
+    @property
+    def row_bytes(self) -> int:
+        return row_bytes(self.codec, self.num_columns)
+
+    def without(self, num_rows: int) -> Rows:
+        """All but the first `num_rows`, in the same memory."""
+        if not num_rows:
+            return self
+        rest = memoryview(self.payload)[num_rows * self.row_bytes :]
+        return Rows(codec=self.codec, num_rows=self.num_rows - num_rows, num_columns=self.num_columns, payload=rest)

@@ -1,0 +1,33 @@
+"""Messages of stateless computing on blocks."""
+
+from __future__ import annotations
+
+from swarm_protocol.forward_messages import Compute, TensorPiece
+from swarm_protocol.rows import Rows
+
+EXAMPLES = (
+    Compute(
+        revision="0e9e39f2",
+        start=4,
+        end=8,
+        num_sequences=2,
+        num_positions=100,
+        of_tokens=False,
+        head=True,
+        codec="bf16",
+        deadline_s=12.5,
+    ),
+    Compute(
+        revision="0e9e39f2",
+        start=0,
+        end=0,
+        num_sequences=1,
+        num_positions=7,
+        of_tokens=True,
+        head=False,
+        codec="raw",
+        deadline_s=60.0,
+    ),
+    TensorPiece(rows=Rows(codec="raw", num_rows=2, num_columns=3, payload=bytes(range(24)))),
+    TensorPiece(rows=Rows(codec="tokens", num_rows=2, num_columns=0, payload=bytes(8))),
+)

@@ -1,0 +1,89 @@
+"""Messages of lanes, with each frame in each of its forms."""
+
+from __future__ import annotations
+
+from swarm_protocol.errors import PeerRefused
+from swarm_protocol.failure import encode_failure
+from swarm_protocol.frames import Frames
+from swarm_protocol.handover_messages import KvHeader, KvRequest
+from swarm_protocol.identity import Identity
+from swarm_protocol.lane_messages import (
+    Close,
+    Ended,
+    Hand,
+    Leaving,
+    Link,
+    Open,
+    Pick,
+    Picked,
+    Push,
+    PushRefused,
+    Ready,
+    Result,
+    SeatRef,
+    Step,
+)
+from swarm_protocol.rows import Rows
+
+SEAT, OTHER_SEAT = bytes(range(16)), bytes(range(16, 32))
+PEER, OTHER_PEER = (Identity(bytes([number]) * 32).peer_id for number in (7, 8))
+FAILURE = encode_failure(PeerRefused("full", retry_after_s=2.5))
+TOKENS = Rows(codec="tokens", num_rows=3, num_columns=0, payload=bytes(range(12)))
+PICK = Pick(temperature=0.5, top_p=0.75, top_k=40, seed=-7, index=3, num_logprobs=2)
+
+
+def hidden(codec: str, num_rows: int, num_bytes: int) -> Rows:
+    """Rows of 3 columns."""
+    return Rows(codec=codec, num_rows=num_rows, num_columns=3, payload=bytes(range(num_bytes)))
+
+
+EXAMPLES: tuple[object, ...] = (
+    Frames(
+        (
+            Step(seat_id=SEAT, position=0, want="nothing", forward=True, rows=TOKENS),
+            Step(seat_id=OTHER_SEAT, position=7, want="token", pick=PICK, rows=hidden("raw", 2, 24)),
+            Close(seat_id=SEAT),
+        )
+    ),
+    Frames((Open(seat_id=SEAT, session_id="s-1", revision="1f00ba44", start=0, end=4, max_tokens=256),)),
+    Frames(
+        (
+            Open(
+                seat_id=SEAT,
+                session_id="s-1",
+                revision="1f00ba44",
+                start=4,
+                end=8,
+                max_tokens=256,
+                codec="int8",
+                page_keys=(SEAT, OTHER_SEAT),
+                previous_peer_id=PEER,
+                next=SeatRef(peer_id=OTHER_PEER, seat_id=OTHER_SEAT),
+                take_over=SeatRef(peer_id=PEER, seat_id=OTHER_SEAT),
+            ),
+            Link(seat_id=SEAT),
+            Link(seat_id=SEAT, previous_peer_id=PEER, next=SeatRef(peer_id=OTHER_PEER, seat_id=OTHER_SEAT)),
+            Hand(seat_id=SEAT, to_peer_id=PEER),
+        )
+    ),
+    Frames(
+        (
+            Ready(seat_id=SEAT, max_step_tokens=512, length=32),
+            Result(seat_id=SEAT, position=3, compute_ms=1.5, queue_ms=0.25, batch_size=4, push_failed=True),
+            Result(seat_id=SEAT, position=4, codec_error=0.125, rows=hidden("bf16", 2, 12)),
+            Result(seat_id=SEAT, position=5, token=Picked(token_id=9)),
+            Result(seat_id=SEAT, position=5, token=Picked(token_id=9, logprob=-0.5, top=((9, -0.5), (1, -2.0)))),
+            Ended(seat_id=SEAT, failure=FAILURE),
+            Leaving(within_s=30.0),
+        )
+    ),
+    Frames(
+        (
+            Push(client_peer_id=PEER, seat_id=SEAT, position=7, want="last", rows=hidden("int8", 2, 10)),
+            Push(client_peer_id=PEER, seat_id=SEAT, position=9, want="token", pick=Pick(), rows=hidden("raw", 1, 12)),
+            PushRefused(client_peer_id=PEER, seat_id=SEAT, position=7, failure=FAILURE),
+        )
+    ),
+    KvRequest(client_peer_id=PEER, seat_id=SEAT, start=2, end=6),
+    KvHeader(length=77),
+)

@@ -1,0 +1,49 @@
+"""What a call on blocks may ask for."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from protocol.forward_examples import EXAMPLES
+from swarm_protocol import limits
+from swarm_protocol.errors import PeerViolation
+from swarm_protocol.forward_messages import Compute, TensorPiece
+from swarm_protocol.rows import Rows
+
+COMPUTE, EMBED = (example for example in EXAMPLES if isinstance(example, Compute))
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"start": 8}, "end"),
+        ({"start": -1}, "start"),
+        ({"end": limits.MAX_BLOCKS + 1}, "end"),
+        ({"num_sequences": 0}, "num_sequences"),
+        ({"num_positions": 0}, "num_positions"),
+        ({"num_sequences": limits.MAX_FORWARD_ROWS // 100 + 1}, "num_sequences"),
+        ({"codec": "int8"}, "codec"),
+        ({"codec": "tokens"}, "codec"),
+        ({"deadline_s": float("nan")}, "deadline_s"),
+        ({"deadline_s": 1e9}, "deadline_s"),
+        ({"of_tokens": True}, "first block"),
+        ({"revision": "../x"}, "revision"),
+    ],
+)
+def test_compute_with_absurd_values_is_refused(changes: dict[str, Any], what: str) -> None:
+    with pytest.raises(ValueError, match=what):
+        dataclasses.replace(COMPUTE, **changes)
+
+
+def test_compute_of_no_blocks_is_for_tokens_only() -> None:
+    with pytest.raises(ValueError, match="token ids"):
+        dataclasses.replace(EMBED, of_tokens=False)
+
+
+def test_piece_whose_bytes_are_not_its_rows_is_refused() -> None:
+    piece = TensorPiece(rows=Rows(codec="bf16", num_rows=2, num_columns=3, payload=bytes(12)))
+    for data in (piece.to_bytes()[:-1], piece.to_bytes() + b"x", piece.to_bytes().replace(b"bf16", b"nums")):
+        with pytest.raises(PeerViolation):
+            TensorPiece.from_bytes(data)

@@ -14,7 +14,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
+from swarm_protocol import limits
 from swarm_protocol.envelope import Envelope
+from swarm_protocol.errors import PeerRefused
+
+BUSY_RETRY_S = 1.0
+"""When to ask a peer again that works on too many calls of ours: most calls take less."""
 
 
 class EndOfStream(Exception):
@@ -66,7 +71,8 @@ class Network(Protocol):
         """Ask `peer_id` once. Any size up to `limits.MAX_MESSAGE_BYTES` both ways.
 
         Cancelling the call cancels the handler. Raises PeerUnreachable, PeerTimeout (after `timeout_s`),
-        PeerRefused (it does not serve `method`), or the SwarmError that the handler raised.
+        PeerRefused (it does not serve `method`, or it works on `limits.MAX_CALLS_PER_PEER` calls of ours and says when
+        to ask again), or the SwarmError that the handler raised.
         """
 
     def stream(self, peer_id: str, method: str, *, timeout_s: float) -> AbstractAsyncContextManager[Stream]:
@@ -96,3 +102,13 @@ class Network(Protocol):
 
     async def close(self) -> None:
         """Stop serving and end every task, socket and child process. Idempotent."""
+
+
+def too_many_calls(peer_id: str) -> PeerRefused:
+    """What a call is refused with while `peer_id` works on `limits.MAX_CALLS_PER_PEER` others of the same caller."""
+    return PeerRefused(
+        f"the peer works on {limits.MAX_CALLS_PER_PEER} calls of this node already",
+        remedy="ask again when some have ended",
+        retry_after_s=BUSY_RETRY_S,
+        peer_id=peer_id,
+    )

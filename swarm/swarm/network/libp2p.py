@@ -2,14 +2,15 @@
 
 Puts together what its siblings do: `libp2p_daemon` runs hivemind's go-libp2p daemon, `libp2p_control` and
 `libp2p_unary` speak to it, `libp2p_stream` and `libp2p_calls` carry messages, `libp2p_dht` keeps records, `libp2p_join`
-and `libp2p_watch` find the others. One task per network, `_run`, owns all others; `close` ends it, and so does the
-daemon's death.
+and `libp2p_watch` find the others, `libp2p_relay` carries what others have to say to each other, and `libp2p_relayed`
+has others reach us so. One task per network, `_run`, owns all others; `close` ends it, and so does the daemon's death.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -31,10 +32,14 @@ from swarm.network.libp2p_daemon import DaemonOptions
 from swarm.network.libp2p_dht import RecordDht
 from swarm.network.libp2p_host import Host, NotServed
 from swarm.network.libp2p_join import HELLO, check_identity_is_free, explain_refusal, hello_answer, join
+from swarm.network.libp2p_relay import NO_RELAY, Relay, RelayCounts, RelayLimits
+from swarm.network.libp2p_relayed import Reservations
 from swarm.network.libp2p_stream import Libp2pStream
 from swarm.network.libp2p_watch import Watch
 from swarm.network.multiaddr import PeerAddr, check_announce_addr, check_listen_addr, parse_peer_addr
 from swarm.network.record_validator import RecordValidator
+
+logger = logging.getLogger(__name__)
 
 MIN_ISSUE_STEP_S = 0.002
 """Between two records of one key: a later record is one that was issued later, to the DHT's precision."""
@@ -84,6 +89,8 @@ class Libp2pNetwork:
         self._seeds = tuple(seeds)
         self._prefix = f"/swarm/{PROTOCOL_VERSION}/{options.network_id}/"
         self._calls = Calls(host, self._open_unbounded)
+        self._relay_limits = RelayLimits() if options.relay == "serve" else NO_RELAY
+        self._reservations = Reservations(host, [addr.peer_id for addr in seeds] if options.relay == "use" else [])
         self._methods: set[tuple[str, str]] = set()
         self._published: dict[str, Envelope] = {}
         self._started_at = self.now()
@@ -131,6 +138,11 @@ class Libp2pNetwork:
     @property
     def network_id(self) -> str:
         return self._network_id
+
+    @property
+    def relay_counts(self) -> RelayCounts:
+        """What this node carries for others."""
+        return self._relay.counts
 
     def now(self) -> float:
         return time.time()
@@ -220,9 +232,10 @@ class Libp2pNetwork:
 
     async def addrs(self) -> tuple[str, ...]:
         self._check_open()
-        addrs, connected = await self._host.addrs(), await self._host.connected_peers()
+        relays = self._reservations.held
         # a relay that is gone relays nothing, and its address would only cost others a dial
-        usable = [addr for addr in addrs if "/p2p-circuit" not in addr or _relay_of(addr) in connected]
+        addrs = await self._host.addrs()
+        usable = [addr for addr in addrs if "/p2p-circuit" not in addr or _relay_of(addr) in relays]
         return tuple(f"{addr}/p2p/{self.peer_id}" for addr in usable)
 
     # --- life and death -----------------------------------------------------------------------------------------------
@@ -252,21 +265,26 @@ class Libp2pNetwork:
         finally:
             self._stopping = True  # from here on close waits, and does not cancel
             self._streams.close()
+            self._relay.close()
             await self._host.stop()
 
     async def _run_lane(self) -> None:
         await self._host.lane.run()
         await self._host.daemon.ended()
-        raise StartError(self._host.daemon.last_words(), remedy="restart this node")
+        raise self._host.daemon.failure()
 
     async def _enter(self, tasks: asyncio.TaskGroup) -> None:
         self._streams = StreamServer(self._host, tasks)
+        self._relay = Relay(self._host, tasks, self._relay_limits)
         await self._streams.start()
+        await self._relay.start()
         validator = RecordValidator(self._network_id, self.now)
         self._dht = await RecordDht.create(self._host, self._name("dht", ""), validator)
         await self._streams.serve(self._name("parcel", ""), self._calls.hand_out_parcel)
         await self._host.serve(HELLO, hello_answer(self._network_id))
         reached = await join(self._host, self._seeds, self._network_id)
+        tasks.create_task(self._reservations.run())
+        await self._reservations.wait_answered(reached)
         await asyncio.gather(*(self._dht.ping(peer_id) for peer_id in reached))
         await self._dht.refresh()
         watch = Watch(self._host, self._dht, self._seeds, self._network_id, self._publish_again)
@@ -280,7 +298,12 @@ class Libp2pNetwork:
     def _fail(self, error: BaseException) -> None:
         if not self._ready.done():
             self._start_error = error
-        elif isinstance(error, SwarmError) and not self._failure.done():
+        elif not self._failure.done() and not isinstance(error, asyncio.CancelledError):
+            if not isinstance(error, SwarmError):  # a bug in one of our tasks ends the network like any other failure
+                logger.error("a task of the network failed", exc_info=error)
+                error = SwarmError(
+                    "this node's network failed internally", remedy="restart this node; its log says why"
+                )
             self._failure.set_result(error)
 
     def _check_own(self, envelope: Envelope) -> None:
@@ -330,15 +353,11 @@ async def _pumped(stream: Libp2pStream) -> AsyncIterator[Libp2pStream]:
 
 async def _start_host(options: Libp2pOptions, peer_id: str, seeds: Sequence[PeerAddr]) -> Host:
     """Our host, if nobody else has our identity; the check runs beside the start, before we connect to anyone."""
-    relays = tuple(map(str, seeds)) if options.relay == "use" else ()
     daemon_options = DaemonOptions(
         identity_path=options.identity_path,
         listen=options.listen,
         # libp2p itself tells others of a relay only if the relay's address is a public one
-        announce=(*options.announce, *(f"{relay}/p2p-circuit" for relay in relays)),
-        trusted_relays=relays,
-        serve_relay=options.relay == "serve",
-        use_relay=options.relay == "use",
+        announce=(*options.announce, *(f"{seed}/p2p-circuit" for seed in seeds if options.relay == "use")),
         reachability={"none": "", "serve": "public", "use": "private"}[options.relay],
         nat_port_map=options.nat_port_map,
     )
@@ -347,8 +366,6 @@ async def _start_host(options: Libp2pOptions, peer_id: str, seeds: Sequence[Peer
     check = asyncio.create_task(check_identity_is_free(seeds, peer_id))
     host: Host | None = None
     try:
-        if options.relay == "use":
-            await check  # a host that uses relays connects to them at once, and would be taken for a copy of itself
         host = await Host.start(daemon_options)
         await check
     except BaseException:

@@ -46,7 +46,7 @@ class StreamServer:
 
     async def serve(self, protocol: str, handler: StreamHandler) -> None:
         self._handlers[protocol] = handler
-        await self._host.accept_streams(protocol)
+        await self._host.accept_streams(protocol, self._host.daemon.listen_socket)
 
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._tasks.create_task(self._serve_one(reader, writer))

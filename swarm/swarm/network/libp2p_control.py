@@ -66,6 +66,13 @@ def encode_varint(value: int) -> bytes:
 
 async def read_message(reader: asyncio.StreamReader, message_type: type[MessageT]) -> MessageT:
     """Raises IncompleteReadError at the end of the connection, ControlError for a length no daemon would send."""
+    message: Any = message_type()
+    message.ParseFromString(await read_delimited(reader, MAX_CONTROL_MESSAGE_BYTES))
+    return message  # type: ignore[no-any-return]
+
+
+async def read_delimited(reader: asyncio.StreamReader, max_bytes: int) -> bytes:
+    """The bytes behind a varint with their number. Raises likewise."""
     size = shift = 0
     while True:
         byte = (await reader.readexactly(1))[0]
@@ -75,11 +82,9 @@ async def read_message(reader: asyncio.StreamReader, message_type: type[MessageT
         shift += 7
         if shift > 35:
             break
-    if size > MAX_CONTROL_MESSAGE_BYTES:
-        raise ControlError(f"the libp2p daemon announced a message of {size} bytes")
-    message: Any = message_type()
-    message.ParseFromString(await reader.readexactly(size))
-    return message  # type: ignore[no-any-return]
+    if size > max_bytes:
+        raise ControlError(f"a message of {size} bytes was announced")
+    return await reader.readexactly(size)
 
 
 def write_message(writer: asyncio.StreamWriter, message: Any) -> None:
@@ -91,8 +96,8 @@ class Control:
     def __init__(self, socket_path: str) -> None:
         self._socket_path = socket_path
 
-    async def open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        return await asyncio.open_unix_connection(self._socket_path, limit=STREAM_BUFFER_BYTES)
+    async def open(self, buffer_bytes: int = STREAM_BUFFER_BYTES) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_unix_connection(self._socket_path, limit=buffer_bytes)
 
     async def identify(self) -> tuple[str, tuple[str, ...]]:
         """Our own peer id and the addresses that the daemon currently has, without /p2p."""
@@ -117,9 +122,11 @@ class Control:
         )
         await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_HANDLER, streamHandler=request))
 
-    async def open_stream(self, peer_id: str, protocol: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def open_stream(
+        self, peer_id: str, protocol: str, buffer_bytes: int = STREAM_BUFFER_BYTES
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """The caller closes the writer."""
-        reader, writer = await self.open()
+        reader, writer = await self.open(buffer_bytes)
         try:
             request = p2pd_pb2.StreamOpenRequest(peer=peer_id_bytes(peer_id), proto=[protocol])
             write_message(writer, p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_OPEN, streamOpen=request))

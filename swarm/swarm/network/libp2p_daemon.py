@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import os
 import platform
+import re
 import shutil
 import socket
 import subprocess
@@ -34,6 +36,15 @@ STOP_TIMEOUT_S = 3.0
 _REAP_PAUSE_S = 0.005
 _FOLDER = "swarm-p2pd-"
 _NUM_LAST_LINES = 20
+_MAX_LINE_CHARS = 500
+_TIMESTAMP = re.compile(r"^\d{4}[-/]\d\d[-/]\d\d[T ]\S+ ")
+_CRASH_SIGNS = ("panic: ", "fatal error: ", "SIG")
+"""How Go's runtime begins its account of a crash."""
+
+_STATUS_SIGNS = ("Control socket:", "Peer Addrs:", "/")
+"""What the daemon writes when all is well: its sockets and addresses."""
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,9 +54,6 @@ class DaemonOptions:
     identity_path: Path | None = None
     listen: tuple[str, ...] = ()
     announce: tuple[str, ...] = ()
-    trusted_relays: tuple[str, ...] = ()
-    serve_relay: bool = False
-    use_relay: bool = False
     reachability: str = ""  # "", "public" or "private"
     dht_server: bool = True
     nat_port_map: bool = False
@@ -62,8 +70,8 @@ def arguments(options: DaemonOptions, control_socket: str) -> list[str]:
         f"-idleTimeout={IDLE_TIMEOUT_S}s",
         "-relay=1",
         "-relayDiscovery=0",
-        f"-relayService={int(options.serve_relay)}",
-        f"-autoRelay={int(options.use_relay)}",
+        "-relayService=0",  # `libp2p_relay` relays, and `libp2p_relayed` keeps our place at relays
+        "-autoRelay=0",
         "-autonat=1",  # with it come connection reversal and hole punching
         f"-natPortMap={int(options.nat_port_map)}",
         "-connManager=1",
@@ -72,8 +80,6 @@ def arguments(options: DaemonOptions, control_socket: str) -> list[str]:
     args.append(f"-hostAddrs={','.join(options.listen)}" if options.listen else "-noListenAddrs")
     if options.announce:
         args.append(f"-announceAddrs={','.join(options.announce)}")
-    if options.trusted_relays:
-        args.append(f"-trustedRelays={','.join(options.trusted_relays)}")
     if options.reachability:
         args.append(f"-forceReachability{options.reachability.capitalize()}")
     if options.identity_path is not None:
@@ -88,8 +94,10 @@ class Daemon:
         self._process = process
         self._folder = folder
         self._last_lines: deque[str] = deque(maxlen=_NUM_LAST_LINES)
+        self._crash = ""  # the line that says why it crashed, which long traces follow
         self._ready = asyncio.get_running_loop().create_future()
         self._reader = asyncio.create_task(self._read_output(), name="p2pd output")
+        self._reader.add_done_callback(self._reader_ended)
 
     @classmethod
     async def start(cls, options: DaemonOptions) -> Daemon:
@@ -126,15 +134,29 @@ class Daemon:
         return str(self._folder / "streams.sock")
 
     @property
+    def relay_socket(self) -> str:
+        """Likewise, for those who want to be relayed."""
+        return str(self._folder / "relay.sock")
+
+    @property
     def pid(self) -> int:
         return self._process.pid
 
-    def last_words(self) -> str:
-        """For people: how it ended, as far as is known."""
+    def failure(self) -> StartError:
+        """How it ended, as far as is known, and what to do about it."""
         code = self._process.poll()
-        status = "" if code is None else f" (exit status {code})" if code >= 0 else f" (signal {-code})"
-        last_line = self._last_lines[-1] if self._last_lines else ""
-        return f"the libp2p daemon ended{status}{': ' + last_line if last_line else ''}"
+        if code is None:
+            return StartError("the libp2p daemon ended its connection to this node", remedy="restart this node")
+        if code < 0:  # what it wrote before is then not the cause
+            return StartError(
+                f"the libp2p daemon ended (killed by signal {-code})",
+                remedy="restart this node; if nobody killed it, see whether the machine ran out of memory",
+            )
+        cause = self._crash or (self._last_lines[-1] if self._last_lines else "")
+        return StartError(
+            f"the libp2p daemon ended (exit status {code}){': ' + cause if cause else ''}",
+            remedy="restart this node; if that does not help, swarm-node doctor checks the usual causes",
+        )
 
     async def ended(self) -> None:
         """Wait until the process has ended, or at most STOP_TIMEOUT_S: who broke off is ending."""
@@ -159,7 +181,8 @@ class Daemon:
             await asyncio.wait((self._reader,), timeout=STOP_TIMEOUT_S)
         if self._process.poll() is None:
             self._process.kill()
-        await self._reader
+        await asyncio.wait((self._reader,))
+        await self._reap()
         if self._ready.done() and not self._ready.cancelled():
             self._ready.exception()  # retrieved, whoever waits for it or not
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -171,16 +194,34 @@ class Daemon:
             lambda: asyncio.StreamReaderProtocol(output), self._process.stdout
         )
         while line := await _read_line(output):
-            text = line.decode(errors="replace").strip()
-            if text.startswith("Peer ID:") and not self._ready.done():
-                self._ready.set_result(None)
-            elif text:
-                self._last_lines.append(text[:500])
+            self._heed(_TIMESTAMP.sub("", " ".join(line.decode(errors="replace").split()))[:_MAX_LINE_CHARS])
         transport.close()
+        await self._reap()
+        if not self._ready.done():
+            self._ready.set_exception(_start_error(" ".join(self._last_lines), self.failure()))
+
+    async def _reap(self) -> None:
         while self._process.poll() is None:  # noqa: ASYNC110 - it is ending, and only the kernel knows when it has
             await asyncio.sleep(_REAP_PAUSE_S)
+
+    def _reader_ended(self, reader: asyncio.Task[None]) -> None:
+        if reader.cancelled() or (error := reader.exception()) is None:
+            return
+        logger.error("cannot read what the libp2p daemon writes", exc_info=error)
+        self._process.kill()  # unread, it would block on what it writes, and its end go unnoticed
+        assert self._process.stdout is not None
+        self._process.stdout.close()
         if not self._ready.done():
-            self._ready.set_exception(_start_error(" ".join(self._last_lines), self.last_words()))
+            remedy = "see whether this process has run out of open files"
+            self._ready.set_exception(StartError(f"cannot read what the libp2p daemon writes: {error}", remedy=remedy))
+
+    def _heed(self, line: str) -> None:
+        if line.startswith("Peer ID:") and not self._ready.done():
+            self._ready.set_result(None)
+        elif line.startswith(_CRASH_SIGNS):
+            self._crash = self._crash or line
+        elif line and not line.startswith(_STATUS_SIGNS):
+            self._last_lines.append(line)
 
 
 def _refuse_taken_ports(listen: Sequence[str]) -> None:
@@ -252,7 +293,7 @@ def _spawn(args: Sequence[str]) -> subprocess.Popen[bytes]:
         ) from None
 
 
-def _start_error(output: str, last_words: str) -> StartError:
+def _start_error(output: str, failure: StartError) -> StartError:
     """The daemon ended before it was ready: say which of the causes that we know it was."""
     lowered = output.lower()
     if "address already in use" in lowered:
@@ -265,9 +306,7 @@ def _start_error(output: str, last_words: str) -> StartError:
         return StartError(
             f"no permission to listen there or to read the identity: {output}", remedy="choose a port above 1023"
         )
-    return StartError(
-        last_words, remedy="the line above is the daemon's own; swarm-node doctor checks the usual causes"
-    )
+    return failure
 
 
 def _occupied(what: str) -> StartError:

@@ -1,18 +1,19 @@
 """One libp2p host: the daemon, its control socket, the unary lane and raw streams, with the daemon's errors translated.
 
-The only place where the daemon's words become PeerUnreachable or `NotServed`. Owned by whoever called `start`, who also
-runs `lane.run()`; leaves methods, messages and records to the modules above.
+The only place where the daemon's and the lane's words become PeerUnreachable, PeerRefused or `NotServed`. Owned by
+whoever called `start`, who also runs `lane.run()`; leaves methods, messages and records to the modules above.
 """
 
 from __future__ import annotations
 
 import asyncio
 
-from swarm_protocol.errors import PeerUnreachable, StartError
+from swarm_protocol.errors import PeerRefused, PeerUnreachable, StartError
 
+from swarm.network.interface import too_many_calls
 from swarm.network.libp2p_control import Control, ControlError
 from swarm.network.libp2p_daemon import Daemon, DaemonOptions
-from swarm.network.libp2p_unary import LaneClosed, RemoteLaneError, UnaryAnswer, UnaryLane
+from swarm.network.libp2p_unary import BUSY, NOT_SERVED, LaneClosed, RemoteLaneError, UnaryAnswer, UnaryLane
 
 CONTROL_FAILURES = (ControlError, OSError, asyncio.IncompleteReadError)
 """What a request to the daemon can end with: its own complaint, or its death."""
@@ -37,15 +38,14 @@ class Host:
         daemon = await Daemon.start(options)
         try:
             control = Control(daemon.control_socket)
-            lane = await UnaryLane.open(control)
             peer_id, _ = await control.identify()
+            return cls(daemon, control, await UnaryLane.open(control), peer_id)
         except CONTROL_FAILURES as error:
             await daemon.stop()
             raise StartError(f"the libp2p daemon does not answer: {error}", remedy="start again") from error
         except BaseException:
             await daemon.stop()
             raise
-        return cls(daemon, control, lane, peer_id)
 
     async def stop(self) -> None:
         self.lane.close()
@@ -67,7 +67,7 @@ class Host:
             raise translate(error, self.peer_id) from None
 
     async def call(self, peer_id: str, protocol: str, request: bytes) -> bytes:
-        """Raises PeerUnreachable or NotServed."""
+        """Raises PeerUnreachable, PeerRefused (it works on too many calls of ours) or NotServed."""
         try:
             return await self.lane.call(peer_id, protocol, request)
         except (ControlError, LaneClosed, RemoteLaneError) as error:
@@ -80,10 +80,10 @@ class Host:
         except (ControlError, LaneClosed) as error:
             raise translate(error, self.peer_id) from None
 
-    async def accept_streams(self, protocol: str) -> None:
-        """Have streams of `protocol` come to the daemon's `listen_socket`. Raises PeerUnreachable likewise."""
+    async def accept_streams(self, protocol: str, socket_path: str) -> None:
+        """Have streams of `protocol` come to a socket of ours. Raises PeerUnreachable likewise."""
         try:
-            await self.control.accept_streams(protocol, self.daemon.listen_socket)
+            await self.control.accept_streams(protocol, socket_path)
         except CONTROL_FAILURES as error:
             raise translate(error, self.peer_id) from None
 
@@ -95,10 +95,12 @@ class Host:
             raise translate(error, peer_id) from None
 
 
-def translate(error: Exception, peer_id: str) -> PeerUnreachable | NotServed:
+def translate(error: Exception, peer_id: str) -> PeerUnreachable | PeerRefused | NotServed:
     text = str(error)
-    if "protocols not supported" in text or (isinstance(error, RemoteLaneError) and text == "not served"):
+    if "protocols not supported" in text or (isinstance(error, RemoteLaneError) and text == NOT_SERVED):
         return NotServed(peer_id)
+    if isinstance(error, RemoteLaneError) and text == BUSY:
+        return too_many_calls(peer_id)
     if isinstance(error, ControlError):
         return PeerUnreachable(f"peer {peer_id} cannot be reached ({dial_failure(text)})", peer_id=peer_id)
     if isinstance(error, RemoteLaneError):
@@ -117,6 +119,9 @@ def dial_failure(text: str) -> str:
 
 
 _REASONS = (
+    ("NO_RESERVATION", "its relay holds no place for it: it has left, or is on its way back"),
+    ("RESOURCE_LIMIT_EXCEEDED", "its relay is full"),
+    ("error opening relay circuit", "its relay does not get through to it"),
     ("connection refused", "connection refused: nothing listens there"),
     ("no such host", "its host name is not known"),
     ("no route to host", "no route to that host"),

@@ -15,7 +15,15 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from swarm_protocol import limits
-from swarm_protocol.errors import ConfigError, PeerError, PeerRefused, PeerTimeout, PeerUnreachable, StartError
+from swarm_protocol.errors import (
+    ConfigError,
+    PeerError,
+    PeerRefused,
+    PeerTimeout,
+    PeerUnreachable,
+    StartError,
+    SwarmError,
+)
 from swarm_protocol.version import Hello, check_hello, software_version
 
 from swarm.network.libp2p_daemon import DaemonOptions
@@ -108,10 +116,10 @@ async def join(host: Host, addrs: Sequence[PeerAddr], network_id: str) -> tuple[
         for task in attempts:
             task.cancel()
         await asyncio.wait(attempts)
-    for addr, failure in failures.items():
-        logger.warning("%s: %s", addr, failure)
     if not greetings:
         raise _nobody(failures)
+    for addr, failure in failures.items():
+        logger.warning("%s: %s", addr, failure)
     _check_clock([greeting.skew_s for greeting in greetings.values()])
     return tuple(greetings)
 
@@ -179,10 +187,15 @@ def _succeeded(task: asyncio.Task[T]) -> bool:
 
 
 def _nobody(failures: dict[PeerAddr, BaseException | None]) -> StartError | ConfigError:
-    told = "; ".join(f"{addr}: {failure}" for addr, failure in failures.items())
-    if any(isinstance(failure, PeerRefused) for failure in failures.values()):
-        refusal = next(failure for failure in failures.values() if isinstance(failure, PeerRefused))
-        return ConfigError(f"cannot join through the given peers: {told}", remedy=refusal.remedy)
+    """Each peer's cause once, and each remedy once."""
+    told = "; ".join(
+        f"{addr}: {failure.message if isinstance(failure, SwarmError) else failure}"
+        for addr, failure in failures.items()
+    )
+    refusals = [failure for failure in failures.values() if isinstance(failure, PeerRefused)]
+    if refusals:
+        remedies = dict.fromkeys(refusal.remedy for refusal in refusals)
+        return ConfigError(f"cannot join through the given peers: {told}", remedy="; ".join(filter(None, remedies)))
     return StartError(
         f"none of the given peers could be reached: {told}",
         remedy="check the addresses and that these nodes run, or give another node of the network",

@@ -2,19 +2,33 @@
 
 Speaks the daemon's protocol itself, because hivemind's client leaves a call of an unknown protocol without an answer,
 keeps cancelled handlers for ever, and does not notice that the daemon died. `UnaryLane.run` is the one task that reads
-the connection; it owns every handler it starts. Leaves sizes, deadlines and the meaning of bytes to the caller.
+the connection; it owns every handler it starts, so many of one peer at most. Leaves sizes, deadlines and the meaning of
+bytes to the caller.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from hivemind.proto import p2pd_pb2
+from swarm_protocol import limits
 
-from swarm.network.libp2p_control import Control, ControlError, peer_id_bytes, peer_id_text, read_message, write_message
+from swarm.network.libp2p_control import (
+    Control,
+    ControlError,
+    peer_id_bytes,
+    peer_id_text,
+    raise_if_error,
+    read_message,
+    write_message,
+)
+
+NOT_SERVED, BUSY = "not served", "busy"
+"""What a lane answers by itself: it has no such protocol; the peer has `limits.MAX_CALLS_PER_PEER` calls here."""
 
 UnaryAnswer = Callable[[str, bytes], Awaitable[bytes]]
 """`async answer(peer_id, request) -> response`. It must not raise anything but CancelledError."""
@@ -35,15 +49,18 @@ class UnaryLane:
         self._answers: dict[str, UnaryAnswer] = {}
         self._pending: dict[bytes, asyncio.Future[Any]] = {}
         self._handlers: dict[bytes, asyncio.Task[None]] = {}
+        self._num_calls: Counter[bytes] = Counter()
         self._closed = False
 
     @classmethod
     async def open(cls, control: Control) -> UnaryLane:
         reader, writer = await control.open()
-        write_message(writer, p2pd_pb2.Request(type=p2pd_pb2.Request.PERSISTENT_CONN_UPGRADE))
-        response = await read_message(reader, p2pd_pb2.Response)
-        if response.type == p2pd_pb2.Response.ERROR:
-            raise ControlError(response.error.msg)
+        try:
+            write_message(writer, p2pd_pb2.Request(type=p2pd_pb2.Request.PERSISTENT_CONN_UPGRADE))
+            raise_if_error(await read_message(reader, p2pd_pb2.Response))
+        except BaseException:
+            writer.transport.abort()
+            raise
         return cls(reader, writer)
 
     async def call(self, peer_id: str, protocol: str, request: bytes) -> bytes:
@@ -115,9 +132,7 @@ class UnaryLane:
         call_id: bytes = message.callId
         kind = message.WhichOneof("message")
         if kind == "requestHandling":
-            task = handlers.create_task(self._handle(call_id, message.requestHandling))
-            self._handlers[call_id] = task
-            task.add_done_callback(lambda _: self._handlers.pop(call_id, None))
+            self._start_handler(call_id, message.requestHandling, handlers)
         elif kind == "cancel":
             if call_id in self._handlers:
                 self._handlers[call_id].cancel()
@@ -130,10 +145,24 @@ class UnaryLane:
             else:
                 pending.set_result(message)
 
-    async def _handle(self, call_id: bytes, request: Any) -> None:
+    def _start_handler(self, call_id: bytes, request: Any, handlers: asyncio.TaskGroup) -> None:
         answer = self._answers.get(request.proto)
-        if answer is None:
-            response = p2pd_pb2.CallUnaryResponse(error=b"not served")
-        else:
-            response = p2pd_pb2.CallUnaryResponse(response=await answer(peer_id_text(request.peer), request.data))
+        peer: bytes = request.peer
+        if answer is None or self._num_calls[peer] >= limits.MAX_CALLS_PER_PEER:
+            refusal = p2pd_pb2.CallUnaryResponse(error=(NOT_SERVED if answer is None else BUSY).encode())
+            self._send(p2pd_pb2.PersistentConnectionRequest(callId=call_id, unaryResponse=refusal))
+            return
+        self._num_calls[peer] += 1
+
+        def ended(_task: asyncio.Task[None]) -> None:
+            del self._handlers[call_id]
+            self._num_calls[peer] -= 1
+            if not self._num_calls[peer]:
+                del self._num_calls[peer]
+
+        self._handlers[call_id] = handlers.create_task(self._handle(call_id, answer, request))
+        self._handlers[call_id].add_done_callback(ended)
+
+    async def _handle(self, call_id: bytes, answer: UnaryAnswer, request: Any) -> None:
+        response = p2pd_pb2.CallUnaryResponse(response=await answer(peer_id_text(request.peer), request.data))
         self._send(p2pd_pb2.PersistentConnectionRequest(callId=call_id, unaryResponse=response))

@@ -2,48 +2,33 @@
 
 One plane for training and serving. What a record says is claimed by its peer; only that the peer signed it, that it is
 well formed, and that it is the newest of that peer is vouched for here. Which models and runs exist is read from the
-node records, into which this module writes what the node has announced: no further index has to be kept and expired.
+node records, into which `announcer` writes what the node has announced: no further index has to be kept and expired.
 
-The task that its context runs is the one that publishes; `announce` and `withdraw` leave it messages, so both return at
-once.
+Its context owns the announcer's task, and ends with whoever entered it if that task fails.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections import Counter
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TypeVar
 
 from swarm_protocol import limits
 from swarm_protocol.envelope import Envelope
 from swarm_protocol.errors import PeerViolation, SwarmError
-from swarm_protocol.records import (
-    Kind,
-    NodeRecord,
-    Record,
-    ServeRecord,
-    TrainerRecord,
-    lookup_keys,
-    publish_key,
-)
+from swarm_protocol.records import Kind, NodeRecord, Record, ServeRecord, TrainerRecord, lookup_keys
 from swarm_protocol.signed_record import read_record
 
+from swarm.network.announcer import Announcer
 from swarm.network.interface import Network
 from swarm.network.round_trips import RoundTrips
 
-PUBLISH_TIMEOUT_S = 5.0
-"""Also how long leaving may take when nobody answers."""
-
 LOOKUP_TIMEOUT_S = 5.0
 """Several hops through the store over slow links; longer, and asking again is better than waiting."""
-
-RETRY_FRACTION = 0.1
-"""Of a record's life, after a failure: four tries before the earlier record is gone."""
 
 MAX_LISTED_PEERS = 4096
 """Of one model, one run, or all nodes. More would cost memory without giving anyone a better choice."""
@@ -54,19 +39,18 @@ MAX_LISTED_MODELS = 64
 MAX_VIEWS = 64
 """Models and runs whose records are remembered. Their names may come from users of a gateway."""
 
-SEES_NOBODY = "no peer took it; this node sees nobody"
-
 logger = logging.getLogger(__name__)
 
 R = TypeVar("R", NodeRecord, ServeRecord, TrainerRecord)
 
 
-@dataclass(slots=True)
-class _Announced:
-    record: Record
-    due_s: float = 0.0
-    """On the loop's clock; 0: at once."""
-    is_farewell: bool = False
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MembershipCounters:
+    """What was tolerated since the start; a healthy node shows zeros, but for failures while it is alone."""
+
+    num_publish_failures: int  # records that no peer took in time; each was tried again
+    num_malformed: int  # records of others that were signed and made no sense
+    num_dropped: int  # records of others beyond MAX_LISTED_PEERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,44 +64,63 @@ class Membership:
     """This node's place in the network's membership. A context manager: leave it before the network closes.
 
     Within it each announced record is published, and again before half its life is over; leaving it tells everyone that
-    this node leaves. A failure is counted, warned of and retried.
-
-    `num_publish_failures`, `num_malformed` and `num_dropped` count what was tolerated: records that no peer took in
-    time, that made no sense, and that were too many.
+    this node leaves. A failure to publish is counted, warned of and retried. Should the publishing itself fail, which
+    only a bug can do, it is logged, the task that entered the context is cancelled, and the context raises SwarmError.
     """
 
     def __init__(self, network: Network, *, lifetime_s: float = limits.RECORD_LIFETIME_S) -> None:
-        self.num_publish_failures = 0
-        self.num_malformed = 0
-        self.num_dropped = 0
         self._network = network
-        self._lifetime_s = lifetime_s
-        self._announced: dict[tuple[Kind, str], _Announced] = {}
-        self._changed = asyncio.Event()
-        self._failing: set[tuple[Kind, str]] = set()
-        self._was_heard = False
-        self._jitter = random.Random(network.peer_id)
+        self._announcer = Announcer(network, lifetime_s)
+        self._num_malformed = 0
+        self._num_dropped = 0
         self._views: dict[tuple[Kind, str], dict[str, _Seen]] = {}
         self._round_trips = RoundTrips(network)
-        self._task: asyncio.Task[None] | None = None
+        self._publishing: asyncio.Task[None] | None = None
+        self._owner: asyncio.Task[object] | None = None
+        self._has_cancelled_owner = False
 
     async def __aenter__(self) -> Membership:
         await self._round_trips.serve()
-        self._task = asyncio.create_task(self._run(), name="membership")
+        self._owner = asyncio.current_task()
+        self._publishing = asyncio.create_task(self._announcer.run(), name="membership")
+        self._publishing.add_done_callback(self._publishing_ended)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        assert self._task is not None
-        self._task.cancel()
+        assert self._publishing is not None
+        assert self._owner is not None
+        owner, self._owner = self._owner, None
+        self._publishing.cancel()
         try:
-            await asyncio.wait({self._task})
+            await asyncio.wait({self._publishing})
         except asyncio.CancelledError:
-            self._task.cancel()  # no time for goodbyes
+            self._publishing.cancel()  # no time for goodbyes
             raise
-        if not self._task.cancelled():
-            self._task.result()
+        is_ours = self._has_cancelled_owner and owner.uncancel() == 0
+        if self._publishing.cancelled() or (failure := self._publishing.exception()) is None:
+            return
+        if error is None or (is_ours and isinstance(error, asyncio.CancelledError)):
+            raise SwarmError(
+                "this node's membership failed internally", remedy="restart this node; its log says why"
+            ) from failure
+
+    def _publishing_ended(self, publishing: asyncio.Task[None]) -> None:
+        if publishing.cancelled() or (failure := publishing.exception()) is None:
+            return
+        logger.error("this node's records are published no more", exc_info=failure)
+        if self._owner is not None:
+            self._has_cancelled_owner = self._owner.cancel()
+
+    @property
+    def counters(self) -> MembershipCounters:
+        """As of now."""
+        return MembershipCounters(
+            num_publish_failures=self._announcer.num_failures,
+            num_malformed=self._num_malformed,
+            num_dropped=self._num_dropped,
+        )
 
     # --- what this node says ----------------------------------------------------------------------------------------
 
@@ -126,88 +129,11 @@ class Membership:
 
         A node record's models and runs are filled in from the other announced records.
         """
-        self._put(_Announced(record))
+        self._announcer.announce(record)
 
     def withdraw(self, kind: Kind, name: str = "") -> None:
         """Say goodbye in the record of this kind and name, and publish it no more. Nothing if it was not announced."""
-        if announced := self._announced.get((kind, name)):
-            self._put(_Announced(_farewell(announced.record), is_farewell=True))
-
-    async def _run(self) -> None:
-        try:
-            while True:
-                self._changed.clear()
-                await self._publish_due()
-                next_s = min((announced.due_s for announced in self._announced.values()), default=None)
-                with suppress(TimeoutError):
-                    async with asyncio.timeout_at(next_s):
-                        await self._changed.wait()
-        finally:
-            for announced in list(self._announced.values()):
-                self._put(_Announced(_farewell(announced.record), is_farewell=True))
-            await self._publish_due()
-
-    def _put(self, announced: _Announced) -> None:
-        self._announced[_kind_and_name(announced.record)] = announced
-        node = self._announced.get(("nodes", ""))
-        if node is not None and node.record != (current := self._with_holdings(node.record)):
-            self._announced["nodes", ""] = _Announced(current, is_farewell=node.is_farewell)
-        self._changed.set()
-
-    def _with_holdings(self, record: Record) -> Record:
-        """The node record as given, naming the models and runs that are announced beside it."""
-        assert isinstance(record, NodeRecord)
-        held: dict[Kind, list[str]] = {"serve": [], "train": []}
-        for (kind, name), announced in sorted(self._announced.items()):
-            if kind != "nodes" and not announced.is_farewell:
-                held[kind].append(name)
-        return replace(
-            record,
-            models=tuple(held["serve"][: limits.MAX_MODELS_PER_NODE]),
-            runs=tuple(held["train"][: limits.MAX_RUNS_PER_NODE]),
-        )
-
-    async def _publish_due(self) -> None:
-        now_s = asyncio.get_running_loop().time()
-        async with asyncio.TaskGroup() as publishing:
-            for key, announced in list(self._announced.items()):
-                if announced.due_s <= now_s:
-                    publishing.create_task(self._publish(key, announced))
-
-    async def _publish(self, key: tuple[Kind, str], announced: _Announced) -> None:
-        failure = await self._failure_to_publish(announced.record)
-        if failure:
-            self._count_failure(key, failure)
-        else:
-            self._failing.discard(key)
-            self._was_heard = True
-        if self._announced.get(key) is not announced:
-            return  # replaced meanwhile
-        if announced.is_farewell:
-            del self._announced[key]
-            return
-        wait_s = self._lifetime_s * (RETRY_FRACTION if failure else self._jitter.uniform(0.45, 0.5))
-        announced.due_s = asyncio.get_running_loop().time() + wait_s
-
-    def _count_failure(self, key: tuple[Kind, str], failure: str) -> None:
-        self.num_publish_failures += 1
-        if key not in self._failing:  # once per trouble: retries would fill the log
-            self._failing.add(key)
-            # the first node of a network has nobody to tell yet, and nothing is wrong with that
-            level = logging.WARNING if self._was_heard or failure != SEES_NOBODY else logging.INFO
-            logger.log(level, "could not publish the %s record: %s", " ".join(key).strip(), failure)
-
-    async def _failure_to_publish(self, record: Record) -> str:
-        try:
-            async with asyncio.timeout(PUBLISH_TIMEOUT_S):
-                taken = await self._network.publish(
-                    publish_key(record, self._network.peer_id), record.to_bytes(), lifetime_s=self._lifetime_s
-                )
-        except TimeoutError:
-            return f"nobody confirmed it within {PUBLISH_TIMEOUT_S:g} s"
-        except SwarmError as error:
-            return str(error)
-        return "" if taken else SEES_NOBODY
+        self._announcer.withdraw(kind, name)
 
     # --- what others say --------------------------------------------------------------------------------------------
 
@@ -251,7 +177,7 @@ class Membership:
     def _remember(self, view: dict[str, _Seen], envelope: Envelope) -> None:
         known = view.get(envelope.peer_id)
         if known is None and len(view) >= MAX_LISTED_PEERS:
-            self.num_dropped += 1
+            self._num_dropped += 1
             return
         # of two of the same moment the later found one counts: the store has replaced the other
         if known is not None and (known.envelope.issued_at > envelope.issued_at or known.envelope == envelope):
@@ -260,7 +186,7 @@ class Membership:
         try:
             record = read_record(envelope)
         except PeerViolation as violation:
-            self.num_malformed += 1
+            self._num_malformed += 1
             logger.warning("skipped a record of %s: %s", envelope.peer_id, violation)
         view[envelope.peer_id] = _Seen(record, envelope)
 
@@ -270,23 +196,24 @@ class Membership:
         """Seconds of a round trip, measured with real calls and remembered for a minute. Raises PeerError."""
         return await self._round_trips.measure_s(peer_id, timeout_s=timeout_s)
 
+    async def rtts_ms(
+        self,
+        peer_ids: Iterable[str],
+        *,
+        max_peers: int = limits.MAX_RTT_PEERS,
+        timeout_s: float = LOOKUP_TIMEOUT_S,
+    ) -> dict[str, float]:
+        """Milliseconds of a round trip to those of `peer_ids` that answer within `timeout_s`, the nearest first.
 
-def _kind_and_name(record: Record) -> tuple[Kind, str]:
-    match record:
-        case NodeRecord():
-            return "nodes", ""
-        case ServeRecord():
-            return "serve", record.model
-        case TrainerRecord():
-            return "train", record.run
+        For a record's `rtt_ms`. At most `max_peers`, this node left out. Of those not measured within the last minute
+        a few, drawn by chance, are measured now, all at once: called again and again it comes to know all of them.
+        """
+        others = [peer_id for peer_id in dict.fromkeys(peer_ids) if peer_id != self._network.peer_id]
+        await self._round_trips.measure_some(others, timeout_s=timeout_s)
+        return dict(list(self.known_rtts_ms(others).items())[:max_peers])
 
-
-def _farewell(record: Record) -> Record:
-    """The record that takes the place of a living one. A finished trainer stays finished: others wait for no more."""
-    match record:
-        case NodeRecord():
-            return replace(record, state="leaving")
-        case ServeRecord():
-            return replace(record, state="draining")
-        case TrainerRecord():
-            return record if record.state == "finished" else replace(record, state="leaving")
+    def known_rtts_ms(self, peer_ids: Iterable[str]) -> dict[str, float]:
+        """Milliseconds of a round trip to those of `peer_ids` whose is known, the nearest first. Asks nobody."""
+        known = {peer_id: self._round_trips.known_s(peer_id) for peer_id in peer_ids}
+        found = [(rtt_s * 1e3, peer_id) for peer_id, rtt_s in known.items() if rtt_s is not None]
+        return {peer_id: rtt_ms for rtt_ms, peer_id in sorted(found)}

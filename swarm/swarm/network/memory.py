@@ -17,17 +17,19 @@ import logging
 import math
 import random
 import statistics
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from swarm_protocol import limits
 from swarm_protocol.envelope import Envelope
 from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable, SwarmError
 from swarm_protocol.identity import Identity
 from swarm_protocol.signed_record import seal_record
 from swarm_protocol.version import Hello, check_hello, software_version
 
-from swarm.network.interface import Stream, StreamHandler, UnaryHandler
+from swarm.network.interface import Stream, StreamHandler, UnaryHandler, too_many_calls
 from swarm.network.memory_link import Link, Pipe, Rate
 from swarm.network.memory_records import RecordStore, newest
 from swarm.network.memory_stream import End
@@ -40,6 +42,7 @@ DETECTION_S = 1.0
 
 logger = logging.getLogger(__name__)
 
+_CALL = "call/"
 _Serve = Callable[[str, End], Awaitable[None]]
 
 
@@ -212,6 +215,7 @@ class MemoryNetwork:
         self._access = access
         self._handlers: dict[str, _Serve] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._num_calls: Counter[str] = Counter()
         self._records = RecordStore(network_id, self.now)
 
     @property
@@ -227,7 +231,7 @@ class MemoryNetwork:
 
     async def call(self, peer_id: str, method: str, request: bytes, *, timeout_s: float) -> bytes:
         try:
-            async with asyncio.timeout(timeout_s), self._conversation(peer_id, f"call/{method}", timeout_s) as end:
+            async with asyncio.timeout(timeout_s), self._conversation(peer_id, f"{_CALL}{method}", timeout_s) as end:
                 await end.send(request)
                 return await end.receive()
         except TimeoutError:
@@ -243,7 +247,7 @@ class MemoryNetwork:
         async def answer(peer_id: str, end: End) -> None:
             await end.send(await handler(peer_id, await end.receive()))
 
-        self._add_handler(f"call/{method}", answer)
+        self._add_handler(f"{_CALL}{method}", answer)
 
     async def serve_stream(self, method: str, handler: StreamHandler) -> None:
         self._add_handler(f"stream/{method}", handler)
@@ -342,11 +346,21 @@ class MemoryNetwork:
         if serve is None:
             end.fail(PeerRefused(f"the peer does not serve {method.partition('/')[2]}", peer_id=self.peer_id))
             return
+        is_call = method.startswith(_CALL)
+        if is_call and self._num_calls[peer_id] >= limits.MAX_CALLS_PER_PEER:
+            end.fail(too_many_calls(self.peer_id))
+            return
         end.accept()
         task = asyncio.get_running_loop().create_task(self._answer(serve, peer_id, end), name=f"{method} of {peer_id}")
         end.handler_task = task
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._num_calls[peer_id] += is_call
+
+        def ended(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            self._num_calls[peer_id] -= is_call
+
+        task.add_done_callback(ended)
 
     async def _answer(self, serve: _Serve, peer_id: str, end: End) -> None:
         try:

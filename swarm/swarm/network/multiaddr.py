@@ -13,7 +13,8 @@ from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.identity import check_peer_id
 
-_EXAMPLE = "/ip4/203.0.113.7/tcp/31337"
+_EXAMPLE = "/ip4/203.0.113.7/tcp/4001"
+_PEER_EXAMPLE = f"{_EXAMPLE}/p2p/12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
 _HOSTS = ("ip4", "ip6", "dns", "dns4", "dns6")
 _PORTS = ("tcp", "udp")
 _FLAGS = ("quic-v1", "p2p-circuit")
@@ -32,59 +33,72 @@ class PeerAddr:
 
 def parse_peer_addr(text: str) -> PeerAddr:
     """Raises ConfigError, which names the part that is wrong."""
-    parts = _parts(text)
-    name, value = parts[-1]
-    if name != "p2p" or len(parts) < 2:
-        raise _fault(
-            text, "it does not end in /p2p/<peer id>, so whoever answers there could not be recognised", peer=True
-        )
-    return PeerAddr(peer_id=value, addr="".join(_text(part) for part in parts[:-1]))
+    *host, (name, peer_id) = _parts(text, _PEER_EXAMPLE)
+    if name != "p2p":
+        what = "it does not end in /p2p/<peer id>, so whoever answers there could not be recognised"
+        raise _fault(text, what, _PEER_EXAMPLE)
+    return PeerAddr(peer_id=peer_id, addr="".join(_text(part) for part in host))
 
 
 def check_listen_addr(text: str) -> str:
     """`text` if a host can listen there. Raises ConfigError."""
-    parts = _parts(text)
+    parts = _parts(text, _EXAMPLE)
     if any(name in ("p2p", "p2p-circuit") for name, _ in parts):
-        raise _fault(text, "a listen address names no peer")
+        raise _fault(text, "a listen address names no peer", _EXAMPLE)
     if parts[0][0].startswith("dns"):
-        raise _fault(text, "a host listens on an IP address, not on a name")
+        raise _fault(text, "a host listens on an IP address, not on a name", _EXAMPLE)
     return text
 
 
 def check_announce_addr(text: str) -> str:
     """`text` if it can be told to others. Raises ConfigError."""
-    if any(name in _PORTS and value == "0" for name, value in _parts(text)):
-        raise _fault(text, "others cannot dial port 0; name the port they reach")
+    if any(name in _PORTS and value == "0" for name, value in _parts(text, _EXAMPLE)):
+        raise _fault(text, "others cannot dial port 0; name the port they reach", _EXAMPLE)
     return text
+
+
+def is_loopback(addr: str) -> bool:
+    """Whether only this machine can use it."""
+    return "/ip4/127." in addr or "/ip6/::1/" in addr
 
 
 def _text(part: tuple[str, str]) -> str:
     return f"/{part[0]}/{part[1]}" if part[1] else f"/{part[0]}"
 
 
-def _parts(text: str) -> list[tuple[str, str]]:
-    if not text.startswith("/") or len(text) > limits.MAX_ADDR_BYTES:
-        raise _fault(text, "it does not start with /" if len(text) <= limits.MAX_ADDR_BYTES else "it is too long")
+def _parts(text: str, example: str) -> list[tuple[str, str]]:
+    try:
+        return _split(text)
+    except ValueError as fault:
+        raise _fault(text, str(fault), example) from None
+
+
+def _split(text: str) -> list[tuple[str, str]]:
+    """Names and values, of which the first two are a host and a port. Raises ValueError with the fault."""
+    if len(text) > limits.MAX_ADDR_BYTES:
+        raise ValueError("it is too long")
+    if not text.startswith("/"):
+        raise ValueError("it does not start with /")
     words = iter(text[1:].split("/"))
     parts = []
     for word in words:
         if word in _FLAGS:
             parts.append((word, ""))
         elif word in (*_HOSTS, *_PORTS, "p2p"):
-            parts.append((word, _value(text, word, next(words, ""))))
+            parts.append((word, _value(word, next(words, ""))))
         else:
-            raise _fault(text, f"{word!r} is not a known part")
+            raise ValueError(f"{word!r} is not a known part")
     names = [name for name, _ in parts]
     if names[0] not in _HOSTS:
-        raise _fault(text, f"it starts with /{names[0]}, not with /ip4, /ip6 or /dns")
+        raise ValueError(f"it starts with /{names[0]}, not with /ip4, /ip6 or /dns")
     if len(names) < 2 or names[1] not in _PORTS:
-        raise _fault(text, "a port is missing: /tcp/<port> or /udp/<port>/quic-v1 belongs after the host")
+        raise ValueError("a port is missing: /tcp/<port> or /udp/<port>/quic-v1 belongs after the host")
     if names[1] == "udp" and names[2:3] != ["quic-v1"]:
-        raise _fault(text, "/quic-v1 is missing after the UDP port")
+        raise ValueError("/quic-v1 is missing after the UDP port")
     return parts
 
 
-def _value(text: str, name: str, value: str) -> str:
+def _value(name: str, value: str) -> str:
     try:
         if name == "ip4":
             ipaddress.IPv4Address(value)
@@ -93,14 +107,13 @@ def _value(text: str, name: str, value: str) -> str:
         elif name == "p2p":
             check_peer_id(value)
     except ValueError as error:
-        raise _fault(text, f"/{name}: {error}") from None
+        raise ValueError(f"/{name}: {error}") from None
     if name in _PORTS and not (value.isascii() and value.isdigit() and int(value) <= 65535):
-        raise _fault(text, f"/{name}: {value!r} is not a port (0 to 65535)")
+        raise ValueError(f"/{name}: {value!r} is not a port (0 to 65535)")
     if not value:
-        raise _fault(text, f"/{name} has no value")
+        raise ValueError(f"/{name} has no value")
     return value
 
 
-def _fault(text: str, what: str, *, peer: bool = False) -> ConfigError:
-    example = _EXAMPLE + "/p2p/12D3KooW…" if peer else _EXAMPLE
+def _fault(text: str, what: str, example: str) -> ConfigError:
     return ConfigError(f"address {text[:120]!r} is malformed: {what}", remedy=f"write it like {example}")

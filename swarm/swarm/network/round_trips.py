@@ -1,13 +1,18 @@
 """How far a peer is: round trips measured with real calls, and remembered for a while.
 
-Every node answers pings, and whoever asks pays for them. What a peer says of its own links is left to its records.
+Every node answers pings, and whoever asks pays for them. A peer can seem farther than it is, never nearer. What a peer
+says of its own links is left to its records.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import random
+from collections.abc import Sequence
+from itertools import pairwise
 
-from swarm_protocol.errors import PeerViolation
+from swarm_protocol.errors import PeerViolation, SwarmError
 
 from swarm.network.interface import Network
 
@@ -17,10 +22,18 @@ NUM_PINGS = 3
 """The fastest counts. The first one may have to open a connection."""
 
 LIFETIME_S = 60.0
-"""Routes change seldom, and a dead peer is noticed otherwise."""
+"""Until it is measured again. Routes change seldom, and a dead peer is noticed otherwise."""
+
+KEPT_S = 3 * LIFETIME_S
+"""An old one is better than none for whoever cannot wait, but says little after minutes."""
 
 MAX_PEERS = 4096
 """Whose round trips are remembered; the longest not asked for make room."""
+
+MAX_MEASURED_AT_ONCE = 16
+"""Connections to strangers that one question may open."""
+
+logger = logging.getLogger(__name__)
 
 
 class RoundTrips:
@@ -28,7 +41,8 @@ class RoundTrips:
 
     def __init__(self, network: Network) -> None:
         self._network = network
-        self._known: dict[str, tuple[float, float]] = {}  # seconds, and when they stop counting
+        self._chance = random.Random(network.peer_id)
+        self._known: dict[str, tuple[float, float]] = {}  # seconds, and when they were measured
 
     async def serve(self) -> None:
         """Answer everyone's pings. Once a network."""
@@ -38,21 +52,50 @@ class RoundTrips:
         """Seconds there and back, at most LIFETIME_S old; 0 to ourselves. Raises PeerError."""
         if peer_id == self._network.peer_id:
             return 0.0
-        now_s = asyncio.get_running_loop().time()
-        rtt_s, until_s = self._known.pop(peer_id, (0.0, now_s))
-        if until_s <= now_s:
-            rtt_s = min([await self._ping_s(peer_id, timeout_s) for _ in range(NUM_PINGS)])
-            until_s = now_s + LIFETIME_S
-        self._known[peer_id] = rtt_s, until_s
+        if not self._is_fresh(peer_id):
+            try:
+                self._known[peer_id] = await self._ping_s(peer_id, timeout_s), asyncio.get_running_loop().time()
+            except SwarmError:
+                self._known.pop(peer_id, None)
+                raise
+        rtt_s, _ = self._known[peer_id] = self._known.pop(peer_id)  # the latest asked for
         if len(self._known) > MAX_PEERS:
             del self._known[next(iter(self._known))]
         return rtt_s
 
+    async def measure_some(self, peer_ids: Sequence[str], *, timeout_s: float) -> None:
+        """Measure up to MAX_MEASURED_AT_ONCE of those that are due; who does not answer in time stays unknown."""
+        due = [peer_id for peer_id in peer_ids if not self._is_fresh(peer_id)]
+        chosen = self._chance.sample(due, min(len(due), MAX_MEASURED_AT_ONCE))
+        async with asyncio.TaskGroup() as pings:
+            for peer_id in chosen:
+                pings.create_task(self._try_to_measure(peer_id, timeout_s))
+
+    def known_s(self, peer_id: str) -> float | None:
+        """Seconds there and back, at most KEPT_S old; 0 to ourselves. Asks nobody."""
+        if peer_id == self._network.peer_id:
+            return 0.0
+        rtt_s, measured_at_s = self._known.get(peer_id, (0.0, -KEPT_S))
+        return rtt_s if asyncio.get_running_loop().time() - measured_at_s < KEPT_S else None
+
+    def _is_fresh(self, peer_id: str) -> bool:
+        _, measured_at_s = self._known.get(peer_id, (0.0, -LIFETIME_S))
+        return asyncio.get_running_loop().time() - measured_at_s < LIFETIME_S
+
+    async def _try_to_measure(self, peer_id: str, timeout_s: float) -> None:
+        try:
+            await self.measure_s(peer_id, timeout_s=timeout_s)
+        except SwarmError as error:  # whoever lists its record still counts it, at no known distance
+            logger.debug("the round trip to %s is not known: %s", peer_id, error)
+
     async def _ping_s(self, peer_id: str, timeout_s: float) -> float:
         loop = asyncio.get_running_loop()
-        start_s = loop.time()
-        await self._network.call(peer_id, PING_METHOD, b"", timeout_s=timeout_s)
-        return loop.time() - start_s
+        times_s = [loop.time()]
+        for _ in range(NUM_PINGS):
+            left_s = times_s[0] + timeout_s - times_s[-1]
+            await self._network.call(peer_id, PING_METHOD, b"", timeout_s=left_s)
+            times_s.append(loop.time())
+        return min(later - earlier for earlier, later in pairwise(times_s))
 
 
 async def _pong(peer_id: str, request: bytes) -> bytes:

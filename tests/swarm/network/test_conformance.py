@@ -1,4 +1,6 @@
-"""What every Network does, whatever carries it. Each test runs on real sockets and on the simulated internet."""
+"""What every Network does, whatever carries it. Each test runs on the simulated internet, on real sockets, and on real
+sockets between two nodes that only a relay connects.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ import contextlib
 from collections.abc import Iterator
 
 import pytest
-from network_worlds import Run, World, eventually, libp2p_runner, run_in_memory
+from network_worlds import Libp2pWorld, RelayedWorld, Run, World, eventually, libp2p_runner, run_in_memory
 from swarm.network.interface import EndOfStream, Stream
 from swarm_protocol import limits
 from swarm_protocol.errors import (
@@ -30,13 +32,19 @@ MIB = 2**20
 
 @pytest.fixture(scope="module")
 def libp2p(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    with libp2p_runner(tmp_path_factory.mktemp("libp2p")) as run:
+    with libp2p_runner(Libp2pWorld(tmp_path_factory.mktemp("libp2p"))) as run:
         yield run
 
 
-@pytest.fixture(params=["memory", "libp2p"])
+@pytest.fixture(scope="module")
+def relayed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    with libp2p_runner(RelayedWorld(tmp_path_factory.mktemp("relayed"))) as run:
+        yield run
+
+
+@pytest.fixture(params=["memory", "libp2p", "relayed"])
 def run(request: pytest.FixtureRequest) -> Run:
-    return run_in_memory if request.param == "memory" else request.getfixturevalue("libp2p")
+    return run_in_memory if request.param == "memory" else request.getfixturevalue(request.param)
 
 
 async def echo(_peer_id: str, request: bytes) -> bytes:
@@ -138,6 +146,51 @@ def test_calls_at_once_run_at_once_and_keep_their_answers_apart(run: Run) -> Non
             *(world.b.call(world.a.peer_id, method, request, timeout_s=10) for request in requests)
         )
         assert responses == [request * 2 for request in requests]
+
+    run(case)
+
+
+@pytest.mark.parametrize("ending", ["answered", "cancelled"])
+def test_calls_of_one_peer_beyond_the_bound_are_refused_until_others_end(
+    run: Run, ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "MAX_CALLS_PER_PEER", 4)
+
+    async def case(world: World) -> None:
+        all_here, may_end, slow_method, method = asyncio.Barrier(5), asyncio.Event(), world.name(), world.name()
+
+        async def slow(_peer_id: str, request: bytes) -> bytes:
+            await all_here.wait()
+            await may_end.wait()
+            return request
+
+        await world.a.serve(slow_method, slow)
+        await world.a.serve(method, echo)
+        await world.b.serve(method, echo)
+        slow_calls = [
+            asyncio.create_task(world.b.call(world.a.peer_id, slow_method, b"slow", timeout_s=10)) for _ in range(4)
+        ]
+        async with asyncio.timeout(5):
+            await all_here.wait()
+        with pytest.raises(PeerRefused) as caught:
+            await world.b.call(world.a.peer_id, method, b"", timeout_s=5)
+        assert caught.value.retry_after_s > 0
+        assert caught.value.remedy
+        assert caught.value.peer_id == world.a.peer_id
+        assert await world.a.call(world.b.peer_id, method, b"other way", timeout_s=5) == b"other way"
+
+        async def has_room() -> bool:
+            try:
+                return await world.b.call(world.a.peer_id, method, b"again", timeout_s=5) == b"again"
+            except PeerRefused:
+                return False
+
+        if ending == "cancelled":
+            slow_calls.pop().cancel()
+            await eventually(has_room)
+        may_end.set()
+        assert await asyncio.gather(*slow_calls) == [b"slow"] * len(slow_calls)
+        await eventually(has_room)
 
     run(case)
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import tempfile
-import textwrap
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import psutil
@@ -104,7 +103,8 @@ def test_daemon_that_dies_fails_what_is_pending_and_tells_the_reason(tmp_path: P
             await asyncio.wait_for(pending, 5)
         reason = await asyncio.wait_for(waiting, 5)
         assert isinstance(reason, StartError)
-        assert "signal 9" in reason.message
+        assert reason.message == "the libp2p daemon ended (killed by signal 9)"  # without the addresses it had listed
+        assert "restart this node" in reason.remedy
         with pytest.raises(PeerUnreachable):
             await b.call(a.peer_id, "hang", b"", timeout_s=5)
         with pytest.raises(PeerUnreachable):
@@ -116,28 +116,44 @@ def test_daemon_that_dies_fails_what_is_pending_and_tells_the_reason(tmp_path: P
     asyncio.run(main())
 
 
+def test_bug_in_a_task_of_the_network_ends_it_loudly(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        network = await libp2p_node(tmp_path / "a")
+
+        async def bug() -> None:
+            raise KeyError("a bug")
+
+        network._streams._tasks.create_task(bug())  # as the stream server and the watch have theirs
+        reason = await asyncio.wait_for(network.wait_failed(), 5)
+        assert "failed internally" in reason.message
+        assert "restart this node" in reason.remedy
+        await network.close()
+
+    asyncio.run(main())
+    assert "KeyError: 'a bug'" in caplog.text
+
+
+def live_until_killed(identity_path: Path, pipe: Connection) -> None:
+    async def main() -> None:
+        pipe.send(p2pd_of(await libp2p_node(identity_path)))
+        await asyncio.Event().wait()
+
+    asyncio.run(main())
+
+
 def test_daemon_never_outlives_a_killed_parent(tmp_path: Path) -> None:
-    Identity.load_or_create(tmp_path / "a")
-    script = """
-        import asyncio, sys
-        from pathlib import Path
-        from swarm.network.libp2p import Libp2pNetwork, Libp2pOptions
-
-        async def main():
-            network = await Libp2pNetwork.create(Libp2pOptions(identity_path=Path(sys.argv[1]), network_id="test"))
-            print(network._host.daemon.pid, flush=True)
-            await asyncio.Event().wait()
-
-        asyncio.run(main())
-    """
-    with subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(script), str(tmp_path / "a")], stdout=subprocess.PIPE, text=True
-    ) as parent:
-        assert parent.stdout is not None
-        daemon = psutil.Process(int(parent.stdout.readline()))
-        assert sockets_of(parent.pid)
-        parent.kill()
-        parent.wait()
+    here, there = multiprocessing.Pipe()
+    # a fork has all modules already, whose import takes seconds
+    parent = multiprocessing.get_context("fork").Process(target=live_until_killed, args=(tmp_path / "a", there))
+    parent.start()
+    with here, there:
+        assert here.poll(30)
+        daemon = psutil.Process(here.recv())
+    assert parent.pid is not None
+    folders = sockets_of(parent.pid)
+    assert folders
+    parent.kill()
+    parent.join()
 
     def has_ended() -> bool:
         try:
@@ -151,7 +167,7 @@ def test_daemon_never_outlives_a_killed_parent(tmp_path: Path) -> None:
 
         assert await eventually(ended) < 5
         async with await libp2p_node(tmp_path / "b"):
-            assert sockets_of(parent.pid) == []  # the next start clears up after it
+            assert not any(folder.exists() for folder in folders)  # the next start clears up after it
 
     asyncio.run(main())
 

@@ -25,6 +25,8 @@ from swarm_protocol.identity import Identity
 from swarm_protocol.signed_record import seal_record
 from swarm_protocol.version import PROTOCOL_VERSION
 
+pytestmark = pytest.mark.usefixtures("identities_are_free")
+
 KEY = "nodes/3"
 
 

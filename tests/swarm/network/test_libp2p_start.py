@@ -118,13 +118,15 @@ def test_start_at_a_port_of_something_else_says_so(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_start_in_another_network_is_refused_by_name(tmp_path: Path) -> None:
+def test_start_in_another_network_is_refused_by_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         async with await libp2p_node(tmp_path / "a", network_id="one") as seed:
             error = await failure(tmp_path / "b", network_id="two", peers=await seed.addrs())
             assert isinstance(error, ConfigError)
             assert "'one'" in error.message
             assert "'two'" in error.message
+            assert str(error).count(error.remedy) == 1
+        assert not caplog.records  # the error has it all
 
     asyncio.run(main())
 
@@ -194,10 +196,42 @@ def test_start_without_a_usable_daemon_names_the_file(tmp_path: Path, monkeypatc
         assert f"cannot be run: {p2pd}" in (await failure(tmp_path / "a")).message
         p2pd.chmod(0o755)
         assert "does not run on" in (await failure(tmp_path / "a")).message
-        p2pd.write_text("#!/bin/sh\necho all is lost\nexit 3\n")
-        assert "(exit status 3): all is lost" in (await failure(tmp_path / "a")).message
+        p2pd.write_text("#!/bin/sh\necho '2026/11/21 01:37:54 all   is lost'\nexit 3\n")
+        error = await failure(tmp_path / "a")
+        assert error.message == "the libp2p daemon ended (exit status 3): all is lost"
+        assert "swarm-node doctor" in error.remedy
 
     asyncio.run(main())
+
+
+def test_crash_of_the_daemon_is_told_by_its_cause_and_not_by_its_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    p2pd = tmp_path / "p2pd"
+    trace = "\n".join(f"goroutine {index} [running]:" for index in range(50))
+    p2pd.write_text(f"#!/bin/sh\ncat <<END\nPeer Addrs:\n/ip4/1.2.3.4/tcp/1\npanic: no room\n{trace}\nEND\nexit 2\n")
+    p2pd.chmod(0o755)
+    monkeypatch.setattr(libp2p_daemon, "p2pd_path", lambda: p2pd)
+
+    async def main() -> None:
+        assert (await failure(tmp_path / "a")).message == "the libp2p daemon ended (exit status 2): panic: no room"
+
+    asyncio.run(main())
+
+
+def test_start_that_cannot_read_the_daemons_output_says_so_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        async def no_pipe(*_: object) -> None:
+            raise OSError("too many open files")
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "connect_read_pipe", no_pipe)
+        error = await failure(tmp_path / "a")
+        assert "cannot read what the libp2p daemon writes: too many open files" in error.message
+
+    asyncio.run(main())
+    assert "cannot read what the libp2p daemon writes" in caplog.text
 
 
 def test_start_with_a_daemon_that_says_nothing_gives_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from swarm.network.membership import Membership
 from swarm.network.memory import Link, MemoryInternet, MemoryNetwork
 from swarm.testing import virtual_time
 from swarm_protocol import limits
-from swarm_protocol.errors import PeerTimeout, PeerUnreachable, PeerViolation
+from swarm_protocol.errors import PeerTimeout, PeerUnreachable, PeerViolation, SwarmError
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import NodeRecord, ServeRecord, TrainerRecord, lookup_keys, publish_key
 from swarm_protocol.signed_record import seal_record
@@ -222,7 +222,7 @@ def test_failed_publishes_are_counted_warned_of_once_and_retried(
                 at_a.announce(node_record(f"a{turn}"))
                 await asyncio.sleep(1)
             await asyncio.sleep(20)
-            assert at_a.num_publish_failures >= 23
+            assert at_a.counters.num_publish_failures >= 23
             a.failing = None
             await asyncio.sleep(10)
             assert (await at_b.nodes())[a.peer_id].name == "a19"
@@ -239,12 +239,78 @@ def test_first_node_of_a_network_is_not_warned_that_nobody_hears_it(caplog: pyte
         async with Membership(internet.network()) as alone:
             alone.announce(node_record())
             await asyncio.sleep(100)
-            assert alone.num_publish_failures > 5
+            assert alone.counters.num_publish_failures > 5
         await internet.close()
 
     with caplog.at_level(logging.WARNING):
         virtual_time.run(main())
     assert not caplog.records
+
+
+def test_bug_in_publishing_ends_whoever_lives_in_the_context_loudly(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        internet = make_internet()
+        a = counting(internet.network())
+        noticed_s = None
+        with pytest.raises(SwarmError, match="membership failed internally") as caught:  # noqa: PT012
+            async with Membership(a) as at_a:
+                at_a.announce(node_record())
+                await asyncio.sleep(SEEN_S)
+                a.failing = KeyError("a bug")
+                at_a.announce(node_record("again"))
+                start_s = asyncio.get_running_loop().time()
+                try:
+                    await asyncio.sleep(1000)
+                finally:
+                    noticed_s = asyncio.get_running_loop().time() - start_s
+        assert noticed_s is not None
+        assert noticed_s < 1
+        assert caught.value.remedy
+        assert not asyncio.current_task().cancelling()  # type: ignore[union-attr]
+        await asyncio.sleep(1)  # and its task can go on
+        await internet.close()
+
+    virtual_time.run(main())
+    assert "KeyError: 'a bug'" in caplog.text
+
+
+@pytest.mark.parametrize("when", ["before the bug", "after the bug"])
+def test_cancellation_from_outside_is_not_mistaken_for_that_of_a_bug(when: str) -> None:
+    async def main() -> None:
+        internet = make_internet()
+        a = counting(internet.network())
+        is_in = asyncio.Event()
+
+        async def live() -> None:
+            async with Membership(a) as at_a:
+                a.failing = KeyError("a bug")
+                is_in.set()
+                if when == "after the bug":
+                    at_a.announce(node_record())
+                try:
+                    await asyncio.sleep(1000)
+                finally:
+                    await asyncio.sleep(1)  # time for the other cancellation
+                    at_a.announce(node_record())
+
+        living = asyncio.create_task(live())
+        await is_in.wait()
+        await asyncio.sleep(0.5)
+        living.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await living
+        await internet.close()
+
+    virtual_time.run(main())
+
+
+@in_virtual_time
+async def test_error_of_whoever_lives_in_the_context_comes_out_as_it_is() -> None:
+    internet = make_internet()
+    with pytest.raises(PeerTimeout, match="of the body"):
+        async with Membership(internet.network()):
+            raise PeerTimeout("of the body")
+    await internet.close()
 
 
 @in_virtual_time
@@ -273,7 +339,7 @@ async def test_publish_that_never_ends_is_given_up_and_the_others_go_on() -> Non
         at_a.announce(trainer_record())
         at_a.announce(node_record())
         await asyncio.sleep(200)
-        assert at_a.num_publish_failures > 3
+        assert at_a.counters.num_publish_failures > 3
         assert a.peer_id in await at_b.nodes()
     await internet.close()
 
@@ -289,10 +355,10 @@ async def test_malformed_record_of_one_peer_hides_nobody_else_and_is_counted() -
         await liar.publish(publish_key(node_record(), a.peer_id), node_record("liar").to_bytes(), lifetime_s=60)
         await asyncio.sleep(SEEN_S)
         assert list(await at_b.nodes()) == [a.peer_id]
-        num_malformed = at_b.num_malformed
+        num_malformed = at_b.counters.num_malformed
         assert num_malformed > 0
         await at_b.nodes()
-        assert at_b.num_malformed == num_malformed  # the same ones are not looked at again
+        assert at_b.counters.num_malformed == num_malformed  # the same ones are not looked at again
     await internet.close()
 
 
@@ -339,7 +405,7 @@ def test_listed_peers_are_bounded_and_the_known_ones_stay(monkeypatch: pytest.Mo
         await at_a.nodes()
         await crowd(20, "later")
         assert {node.name for node in (await at_a.nodes()).values()} == {"first"}
-        assert at_a.num_dropped == 20
+        assert at_a.counters.num_dropped == 20
         await internet.close()
 
     virtual_time.run(main())
@@ -382,7 +448,7 @@ async def test_largest_valid_records_are_published() -> None:
         await asyncio.sleep(SEEN_S)
         assert await at_b.models() == tuple(sorted(names))
         assert (await at_b.servers(names[0]))[a.peer_id].rtt_ms == peers
-        assert at_a.num_publish_failures == 0
+        assert at_a.counters.num_publish_failures == 0
     await internet.close()
 
 
@@ -428,6 +494,62 @@ def test_round_trips_are_remembered_of_a_bounded_number_of_peers(monkeypatch: py
         await internet.close()
 
     virtual_time.run(main())
+
+
+@in_virtual_time
+async def test_round_trips_to_a_set_come_nearest_first_and_without_the_dead_and_the_silent() -> None:
+    internet = make_internet()
+    a, near, far, dead, silent = (internet.network() for _ in range(5))
+    internet.link(a.peer_id, near.peer_id, Link(latency_s=0.002))
+    internet.link(a.peer_id, far.peer_id, Link(latency_s=0.1))
+
+    async def never(_peer_id: str, _request: bytes) -> bytes:
+        await asyncio.Event().wait()
+        return b""
+
+    await silent.serve(round_trips.PING_METHOD, never)
+    async with Membership(a) as at_a, Membership(near), Membership(far):
+        internet.crash(dead.peer_id)
+        everyone = [far.peer_id, dead.peer_id, near.peer_id, silent.peer_id, a.peer_id, far.peer_id]
+        assert at_a.known_rtts_ms([far.peer_id]) == {}
+        start_s = asyncio.get_running_loop().time()
+        found = await at_a.rtts_ms(everyone, timeout_s=2)
+        assert asyncio.get_running_loop().time() - start_s < 2.1  # all at once, and all pings of one within the time
+        assert list(found.items()) == [
+            (near.peer_id, pytest.approx(4, abs=1)),
+            (far.peer_id, pytest.approx(200, abs=1)),
+        ]
+        assert await at_a.rtts_ms(everyone, max_peers=1, timeout_s=2) == {near.peer_id: found[near.peer_id]}
+        assert at_a.known_rtts_ms(everyone) == {a.peer_id: 0.0, **found}
+        await asyncio.sleep(round_trips.LIFETIME_S + 1)
+        assert at_a.known_rtts_ms([near.peer_id]) == {near.peer_id: found[near.peer_id]}  # old, but better than none
+        await asyncio.sleep(round_trips.KEPT_S)
+        assert at_a.known_rtts_ms([near.peer_id]) == {}
+    await internet.close()
+
+
+@in_virtual_time
+async def test_round_trips_to_very_many_are_measured_a_few_at_a_time_until_all_are_known() -> None:
+    internet = make_internet()
+    num_peers, num_pings = round_trips.MAX_MEASURED_AT_ONCE * 3, 0
+
+    async def pong(_peer_id: str, _request: bytes) -> bytes:
+        nonlocal num_pings
+        num_pings += 1
+        return b""
+
+    others = [internet.network() for _ in range(num_peers)]
+    for other in others:
+        await other.serve(round_trips.PING_METHOD, pong)
+    peer_ids = [other.peer_id for other in others]
+    async with Membership(internet.network()) as membership:
+        for turn in (1, 2, 3, 3):
+            assert len(await membership.rtts_ms(peer_ids)) == min(
+                turn * round_trips.MAX_MEASURED_AT_ONCE, limits.MAX_RTT_PEERS
+            )
+            assert num_pings == turn * round_trips.MAX_MEASURED_AT_ONCE * round_trips.NUM_PINGS
+        assert len(membership.known_rtts_ms(peer_ids)) == num_peers
+    await internet.close()
 
 
 @in_virtual_time

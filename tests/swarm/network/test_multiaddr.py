@@ -1,7 +1,7 @@
 """Addresses as people type them."""
 
 import pytest
-from swarm.network.multiaddr import PeerAddr, check_announce_addr, check_listen_addr, parse_peer_addr
+from swarm.network.multiaddr import PeerAddr, check_announce_addr, check_listen_addr, is_loopback, parse_peer_addr
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.identity import Identity
 
@@ -29,6 +29,7 @@ def test_peer_addr_that_is_right_comes_back_as_it_was(addr: str) -> None:
     ("text", "fault"),
     [
         ("", "does not start with /"),
+        ("nonsense", "does not start with /"),
         ("127.0.0.1:4001", "does not start with /"),
         ("/", "'' is not a known part"),
         ("/ip4", "/ip4"),
@@ -52,7 +53,8 @@ def test_peer_addr_that_is_wrong_names_the_part(text: str, fault: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_peer_addr(text)
     assert fault in caught.value.message
-    assert caught.value.remedy
+    example = caught.value.remedy.split()[-1]
+    assert str(parse_peer_addr(example)) == example  # whole, with the /p2p/<peer id> that a listen address lacks
 
 
 def test_listen_addr_takes_any_free_port_and_no_peer_or_name() -> None:
@@ -61,6 +63,16 @@ def test_listen_addr_takes_any_free_port_and_no_peer_or_name() -> None:
         check_listen_addr(f"/ip4/1.2.3.4/tcp/1/p2p/{PEER}")
     with pytest.raises(ConfigError, match="IP address"):
         check_listen_addr("/dns4/localhost/tcp/1")
+    with pytest.raises(ConfigError) as caught:
+        check_listen_addr("nonsense")
+    example = caught.value.remedy.split()[-1]
+    assert check_listen_addr(example) == example
+
+
+def test_loopback_is_told_from_what_others_can_use() -> None:
+    assert is_loopback("/ip4/127.0.0.1/tcp/4001")
+    assert is_loopback(f"/ip6/::1/tcp/4001/p2p/{PEER}")
+    assert not is_loopback("/ip4/192.168.1.7/tcp/4001")
 
 
 def test_announce_addr_needs_a_port_that_can_be_dialled() -> None:

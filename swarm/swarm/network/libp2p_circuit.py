@@ -1,0 +1,131 @@
+"""The messages of libp2p's circuit relay v2, as far as our relays and those who are reached through them need them.
+
+The bytes are those of the specification (libp2p/specs, relay/circuit-v2.md), so that the daemon's own client can dial
+through our relays, and be dialled. Pure: knows bytes and bounds, not sockets.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from swarm.network.libp2p_control import encode_varint
+
+HOP = "/libp2p/circuit/relay/0.2.0/hop"
+"""To the relay: reserve, or connect to a peer that has reserved."""
+
+STOP = "/libp2p/circuit/relay/0.2.0/stop"
+"""From the relay to the peer that is to be reached."""
+
+MAX_MESSAGE_BYTES = 4096
+
+_TYPE, _PEER, _STOP_STATUS, _HOP_STATUS = 1, 2, 4, 5
+_PEER_ID = 1
+_MAX_PEER_ID_BYTES = 64
+
+
+class Hop(IntEnum):
+    RESERVE = 0
+    CONNECT = 1
+    STATUS = 2
+
+
+class Stop(IntEnum):
+    CONNECT = 0
+    STATUS = 1
+
+
+class Status(IntEnum):
+    OK = 100
+    RESERVATION_REFUSED = 200
+    RESOURCE_LIMIT_EXCEEDED = 201
+    PERMISSION_DENIED = 202
+    CONNECTION_FAILED = 203
+    NO_RESERVATION = 204
+    MALFORMED_MESSAGE = 400
+
+
+def reserve_request() -> bytes:
+    return _message({_TYPE: Hop.RESERVE})
+
+
+def hop_status(status: Status) -> bytes:
+    """Without a limit: the daemon treats such a circuit as a connection like any other."""
+    return _message({_TYPE: Hop.STATUS, _HOP_STATUS: status})
+
+
+def stop_request(source: bytes) -> bytes:
+    """`source`: the binary peer id of who wants to connect."""
+    return _message({_TYPE: Stop.CONNECT, _PEER: _fields_bytes({_PEER_ID: source})})
+
+
+def parse_hop_request(body: bytes) -> bytes | None:
+    """The binary peer id to connect to; None: a reservation is asked for. Raises ValueError."""
+    fields = _parse(body)
+    match fields.get(_TYPE):
+        case Hop.RESERVE:
+            return None
+        case Hop.CONNECT:
+            peer = fields.get(_PEER)
+            peer_id = _parse(peer).get(_PEER_ID) if isinstance(peer, bytes) else None
+            if isinstance(peer_id, bytes) and 0 < len(peer_id) <= _MAX_PEER_ID_BYTES:
+                return peer_id
+    raise ValueError("neither a reservation nor a connection with a peer")
+
+
+def check_hop_accepted(body: bytes) -> None:
+    """Raises ValueError, which says how else the relay answered."""
+    _check_status(_parse(body), Hop.STATUS, _HOP_STATUS)
+
+
+def check_stop_accepted(body: bytes) -> None:
+    """Raises ValueError, which says how else the peer answered."""
+    _check_status(_parse(body), Stop.STATUS, _STOP_STATUS)
+
+
+def _check_status(fields: dict[int, int | bytes], kind: int, field: int) -> None:
+    if fields.get(_TYPE) != kind or field not in fields:
+        raise ValueError("its answer is none")
+    if fields[field] != Status.OK:
+        raise ValueError(f"its answer is status {fields[field]!r}")
+
+
+def _message(fields: dict[int, int | bytes]) -> bytes:
+    body = _fields_bytes(fields)
+    return encode_varint(len(body)) + body
+
+
+def _fields_bytes(fields: dict[int, int | bytes]) -> bytes:
+    parts = []
+    for number, value in fields.items():
+        if isinstance(value, int):
+            parts.append(encode_varint(number << 3) + encode_varint(value))
+        else:
+            parts.append(encode_varint(number << 3 | 2) + encode_varint(len(value)) + value)
+    return b"".join(parts)
+
+
+def _parse(body: bytes) -> dict[int, int | bytes]:
+    """Protobuf's varints and byte strings by field number, the last of each; no other kind occurs in these messages."""
+    fields: dict[int, int | bytes] = {}
+    at = 0
+    while at < len(body):
+        tag, at = _varint(body, at)
+        value, at = _varint(body, at)
+        if tag & 7 == 0:
+            fields[tag >> 3] = value
+        elif tag & 7 == 2 and at + value <= len(body):
+            fields[tag >> 3] = body[at : at + value]
+            at += value
+        else:
+            raise ValueError("not a message of a relay")
+    return fields
+
+
+def _varint(body: bytes, at: int) -> tuple[int, int]:
+    """The number at `at`, and where it ends."""
+    value = 0
+    for index, byte in enumerate(body[at : at + 10]):
+        value |= (byte & 0x7F) << (7 * index)
+        if byte < 0x80:
+            return value, at + index + 1
+    raise ValueError("a number without an end")

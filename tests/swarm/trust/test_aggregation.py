@@ -1,0 +1,499 @@
+"""Aggregators against plain fp64 references, against liars, and against what they promise of bits."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from swarm.trust.aggregation.aggregation import Aggregation, aggregate
+from swarm.trust.aggregation.aggregator import AggregationError, NotFinite, Report
+from swarm.trust.aggregation.columns import Doubles, Floats, median_cut, network, trimmed_mean
+from swarm.trust.aggregation.products import centred, products, square
+from swarm.trust.aggregation.registry import aggregator_names, get_aggregator, parameter_names, parameters_of
+
+ROBUST = ("median", "trimmed_mean", "geometric_median", "centered_clip", "multi_krum")
+NUM_VALUES = 500
+LARGEST = float(np.finfo(np.float32).max)
+
+
+def run(
+    name: str, x_MN: Floats, weights: Sequence[int], frame_values: int = 1 << 18, **parameters: float
+) -> tuple[Floats, Report]:
+    num_values = x_MN.shape[1]
+
+    def frames() -> list[list[Floats]]:
+        return [list(x_MN[:, at : at + frame_values]) for at in range(0, num_values, frame_values)]
+
+    return aggregate(get_aggregator(name, parameters), frames, weights)
+
+
+def slices(num_members: int, seed: int = 0, num_values: int = NUM_VALUES) -> Floats:
+    """What honest members send: one direction that they share, and noise of their own."""
+    generator = np.random.default_rng(seed)
+    noise = generator.standard_normal((num_members, num_values))
+    return np.asarray(generator.standard_normal(num_values) + 0.5 * noise, dtype=np.float32)
+
+
+# --- references: one vector operation after the other, in fp64 ---
+
+
+def repeated(x_MN: Doubles, weights: Sequence[int]) -> Doubles:
+    """As many members as there is weight, sorted in each coordinate."""
+    return np.sort(np.repeat(x_MN, weights, axis=0), axis=0)
+
+
+def reference_mean(x_MN: Doubles, weights: Sequence[int]) -> Doubles:
+    return np.average(x_MN, axis=0, weights=weights)
+
+
+def reference_norm_clipped_mean(x_MN: Doubles, weights: Sequence[int]) -> Doubles:
+    norms = np.linalg.norm(x_MN, axis=1)
+    limit = np.sort(np.repeat(norms, weights))[(sum(weights) - 1) // 2]
+    return np.average(x_MN * np.minimum(1, limit / norms)[:, None], axis=0, weights=weights)
+
+
+def reference_median(x_MN: Doubles, weights: Sequence[int]) -> Doubles:
+    return np.median(repeated(x_MN, weights), axis=0)
+
+
+def reference_trimmed_mean(x_MN: Doubles, weights: Sequence[int]) -> Doubles:
+    fifths = [5 * weight for weight in weights]
+    return np.asarray(repeated(x_MN, fifths)[sum(weights) : -sum(weights)].mean(axis=0))
+
+
+def reference_geometric_median(x_MN: Doubles, weights: Sequence[int]) -> Doubles:
+    point = reference_median(x_MN, weights)
+    for _ in range(200):
+        pulls = np.array(weights) / np.maximum(1e-12, np.linalg.norm(x_MN - point, axis=1))
+        point = np.average(x_MN, axis=0, weights=pulls)
+    return point
+
+
+def reference_centered_clip(x_MN: Doubles, weights: Sequence[int]) -> Doubles:
+    point = reference_median(x_MN, weights)
+    tau = np.sort(np.repeat(np.linalg.norm(x_MN - point, axis=1), weights))[(sum(weights) - 1) // 2]
+    for _ in range(200):
+        way_MN = x_MN - point
+        way_MN *= np.minimum(1, tau / np.linalg.norm(way_MN, axis=1))[:, None]
+        point = point + np.average(way_MN, axis=0, weights=weights)
+    return point
+
+
+def reference_multi_krum(x_MN: Doubles, weights: Sequence[int], liars: int = 1) -> Doubles:
+    num_members = len(x_MN)
+    squares = ((x_MN[:, None] - x_MN[None]) ** 2).sum(axis=-1)
+    scores = np.sort(squares, axis=1)[:, 1 : num_members - liars - 1].sum(axis=1)
+    chosen = np.argsort(scores, kind="stable")[: num_members - liars]
+    return np.average(x_MN[chosen], axis=0, weights=np.array(weights)[chosen])
+
+
+REFERENCES: dict[str, Callable[[Doubles, Sequence[int]], Doubles]] = {
+    "mean": reference_mean,
+    "norm_clipped_mean": reference_norm_clipped_mean,
+    "median": reference_median,
+    "trimmed_mean": reference_trimmed_mean,
+    "geometric_median": reference_geometric_median,
+    "centered_clip": reference_centered_clip,
+    "multi_krum": reference_multi_krum,
+}
+
+
+@pytest.mark.parametrize("name", aggregator_names())
+@pytest.mark.parametrize("weights", [(7,) * 5, (3, 9, 1, 4, 8, 2, 6), (5, 5, 5, 5, 5, 5), (1,) * 16])
+def test_aggregate_is_the_reference_in_fp64(name: str, weights: tuple[int, ...]) -> None:
+    x_MN = slices(len(weights))
+    x_MN[1] *= -30
+    result_N, _ = run(name, x_MN, weights, frame_values=97)
+    expected_N = REFERENCES[name](x_MN.astype(np.float64), weights)
+    assert np.linalg.norm(result_N - expected_N) <= 2e-5 * np.linalg.norm(expected_N)
+
+
+def test_multi_krum_is_the_reference_where_distances_are_alike() -> None:
+    for seed in range(50):
+        x_MN = slices(9, seed, num_values=2)
+        expected_N = reference_multi_krum(x_MN.astype(np.float64), (1,) * 9, liars=3)
+        assert np.allclose(run("multi_krum", x_MN, (1,) * 9, liars=3)[0], expected_N, atol=1e-5), seed
+
+
+def test_geometric_median_has_the_least_sum_of_distances() -> None:
+    x_MN = slices(7)
+    result_N, _ = run("geometric_median", x_MN, (1,) * 7)
+
+    def cost(point: Doubles | Floats) -> float:
+        return float(np.linalg.norm(x_MN.astype(np.float64) - point, axis=1).sum())
+
+    generator = np.random.default_rng(1)
+    for _ in range(50):
+        assert cost(result_N) < cost(result_N + 0.01 * generator.standard_normal(NUM_VALUES))
+
+
+# --- liars ---
+
+
+@pytest.mark.parametrize("name", ROBUST)
+@pytest.mark.parametrize("size", [1e6, -1e6, 1e30, LARGEST, -LARGEST])
+@pytest.mark.parametrize("num_members", [5, 11])
+def test_robust_result_is_among_the_honest_whatever_a_liar_sends(name: str, size: float, num_members: int) -> None:
+    honest = slices(num_members - 1)
+    x_MN = np.insert(honest, 2, np.full(NUM_VALUES, size, dtype=np.float32), axis=0)
+    mean_N = honest.mean(axis=0, dtype=np.float64)
+    radius = np.linalg.norm(honest - mean_N, axis=1).max()
+    result_N, _ = run(name, x_MN, (10,) * num_members)
+    assert np.linalg.norm(result_N - mean_N) < radius
+    moved_N, _ = run("mean", x_MN * np.float32(0.1), (10,) * num_members)
+    assert np.linalg.norm(moved_N - mean_N) > 100 * radius, "the mean would not be fooled by this"
+
+
+@pytest.mark.parametrize("name", ["median", "geometric_median", "centered_clip"])
+def test_robust_result_holds_with_almost_half_of_the_weight_lying_in_concert(name: str) -> None:
+    honest = slices(5)
+    x_MN = np.concatenate([np.full((4, NUM_VALUES), 1e6, dtype=np.float32), honest])
+    result_N, report = run(name, x_MN, (10,) * 9)
+    mean_N = honest.mean(axis=0)
+    radius = np.linalg.norm(honest - mean_N, axis=1).max()
+    assert np.linalg.norm(result_N - mean_N) < 8 * radius
+    assert all(kept < 1e-3 for kept in report.kept[:4])
+
+
+def test_norm_clipped_result_moves_by_no_more_than_the_liars_share_of_the_median_norm() -> None:
+    honest = slices(4)
+    x_MN = np.concatenate([honest, np.full((1, NUM_VALUES), 1e9, dtype=np.float32)])
+    result_N, report = run("norm_clipped_mean", x_MN, (1,) * 5)
+    without_N = 0.8 * run("norm_clipped_mean", honest, (1,) * 4)[0]
+    assert np.linalg.norm(result_N - without_N) < 0.5 * np.linalg.norm(honest, axis=1).max()
+    assert 4 in report.clipped
+
+
+def test_multi_krum_leaves_out_whom_it_should_and_says_so() -> None:
+    x_MN = slices(7)
+    x_MN[2], x_MN[5] = 100, -100
+    result_N, report = run("multi_krum", x_MN, (1, 2, 50, 3, 4, 50, 5), liars=2)
+    assert report.left_out == (2, 5)
+    assert np.allclose(result_N, np.average(x_MN[[0, 1, 3, 4, 6]], axis=0, weights=(1, 2, 3, 4, 5)), atol=1e-6)
+    assert not report.note
+    assert report.norms[2] > 10 * report.norms[0]
+
+
+@pytest.mark.parametrize(("num_members", "num_left_out"), [(1, 0), (2, 0), (4, 0), (5, 1), (8, 2), (9, 3)])
+def test_multi_krum_of_too_few_leaves_out_as_many_as_they_allow_and_says_so(
+    num_members: int, num_left_out: int
+) -> None:
+    result_N, report = run("multi_krum", slices(num_members), (1,) * num_members, liars=3)
+    assert len(report.left_out) == num_left_out
+    assert bool(report.note) == (num_left_out < 3)
+    assert np.isfinite(result_N).all()
+
+
+def test_multi_krum_of_equal_scores_keeps_the_earlier_member() -> None:
+    _, report = run("multi_krum", np.ones((5, 8), dtype=np.float32), (1,) * 5)
+    assert report.left_out == (4,)
+
+
+def test_trimmed_mean_leaves_out_a_liar_with_just_the_trimmed_share() -> None:
+    for tokens in (1, 7, 40, 999, 12_345_678):
+        x_MN = np.ones((5, 4), dtype=np.float32)
+        x_MN[3] = LARGEST
+        result_N, _ = run("trimmed_mean", x_MN, (tokens,) * 5, trim=0.2)
+        assert (result_N == 1).all(), tokens
+
+
+# --- what is degenerate is defined ---
+
+
+@pytest.mark.parametrize("name", aggregator_names())
+def test_aggregate_of_one_member_is_its_slice(name: str) -> None:
+    x_MN = slices(1)
+    result_N, _ = run(name, x_MN, (3,))
+    assert np.allclose(result_N, x_MN[0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", aggregator_names())
+@pytest.mark.parametrize("num_members", [2, 5])
+def test_aggregate_of_equal_slices_is_that_slice(name: str, num_members: int) -> None:
+    x_MN = np.repeat(slices(1), num_members, axis=0)
+    result_N, report = run(name, x_MN, range(1, num_members + 1))
+    assert np.allclose(result_N, x_MN[0], rtol=1e-6)
+    if name not in {"multi_krum", "norm_clipped_mean"}:
+        assert set(report.kept) <= {1.0}
+
+
+@pytest.mark.parametrize("name", aggregator_names())
+def test_aggregate_of_zeros_is_zero_with_a_plus(name: str) -> None:
+    result_N, _ = run(name, np.full((5, 9), -0.0, dtype=np.float32), (1, 2, 3, 4, 5))
+    assert result_N.tobytes() == bytes(36)
+
+
+@pytest.mark.parametrize("name", ["median", "geometric_median", "centered_clip", "norm_clipped_mean"])
+def test_aggregate_where_most_send_zeros_is_zero(name: str) -> None:
+    x_MN = np.zeros((5, 9), dtype=np.float32)
+    x_MN[:2] = slices(2)[:, :9]
+    assert not run(name, x_MN, (1,) * 5)[0].any()
+
+
+@pytest.mark.parametrize("name", aggregator_names())
+def test_aggregate_does_not_count_members_without_weight(name: str) -> None:
+    x_MN = slices(12)
+    weights = [0, 0, 3, 0, 4, 0, 0, 5, 0, 3, 2, 0]
+    counted = [member for member, weight in enumerate(weights) if weight]
+    x_MN[0], x_MN[1, 3] = LARGEST, math.nan
+    result_N, report = run(name, x_MN, weights)
+    expected_N, expected = run(name, x_MN[counted], [weights[member] for member in counted])
+    assert result_N.tobytes() == expected_N.tobytes()
+    assert [report.kept[member] for member in counted if report.kept] == list(expected.kept)
+
+
+def test_aggregation_where_nobody_has_weight_is_refused_in_words() -> None:
+    with pytest.raises(AggregationError, match="no member has any weight"):
+        Aggregation(get_aggregator("mean", {}), (0, 0))
+
+
+@pytest.mark.parametrize("weights", [(1, -1), (1.0, 2), (True, 1)])
+def test_aggregation_of_weights_that_are_no_counts_is_a_mistake(weights: Any) -> None:
+    with pytest.raises(ValueError, match="whole numbers"):
+        Aggregation(get_aggregator("mean", {}), weights)
+
+
+@pytest.mark.parametrize("name", aggregator_names())
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_aggregate_of_what_is_not_finite_names_the_member(name: str, value: float) -> None:
+    x_MN = slices(5)
+    x_MN[3, 77] = value
+    with pytest.raises(NotFinite) as caught:
+        run(name, x_MN, (1,) * 5, frame_values=50)
+    assert caught.value.member == 3
+
+
+@pytest.mark.parametrize("rows", [3, 5])
+def test_aggregation_of_other_than_a_row_a_member_is_a_mistake(rows: int) -> None:
+    aggregation = Aggregation(get_aggregator("mean", {}), (1,) * 4)
+    aggregation.decide()
+    with pytest.raises(ValueError, match=r"rows|zip"):
+        aggregation.combine(list(slices(rows)))
+
+
+@pytest.mark.parametrize("name", aggregator_names())
+def test_aggregate_of_nothing_is_nothing(name: str) -> None:
+    assert run(name, np.empty((3, 0), dtype=np.float32), (1, 1, 1))[0].size == 0
+
+
+@pytest.mark.parametrize("name", aggregator_names())
+def test_aggregate_of_the_greatest_weights_is_that_of_small_ones_in_the_same_ratio(name: str) -> None:
+    x_MN = slices(5)
+    for small in ((1, 2, 3, 4, 4), (1, 2, 3, 4, 5)):
+        result_N, _ = run(name, x_MN, small)
+        large_N, _ = run(name, x_MN, [each * 2 * 10**13 for each in small])
+        assert result_N.tobytes() == large_N.tobytes()
+    uneven_N, _ = run(name, x_MN, [each * 2 * 10**13 - 1 for each in small])
+    assert np.allclose(result_N, uneven_N, atol=1e-5)
+
+
+# --- bits ---
+
+
+def pattern(num_members: int, num_values: int) -> Floats:
+    """Values from whole numbers alone, so that no library's generator is behind them."""
+    index = np.arange(num_members * num_values, dtype=np.uint64)
+    mixed = (index * np.uint64(6364136223846793005) + np.uint64(1442695040888963407)) >> np.uint64(40)
+    x_N = (mixed.astype(np.float64) / 2**23 - 1).astype(np.float32)
+    x_MN: Floats = x_N.reshape(num_members, num_values)
+    x_MN[0] *= 40
+    return x_MN
+
+
+GOLDEN = {
+    "mean": "cebc5e58b4d8475d",
+    "norm_clipped_mean": "8dc33bbfb4c4b2d1",
+    "median": "c921cccbe19988a6",
+    "trimmed_mean": "1100eb45aad22de2",
+    "geometric_median": "8d59818f47721647",
+    "centered_clip": "5c0963739ec9ae31",
+    "multi_krum": "6613c671039e92cd",
+}
+"""Of the results below, whatever the machine."""
+
+
+@pytest.mark.parametrize("name", aggregator_names())
+def test_aggregate_gives_the_same_bytes_on_every_machine(name: str) -> None:
+    result_N, _ = run(name, pattern(6, 20_000), (5, 7, 7, 1, 9, 4), frame_values=12_000)
+    assert hashlib.sha256(result_N.tobytes()).hexdigest()[:16] == GOLDEN[name]
+
+
+def test_products_do_not_depend_on_the_order_of_summation() -> None:
+    x_MN = slices(5, num_values=8192)
+    expected_MM = products(x_MN)
+    for seed in range(5):
+        order = np.random.default_rng(seed).permutation(8192)
+        assert (products(np.ascontiguousarray(x_MN[:, order])) == expected_MM).all()
+        assert square(x_MN[0][order]) == expected_MM[0, 0]
+
+
+@pytest.mark.parametrize("scale", [1e-40, 1e-20, 1.0, 1e19, 1e38])
+def test_products_are_those_in_fp64_to_a_millionth(scale: float) -> None:
+    x_MN = np.asarray(slices(4, num_values=20_001) / 8 * scale, dtype=np.float32)
+    expected_MM = x_MN.astype(np.float64) @ x_MN.astype(np.float64).T
+    assert np.abs(products(x_MN) - expected_MM).max() <= 1e-6 * expected_MM.max()
+
+
+@pytest.mark.parametrize("num_members", range(1, 18))
+def test_network_sorts_everything(num_members: int) -> None:
+    """By the zero-one principle: what sorts all zeros and ones sorts all (up to 2^17 of them here)."""
+    numbers = np.arange(1 << num_members, dtype=np.uint32)
+    rows = [(numbers >> np.uint32(bit)) & np.uint32(1) for bit in range(num_members)]
+    for low, high in network(num_members):
+        assert low < high
+        rows[low], rows[high] = np.minimum(rows[low], rows[high]), np.maximum(rows[low], rows[high])
+    assert all((low <= high).all() for low, high in itertools.pairwise(rows))
+
+
+def test_trimmed_mean_of_256_members_is_the_reference() -> None:
+    weights = [1 + member % 3 for member in range(256)]
+    x_MF = slices(256, num_values=40)
+    expected_F = repeated(x_MF.astype(np.float64), weights)[100:-100].mean(axis=0)
+    assert np.allclose(trimmed_mean(x_MF, weights, 100), expected_F, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("values", "weights", "cut", "expected"),
+    [
+        ((1, 9), (2, 1), 1, 1),
+        ((9, 1), (2, 1), 1, 9),
+        ((1, 9, 5), (1, 2, 1), 1, 7),
+        ((1, 9, 5), (3, 3, 2), 3, 5),
+        ((5, 5, 1), (4, 1, 4), 4, 5),
+        ((-1, 1), (3, 1), 0, -0.5),
+    ],
+)
+def test_trimmed_mean_counts_with_what_is_left_of_each_weight(
+    values: Sequence[float], weights: Sequence[int], cut: int, expected: float
+) -> None:
+    x_MF = np.array(values, dtype=np.float32)[:, None]
+    assert trimmed_mean(x_MF, weights, cut).tolist() == [expected]
+
+
+def test_decide_of_one_token_cuts_nothing() -> None:
+    assert get_aggregator("trimmed_mean", {}).decide((1,), np.zeros(())).cut == 0
+
+
+def test_centred_stays_within_the_range_of_fp32() -> None:
+    x_MF = np.array([[LARGEST, 1.0], [-LARGEST, 3.0]], dtype=np.float32)
+    centre_F = np.array([-LARGEST, 2.0], dtype=np.float32)
+    assert centred(x_MF, centre_F).tolist() == [[LARGEST, -1.0], [0.0, 1.0]]
+
+
+@pytest.mark.parametrize("cut", [-1, 2, 3])
+def test_trimmed_mean_that_cuts_everything_is_a_mistake(cut: int) -> None:
+    with pytest.raises(ValueError, match="nothing is left"):
+        trimmed_mean(slices(4), (1,) * 4, cut)
+
+
+@st.composite
+def parts(draw: st.DrawFn) -> tuple[Floats, list[int]]:
+    num_members = draw(st.integers(1, 9))
+    value = st.one_of(st.floats(-1e3, 1e3, width=32), st.sampled_from([0.0, 1.0, -1.0, 1e30, -1e30]))
+    row = st.lists(value, min_size=6, max_size=6)
+    x_MN = np.array(draw(st.lists(row, min_size=num_members, max_size=num_members)), dtype=np.float32)
+    return x_MN, draw(st.lists(st.integers(1, 50), min_size=num_members, max_size=num_members))
+
+
+@settings(max_examples=60, deadline=None)
+@given(parts(), st.sampled_from(aggregator_names()), st.randoms(use_true_random=False))
+def test_aggregate_stays_among_the_slices_and_does_not_care_who_is_who(
+    part: tuple[Floats, list[int]], name: str, random: Any
+) -> None:
+    x_MN, weights = part
+    result_N, report = run(name, x_MN, weights)
+    slack = 1e-5 * np.abs(x_MN).max(axis=0)
+    low_N, high_N = x_MN.min(axis=0), x_MN.max(axis=0)
+    if name == "norm_clipped_mean":  # among the slices and zero
+        low_N, high_N = np.minimum(low_N, 0), np.maximum(high_N, 0)
+    assert (low_N - slack <= result_N).all()
+    assert (result_N <= high_N + slack).all()
+    assert all(0 <= kept <= 1 for kept in report.kept)
+    assert result_N.tobytes() == run(name, x_MN, weights)[0].tobytes()
+    if name == "multi_krum":  # of equal scores the earlier stays
+        return
+    order = random.sample(range(len(weights)), len(weights))
+    other_N, _ = run(name, x_MN[order], [weights[member] for member in order])
+    if name in {"median", "trimmed_mean"}:
+        assert (other_N == result_N).all()
+    assert (np.abs(other_N - result_N) <= 2e-4 * np.abs(x_MN).max()).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(parts(), st.data())
+def test_trimmed_mean_is_the_reference(part: tuple[Floats, list[int]], data: st.DataObject) -> None:
+    x_MN, weights = part
+    cut = data.draw(st.integers(0, median_cut(weights)))
+    sorted_WN = repeated(x_MN.astype(np.float64), weights)
+    expected_N = sorted_WN[cut : sum(weights) - cut].mean(axis=0)
+    slack_N = 1e-6 * np.abs(sorted_WN[cut : sum(weights) - cut]).max(axis=0)
+    assert (np.abs(trimmed_mean(x_MN, weights, cut) - expected_N) <= slack_N + 1e-12).all()
+
+
+@pytest.mark.parametrize("name", ["mean", "median", "trimmed_mean"])
+def test_aggregate_of_each_coordinate_does_not_depend_on_the_frames(name: str) -> None:
+    x_MN = slices(5)
+    whole_N, _ = run(name, x_MN, (1, 2, 3, 4, 5))
+    assert whole_N.tobytes() == run(name, x_MN, (1, 2, 3, 4, 5), frame_values=33)[0].tobytes()
+
+
+@pytest.mark.parametrize("name", ["mean", "norm_clipped_mean", "geometric_median", "multi_krum"])
+def test_combine_holds_one_row_at_a_time(name: str) -> None:
+    x_MN = slices(5)
+    aggregation = Aggregation(get_aggregator(name, {}), (1, 2, 3, 4, 5))
+    buffer_N = np.empty(NUM_VALUES, dtype=np.float32)
+
+    def reused() -> Iterator[Floats]:
+        for row_N in x_MN:
+            buffer_N[:] = row_N
+            yield buffer_N
+
+    if aggregation.has_survey:
+        aggregation.survey(reused() if name == "norm_clipped_mean" else iter(x_MN))
+    aggregation.decide()
+    expected_N, _ = run(name, x_MN, (1, 2, 3, 4, 5))
+    assert aggregation.combine(reused()).tobytes() == expected_N.tobytes()
+
+
+# --- parameters ---
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("trimmed_mean", {"trim": 0.5}),
+        ("trimmed_mean", {"trim": -0.1}),
+        ("trimmed_mean", {"trim": math.nan}),
+        ("trimmed_mean", {"trim": "0.1"}),
+        ("trimmed_mean", {"trim": True}),
+        ("multi_krum", {"liars": 1.0}),
+        ("multi_krum", {"liars": True}),
+        ("multi_krum", {"liars": 127}),
+        ("centered_clip", {"radius": 0.0}),
+        ("centered_clip", {"iterations": 0}),
+        ("geometric_median", {"smoothing": 0.0}),
+        ("norm_clipped_mean", {"ratio": 11}),
+    ],
+)
+def test_aggregator_with_an_impossible_parameter_is_refused_by_name(name: str, parameters: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(parameters))} = .*: use a "):
+        get_aggregator(name, parameters)
+
+
+def test_aggregator_with_an_unknown_parameter_is_refused() -> None:
+    with pytest.raises(ValueError, match="median has no parameter 'trim'"):
+        get_aggregator("median", {"trim": 0.1})
+
+
+@pytest.mark.parametrize("name", aggregator_names())
+def test_parameters_of_an_aggregator_make_it_again(name: str) -> None:
+    parameters = parameters_of(get_aggregator(name, {}))
+    assert tuple(parameters) == parameter_names(name)
+    assert get_aggregator(name, parameters) == get_aggregator(name, {})

@@ -1,9 +1,10 @@
 """The reduction of one vector among the members of a signed group: the data plane of a round.
 
 Each member owns one part. It opens one stream to each other owner, on which it sends its slice of that part, encoded
-frame by frame, and gets back the part's result. An owner reads the members' frames in the group's order, so the sum
-does not depend on who was quick, weighs them by tokens in fp32, encodes the result once, and forwards these bytes
-verbatim: its own result is the decoded one, like everybody's. Memory beyond the vectors is a frame a member.
+frame by frame, and gets back the part's result. An owner reads the members' frames in the group's order, so the result
+does not depend on who was quick, aggregates them (`part_owner`), encodes the result once, and forwards these bytes
+verbatim: its own result is the decoded one, like everybody's. Memory beyond the vectors is a frame a member, and if the
+aggregator surveys the whole part first, its slices as they came: then no result leaves before all of them are there.
 
 A frame whose size, format or finiteness is wrong ends the reduction, with its sender named. After a failure nothing is
 torn down until the caller cancels: others would see streams break and blame this member before they hear the reason.
@@ -16,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -30,7 +32,9 @@ from torch import Tensor
 
 from swarm.network.interface import EndOfStream, Network, Stream
 from swarm.network.phases import FaultHook, no_faults
+from swarm.training.part_owner import PartOwner, Scheme
 from swarm.training.round_events import Signed
+from swarm.trust.aggregation.aggregator import Report
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +87,7 @@ class Butterfly:
         method: str,
         signed: Signed,
         delta_N: Tensor | None,
-        codec: Codec,
+        scheme: Scheme,
         executor: Executor,
         *,
         on_failure: Callable[[SwarmError], None],
@@ -99,7 +103,8 @@ class Butterfly:
         self._group = signed.group
         self._me = signed.group.peer_ids.index(network.peer_id)
         self._delta_N = delta_N if signed.group.members[self._me].num_tokens else None
-        self._codec = codec
+        self._codec = scheme.codec
+        self._owner = PartOwner(scheme, signed.group)
         self._executor = executor
         self._on_failure = on_failure
         self._faults = faults
@@ -117,6 +122,11 @@ class Butterfly:
     def digest(self) -> bytes:
         """Of the signed group, which names the reduction."""
         return self._signed.digest
+
+    @property
+    def report(self) -> Report:
+        """What the aggregation of this member's part did to whom, by the order of those who contribute."""
+        return self._owner.report
 
     async def run(self) -> Reduction:
         """All parts' results, once this member has also handed out its own. After a failure: never, until cancelled."""
@@ -174,16 +184,23 @@ class Butterfly:
 
     async def _own_part(self, frames: list[slice]) -> None:
         """Reduce frame after frame of this member's part."""
+        if not frames:
+            return
+        surveyed = deque[list[bytes]]()
+        for frame in frames if self._owner.has_survey else ():
+            surveyed.append(await self._slices(frame))
+            await self._off_loop(self._owner.survey, surveyed[-1], num_values(frame))
+        await self._off_loop(self._owner.decide)
         for frame, result in zip(frames, self._results, strict=True):
-            encoded = [await self._slice_of(member.peer_id, frame) for member in self._contributors()]
-            data = await self._off_loop(self._reduce, encoded, frame)
+            encoded = surveyed.popleft() if surveyed else await self._slices(frame)
+            data, self._mean_N[frame] = await self._off_loop(self._owner.reduce, encoded, num_values(frame))
             if frame is frames[0]:
                 await self._faults.reached("round.reduced")
             self._parts[self._me].append(data)
             result.set_result(data)
 
-    def _contributors(self) -> list[Any]:
-        return [member for member in self._group.members if member.num_tokens]
+    async def _slices(self, frame: slice) -> list[bytes]:
+        return [await self._slice_of(member.peer_id, frame) for member in self._owner.contributors]
 
     async def _slice_of(self, peer: str, frame: slice) -> bytes:
         if peer == self._network.peer_id:
@@ -208,22 +225,6 @@ class Butterfly:
             return self._codec.encode(self._delta_N[frame])
         except CodecError as error:
             raise RoundError(f"this member's contribution cannot be encoded: {error}") from error
-
-    def _reduce(self, encoded: list[bytes], frame: slice) -> bytes:
-        """The encoded weighted mean. Multiplied and added in two steps, so that no machine fuses them."""
-        mean_F = torch.zeros(num_values(frame))
-        for member, data in zip(self._contributors(), encoded, strict=True):
-            try:
-                x_F = self._codec.decode(data, num_values(frame))
-            except CodecError as error:
-                raise PeerViolation(f"it sent a bad slice: {error}", peer_id=member.peer_id) from error
-            mean_F += x_F * (member.num_tokens / self._group.num_tokens)
-        try:
-            data = self._codec.encode(mean_F)
-        except CodecError as error:
-            raise RoundError(f"the mean cannot be encoded: {error}") from error
-        self._mean_N[frame] = self._codec.decode(data, num_values(frame))
-        return data
 
     async def _deliver(self, peer: str) -> None:
         """Hand `peer` the results of this member's part. That it cannot be had is `peer`'s loss alone."""
@@ -261,6 +262,8 @@ class Butterfly:
                 await sending
         except PeerRefused as error:
             raise PeerError(f"it refuses its part: {error}", peer_id=owner) from error
+        except SwarmError as error:
+            raise _not_of_others(error, owner) from error
 
     async def _send_slice(self, owner: str, stream: Stream, frames: list[slice]) -> None:
         if self._delta_N is None:
@@ -290,5 +293,10 @@ class Butterfly:
 
 
 def _not_of_others(error: SwarmError, peer: str) -> SwarmError:
-    """`error`, as it came over `peer`'s stream: that it blames another one proves nothing about the other."""
-    return error if error.peer_id == peer else PeerError(f"it gave up: {error.message}", peer_id=peer)
+    """`error`, as it came over `peer`'s stream: that it blames another one proves nothing about the other.
+
+    One that blames nobody is `peer`'s own, or it could give up one attempt after the other.
+    """
+    if isinstance(error, PeerError) and error.peer_id == peer:
+        return error
+    return PeerError(f"it gave up: {error.message}", peer_id=peer)

@@ -1,10 +1,11 @@
 """Signed groups and votes, and the certificates made of them: what proves that a state was committed.
 
 A certificate is a signed group and two thirds of its members' votes for one outcome. It names the state, so whoever
-holds one can check a state that comes from strangers. It does not prove that the members were honest.
+holds one can check a state that comes from strangers. It does not prove that the members were honest, nor that they are
+the run's: for that, enough members of an earlier state, which is trusted, must be among its voters (`seat.follows`).
 
-Two certificates of one run can contradict each other only if the network was cut in two and both sides had enough
-members to go on. Then all follow the one of higher `rank`: more outer steps, the later admission, more members.
+Two certificates of one run can contradict each other only if it has two first groups, or if its `min_group` is 1. Then
+all follow the one of higher `rank`: more outer steps, the later admission, more members.
 """
 
 from __future__ import annotations
@@ -55,9 +56,11 @@ class Notary:
         envelope = unseal(data, purpose=GROUP_PURPOSE, network_id=self.network_id, now=now)
         group = Group.from_bytes(envelope.payload)
         self._check_subject(envelope, group)
+        origin = None
         if group.resumes is not None:
-            self.check_origin(group.origin, group.resumes, group.step, group.state_digest, now)
-        return Signed(group=group, signer=envelope.peer_id, data=data, digest=hashlib.sha256(data).digest())
+            origin = self.check_origin(group.origin, group.resumes, group.step, group.state_digest, now)
+        digest = hashlib.sha256(data).digest()
+        return Signed(group=group, signer=envelope.peer_id, data=data, digest=digest, origin=origin)
 
     def read_vote(self, data: bytes, now: float) -> tuple[str, Vote]:
         """The voter and the vote. Raises PeerViolation or IntegrityError."""
@@ -66,16 +69,17 @@ class Notary:
         self._check_subject(envelope, vote)
         return envelope.peer_id, vote
 
-    def check_origin(self, origin: bytes, outcome: Outcome, step: int, state_digest: bytes, now: float) -> Group:
+    def check_origin(self, origin: bytes, outcome: Outcome, step: int, state_digest: bytes, now: float) -> Signed:
         """The group that `outcome` is from. Raises PeerViolation unless it started at `state_digest` for `step`."""
         if hashlib.sha256(origin).digest() != outcome.origin_digest:
             raise PeerViolation("an outcome comes with another group than it names")
-        group = self.read_group(origin, now).group
+        signed = self.read_group(origin, now)
+        group = signed.group
         if group.resumes is not None or (group.step, group.state_digest) != (step, state_digest):
             raise PeerViolation("an outcome comes from a group of another step or state")
         if len(outcome.part_digests) != len(group.part_values):
             raise PeerViolation("an outcome has another number of parts than its group")
-        return group
+        return signed
 
     def check_certificate(self, data: bytes, now: float) -> Proof:
         """Raises PeerViolation or IntegrityError unless `data` proves an outcome that this run allows."""
@@ -90,7 +94,7 @@ class Notary:
         if result.decided is None:
             raise PeerViolation(f"a certificate proves nothing: {result.reason}")
         group, outcome = signed.group, result.decided
-        origin = self.check_origin(group.origin or signed.data, outcome, group.step, group.state_digest, now)
+        origin = self.check_origin(group.origin or signed.data, outcome, group.step, group.state_digest, now).group
         if len(group.members) < self.min_group or len(origin.members) < self.min_group or group.step > self.last_step:
             raise PeerViolation("a certificate is of a group or step that the run does not allow")
         voters = tuple(sorted(voter for voter, vote in votes.items() if vote.outcome == outcome))
@@ -123,6 +127,11 @@ class Proof:
     origin: Group
     outcome: Outcome
     voters: tuple[str, ...]
+
+    @property
+    def roster(self) -> tuple[str, ...]:
+        """The members of the state that was committed, on whom what follows depends."""
+        return self.origin.roster
 
     @property
     def outer_step(self) -> int:

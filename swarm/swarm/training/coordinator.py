@@ -15,6 +15,9 @@ from itertools import pairwise
 
 from swarm_protocol.training_messages import Contribution, Group, Ready
 
+from swarm.training.round_events import Signed
+from swarm.training.vote import continues
+
 PART_ALIGNMENT = 256
 """Parts begin at multiples of this many values, so that the codecs' blocks of one vector and of its parts coincide."""
 
@@ -64,7 +67,8 @@ def part_values(num_values: int, bandwidths: tuple[float, ...]) -> tuple[int, ..
 def form_group(terms: Terms, attempt: int, ready: Mapping[str, Ready]) -> tuple[Group, dict[str, str]]:
     """The group for those who are `ready`, and the reason for each one left out. `terms.me` is always taken.
 
-    If one of them voted in an earlier attempt, the group resumes the outcome of the latest such vote.
+    If a member of the state voted in an earlier attempt, the group resumes the outcome of the latest such vote. What
+    others say to have voted for is not needed: enough of the members must have voted for whatever was decided.
     """
     left_out = _unfit(terms, ready)
     fit = {peer: each for peer, each in ready.items() if peer not in left_out}
@@ -73,7 +77,8 @@ def form_group(terms: Terms, attempt: int, ready: Mapping[str, Ready]) -> tuple[
     for peer in order[terms.max_group :]:
         left_out[peer] = f"the group is full with {terms.max_group} members"
     members = tuple(_contribution(peer, fit[peer]) for peer in sorted(order[: terms.max_group]))
-    latest = max((each for each in fit.values() if each.voted), key=lambda each: each.voted_attempt, default=None)
+    votes = [each for peer, each in fit.items() if each.voted and (peer in terms.roster or not terms.roster)]
+    latest = max(votes, key=lambda each: each.voted_attempt, default=None)
     reduces = latest is None and any(member.num_tokens for member in members)
     group = Group(
         run=terms.run,
@@ -90,24 +95,47 @@ def form_group(terms: Terms, attempt: int, ready: Mapping[str, Ready]) -> tuple[
     return group, left_out
 
 
-def complaint(terms: Terms, attempt: int, contribution: Contribution | None, group: Group) -> str:
-    """What is wrong with `group` in the eyes of `terms.me`, which offered `contribution`; empty: nothing."""
-    num_members = len(group.members)
+def complaint(terms: Terms, attempt: int, contribution: Contribution | None, signed: Signed) -> str:
+    """What is wrong with a group in the eyes of `terms.me`, which offered `contribution`; empty: nothing."""
+    group = signed.group
     checks = (
         ((group.run, group.step, group.attempt) != (terms.run, terms.step, attempt), "it is for another round"),
         (group.state_digest != terms.state_digest, "it starts from another state"),
-        (num_members > terms.max_group, f"it has {num_members} members, more than {terms.max_group}"),
-        (num_members < terms.min_group, f"it has {num_members} members, fewer than {terms.min_group}"),
         (
             (contribution or Contribution(peer_id=terms.me)) not in group.members,
             "it lacks or changes this member's contribution",
         ),
-        (any(_overclaims(terms, member) for member in group.members), "a member claims more than its lease"),
-        (sum(group.part_values) not in {0, terms.num_values}, "its parts are not the whole vector"),
         (
             group.reduce_s > terms.reduce_s or group.vote_s > terms.vote_s,
             "its deadlines are longer than the run allows",
         ),
+    )
+    wrong = next((text for is_wrong, text in checks if is_wrong), "") or _forbidden(terms, group)
+    if wrong or group.resumes is None:
+        return wrong
+    wrong = origin_complaint(terms, signed.origin) if signed.origin else "it is not there"
+    return f"of the group whose outcome it resumes, {wrong}" if wrong else ""
+
+
+def origin_complaint(terms: Terms, origin: Signed) -> str:
+    """Why nobody honest can have voted in `origin`, a group of this step and state; empty: it is one like any other."""
+    if terms.roster and origin.signer not in terms.roster:
+        return f"{short(origin.signer)} signed it and is no member of the state that it follows from"
+    return _forbidden(terms, origin.group)
+
+
+def _forbidden(terms: Terms, group: Group) -> str:
+    """What no group of this step may be, whoever is asked."""
+    num_members = len(group.members)
+    checks = (
+        (num_members > terms.max_group, f"it has {num_members} members, more than {terms.max_group}"),
+        (num_members < terms.min_group, f"it has {num_members} members, fewer than {terms.min_group}"),
+        (
+            not continues(terms.roster, group.peer_ids, terms.min_group),
+            "it has too few members of the state that it follows from",
+        ),
+        (any(_overclaims(terms, member) for member in group.members), "a member claims more than its lease"),
+        (sum(group.part_values) not in {0, terms.num_values}, "its parts are not the whole vector"),
     )
     return next((text for is_wrong, text in checks if is_wrong), "")
 
@@ -143,7 +171,13 @@ def _unfit(terms: Terms, ready: Mapping[str, Ready]) -> dict[str, str]:
 
 
 def _contribution(peer: str, ready: Ready) -> Contribution:
-    return Contribution(peer_id=peer, num_tokens=ready.num_tokens, num_samples=ready.num_samples, loss=ready.loss)
+    return Contribution(
+        peer_id=peer,
+        num_tokens=ready.num_tokens,
+        num_samples=ready.num_samples,
+        loss=ready.loss,
+        leaving=ready.leaving,
+    )
 
 
 def _overclaims(terms: Terms, member: Contribution) -> bool:

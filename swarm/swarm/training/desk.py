@@ -13,9 +13,10 @@ from swarm_protocol.errors import PeerRefused, PeerViolation, RoundError
 from swarm_protocol.training_messages import Abort, Ready, ReadyReply, StandingRequest
 
 from swarm.network.interface import Stream
+from swarm.training.coordinator import Terms, origin_complaint
 from swarm.training.driver import RoundDriver
-from swarm.training.round_events import Left, Sighted, Voted
-from swarm.training.seat import POLL_S, Seat
+from swarm.training.round_events import Left, Sighted, Signed, Voted
+from swarm.training.seat import HISTORY_TIMEOUT_S, POLL_S, Seat
 from swarm.training.transfer import Donor
 
 
@@ -39,6 +40,7 @@ class Desk:
         await network.serve(methods.chunk, donor.chunk)
         await network.serve_stream(methods.part, donor.part)
         await network.serve_stream(methods.reduce, self._on_reduce)
+        await network.serve_stream(methods.history, self._on_history)
 
     def close(self) -> None:
         """Take part in nothing any more. States and parts are still handed out."""
@@ -65,30 +67,46 @@ class Desk:
         ready = Ready.from_bytes(request)
         if ready.run != self._seat.run:
             raise PeerViolation("this is about another run", peer_id=peer)
+        origin = None
         if ready.voted is not None:
-            self._seat.notary.check_origin(
+            origin = self._seat.notary.check_origin(
                 ready.voted_origin, ready.voted, ready.step, ready.state_digest, self._seat.network.now()
             )
-        return (await self._answer(peer, ready)).to_bytes()
+        return (await self._answer(peer, ready, origin)).to_bytes()
 
-    async def _answer(self, peer: str, ready: Ready) -> ReadyReply:
+    async def _answer(self, peer: str, ready: Ready, origin: Signed | None = None) -> ReadyReply:
         replica = self._seat.replica
         proof = replica.proof
         begun = (replica.outer_step + 1, proof.next_attempt if proof else 0)
         if (ready.step, ready.attempt) < begun:
             standing = replica.standing()
             return ReadyReply(kind="behind", state_digest=standing.state_digest, certificate=standing.certificate)
-        if self._closed:
-            raise PeerRefused("this member does not train any more")
         try:
             async with asyncio.timeout(POLL_S):
-                while self._driver is None or self._driver.terms.step < ready.step:
-                    if self._driver is not None:
-                        self._driver.look_at(peer)
-                    await self._changed.wait()
+                driver = await self._driver_at(ready.step, peer)
         except TimeoutError:
             return ReadyReply(kind="pending")
-        return await self._driver.report(peer, ready)
+        if origin is not None and ready.state_digest == driver.terms.state_digest:
+            _check_origin(driver.terms, origin, peer)
+        reply = await driver.report(peer, ready)
+        if reply.kind == "pending":
+            self._refuse_if_closed()
+        return reply
+
+    async def _driver_at(self, step: int, peer: str) -> RoundDriver:
+        """The driver of `step`, once this member is there. Raises PeerRefused when it will never be."""
+        while self._driver is None or self._driver.terms.step < step:
+            self._refuse_if_closed()
+            if self._driver is not None:
+                self._driver.look_at(peer)
+            await self._changed.wait()
+        self._refuse_if_closed()
+        return self._driver
+
+    def _refuse_if_closed(self) -> None:
+        """Whoever is told `pending` would ask again, and wait for a member that has left."""
+        if self._closed:
+            raise PeerRefused("this member does not train any more")
 
     async def _on_vote(self, peer: str, request: bytes) -> bytes:
         voter, vote = self._seat.notary.read_vote(request, self._seat.network.now())
@@ -104,6 +122,12 @@ class Desk:
             self._driver.feed(Left(peer=peer, abort=abort))
         return b""
 
+    async def _on_history(self, _peer: str, stream: Stream) -> None:
+        async with asyncio.timeout(HISTORY_TIMEOUT_S):
+            wanted = StandingRequest.from_bytes(await stream.receive())
+            for link in self._seat.replica.history.since(wanted.step - 1):
+                await stream.send(link.certificate)
+
     async def _on_reduce(self, peer: str, stream: Stream) -> None:
         signed = self._seat.notary.read_group(await stream.receive(), self._seat.network.now())
         if not {peer, self._seat.network.peer_id} <= set(signed.group.peer_ids):
@@ -111,3 +135,9 @@ class Desk:
         if self._driver is None or self._driver.terms.step != signed.group.step:
             raise RoundError(f"this member is not at step {signed.group.step}")
         await self._driver.attend(peer, signed, stream)
+
+
+def _check_origin(terms: Terms, origin: Signed, peer: str) -> None:
+    """Raises PeerViolation unless `peer` can have voted in `origin`."""
+    if wrong := origin_complaint(terms, origin):
+        raise PeerViolation(f"of the group that it says to have voted in, {wrong}", peer_id=peer)

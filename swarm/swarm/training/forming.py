@@ -22,7 +22,10 @@ from swarm.training.round_state import (
     roster_left,
     waits,
 )
+from swarm.training.vote import continues, num_electors
 
+MIN_GRACE_S = 1.0
+"""Between two calls for members without whom there is no group."""
 LEFT_OUT_REST_S = 1.0
 """Whoever was left out asks again after this, to hear how the round ended."""
 
@@ -58,7 +61,8 @@ def on_reported(state: RoundState, peer: str, ready: Ready, now: float) -> Step:
         return state, [Reply(peer=peer, reply=ReadyReply(kind="group", group=state.signed.data))]
     if peer not in state.ready and len(state.ready) >= MAX_HEARD:
         return state, [Reply(peer=peer, reply=ReadyReply(kind="left_out", reason="too many others are ready"))]
-    heard = {other: reason for other, reason in state.unreachable.items() if other != peer}
+    is_forgiven = ready.attempt > state.suspects.get(peer, -1)
+    heard = {other: reason for other, reason in state.unreachable.items() if other != peer or not is_forgiven}
     state = replace(state, ready={**state.ready, peer: ready}, unreachable=heard)
     # a stranger could otherwise interrupt one attempt after the other
     is_heeded = peer in state.terms.roster or not roster_left(state)
@@ -78,7 +82,11 @@ def on_left_out(state: RoundState, attempt: int, reason: str, now: float) -> Ste
 def too_few(state: RoundState, now: float) -> Step:
     absent = tuple(sorted(set(state.terms.roster) - present_members(state).keys() - {state.terms.me}))
     names = f"; missing: {', '.join(map(short, absent))}" if absent else ""
-    reason = f"{len(present_members(state)) + 1} of at least {state.terms.min_group} members are ready{names}"
+    terms, here = state.terms, present_members(state).keys() | {state.terms.me}
+    reason = f"{len(here)} of at least {terms.min_group} members are ready{names}"
+    if not continues(terms.roster, here, terms.min_group):
+        needed = num_electors(terms.roster, terms.min_group)
+        reason = f"of {len(terms.roster)} members of the state {needed} must be ready, and it is {len(here)}{names}"
     return give_up(state, reason, absent, now)
 
 
@@ -101,14 +109,28 @@ def _lead(state: RoundState, now: float) -> Step:
     is_complete = (not absent and bool(terms.roster)) or num_ready >= terms.max_group
     if not (is_complete and state.mine) and state.grace_until is not None and now < state.grace_until:
         return state, []
+    if not continues(terms.roster, present.keys() | {terms.me}, terms.min_group):
+        return _wait_for_electors(state, absent, now)
     reports = {**present, terms.me: own_ready(state)}
     group, left_out = form_group(terms, state.attempt, reports)
-    if len(group.members) < terms.min_group:
+    if len(group.members) < terms.min_group or not continues(terms.roster, group.peer_ids, terms.min_group):
         reasons = "; ".join(f"{short(peer)}: {reason}" for peer, reason in left_out.items())
         return give_up(state, f"too few members are fit for a group: {reasons}", tuple(left_out), now)
     claimants = tuple(peer for peer, each in present.items() if each.voted and each.voted == group.resumes)
     state = replace(state, phase="signing", claimants=claimants, grace_until=None, hurry_at=None, deadline=None)
     return state, [Sign(group=group, left_out=left_out)]
+
+
+def _wait_for_electors(state: RoundState, absent: tuple[str, ...], now: float) -> Step:
+    """The grace is over, and too few members of the state before are here for what follows from it."""
+    terms = state.terms
+    state = replace(
+        state,
+        grace_until=now + max(terms.grace_s, MIN_GRACE_S),
+        hurry_at=None,
+        deadline=state.deadline or now + terms.patience_s,
+    )
+    return state, [Query(peers=absent, hurry=True)] if absent else []
 
 
 def present_members(state: RoundState) -> dict[str, Ready]:

@@ -11,11 +11,13 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import torch
+from swarm_compression import warm_up
+from swarm_protocol import limits
 from swarm_protocol.errors import RoundError
 from torch import Tensor
 
@@ -52,7 +54,12 @@ def prepare(config: RunConfig, device: str = "cpu") -> Materials:
     corpus = ByteCorpus.load(config.data, seed=config.seed)
     model = build_model(config.model)
     inner = InnerLoop(config.inner, model, corpus, device)
+    warm_up()  # so that the first round does not wait for a compiler
     return Materials(inner=inner, theta_N=initial_theta(config))
+
+
+def _diverged(how: str) -> RoundError:
+    return RoundError(f"training diverged: {how}", remedy="lower inner.learning_rate in the run")
 
 
 class Intervals:
@@ -76,6 +83,10 @@ class Intervals:
     async def validate(self, theta_N: Tensor, num_batches: int) -> float:
         return await self._off_loop(self._inner.validate, theta_N, num_batches)
 
+    def between(self, function: Callable[[], T]) -> Future[T]:
+        """Call `function` where intervals run: after the present one, and before any that begins later."""
+        return self._thread.submit(function)
+
     def close(self) -> None:
         """Stop, and wait for the present step's end."""
         self._stop.set()
@@ -86,10 +97,11 @@ class Intervals:
         self._inner.load(theta_N)
         result = self._inner.train(sample_ids, num_steps, lambda: self._stop.is_set() or time.monotonic() > until)
         delta_N = theta_N - self._inner.flat()
+        # the mean of no losses is not a number, and no reason
+        if result.num_steps and not abs(result.mean_loss) <= limits.MAX_LOSS:
+            raise _diverged(f"the loss is {result.mean_loss:g}")
         if not bool(torch.isfinite(delta_N).all()):
-            raise RoundError(
-                "training diverged: a parameter is not finite", remedy="lower inner.learning_rate in the run"
-            )
+            raise _diverged("a parameter is not finite")
         return result, delta_N
 
     async def _off_loop(self, function: Callable[..., T], *arguments: Any) -> T:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Methods:
-    """`ready`, `vote`, `abort`, `standing`, `manifest` and `chunk` are calls, `reduce` and `part` streams."""
+    """`reduce`, `part` and `history` are streams, the others calls."""
 
     run: str
 
@@ -34,6 +34,10 @@ class Methods:
     @property
     def part(self) -> str:
         return f"train.part/{self.run}"
+
+    @property
+    def history(self) -> str:
+        return f"train.history/{self.run}"
 
     @property
     def manifest(self) -> str:

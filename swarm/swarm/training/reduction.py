@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from swarm_compression import Codec, CodecError
@@ -17,11 +18,22 @@ from torch import Tensor
 from swarm.network.interface import Stream
 from swarm.training.butterfly import Butterfly, decode_part, part_frames
 from swarm.training.coordinator import short
+from swarm.training.part_owner import Scheme
 from swarm.training.round_events import Event, Reduced, ReduceFailed, Signed
 from swarm.training.seat import Seat
 
 GROUP_WAIT_S = 5.0
 """How long a member's stream waits for this member to hear of its group."""
+
+
+@dataclass(slots=True, eq=False)
+class _Place:
+    """Where the butterfly of one group will be, and how many streams wait there."""
+
+    butterfly: asyncio.Future[Butterfly | None] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+    num_waiting: int = 0
 
 
 class Reductions:
@@ -31,7 +43,7 @@ class Reductions:
         self.bytes_sent = 0
         self._seat = seat
         self._feed = feed
-        self._butterflies: dict[bytes, asyncio.Future[Butterfly | None]] = {}
+        self._places: dict[bytes, _Place] = {}
 
     async def reduce(self, signed: Signed, delta_N: Tensor | None) -> None:
         """Take part. Ends with Reduced; after ReduceFailed it goes on until cancelled (see `butterfly`)."""
@@ -44,17 +56,17 @@ class Reductions:
             self._seat.methods.reduce,
             signed,
             delta_N,
-            self._seat.codec,
+            Scheme(codec=self._seat.codec, aggregator=self._seat.replica.config.make_aggregator()),
             self._seat.executor,
             on_failure=lambda error: self._feed(failure(group.attempt, error)),
             faults=self._seat.faults,
         )
-        self._place(signed.digest).set_result(butterfly)
+        self._place(signed.digest).butterfly.set_result(butterfly)
         try:
             reduction = await butterfly.run()
         finally:
             self.bytes_sent += butterfly.bytes_sent
-            self._butterflies.pop(signed.digest, None)
+            self._places.pop(signed.digest, None)
         await self._propose(group.attempt, signed.digest, group, reduction.parts, reduction.mean_N)
 
     async def recover(self, signed: Signed, outcome: Outcome, holders: Sequence[str]) -> None:
@@ -75,34 +87,37 @@ class Reductions:
 
     async def attend(self, peer: str, signed: Signed, stream: Stream) -> None:
         """Lead `peer`'s stream to the butterfly of its group, once this member takes part in it. Raises RoundError."""
-        butterfly = None
+        butterfly, place = None, self._place(signed.digest)
+        place.num_waiting += 1
         try:
             async with asyncio.timeout(GROUP_WAIT_S):
-                butterfly = await asyncio.shield(self._place(signed.digest))
+                butterfly = await asyncio.shield(place.butterfly)
         except TimeoutError:
-            self._butterflies.pop(signed.digest, None)
+            pass  # said below
+        finally:
+            place.num_waiting -= 1
+            if not place.num_waiting and not place.butterfly.done():
+                self._places.pop(signed.digest, None)
         if butterfly is None:
             raise RoundError(f"this member takes no part in attempt {signed.group.attempt}")
         await butterfly.attend(peer, stream)
 
     def close(self) -> None:
         """The step is over: streams that wait for a group wait in vain."""
-        for place in self._butterflies.values():
-            if not place.done():
-                place.set_result(None)
+        for place in self._places.values():
+            if not place.butterfly.done():
+                place.butterfly.set_result(None)
 
-    def _place(self, digest: bytes) -> asyncio.Future[Butterfly | None]:
-        if digest not in self._butterflies:
-            self._butterflies[digest] = asyncio.get_running_loop().create_future()
-        return self._butterflies[digest]
+    def _place(self, digest: bytes) -> _Place:
+        if digest not in self._places:
+            self._places[digest] = _Place()
+        return self._places[digest]
 
     async def _propose(
         self, attempt: int, digest: bytes, origin: Group, parts: tuple[bytes, ...], mean_N: Tensor | None
     ) -> None:
         try:
-            outcome = await asyncio.get_running_loop().run_in_executor(
-                self._seat.executor, self._seat.replica.propose, digest, origin, parts, mean_N
-            )
+            outcome = await self._seat.replica.propose(self._seat.executor, digest, origin, parts, mean_N)
         except SwarmError as error:
             self._feed(failure(attempt, error))
         else:

@@ -2,18 +2,23 @@
 
 Nothing here changes tensors that others may be reading: a proposal is a copy, and takes the committed state's place
 when its certificate is there. The former state and the last results stay for a while, for those who are late.
-`trainer` owns it; `propose` blocks and may run in an executor, one at a time.
+`trainer` owns it. Proposals are computed in threads, one at a time, and taken in on the event loop: of one whose caller
+was cancelled nothing is kept, however long its thread goes on.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 
+from swarm_protocol.errors import RoundError
 from swarm_protocol.training_messages import Group, Outcome, Standing
 from torch import Tensor
 
 from swarm.training.certificate import Proof
+from swarm.training.history import History
 from swarm.training.lease import Lease, advance, leases
 from swarm.training.manifest import Manifest
 from swarm.training.outer import apply_outer_step
@@ -51,9 +56,11 @@ class Replica:
         self.current = current
         self.digest = current.digest
         self.proof = proof
+        self.history = History(config.min_group, (proof,) if proof else ())
         self._former: dict[bytes, Held] = {}
         self._proposals: dict[Outcome, Held] = {}
         self._parts: dict[bytes, tuple[bytes, ...]] = {}
+        self._computing = asyncio.Lock()
 
     @property
     def outer_step(self) -> int:
@@ -63,6 +70,16 @@ class Replica:
     def rank(self) -> tuple[int, int, int, bytes]:
         return self.proof.rank if self.proof else (self.outer_step, 0, 0, b"")
 
+    @property
+    def anchors(self) -> tuple[tuple[str, ...], ...]:
+        """The rosters that this replica trusts: of the state it has committed.
+
+        Before the first outer step, also the initial state's, so that two first groups can become one. Where a single
+        member may go on alone, also those of former states, since the run can have parted from any of them.
+        """
+        anchors = (self.current.state.roster, *(((),) if self.outer_step == 0 else ()))
+        return (*anchors, *self.history.rosters) if self.config.min_group == 1 else anchors
+
     def standing(self) -> Standing:
         certificate = self.proof.certificate if self.proof else b""
         return Standing(outer_step=self.outer_step, state_digest=self.digest, certificate=certificate)
@@ -71,16 +88,22 @@ class Replica:
         state = self.current.state
         return leases(state.cursor, state.roster, self.config.samples_per_interval).get(peer, ())
 
-    def propose(self, origin_digest: bytes, origin: Group, parts: tuple[bytes, ...], mean_N: Tensor | None) -> Outcome:
-        """What `origin`'s contributions, reduced to `parts`, make of the committed state. Blocks. Raises RoundError."""
-        state = self.current.state
-        if mean_N is None:
-            # nobody has trained: the members are admitted, and nothing else changes
-            following = replace(state, roster=origin.peer_ids)
-            held = Held(state=following, manifest=replace(self.current.manifest, roster=origin.peer_ids))
-        else:
-            held = Held.of(self._stepped(state, origin, mean_N))
-        digests = tuple(hashlib.sha256(part).digest() for part in parts)
+    async def propose(
+        self, executor: Executor, origin_digest: bytes, origin: Group, parts: tuple[bytes, ...], mean_N: Tensor | None
+    ) -> Outcome:
+        """What `origin`'s contributions, reduced to `parts`, make of the committed state. Raises RoundError."""
+        base = self.current
+        await self._computing.acquire()
+        try:
+            work = asyncio.get_running_loop().run_in_executor(executor, self._following, base, origin, parts, mean_N)
+        except BaseException:
+            self._computing.release()
+            raise
+        # cancelling stops no thread: the next one waits until this one has really ended
+        work.add_done_callback(lambda _: self._computing.release())
+        held, digests = await asyncio.shield(work)
+        if base is not self.current:
+            raise RoundError("another state has been committed meanwhile")
         outcome = Outcome(origin_digest=origin_digest, part_digests=digests, state_digest=held.digest)
         self._proposals[outcome] = held
         self._parts[origin_digest] = parts
@@ -90,12 +113,23 @@ class Replica:
             del self._parts[next(iter(self._parts))]
         return outcome
 
+    def _following(
+        self, base: Held, origin: Group, parts: tuple[bytes, ...], mean_N: Tensor | None
+    ) -> tuple[Held, tuple[bytes, ...]]:
+        """The state after `base`, and the digests of `parts`. Blocks."""
+        digests = tuple(hashlib.sha256(part).digest() for part in parts)
+        if mean_N is not None:
+            return Held.of(self._stepped(base.state, origin, mean_N)), digests
+        # nobody has trained: the members are admitted, and nothing else changes
+        following = replace(base.state, roster=origin.roster)
+        return Held(state=following, manifest=replace(base.manifest, roster=origin.roster)), digests
+
     def _stepped(self, state: ReplicaState, origin: Group, mean_N: Tensor) -> ReplicaState:
         copy = state.copy()
         apply_outer_step(copy.theta_N, copy.momentum_N, mean_N, self.config.outer)
         used = {member.peer_id: member.num_samples for member in origin.members if member.num_tokens}
         cursor = advance(state.cursor, state.roster, self.config.samples_per_interval, used)
-        return replace(copy, outer_step=state.outer_step + 1, cursor=cursor, roster=origin.peer_ids)
+        return replace(copy, outer_step=state.outer_step + 1, cursor=cursor, roster=origin.roster)
 
     def proposal(self, outcome: Outcome) -> Held | None:
         return self._proposals.get(outcome)
@@ -113,4 +147,5 @@ class Replica:
         while len(self._former) >= NUM_HELD:
             del self._former[next(iter(self._former))]
         self.current, self.digest, self.proof = held, held.digest, proof
+        self.history.add((proof,))
         self._proposals.clear()

@@ -10,11 +10,14 @@ and one signed group. An attempt that fails changes nothing but the attempt's nu
 Why no two replicas commit different outcomes of one step: an outcome needs votes of two thirds of its group; a member
 votes only when it holds all parts; and a member that voted reports this with its next ready, whose group resumes
 that outcome before any new one. A coordinator asks absent members where they are before it goes on without them, so
-one that has committed already says so. What voids this: all who voted are cut off from those who go on, and these are
-still `min_group`. The two sides then have different states, and the certificates decide who follows (`certificate`).
+one that has committed already says so. An outcome also needs votes of two thirds of the members of the state before
+(see `vote.num_electors`), so at most one side of a network that is cut in two goes on, and the other one follows it
+later; if more than a third is gone without a word, the run waits for some of them. What voids this: a third that
+lies; a single one that makes up what it voted for while all who have committed are out of reach; or a `min_group` of 1.
+The two sides then have different states, and the certificates decide who follows.
 
 A group in which nobody has tokens reduces nothing and commits no outer step. It commits the roster: its members hold
-the leases that follow. So do a run's first round, and a round in which no holder of a lease is left.
+the leases that follow. So does a run's first round, and one whose members all failed to train.
 
 Leaves to others: time, the network, signatures (`driver`), bytes (`butterfly`), whom groups take (`coordinator`).
 """
@@ -52,8 +55,19 @@ from swarm.training.round_events import (
     Voted,
     Withdrew,
 )
-from swarm.training.round_state import MAX_HEARD, Ballot, RoundState, Step, blame, give_up, led, waits
-from swarm.training.vote import disagreement, tally
+from swarm.training.round_state import (
+    MAX_HEARD,
+    Ballot,
+    RoundState,
+    Step,
+    blame,
+    give_up,
+    led,
+    roster_left,
+    suspect,
+    waits,
+)
+from swarm.training.vote import continues, disagreement, num_electors, tally
 
 
 def begin(terms: Terms, *, accused: Mapping[str, str]) -> RoundState:
@@ -96,7 +110,7 @@ def step(state: RoundState, event: Event, now: float) -> Step:  # noqa: C901, PL
             if not _reduces(state, attempt):
                 return state, []
             return _fail(
-                blame(state, event.accused, event.unreachable, reason),
+                suspect(blame(state, event.accused, event.unreachable, reason), event.unreachable),
                 reason,
                 (*event.accused, *event.unreachable),
                 now,
@@ -130,10 +144,19 @@ def _on_sighted(state: RoundState, peer: str, attempt: int, now: float) -> Step:
 def _on_lost(state: RoundState, peer: str, reason: str, now: float) -> Step:
     state = blame(state, (), (peer,), reason)
     if state.phase == "forming" and state.asked == peer:
-        return give_up(state, f"the coordinator {short(peer)} is gone: {reason}", (peer,), now)
+        return give_up(state, f"the coordinator {short(peer)} is gone: {reason}{_shortage(state)}", (peer,), now)
     if state.phase == "voting":
         return _count(replace(state, silent=state.silent | {peer}), now)
     return advance(state, now)
+
+
+def _shortage(state: RoundState) -> str:
+    """That the run waits, if it does: too few members of the state are there, as far as this one sees."""
+    terms, left = state.terms, roster_left(state)
+    if continues(terms.roster, left, terms.min_group):
+        return ""
+    needed = num_electors(terms.roster, terms.min_group)
+    return f"; the run waits for {needed} of the {len(terms.roster)} members of its state, and sees {len(left)}"
 
 
 def _on_grouped(state: RoundState, signed: Signed, now: float) -> Step:
@@ -141,11 +164,9 @@ def _on_grouped(state: RoundState, signed: Signed, now: float) -> Step:
         return state, []
     if state.signed is not None:
         return _on_second_group(state, signed, now) if signed.digest != state.signed.digest else (state, [])
-    # what this member signed itself is as it was when it signed, even if its interval has ended since
-    wrong = "" if signed.signer == state.terms.me else complaint(state.terms, state.attempt, state.mine, signed.group)
-    if wrong:
-        reason = f"the group that {short(signed.signer)} signed is not acceptable: {wrong}"
-        return give_up(blame(state, (signed.signer,), (), reason), reason, (signed.signer,), now)
+    liar, reason = _objection(state, signed)
+    if liar:
+        return give_up(blame(state, (liar,), (), reason), reason, (liar,), now)
     group = signed.group
     state = replace(
         state,
@@ -161,6 +182,21 @@ def _on_grouped(state: RoundState, signed: Signed, now: float) -> Step:
     if group.resumes is None:
         return state, [Reduce(signed=signed)]
     return replace(state, recovering=True), [_recover(state, signed, group.resumes)]
+
+
+def _objection(state: RoundState, signed: Signed) -> tuple[str, str]:
+    """Who is to blame that this member cannot take part in `signed`, and why; nobody: it can."""
+    me, mine, origin = state.terms.me, state.mine, signed.origin
+    if signed.signer == me:
+        # it is as it was when this member signed, even if its interval has ended since
+        return "", ""
+    if wrong := complaint(state.terms, state.attempt, mine, signed):
+        return signed.signer, f"the group that {short(signed.signer)} signed is not acceptable: {wrong}"
+    leaves = any(member.peer_id == me and member.leaving for member in origin.group.members) if origin else False
+    if origin and leaves and origin.signer != me and not (mine and mine.leaving):
+        # its coordinator alone could otherwise be all that is counted on afterwards
+        return origin.signer, f"{short(origin.signer)} signed a group in which this member leaves, and it does not"
+    return "", ""
 
 
 def _on_second_group(state: RoundState, signed: Signed, now: float) -> Step:
@@ -221,7 +257,13 @@ def _count(state: RoundState, now: float) -> Step:
     if state.signed is None or state.phase != "voting":
         return state, []
     votes = _valid_votes(state)
-    result = tally(state.signed.group.peer_ids, {peer: each.vote for peer, each in votes.items()}, state.silent)
+    result = tally(
+        state.signed.group.peer_ids,
+        {peer: each.vote for peer, each in votes.items()},
+        state.silent,
+        roster=state.terms.roster,
+        min_group=state.terms.min_group,
+    )
     if result.decided is not None:
         agreeing = tuple(votes[peer].data for peer in sorted(votes) if votes[peer].vote.outcome == result.decided)
         certificate = Certificate(group=state.signed.data, votes=agreeing).to_bytes()
@@ -235,11 +277,11 @@ def _no_quorum(state: RoundState, reason: str, now: float) -> Step:
     assert state.signed is not None
     assert state.outcome is not None
     votes = {peer: each.vote for peer, each in _valid_votes(state).items()}
-    blamed = disagreement(state.outcome, votes, state.signed.group.peer_ids)
+    convicted, suspects = disagreement(state.outcome, votes, state.signed.group.peer_ids)
     absent = tuple(sorted(set(state.signed.group.peer_ids) - votes.keys()))
     names = f"; no vote from {', '.join(map(short, absent))}" if absent else ""
-    state = blame(state, blamed, (), "its part or vote differs")
-    return _abort(state, reason + names, (*absent, *blamed), now)
+    state = suspect(blame(state, convicted, suspects, "its part or vote differs"), suspects)
+    return _abort(state, reason + names, (*absent, *convicted, *suspects), now)
 
 
 def _on_left(state: RoundState, peer: str, abort: Abort, now: float) -> Step:

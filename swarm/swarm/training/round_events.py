@@ -15,12 +15,16 @@ from swarm_protocol.training_messages import Abort, Contribution, Group, Outcome
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signed:
-    """A group as its coordinator signed it. `data` is the envelope, `digest` the sha256 of `data`."""
+    """A group as its coordinator signed it. `data` is the envelope, `digest` the sha256 of `data`.
+
+    `origin` is the group that the outcome it resumes is from, where another member signed it.
+    """
 
     group: Group
     signer: str
     data: bytes
     digest: bytes
+    origin: Signed | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

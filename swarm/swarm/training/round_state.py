@@ -14,6 +14,7 @@ from swarm_protocol.training_messages import Contribution, Outcome, Ready, Ready
 
 from swarm.training.coordinator import Terms, coordinator_of
 from swarm.training.round_events import Action, GiveUp, Reply, Signed, Voted
+from swarm.training.vote import continues
 
 Phase: TypeAlias = Literal["forming", "signing", "left_out", "reducing", "voting", "resting", "done"]
 
@@ -40,7 +41,8 @@ class Ballot:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundState:
     """`known` are peers seen in the run. `accused` broke the protocol, `unreachable` could not be reached: each with
-    how, as this member saw it. `ready` are the reports it holds. What follows `leader` belongs to the attempt.
+    how, as this member saw it. `suspects` spoiled an attempt, and are left out until the one that is named: that they
+    are heard of proves nothing. `ready` are the reports it holds. What follows `leader` belongs to the attempt.
     `claimants` are, at the coordinator, those who said to have voted for the outcome that the group resumes."""
 
     terms: Terms
@@ -50,6 +52,7 @@ class RoundState:
     known: tuple[str, ...] = ()
     accused: Mapping[str, str] = field(default_factory=dict)
     unreachable: Mapping[str, str] = field(default_factory=dict)
+    suspects: Mapping[str, int] = field(default_factory=dict)
     ready: Mapping[str, Ready] = field(default_factory=dict)
     ballot: Ballot | None = None
     num_failed: int = 0
@@ -108,6 +111,7 @@ def own_ready(state: RoundState) -> Ready:
         voted_attempt=state.ballot.attempt if state.ballot else 0,
         voted=state.ballot.outcome if state.ballot else None,
         voted_origin=state.ballot.origin if state.ballot else b"",
+        leaving=mine.leaving,
     )
 
 
@@ -117,6 +121,12 @@ def blame(state: RoundState, accused: tuple[str, ...], unreachable: tuple[str, .
         accused={**state.accused, **{peer: reason for peer in accused if peer != state.terms.me}},
         unreachable={**state.unreachable, **{peer: reason for peer in unreachable if peer != state.terms.me}},
     )
+
+
+def suspect(state: RoundState, peers: tuple[str, ...]) -> RoundState:
+    """Leave `peers` out of the next attempt, whatever they say meanwhile: they have spoiled this one."""
+    until = {peer: state.attempt + 1 for peer in peers if peer != state.terms.me}
+    return replace(state, suspects={**state.suspects, **until})
 
 
 def give_up(state: RoundState, reason: str, missing: tuple[str, ...], now: float) -> Step:
@@ -135,13 +145,16 @@ def renew(state: RoundState, attempt: int) -> Step:
         for peer, each in state.ready.items()
         if each.attempt < attempt
     ]
+    terms = state.terms
     state = RoundState(
-        terms=state.terms,
+        terms=terms,
         attempt=attempt,
         mine=state.mine,
         known=state.known,
         accused=state.accused,
-        unreachable=state.unreachable,
+        suspects={peer: until for peer, until in state.suspects.items() if attempt <= until},
+        # if too few are left for any group, the others may be back: without them the run waits anyway
+        unreachable=state.unreachable if continues(terms.roster, roster_left(state), terms.min_group) else {},
         ready={peer: each for peer, each in state.ready.items() if each.attempt >= attempt},
         ballot=state.ballot,
         num_failed=state.num_failed,

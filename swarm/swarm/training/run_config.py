@@ -16,6 +16,9 @@ from swarm_compression import codec_names
 from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError
 
+from swarm.trust.aggregation.aggregator import Aggregator
+from swarm.trust.aggregation.registry import aggregator_names, get_aggregator, parameter_names, parameters_of
+
 BYTE_VOCABULARY = 256
 END_OF_TEXT = 0
 """The byte between two documents. It does not occur in text, so a byte-level model needs no further token."""
@@ -131,8 +134,9 @@ class OuterConfig:
 class RunConfig:
     """A run. `model` is a Hugging Face config: `model_type` and that type's keys.
 
-    A round waits for `min_group` members, then `quorum_grace_s` for more, up to `max_group`. Raises ValueError that
-    names every impossible value with its remedy. That the model can be built is checked by `model.check_model`.
+    A round waits for `min_group` members, then `quorum_grace_s` for more, up to `max_group`. `aggregation` holds the
+    parameters of `aggregator`; those that are not given get their defaults. Raises ValueError that names every
+    impossible value with its remedy. That the model can be built is checked by `model.check_model`.
     """
 
     name: str
@@ -140,6 +144,7 @@ class RunConfig:
     outer_steps: int = 40
     interval_steps: int = 20
     codec: str = "int8"
+    aggregator: str = "mean"
     min_group: int = 2
     max_group: int = 16
     quorum_grace_s: float = 2.0
@@ -147,6 +152,7 @@ class RunConfig:
     data: DataConfig = field(default_factory=DataConfig)
     inner: InnerConfig = field(default_factory=InnerConfig)
     outer: OuterConfig = field(default_factory=OuterConfig)
+    aggregation: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         checks = _Checks("")
@@ -156,6 +162,14 @@ class RunConfig:
         checks.whole("outer_steps", self.outer_steps, 1, 10_000_000)
         checks.whole("interval_steps", self.interval_steps, 1, 100_000)
         checks.require(self.codec in codec_names(), "codec", self.codec, f"use one of {', '.join(codec_names())}")
+        known = aggregator_names()
+        checks.require(self.aggregator in known, "aggregator", self.aggregator, f"use one of {', '.join(known)}")
+        checks.require(
+            isinstance(self.aggregation, Mapping),
+            "aggregation",
+            self.aggregation,
+            "write its keys below a line [aggregation]",
+        )
         checks.whole("min_group", self.min_group, 1, limits.MAX_GROUP_MEMBERS)
         checks.whole("max_group", self.max_group, 1, limits.MAX_GROUP_MEMBERS)
         checks.number("quorum_grace_s", self.quorum_grace_s, 0.0, 600.0)
@@ -165,6 +179,8 @@ class RunConfig:
             self.min_group <= self.max_group, "max_group", self.max_group, f"use at least min_group, {self.min_group}"
         )
         checks.finish()
+        aggregator = self._checked_aggregator()
+        object.__setattr__(self, "aggregation", MappingProxyType(parameters_of(aggregator)))
         object.__setattr__(self, "model", MappingProxyType(dict(self.model)))
 
     @property
@@ -172,10 +188,25 @@ class RunConfig:
         """How many samples one member's full interval uses."""
         return self.interval_steps * self.inner.batch_windows
 
+    def make_aggregator(self) -> Aggregator:
+        return get_aggregator(self.aggregator, self.aggregation)
+
+    def _checked_aggregator(self) -> Aggregator:
+        try:
+            aggregator = self.make_aggregator()
+        except ValueError as error:
+            raise ValueError(f"aggregation: {error}") from error
+        if self.min_group < (fewest := aggregator.fewest_members()):
+            raise ValueError(
+                f"min_group = {self.min_group}: {self.aggregator} with these parameters needs at least {fewest} members"
+            )
+        return aggregator
+
     def to_mapping(self) -> dict[str, Any]:
         """Plain values, as they stand in a run file. `from_mapping` gives an equal config back."""
         plain = {each.name: getattr(self, each.name) for each in fields(self)}
         plain["model"] = dict(self.model)
+        plain["aggregation"] = dict(self.aggregation)
         for table in ("data", "inner", "outer"):
             plain[table] = asdict(plain[table])
         return plain
@@ -186,6 +217,7 @@ class RunConfig:
         refuse_unknown_keys(mapping, {each.name for each in fields(cls)}, "the run")
         values = _floats(cls, mapping)
         values.setdefault("name", "")
+        _check_aggregation_keys(values)
         problems = []
         for key, table in (("data", DataConfig), ("inner", InnerConfig), ("outer", OuterConfig)):
             try:
@@ -209,6 +241,13 @@ def refuse_unknown_keys(mapping: Mapping[str, Any], known: Collection[str], wher
             close = difflib.get_close_matches(str(key), known, n=1)
             remedy = f"did you mean {close[0]!r}?" if close else "remove it, or look up the setting you mean"
             raise ConfigError(f"{where} has an unknown key {str(key)[:80]!r}", remedy=remedy)
+
+
+def _check_aggregation_keys(values: Mapping[str, Any]) -> None:
+    """Raises ConfigError for a key that the chosen aggregator does not have. Other mistakes are RunConfig's to name."""
+    name, given = values.get("aggregator", "mean"), values.get("aggregation", {})
+    if name in aggregator_names() and isinstance(given, Mapping):
+        refuse_unknown_keys(given, parameter_names(name), f"[aggregation], which is {name}'s,")
 
 
 def _table(kind: type[Any], key: str, mapping: object) -> Any:

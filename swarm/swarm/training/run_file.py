@@ -17,6 +17,7 @@ import base64
 import binascii
 import hashlib
 import json
+import re
 import time
 import tomllib
 from collections.abc import Mapping
@@ -31,7 +32,11 @@ from swarm.training.model import check_model
 from swarm.training.run_config import RunConfig, refuse_unknown_keys
 
 MAX_RUN_FILE_BYTES = 1 << 16
+MAX_KEY_WORDS = 32
+"""In one dotted key. Its parser's time grows with the square of them: 20,000 took 42 s."""
 _PURPOSE = b"swarm-run:"
+_WORD = r"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')"""
+_LONG_KEY = re.compile(rf"(?<![\w-]){_WORD}(?:[ \t]*+\.[ \t]*+{_WORD}){{{MAX_KEY_WORDS},}}")
 _SIGNATURE_KEYS = ("peer_id", "issued_at", "signature")
 
 
@@ -68,8 +73,12 @@ def write_run(path: Path, config: RunConfig, identity: Identity, *, issued_at: i
     text = to_toml({**config.to_mapping(), "signature": dict(zip(_SIGNATURE_KEYS, signature, strict=True))})
     partial = path.with_name(f".{path.name}.partial")
     try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
+        try:
+            partial.write_text(text, encoding="utf-8")
+            partial.replace(path)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}", remedy="choose another place") from error
     return run
@@ -138,9 +147,16 @@ def _parse(path: Path) -> dict[str, Any]:
     if len(data) > MAX_RUN_FILE_BYTES:
         raise ConfigError(f"{path} is too large for a run file", remedy="check that it is the right one")
     try:
-        return tomllib.loads(data.decode())
+        text = data.decode()
+        too_deep = _LONG_KEY.search(text) is not None
+        mapping = {} if too_deep else tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not TOML: {error}", remedy="correct it there") from error
+    if too_deep:
+        raise ConfigError(
+            f"{path} has a dotted key of more than {MAX_KEY_WORDS} words", remedy="use flat keys below a line [table]"
+        )
+    return mapping
 
 
 def _signature_of(table: Mapping[str, Any], path: Path) -> tuple[str, int, bytes]:

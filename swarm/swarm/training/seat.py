@@ -12,17 +12,19 @@ from dataclasses import dataclass
 
 from swarm_compression import Codec
 from swarm_protocol import limits
-from swarm_protocol.errors import PeerRefused, PeerUnreachable, SwarmError
+from swarm_protocol.errors import PeerRefused, PeerUnreachable, PeerViolation, SwarmError
 from swarm_protocol.training_messages import Abort, Ready, ReadyReply, Standing, StandingRequest
 
-from swarm.network.interface import Network
+from swarm.network.interface import EndOfStream, Network
 from swarm.network.phases import FaultHook
-from swarm.training.certificate import Notary
+from swarm.training.certificate import Notary, Proof
 from swarm.training.coordinator import Terms
+from swarm.training.history import MAX_HISTORY_BYTES, MAX_LINKS
 from swarm.training.methods import Methods
 from swarm.training.replica import Replica
 from swarm.training.round_events import Event, Grouped, LeftOut, Lost, Moved, Proven, Sighted
-from swarm.training.transfer import Fetcher
+from swarm.training.transfer import SMALL_BYTES, Fetcher
+from swarm.training.vote import continues
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +33,8 @@ POLL_S = 10.0
 whose connection does not break can be dead unnoticed."""
 CALL_TIMEOUT_S = 5.0
 """For small messages over bad links."""
+HISTORY_TIMEOUT_S = 60.0
+"""For all links that a peer shows: MAX_HISTORY_BYTES at 2 Mbit/s."""
 ANNOUNCE_TIMEOUT_S = 0.5
 """How long leaving an attempt waits until the others have heard why."""
 FOUNDING_GRACE_S = 2.0
@@ -62,6 +66,13 @@ class Seat:
     @property
     def run(self) -> str:
         return self.notary.run
+
+    async def check(self, certificate: bytes) -> Proof:
+        """What `certificate` proves. A large one is checked off the loop. Raises PeerViolation or IntegrityError."""
+        check, now = self.notary.check_certificate, self.network.now()
+        if len(certificate) <= SMALL_BYTES:
+            return check(certificate, now)
+        return await asyncio.get_running_loop().run_in_executor(self.executor, check, certificate, now)
 
 
 def terms_of(seat: Seat) -> Terms:
@@ -99,12 +110,12 @@ async def report_ready(seat: Seat, peer: str, ready: Ready) -> tuple[Event, int]
             data = await seat.network.call(peer, seat.methods.ready, request, timeout_s=POLL_S + CALL_TIMEOUT_S)
             reply = ReadyReply.from_bytes(data)
             if reply.kind != "pending":
-                return _read_reply(seat, peer, ready.attempt, reply), num_bytes
+                return await _read_reply(seat, peer, ready.attempt, reply), num_bytes
     except SwarmError as error:
         return Lost(peer=peer, reason=error.message), num_bytes
 
 
-def _read_reply(seat: Seat, peer: str, attempt: int, reply: ReadyReply) -> Event:
+async def _read_reply(seat: Seat, peer: str, attempt: int, reply: ReadyReply) -> Event:
     """Raises PeerViolation or IntegrityError."""
     match reply.kind:
         case "group":
@@ -114,7 +125,9 @@ def _read_reply(seat: Seat, peer: str, attempt: int, reply: ReadyReply) -> Event
         case "left_out":
             return LeftOut(attempt=attempt, reason=reply.reason)
         case _:
-            return overtaken(seat, reply.certificate) or Lost(peer=peer, reason="it starts from another state")
+            return await overtaken(seat, peer, reply.certificate) or Lost(
+                peer=peer, reason="it starts from another state"
+            )
 
 
 async def ask_standing(seat: Seat, peer: str, request: StandingRequest) -> tuple[Event | None, tuple[str, ...]]:
@@ -123,7 +136,7 @@ async def ask_standing(seat: Seat, peer: str, request: StandingRequest) -> tuple
         data = await seat.network.call(peer, seat.methods.standing, request.to_bytes(), timeout_s=CALL_TIMEOUT_S)
         standing = Standing.from_bytes(data)
         sighted = Sighted(peer=peer, attempt=standing.attempt)
-        return overtaken(seat, standing.certificate) or sighted, standing.known
+        return await overtaken(seat, peer, standing.certificate) or sighted, standing.known
     except PeerRefused:
         # it is there, but not yet at work
         return None, ()
@@ -131,12 +144,60 @@ async def ask_standing(seat: Seat, peer: str, request: StandingRequest) -> tuple
         return Lost(peer=peer, reason=error.message), ()
 
 
-def overtaken(seat: Seat, certificate: bytes) -> Proven | None:
-    """An event if `certificate` is of higher rank than this member's state. Raises PeerViolation or IntegrityError."""
+async def overtaken(seat: Seat, peer: str, certificate: bytes) -> Proven | None:
+    """An event if `certificate`, which `peer` shows, is of higher rank than this member's state, and follows from it.
+
+    Raises PeerViolation or IntegrityError.
+    """
     if not certificate:
         return None
-    proof = seat.notary.check_certificate(certificate, seat.network.now())
-    return Proven(certificate=certificate) if proof.rank > seat.replica.rank else None
+    proof = await seat.check(certificate)
+    is_further = proof.rank > seat.replica.rank and await follows(seat, peer, proof)
+    return Proven(certificate=certificate) if is_further else None
+
+
+async def follows(seat: Seat, peer: str, proof: Proof) -> bool:
+    """Whether `proof`, which `peer` shows, follows from a state that this member trusts.
+
+    Directly, if enough of that state's members voted for it; else by the links that `peer` then has to show.
+    """
+    replica, min_group = seat.replica, seat.notary.min_group
+    if any(continues(roster, proof.voters, min_group) for roster in replica.anchors):
+        return True
+    try:
+        async with asyncio.timeout(HISTORY_TIMEOUT_S):
+            links = await _walk(seat, peer, proof)
+    except (SwarmError, TimeoutError) as error:
+        logger.warning("%s does not show how its state follows from this member's: %s", peer[-6:], error)
+        return False
+    if not links:
+        logger.warning("%s shows a state that does not follow from this member's", peer[-6:])
+    replica.history.add(links)
+    return bool(links)
+
+
+async def _walk(seat: Seat, peer: str, proof: Proof) -> list[Proof]:
+    """The links from this member's state to the one before `proof`; none if there is no such way."""
+    replica, min_group = seat.replica, seat.notary.min_group
+    rosters, rank, links = replica.anchors, replica.rank, list[Proof]()
+    num_bytes = num_received = 0
+    async with seat.network.stream(peer, seat.methods.history, timeout_s=CALL_TIMEOUT_S) as stream:
+        await stream.send(StandingRequest(run=seat.run, step=replica.outer_step + 1).to_bytes())
+        await stream.finish()
+        while True:
+            try:
+                data = await stream.receive()
+            except EndOfStream:
+                return []
+            num_bytes, num_received = num_bytes + len(data), num_received + 1
+            if num_bytes > MAX_HISTORY_BYTES or num_received > MAX_LINKS:
+                raise PeerViolation("its history is longer than any", peer_id=peer)
+            link = await seat.check(data)
+            if rank < link.rank < proof.rank and any(continues(each, link.voters, min_group) for each in rosters):
+                rosters, rank = (link.roster,), link.rank
+                links.append(link)
+                if continues(link.roster, proof.voters, min_group):
+                    return links
 
 
 async def send_vote(seat: Seat, peer: str, vote: bytes) -> Event | None:

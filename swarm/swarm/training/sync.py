@@ -19,13 +19,14 @@ from swarm.network.membership import Membership
 from swarm.training.certificate import Proof
 from swarm.training.reduction import decode_parts
 from swarm.training.replica import Held
-from swarm.training.seat import CALL_TIMEOUT_S, Seat
+from swarm.training.seat import CALL_TIMEOUT_S, Seat, follows
+from swarm.training.state import ReplicaState
 from swarm.training.transfer import Fetched
 
 logger = logging.getLogger(__name__)
 
 MAX_ASKED = 16
-"""Peers asked for their standing at one time: the ones that claim to be furthest."""
+"""Peers asked for their standing at one time, of whom half may be members of the own state."""
 MAX_DONORS = 16
 """Beyond this a joiner's own link is the bottleneck."""
 NUM_RETRIES = 3
@@ -51,12 +52,21 @@ async def trainers(membership: Membership, run: str) -> dict[str, TrainerRecord]
         return {}
 
 
+def whom_to_ask(claims: Mapping[str, int], state: ReplicaState) -> list[str]:
+    """The peers that claim to be furthest. Strangers, who may claim anything, crowd out no members of `state`.
+
+    `claims` are outer steps by peer.
+    """
+    ranked = sorted(claims, key=lambda peer: (-claims[peer], peer))
+    members = [peer for peer in ranked if peer in state.roster][: MAX_ASKED // 2]
+    return list(dict.fromkeys((*members, *ranked)))[:MAX_ASKED]
+
+
 async def furthest(seat: Seat, records: Mapping[str, TrainerRecord]) -> Proof | None:
-    """The proof of highest rank that any of these peers can show; None if nobody has one."""
-    peers = [peer for peer, record in records.items() if record.digest and peer != seat.network.peer_id]
-    peers = sorted(peers, key=lambda peer: -records[peer].outer_step)[:MAX_ASKED]
+    """The proof of highest rank that any of these peers can show, and that follows; None if nobody has one."""
+    claims = {peer: each.outer_step for peer, each in records.items() if each.digest and peer != seat.network.peer_id}
     async with asyncio.TaskGroup() as tasks:
-        asking = [tasks.create_task(_proof_of(seat, peer)) for peer in peers]
+        asking = [tasks.create_task(_proof_of(seat, peer)) for peer in whom_to_ask(claims, seat.replica.current.state)]
     proofs = [proof for task in asking if (proof := task.result()) is not None]
     return max(proofs, key=lambda proof: proof.rank, default=None)
 
@@ -66,7 +76,11 @@ async def _proof_of(seat: Seat, peer: str) -> Proof | None:
     try:
         data = await seat.network.call(peer, seat.methods.standing, request, timeout_s=CALL_TIMEOUT_S)
         certificate = Standing.from_bytes(data).certificate
-        return seat.notary.check_certificate(certificate, seat.network.now()) if certificate else None
+        if not certificate:
+            return None
+        proof = await seat.check(certificate)
+        is_further = proof.rank > seat.replica.rank
+        return proof if not is_further or await follows(seat, peer, proof) else None
     except SwarmError as error:
         logger.warning("%s did not say where it is: %s", peer[-6:], error)
         return None
@@ -108,9 +122,7 @@ async def _rebuild(seat: Seat, proof: Proof, holders: list[str]) -> Held:
     loop = asyncio.get_running_loop()
     parts = await seat.fetcher.parts(proof.origin, outcome, holders, seat.codec)
     mean_N = await loop.run_in_executor(seat.executor, decode_parts, seat.codec, proof.origin, parts)
-    mine = await loop.run_in_executor(
-        seat.executor, seat.replica.propose, outcome.origin_digest, proof.origin, parts, mean_N
-    )
+    mine = await seat.replica.propose(seat.executor, outcome.origin_digest, proof.origin, parts, mean_N)
     held = seat.replica.proposal(outcome)
     if held is None:
         raise SwarmError(f"they lead to {mine.state_digest.hex()[:12]} here")

@@ -10,9 +10,10 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from types import TracebackType
+from typing import TypeVar
 
 from swarm_compression import get_codec
 from swarm_protocol.errors import IntegrityError, PeerViolation, SwarmError
@@ -45,8 +46,10 @@ from swarm.training.round_events import GiveUp, Offered
 from swarm.training.run_file import SignedRun
 from swarm.training.seat import Seat, terms_of
 from swarm.training.state import ReplicaState
-from swarm.training.sync import MAX_ASKED, Reached, furthest, reach, trainers
+from swarm.training.sync import Reached, furthest, reach, trainers, whom_to_ask
 from swarm.training.transfer import Fetcher
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -137,17 +140,22 @@ class Trainer:
             await self._join(seat)
             if seat.replica.outer_step == 0:
                 await self._validate(seat)
-            while seat.replica.outer_step < self._run.config.outer_steps and not self._stopping:
+            while seat.replica.outer_step < self._run.config.outer_steps and not (self._stopping and self._has_left()):
                 await self._take_step(seat, background)
         if not self._stopping:
             await self._validate(seat)
             self._announce("finished")
 
     def stop(self) -> None:
-        """Leave after the step that is under way."""
+        """Leave with the step that is under way, or with the next one: the others are not to wait for this member."""
         self._stopping = True
         if self._intervals is not None:
             self._intervals.hurry()
+
+    def between_intervals(self, function: Callable[[], T]) -> Future[T]:
+        """Call `function` in the thread that trains: asked for from `on_event`, before the next interval begins."""
+        assert self._intervals is not None
+        return self._intervals.between(function)
 
     async def close(self) -> None:
         """Hand out nothing more. Waits for a running inner step. Idempotent."""
@@ -250,7 +258,7 @@ class Trainer:
         async with asyncio.TaskGroup() as tasks:
             self._desk.enter(driver)
             interval = tasks.create_task(self._interval(seat, driver, offered), name="interval")
-            watch = tasks.create_task(self._watch(driver), name="watch")
+            watch = tasks.create_task(self._watch(driver, seat.replica.current.state), name="watch")
             try:
                 certificate = await driver.run()
                 await self._faults.reached("round.committed")
@@ -261,7 +269,7 @@ class Trainer:
             # a thread cannot be cancelled, and trains one interval at a time
             await interval
         self._accused = driver.accused
-        proof = self._notary.check_certificate(certificate, self._network.now())
+        proof = await seat.check(certificate)
         reached = await self._reach(seat, proof, {})
         await self._faults.reached("round.applied")
         if reached is not None and reached.fetched is None:
@@ -275,6 +283,8 @@ class Trainer:
         assert self._intervals is not None
         me, step, state = self._network.peer_id, driver.terms.step, seat.replica.current.state
         contribution = Contribution(peer_id=me)
+        if self._stopping:
+            self._intervals.hurry()
         if lease := seat.replica.lease(me):
             await self._faults.reached("interval")
             try:
@@ -304,15 +314,22 @@ class Trainer:
                         )
                     )
         offered.append(asyncio.get_running_loop().time())
-        driver.feed(Offered(contribution=contribution))
+        driver.feed(Offered(contribution=replace(contribution, leaving=self._stopping)))
 
-    async def _watch(self, driver: RoundDriver) -> None:
+    def _has_left(self) -> bool:
+        """Whether the state's other members go on without this one."""
+        assert self._replica is not None
+        me, proof = self._network.peer_id, self._replica.proof
+        left = any(member.peer_id == me and member.leaving for member in proof.origin.members) if proof else False
+        return left or me not in self._replica.current.state.roster
+
+    async def _watch(self, driver: RoundDriver, state: ReplicaState) -> None:
         """Look at others in the run: first those that seem to be further."""
         while True:
             records = await trainers(self._membership, self._run.run_id)
             there = {peer: each.outer_step for peer, each in records.items() if each.digest and each.state != "leaving"}
             met = dict.fromkeys(driver.known, 0)
-            for peer, _ in sorted((met | there).items(), key=lambda each: (-each[1], each[0]))[:MAX_ASKED]:
+            for peer in whom_to_ask(met | there, state):
                 driver.look_at(peer)
             await asyncio.sleep(WATCH_S if driver.terms.roster else FIRST_WATCH_S)
 

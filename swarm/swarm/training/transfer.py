@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from swarm_compression import Codec
 from swarm_protocol.errors import IntegrityError, PeerRefused, PeerTimeout, PeerViolation, RoundError, SwarmError
@@ -26,6 +27,8 @@ from swarm.training.methods import Methods
 from swarm.training.replica import Held, Replica
 from swarm.training.state import Assembly, ReplicaState
 
+T = TypeVar("T")
+
 logger = logging.getLogger(__name__)
 
 PIECE_BYTES = 1 << 20
@@ -34,6 +37,12 @@ CALL_TIMEOUT_S = 30.0
 """A chunk of 1 MiB over a link that is hardly usable, 0.3 Mbit/s."""
 SLOWEST_BYTES_PER_S = PIECE_BYTES / CALL_TIMEOUT_S
 """Of a part: beyond that its holder is left, or one that trickles could hold a member up for ever."""
+SLOWEST_STATE_BYTES_PER_S = 1.25e5
+"""Of a state, from all donors together: 1 Mbit/s, as little as a round takes of a member (see `seat`)."""
+MAX_HOLDERS_TRIED = 4
+"""For how many slow holders, one after the other, a part is waited for in all."""
+SMALL_BYTES = 1 << 16
+"""What is parsed and hashed in less than a millisecond may be so on the event loop."""
 
 
 class Donor:
@@ -79,7 +88,7 @@ class Fetched:
 
 
 class Fetcher:
-    """Fetches for one member of a run. `executor` hashes."""
+    """Fetches for one member of a run. `executor` hashes and parses whatever is large."""
 
     def __init__(self, network: Network, methods: Methods, executor: Executor) -> None:
         self._network = network
@@ -87,10 +96,18 @@ class Fetcher:
         self._executor = executor
 
     async def state(self, digest: bytes, donors: Sequence[str], own: Held) -> Fetched:
-        """The state named `digest`. Raises RoundError if the donors together do not have all of it."""
+        """The state named `digest`. Raises RoundError if the donors together do not give all of it in time."""
         manifest = await self._manifest(digest, donors, own.manifest.num_values)
+        limit_s = 2 * CALL_TIMEOUT_S + manifest.num_bytes / SLOWEST_STATE_BYTES_PER_S
+        try:
+            async with asyncio.timeout(limit_s):
+                return await self._assembled(manifest, digest, donors, own)
+        except TimeoutError:
+            raise RoundError(f"the state did not come within {limit_s:.0f} s", missing=tuple(donors)) from None
+
+    async def _assembled(self, manifest: Manifest, digest: bytes, donors: Sequence[str], own: Held) -> Fetched:
         assembly = Assembly(manifest)
-        await asyncio.get_running_loop().run_in_executor(self._executor, assembly.reuse, own.state)
+        await self._off_loop(assembly.reuse, own.state)
         gave, failures = dict[str, int](), dict[str, str]()
         # a donor that fails late leaves its chunk behind when the others have ended already
         while assembly.missing and (able := [donor for donor in donors if donor not in failures]):
@@ -101,9 +118,8 @@ class Fetcher:
         if assembly.missing:
             reasons = "; ".join(f"{donor[-6:]}: {reason}" for donor, reason in failures.items())
             raise RoundError(f"the state cannot be had: {reasons or 'nobody has it'}")
-        return Fetched(
-            state=assembly.finish(), manifest=manifest, donors=tuple(sorted(gave)), num_bytes=sum(gave.values())
-        )
+        state = await self._off_loop(assembly.finish)
+        return Fetched(state=state, manifest=manifest, donors=tuple(sorted(gave)), num_bytes=sum(gave.values()))
 
     async def _manifest(self, digest: bytes, donors: Sequence[str], num_values: int) -> Manifest:
         failures = []
@@ -115,9 +131,8 @@ class Fetcher:
                     ManifestRequest(state_digest=digest).to_bytes(),
                     timeout_s=CALL_TIMEOUT_S,
                 )
-                if hashlib.sha256(data).digest() != digest:
-                    raise IntegrityError("its manifest does not match the digest", peer_id=donor)
-                manifest = Manifest.from_bytes(data)
+                is_small = len(data) <= SMALL_BYTES
+                manifest = _named(data, digest) if is_small else await self._off_loop(_named, data, digest)
                 if manifest.num_values != num_values:
                     raise PeerViolation("its state is of another size than the run's", peer_id=donor)
             except SwarmError as error:
@@ -136,7 +151,6 @@ class Fetcher:
         failures: dict[str, str],
     ) -> None:
         """Take chunks off the queue's end for as long as the donor delivers."""
-        loop = asyncio.get_running_loop()
         while queue:
             index = queue.pop()
             try:
@@ -146,7 +160,7 @@ class Fetcher:
                     ChunkRequest(state_digest=digest, index=index).to_bytes(),
                     timeout_s=CALL_TIMEOUT_S,
                 )
-                await loop.run_in_executor(self._executor, assembly.put, index, data)
+                await self._off_loop(assembly.put, index, data)
             except SwarmError as error:
                 failures[donor] = error.message
                 logger.warning("dropped %s as a donor: %s", donor[-6:], error)
@@ -155,20 +169,21 @@ class Fetcher:
 
     async def parts(self, origin: Group, outcome: Outcome, holders: Sequence[str], codec: Codec) -> tuple[bytes, ...]:
         """The result parts of `outcome`, which is of the group `origin`. Raises RoundError if one cannot be had."""
-        async with asyncio.TaskGroup() as tasks:
-            fetching = [
-                tasks.create_task(self._part(origin, outcome, index, holders, codec))
-                for index in range(len(outcome.part_digests))
-            ]
+        sizes = [_part_bytes(origin, index, codec) for index in range(len(outcome.part_digests))]
+        limit_s = MAX_HOLDERS_TRIED * (CALL_TIMEOUT_S + max(sizes, default=0) / SLOWEST_BYTES_PER_S)
+        try:
+            async with asyncio.timeout(limit_s), asyncio.TaskGroup() as tasks:
+                fetching = [
+                    tasks.create_task(self._part(outcome, index, holders, size)) for index, size in enumerate(sizes)
+                ]
+        except TimeoutError:
+            raise RoundError(f"the parts did not come within {limit_s:.0f} s", missing=tuple(holders)) from None
         parts = tuple(task.result() for task in fetching)
         if any(part is None for part in parts):
             raise RoundError("a part of the outcome cannot be had from any member", missing=tuple(holders))
         return tuple(part for part in parts if part is not None)
 
-    async def _part(
-        self, origin: Group, outcome: Outcome, index: int, holders: Sequence[str], codec: Codec
-    ) -> bytes | None:
-        size = sum(codec.encoded_bytes(num_values(frame)) for frame in part_frames(origin, index))
+    async def _part(self, outcome: Outcome, index: int, holders: Sequence[str], size: int) -> bytes | None:
         request = PartRequest(origin_digest=outcome.origin_digest, index=index).to_bytes()
         # not all from the same holder
         for holder in [*holders[index % max(len(holders), 1) :], *holders[: index % max(len(holders), 1)]]:
@@ -177,7 +192,7 @@ class Fetcher:
             except SwarmError as error:
                 logger.warning("could not get part %d from %s: %s", index, holder[-6:], error)
                 continue
-            if hashlib.sha256(data).digest() == outcome.part_digests[index]:
+            if await self._off_loop(_digest, data) == outcome.part_digests[index]:
                 return data
             logger.warning("%s sent a part that does not match its digest", holder[-6:])
         return None
@@ -198,3 +213,21 @@ class Fetcher:
         except TimeoutError:
             raise PeerTimeout(f"it sent no part within {limit_s:.0f} s", peer_id=holder) from None
         return bytes(received)
+
+    async def _off_loop(self, function: Callable[..., T], *arguments: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, function, *arguments)
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()
+
+
+def _named(data: bytes, digest: bytes) -> Manifest:
+    """Raises IntegrityError or PeerViolation unless `data` is the manifest of that name."""
+    if _digest(data) != digest:
+        raise IntegrityError("its manifest does not match the digest")
+    return Manifest.from_bytes(data)
+
+
+def _part_bytes(origin: Group, index: int, codec: Codec) -> int:
+    return sum(codec.encoded_bytes(num_values(frame)) for frame in part_frames(origin, index))

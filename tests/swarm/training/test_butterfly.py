@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 import torch
@@ -16,7 +17,10 @@ from swarm.testing import virtual_time
 from swarm.training import butterfly as module
 from swarm.training.butterfly import Butterfly, Reduction, decode_part, part_frames
 from swarm.training.coordinator import part_values
+from swarm.training.part_owner import Scheme
 from swarm.training.round_events import Signed
+from swarm.trust.aggregation.aggregation import aggregate
+from swarm.trust.aggregation.registry import aggregator_names, get_aggregator
 from swarm_compression import Codec, get_codec
 from swarm_protocol.errors import PeerError, PeerUnreachable, PeerViolation, RoundError, SwarmError
 from swarm_protocol.training_messages import Contribution, Group
@@ -27,10 +31,17 @@ from training_swarm import SpoiledCodec
 class Ring:
     """Members of one group, each with a network and a vector; `run` reduces among them."""
 
-    def __init__(self, tokens: list[int], num_values: int = 3000, codec: str = "int8") -> None:
+    def __init__(
+        self,
+        tokens: list[int],
+        num_values: int = 3000,
+        codec: str = "int8",
+        aggregator: str = "mean",
+    ) -> None:
         self.internet = MemoryInternet(detection_s=0.1)
         self.executor = ThreadPoolExecutor(2)
         self.codec: Codec = get_codec(codec)
+        self.aggregator = get_aggregator(aggregator, {})
         unsorted = [self.internet.network() for _ in tokens]
         self.networks = sorted(unsorted, key=lambda each: each.peer_id)
         peers = [each.peer_id for each in self.networks]
@@ -62,7 +73,7 @@ class Ring:
             "reduce",
             self.signed,
             self.vectors[index] if has_tokens else None,
-            codec or self.codec,
+            Scheme(codec=codec or self.codec, aggregator=self.aggregator),
             self.executor,
             on_failure=lambda error: self.failures.setdefault(index, error),
         )
@@ -144,6 +155,54 @@ def test_run_sums_in_the_groups_order_whoever_is_quick() -> None:
 
 def slow_link(latency_s: float) -> Link:
     return Link(latency_s=latency_s)
+
+
+@pytest.mark.parametrize("codec", ["fp32", "int8"])
+@pytest.mark.parametrize("name", aggregator_names())
+def test_run_with_any_aggregator_gives_all_members_what_it_makes_of_the_slices(
+    name: str, codec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FRAME_VALUES", 512)
+    tokens = [4, 0, 5, 4, 3, 5]
+
+    async def case(ring: Ring) -> None:
+        ring.vectors[2] *= -1000
+        reductions = await ring.run()
+        assert all(each.parts == reductions[0].parts for each in reductions)
+
+        def sent(x_F: Tensor) -> Tensor:
+            return ring.codec.decode(ring.codec.encode(x_F), x_F.numel())
+
+        for index in range(6):
+            frames = part_frames(ring.signed.group, index)
+            rows = [[sent(ring.vectors[member][frame]).numpy() for member in range(6)] for frame in frames]
+            expected_N, report = aggregate(ring.aggregator, partial(iter, rows), tokens)
+            got_N = reductions[0].mean_N[frames[0].start : frames[-1].stop]
+            assert torch.equal(got_N, sent(torch.from_numpy(expected_N)))
+            counted = [kept for kept, count in zip(report.kept, tokens, strict=False) if count]
+            assert list(ring.butterflies[index].report.kept) == counted
+        assert not ring.failures
+
+    in_ring(tokens, case, codec=codec, num_values=6 * 1024, aggregator=name)
+
+
+def test_run_that_surveys_first_fails_at_every_owner_on_a_bad_slice_and_names_the_sender() -> None:
+    async def case(ring: Ring) -> None:
+        await ring.run_until_failed({0, 1, 3}, {2: SpoiledCodec(lambda data: NAN + data[4:])})
+        for honest in (0, 1, 3):
+            error = ring.failures[honest]
+            assert isinstance(error, PeerViolation)
+            assert error.peer_id == ring.networks[2].peer_id
+
+    in_ring([1] * 4, case, aggregator="centered_clip")
+
+
+def test_run_of_multi_krum_among_too_few_says_that_it_promises_less(caplog: pytest.LogCaptureFixture) -> None:
+    async def case(ring: Ring) -> None:
+        await ring.run()
+        assert "0 liars are left out instead of 1, because only 4 members contribute" in caplog.text
+
+    in_ring([1] * 4, case, aggregator="multi_krum")
 
 
 def test_run_sends_about_two_bytes_a_value_with_int8() -> None:

@@ -7,9 +7,18 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from swarm.training.coordinator import Terms, complaint, convict, coordinator_of, form_group, part_values
+from swarm.training.coordinator import (
+    Terms,
+    complaint,
+    convict,
+    coordinator_of,
+    form_group,
+    origin_complaint,
+    part_values,
+)
+from swarm.training.round_events import Signed
 from swarm_protocol.identity import Identity
-from swarm_protocol.training_messages import Contribution, Outcome, Ready
+from swarm_protocol.training_messages import Contribution, Group, Outcome, Ready
 
 PEERS = tuple(sorted(Identity(bytes([number]) * 32).peer_id for number in range(6)))
 A, B, C, D, E, F = PEERS
@@ -46,6 +55,10 @@ def ready(num_samples: int = 10, **changes: object) -> Ready:
     return Ready(**{**values, **changes})  # type: ignore[arg-type]
 
 
+def signed(group: Group, signer: str = B, origin: Signed | None = None) -> Signed:
+    return Signed(group=group, signer=signer, data=b"group", digest=DIGEST, origin=origin)
+
+
 def test_coordinator_of_same_candidates_in_any_order_is_the_same_peer() -> None:
     assert coordinator_of("run", 3, 0, PEERS) == coordinator_of("run", 3, 0, reversed(PEERS))
 
@@ -70,7 +83,7 @@ def test_form_group_with_all_fit_is_accepted_by_each_member() -> None:
     assert group.peer_ids == tuple(sorted(reports))
     assert sum(group.part_values) == TERMS.num_values
     for member in group.members:
-        assert complaint(replace(TERMS, me=member.peer_id), 0, member, group) == ""
+        assert complaint(replace(TERMS, me=member.peer_id), 0, member, signed(group)) == ""
 
 
 def test_form_group_with_too_many_takes_contributors_and_itself_first() -> None:
@@ -125,7 +138,7 @@ def test_form_group_resumes_the_latest_outcome_voted_for() -> None:
 def test_complaint_names_what_a_coordinator_changed(change: dict[str, object], words: str) -> None:
     group, _ = form_group(TERMS, 0, {peer: ready() for peer in (A, B, C)})
     mine = Contribution(peer_id=A, num_tokens=40, num_samples=10, loss=2.0)
-    assert words in complaint(TERMS, 0, mine, replace(group, **change))  # type: ignore[arg-type]
+    assert words in complaint(TERMS, 0, mine, signed(replace(group, **change)))  # type: ignore[arg-type]
 
 
 def test_complaint_about_a_changed_weight_of_mine_or_a_raised_one_of_others() -> None:
@@ -133,15 +146,48 @@ def test_complaint_about_a_changed_weight_of_mine_or_a_raised_one_of_others() ->
     mine, other = group.members[0], group.members[1]
     lowered = replace(group, members=(replace(mine, num_tokens=4, num_samples=1), *group.members[1:]))
     raised = replace(group, members=(mine, replace(other, num_tokens=10**9, num_samples=10), group.members[2]))
-    assert "changes this member's" in complaint(TERMS, 0, mine, lowered)
-    assert "more than its lease" in complaint(TERMS, 0, mine, raised)
+    assert "changes this member's" in complaint(TERMS, 0, mine, signed(lowered))
+    assert "more than its lease" in complaint(TERMS, 0, mine, signed(raised))
 
 
 def test_complaint_about_a_group_too_small_or_too_large() -> None:
     group, _ = form_group(TERMS, 0, {peer: ready() for peer in (A, B, C)})
     mine = group.members[0]
-    assert "fewer than 4" in complaint(replace(TERMS, min_group=4), 0, mine, group)
-    assert "more than 2" in complaint(replace(TERMS, max_group=2), 0, mine, group)
+    assert "fewer than 4" in complaint(replace(TERMS, min_group=4), 0, mine, signed(group))
+    assert "more than 2" in complaint(replace(TERMS, max_group=2), 0, mine, signed(group))
+
+
+def test_form_group_resumes_nothing_that_only_a_stranger_says_to_have_voted_for() -> None:
+    made_up = Outcome(origin_digest=DIGEST, part_digests=(), state_digest=b"x" * 32)
+    claim = ready(0, voted=made_up, voted_origin=b"made up", voted_attempt=9)
+    group, _ = form_group(TERMS, 1, {A: ready(), B: ready(), C: ready(), E: claim})
+    assert group.resumes is None
+    group, _ = form_group(replace(TERMS, roster=()), 1, {A: ready(0), E: claim})
+    assert group.resumes == made_up
+
+
+@pytest.mark.parametrize(
+    ("signer", "members", "words"),
+    [
+        (B, (A, B, C), ""),
+        (E, (A, B, C), "no member of the state"),
+        (D, (D, E, F), "too few members of the state"),
+        (D, (D,), "fewer than 2"),
+    ],
+)
+def test_complaint_about_an_outcome_from_a_group_that_could_not_be(
+    signer: str, members: tuple[str, ...], words: str
+) -> None:
+    made, _ = form_group(replace(TERMS, me=members[0]), 0, {peer: ready(0) for peer in members})
+    origin = signed(made, signer)
+    assert words in origin_complaint(TERMS, origin)
+    outcome = Outcome(origin_digest=DIGEST, part_digests=(), state_digest=b"x" * 32)
+    group, _ = form_group(TERMS, 1, {peer: ready() for peer in (A, B, C)})
+    group = replace(group, part_values=(), resumes=outcome, origin=b"group")
+    mine = group.members[0]
+    assert words in complaint(TERMS, 1, mine, signed(group, origin=origin))
+    assert bool(complaint(TERMS, 1, mine, signed(group, origin=origin))) == bool(words)
+    assert "not there" in complaint(TERMS, 1, mine, signed(group))
 
 
 def test_convict_leaves_out_whom_all_accuse() -> None:

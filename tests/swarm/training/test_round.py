@@ -30,6 +30,7 @@ from round_scripts import (
     outcome,
     play,
     ready,
+    signed,
     terms,
     trace,
     voted,
@@ -122,7 +123,7 @@ def test_announce_comes_before_the_attempt_is_torn_down() -> None:
 def test_accused_member_stays_accused_and_unreachable_one_is_forgiven_when_heard() -> None:
     script: Script = [(0.0, OFFER), (1.0, Grouped(signed=FIRST))]
     script.append((2.0, ReduceFailed(attempt=0, reason="x", accused=(OTHERS[0],), unreachable=(OTHERS[1],))))
-    state, _ = run([*script, (2.1, Reported(peer=OTHERS[1], ready=ready(1)))])
+    state, _ = run([*script, (2.1, Reported(peer=OTHERS[1], ready=ready(2)))])
     assert set(state.accused) == {OTHERS[0]}
     assert not state.unreachable
 
@@ -250,6 +251,40 @@ def test_coordinator_blames_who_does_not_give_the_parts_it_says_it_voted_for() -
     assert set(state.unreachable) == {ME}
 
 
+def test_member_that_another_ones_origin_says_to_leave_blames_who_signed_that() -> None:
+    members = tuple(replace(each, leaving=each.peer_id == ME) for each in FIRST.group.members)
+    made_up = replace(FIRST, group=replace(FIRST.group, members=members), signer=OTHERS[0])
+    leader = machine.begin(terms(ME, first_attempt=1), accused={}).leader
+    resumed = signed(PEERS, 1, leader, part_values=(), resumes=OUTCOME, origin=FIRST.data)
+    script: Script = [(0.0, OFFER), (1.0, Moved(attempt=0, to=1))]
+    state, _ = run([*script, (2.0, Grouped(signed=replace(resumed, origin=made_up)))])
+    assert set(state.accused) == {OTHERS[0]}
+    assert state.signed is None
+    state, actions = run([*script, (2.0, Grouped(signed=replace(resumed, origin=FIRST)))])
+    assert [type(each) for each in actions] == [Recover]
+
+
+def test_one_made_up_vote_and_a_missing_one_turn_no_honest_members_against_each_other() -> None:
+    liar, made_up = OTHERS[0], replace(OUTCOME, part_digests=(b"x" * 32,) * len(PEERS), state_digest=b"x" * 32)
+    script: Script = [(0.0, OFFER), (1.0, Grouped(signed=FIRST)), (2.0, Reduced(attempt=0, outcome=OUTCOME))]
+    script += [(2.0, voted(peer, FIRST, OUTCOME)) for peer in (ME, LEADER)]
+    state, actions = run([*script, (2.1, voted(liar, FIRST, made_up)), (13.0, Tick())])
+    assert any(isinstance(each, GiveUp) for each in actions)
+    assert not state.accused
+    assert set(state.unreachable) == {liar}
+
+
+@pytest.mark.parametrize(
+    ("lost", "words"), [((), ""), ((OTHERS[0],), "waits for 3 of the 4 members of its state, and sees 2")]
+)
+def test_member_that_loses_too_many_says_for_how_many_the_run_waits(lost: tuple[str, ...], words: str) -> None:
+    script: Script = [(0.0, OFFER), *((0.5, Lost(peer=peer, reason="x")) for peer in lost)]
+    _, actions = run([*script, (1.0, Lost(peer=LEADER, reason="x"))])
+    (notice,) = [each for each in actions if isinstance(each, GiveUp)]
+    assert words in notice.reason
+    assert ("waits" in notice.reason) == bool(words)
+
+
 def test_finished_round_ignores_everything() -> None:
     me, script = member_commits()
     state, actions = run(script[:-1], terms(me))
@@ -278,3 +313,12 @@ def test_step_in_any_order_of_events_never_raises_and_votes_once_an_attempt(
         assert state.attempt >= before
         assert all(not isinstance(action, Ask) or action.peer != me for action in actions)
     assert len(votes) == len(set(votes))
+
+
+def test_member_that_spoiled_an_attempt_is_forgiven_only_after_the_next_one() -> None:
+    script: Script = [(0.0, OFFER), (1.0, Grouped(signed=FIRST))]
+    script.append((2.0, ReduceFailed(attempt=0, reason="x", unreachable=(OTHERS[0],))))
+    state, _ = run([*script, (2.1, Reported(peer=OTHERS[0], ready=ready(1)))])
+    assert set(state.unreachable) == {OTHERS[0]}
+    state, _ = machine.step(state, Reported(peer=OTHERS[0], ready=ready(2)), 2.2)
+    assert not state.unreachable

@@ -306,17 +306,61 @@ def test_members_whose_records_are_not_all_seen_form_one_first_group() -> None:
 
 def test_partition_without_enough_members_on_one_side_heals_to_one_state() -> None:
     async def main() -> None:
-        async with Swarm(config(min_group=3, outer_steps=6)) as swarm:
-            for index in range(5):
+        async with Swarm(config(min_group=2, outer_steps=6)) as swarm:
+            for index in range(6):
                 await swarm.join(f"m{index}")
             while not swarm.members["m0"].of(OuterStep):
                 await asyncio.sleep(0.05)
-            cut = [swarm.members[name].peer_id for name in ("m3", "m4")]
+            cut = [swarm.members[name].peer_id for name in ("m4", "m5")]
             swarm.internet.partition([cut])
             await asyncio.sleep(8.0)
-            assert len(swarm.members["m3"].of(OuterStep)) < len(swarm.members["m0"].of(OuterStep))
+            # they are as many as the run's min_group, and less than two thirds of its members
+            assert len(swarm.members["m4"].of(OuterStep)) < len(swarm.members["m0"].of(OuterStep))
             swarm.internet.heal()
             assert_equal_steps(await swarm.finish(), 6)
+
+    virtual_time.run(main(), compute_s=_cost)
+
+
+def test_partition_into_halves_stops_the_run_which_goes_on_when_it_heals() -> None:
+    """Neither half may speak for the run, or it would have two states."""
+
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=4)) as swarm:
+            for index in range(4):
+                await swarm.join(f"m{index}")
+            while not all(member.of(OuterStep) for member in swarm.members.values()):
+                await asyncio.sleep(0.05)
+            swarm.internet.partition([[swarm.members[name].peer_id for name in ("m0", "m1")]])
+            await asyncio.sleep(40.0)
+            assert all(len(member.of(OuterStep)) == 1 for member in swarm.members.values())
+            for half in (("m0", "m1"), ("m2", "m3")):
+                reasons = [event.reason for name in half for event in swarm.members[name].of(RoundAborted)]
+                assert any("of 4 members of the state 3 must be ready, and it is 2" in each for each in reasons), (
+                    reasons
+                )
+            swarm.internet.heal()
+            assert_equal_steps(await swarm.finish(), 4)
+
+    virtual_time.run(main(), compute_s=_cost)
+
+
+def test_member_that_leaves_is_not_waited_for_when_another_comes() -> None:
+    """Two thirds of two members are both: a last round lets the one that stays go on with a newcomer."""
+
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=5)) as swarm:
+            stays, leaver = await swarm.join("m0"), await swarm.join("m1")
+            while not leaver.of(OuterStep):
+                await asyncio.sleep(0.05)
+            leaver.trainer.stop()
+            await swarm.finish("m1")
+            await leaver.trainer.close()
+            await leaver.network.close()
+            assert leaver.trainer.state is not None
+            assert leaver.trainer.state.roster == (stays.peer_id,)
+            await swarm.join("m2")
+            assert_equal_steps(await swarm.finish("m0", "m2"), 5)
 
     virtual_time.run(main(), compute_s=_cost)
 

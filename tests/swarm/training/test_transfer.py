@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from swarm.network.interface import Stream
 from swarm.network.memory import MemoryInternet
 from swarm.testing import virtual_time
+from swarm.training import transfer
 from swarm.training.coordinator import part_values
+from swarm.training.manifest import Manifest
 from swarm.training.methods import Methods
 from swarm.training.replica import Held, Replica
 from swarm.training.state import ReplicaState
@@ -174,7 +178,7 @@ def test_parts_come_by_digest_from_whoever_has_them() -> None:
         group, replica = reduced(world)
         values = torch.randn(3000, generator=torch.Generator().manual_seed(1))
         parts = tuple(CODEC.encode(piece) for piece in values.split(list(group.part_values)))
-        outcome = replica.propose(b"g" * 32, group, parts, values)
+        outcome = await replica.propose(world.executor, b"g" * 32, group, parts, values)
         donor = Donor(replica)
 
         async def corrupt(_peer: str, stream: Stream) -> None:
@@ -199,7 +203,7 @@ def test_parts_of_a_holder_that_trickles_are_had_from_the_next_one_in_time() -> 
         group, replica = reduced(world)
         values = torch.randn(3000, generator=torch.Generator().manual_seed(1))
         parts = tuple(CODEC.encode(piece) for piece in values.split(list(group.part_values)))
-        outcome = replica.propose(b"g" * 32, group, parts, values)
+        outcome = await replica.propose(world.executor, b"g" * 32, group, parts, values)
 
         async def trickle(_peer: str, stream: Stream) -> None:
             await stream.receive()
@@ -214,6 +218,72 @@ def test_parts_of_a_holder_that_trickles_are_had_from_the_next_one_in_time() -> 
         await world.close()
 
     virtual_time.run(main())
+
+
+def test_state_of_donors_that_trickle_is_given_up_in_time() -> None:
+    async def main() -> None:
+        world = World(1)
+        donor = Donor(Replica(config(), world.new))
+        await world.donors[0].serve(METHODS.manifest, donor.manifest)
+        served: list[bytes] = []
+
+        async def trickle(peer: str, request: bytes) -> bytes:
+            await asyncio.sleep(29.0)
+            served.append(request)
+            return await donor.chunk(peer, request)
+
+        await world.donors[0].serve(METHODS.chunk, trickle)
+        own = Held.of(replace(world.old.state, momentum_N=torch.ones(NUM_VALUES)))
+        started = asyncio.get_running_loop().time()
+        with pytest.raises(RoundError, match=r"within 94 s"):
+            await world.fetcher.state(world.new.digest, world.peers, own)
+        assert asyncio.get_running_loop().time() - started < 100
+        assert len(served) == 3, "each chunk came in time, and their sum did not"
+        await world.close()
+
+    virtual_time.run(main())
+
+
+def test_parts_that_every_holder_trickles_are_given_up_in_time() -> None:
+    async def main() -> None:
+        world = World(9)
+        group, replica = reduced(world)
+        values = torch.randn(3000, generator=torch.Generator().manual_seed(1))
+        parts = tuple(CODEC.encode(piece) for piece in values.split(list(group.part_values)))
+        outcome = await replica.propose(world.executor, b"g" * 32, group, parts, values)
+
+        async def trickle(_peer: str, stream: Stream) -> None:
+            await stream.receive()
+            while True:
+                await stream.send(b"")
+                await asyncio.sleep(20.0)
+
+        for network in world.donors:
+            await network.serve_stream(METHODS.part, trickle)
+        started = asyncio.get_running_loop().time()
+        with pytest.raises(RoundError, match="did not come within"):
+            await world.fetcher.parts(group, outcome, world.peers, CODEC)
+        assert asyncio.get_running_loop().time() - started < 125
+        await world.close()
+
+    virtual_time.run(main())
+
+
+def test_manifest_that_is_large_is_parsed_off_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def case(world: World) -> None:
+        threads = []
+
+        def parse(data: bytes) -> Manifest:
+            threads.append(threading.current_thread())
+            return Manifest.from_bytes(data)
+
+        monkeypatch.setattr(transfer, "Manifest", SimpleNamespace(from_bytes=parse))
+        monkeypatch.setattr(transfer, "SMALL_BYTES", 10)
+        await world.fetcher.state(world.new.digest, world.peers, world.old)
+        assert threads
+        assert threading.main_thread() not in threads
+
+    in_world(case)
 
 
 def test_part_and_chunk_requests_out_of_range_are_refused() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from swarm.training.vote import disagreement, quorum, tally
+from swarm.training.vote import continues, disagreement, num_electors, quorum, tally
 from swarm_protocol.training_messages import Outcome, Vote
 
 MEMBERS = ("a", "b", "c", "d")
@@ -42,11 +42,33 @@ def test_tally_of_split_votes_is_hopeless_and_says_so() -> None:
     assert "2 different outcomes" in result.reason
 
 
-def test_disagreement_over_a_part_blames_its_owner() -> None:
-    mine = vote(parts=(b"1", b"2")).outcome
-    assert disagreement(mine, {"c": vote(b"x", parts=(b"1", b"9"))}, ("a", "b")) == ("b",)
+PARTS = (b"1", b"2", b"3", b"4")
+MINE = vote(parts=PARTS).outcome
 
 
-def test_disagreement_over_the_state_alone_blames_the_voter() -> None:
-    mine = vote(parts=(b"1", b"2")).outcome
-    assert disagreement(mine, {"c": vote(b"x", parts=(b"1", b"2"))}, ("a", "b")) == ("c",)
+def test_disagreement_of_more_than_a_third_over_a_part_convicts_its_owner_alone() -> None:
+    other = vote(b"x", parts=(b"1", b"9", b"3", b"4"))
+    assert disagreement(MINE, {"c": other, "d": other}, MEMBERS) == (("b",), ())
+
+
+def test_disagreement_of_one_over_parts_of_others_convicts_nobody() -> None:
+    votes = {"b": vote(parts=PARTS), "d": vote(b"x", parts=(b"9",) * 4)}
+    assert disagreement(MINE, votes, MEMBERS) == ((), ("d",))
+
+
+def test_disagreement_over_the_state_alone_convicts_the_voter() -> None:
+    assert disagreement(MINE, {"c": vote(b"x", parts=PARTS)}, MEMBERS) == (("c",), ())
+
+
+@pytest.mark.parametrize(
+    ("num_members", "min_group", "needed"),
+    [(0, 2, 0), (1, 2, 1), (2, 2, 2), (3, 2, 2), (4, 2, 3), (16, 2, 11), (0, 1, 0), (16, 1, 1)],
+)
+def test_num_electors_is_two_thirds_of_the_state_before_unless_one_may_go_on_alone(
+    num_members: int, min_group: int, needed: int
+) -> None:
+    roster = [f"m{index}" for index in range(num_members)]
+    assert num_electors(roster, min_group) == needed
+    assert continues(roster, roster[:needed], min_group)
+    if needed:
+        assert not continues(roster, [*roster[: needed - 1], "stranger", "another"], min_group)

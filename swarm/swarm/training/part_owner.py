@@ -1,0 +1,97 @@
+"""What the owner of a part makes of the members' encoded slices: the aggregation, between decoding and encoding.
+
+`butterfly` brings the slices and hands out the result. Everything here blocks: call it off the loop, one frame after
+the other. Shapes: F values of a frame.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from swarm_compression import Codec, CodecError
+from swarm_protocol.errors import PeerViolation, RoundError
+from swarm_protocol.training_messages import Contribution, Group
+from torch import Tensor
+
+from swarm.trust.aggregation.aggregation import Aggregation
+from swarm.trust.aggregation.aggregator import Aggregator, Report
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scheme:
+    """How a run reduces vectors."""
+
+    codec: Codec
+    aggregator: Aggregator
+
+
+class PartOwner:
+    """Reduces one part of `group`. Weights are the tokens that the group grants: whoever checked the group has capped
+    them by the leases. Slices come in the order of `contributors`."""
+
+    def __init__(self, scheme: Scheme, group: Group) -> None:
+        self.contributors: Sequence[Contribution] = [member for member in group.members if member.num_tokens]
+        self.report = Report()
+        self._codec = scheme.codec
+        self._aggregation = Aggregation(scheme.aggregator, [member.num_tokens for member in self.contributors])
+
+    @property
+    def has_survey(self) -> bool:
+        """Whether each frame goes through `survey` before the first one goes through `reduce`."""
+        return self._aggregation.has_survey
+
+    def survey(self, encoded: Sequence[bytes], num_values: int) -> None:
+        """Raises PeerViolation that names the sender of what cannot be decoded."""
+        self._aggregation.survey(self._rows(encoded, num_values))
+
+    def decide(self) -> None:
+        self.report = self._aggregation.decide()
+        if self.report.note:
+            logger.warning("in this member's part, %s", self.report.note)
+        for index in (*self.report.left_out, *self.report.clipped):
+            peer, kept = self.contributors[index].peer_id, self.report.kept[index]
+            logger.info("%s keeps %.0f%% of its pull in this member's part", peer[-6:], 100 * kept)
+
+    def reduce(self, encoded: Sequence[bytes], num_values: int) -> tuple[bytes, Tensor]:
+        """The frame's encoded result, and its decoded values [F]. Raises PeerViolation as `survey` does, and RoundError
+        if the result cannot be encoded."""
+        if self._aggregation.is_sum:
+            result_F = self._sum(encoded, num_values)
+        else:
+            result_F = torch.from_numpy(self._aggregation.combine(self._rows(encoded, num_values)))
+        try:
+            data = self._codec.encode(result_F)
+        except CodecError as error:
+            raise RoundError(f"the result cannot be encoded: {error}") from error
+        return data, self._codec.decode(data, num_values)
+
+    def _sum(self, encoded: Sequence[bytes], num_values: int) -> Tensor:
+        """The bits of `Aggregation.combine`, without a decoded frame in between."""
+        sum_F = torch.zeros(num_values)
+        for member, data, coefficient in zip(self.contributors, encoded, self._aggregation.coefficients, strict=True):
+            with _blamed(member):
+                self._codec.accumulate(data, coefficient, sum_F)
+        return sum_F
+
+    def _rows(self, encoded: Sequence[bytes], num_values: int) -> Iterator[NDArray[Any]]:
+        for member, data in zip(self.contributors, encoded, strict=True):
+            with _blamed(member):
+                x_F = self._codec.decode(data, num_values)
+            yield x_F.numpy()
+
+
+@contextmanager
+def _blamed(member: Contribution) -> Iterator[None]:
+    """What cannot be decoded inside is `member`'s."""
+    try:
+        yield
+    except CodecError as error:
+        raise PeerViolation(f"it sent a bad slice: {error}", peer_id=member.peer_id) from error

@@ -1,0 +1,140 @@
+"""A run with one liar among five: with a robust aggregator it converges, with the mean it does not."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from swarm.testing import virtual_time
+from swarm.training.events import OuterStep, RoundAborted
+from swarm.training.run_config import RunConfig
+from swarm_protocol.errors import ConfigError
+from torch import Tensor
+from training_swarm import Member, Swarm, SyntheticInner, assert_equal_steps, config
+
+NUM_STEPS = 5
+ATTACKS = {"huge": 1e4, "sign-flipped": -30.0}
+"""By how much the liar multiplies what it has learned. Nothing in that is malformed."""
+ROBUST = ("median", "trimmed_mean", "geometric_median", "centered_clip", "multi_krum")
+
+
+@pytest.fixture(autouse=True)
+def quiet(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.ERROR, logger="swarm")
+
+
+@dataclass
+class Attacker(SyntheticInner):
+    attack: float = 1.0
+    num_attacks: int = field(default=0, init=False)
+
+    def load(self, theta_N: Tensor) -> None:
+        super().load(theta_N)
+        self.start_N = theta_N.clone()
+
+    def flat(self) -> Tensor:
+        self.num_attacks += 1
+        return self.start_N + self.attack * (self.theta_N - self.start_N)
+
+
+async def run_with_attacker(aggregator: str, attack: float, num_steps: int = NUM_STEPS) -> list[Member]:
+    attacker = Attacker(attack=attack)
+    run = config(min_group=5, outer_steps=num_steps, aggregator=aggregator)
+    async with Swarm(run) as swarm:
+        for index in range(4):
+            await swarm.join(f"m{index}")
+        await swarm.join("attacker", inner=attacker)
+        members = await swarm.finish()
+    assert attacker.num_attacks >= num_steps
+    assert all(len(event.group) == 5 for member in members for event in member.of(OuterStep)), "nobody is left out"
+    assert not any(member.of(RoundAborted) for member in members)
+    return members
+
+
+def losses(members: list[Member]) -> tuple[float, float]:
+    """Of the first and of the last committed state."""
+    state = members[0].trainer.state
+    assert state is not None
+    honest = SyntheticInner(num_values=state.theta_N.numel())
+    return honest.validate(torch.zeros_like(state.theta_N), 1), honest.validate(state.theta_N, 1)
+
+
+@pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
+@pytest.mark.parametrize("aggregator", ROBUST)
+def test_run_with_a_liar_converges_with_a_robust_aggregator(aggregator: str, attack: float) -> None:
+    async def main() -> None:
+        members = await run_with_attacker(aggregator, attack)
+        assert_equal_steps(members, NUM_STEPS)
+        before, after = losses(members)
+        assert after < 0.15 * before
+
+    virtual_time.run(main())
+
+
+def test_run_with_a_liar_converges_more_slowly_where_norms_are_clipped() -> None:
+    async def main() -> None:
+        members = await run_with_attacker("norm_clipped_mean", ATTACKS["sign-flipped"])
+        assert_equal_steps(members, NUM_STEPS)
+        before, after = losses(members)
+        assert after < 0.5 * before
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
+def test_run_with_a_liar_is_ruined_with_the_mean(attack: float) -> None:
+    async def main() -> None:
+        members = await run_with_attacker("mean", attack, num_steps=2)
+        assert_equal_steps(members, 2)
+        before, after = losses(members)
+        assert after > 10 * before
+
+    virtual_time.run(main())
+
+
+def test_run_in_which_nobody_lies_converges_with_any_aggregator_as_with_the_mean() -> None:
+    async def main() -> None:
+        after = {name: losses(await run_with_attacker(name, 1.0))[1] for name in ("mean", "centered_clip")}
+        assert after["centered_clip"] < 1.5 * after["mean"]
+
+    virtual_time.run(main())
+
+
+# --- choosing one in the run's config ---
+
+
+def test_from_mapping_aggregator_and_its_parameters_are_those_of_the_run() -> None:
+    run = RunConfig.from_mapping({"name": "run", "aggregator": "trimmed_mean", "aggregation": {"trim": 0.3}})
+    assert run.to_mapping()["aggregation"] == {"trim": 0.3}
+    assert RunConfig.from_mapping(run.to_mapping()) == run
+    with pytest.raises(TypeError):
+        run.aggregation["trim"] = 0.1  # type: ignore[index]
+
+
+def test_from_mapping_says_all_parameters_of_the_aggregator_though_none_is_given() -> None:
+    run = RunConfig.from_mapping({"name": "run", "aggregator": "centered_clip", "aggregation": {"radius": 2}})
+    assert run.to_mapping()["aggregation"] == {"radius": 2.0, "iterations": 50}
+    assert type(run.aggregation["radius"]) is float
+
+
+@pytest.mark.parametrize(
+    ("mapping", "message"),
+    [
+        ({"aggregator": "average"}, "aggregator = 'average': use one of mean, "),
+        ({"aggregator": ["mean"]}, "use one of mean, "),
+        ({"aggregator": "trimmed_mean", "aggregation": {"trims": 0.1}}, "unknown key 'trims': did you mean 'trim'"),
+        ({"aggregation": {"trim": 0.1}}, "which is mean's, has an unknown key 'trim'"),
+        ({"aggregator": "trimmed_mean", "aggregation": {"trim": 0.5}}, "trim = 0.5: use a number from 0 to 0.49"),
+        ({"aggregator": "trimmed_mean", "aggregation": 0.1}, "write its keys below a line"),
+        ({"aggregator": "multi_krum", "min_group": 4}, "min_group = 4: multi_krum .* needs at least 5 members"),
+        (
+            {"aggregator": "multi_krum", "min_group": 8, "aggregation": {"liars": 3}},
+            "min_group = 8: multi_krum .* needs at least 9 members",
+        ),
+    ],
+)
+def test_from_mapping_impossible_aggregation_is_refused_in_words(mapping: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        RunConfig.from_mapping({"name": "run", **mapping})

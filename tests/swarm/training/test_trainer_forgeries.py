@@ -1,0 +1,231 @@
+"""What strangers and members make up, sign or replay: it is refused, and the run goes on as if it had not been."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import replace
+
+import pytest
+from swarm.network.interface import Stream
+from swarm.network.memory import MemoryNetwork
+from swarm.testing import virtual_time
+from swarm.training.certificate import Notary
+from swarm.training.events import OuterStep, RoundAborted
+from swarm.training.methods import Methods
+from swarm.training.seat import overtaken
+from swarm_protocol.errors import IntegrityError, PeerViolation, RoundError
+from swarm_protocol.identity import Identity
+from swarm_protocol.training_messages import Certificate, Contribution, Group, Outcome, Ready, Vote
+from training_swarm import Member, Swarm, assert_equal_steps, config
+
+NUM_STEPS = 3
+
+
+@pytest.fixture(autouse=True)
+def quiet(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.ERROR, logger="swarm")
+
+
+async def swarm_at_work(swarm: Swarm) -> tuple[Member, Notary, MemoryNetwork]:
+    """A member in its second step, and a stranger with a network and a notary of its own."""
+    for index in range(2):
+        await swarm.join(f"m{index}")
+    member = swarm.members["m0"]
+    while not member.of(OuterStep):
+        await asyncio.sleep(0.01)
+    identity = Identity(b"e" * 32)
+    network = swarm.internet.network(identity)
+    return member, Notary(identity=identity, network_id="test", run=swarm.run.run_id), network
+
+
+def _slow(function: object) -> float:
+    return 1.0 if getattr(function, "__name__", "") == "_train" else 0.0
+
+
+def test_forged_groups_and_votes_are_refused_and_change_nothing() -> None:
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=NUM_STEPS)) as swarm:
+            member, stranger, network = await swarm_at_work(swarm)
+            now = network.now()
+            names = Methods(swarm.run.run_id)
+            genuine = member.trainer._notary.check_certificate(member.trainer.certificate, now)
+            group = replace(genuine.origin, step=2)
+            outcome = Outcome(origin_digest=bytes(32), part_digests=(), state_digest=bytes(32))
+            vote = Vote(run=swarm.run.run_id, step=2, attempt=0, group_digest=bytes(32), outcome=outcome)
+            # signed by the stranger, who is in no group
+            with pytest.raises(PeerViolation, match="without one of us"):
+                await exchange(network, member.peer_id, names.reduce, stranger.sign_group(group, now).data)
+            # a broken signature
+            broken = stranger.sign_vote(vote, now)
+            with pytest.raises((IntegrityError, PeerViolation)):
+                await network.call(member.peer_id, names.vote, broken[:-1] + bytes([broken[-1] ^ 1]), timeout_s=1.0)
+            # somebody else's vote
+            other = Notary(identity=Identity(b"o" * 32), network_id="test", run=swarm.run.run_id)
+            with pytest.raises(PeerViolation, match="from its voter"):
+                await network.call(member.peer_id, names.vote, other.sign_vote(vote, now), timeout_s=1.0)
+            # its own vote is well formed, and counts for nothing
+            await network.call(member.peer_id, names.vote, stranger.sign_vote(vote, now), timeout_s=1.0)
+            members = await swarm.finish("m0", "m1")
+            await network.close()
+            assert_equal_steps(members, NUM_STEPS)
+            assert not any(each.of(RoundAborted) for each in members)
+
+    virtual_time.run(main(), compute_s=_slow)
+
+
+@pytest.mark.parametrize(("num_signers", "step"), [(1, NUM_STEPS), (2, NUM_STEPS + 1)], ids=["alone", "beyond the run"])
+def test_certificate_that_the_runs_own_terms_rule_out_overtakes_nobody(num_signers: int, step: int) -> None:
+    """Or one identity alone could certify a state of its own, as far ahead as it likes, and all would take it."""
+
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=NUM_STEPS)) as swarm:
+            member, stranger, network = await swarm_at_work(swarm)
+            now, run = network.now(), swarm.run.run_id
+            signers = [stranger, Notary(identity=Identity(b"o" * 32), network_id="test", run=run)][:num_signers]
+            peers = sorted(each.identity.peer_id for each in signers)
+            group = Group(
+                run=run,
+                step=step,
+                attempt=0,
+                state_digest=bytes(32),
+                members=tuple(Contribution(peer_id=peer, num_tokens=1, num_samples=1) for peer in peers),
+                part_values=(1,) * num_signers,
+                reduce_s=1.0,
+                vote_s=1.0,
+            )
+            signed = stranger.sign_group(group, now)
+            outcome = Outcome(
+                origin_digest=signed.digest, part_digests=(bytes(32),) * num_signers, state_digest=bytes(32)
+            )
+            vote = Vote(run=run, step=step, attempt=0, group_digest=signed.digest, outcome=outcome)
+            votes = tuple(each.sign_vote(vote, now) for each in signers)
+            forged = Certificate(group=signed.data, votes=votes).to_bytes()
+            with pytest.raises(PeerViolation, match="does not allow"):
+                member.trainer._notary.check_certificate(forged, now)
+            await swarm.finish("m0", "m1")
+            await network.close()
+
+    virtual_time.run(main(), compute_s=_slow)
+
+
+def test_certificate_of_strangers_who_are_enough_for_a_group_overtakes_nobody() -> None:
+    """They sign whatever they like, in as many steps as they like, and are not the run's members."""
+
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=NUM_STEPS)) as swarm:
+            member, stranger, network = await swarm_at_work(swarm)
+            notaries = [stranger, Notary(identity=Identity(b"o" * 32), network_id="test", run=swarm.run.run_id)]
+            forged = [certified(notaries, step, network.now()) for step in range(2, NUM_STEPS + 1)]
+
+            async def show(_peer: str, stream: Stream) -> None:
+                await stream.receive()
+                for each in forged:
+                    await stream.send(each)
+
+            await network.serve_stream(Methods(swarm.run.run_id).history, show)
+            assert member.trainer._desk is not None
+            seat = member.trainer._desk._seat
+            proof = seat.notary.check_certificate(forged[-1], network.now())
+            assert proof.rank > seat.replica.rank, "it is a certificate, and further"
+            assert await overtaken(seat, network.peer_id, forged[-1]) is None
+            assert_equal_steps(await swarm.finish("m0", "m1"), NUM_STEPS)
+            assert not member.of(RoundAborted)
+            await network.close()
+
+    virtual_time.run(main(), compute_s=_slow)
+
+
+def certified(notaries: list[Notary], step: int, now: float) -> bytes:
+    peers = sorted(each.identity.peer_id for each in notaries)
+    group = Group(
+        run=notaries[0].run,
+        step=step,
+        attempt=0,
+        state_digest=bytes([step]) * 32,
+        members=tuple(Contribution(peer_id=peer, num_tokens=1, num_samples=1) for peer in peers),
+        part_values=(1,) * len(peers),
+        reduce_s=1.0,
+        vote_s=1.0,
+    )
+    signed = notaries[0].sign_group(group, now)
+    outcome = Outcome(
+        origin_digest=signed.digest, part_digests=(bytes(32),) * len(peers), state_digest=bytes([step + 1]) * 32
+    )
+    vote = Vote(run=group.run, step=step, attempt=0, group_digest=signed.digest, outcome=outcome)
+    return Certificate(group=signed.data, votes=tuple(each.sign_vote(vote, now) for each in notaries)).to_bytes()
+
+
+async def exchange(network: MemoryNetwork, peer: str, method: str, message: bytes) -> None:
+    async with network.stream(peer, method, timeout_s=1.0) as stream:
+        await stream.send(message)
+        await stream.receive()
+
+
+def test_parts_for_another_round_are_refused() -> None:
+    """A member replays the signed group of a committed step, and one for a step that nobody is at yet."""
+
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=NUM_STEPS)) as swarm:
+            member, _, network = await swarm_at_work(swarm)
+            fellow = swarm.members["m1"]
+            notary, now = fellow.trainer._notary, network.now()
+            proof = notary.check_certificate(member.trainer.certificate, now)
+            names = Methods(swarm.run.run_id)
+            for group in (proof.origin, replace(proof.origin, step=9)):
+                data = notary.sign_group(group, now).data
+                with pytest.raises(RoundError, match="not at step"):
+                    await exchange(fellow.network, member.peer_id, names.reduce, data)
+            members = await swarm.finish("m0", "m1")
+            await network.close()
+            assert_equal_steps(members, NUM_STEPS)
+            assert not any(each.of(RoundAborted) for each in members)
+
+    virtual_time.run(main(), compute_s=_slow)
+
+
+def test_made_up_vote_of_a_stranger_does_not_hand_it_the_run() -> None:
+    """It needs no parts: the outcome is the present state, with the stranger and its other self as the only members."""
+
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=NUM_STEPS)) as swarm:
+            member, stranger, network = await swarm_at_work(swarm)
+            peers = sorted((network.peer_id, Identity(b"o" * 32).peer_id))
+            refused = []
+
+            async def claim(target: Member) -> None:
+                desk = target.trainer._desk
+                assert desk is not None
+                while desk._driver is None:
+                    await asyncio.sleep(0.001)
+                terms, attempt = desk._driver.terms, desk._driver.attempt
+                round_of = {"run": terms.run, "step": terms.step, "attempt": attempt}
+                group = Group(
+                    **round_of,  # type: ignore[arg-type]
+                    state_digest=terms.state_digest,
+                    members=tuple(Contribution(peer_id=peer) for peer in peers),
+                    reduce_s=1.0,
+                    vote_s=1.0,
+                )
+                signed = stranger.sign_group(group, network.now())
+                state = replace(desk._seat.replica.current.manifest, roster=group.roster).digest()
+                ready = Ready(
+                    **round_of,  # type: ignore[arg-type]
+                    state_digest=terms.state_digest,
+                    voted=Outcome(origin_digest=signed.digest, part_digests=(), state_digest=state),
+                    voted_attempt=attempt,
+                    voted_origin=signed.data,
+                )
+                with pytest.raises(PeerViolation, match="no member of the state"):
+                    await network.call(target.peer_id, desk._seat.methods.ready, ready.to_bytes(), timeout_s=20.0)
+                refused.append(target)
+
+            await asyncio.gather(*map(claim, swarm.members.values()))
+            assert len(refused) == 2
+            members = await swarm.finish("m0", "m1")
+            await network.close()
+            assert_equal_steps(members, NUM_STEPS)
+            assert member.trainer.state is not None
+            assert set(member.trainer.state.roster) == {each.peer_id for each in members}
+
+    virtual_time.run(main(), compute_s=_slow)

@@ -1,31 +1,40 @@
-"""Which span a node should take: what keeps the model whole, then what makes its slowest block faster. Pure.
+"""Which span a node should take, and when it should move to another: what keeps the model whole comes first. Pure.
 
-First every block gets a server, then every block a second one, since a block with one server dies with it. Beyond
-that, a server with L blocks of t ms gives each of its blocks 1000/(L·t) tokens/s, and a model is as fast as its slowest
-block (Petals, Borzunov et al. 2022, arXiv 2209.01188, section 3.2). Deviations: the second server, windows compared by
-the whole swarm after the move, and intentions of peers who join at the same time.
+What helps a swarm most is `cover`'s. Here is who counts where: those who serve, those who join, and those who move.
 
 Peers that decide in the same second agree without a leader. Each publishes a proposal, waits until the others' have
 spread, and decides again, letting those with a lower hash choose first (`rank`). Since everyone computes everyone's
-choice from the same proposals, all end with one plan. `volunteer` does the publishing and waiting.
+choice from the same proposals, all end with one plan. A move is announced before the new blocks are loaded. No move
+counts on a block that another is about to leave, so two never leave a gap behind; of two that want the same, the one
+with the lower hash goes. Each move leaves fewer blocks without a server, else fewer with only one, else a slowest block
+that is a third faster, so a swarm whose nodes stay comes to rest. `volunteer` does the publishing and waiting.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from swarm_protocol.records import ServeRecord
 
-from swarm.router.routing import MIN_BLOCK_MS
+from swarm.router.cover import Cover, Floats, Health, runs
+from swarm.router.routing import DEFAULT_RTT_MS, MIN_BLOCK_MS, RELAY_MS
 
 MIN_GAIN = 0.75
-"""A node moves only if throughput now / throughput then is below this, so that small gains cause no churn."""
+"""A node moves, or takes fewer blocks than it could, only if throughput now / throughput then is below this."""
 
-ENOUGH_SERVERS = 2
-"""Of one block, before speed counts: the second takes over when the first is lost."""
+PROMPT_SHARE = 2.0
+"""Prompt tokens for each token that is generated, in the requests that a swarm is prepared for."""
+
+FEWER = (3 / 4, 1 / 2, 1 / 3, 1 / 4)
+"""Parts of what fits that are tried as well: fewer blocks are computed more often."""
+
+MAX_PROPOSALS = 12
+"""Joiners before this one whose choices are followed. Of more, the rest settles by moving."""
+
+Span = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,11 +48,26 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """How many blocks a peer can hold and how long one takes it for a token."""
+    """How many blocks a peer can hold, how long one takes it for a token (see `work_ms`), and how far others are.
+
+    `num_blocks` leave comfortable room for sessions, `max_blocks` the least: they are for when else a gap would stay.
+    """
 
     peer_id: str
     num_blocks: int
     block_ms: float
+    max_blocks: int = 0
+    rtt_ms: Mapping[str, float] = field(default_factory=dict, hash=False)
+
+
+def work_ms(decode_ms: float, prefill_ms: float) -> float:
+    """What a token that is generated costs on one block, its share of the prompt included."""
+    return max(decode_ms + PROMPT_SHARE * prefill_ms, MIN_BLOCK_MS)
+
+
+def tokens_per_s(block_ms: float, num_blocks: int) -> float:
+    """What each block of a span of `num_blocks` gets from a server."""
+    return 1000.0 / (num_blocks * max(block_ms, MIN_BLOCK_MS))
 
 
 def rank(peer_id: str) -> str:
@@ -56,94 +80,143 @@ def is_proposal(record: ServeRecord) -> bool:
     return record.state == "joining" and record.free_kv_tokens == 0
 
 
-class _Cover:
-    """For each block how many servers it has and how many tokens a second they do together."""
-
-    def __init__(self, num_blocks: int) -> None:
-        self.num_blocks = num_blocks
-        self.servers_B = np.zeros(num_blocks, dtype=np.int64)
-        self.throughput_B = np.zeros(num_blocks)
-
-    def add(self, start: int, end: int, tokens_per_s: float) -> None:
-        self.servers_B[start:end] += 1
-        self.throughput_B[start:end] += tokens_per_s
-
-    def best_window(self, capacity: Capacity) -> tuple[int, int]:
-        """The window after which the blocks have the most servers, up to ENOUGH_SERVERS, and then the most throughput.
-
-        Both are compared from the worst block up. The first of equal windows, so that everyone finds the same one.
-        """
-        length = min(max(capacity.num_blocks, 1), self.num_blocks)
-        starts_W = np.arange(self.num_blocks - length + 1)[:, None]
-        block_B = np.arange(self.num_blocks)
-        inside_WB = (starts_W <= block_B) & (block_B < starts_W + length)
-        servers_WB = np.sort(np.minimum(self.servers_B + inside_WB, ENOUGH_SERVERS), axis=1)
-        after_WB = np.sort(self.throughput_B + inside_WB * tokens_per_s(capacity, self.num_blocks), axis=1)
-        # sums of the same speeds in another order differ in the last digits, and must still tie
-        keys_WB = np.concatenate([servers_WB, np.round(after_WB, 6)], axis=1)
-        best = max(range(len(keys_WB)), key=lambda window: (keys_WB[window].tolist(), -window))
-        return best, best + length
-
-
 def choose_span(servers: Mapping[str, ServeRecord], num_blocks: int, me: Capacity) -> Decision:
     """My span, given what the others serve or intend. `servers` are of one revision; an entry of my own is ignored.
 
     Deterministic: equal views give equal plans, whoever computes them.
     """
-    cover = _Cover(num_blocks)
-    before_me: list[Capacity] = []
+    cover = _cover_of(servers, num_blocks, me)
+    mine = rank(me.peer_id)
+    before_me = {rank(p): p for p, record in servers.items() if p != me.peer_id and is_proposal(record)}
+    for other in sorted(hash_ for hash_ in before_me if hash_ < mine)[:MAX_PROPOSALS]:
+        record = servers[before_me[other]]
+        joiner = _capacity(before_me[other], record)
+        span = _best(cover, joiner, _rtts(servers, num_blocks, joiner))
+        cover.add(span, tokens_per_s(joiner.block_ms, span[1] - span[0]))
+    rtt_B = _rtts(servers, num_blocks, me)
+    span = _best(cover, me, rtt_B)
+    if _with(cover, me, span).num_missing:
+        tight = _tight(cover, me, rtt_B)
+        span = span if _with(cover, me, tight).num_missing else tight
+    return Decision(start=span[0], end=span[1], reason=_reason(cover, span, me))
+
+
+def choose_move(servers: Mapping[str, ServeRecord], num_blocks: int, me: Capacity, current: Span) -> Decision | None:
+    """A better span than `current`, or None if there is none that is worth the move."""
+    cover = _cover_of(servers, num_blocks, me)
+    rtt_B = _rtts(servers, num_blocks, me)
+    alone = only_here(servers, num_blocks, me.peer_id, current)
+    keep = (alone[0][0], alone[-1][1]) if alone else (0, 0)
+    now = _with(cover, me, current)
+    spans = [_best(cover, me, rtt_B, keep)] if keep[1] - keep[0] <= min(me.num_blocks, num_blocks) else []
+    if now.num_missing and keep[1] - keep[0] <= _most(cover, me):
+        spans.append(_tight(cover, me, rtt_B, keep))
+    for span in spans:
+        if span != current and (reason := _worth(now, _with(cover, me, span), current, span)):
+            return Decision(start=span[0], end=span[1], reason=reason)
+    return None
+
+
+def only_here(servers: Mapping[str, ServeRecord], num_blocks: int, peer_id: str, span: Span) -> tuple[Span, ...]:
+    """The blocks of `span` that nobody but `peer_id` serves, or that all others are about to leave."""
+    is_served_B = np.zeros(num_blocks, dtype=np.bool_)
+    for other, record in servers.items():
+        if other != peer_id and record.state == "serving" and not record.next_end:
+            is_served_B[record.start : record.end] = True
+    return runs(~is_served_B[slice(*span)], span[0])
+
+
+# --- who counts where -----------------------------------------------------------------------------------------------
+
+
+def _cover_of(servers: Mapping[str, ServeRecord], num_blocks: int, me: Capacity) -> Cover:
+    """Everyone but me and the proposals. Who moves counts where it goes, but not for me if I am the first to choose."""
+    cover = Cover(num_blocks)
     for peer_id, record in servers.items():
-        if peer_id == me.peer_id or record.state == "draining":
+        if peer_id == me.peer_id or record.state == "draining" or is_proposal(record):
             continue
-        capacity = _capacity(peer_id, record)
-        if not is_proposal(record):
-            cover.add(record.start, record.end, tokens_per_s(capacity, num_blocks))
-        elif rank(peer_id) < rank(me.peer_id):
-            before_me.append(capacity)
-    for capacity in sorted(before_me, key=lambda capacity: rank(capacity.peer_id)):
-        cover.add(*cover.best_window(capacity), tokens_per_s(capacity, num_blocks))
-    start, end = cover.best_window(me)
-    return Decision(start=start, end=end, reason=_reason(cover, start, end, me))
-
-
-def choose_move(
-    servers: Mapping[str, ServeRecord], num_blocks: int, me: Capacity, current: tuple[int, int]
-) -> Decision | None:
-    """A better span than `current`, or None if the gain is too small to be worth it.
-
-    Raising the slowest block from nothing is always worth it, unless it opens a gap elsewhere.
-    """
-    better = choose_span(servers, num_blocks, me)
-    if (better.start, better.end) == current:
-        return None
-    now = _slowest(servers, num_blocks, me, current)
-    then = _slowest(servers, num_blocks, me, (better.start, better.end))
-    if then <= 0 or now / then >= MIN_GAIN:
-        return None
-    reason = f"the slowest block goes from {now:.1f} to {then:.1f} tokens/s"
-    return Decision(start=better.start, end=better.end, reason=reason)
-
-
-def tokens_per_s(capacity: Capacity, num_blocks: int) -> float:
-    """What each block of a span as long as `capacity` allows gets from it."""
-    return 1000.0 / (min(capacity.num_blocks, num_blocks) * max(capacity.block_ms, MIN_BLOCK_MS))
+        span = record.start, record.end
+        if record.next_end and rank(peer_id) < rank(me.peer_id):
+            span = record.next_start, record.next_end
+        block_ms = work_ms(record.decode_ms_per_block, record.prefill_ms_per_token)
+        cover.add(span, tokens_per_s(block_ms, span[1] - span[0]))
+    return cover
 
 
 def _capacity(peer_id: str, record: ServeRecord) -> Capacity:
-    return Capacity(peer_id=peer_id, num_blocks=record.end - record.start, block_ms=record.decode_ms_per_block)
+    return Capacity(
+        peer_id=peer_id,
+        num_blocks=record.end - record.start,
+        block_ms=work_ms(record.decode_ms_per_block, record.prefill_ms_per_token),
+        rtt_ms=record.rtt_ms,
+    )
 
 
-def _slowest(servers: Mapping[str, ServeRecord], num_blocks: int, me: Capacity, span: tuple[int, int]) -> float:
-    """Tokens a second of the slowest block with me on `span`."""
-    cover = _Cover(num_blocks)
-    cover.add(*span, tokens_per_s(me, num_blocks))
-    for peer_id, record in servers.items():
-        if peer_id != me.peer_id and record.state != "draining":
-            cover.add(record.start, record.end, tokens_per_s(_capacity(peer_id, record), num_blocks))
-    return float(cover.throughput_B.min())
+def _rtts(servers: Mapping[str, ServeRecord], num_blocks: int, me: Capacity) -> Floats:
+    """For each block the round trip to the nearest server that has it."""
+    rtt_B = np.full(num_blocks, DEFAULT_RTT_MS)
+    for peer_id, rtt_ms in me.rtt_ms.items():
+        record = servers.get(peer_id)
+        if record is not None and peer_id != me.peer_id and record.state != "draining":
+            part_B = rtt_B[record.start : record.end]
+            np.minimum(part_B, rtt_ms + RELAY_MS * record.relayed, out=part_B)
+    return rtt_B
 
 
-def _reason(cover: _Cover, start: int, end: int, me: Capacity) -> str:
+# --- which window ---------------------------------------------------------------------------------------------------
+
+
+def _with(cover: Cover, me: Capacity, span: Span) -> Health:
+    return cover.health(beside=(span, tokens_per_s(me.block_ms, span[1] - span[0])))
+
+
+def _most(cover: Cover, me: Capacity) -> int:
+    return min(max(me.num_blocks, me.max_blocks, 1), cover.num_blocks)
+
+
+def _tight(cover: Cover, me: Capacity, rtt_B: Floats, keep: Span = (0, 0)) -> Span:
+    length = _most(cover, me)
+    return cover.best_window(length, tokens_per_s(me.block_ms, length), rtt_B, keep)
+
+
+def _best(cover: Cover, me: Capacity, rtt_B: Floats, keep: Span = (0, 0)) -> Span:
+    """The best window of all blocks that fit, or of fewer where the slowest block gains much and no block loses."""
+    full = min(max(me.num_blocks, 1), cover.num_blocks)
+    best = cover.best_window(full, tokens_per_s(me.block_ms, full), rtt_B, keep)
+    health = _with(cover, me, best)
+    if health.num_missing or full == cover.num_blocks:
+        return best
+    for length in sorted({int(full * part) for part in FEWER} - {0, full}, reverse=True):
+        if length < keep[1] - keep[0]:
+            break
+        span = cover.best_window(length, tokens_per_s(me.block_ms, length), rtt_B, keep)
+        found = _with(cover, me, span)
+        if found.num_missing or found.num_single > health.num_single:
+            break
+        if health.slowest < MIN_GAIN * found.slowest:
+            best, health = span, found
+    return best
+
+
+# --- in words -------------------------------------------------------------------------------------------------------
+
+
+def _worth(now: Health, then: Health, current: Span, span: Span) -> str:
+    """Why to move, or empty. A second server for few blocks is not worth loading many."""
+    if then.num_missing < now.num_missing:
+        return f"blocks without a server go from {now.num_missing} to {then.num_missing}"
+    num_secured = now.num_single - then.num_single
+    if then.num_missing > now.num_missing or num_secured < 0:
+        return ""
+    if num_secured * 4 >= max(span[1] - span[0], current[1] - current[0]):
+        return f"blocks with one server only go from {now.num_single} to {then.num_single}"
+    if now.slowest < MIN_GAIN * then.slowest:
+        return f"the slowest block goes from {now.slowest:.1f} to {then.slowest:.1f} tokens/s"
+    return ""
+
+
+def _reason(cover: Cover, span: Span, me: Capacity) -> str:
+    start, end = span
     for num_servers, have in ((0, "no server"), (1, "one server only")):
         num_short = int((cover.servers_B == num_servers).sum())
         if num_short:
@@ -151,9 +224,7 @@ def _reason(cover: _Cover, start: int, end: int, me: Capacity) -> str:
             return (
                 f"{num_short} of {cover.num_blocks} blocks have {have}, and [{start}, {end}) has {num_helped} of them"
             )
-    before = float(cover.throughput_B.min())
-    cover.add(start, end, tokens_per_s(me, cover.num_blocks))
-    after = float(cover.throughput_B.min())
+    before, after = cover.health().slowest, _with(cover, me, span).slowest
     if after > before:
         return f"[{start}, {end}) raises the slowest block from {before:.1f} to {after:.1f} tokens/s"
     return f"[{start}, {end}) has the slowest blocks that fit here"

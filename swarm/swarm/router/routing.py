@@ -1,20 +1,27 @@
 """Which servers together answer for a model: the cheapest chain over (peer, block). Pure; keeps no state.
 
-A hop is charged its round trip and every block it computes, and a block costs more where others wait and where the
-cache is nearly full. Charging each block and not each node is what makes 20+20 beat 38+2.
+Activations go from server to server, so a chain costs the way from the client to the first, between neighbours, and
+from the last back; half a round trip each. Every block is charged, and costs more where others wait and where the cache
+is nearly full. Charging each block and not each node is what makes 20+20 beat 38+2.
 
 Leaves to `session` what to do when a chain breaks, and to the client what it knows of links and of its own load.
+Legend of shapes: B blocks, P servers.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Collection, Mapping
+import zlib
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
+from numpy.typing import NDArray
 from swarm_protocol.errors import SessionError
 from swarm_protocol.records import ServeRecord
+
+from swarm.router.cheapest import Bools, Costs, Floats, cheapest_walk, promising
+from swarm.router.cover import runs
 
 DEFAULT_RTT_MS = 50.0
 """A link not yet measured counts as one across a continent: neither shunned nor preferred to a measured fibre."""
@@ -22,8 +29,15 @@ DEFAULT_RTT_MS = 50.0
 HOP_OVERHEAD_MS = 1.0
 """Wire and scheduling of one hop, so that a chain of fewer servers wins where links cost nothing."""
 
+RELAY_MS = 10.0
+"""Of entering a server that is reached through a relay, which has little to spare and may leave, on top of its RTT."""
+
 MIN_BLOCK_MS = 0.01
 """No block is faster than this, whatever a peer claims."""
+
+MAX_RIVALS = 16
+"""Servers that compete for a block, for a decision in milliseconds. Of more, those with the cheapest blocks and the
+shortest way to the client, drawn by salt among equals; up to so many the chain is the cheapest there is."""
 
 
 class NoChain(SessionError):
@@ -57,7 +71,8 @@ class Chain:
 class Outlook:
     """What the asking client knows: links, its own open sessions by peer, and whom to avoid for now.
 
-    `salt` decides between chains of equal cost, so that clients with different salts spread over them.
+    `salt` decides between chains of equal cost, so that clients with different salts spread over them. A part in the
+    middle of a chain comes from `previous_peer_id` and goes on to `next_peer_id`; empty: the client.
     """
 
     rtt_ms: Mapping[str, float]
@@ -65,6 +80,11 @@ class Outlook:
     avoid: Collection[str] = ()
     max_tokens: int = 1
     salt: str = ""
+    previous_peer_id: str = ""
+    next_peer_id: str = ""
+
+
+Usable = Sequence[tuple[str, ServeRecord]]
 
 
 def find_chain(servers: Mapping[str, ServeRecord], start: int, end: int, outlook: Outlook) -> Chain:
@@ -75,41 +95,29 @@ def find_chain(servers: Mapping[str, ServeRecord], start: int, end: int, outlook
     usable = [
         (peer_id, record)
         for peer_id, record in servers.items()
-        if record.state == "serving" and record.free_kv_tokens >= outlook.max_tokens and peer_id not in outlook.avoid
+        if record.state == "serving"
+        and record.free_kv_tokens >= outlook.max_tokens
+        and record.start < end
+        and start < record.end
+        and peer_id not in outlook.avoid
     ]
-    usable.sort(key=lambda item: hashlib.blake2b((outlook.salt + item[0]).encode(), digest_size=8).digest())
-    entry_P, block_P = _costs(usable, outlook)
-    start_P = np.array([record.start for _, record in usable], dtype=np.int64)
-    end_P = np.array([record.end for _, record in usable], dtype=np.int64)
-    num_blocks = end - start
-    covers_BP = (start_P <= (block_B := np.arange(start, end)[:, None])) & (block_B < end_P)
-    if missing := _runs(np.logical_not(covers_BP.any(axis=1)), start):
+    num_usable = len(usable)
+    covers_PB = _covers(usable, start, end)
+    if missing := runs(np.logical_not(covers_PB.any(axis=0)), start):
         raise _no_chain(servers, missing, outlook)
-
-    # done_B[b]: cheapest way to have the first b blocks computed. inside_P: the same, with the last one on that peer.
-    done_B = np.zeros(num_blocks + 1)
-    last_B = [(0, 0)] * (num_blocks + 1)
-    inside_P = np.full(len(usable), np.inf)
-    entered_P = np.zeros(len(usable), dtype=np.int64)
-    for b in range(num_blocks):
-        fresh_P = done_B[b] + entry_P
-        entered_P = np.where(fresh_P < inside_P, b, entered_P)
-        inside_P = np.where(covers_BP[b], np.minimum(fresh_P, inside_P) + block_P, np.inf)
-        peer = int(inside_P.argmin())
-        done_B[b + 1] = inside_P[peer]
-        last_B[b + 1] = (peer, int(entered_P[peer]))
+    block_P = _block_ms(usable, outlook)
+    kept_P = promising(covers_PB, _by_merit(usable, block_P, covers_PB, outlook), MAX_RIVALS)
+    usable = [usable[p] for p in kept_P]
+    walk, done_ms = cheapest_walk(covers_PB[kept_P], _costs(servers, usable, block_P[kept_P], outlook))
 
     hops: list[Hop] = []
-    b = num_blocks
-    while b > 0:
-        peer, since = last_B[b]
-        cost_ms = float(done_B[b] - done_B[since])
-        hops.append(Hop(peer_id=usable[peer][0], start=start + since, end=start + b, cost_ms=cost_ms))
-        b = since
-    hops.reverse()
-    total_ms = float(done_B[num_blocks])
-    reason = f"{total_ms:.1f} ms a token over {len(hops)} of {len(usable)} usable servers"
-    return Chain(hops=tuple(hops), cost_ms=total_ms, reason=reason)
+    for p, blocks in groupby(range(end - start), key=walk.__getitem__):
+        first, *rest = blocks
+        last = rest[-1] if rest else first
+        cost_ms = done_ms[last] - (done_ms[first - 1] if first else 0.0)
+        hops.append(Hop(peer_id=usable[p][0], start=start + first, end=start + last + 1, cost_ms=cost_ms))
+    reason = f"{done_ms[-1]:.1f} ms a token over {len(hops)} of {num_usable} usable servers"
+    return Chain(hops=tuple(hops), cost_ms=done_ms[-1], reason=reason)
 
 
 def missing_spans(servers: Mapping[str, ServeRecord], num_blocks: int) -> tuple[tuple[int, int], ...]:
@@ -118,7 +126,7 @@ def missing_spans(servers: Mapping[str, ServeRecord], num_blocks: int) -> tuple[
     for record in servers.values():
         if record.state == "serving":
             is_missing_B[record.start : record.end] = False
-    return _runs(is_missing_B, 0)
+    return runs(is_missing_B)
 
 
 def best_revision(servers: Mapping[str, ServeRecord]) -> dict[str, ServeRecord]:
@@ -137,21 +145,66 @@ def best_revision(servers: Mapping[str, ServeRecord]) -> dict[str, ServeRecord]:
     return groups[max(groups, key=merit)] if groups else {}
 
 
-def _costs(usable: list[tuple[str, ServeRecord]], outlook: Outlook) -> tuple[np.ndarray, np.ndarray]:
-    """For each server, milliseconds to enter it and milliseconds a block."""
-    entry, block = [], []
-    for peer_id, record in usable:
-        waiting = max(record.queue_depth, outlook.load.get(peer_id, 0))
-        room = outlook.max_tokens / record.free_kv_tokens
-        entry.append(outlook.rtt_ms.get(peer_id, DEFAULT_RTT_MS) + HOP_OVERHEAD_MS)
-        block.append(max(record.decode_ms_per_block, MIN_BLOCK_MS) * (1 + waiting + room))
-    return np.array(entry, dtype=np.float64), np.array(block, dtype=np.float64)
+def _covers(usable: Usable, start: int, end: int) -> Bools:
+    start_P = np.array([record.start for _, record in usable], dtype=np.int64)
+    end_P = np.array([record.end for _, record in usable], dtype=np.int64)
+    block_B = np.arange(start, end)
+    return (start_P[:, None] <= block_B) & (block_B < end_P[:, None])
 
 
-def _runs(missing_B: np.ndarray, start: int) -> tuple[tuple[int, int], ...]:
-    """Half-open spans of the True entries, counted from `start`."""
-    edges = np.flatnonzero(np.diff(np.concatenate(([0], missing_B.astype(np.int8), [0]))))
-    return tuple((start + int(low), start + int(high)) for low, high in zip(edges[::2], edges[1::2], strict=True))
+def _block_ms(usable: Usable, outlook: Outlook) -> Floats:
+    """Milliseconds a block, with what others and this session ask of the server."""
+    load, max_tokens = outlook.load, outlook.max_tokens
+    return np.array(
+        [
+            max(record.decode_ms_per_block, MIN_BLOCK_MS)
+            * (1 + max(record.queue_depth, load.get(peer_id, 0)) + max_tokens / record.free_kv_tokens)
+            for peer_id, record in usable
+        ],
+        dtype=np.float64,
+    )
+
+
+def _by_merit(usable: Usable, block_P: Floats, covers_PB: Bools, outlook: Outlook) -> NDArray[np.intp]:
+    """Indices of the servers: by what a block costs there with its share of the way to the client, then by salt."""
+    rtt_ms = outlook.rtt_ms
+    way_P = np.array([rtt_ms.get(peer_id, DEFAULT_RTT_MS) for peer_id, _ in usable])
+    merit_P = block_P + (way_P + HOP_OVERHEAD_MS) / covers_PB.sum(axis=1)
+    draw_P = np.random.default_rng(zlib.crc32(outlook.salt.encode())).permutation(len(usable))
+    return np.lexsort((draw_P, merit_P))
+
+
+def _costs(servers: Mapping[str, ServeRecord], usable: Usable, block_P: Floats, outlook: Outlook) -> Costs:
+    overhead_P = np.array([HOP_OVERHEAD_MS + (RELAY_MS if record.relayed else 0.0) for _, record in usable])
+    link_PP = _links(usable) / 2 + overhead_P
+    np.fill_diagonal(link_PP, 0.0)
+    return Costs(
+        enter_P=_way(servers, usable, outlook, outlook.previous_peer_id) / 2 + overhead_P,
+        link_PP=link_PP,
+        block_P=block_P,
+        leave_P=_way(servers, usable, outlook, outlook.next_peer_id) / 2,
+    )
+
+
+def _way(servers: Mapping[str, ServeRecord], usable: Usable, outlook: Outlook, peer_id: str) -> Floats:
+    """Round trips between the servers and `peer_id`, or the client if that is empty."""
+    if not peer_id:
+        return np.array([outlook.rtt_ms.get(server, DEFAULT_RTT_MS) for server, _ in usable])
+    theirs = servers[peer_id].rtt_ms if peer_id in servers else {}
+    both = [(theirs.get(server), record.rtt_ms.get(peer_id)) for server, record in usable]
+    return np.array([max((ms for ms in pair if ms is not None), default=DEFAULT_RTT_MS) for pair in both])
+
+
+def _links(usable: Usable) -> Floats:
+    """Round trips between servers: the longer of what both say, so that nobody gets near by a claim."""
+    index = {peer_id: p for p, (peer_id, _) in enumerate(usable)}
+    said_PP = np.full((len(usable), len(usable)), -1.0)
+    for p, (_, record) in enumerate(usable):
+        for peer_id, rtt_ms in record.rtt_ms.items():
+            if (q := index.get(peer_id)) is not None:
+                said_PP[p, q] = rtt_ms
+    known_PP = np.maximum(said_PP, said_PP.T)
+    return np.where(known_PP < 0, DEFAULT_RTT_MS, known_PP)
 
 
 def _no_chain(servers: Mapping[str, ServeRecord], missing: tuple[tuple[int, int], ...], outlook: Outlook) -> NoChain:

@@ -1,21 +1,24 @@
-"""Which token comes next: on the client, the same for the same seed on any machine and after any failover.
+"""Which token comes next: the same for the same logits and seed on any machine, and after any failover.
 
-Draws are counter-based: the n-th token's random number depends on the seed and n only. Legend: V vocabulary.
+Draws are counter-based: the n-th token's random number depends on the seed and n only. What a token's probability was
+is told as OpenAI tells it: of the model's own logits, before temperature and cuts. Legend: N seats, V vocabulary.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from swarm_protocol.errors import ConfigError
 from torch import Tensor
 
-MAX_TEMPERATURE = 100.0
+MAX_TEMPERATURE = 2.0
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256
+MAX_LOGPROBS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +45,69 @@ class Sampling:
                 "stop has too many strings, or an empty or very long one",
                 remedy=f"use at most {MAX_STOPS} strings of 1 to {MAX_STOP_CHARS} characters",
             )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pick:
+    """Which draw: the token at `index` of the answer, and how many likeliest tokens to tell (None: no probabilities).
+
+    Raises ConfigError for values without meaning.
+    """
+
+    sampling: Sampling
+    index: int
+    num_logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.index < 0:
+            raise ConfigError(f"the index of a token is {self.index}")
+        if self.num_logprobs is not None and not 0 <= self.num_logprobs <= MAX_LOGPROBS:
+            raise ConfigError(f"{self.num_logprobs} likeliest tokens are wanted", remedy=f"use 0 to {MAX_LOGPROBS}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picked:
+    """`logprob` is None if it was not asked for; `top`: the likeliest (token id, logprob), the likeliest first."""
+
+    token_id: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+def pick_all(logits: Sequence[Tensor], picks: Sequence[Pick]) -> list[Picked | None]:
+    """The next token of each seat, from its logits [V]; the greedy ones, which are most, in one go.
+
+    None for logits whose largest is not a finite number. Minus infinity is one that is never picked.
+    """
+    picked: list[Picked | None] = []
+    for logits_V, (token_id, is_finite), wanted in zip(logits, _largest(logits), picks, strict=True):
+        if not is_finite:
+            picked.append(None)
+            continue
+        if wanted.sampling.temperature:
+            token_id = pick(logits_V, wanted.sampling, wanted.index)  # noqa: PLW2901
+        picked.append(_with_logprobs(logits_V, token_id, wanted.num_logprobs))
+    return picked
+
+
+def _largest(logits: Sequence[Tensor]) -> list[tuple[int, bool]]:
+    """Of each the first of the largest, and whether that is a finite number; what is not a number is the largest."""
+    if logits[0].device.type == "cpu":
+        # numpy's is several times faster than torch's, and does not wake other threads for so little
+        rows = [logits_V.float().numpy() for logits_V in logits]
+        return [(index := int(row.argmax()), math.isfinite(row[index])) for row in rows]
+    values, indices = torch.stack(list(logits)).max(dim=1)
+    return list(zip(indices.tolist(), values.isfinite().tolist(), strict=True))
+
+
+def _with_logprobs(logits_V: Tensor, token_id: int, num_logprobs: int | None) -> Picked:
+    if num_logprobs is None:
+        return Picked(token_id=token_id)
+    logprobs_V = torch.log_softmax(logits_V.float(), dim=0)
+    values, ids = logprobs_V.topk(min(num_logprobs, len(logprobs_V)))
+    # of equal ones the lower id first, as `pick` has it; topk promises no order among them
+    top = sorted(zip(ids.tolist(), values.tolist(), strict=True), key=lambda item: (-item[1], item[0]))
+    return Picked(token_id=token_id, logprob=float(logprobs_V[token_id]), top=tuple(top))
 
 
 def pick(logits_V: Tensor, sampling: Sampling, index: int) -> int:

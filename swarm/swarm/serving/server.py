@@ -1,58 +1,43 @@
 """A node's span of a model: loads it, announces it, serves sessions on it, and leaves in order.
 
-`session_server` holds one session's conversation, `engine` the compute. The task started by `start` runs the engine
-and keeps the announcement fresh; `close` ends it. Should it end before that, by a defect, then the server leaves as
-when it is drained, at once, and `failure` says why. Handlers run in the network's tasks.
+`deployment` is what computes, `session.lane_server` what talks. The task started by `start` runs both and keeps the
+announcement fresh; `close` ends it. Should it end before that, by a defect, then the server leaves as when it is
+drained, at once, and `failure` says why. Handlers run in the network's tasks.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import Awaitable, Callable
-from functools import partial
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from pathlib import Path
-from typing import TypeVar
 
-from swarm_protocol.errors import PeerRefused, PeerTimeout, SessionError
+from swarm_protocol.errors import ConfigError, PeerRefused, SessionError, SwarmError
+from swarm_protocol.handover_messages import KV_METHOD
+from swarm_protocol.lane_messages import LANE_METHOD
 from swarm_protocol.records import ServeRecord, ServeState
-from swarm_protocol.serving_messages import (
-    FILES_METHOD,
-    SESSION_METHOD,
-    FilesRequest,
-    Open,
-    Ready,
-)
+from swarm_protocol.serving_messages import FILES_METHOD, FilesRequest
 
-from swarm.network.interface import EndOfStream, Network, Stream
+from swarm.network.interface import Network
 from swarm.network.membership import Membership
-from swarm.serving.blocks import Span
-from swarm.serving.engine import Engine
-from swarm.serving.loading import LoadedSpan, load
+from swarm.serving.deployment import Deployment
+from swarm.serving.forward import Computer, ForwardServer
+from swarm.serving.model.batch import PAGE_TOKENS
 from swarm.serving.server_options import ServerOptions
-from swarm.serving.session_server import ServedSession, serve_steps
-from swarm.serving.sharing import Sharing
+from swarm.serving.session.lane_server import LaneServer, Offer
+from swarm.serving.session.served_seat import ServedSeat
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 ANNOUNCE_S = 3.0
 """How often a changed load is published: often enough to spread sessions, rarely enough for the DHT."""
 
-OPEN_S = 10.0
-"""What a new stream gets to say what it wants."""
-
-MAX_VIEWS = 32
-"""Parts of the span that clients asked for lately; each is some modules that share the weights."""
-
-DRAIN_GRACE_S = 0.1
-"""What a session that was asked to leave gets to read the refusal, before the server ends."""
-
 
 class SpanServer:
-    """Serves blocks `[start, end)` of the model in `model_dir` under the name `name`."""
+    """Serves blocks `[start, end)` of the model in `model_dir` under the name `name`.
+
+    Its owner may set `rtt_ms`, `is_relayed` and `moving_to`, which it tells everyone at the next `announce`.
+    """
 
     def __init__(
         self,
@@ -69,18 +54,22 @@ class SpanServer:
         self.start_block = start
         self.end_block = end
         self.options = options or ServerOptions()
-        self.engine = Engine()
-        self.sessions: set[ServedSession] = set()
         self.failure: SessionError | None = None
-        self._sharing = Sharing(self.options.max_sessions)
+        self.rtt_ms: Mapping[str, float] = {}
+        self.is_relayed = False
+        self.moving_to = (0, 0)
+        self.lanes = LaneServer(network, name, self.options, offer=self._offer, on_changed=self._seats_changed)
+        self.calls = ForwardServer(name, self._computer, faults=self.options.faults)
         self._network = network
         self._membership = membership
         self._model_dir = model_dir
         self._state: ServeState = "joining"
-        self._loaded: LoadedSpan | None = None
-        self._views: dict[tuple[int, int], Span] = {}
+        self._deployed: Deployment | None = None
+        self._retiring: set[Deployment] = set()
+        self._num_tokens = 0
         self._changed = asyncio.Event()
-        self._emptied = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._tasks: asyncio.TaskGroup | None = None
         self._main: asyncio.Task[None] | None = None
 
     # --- life -------------------------------------------------------------------------------------------------------
@@ -90,44 +79,112 @@ class SpanServer:
 
         Once in the life of a network: a method is served once.
         """
+        deployed = await Deployment.load(self._model_dir, self.start_block, self.end_block, self.options)
         try:
-            self._loaded = await self._in_engine(load, self._model_dir, self.start_block, self.end_block, self.options)
             await self._network.serve(f"{FILES_METHOD}/{self.name}", self._give_files)
-            await self._network.serve_stream(f"{SESSION_METHOD}/{self.name}", self._serve_session)
+            await self._network.serve_stream(f"{LANE_METHOD}/{self.name}", self.lanes.serve)
+            await self._network.serve_stream(f"{KV_METHOD}/{self.name}", self.lanes.serve_kv)
+            await self.calls.serve(self._network)
         except BaseException:
-            # loading may take minutes more, unseen
-            self.engine.close(wait=False)
+            await deployed.close()
             raise
+        self._deployed = deployed
         self._state = "serving"
         self._main = asyncio.create_task(self._run(), name=f"serving {self.name}")
 
-    async def move(self, start: int, end: int, *, still_wanted: Callable[[], Awaitable[bool]], within_s: float) -> bool:
+    async def move(
+        self,
+        start: int,
+        end: int,
+        *,
+        options: ServerOptions,
+        still_wanted: Callable[[], Awaitable[bool]],
+        within_s: float,
+    ) -> bool:
         """Serve `[start, end)` instead: load it, ask `still_wanted`, switch, and let open sessions leave `within_s`.
 
-        The old blocks answer until the new ones can, so both need memory for that while. Raises as `start`.
+        The old blocks answer until the new ones can, and longer those that leave, so both need memory for that while.
+        Raises as `start`.
         """
-        loop = asyncio.get_running_loop()
-        loaded = await loop.run_in_executor(None, load, self._model_dir, start, end, self.options)
-        if self._state != "serving" or loaded.revision != self._ready.revision or not await still_wanted():
+        new = await Deployment.load(self._model_dir, start, end, options)
+        old, tasks = self._deployed, self._tasks
+        try:
+            is_wanted = (
+                self._state == "serving" and new.loaded.revision == self.revision and await still_wanted()
+            ) and self._state == "serving"
+        except BaseException:
+            await new.close()
+            raise
+        if not is_wanted or old is None or tasks is None:
+            await new.close()
             return False
-        self._loaded, self.start_block, self.end_block = loaded, start, end
-        self._views.clear()
-        for session in self.sessions:
-            session.leave_by(loop.time() + within_s)
-        self._announce()
+        leaving = self.sessions
+        self._take(new)
+        self._retiring.add(old)
+        tasks.create_task(self._retire(old, leaving, within_s), name="retire a span")
+        self.announce()
         return True
 
+    async def _retire(self, old: Deployment, leaving: Collection[ServedSeat], within_s: float) -> None:
+        await self._let_leave(leaving, within_s)
+        await self._stop(old)
+
+    async def _stop(self, deployed: Deployment) -> None:
+        await deployed.close()
+        self._num_tokens += deployed.engine.num_tokens
+        self._retiring.discard(deployed)
+
+    async def leave_and_move(self, start: int, end: int, *, options: ServerOptions, within_s: float) -> None:
+        """As `move`, for when there is no memory for both: first let sessions leave and free the old blocks.
+
+        Raises as `start`, and then serves the old blocks again, unless these cannot be loaded either.
+        """
+        old, old_options, revision = (self.start_block, self.end_block), self.options, self.revision
+        await self.drain(within_s=within_s)
+        if self._deployed is not None:
+            deployed, self._deployed = self._deployed, None
+            await self._stop(deployed)
+            del deployed
+        try:
+            new = await Deployment.load(self._model_dir, start, end, options)
+            if new.loaded.revision != revision:
+                await new.close()
+                raise ConfigError(f"{self._model_dir} has changed", remedy="start the node again")
+        except (SwarmError, RuntimeError, MemoryError, OSError):
+            await self._resume(await Deployment.load(self._model_dir, *old, old_options))
+            raise
+        await self._resume(new)
+
+    async def _resume(self, deployed: Deployment) -> None:
+        if self._main is None or self.failure is not None:
+            await deployed.close()  # nobody is to be served any more
+            return
+        self._take(deployed)
+        self._state = "serving"
+        self.announce()
+
+    def _take(self, deployed: Deployment) -> None:
+        assert self._tasks is not None, "only while running"
+        self._deployed, self.options = deployed, deployed.options
+        self.start_block, self.end_block = deployed.blocks
+        self.moving_to = (0, 0)
+        deployed.start(self._tasks)
+
     async def drain(self, *, within_s: float = 30.0) -> None:
-        """Take no new sessions, ask the open ones to leave, and return when they have or `within_s` is over."""
+        """Take no new sessions, ask the open ones to leave, and end those that have not `within_s`."""
         self._state = "draining"
-        self._announce()
-        for session in self.sessions:
-            session.leave_by(asyncio.get_running_loop().time() + within_s)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(within_s + DRAIN_GRACE_S):
-                while self.sessions:
-                    self._emptied.clear()
-                    await self._emptied.wait()
+        self.announce()
+        await self._let_leave(self.sessions, within_s)
+
+    async def _let_leave(self, sessions: Collection[ServedSeat], within_s: float) -> None:
+        self.lanes.leave(sessions, within_s)
+        try:
+            async with asyncio.timeout(within_s):
+                while not all(session.is_closed for session in sessions):
+                    self._ended.clear()
+                    await self._ended.wait()
+        except TimeoutError:
+            self.lanes.end(sessions, _leaving())
 
     async def close(self) -> None:
         """End every session at once and withdraw the record. Idempotent."""
@@ -139,21 +196,27 @@ class SpanServer:
         try:
             # not `await main`, which could not tell its cancellation from that of whoever closes
             await asyncio.wait({main})
-            await asyncio.get_running_loop().run_in_executor(None, partial(self.engine.close, wait=True))
+            for deployed in self._deployments:
+                await deployed.close()
         finally:
-            self.engine.close(wait=False)
-            self._loaded = None
-            self._views.clear()
+            for deployed in self._deployments:
+                deployed.engine.close(wait=False)
+            self._deployed = None
+            self._retiring.clear()
         if not main.cancelled():
             main.result()
 
     async def _run(self) -> None:
         try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self.engine.run(), name="engine")
-                tasks.create_task(self._keep_announcing(), name="announce load")
+            async with asyncio.TaskGroup() as self._tasks:
+                assert self._deployed is not None
+                self._deployed.start(self._tasks)
+                self._tasks.create_task(self.lanes.run(), name="lanes")
+                self._tasks.create_task(self._keep_announcing(), name="announce load")
         except ExceptionGroup as group:
             self._fail(group.exceptions[0])
+        finally:
+            self._tasks = None
 
     def _fail(self, cause: Exception) -> None:
         """Nobody may wait for an engine that has ended, or be sent to it."""
@@ -167,8 +230,7 @@ class SpanServer:
     def _leave(self) -> None:
         """End every session now and tell everyone."""
         self._state = "draining"
-        for session in self.sessions:
-            session.leave_by(asyncio.get_running_loop().time())
+        self.lanes.end(self.sessions, _leaving())
         self._membership.withdraw("serve", self.name)
 
     # --- what others are told ---------------------------------------------------------------------------------------
@@ -176,110 +238,96 @@ class SpanServer:
     @property
     def record(self) -> ServeRecord:
         """What is announced now. Only while started."""
+        loaded = self._ready.loaded
         return ServeRecord(
             model=self.name,
-            revision=self._ready.revision,
-            num_blocks=self._ready.span.num_blocks,
+            revision=loaded.revision,
+            num_blocks=loaded.span.num_blocks,
             start=self.start_block,
             end=self.end_block,
             state=self._state,
-            prefill_ms_per_token=self._ready.speed.prefill_ms,
-            decode_ms_per_block=self._ready.speed.decode_ms,
-            free_kv_tokens=self.free_kv_tokens,
-            queue_depth=len(self.sessions),
+            prefill_ms_per_token=loaded.speed.prefill_ms,
+            decode_ms_per_block=loaded.speed.decode_ms,
+            free_kv_tokens=self._ready.engine.free_tokens,
+            queue_depth=len(self.lanes.seats),
+            rtt_ms=self.rtt_ms,
+            relayed=self.is_relayed,
+            next_start=self.moving_to[0],
+            next_end=self.moving_to[1],
         )
+
+    @property
+    def sessions(self) -> tuple[ServedSeat, ...]:
+        """Those that are open, also on blocks that are no longer announced."""
+        return tuple(self.lanes.seats.values())
+
+    @property
+    def revision(self) -> str:
+        return self._ready.loaded.revision
 
     @property
     def max_kv_tokens(self) -> int:
         """Cache room for all sessions together."""
-        return self._ready.kv_tokens
+        return self._ready.engine.pool.num_pages * PAGE_TOKENS
 
     @property
-    def free_kv_tokens(self) -> int:
-        """After a move to a longer span, what older sessions hold may be over the new room."""
-        return max(0, self._ready.kv_tokens - sum(session.max_tokens for session in self.sessions))
+    def num_tokens(self) -> int:
+        """Positions that were run, since the start."""
+        return self._num_tokens + sum(deployed.engine.num_tokens for deployed in self._deployments)
 
     @property
-    def _ready(self) -> LoadedSpan:
-        assert self._loaded is not None, "not started, or closed"
-        return self._loaded
+    def _deployments(self) -> list[Deployment]:
+        return [deployed for deployed in (self._deployed, *self._retiring) if deployed is not None]
 
-    async def _in_engine(self, work: Callable[..., T], *arguments: object) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self.engine.thread, work, *arguments)
+    @property
+    def _ready(self) -> Deployment:
+        assert self._deployed is not None, "not started, or closed"
+        return self._deployed
 
-    def _announce(self) -> None:
-        self._membership.announce(self.record)
+    def announce(self) -> None:
+        """Tell everyone now. While there are no blocks, what was told last stays."""
+        if self._deployed is not None:
+            self._membership.announce(self.record)
+
+    def _seats_changed(self) -> None:
+        self._changed.set()
+        self._ended.set()
 
     async def _keep_announcing(self) -> None:
         """At once, and then whenever the load has changed, but not more often than each ANNOUNCE_S."""
         while True:
             self._changed.clear()
-            self._announce()
+            self.announce()
             await asyncio.sleep(ANNOUNCE_S)
             await self._changed.wait()
 
+    # --- what others ask for ----------------------------------------------------------------------------------------
+
+    def _offer(self) -> Offer:
+        """For new sessions. Raises PeerRefused."""
+        if self._state != "serving" or self._deployed is None:
+            raise PeerRefused("the server takes no new sessions", remedy="ask another server")
+        loaded = self._deployed.loaded
+        return Offer(engine=self._deployed.engine, revision=loaded.revision, max_step_tokens=loaded.max_step_tokens)
+
+    def _computer(self) -> Computer:
+        """For calls on whole sequences. Raises PeerRefused."""
+        if self._state != "serving" or self._deployed is None:
+            raise PeerRefused("the server takes no new calls", remedy="ask another server")
+        loaded = self._deployed.loaded
+        return Computer(
+            span=loaded.span,
+            revision=loaded.revision,
+            in_thread=self._deployed.engine.in_thread,
+            forward_ms=loaded.speed.prefill_ms,
+        )
+
     async def _give_files(self, _peer_id: str, request: bytes) -> bytes:
         FilesRequest.from_bytes(request)
-        if self._loaded is None:
+        if self._deployed is None:
             raise PeerRefused(f"{self.name} is no longer served here", remedy="ask another server")
-        return self._loaded.files
+        return self._deployed.loaded.files
 
-    # --- sessions ---------------------------------------------------------------------------------------------------
 
-    async def _serve_session(self, peer_id: str, stream: Stream) -> None:
-        session: ServedSession | None = None
-        try:
-            async with asyncio.timeout(OPEN_S) as deadline:
-                session = self._admit(peer_id, Open.from_bytes(await stream.receive()), deadline)
-                session.wait_for_client()
-                await stream.send(Ready(max_step_tokens=session.max_step_tokens).to_bytes())
-                await serve_steps(stream, session, self.engine, self.options.faults)
-        except EndOfStream:
-            pass
-        except TimeoutError:
-            raise session.refusal() if session else PeerTimeout("nothing was asked for", peer_id=peer_id) from None
-        finally:
-            if session is not None:
-                self._release(session)
-
-    def _admit(self, peer_id: str, wanted: Open, deadline: asyncio.Timeout) -> ServedSession:
-        """Reserve cache room. Raises PeerRefused."""
-        if self._state != "serving":
-            raise PeerRefused("the server takes no new sessions", remedy="ask another server")
-        revision = self._ready.revision
-        if wanted.revision != revision:
-            raise PeerRefused(f"this server has revision {revision} of {self.name}", remedy="look up its record")
-        if not self.start_block <= wanted.start < wanted.end <= self.end_block:
-            raise PeerRefused(
-                f"this server has blocks [{self.start_block}, {self.end_block})", remedy="look up its record"
-            )
-        if wanted.max_tokens > self._ready.kv_tokens:
-            raise PeerRefused(f"a session of {wanted.max_tokens} tokens is over this server's {self._ready.kv_tokens}")
-        now_s = asyncio.get_running_loop().time()
-        self._sharing.check(peer_id, wanted.max_tokens, self.sessions, self._ready.kv_tokens, now_s=now_s)
-        span = self._view(wanted.start, wanted.end)
-        session = ServedSession(
-            peer_id,
-            wanted,
-            span,
-            max_step_tokens=self._ready.max_step_tokens,
-            deadline=deadline,
-            idle_s=self.options.idle_s,
-        )
-        self.sessions.add(session)
-        self._changed.set()
-        return session
-
-    def _view(self, start: int, end: int) -> Span:
-        if (start, end) not in self._views:
-            if len(self._views) >= MAX_VIEWS:
-                self._views.pop(next(iter(self._views)))
-            self._views[start, end] = self._ready.span.view(start, end)
-        return self._views[start, end]
-
-    def _release(self, session: ServedSession) -> None:
-        self.sessions.discard(session)
-        session.cache.free()
-        self._changed.set()
-        if not self.sessions:
-            self._emptied.set()
+def _leaving() -> PeerRefused:
+    return PeerRefused("the server is leaving", remedy="go on with another server")

@@ -11,28 +11,46 @@ from swarm_protocol.errors import ConfigError
 
 from swarm.network.phases import FaultHook, no_faults
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "int8": torch.bfloat16,
+    "int4": torch.bfloat16,
+}
+"""What is computed with, by the kind of weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
     """`kv_bytes` of cache are shared by all sessions; a session that says nothing for `idle_s` is ended.
 
+    A step computes at most `max_batch` sessions' next tokens, and beside them prompt tokens for `max_step_ms`. A
+    session that says nothing for `evict_idle_s` makes room when another peer needs it. At most `max_lanes` connections
+    are open, and what waits in all sessions together takes up to `max_backlog_bytes`, three quarters for one client.
+
     Raises ConfigError for values that allow nothing.
     """
 
     device: str = "cpu"
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    dtype: Literal["float32", "bfloat16", "float16", "int8", "int4"] = "float32"
     kv_bytes: int = 2**30
     max_sessions: int = 64
     max_step_tokens: int = 512
+    max_batch: int = 64
+    max_step_ms: float = 200.0
     idle_s: float = 120.0
+    evict_idle_s: float = 10.0
+    max_lanes: int = 1024
+    max_backlog_bytes: int = 256 * 2**20
     faults: FaultHook = field(default=no_faults)
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise ConfigError(f"dtype {self.dtype!r} is unknown", remedy=f"use one of {', '.join(DTYPES)}")
-        if self.kv_bytes <= 0 or self.max_sessions <= 0 or self.idle_s <= 0:
-            raise ConfigError("kv_bytes, max_sessions and idle_s must be above 0")
+        limited = ("kv_bytes", "max_sessions", "max_batch", "max_step_ms", "idle_s", "evict_idle_s", "max_lanes")
+        for name in (*limited, "max_backlog_bytes"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} must be above 0")
         if not 1 <= self.max_step_tokens <= limits.MAX_STEP_TOKENS:
             raise ConfigError(f"max_step_tokens must be within 1 and {limits.MAX_STEP_TOKENS}")

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from swarm.router.routing import (
     DEFAULT_RTT_MS,
     HOP_OVERHEAD_MS,
+    MAX_RIVALS,
     MIN_BLOCK_MS,
+    RELAY_MS,
     NoChain,
     Outlook,
     best_revision,
@@ -18,7 +20,10 @@ from swarm.router.routing import (
     format_spans,
     missing_spans,
 )
+from swarm_protocol.identity import peer_id_of
 from swarm_protocol.records import ServeRecord, ServeState
+
+PEERS = [peer_id_of(bytes([number] * 32)) for number in range(40)]
 
 
 def record(start: int, end: int, num_blocks: int = 8, **changes: object) -> ServeRecord:
@@ -68,6 +73,64 @@ def test_chain_far_servers_are_left_for_near_ones() -> None:
     servers = {"near": record(0, 8, decode_ms_per_block=3.0), "far": record(0, 8)}
     assert spans(servers, rtt_ms={"near": 1.0, "far": 200.0})[0][0] == "near"
     assert spans(servers, rtt_ms={"near": 30.0, "far": 31.0})[0][0] == "far"
+
+
+def test_chain_servers_near_each_other_are_chained() -> None:
+    """Each is as far from the client; only the servers know which of them are neighbours."""
+    a, b, c = PEERS[:3]
+    servers = {a: record(0, 4, rtt_ms={b: 30.0, c: 2.0}), b: record(4, 8), c: record(4, 8)}
+    assert [hop[0] for hop in spans(servers)] == [a, c]
+    servers = {a: record(0, 4), b: record(4, 8, rtt_ms={a: 30.0}), c: record(4, 8, rtt_ms={a: 60.0})}
+    assert [hop[0] for hop in spans(servers)] == [a, b]
+
+
+def test_chain_who_alone_claims_to_be_near_gains_nothing() -> None:
+    a, honest, liar = PEERS[:3]
+    servers = {
+        a: record(0, 4, rtt_ms={honest: 20.0, liar: 40.0}),
+        honest: record(4, 8, rtt_ms={a: 20.0}),
+        liar: record(4, 8, rtt_ms={a: 0.0}),
+    }
+    assert [hop[0] for hop in spans(servers)] == [a, honest]
+
+
+def test_chain_cost_is_the_way_through_all_servers_and_back() -> None:
+    a, b = PEERS[:2]
+    servers = {a: record(0, 4, rtt_ms={b: 8.0}, free_kv_tokens=2**40), b: record(4, 8, free_kv_tokens=2**40)}
+    chain = find_chain(servers, 0, 8, outlook(rtt_ms={a: 20.0, b: 40.0}))
+    assert chain.cost_ms == pytest.approx((20 + 8 + 40) / 2 + 8 * 1.0 + 2 * HOP_OVERHEAD_MS)
+    assert [hop.cost_ms for hop in chain.hops] == pytest.approx([10 + 4 + 1, 4 + 4 + 20 + 1])
+
+
+def test_chain_relayed_server_is_left_for_an_equal_one() -> None:
+    servers = {"direct": record(0, 8, decode_ms_per_block=1.5), "relayed": record(0, 8, relayed=True)}
+    for salt in "abcd":
+        assert spans(servers, salt=salt)[0][0] == "direct"
+    far = {"direct": record(0, 8, decode_ms_per_block=5.0), "relayed": record(0, 8, relayed=True)}
+    assert spans(far)[0][0] == "relayed"
+
+
+def test_chain_repair_counts_the_way_to_its_neighbours_and_not_to_the_client() -> None:
+    before, after, near_client, near_both = PEERS[:4]
+    servers = {
+        before: record(0, 2, rtt_ms={near_client: 90.0, near_both: 3.0}),
+        near_client: record(2, 6),
+        near_both: record(2, 6),
+        after: record(6, 8, rtt_ms={near_client: 90.0, near_both: 3.0}),
+    }
+    seen = outlook(rtt_ms={near_client: 1.0, near_both: 80.0}, previous_peer_id=before, next_peer_id=after)
+    assert [hop.peer_id for hop in find_chain(servers, 2, 6, seen).hops] == [near_both]
+    alone = outlook(rtt_ms={near_client: 1.0, near_both: 80.0})
+    assert [hop.peer_id for hop in find_chain(servers, 2, 6, alone).hops] == [near_client]
+
+
+def test_chain_more_servers_than_can_compete_still_finds_a_cheap_one() -> None:
+    slow = {f"slow{i}": record(0, 8, decode_ms_per_block=9.0) for i in range(4 * MAX_RIVALS)}
+    servers = {**slow, "fast": record(0, 5), "faster": record(5, 8, decode_ms_per_block=0.5)}
+    seen = outlook(rtt_ms=dict.fromkeys(servers, 1.0))
+    assert [hop.peer_id for hop in find_chain(servers, 0, 8, seen).hops] == ["fast", "faster"]
+    equal = {f"p{i}": record(0, 8) for i in range(4 * MAX_RIVALS)}
+    assert len({spans(equal, salt=str(i))[0][0] for i in range(200)}) > 2 * MAX_RIVALS
 
 
 def test_chain_queue_at_a_server_sends_new_sessions_elsewhere() -> None:
@@ -141,50 +204,53 @@ def test_chain_no_servers_names_all_blocks() -> None:
     assert caught.value.missing == ((0, 8),)
 
 
+def link_ms(servers: dict[str, ServeRecord], seen: Outlook, one: str, other: str) -> float:
+    """Half a round trip between two servers, or a server and the client (empty)."""
+    if not one or not other:
+        return seen.rtt_ms.get(one or other, DEFAULT_RTT_MS) / 2
+    said = [servers[one].rtt_ms.get(other, -1.0), servers[other].rtt_ms.get(one, -1.0)]
+    return (max(said) if max(said) >= 0 else DEFAULT_RTT_MS) / 2
+
+
 def cheapest(servers: dict[str, ServeRecord], num_blocks: int, seen: Outlook) -> float:
-    """All ways to cut the blocks into spans and to give each to a server, tried one by one."""
+    """All ways to give each block to a server that has it, tried one by one."""
+    having = [
+        [p for p, s in servers.items() if s.start <= block < s.end and p not in seen.avoid]
+        for block in range(num_blocks)
+    ]
     best = float("inf")
-    for num_cuts in range(num_blocks):
-        for cuts in itertools.combinations(range(1, num_blocks), num_cuts):
-            edges = [0, *cuts, num_blocks]
-            total = 0.0
-            for start, end in itertools.pairwise(edges):
-                total += min(
-                    (
-                        seen.rtt_ms.get(peer_id, DEFAULT_RTT_MS)
-                        + HOP_OVERHEAD_MS
-                        + (end - start)
-                        * max(server.decode_ms_per_block, MIN_BLOCK_MS)
-                        * (
-                            1
-                            + max(server.queue_depth, seen.load.get(peer_id, 0))
-                            + seen.max_tokens / server.free_kv_tokens
-                        )
-                        for peer_id, server in servers.items()
-                        if server.start <= start and end <= server.end and peer_id not in seen.avoid
-                    ),
-                    default=float("inf"),
-                )
-            best = min(best, total)
+    for walk in itertools.product(*having):
+        total = link_ms(servers, seen, walk[-1], seen.next_peer_id)
+        for before, peer_id in itertools.pairwise((seen.previous_peer_id, *walk)):
+            server = servers[peer_id]
+            if before != peer_id:
+                total += link_ms(servers, seen, before, peer_id) + HOP_OVERHEAD_MS + RELAY_MS * server.relayed
+            waiting = max(server.queue_depth, seen.load.get(peer_id, 0))
+            room = seen.max_tokens / server.free_kv_tokens
+            total += max(server.decode_ms_per_block, MIN_BLOCK_MS) * (1 + waiting + room)
+        best = min(best, total)
     return best
 
 
 @st.composite
 def swarms(draw: st.DrawFn) -> tuple[dict[str, ServeRecord], int, Outlook]:
-    num_blocks = draw(st.integers(1, 6))
+    num_blocks = draw(st.integers(1, 5))
+    peer_ids = PEERS[: draw(st.integers(1, 5))]
     servers = {}
-    for i in range(draw(st.integers(1, 6))):
+    for peer_id in peer_ids:
         start = draw(st.integers(0, num_blocks - 1))
-        servers[f"p{i}"] = record(
+        servers[peer_id] = record(
             start,
             draw(st.integers(start + 1, num_blocks)),
             num_blocks,
             decode_ms_per_block=draw(st.floats(0, 50)),
             queue_depth=draw(st.integers(0, 3)),
             free_kv_tokens=draw(st.integers(10, 1000)),
+            rtt_ms=draw(st.dictionaries(st.sampled_from(PEERS), st.floats(0, 200), max_size=5)),
+            relayed=draw(st.booleans()),
         )
-    rtts = draw(st.dictionaries(st.sampled_from(sorted(servers)), st.floats(0, 200)))
-    avoid = draw(st.sets(st.sampled_from(sorted(servers)), max_size=1))
+    rtts = draw(st.dictionaries(st.sampled_from(peer_ids), st.floats(0, 200)))
+    avoid = draw(st.sets(st.sampled_from(peer_ids), max_size=1))
     return servers, num_blocks, outlook(rtt_ms=rtts, avoid=avoid, max_tokens=10, salt=draw(st.text(max_size=3)))
 
 

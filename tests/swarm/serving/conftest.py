@@ -6,93 +6,28 @@ import asyncio
 import dataclasses
 import functools
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
-import torch
 from swarm.client import AsyncClient, Generation
 from swarm.network.membership import Membership
 from swarm.network.memory import MemoryInternet, MemoryNetwork
-from swarm.serving.loading import LoadedSpan, load
-from swarm.serving.model_kit import ModelKit
+from swarm.serving.model.kit import ModelKit
+from swarm.serving.model.loading import LoadedSpan, load
 from swarm.serving.server import SpanServer
 from swarm.serving.server_options import ServerOptions
-from swarm.serving.session import SessionOptions
+from swarm.serving.session.session import SessionOptions
 from swarm.testing.faults import Fault, FaultScript
 from swarm_protocol.records import NodeRecord
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import (
-    AutoModelForCausalLM,
-    GPT2Config,
-    LlamaConfig,
-    MistralConfig,
-    MixtralConfig,
-    PreTrainedTokenizerFast,
-    Qwen3Config,
-)
-from transformers.utils import logging as transformers_logging
+from text_models import byte_tokenizer
+from tiny_models import FAMILIES, local_tokens, write_model
 
-NUM_BLOCKS = 6
-VOCAB = 256
 NUM_TOKENS = 16
 PROMPT = "def add(a, b):\n    return"
-
-_SHAPE = {
-    "vocab_size": VOCAB,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": NUM_BLOCKS,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-}
-
-FAMILIES: dict[str, Callable[[], Any]] = {
-    "llama": lambda: LlamaConfig(**_SHAPE),
-    "llama-tied": lambda: LlamaConfig(**_SHAPE, tie_word_embeddings=True),
-    "qwen3": lambda: Qwen3Config(**_SHAPE, head_dim=8, use_sliding_window=True, sliding_window=8, max_window_layers=3),
-    "mistral": lambda: MistralConfig(**_SHAPE, sliding_window=8),
-    "mixtral": lambda: MixtralConfig(**_SHAPE, num_local_experts=4),
-    "gpt2": lambda: GPT2Config(
-        vocab_size=VOCAB,
-        n_embd=32,
-        n_layer=NUM_BLOCKS,
-        n_head=4,
-        n_positions=256,
-        scale_attn_by_inverse_layer_idx=True,
-        bos_token_id=0,
-        eos_token_id=1,
-    ),
-}
-
-
-def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """One token a byte, so that characters of several bytes arrive in pieces."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(alphabet)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
-
-
-def write_model(directory: Path, config: Any, seed: int = 0) -> Path:
-    """Random weights large enough for greedy tokens to differ, in several shards."""
-    transformers_logging.disable_progress_bar()
-    torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config)
-    for parameter in model.parameters():
-        if parameter.ndim > 1:
-            torch.nn.init.normal_(parameter, std=0.3)
-    model.tie_weights()
-    model.save_pretrained(directory, max_shard_size="40KB")
-    byte_tokenizer().save_pretrained(directory)
-    return directory
 
 
 @pytest.fixture(scope="session")
@@ -111,21 +46,6 @@ def model_dirs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 @pytest.fixture(scope="session")
 def llama_dir(model_dirs: Callable[[str], Path]) -> Path:
     return model_dirs("llama")
-
-
-@functools.cache
-def _local_tokens(directory: Path, prompt: tuple[int, ...], num_tokens: int) -> tuple[int, ...]:
-    model = AutoModelForCausalLM.from_pretrained(directory)
-    with torch.inference_mode():
-        out = model.generate(
-            torch.tensor([prompt]), max_new_tokens=num_tokens, do_sample=False, eos_token_id=None, pad_token_id=0
-        )
-    return tuple(int(token) for token in out[0, len(prompt) :])
-
-
-def local_tokens(directory: Path, prompt: Sequence[int], num_tokens: int) -> list[int]:
-    """What transformers generates greedily, alone on one machine."""
-    return list(_local_tokens(directory, tuple(prompt), num_tokens))
 
 
 @functools.cache
@@ -171,15 +91,15 @@ class Box:
             while len(await self.membership.servers(name)) < num_servers:
                 await asyncio.sleep(0.1)
 
-    def generate(self, num_tokens: int = NUM_TOKENS, **options: Any) -> Generation:
+    def generate(self, num_tokens: int | None = NUM_TOKENS, **options: Any) -> Generation:
         return self.client.generate(**{"model": "tiny", "prompt": PROMPT, "max_tokens": num_tokens, **options})
 
-    async def tokens(self, num_tokens: int = NUM_TOKENS, **options: Any) -> list[int]:
+    async def tokens(self, num_tokens: int | None = NUM_TOKENS, **options: Any) -> list[int]:
         return [token.token_id async for token in self.generate(num_tokens, **options)]
 
     async def kit(self) -> ModelKit:
         """What the client has made of the servers' files."""
-        return await self.client._kit("tiny", await self.client._servers("tiny"))
+        return await self.client._kit("tiny")
 
     def expected(self, num_tokens: int = NUM_TOKENS) -> list[int]:
         """What one machine alone answers to PROMPT."""
@@ -224,10 +144,13 @@ async def box(
     internet = MemoryInternet(detection_s=detection_s)
     script = FaultScript(faults, kill=lambda who: internet.crash(swarm.who[who]))
     async with AsyncExitStack() as stack:
-        stack.enter_context(patch("swarm.serving.server.load", cached_load))
+        stack.enter_context(patch("swarm.serving.deployment.load", cached_load))
         network = internet.network()
         membership = await stack.enter_async_context(Membership(network))
-        client = AsyncClient(network=network, membership=membership, session=session)
+        client = await stack.enter_async_context(
+            aclosing(AsyncClient(network=network, membership=membership, session=session))
+        )
+        stack.push_async_callback(client.aclose)
         swarm = Box(internet, directory, stack, network, membership, client)
         for index, (start, end) in enumerate(spans):
             hook = script.hook(f"s{index}")
@@ -257,6 +180,12 @@ def write_tiny() -> Any:
         return write_model(directory, FAMILIES[family](), seed)
 
     return write
+
+
+@pytest.fixture(scope="session")
+def write_config() -> Callable[[Path, Any], Path]:
+    """`write_config(directory, config)`: a model of any config."""
+    return write_model
 
 
 @pytest.fixture(scope="session")

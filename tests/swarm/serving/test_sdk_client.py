@@ -16,10 +16,11 @@ from typing import Any
 from unittest.mock import AsyncMock, patch
 
 import pytest
+from swarm.client import encoding
 from swarm.network.memory import MemoryInternet
 from swarm.router.routing import NoChain
-from swarm.serving.model_files import open_model
-from swarm.serving.model_kit import ModelKit, fetch_files, read_kit
+from swarm.serving.model.files import open_model
+from swarm.serving.model.kit import ModelKit, fetch_files, read_kit
 from swarm.serving.server_options import ServerOptions
 from swarm.testing import virtual_time
 from swarm.testing.faults import Fault
@@ -122,7 +123,7 @@ def test_generate_cancelled_at_any_moment_frees_the_whole_chain(boxes: Any, llam
             task.cancel()
             await asyncio.wait([task])
             await box.all_freed()
-            assert not box.client._links.outlook(1, "").load
+            assert not box.client._shared.links.load
 
     virtual_time.run(scenario(), compute_s=lambda function: 0.004)
 
@@ -257,6 +258,16 @@ def test_prompt_over_the_context_says_by_how_much(boxes: Any, llama_dir: Path) -
             with pytest.raises(ConfigError, match="the prompt is empty"):
                 await box.tokens(prompt="")
             assert len(await box.tokens(prompt="x" * 240)) == 16
+
+    virtual_time.run(scenario())
+
+
+def test_answer_without_a_number_of_tokens_goes_to_the_end_of_the_context_at_most(boxes: Any, llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, HALVES) as box:
+            assert len(await box.tokens(None, prompt="x" * 250)) == 6
+            with pytest.raises(ConfigError, match="256 prompt tokens and 1 new ones are 1 over"):
+                await box.tokens(None, prompt="x" * 256)
 
     virtual_time.run(scenario())
 
@@ -423,12 +434,12 @@ def test_template_without_an_end_does_not_stop_the_loop(
     """In a thread, whose end nobody waits for; here it ends once the client has given up."""
     given_up = threading.Event()
 
-    def endless(_kit: ModelKit, _messages: Any) -> list[int]:
+    def endless(_kit: ModelKit, _messages: Any, *_tools: object) -> list[int]:
         assert given_up.wait(30)
         return [0]
 
     monkeypatch.setattr(ModelKit, "encode_chat", endless)
-    monkeypatch.setattr(client, "ENCODE_S", 0.05)
+    monkeypatch.setattr(encoding, "ENCODE_S", 0.05)
 
     async def scenario() -> None:
         async with boxes(templated, HALVES) as box:
@@ -520,7 +531,7 @@ def test_call_while_another_thread_closes_the_client_is_scheduled_before_the_end
             closing.join(0.2)  # unguarded it ends within this
             return schedule(*arguments)
 
-        monkeypatch.setattr("swarm.client.asyncio.run_coroutine_threadsafe", close_meanwhile)
+        monkeypatch.setattr("swarm.client.sync_client.asyncio.run_coroutine_threadsafe", close_meanwhile)
         with suppress(SessionError):  # the end came first, and the call was told
             assert connected.models() == ()
         closing.join(10)

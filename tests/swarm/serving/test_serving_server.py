@@ -5,195 +5,61 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock, patch
 
 import pytest
 import torch
-from raw_session import HIDDEN, SESSION, TOKENS, ask, opening, session
-from swarm.network.interface import EndOfStream
-from swarm.serving.model_files import open_model
-from swarm.serving.server import OPEN_S
+from served_chain import Talk, floats, hidden_rows, seat_id, token_rows
+from swarm.serving.deployment import Deployment
+from swarm.serving.model.files import open_model
 from swarm.serving.server_options import ServerOptions
-from swarm.serving.tensors import pack
+from swarm.serving.session.lane import Lane, open_stream
 from swarm.testing import virtual_time
 from swarm.testing.leaks import no_leaks
-from swarm_protocol.errors import (
-    ConfigError,
-    PeerRefused,
-    PeerTimeout,
-    PeerViolation,
-    SessionError,
-)
-from swarm_protocol.serving_messages import (
-    FILES_METHOD,
-    FilesRequest,
-    FilesResponse,
-    Step,
-)
+from swarm_protocol.errors import ConfigError, IntegrityError, PeerRefused, PeerUnreachable, SessionError
+from swarm_protocol.lane_messages import Ended, Leaving, Open, Result
+from swarm_protocol.serving_messages import FILES_METHOD, FilesRequest, FilesResponse
+
+TOKENS = token_rows(5, 6, 7)
+HIDDEN = hidden_rows(torch.zeros(2, 32))
 
 
-@pytest.mark.parametrize("data", [b"", b"\x01", b"\x01\xff\xff", b"\x02abc", b"x" * 5000], ids=len)
-def test_open_garbage_is_a_violation(boxes: Any, llama_dir: Path, data: bytes) -> None:
+@asynccontextmanager
+async def talking(box: Any, index: int = 0) -> AsyncIterator[Talk]:
+    """A lane to a server, written by hand."""
+    peer_id = box.who[f"s{index}"]
+    server = box.servers[peer_id]
+    blank = Open(
+        seat_id=seat_id(1),
+        session_id="s",
+        revision=open_model(box.directory).revision(),
+        start=server.start_block,
+        end=server.end_block,
+        max_tokens=16,
+    )
+    async with open_stream(box.network, peer_id, "tiny") as stream, Talk(Lane(stream, peer_id), blank) as talk:
+        yield talk
+
+
+def test_sessions_share_the_pages_that_the_budget_allows(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> None:
-        async with boxes(llama_dir, [(0, 3)]) as box:
-            async with box.network.stream(box.who["s0"], SESSION, timeout_s=60) as stream:
-                await stream.send(data)
-                with pytest.raises(PeerViolation):
-                    await stream.receive()
-            await box.all_freed()
-
-    virtual_time.run(scenario())
-
-
-BAD_OPENINGS = {
-    "revision": ({"revision": "other"}, "this server has revision"),
-    "blocks": ({"start": 2, "end": 5}, r"this server has blocks \[0, 3\)"),
-    "never fits": ({"max_tokens": 2**20}, "is over this server's"),
-}
-
-
-@pytest.mark.parametrize("case", BAD_OPENINGS)
-def test_open_what_is_not_served_is_refused_for_good(boxes: Any, llama_dir: Path, case: str) -> None:
-    changes, message = BAD_OPENINGS[case]
-
-    async def scenario() -> None:
-        async with boxes(llama_dir, [(0, 3)], options=ServerOptions(kv_bytes=2**20)) as box:
-            with pytest.raises(PeerRefused, match=message) as caught:
-                async with session(box, **changes):
-                    pass
-            assert caught.value.retry_after_s == 0
-
-    virtual_time.run(scenario())
-
-
-def test_open_over_the_cache_budget_is_refused_until_room_is_given_back(boxes: Any, llama_dir: Path) -> None:
-    async def scenario() -> None:
-        # 3 blocks, k and v, 2 heads of 8 floats: 384 bytes a token
-        async with boxes(llama_dir, [(0, 3)], options=ServerOptions(kv_bytes=384 * 40)) as box:
+        # 3 blocks, k and v, 2 heads of 8 floats: 384 bytes a token, 16 tokens a page
+        async with boxes(llama_dir, [(0, 3)], options=ServerOptions(kv_bytes=384 * 16 * 3 + 100)) as box:
             server = box.servers[box.who["s0"]]
-            assert server.record.free_kv_tokens == 40
-            async with session(box), session(box):
-                assert server.record.free_kv_tokens == 8
-                with pytest.raises(PeerRefused, match="room for 8 more tokens and is asked for 16") as caught:
-                    async with session(box):
-                        pass
-                assert caught.value.retry_after_s > 0
-                async with session(box, max_tokens=8):
-                    assert server.record.free_kv_tokens == 0
-            await box.all_freed()
-            async with session(box, max_tokens=40):
-                pass
-
-    virtual_time.run(scenario())
-
-
-def test_open_beyond_max_sessions_is_refused(boxes: Any, llama_dir: Path) -> None:
-    async def scenario() -> None:
-        async with boxes(llama_dir, [(0, 3)], options=ServerOptions(max_sessions=1)) as box, session(box):
-            with pytest.raises(PeerRefused):
-                async with session(box):
-                    pass
-
-    virtual_time.run(scenario())
-
-
-def test_open_by_one_peer_beyond_half_is_refused_while_another_is_there(boxes: Any, llama_dir: Path) -> None:
-    async def scenario() -> None:
-        async with boxes(llama_dir, [(0, 3)], options=ServerOptions(max_sessions=4)) as box:
-            async with box.internet.network().stream(box.who["s0"], SESSION, timeout_s=60) as other:
-                await other.send(opening(box).to_bytes())
-                await other.receive()
-                async with session(box), session(box):
-                    with pytest.raises(PeerRefused, match="2 sessions of yours") as caught:
-                        async with session(box):
-                            pass
-                    assert caught.value.retry_after_s > 0
-            await box.all_freed()
-            async with session(box), session(box), session(box), session(box):
-                pass
-
-    virtual_time.run(scenario())
-
-
-def test_session_that_ends_frees_its_cache_memory(boxes: Any, llama_dir: Path) -> None:
-    async def scenario() -> None:
-        async with boxes(llama_dir, [(0, 3)]) as box:
-            server = box.servers[box.who["s0"]]
-            async with session(box) as stream:
-                await ask(stream, TOKENS)
-                held = weakref.ref(next(iter(server.sessions)).cache.entries.layers[0].keys)
-                assert held() is not None
-            await box.all_freed()
-            gc.collect()
-            assert held() is None
-
-    virtual_time.run(scenario())
-
-
-def test_silent_connections_are_ended_and_leave_nothing(boxes: Any, llama_dir: Path) -> None:
-    async def scenario() -> None:
-        async with boxes(llama_dir, [(0, 3)]) as box:
-            clock = asyncio.get_running_loop().time
-            since_s = clock()
-
-            async def say_nothing() -> None:
-                async with box.network.stream(box.who["s0"], SESSION, timeout_s=600) as stream:
-                    with pytest.raises(PeerTimeout):
-                        await stream.receive()
-
-            async with asyncio.TaskGroup() as tasks:
-                for _ in range(200):
-                    tasks.create_task(say_nothing())
-            assert clock() - since_s <= OPEN_S + 1
-            assert not box.servers[box.who["s0"]].sessions
-
-    virtual_time.run(scenario())
-
-
-def test_session_that_falls_silent_is_ended_and_told_so(boxes: Any, llama_dir: Path) -> None:
-    async def scenario() -> None:
-        async with boxes(llama_dir, [(0, 3)], options=ServerOptions(idle_s=7)) as box, session(box) as stream:
-            await ask(stream, TOKENS)
-            with pytest.raises(PeerRefused, match="silent for 7 s"):
-                await stream.receive()
-            await box.all_freed()
-
-    virtual_time.run(scenario())
-
-
-def test_client_that_stops_reading_is_ended(boxes: Any, llama_dir: Path) -> None:
-    """It asks again and again for large answers and takes none, so that the stream's window fills up."""
-
-    async def scenario() -> None:
-        options = ServerOptions(idle_s=7)
-        async with boxes(llama_dir, [(0, 6)], options=options) as box, session(box, max_tokens=2**15) as stream:
-            x = pack(torch.zeros(512, dtype=torch.int64))
-            for position in range(0, 2**15, 512):
-                await stream.send(Step(position=position, want="all", tensor=x).to_bytes())
-            await box.all_freed()
-            assert 0 < box.servers[box.who["s0"]].engine.num_done < 64
-
-    virtual_time.run(scenario())
-
-
-def test_client_that_leaves_in_the_middle_of_a_step_frees_the_session(boxes: Any, llama_dir: Path) -> None:
-    async def scenario() -> None:
-        async with boxes(llama_dir, [(0, 3)]) as box:
-            async with session(box) as stream:
-                await stream.send(Step(position=0, want="all", tensor=pack(TOKENS)).to_bytes())
-            await box.all_freed()
-
-    virtual_time.run(scenario())
-
-
-def test_finished_client_ends_the_session(boxes: Any, llama_dir: Path) -> None:
-    async def scenario() -> None:
-        async with boxes(llama_dir, [(0, 3)]) as box, session(box) as stream:
-            await stream.finish()
-            with pytest.raises(EndOfStream):
-                await stream.receive()
+            assert server.max_kv_tokens == server.record.free_kv_tokens == 48
+            async with talking(box) as talk:
+                await talk.open(1)
+                await talk.open(2)
+                assert server.record.free_kv_tokens == 16
+                error = await talk.refused(3, max_tokens=17)
+                assert isinstance(error, PeerRefused)
+                assert error.retry_after_s > 0
+                await talk.open(3)
+                assert (server.record.free_kv_tokens, server.record.queue_depth) == (0, 3)
             await box.all_freed()
 
     virtual_time.run(scenario())
@@ -213,14 +79,18 @@ def test_files_are_the_whitelisted_ones(boxes: Any, llama_dir: Path) -> None:
 
 def test_record_tells_measured_times_and_load(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> None:
-        async with boxes(llama_dir, [(0, 3)]) as box, session(box):
+        async with boxes(llama_dir, [(0, 3)]) as box, talking(box) as talk:
+            server = box.servers[box.who["s0"]]
+            await talk.open()
+            await talk.step(TOKENS, 0)
             await asyncio.sleep(10)
             record = (await box.membership.servers("tiny"))[box.who["s0"]]
             assert (record.start, record.end, record.num_blocks, record.state) == (0, 3, 6, "serving")
             assert record.prefill_ms_per_token > 0
             assert record.decode_ms_per_block > 0
             assert record.queue_depth == 1
-            assert record.free_kv_tokens == box.servers[box.who["s0"]].max_kv_tokens - 16
+            assert record.free_kv_tokens == server.max_kv_tokens - 16
+            assert server.num_tokens == 3
 
     virtual_time.run(scenario())
 
@@ -229,13 +99,15 @@ def test_closed_server_refuses_and_is_withdrawn(boxes: Any, llama_dir: Path) -> 
     async def scenario() -> None:
         async with boxes(llama_dir, [(0, 3)]) as box:
             server = box.servers[box.who["s0"]]
-            wanted = opening(box)
-            await server.close()
-            await server.close()
-            async with box.network.stream(box.who["s0"], SESSION, timeout_s=9) as stream:
-                await stream.send(wanted.to_bytes())
-                with pytest.raises(PeerRefused, match="no new sessions"):
-                    await stream.receive()
+            async with talking(box) as talk:
+                await talk.open(1)
+                await server.close()
+                await server.close()
+                assert "leaving" in str((await talk.next(Ended)).error(""))
+                with pytest.raises(PeerUnreachable):
+                    await talk.next(Result)
+            async with talking(box) as talk:
+                assert "no new sessions" in str(await talk.refused())
             request = FilesRequest(model="tiny").to_bytes()
             with pytest.raises(PeerRefused, match="no longer served"):
                 await box.network.call(box.who["s0"], f"{FILES_METHOD}/tiny", request, timeout_s=9)
@@ -253,6 +125,7 @@ def test_close_that_is_cancelled_ends_cancelled_and_leaves_no_engine(
     async def scenario() -> None:
         async with boxes(llama_dir, [(0, 3)]) as box:
             server = box.servers[box.who["s0"]]
+            engine = server._deployed.engine
             closing = asyncio.create_task(server.close())
             for _ in range(num_turns + 1):
                 await asyncio.sleep(0)
@@ -260,34 +133,53 @@ def test_close_that_is_cancelled_ends_cancelled_and_leaves_no_engine(
             with pytest.raises(asyncio.CancelledError):
                 await closing
             with pytest.raises(RuntimeError, match="shutdown"):
-                server.engine.thread.submit(int)
+                await engine.in_thread(int)
 
     virtual_time.run(scenario())
 
 
 def test_engine_that_dies_ends_sessions_refuses_new_ones_and_is_told(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> None:
-        async with boxes(llama_dir, [(0, 3)]) as box, session(box) as working, session(box) as idle:
+        async with boxes(llama_dir, [(0, 3)]) as box:
             server = box.servers[box.who["s0"]]
-            assert server.failure is None
-            for reading in (ask(working, TOKENS), idle.receive()):
-                with pytest.raises(PeerRefused, match="leaving"):
-                    async with asyncio.timeout(5):
-                        await reading
-            await box.all_freed()
+            async with talking(box) as working, talking(box) as idle:
+                await working.open(1)
+                await idle.open(2)
+                assert server.failure is None
+                working.send_step(TOKENS, 0)
+                for talk in (working, idle):
+                    assert isinstance((await talk.next(Ended)).error(""), PeerRefused)
+            assert not server.sessions
             assert isinstance(server.failure, SessionError)
             assert str(server.failure).startswith("tiny is served here no more: ArithmeticError: a defect")
-            with pytest.raises(PeerRefused, match="no new sessions"):
-                async with session(box):
-                    pass
+            async with talking(box) as talk:
+                assert "no new sessions" in str(await talk.refused())
             await asyncio.sleep(1)
             assert (await box.membership.servers("tiny"))[box.who["s0"]].state == "draining"
             await server.drain(within_s=5)
             await server.close()
 
-    defect = patch("swarm.serving.engine.Engine._run_one", AsyncMock(side_effect=ArithmeticError("a defect")))
+    defect = patch("swarm.serving.engine.engine.Engine._pass", AsyncMock(side_effect=ArithmeticError("a defect")))
     with no_leaks(), defect:
         virtual_time.run(scenario())
+
+
+def test_drain_asks_sessions_to_leave_and_ends_those_that_do_not(boxes: Any, llama_dir: Path) -> None:
+    async def scenario() -> None:
+        clock = asyncio.get_running_loop().time
+        async with boxes(llama_dir, [(0, 3)]) as box, talking(box) as talk, asyncio.TaskGroup() as tasks:
+            server, since_s = box.servers[box.who["s0"]], clock()
+            await talk.open(1)
+            draining = tasks.create_task(server.drain(within_s=20))
+            assert (await talk.next(Leaving)).within_s == 20
+            assert "no new sessions" in str(await talk.refused(2))
+            await talk.step(TOKENS, 0)  # goes on meanwhile
+            assert "leaving" in str((await talk.next(Ended)).error(""))
+            assert 20 <= clock() - since_s < 21
+            await draining
+            assert not server.sessions
+
+    virtual_time.run(scenario())
 
 
 def test_start_of_a_damaged_model_fails_by_name_and_leaves_nothing(boxes: Any, tmp_path: Path) -> None:
@@ -300,21 +192,119 @@ def test_start_of_a_damaged_model_fails_by_name_and_leaves_nothing(boxes: Any, t
         virtual_time.run(scenario())
 
 
-def test_move_serves_the_new_span_before_the_old_one_ends(boxes: Any, llama_dir: Path) -> None:
+def test_start_that_cannot_serve_its_methods_leaves_nothing(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> None:
-        async with boxes(llama_dir, [(0, 3)]) as box, session(box) as stream:
+        async with boxes(llama_dir, [(0, 3)]) as box:
             server = box.servers[box.who["s0"]]
+            with pytest.raises(ValueError, match="served"):
+                await server.start()
 
-            async def yes() -> bool:
-                return True
+    with no_leaks():
+        virtual_time.run(scenario())
 
-            assert await server.move(3, 6, still_wanted=yes, within_s=20)
-            result = await ask(stream, TOKENS)  # the old session goes on
-            assert result.leave_within_s == pytest.approx(20, abs=1)
-            async with session(box) as new:
-                assert (await ask(new, HIDDEN, want="last")).tensor is not None
-            with pytest.raises(PeerRefused, match="leaving"):
-                await stream.receive()
+
+async def yes() -> bool:
+    return True
+
+
+async def no() -> bool:
+    return False
+
+
+def test_move_serves_the_new_span_before_the_old_one_ends_and_then_gives_its_memory_back(
+    boxes: Any, llama_dir: Path
+) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 3)]) as box, talking(box) as old:
+            server = box.servers[box.who["s0"]]
+            pool = weakref.ref(server._deployed.engine.pool)
+            await old.open(1)
+            assert await server.move(3, 6, options=ServerOptions(), still_wanted=yes, within_s=20)
+            assert (server.record.start, server.record.end) == (3, 6)
+            assert (await old.next(Leaving)).within_s == 20
+            await old.step(TOKENS, 0)  # the old session goes on
+            async with talking(box) as new:
+                await new.open(2)
+                assert floats((await new.step(HIDDEN, 0, 2, want="last")).rows).shape == (1, 256)
+                assert "leaving" in str((await old.next(Ended)).error(""))
+                await asyncio.sleep(1)
+                assert len(server.sessions) == 1
+                gc.collect()
+                assert pool() is None
+                await new.step(HIDDEN, 2, 2)
+                assert server.num_tokens == 7
+
+    virtual_time.run(scenario())
+
+
+def test_move_again_and_close_while_the_old_spans_are_still_leaving(boxes: Any, llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 3)]) as box, talking(box) as talk:
+            server = box.servers[box.who["s0"]]
+            for number, (start, end) in enumerate([(2, 5), (3, 6)]):
+                await talk.open(number, start=server.start_block, end=server.end_block)
+                assert await server.move(start, end, options=ServerOptions(), still_wanted=yes, within_s=100)
+                await talk.next(Leaving)
+            await server.close()
+            assert not server.sessions
+
+    with no_leaks():
+        virtual_time.run(scenario())
+
+
+@pytest.mark.parametrize("when", ["loading", "asking"])
+def test_move_that_is_cancelled_or_fails_leaves_the_old_span_serving(boxes: Any, llama_dir: Path, when: str) -> None:
+    async def fail() -> bool:
+        raise IntegrityError("no such thing")
+
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 3)]) as box, talking(box) as talk:
+            server = box.servers[box.who["s0"]]
+            blocks = (3, 6) if when == "asking" else (3, 9)
+            with pytest.raises(IntegrityError if when == "asking" else ConfigError):
+                await server.move(*blocks, options=ServerOptions(), still_wanted=fail, within_s=20)
+            await talk.open()
+            await talk.step(TOKENS, 0)
+            assert (server.start_block, server.end_block) == (0, 3)
+
+    with no_leaks():
+        virtual_time.run(scenario())
+
+
+def test_leave_and_move_frees_the_old_span_before_it_loads_the_new_one(boxes: Any, llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 3)]) as box, talking(box) as talk:
+            server = box.servers[box.who["s0"]]
+            pool = weakref.ref(server._deployed.engine.pool)
+            held = []
+
+            async def load(*arguments: Any) -> Deployment:
+                gc.collect()
+                held.append(pool())
+                return await loading(*arguments)
+
+            await talk.open()
+            loading = Deployment.load
+            with patch.object(Deployment, "load", load):
+                await server.leave_and_move(3, 6, options=ServerOptions(), within_s=5)
+            assert held == [None]
+            await talk.next(Leaving)
+            await talk.next(Ended)
+            await talk.open(2, start=3, end=6)
+            assert server.record.state == "serving"
+
+    virtual_time.run(scenario())
+
+
+def test_leave_and_move_to_what_cannot_be_loaded_serves_the_old_span_again(boxes: Any, llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 3)]) as box, talking(box) as talk:
+            server = box.servers[box.who["s0"]]
+            with pytest.raises(ConfigError):
+                await server.leave_and_move(3, 9, options=ServerOptions(), within_s=5)
+            assert (server.record.start, server.record.end, server.record.state) == (0, 3, "serving")
+            await talk.open()
+            await talk.step(TOKENS, 0)
 
     virtual_time.run(scenario())
 
@@ -324,27 +314,32 @@ def test_move_no_longer_wanted_changes_nothing(boxes: Any, llama_dir: Path) -> N
         async with boxes(llama_dir, [(0, 3)]) as box:
             server = box.servers[box.who["s0"]]
 
-            async def no() -> bool:
-                return False
-
-            assert not await server.move(3, 6, still_wanted=no, within_s=20)
+            assert not await server.move(3, 6, options=ServerOptions(), still_wanted=no, within_s=20)
             assert (server.start_block, server.end_block) == (0, 3)
 
     virtual_time.run(scenario())
 
 
 @pytest.mark.parametrize(
-    "options", [{"dtype": "int3"}, {"kv_bytes": 0}, {"max_sessions": 0}, {"idle_s": 0}, {"max_step_tokens": 10**6}]
+    "options",
+    [
+        {"dtype": "int3"},
+        {"kv_bytes": 0},
+        {"max_sessions": 0},
+        {"idle_s": 0},
+        {"max_step_tokens": 10**6},
+        {"max_lanes": 0},
+    ],
 )
 def test_options_without_meaning_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         ServerOptions(**options)
 
 
-def test_cache_budget_below_one_token_is_refused_by_name(boxes: Any, llama_dir: Path) -> None:
+def test_cache_budget_below_one_page_is_refused_by_name(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> None:
         async with boxes(llama_dir, []) as box:
-            with pytest.raises(ConfigError, match="a token takes 384 bytes of cache, and 383 are allowed"):
-                await box.add(0, 3, ServerOptions(kv_bytes=383))
+            with pytest.raises(ConfigError, match="16 tokens take 6144 bytes of cache, and 6143 are allowed"):
+                await box.add(0, 3, ServerOptions(kv_bytes=6143))
 
     virtual_time.run(scenario())

@@ -12,9 +12,12 @@ import pytest
 from swarm.network.membership import Membership
 from swarm.network.memory import Link, MemoryInternet
 from swarm.router.placement import Decision
-from swarm.serving.measure import SpanSpeed
+from swarm.serving.capability import VolunteerOptions
+from swarm.serving.model.loading import LoadedSpan, load
+from swarm.serving.model.measure import SpanSpeed
+from swarm.serving.server import SpanServer
 from swarm.serving.server_options import ServerOptions
-from swarm.serving.volunteer import SETTLE_S, WATCH_S, Volunteer, VolunteerOptions
+from swarm.serving.volunteer import SETTLE_S, WATCH_S, Volunteer
 from swarm.testing import virtual_time
 from swarm_protocol.errors import ConfigError, IntegrityError
 
@@ -31,8 +34,8 @@ class Town:
         self.volunteers: list[Volunteer] = []
         self.decisions: dict[int, list[Decision]] = {}
         # equal machines: what they measure under test would differ with the load of the moment
-        stack.enter_context(patch("swarm.serving.volunteer.measure_block", lambda files, options: EQUAL))
-        stack.enter_context(patch("swarm.serving.loading.measure", lambda span: EQUAL))
+        stack.enter_context(patch("swarm.serving.capability.measure_block", lambda files, options: EQUAL))
+        stack.enter_context(patch("swarm.serving.model.loading.measure", lambda span: EQUAL))
 
     async def add(self, **options: Any) -> Volunteer:
         network = self.internet.network()
@@ -114,6 +117,38 @@ def test_volunteer_with_room_for_the_model_takes_it_whole_and_at_once(llama_dir:
     virtual_time.run(scenario())
 
 
+def test_volunteer_brings_the_blocks_that_it_measures_and_those_that_it_serves(llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with AsyncExitStack() as stack:
+            brought: list[tuple[int, int]] = []
+
+            def bring(start: int, end: int) -> None:
+                brought.append((start, end))
+
+            place = await town(stack, llama_dir, 1, max_blocks=2, bring=bring)
+            decision = await place.volunteers[0].start()
+            assert brought == [(3, 4), (decision.start, decision.end)]
+            told = await place.add(span=(2, 4), bring=bring)
+            await told.start()
+            assert brought[2:] == [(2, 4)]
+
+    virtual_time.run(scenario())
+
+
+def test_volunteer_whose_blocks_cannot_be_brought_leaves_nothing_behind(llama_dir: Path) -> None:
+    def bring(_start: int, _end: int) -> None:
+        raise ConfigError("the hub is away")
+
+    async def scenario() -> None:
+        async with AsyncExitStack() as stack:
+            place = await town(stack, llama_dir, 1, span=(2, 4), bring=bring)
+            with pytest.raises(ConfigError, match="the hub is away"):
+                await place.volunteers[0].start()
+            assert not place.spans()
+
+    virtual_time.run(scenario())
+
+
 def test_volunteer_told_its_blocks_serves_these(llama_dir: Path) -> None:
     async def scenario() -> None:
         async with AsyncExitStack() as stack:
@@ -127,8 +162,8 @@ def test_volunteer_told_its_blocks_serves_these(llama_dir: Path) -> None:
 def test_volunteer_with_little_memory_takes_what_fits(llama_dir: Path) -> None:
     async def scenario() -> None:
         async with AsyncExitStack() as stack:
-            # 33,280 bytes a block, 65,664 for both ends
-            place = await town(stack, llama_dir, 1, max_bytes=170_000, server=ServerOptions(kv_bytes=10_000))
+            # 37,120 bytes a block, 65,664 for both ends
+            place = await town(stack, llama_dir, 1, max_bytes=152_000, server=ServerOptions(kv_bytes=10_000))
             await place.volunteers[0].start()
             assert place.spans() == [(0, 2)]
 
@@ -148,7 +183,7 @@ def test_volunteer_moves_to_blocks_that_lost_their_server_before_leaving_its_own
             assert place.spans() == [(0, 3), (3, 6)]
             moved = [decisions for decisions in place.decisions.values() if len(decisions) == 2]
             assert len(moved) == 1
-            assert "goes from 0.0" in moved[0][1].reason
+            assert moved[0][1].reason == "blocks without a server go from 3 to 0"
 
     virtual_time.run(scenario())
 
@@ -172,7 +207,7 @@ def test_volunteer_that_fails_to_load_withdraws_its_intention(llama_dir: Path) -
             place = await town(stack, llama_dir, 1, max_blocks=3)
             network = place.internet.network()
             observer = await stack.enter_async_context(Membership(network))
-            failing = patch("swarm.serving.server.load", side_effect=IntegrityError("a shard is damaged"))
+            failing = patch("swarm.serving.deployment.load", side_effect=IntegrityError("a shard is damaged"))
             with failing, pytest.raises(IntegrityError):
                 await place.volunteers[0].start()
             await asyncio.sleep(1)
@@ -189,7 +224,7 @@ def test_volunteer_without_memory_for_a_move_stays_and_still_closes(llama_dir: P
             for volunteer in place.volunteers:
                 await volunteer.start()
             spans = place.spans()
-            with patch("swarm.serving.server.load", side_effect=RuntimeError("out of memory")):
+            with patch("swarm.serving.deployment.load", side_effect=RuntimeError("out of memory")):
                 for volunteer in place.volunteers:
                     if volunteer.server is not None and volunteer.server.start_block == 0:
                         await volunteer.close()
@@ -198,6 +233,139 @@ def test_volunteer_without_memory_for_a_move_stays_and_still_closes(llama_dir: P
             assert place.spans() == spans
             for volunteer in place.volunteers:
                 await volunteer.close()
+
+    virtual_time.run(scenario())
+
+
+BLOCK_BYTES, ENDS_BYTES, KV_BYTES = 37_120, 65_664, 10_000
+ROOM_FOR_THREE = {"max_bytes": 3 * BLOCK_BYTES + ENDS_BYTES + KV_BYTES, "server": ServerOptions(kv_bytes=KV_BYTES)}
+
+
+def spy_on_state(server: SpanServer, seen: list[tuple[str, int]]) -> None:
+    announce = server.announce
+
+    def spy() -> None:
+        announce()
+        seen.append((server.record.state if server._deployed else "away", server.start_block))
+
+    server.announce = spy  # type: ignore[method-assign]
+
+
+def test_volunteer_without_memory_for_both_spans_leaves_first_where_others_have_its_blocks(llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with AsyncExitStack() as stack:
+            place = await town(stack, llama_dir, 3, **ROOM_FOR_THREE)
+            await asyncio.gather(*(volunteer.start() for volunteer in place.volunteers))
+            assert place.spans() == [(0, 3), (0, 3), (3, 6)]
+            seen: list[tuple[str, int]] = []
+            for volunteer in place.volunteers:
+                assert volunteer.server is not None
+                spy_on_state(volunteer.server, seen)
+            lonely = next(v for v in place.volunteers if v.server is not None and v.server.start_block == 3)
+            await lonely.close()
+            place.volunteers.remove(lonely)
+            await asyncio.sleep(2 * WATCH_S + 10)
+            assert place.spans() == [(0, 3), (3, 6)]
+            assert [entry for entry in seen if entry[0] == "draining"] == [("draining", 0)]
+            assert seen.index(("draining", 0)) < seen.index(("serving", 3))
+
+    virtual_time.run(scenario())
+
+
+def test_volunteer_that_alone_has_its_blocks_and_no_memory_for_both_spans_stays(
+    llama_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It moves as soon as another takes them."""
+    caplog.set_level("INFO", logger="swarm.serving.volunteer")
+    elsewhere = Decision(start=3, end=6, reason="it would help")
+
+    async def scenario() -> None:
+        async with AsyncExitStack() as stack:
+            place = await town(stack, llama_dir, 1, **ROOM_FOR_THREE)
+            await place.volunteers[0].start()
+            with patch("swarm.serving.volunteer.choose_move", return_value=elsewhere):
+                await asyncio.sleep(2 * WATCH_S + 10)
+            assert place.spans() == [(0, 3)]
+            server = place.volunteers[0].server
+            assert server is not None
+            assert (server.record.state, server.record.next_end) == ("serving", 0)
+
+    virtual_time.run(scenario())
+    assert "staying on blocks [0, 3) of tiny, though it would help: others do not serve [0, 3)" in caplog.text
+
+
+def test_volunteer_whose_new_blocks_cannot_be_loaded_serves_the_old_ones_again(llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with AsyncExitStack() as stack:
+            place = await town(stack, llama_dir, 3, **ROOM_FOR_THREE)
+            await asyncio.gather(*(volunteer.start() for volunteer in place.volunteers))
+
+            def broken(model_dir: Path, start: int, end: int, options: ServerOptions) -> LoadedSpan:
+                if start == 3:
+                    raise IntegrityError("a shard is damaged")
+                return load(model_dir, start, end, options)
+
+            lonely = next(v for v in place.volunteers if v.server is not None and v.server.start_block == 3)
+            await lonely.close()
+            place.volunteers.remove(lonely)
+            with patch("swarm.serving.deployment.load", broken):
+                await asyncio.sleep(3 * WATCH_S + 10)
+                assert sum(volunteer.num_failed_moves for volunteer in place.volunteers) > 0
+            assert place.spans() == [(0, 3), (0, 3)]
+            await asyncio.sleep(1)
+            network = place.internet.network()
+            observer = await stack.enter_async_context(Membership(network))
+            records = [record for record in (await observer.servers("tiny")).values() if record.start == 0]
+            assert [(record.state, record.next_end) for record in records] == [("serving", 0)] * 2
+
+    virtual_time.run(scenario())
+
+
+def test_volunteer_announces_its_links_and_its_relay(llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with AsyncExitStack() as stack:
+            place = await town(stack, llama_dir, 2, max_blocks=3, is_relayed=lambda: True)
+            await asyncio.gather(*(volunteer.start() for volunteer in place.volunteers))
+            await asyncio.sleep(2 * WATCH_S + 5)
+            one, two = (volunteer.server for volunteer in place.volunteers)
+            assert one is not None
+            assert two is not None
+            assert list(one.record.rtt_ms.values()) == pytest.approx([100.0], rel=0.1)
+            assert one.record.relayed
+            assert two.record.relayed
+
+    virtual_time.run(scenario())
+
+
+def test_volunteer_whose_watch_breaks_by_a_defect_says_so_and_still_closes(llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with AsyncExitStack() as stack:
+            place = await town(stack, llama_dir, 1, max_blocks=3)
+            await place.volunteers[0].start()
+            assert place.volunteers[0].failure is None
+            with patch("swarm.serving.volunteer.choose_move", side_effect=ZeroDivisionError("a bug")):
+                await asyncio.sleep(2 * WATCH_S + 5)
+            assert place.volunteers[0].failure is not None
+            assert "placing tiny has failed: ZeroDivisionError: a bug" in str(place.volunteers[0].failure)
+            await place.volunteers[0].close()
+
+    virtual_time.run(scenario())
+
+
+def test_volunteer_cache_takes_what_is_left_beside_the_weights(llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with AsyncExitStack() as stack:
+            place = await town(stack, llama_dir, 1, span=(0, 2), max_bytes=2 * BLOCK_BYTES + ENDS_BYTES + 5000)
+            await place.volunteers[0].start()
+            server = place.volunteers[0].server
+            assert server is not None
+            assert server.options.kv_bytes == 5000
+            await place.add(span=(0, 3), max_bytes=3 * BLOCK_BYTES)
+            with pytest.raises(ConfigError, match="3 blocks with embedding and head take"):
+                await place.volunteers[1].start()
+            await place.add(span=(0, 99), max_bytes=10**9)
+            with pytest.raises(ConfigError, match="6"):
+                await place.volunteers[2].start()
 
     virtual_time.run(scenario())
 

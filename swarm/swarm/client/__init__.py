@@ -1,0 +1,14 @@
+"""The SDK: ask a swarm's models for text, from asyncio (`AsyncClient`) or without it (`Client`).
+
+A client holds its tokenizers and what it has learnt about servers; each generation has a session of its own.
+"""
+
+from __future__ import annotations
+
+from swarm.client.async_client import AsyncClient
+from swarm.client.catalog import ModelStatus
+from swarm.client.generation import Generation
+from swarm.client.sync_client import Client
+from swarm.serving.generate import Token
+
+__all__ = ["AsyncClient", "Client", "Generation", "ModelStatus", "Token"]

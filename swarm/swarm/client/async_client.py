@@ -1,0 +1,190 @@
+"""The SDK for asyncio: an `AsyncClient` belongs to one event loop; each of its generations has its own session."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from swarm_protocol.identity import Identity
+from swarm_protocol.records import ServeRecord
+from torch import Tensor
+
+from swarm.client.catalog import Catalog, ModelStatus, status_of
+from swarm.client.encoding import checked, encode, room_for
+from swarm.client.generation import Generation, joined
+from swarm.client.request import Asked, Question, Request
+from swarm.network.interface import Network
+from swarm.network.membership import Membership
+from swarm.remote.blocks import RemoteBlocks
+from swarm.remote.gradient import Ran, Wanted, attach, embed, run, waiting_for
+from swarm.serving.generate import Token, generate
+from swarm.serving.model.kit import Message, ModelKit
+from swarm.serving.session.session import Session, SessionOptions
+from swarm.serving.session.shared import Shared
+from swarm.serving.session.trace import Trace
+
+DEFAULT_NETWORK_ID = "swarm"
+
+
+class AsyncClient(Asked[Generation]):
+    """Stands on a network and a membership that the caller owns; `connect` makes both. `aclose` ends what it opened."""
+
+    def __init__(self, *, network: Network, membership: Membership, session: SessionOptions | None = None) -> None:
+        self._network = network
+        self._membership = membership
+        self._session = session or SessionOptions()
+        self._shared = Shared(network, membership)
+        self._catalog = Catalog(network, membership)
+        self._last: Generation | None = None
+
+    @classmethod
+    @asynccontextmanager
+    async def connect(cls, *, peers: Sequence[str], network_id: str = DEFAULT_NETWORK_ID) -> AsyncIterator[AsyncClient]:
+        """Join the network behind `peers` (multiaddrs) as a client with a fresh identity. Raises StartError."""
+        # with this come hivemind and the go-libp2p daemon, which an AsyncClient on another network does not need
+        from swarm.network.libp2p import Libp2pNetwork, Libp2pOptions  # noqa: PLC0415
+
+        with tempfile.TemporaryDirectory(prefix="swarm-client-") as folder:
+            identity_path = Path(folder, "identity")
+            Identity.generate().save(identity_path)
+            options = Libp2pOptions(identity_path=identity_path, network_id=network_id, peers=tuple(peers))
+            network = await Libp2pNetwork.create(options)
+            try:
+                async with (
+                    Membership(network) as membership,
+                    aclosing(cls(network=network, membership=membership)) as client,
+                ):
+                    yield client
+            finally:
+                await network.close()
+
+    async def aclose(self) -> None:
+        """Close the lanes to servers. Generations should have been closed before."""
+        await self._shared.close()
+
+    async def models(self) -> tuple[ModelStatus, ...]:
+        """The models that somebody serves a part of, by name. Raises PeerTimeout."""
+        return tuple(self._status(name, servers) for name, servers in (await self._catalog.models()).items())
+
+    async def servers(self, name: str) -> Mapping[str, ServeRecord]:
+        """Who serves what of a model, by peer id: their newest records, of one revision. Raises PeerTimeout."""
+        return await self._catalog.newest_servers(name)
+
+    async def model(self, name: str) -> ModelStatus | None:
+        """What the swarm has of one model; None if nobody serves it. Raises PeerTimeout."""
+        try:
+            servers = await self._catalog.seen_servers(name)
+        except ValueError:
+            return None
+        return self._status(name, servers) if servers else None
+
+    def _status(self, name: str, servers: Mapping[str, ServeRecord]) -> ModelStatus:
+        return status_of(name, servers, self._shared.links.avoid)
+
+    def answer(self, request: Request) -> Generation:
+        """As `generate`."""
+
+        def start(trace: Trace) -> AsyncGenerator[Token, None]:
+            tokens = self._tokens(request, trace)
+            return tokens if request.stream else joined(tokens)
+
+        self._last = Generation(start, request.model)
+        return self._last
+
+    async def tokenize(self, text: str | Sequence[Message], *, model: str) -> list[int]:
+        """The token ids of a text, or of messages by the model's chat template. Raises as `generate`."""
+        prompt, messages = (text, ()) if isinstance(text, str) else (None, text)
+        return await encode(await self._kit(model), Question(prompt=prompt, messages=messages))
+
+    async def decode(self, token_ids: Sequence[int], *, model: str) -> str:
+        """The text of tokens, without special ones. Raises as `generate`."""
+        kit = await self._kit(model)
+        return await asyncio.to_thread(kit.decode, checked(kit, token_ids))
+
+    async def embed(self, text: str | Sequence[int] | Tensor, *, model: str) -> Tensor:
+        """The input embeddings of a text or of token ids: float32 [T, H], or [B, T, H] of a tensor [B, T].
+
+        Raises as `forward`.
+        """
+        ids = await self.tokenize(text, model=model) if isinstance(text, str) else text
+        tokens = ids if isinstance(ids, Tensor) else torch.tensor(ids, dtype=torch.int64)
+        return await embed(tokens, await self._blocks(model, Wanted()))
+
+    async def forward(
+        self, x: Tensor, *, model: str, start: int = 0, end: int | None = None, head: bool = False, codec: str = "raw"
+    ) -> Tensor:
+        """Run blocks `[start, end)` on whole sequences, causally: [B, T, H] of `x` [B, T, H], or [T, H] of [T, H].
+
+        `x` is hidden states, or for the first block input embeddings or token ids ([B, T] or [T]). After the model's
+        last block come the hidden states after its last norm, or with `head` the logits [B, T, V]. Gradients come back
+        to `x` over the same blocks; the model is frozen. Since they come over the network too, run the backward pass
+        beside this client's loop: `await asyncio.to_thread(loss.backward)`. `codec` is raw (fp32) or bf16.
+
+        The death of servers, in between too, costs time only. Raises ConfigError for an unknown model, blocks or
+        shape and for numbers that are not finite, SessionError when blocks are missing or could not be computed,
+        PeerError when nobody answers or the call is too large for the servers; the backward pass does, too.
+        """
+        ran = await self.run_forward(x.detach(), model, Wanted(start=start, end=end, head=head, codec=codec))
+        return attach(x, ran, waiting_for(asyncio.get_running_loop()))
+
+    async def run_forward(self, x: Tensor, model: str, wanted: Wanted) -> Ran:
+        """`forward` without autograd's part, which belongs into the thread of whoever trains."""
+        return await run(x, wanted, await self._blocks(model, wanted))
+
+    async def _blocks(self, model: str, wanted: Wanted) -> RemoteBlocks:
+        servers = await self._catalog.servers(model)
+        self._shared.links.measure(servers)
+        return RemoteBlocks(
+            self._network,
+            self._membership,
+            self._shared.links,
+            (await self._catalog.kit(model, servers)).shape,
+            servers,
+            head=wanted.head,
+            codec=wanted.codec,
+        )
+
+    async def _kit(self, model: str) -> ModelKit:
+        return await self._catalog.kit(model, await self._catalog.servers(model))
+
+    def trace(self) -> dict[str, Any]:
+        """Of the generation begun last; of a certain one: `Generation.trace`."""
+        return self._last.trace() if self._last else {}
+
+    async def _tokens(self, request: Request, trace: Trace) -> AsyncGenerator[Token, None]:
+        clock = asyncio.get_running_loop().time
+        since_s = clock()
+        servers = await self._catalog.servers(request.model)
+        self._shared.links.measure(servers)
+        kit = await self._catalog.kit(request.model, servers)
+        prompt_ids = await encode(kit, request.question)
+        max_tokens = room_for(kit, len(prompt_ids), request.max_tokens)
+        trace.revision = kit.shape.revision
+        session = Session(
+            self._shared,
+            self._membership,
+            kit.shape,
+            max_tokens=len(prompt_ids) + max_tokens,
+            servers=servers,
+            trace=trace,
+            options=self._session,
+        )
+        async with session:
+            trace.opening_ms = (clock() - since_s) * 1000
+            answer = generate(
+                session,
+                kit,
+                prompt_ids,
+                request.sampling,
+                max_tokens,
+                trace,
+                num_logprobs=request.num_logprobs,
+            )
+            async with aclosing(answer) as tokens:
+                async for token in tokens:
+                    yield token

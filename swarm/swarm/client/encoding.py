@@ -1,0 +1,59 @@
+"""From what was asked to token ids that fit into the model. No state."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from swarm_protocol.errors import ConfigError
+
+from swarm.client.request import DEFAULT_MAX_TOKENS, Question
+from swarm.serving.model.kit import ModelKit
+
+ENCODE_S = 30.0
+"""For a prompt of a million characters, many times over."""
+
+
+async def encode(kit: ModelKit, question: Question) -> list[int]:
+    """Off the loop and for ENCODE_S at most: the patterns and the template are those of a peer. Raises ConfigError."""
+    if question.prompt is None:
+        encoding = asyncio.to_thread(kit.encode_chat, question.messages, question.tools)
+    elif isinstance(question.prompt, str):
+        encoding = asyncio.to_thread(kit.encode, question.prompt)
+    else:
+        return checked(kit, question.prompt)
+    try:
+        async with asyncio.timeout(ENCODE_S):
+            return await encoding
+    except TimeoutError:
+        raise ConfigError(
+            f"the tokenizer of {kit.shape.name} took over {ENCODE_S:g} s",
+            remedy="shorten the prompt or use another model",
+        ) from None
+
+
+def checked(kit: ModelKit, token_ids: Sequence[int]) -> list[int]:
+    """Raises ConfigError unless the model knows them all."""
+    if not all(0 <= token_id < kit.shape.vocab_size for token_id in token_ids):
+        raise ConfigError(
+            "the prompt has token ids that the model does not know", remedy=f"use 0 to {kit.shape.vocab_size - 1}"
+        )
+    return list(token_ids)
+
+
+def room_for(kit: ModelKit, num_prompt_tokens: int, max_tokens: int | None) -> int:
+    """How many tokens the answer may have: `max_tokens`, or without a number the usual, or fewer if no more fit.
+
+    Raises ConfigError for an empty prompt, and for one that leaves no room for the answer, saying by how much.
+    """
+    if not num_prompt_tokens:
+        raise ConfigError("the prompt is empty", remedy="give some text to continue")
+    room = kit.context_tokens - num_prompt_tokens
+    wanted = max(1, min(DEFAULT_MAX_TOKENS, room)) if max_tokens is None else max_tokens
+    if wanted > room:
+        raise ConfigError(
+            f"{num_prompt_tokens} prompt tokens and {wanted} new ones are {wanted - room} over the context of "
+            f"{kit.context_tokens} tokens of {kit.shape.name}",
+            remedy="shorten the prompt or ask for fewer tokens",
+        )
+    return wanted

@@ -1,0 +1,98 @@
+"""What a generation is asked for, as one value, and the names by which people ask for it. No state."""
+
+from __future__ import annotations
+
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from swarm_protocol.errors import ConfigError
+
+from swarm.serving.model.kit import Message
+from swarm.serving.sampling import Pick, Sampling
+
+DEFAULT_MAX_TOKENS = 512
+"""Of an answer that was asked for without a number; fewer where the model's context ends before."""
+
+A = TypeVar("A")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A prompt, text or token ids; or else messages, for the chat template, which sees `tools`."""
+
+    prompt: str | Sequence[int] | None
+    messages: Sequence[Message] = ()
+    tools: Sequence[Message] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """`max_tokens` None: as many as are usual and fit. Raises ConfigError for values without meaning."""
+
+    model: str
+    question: Question
+    max_tokens: int | None
+    sampling: Sampling
+    num_logprobs: int | None
+    stream: bool
+
+    def __post_init__(self) -> None:
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise ConfigError(f"max_tokens is {self.max_tokens}", remedy="ask for 1 token or more")
+        Pick(sampling=self.sampling, index=0, num_logprobs=self.num_logprobs)
+
+
+class Asked(ABC, Generic[A]):
+    """Whom one asks by `generate`; `A` is how answers come."""
+
+    def generate(  # noqa: PLR0913 the names of every other text API
+        self,
+        *,
+        model: str,
+        prompt: str | Sequence[int] | None = None,
+        messages: Sequence[Message] | None = None,
+        tools: Sequence[Message] | None = None,
+        max_tokens: int | None = None,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        seed: int | None = None,
+        stop: str | Sequence[str] = (),
+        num_logprobs: int | None = None,
+        stream: bool = True,
+    ) -> A:
+        """Continue `prompt` (text or token ids), or answer `messages` by the model's chat template, which sees `tools`.
+
+        Without `max_tokens` the answer has up to DEFAULT_MAX_TOKENS, or what is left of the model's context.
+        With `num_logprobs` each token tells its probability and those of so many of the likeliest (0 to MAX_LOGPROBS).
+
+        Iterating yields a Token for each step, the last with its finish reason; with `stream=False` one Token with the
+        whole text. A server's death costs a pause, never a token. Raises ConfigError for values without meaning, here;
+        and when iterated ConfigError for an unknown model or a prompt over the context, SessionError when blocks are
+        missing or were lost, PeerError when nobody answers.
+        """
+        if (prompt is None) == (messages is None):
+            raise ConfigError("a generation needs either a prompt or messages", remedy="give one of the two")
+        sampling = Sampling(
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            seed=secrets.randbits(63) if seed is None else seed,
+            stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        )
+        request = Request(
+            model=model,
+            question=Question(prompt=prompt, messages=messages or (), tools=tools or ()),
+            max_tokens=max_tokens,
+            sampling=sampling,
+            num_logprobs=num_logprobs,
+            stream=stream,
+        )
+        return self.answer(request)
+
+    @abstractmethod
+    def answer(self, request: Request) -> A:
+        """As `generate`."""

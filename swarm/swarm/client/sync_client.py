@@ -1,0 +1,144 @@
+"""`AsyncClient` for code without an event loop: in a thread of its own, with a libp2p host and a fresh identity."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Coroutine, Iterator, Sequence
+from concurrent.futures import CancelledError, Future
+from types import TracebackType
+from typing import Any, TypeVar
+from weakref import WeakSet
+
+from swarm_protocol.errors import SessionError, SwarmError
+from torch import Tensor
+
+from swarm.client.async_client import DEFAULT_NETWORK_ID, AsyncClient
+from swarm.client.catalog import ModelStatus
+from swarm.client.generation import Generation
+from swarm.client.request import Asked, Request
+from swarm.remote.gradient import Wanted, attach
+from swarm.serving.generate import Token
+from swarm.serving.model.kit import Message
+
+T = TypeVar("T")
+
+
+class Client(Asked[Iterator[Token]]):
+    """`AsyncClient` for code without an event loop. A context manager; may be used from several threads."""
+
+    def __init__(self, *, peers: Sequence[str], network_id: str = DEFAULT_NETWORK_ID) -> None:
+        self._peers = peers
+        self._network_id = network_id
+        self._client: AsyncClient | None = None
+        self._generations: WeakSet[Generation] = WeakSet()
+        self._loop: asyncio.AbstractEventLoop
+        self._stop: asyncio.Event
+        self._thread: threading.Thread | None = None
+        # no call is scheduled once the end is. Entered again by an iterator that is collected within
+        self._open = threading.RLock()
+
+    def __enter__(self) -> Client:
+        """Connect. Raises StartError."""
+        connected: Future[AsyncClient] = Future()
+        self._thread = threading.Thread(
+            target=asyncio.run, args=(self._live(connected),), name="swarm-client", daemon=True
+        )
+        self._thread.start()
+        try:
+            self._client = connected.result()
+        except SwarmError:
+            self._thread.join()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End running generations, the host and the thread. Idempotent."""
+        with self._open:
+            if self._client is not None:
+                self._client = None
+                self._loop.call_soon_threadsafe(self._stop.set)
+        if self._thread is not None:
+            self._thread.join()
+
+    def models(self) -> tuple[ModelStatus, ...]:
+        return self._wait(self._connected.models())
+
+    def answer(self, request: Request) -> Iterator[Token]:
+        """As `generate`. Closing the iterator, or dropping it, frees the chain."""
+        generation = self._connected.answer(request)
+        self._generations.add(generation)
+        return self._iterate(generation)
+
+    def trace(self) -> dict[str, Any]:
+        return self._connected.trace()
+
+    def tokenize(self, text: str | Sequence[Message], *, model: str) -> list[int]:
+        return self._wait(self._connected.tokenize(text, model=model))
+
+    def decode(self, token_ids: Sequence[int], *, model: str) -> str:
+        return self._wait(self._connected.decode(token_ids, model=model))
+
+    def embed(self, text: str | Sequence[int] | Tensor, *, model: str) -> Tensor:
+        return self._wait(self._connected.embed(text, model=model))
+
+    def forward(
+        self, x: Tensor, *, model: str, start: int = 0, end: int | None = None, head: bool = False, codec: str = "raw"
+    ) -> Tensor:
+        """As `AsyncClient.forward`; the backward pass may run in any thread, until the client is closed."""
+        wanted = Wanted(start=start, end=end, head=head, codec=codec)
+        return attach(x, self._wait(self._connected.run_forward(x.detach(), model, wanted)), self._wait)
+
+    def _iterate(self, generation: Generation) -> Iterator[Token]:
+        tokens = aiter(generation)
+
+        async def advance() -> Token | None:
+            return await anext(tokens, None)
+
+        try:
+            while (token := self._wait(advance())) is not None:
+                yield token
+        finally:
+            # a client that is closed has closed it
+            with contextlib.suppress(SessionError):
+                self._wait(generation.aclose())
+
+    @property
+    def _connected(self) -> AsyncClient:
+        if self._client is None:
+            raise SessionError("the client is not connected", remedy="use it as: with Client(peers=[…]) as client")
+        return self._client
+
+    def _wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        closed = SessionError("the client has been closed", remedy="read answers inside its `with` block")
+        with self._open:
+            if self._client is None:
+                coroutine.close()
+                raise closed
+            answer = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return answer.result()
+        except CancelledError:
+            raise closed from None
+
+    async def _live(self, connected: Future[AsyncClient]) -> None:
+        """The thread's whole life."""
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        try:
+            async with AsyncClient.connect(peers=self._peers, network_id=self._network_id) as client:
+                connected.set_result(client)
+                await self._stop.wait()
+                for generation in list(self._generations):
+                    # one that another thread waits for ends with the network
+                    with contextlib.suppress(RuntimeError):
+                        await generation.aclose()
+        except Exception as error:
+            if connected.done():
+                raise
+            connected.set_exception(error)

@@ -1,0 +1,179 @@
+"""A remote forward pass as a node of autograd's graph: its backward pass goes over the same blocks.
+
+Autograd runs `backward` in the thread that asks for gradients, since the node works on CPU tensors; the network belongs
+to the client's loop, in another thread. Legend of shapes: B sequences, T positions, H hidden size, C columns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import CancelledError
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
+
+import torch
+from swarm_protocol import limits
+from swarm_protocol.checks import check_choice
+from swarm_protocol.errors import ConfigError, SessionError
+from swarm_protocol.forward_messages import FORWARD_CODECS
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from swarm.remote.blocks import Part, RemoteBlocks
+from swarm.serving.model.shape import ModelShape
+
+T = TypeVar("T")
+
+Wait: TypeAlias = Callable[[Coroutine[Any, Any, Any]], Any]
+"""Runs a coroutine in the client's loop, and waits for it in another thread."""
+
+LOOK_S = 1.0
+"""How often a waiting thread looks whether the loop still runs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Blocks `[start, end)`, to the last one if `end` is None. Raises ConfigError."""
+
+    start: int = 0
+    end: int | None = None
+    head: bool = False
+    codec: str = "raw"
+
+    def __post_init__(self) -> None:
+        try:
+            check_choice(self.codec, "codec", FORWARD_CODECS)
+        except ValueError as error:
+            raise ConfigError(str(error), remedy="use raw or bf16") from error
+
+    def blocks(self, model: ModelShape) -> tuple[int, int]:
+        """Raises ConfigError if the model has no such blocks."""
+        end = model.num_blocks if self.end is None else self.end
+        if not 0 <= self.start < end <= model.num_blocks:
+            raise ConfigError(f"blocks [{self.start}, {end}) are not within [0, {model.num_blocks}) of {model.name}")
+        if self.head and end < model.num_blocks:
+            raise ConfigError("the head follows the last block", remedy=f"run the blocks to {model.num_blocks}")
+        return self.start, end
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """A forward pass that has been computed: float32 [B, T, C]."""
+
+    output: Tensor
+    parts: Sequence[Part]
+    blocks: RemoteBlocks
+
+
+async def run(x: Tensor, wanted: Wanted, blocks: RemoteBlocks) -> Ran:
+    """The forward pass of [B, T, H] or [T, H], or token ids [B, T] or [T] for the first block. Raises SwarmError."""
+    start, end = wanted.blocks(blocks.model)
+    check_input(x, blocks.model, start)
+    output, parts = await blocks.forward(_on_wire(x.detach()), start, end)
+    return Ran(output, parts, blocks)
+
+
+async def embed(tokens: Tensor, blocks: RemoteBlocks) -> Tensor:
+    """Input embeddings, float32 [T, H] or [B, T, H] of token ids [T] or [B, T]. Raises SwarmError."""
+    check_input(tokens, blocks.model, 0)
+    if tokens.is_floating_point():
+        raise ConfigError("these are no token ids", remedy="use int64")
+    embeddings = await blocks.embed(_on_wire(tokens))
+    return embeddings if tokens.dim() == 2 else embeddings[0]
+
+
+def attach(x: Tensor, ran: Ran, wait: Wait) -> Tensor:
+    """The output for `x`, with its dtype, device and number of sides, through which gradients come back to it."""
+    if not x.is_floating_point():
+        return ran.output if x.dim() == 2 else ran.output[0]
+    output: Tensor = _RemotePass.apply(_on_wire(x), ran, wait)  # type: ignore[no-untyped-call]
+    return (output if x.dim() == 3 else output[0]).to(x.device, x.dtype)
+
+
+def check_input(x: Tensor, model: ModelShape, start: int) -> None:
+    """Raises ConfigError for what no server would take."""
+    num_sides = x.dim() - x.is_floating_point()
+    if num_sides not in (1, 2) or not x.numel():
+        raise ConfigError(
+            f"the input has shape {tuple(x.shape)}", remedy="give [B, T, H] or [T, H], or token ids [B, T] or [T]"
+        )
+    num_positions = x.shape[:num_sides].numel()
+    if num_positions > limits.MAX_FORWARD_ROWS:
+        raise ConfigError(f"the input has {num_positions} positions", remedy=f"give {limits.MAX_FORWARD_ROWS} at most")
+    if x.is_floating_point():
+        if x.shape[-1] != model.hidden_size:
+            raise ConfigError(f"the input has {x.shape[-1]} columns, and {model.name} {model.hidden_size}")
+        if not bool(torch.isfinite(x).all()):
+            raise ConfigError("the input is not finite", remedy="check the learning rate")
+    elif start:
+        raise ConfigError("token ids are for the first block", remedy="give hidden states, or start at 0")
+    elif x.dtype != torch.int64 or int(x.min()) < 0 or int(x.max()) >= model.vocab_size:
+        raise ConfigError("these are no token ids of the model", remedy=f"use int64 from 0 to {model.vocab_size - 1}")
+
+
+def waiting_for(loop: asyncio.AbstractEventLoop) -> Wait:
+    """For a client of this loop, whose user runs `backward` in another thread."""
+
+    def wait(work: Coroutine[Any, Any, T]) -> T:
+        if not loop.is_running() or _runs_here(loop):
+            work.close()
+            raise _own_loop() if loop.is_running() else _closed()
+        future = asyncio.run_coroutine_threadsafe(work, loop)
+        try:
+            while True:
+                try:
+                    return future.result(LOOK_S)
+                except TimeoutError:
+                    if future.done():
+                        raise
+                    if not loop.is_running():
+                        raise _closed() from None
+        except CancelledError:
+            raise _closed() from None
+        finally:
+            future.cancel()
+
+    return wait
+
+
+class _RemotePass(torch.autograd.Function):
+    """Of float32 [B, T, H] on the CPU. It keeps the input of each part, as autograd keeps a layer's."""
+
+    @staticmethod
+    def forward(ctx: Any, x_BTH: Tensor, ran: Ran, wait: Wait) -> Tensor:
+        # saved by autograd, so that a change in place is an error, and memory goes with the graph
+        ctx.save_for_backward(x_BTH, *(part.x for part in ran.parts[1:]))
+        ctx.servers = [part.by for part in ran.parts]
+        ctx.blocks = ran.blocks
+        ctx.wait = wait
+        return ran.output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_BTC: Tensor) -> tuple[Tensor, None, None]:
+        parts = [Part(by, x.detach()) for by, x in zip(ctx.servers, ctx.saved_tensors, strict=True)]
+        return ctx.wait(ctx.blocks.backward(parts, grad_BTC.detach())), None, None
+
+
+def _on_wire(x: Tensor) -> Tensor:
+    """[B, T, H] as float32, or [B, T], on the CPU; differentiable."""
+    x = x if x.dim() == 2 + x.is_floating_point() else x[None]
+    return x.to("cpu", torch.float32) if x.is_floating_point() else x.cpu()
+
+
+def _runs_here(loop: asyncio.AbstractEventLoop) -> bool:
+    try:
+        return asyncio.get_running_loop() is loop
+    except RuntimeError:
+        return False
+
+
+def _own_loop() -> ConfigError:
+    return ConfigError(
+        "backward() would wait for the event loop that it stops", remedy="use: await asyncio.to_thread(loss.backward)"
+    )
+
+
+def _closed() -> SessionError:
+    return SessionError("the client has been closed", remedy="call backward() inside its `with` block")

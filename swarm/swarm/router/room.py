@@ -1,0 +1,108 @@
+"""How many blocks of a model fit into a node's memory with room for sessions beside them. Pure.
+
+A block alone is of no use: every session keeps keys and values for each of its tokens on every block. So blocks are
+counted with the cache of as many sessions as a volunteer should be able to hold at once, and, where only that closes a
+gap, with that of one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from swarm_protocol.errors import ConfigError
+
+SESSION_TOKENS = 2048
+"""Prompt and answer of an ordinary session; less where the model's context is shorter."""
+
+COMFORTABLE_SESSIONS = 8
+PAGE_TOKENS = 16
+"""The least that a session reserves."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """Bytes of the largest block, of embedding and head together, and of one token's cache on one block."""
+
+    num_blocks: int
+    block_bytes: int
+    ends_bytes: int
+    kv_bytes: int
+    context_tokens: int
+
+    def weight_bytes(self, num_blocks: int) -> int:
+        """Of a span. It may come to hold either end of the model, so both are counted."""
+        return num_blocks * self.block_bytes + self.ends_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """`num_blocks` leave room for many sessions, `max_blocks` for one; `reason` says what set the number."""
+
+    num_blocks: int
+    max_blocks: int
+    reason: str
+
+    def why(self, num_blocks: int) -> str:
+        """Why so many blocks."""
+        if num_blocks > self.num_blocks:
+            return f"{self.reason}, but closing the gap is worth less cache"
+        return self.reason
+
+
+def room_within(needs: Needs, max_bytes: int, max_kv_bytes: int) -> Room:
+    """Of `max_bytes` no more than `max_kv_bytes` is for the cache. Raises ConfigError if not even one block fits."""
+    tokens = min(SESSION_TOKENS, needs.context_tokens)
+    for num_sessions in range(COMFORTABLE_SESSIONS, 0, -1):
+        if num_blocks := _fitting(needs, max_bytes, max_kv_bytes, num_sessions * tokens):
+            break
+    else:
+        # one session of less than an ordinary length is still better than none
+        num_blocks = min(_fitting(needs, max_bytes, max_kv_bytes, PAGE_TOKENS), 1)
+    if not num_blocks:
+        raise ConfigError(
+            f"not one block fits into {max_bytes} bytes: one takes {needs.block_bytes}, embedding and head "
+            f"{needs.ends_bytes}, and the cache of {PAGE_TOKENS} tokens {PAGE_TOKENS * needs.kv_bytes}",
+            remedy="allow more memory, or serve a smaller model",
+        )
+    reason = _in_words(needs, num_blocks, min(max_bytes - needs.weight_bytes(num_blocks), max_kv_bytes))
+    max_blocks = max(num_blocks, _fitting(needs, max_bytes, max_kv_bytes, tokens))
+    return Room(num_blocks=num_blocks, max_blocks=max_blocks, reason=reason)
+
+
+def kv_bytes_beside(needs: Needs, num_blocks: int, max_bytes: int, max_kv_bytes: int) -> int:
+    """What is left for the cache beside a span of `num_blocks`. Raises ConfigError if that is nothing."""
+    left_bytes = max_bytes - needs.weight_bytes(num_blocks)
+    if left_bytes < PAGE_TOKENS * needs.kv_bytes * num_blocks:
+        raise ConfigError(
+            f"{num_blocks} blocks with embedding and head take {needs.weight_bytes(num_blocks)} bytes, and with room "
+            f"for {PAGE_TOKENS} tokens more than the {max_bytes} that are allowed",
+            remedy="serve fewer blocks, or allow more memory",
+        )
+    return min(left_bytes, max_kv_bytes)
+
+
+def comfortable_bytes(needs: Needs, num_blocks: int) -> int:
+    """What a node needs for `num_blocks` with the cache of as many sessions as it should be able to hold."""
+    num_tokens = COMFORTABLE_SESSIONS * min(SESSION_TOKENS, needs.context_tokens)
+    return needs.weight_bytes(num_blocks) + num_tokens * needs.kv_bytes * num_blocks
+
+
+def _in_words(needs: Needs, num_blocks: int, cache_bytes: int) -> str:
+    fits = f"{num_blocks} block{'s fit' if num_blocks > 1 else ' fits'}"
+    if num_blocks == needs.num_blocks:
+        fits = "the whole model fits"
+    tokens = min(SESSION_TOKENS, needs.context_tokens)
+    num_tokens = cache_bytes // (needs.kv_bytes * num_blocks)
+    num_sessions = num_tokens // tokens
+    plural = "s" if num_sessions > 1 else ""
+    room = f"{num_sessions} session{plural} of {tokens} tokens" if num_sessions else f"{num_tokens} tokens"
+    return f"{fits} beside the cache of {room}"
+
+
+def _fitting(needs: Needs, max_bytes: int, max_kv_bytes: int, num_tokens: int) -> int:
+    """The most blocks that fit beside a cache for `num_tokens`, or beside the most cache that is allowed."""
+    for num_blocks in range(needs.num_blocks, 0, -1):
+        cache_bytes = min(num_tokens * needs.kv_bytes * num_blocks, max_kv_bytes)
+        if needs.weight_bytes(num_blocks) + cache_bytes <= max_bytes:
+            return num_blocks
+    return 0

@@ -1,0 +1,49 @@
+"""One span in memory, with its cache and the engine that runs it: what a server serves, and replaces when it moves."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from pathlib import Path
+
+from swarm.serving.engine.engine import Engine
+from swarm.serving.model.batch import PAGE_TOKENS
+from swarm.serving.model.kv_pool import KVPool
+from swarm.serving.model.loading import LoadedSpan, load
+from swarm.serving.server_options import ServerOptions
+
+
+class Deployment:
+    """`run` computes until it is cancelled; `close` gives the memory back."""
+
+    def __init__(self, loaded: LoadedSpan, pool: KVPool, options: ServerOptions) -> None:
+        self.loaded = loaded
+        self.options = options
+        self.engine = Engine(loaded.span, pool, options, revision=loaded.revision, speed=loaded.speed)
+        self._running: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def load(cls, model_dir: Path, start: int, end: int, options: ServerOptions) -> Deployment:
+        """Raises ConfigError or IntegrityError. Cancelled, loading may take minutes more, unseen."""
+        loaded, pool = await asyncio.get_running_loop().run_in_executor(None, _load, model_dir, start, end, options)
+        return cls(loaded, pool, options)
+
+    @property
+    def blocks(self) -> tuple[int, int]:
+        return self.loaded.span.start, self.loaded.span.end
+
+    def start(self, tasks: asyncio.TaskGroup) -> None:
+        """A defect of the engine ends the group."""
+        self._running = tasks.create_task(self.engine.run(), name="engine")
+
+    async def close(self) -> None:
+        """End its seats and wait for what runs. Idempotent. Cancelled, what runs ends by itself."""
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.wait({self._running})
+        await asyncio.get_running_loop().run_in_executor(None, partial(self.engine.close, wait=True))
+
+
+def _load(model_dir: Path, start: int, end: int, options: ServerOptions) -> tuple[LoadedSpan, KVPool]:
+    loaded = load(model_dir, start, end, options)
+    return loaded, loaded.span.new_pool(loaded.kv_tokens // PAGE_TOKENS)

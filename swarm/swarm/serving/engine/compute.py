@@ -1,0 +1,128 @@
+"""One pass over a span's weights for the rows of many seats, and what comes of it. Blocking: for the engine's thread.
+
+What can be told apart stays apart: a seat whose numbers are not finite fails alone, and when a whole pass fails, each
+seat is tried alone, since keys and values of a position may be written twice. Legend: N rows of all seats, H hidden
+size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from swarm_protocol.errors import SessionError
+from torch import Tensor
+
+from swarm.serving.model.batch import Batch, Slice, Want
+from swarm.serving.model.kv_pool import KVPool
+from swarm.serving.sampling import Pick, Picked, pick_all
+
+
+class Runs(Protocol):
+    """What the engine needs of a span."""
+
+    start: int
+    end: int
+    num_blocks: int
+    hidden_size: int
+    vocab_size: int
+    context_tokens: int
+
+    def run(self, batch: Batch, pool: KVPool, /) -> list[Tensor | None]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """One seat's rows: x int64 [T] or float [T, H]. Its slice wants what `want` and `pick` need."""
+
+    x: Tensor
+    slice: Slice
+    want: Want
+    pick: Pick | None
+
+
+@dataclass(slots=True, kw_only=True)
+class Computed:
+    """`output` float32 on the CPU, as wanted; `token` if one was to be picked; or why there is neither."""
+
+    output: Tensor | None = None
+    token: Picked | None = None
+    error: SessionError | None = None
+
+
+def needed(want: Want, pick: Pick | None) -> Want:
+    """What a span must give for both."""
+    return max(want, Want.LAST) if pick else want
+
+
+def compute(
+    span: Runs, pool: KVPool, pieces: Sequence[Piece], blocks: tuple[int, int]
+) -> tuple[list[Computed], float | None]:
+    """For each piece what came of it, and the milliseconds of the pass, if there was one for all."""
+    since = time.perf_counter()
+    try:
+        computed = _compute_together(span, pool, pieces, blocks)
+    except Exception as error:  # a bug or an exhausted device: the session's to report
+        if len(pieces) == 1:
+            failure = SessionError(f"the server could not compute a step: {type(error).__name__}: {error}")
+            return [Computed(error=failure)], None
+        return [compute(span, pool, [piece], blocks)[0][0] for piece in pieces], None
+    return computed, (time.perf_counter() - since) * 1000
+
+
+@torch.inference_mode()
+def _compute_together(span: Runs, pool: KVPool, pieces: Sequence[Piece], blocks: tuple[int, int]) -> list[Computed]:
+    batch = Batch(
+        x=_joined([piece.x for piece in pieces]),
+        slices=tuple(piece.slice for piece in pieces),
+        start=blocks[0],
+        end=blocks[1],
+    )
+    outputs = span.run(batch, pool)
+    computed = [Computed() for _ in pieces]
+    found = [(into, piece, out) for into, piece, out in zip(computed, pieces, outputs, strict=True) if out is not None]
+    _give_outputs([(into, out) for into, piece, out in found if piece.want is not Want.NOTHING])
+    _give_tokens([(into, out[-1], piece.pick) for into, piece, out in found if piece.pick])
+    return computed
+
+
+def _give_outputs(wanted: Sequence[tuple[Computed, Tensor]]) -> None:
+    if not wanted:
+        return
+    rows = _joined([out for _, out in wanted]).to("cpu", torch.float32)
+    after = 0
+    for (found, out), is_finite in zip(wanted, _finite(rows, [len(out) for _, out in wanted]), strict=True):
+        found.output = rows[after : after + len(out)]
+        after += len(out)
+        _judge(found, is_finite=is_finite)
+
+
+def _give_tokens(picking: Sequence[tuple[Computed, Tensor, Pick]]) -> None:
+    if not picking:
+        return
+    picked = pick_all([logits_V for _, logits_V, _ in picking], [pick for _, _, pick in picking])
+    for (found, _, _), token in zip(picking, picked, strict=True):
+        found.token = token
+        _judge(found, is_finite=token is not None)
+
+
+def _judge(found: Computed, *, is_finite: bool) -> None:
+    if not is_finite:
+        found.error = SessionError("a step gave numbers that are not finite", remedy="use a model in a wider dtype")
+
+
+def _finite(rows: Tensor, sizes: Sequence[int]) -> list[bool]:
+    """For each group of so many rows whether all of it is, and not absurdly large: sums tell, in one pass."""
+    # numpy does not wake other threads for what is done before they are awake
+    each = [math.isfinite(total) for total in rows.numpy().sum(axis=1)]
+    ends = itertools.accumulate(sizes)
+    return [all(each[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
+
+
+def _joined(tensors: Sequence[Tensor]) -> Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))

@@ -1,0 +1,264 @@
+"""Runs the steps of all seats of one server together, in one thread of its own.
+
+`run` is the task that owns the seats and their pages: between two passes over the weights it takes in what has come,
+asks the scheduler what is next, and hands out what was computed. All methods are called in its loop. What touches the
+model or the pool runs in the thread, one after another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import torch
+from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerViolation, SwarmError
+
+from swarm.serving.engine.admission import RETRY_AFTER_S, Admission
+from swarm.serving.engine.compute import Computed, Piece, Runs, compute, needed
+from swarm.serving.engine.cost import StepCost
+from swarm.serving.engine.pages import Holding, PageBook
+from swarm.serving.engine.prefix import KEY_BYTES, PageNames
+from swarm.serving.engine.scheduler import Plan, Scheduler
+from swarm.serving.engine.seat import Done, Seat, Step
+from swarm.serving.model.batch import PAGE_TOKENS, Slice, Want
+from swarm.serving.model.kv_pool import KVPool
+from swarm.serving.model.measure import PREFILL_TOKENS, SpanSpeed
+from swarm.serving.server_options import ServerOptions
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Engine:
+    """`num_done` counts steps of seats, `num_tokens` the positions in them, `num_passes` those over the weights."""
+
+    def __init__(
+        self, span: Runs, pool: KVPool, options: ServerOptions, *, revision: str, speed: SpanSpeed | None = None
+    ) -> None:
+        """With the `speed` that was measured on the span the first prompt's steps are of the right length already."""
+        self.span = span
+        self.pool = pool
+        self.book = PageBook(pool.num_pages)
+        self.num_done = 0
+        self.num_tokens = 0
+        self.num_passes = 0
+        self._revision = revision
+        self._evict_idle_s = options.evict_idle_s
+        self._admission = Admission(options.max_sessions, pool.num_pages)
+        self._cost = StepCost(max_step_ms=options.max_step_ms, max_step_tokens=options.max_step_tokens)
+        if speed is not None:
+            num_blocks = span.end - span.start
+            self._cost.measured(0, speed.decode_ms * num_blocks)
+            self._cost.measured(PREFILL_TOKENS, speed.prefill_ms * num_blocks * PREFILL_TOKENS)
+        self._scheduler: Scheduler[Step] = Scheduler(max_batch=options.max_batch)
+        self._seats: dict[Seat, None] = {}
+        self._running: frozenset[Seat] = frozenset()
+        self._ready = asyncio.Event()
+        self._has_ended = False
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="swarm-engine")
+
+    # --- what others see --------------------------------------------------------------------------------------------
+
+    @property
+    def num_waiting(self) -> int:
+        """Seats whose step is not done."""
+        return len(self._scheduler)
+
+    @property
+    def num_seats(self) -> int:
+        return len(self._seats)
+
+    @property
+    def free_tokens(self) -> int:
+        """Positions that can still be reserved."""
+        return self.book.num_free * PAGE_TOKENS
+
+    async def in_thread(self, work: Callable[..., T], *arguments: object) -> T:
+        """Run what must not run beside a step: measuring, moving a cache."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
+
+    def close(self, *, wait: bool = True) -> None:
+        """Compute nothing more; with `wait`, block until what runs in the thread has ended. After `run` has."""
+        self._thread.shutdown(wait=wait, cancel_futures=True)
+
+    # --- seats ------------------------------------------------------------------------------------------------------
+
+    def open(self, *, client: str, start: int, end: int, max_tokens: int, page_keys: Sequence[bytes] = ()) -> Seat:
+        """A seat with room for `max_tokens` on blocks [start, end), which holds at once what is still here of
+        `page_keys`. It is the caller's to close.
+
+        Raises PeerRefused, with `retry_after_s` if it may be asked again, and PeerViolation.
+        """
+        if self._has_ended:
+            raise _over()
+        if not self.span.start <= start < end <= self.span.end:
+            raise PeerRefused(
+                f"this server has blocks [{self.span.start}, {self.span.end})", remedy="look up its record"
+            )
+        if max_tokens > self.span.context_tokens:
+            raise PeerRefused(
+                f"a session of {max_tokens} tokens is over the model's context of {self.span.context_tokens}",
+                remedy="ask for fewer tokens",
+            )
+        if max_tokens <= 0 or any(len(key) != KEY_BYTES for key in page_keys):
+            raise PeerViolation(f"a session of {max_tokens} tokens, or a key of a page that is none")
+        names = PageNames(self._revision, client, start, end, page_keys[: max_tokens // PAGE_TOKENS])
+        holding = self._admit(client, -(-max_tokens // PAGE_TOKENS), names)
+        seat = Seat(self, client, (start, end), max_tokens, holding, names)
+        self._seats[seat] = None
+        return seat
+
+    def _admit(self, client: str, num_pages: int, names: PageNames) -> Holding:
+        now_s = asyncio.get_running_loop().time()
+        self._admission.check(client, num_pages, self._seats, now_s=now_s)
+        holding = self._reserve(num_pages, names)
+        if holding is None and self._evict_idle(client, num_pages, now_s):
+            holding = self._reserve(num_pages, names)
+        if holding is None:
+            raise self._admission.refused(client, num_pages, self._seats, now_s=now_s)
+        return holding
+
+    def _reserve(self, num_pages: int, names: PageNames) -> Holding | None:
+        if len(self._seats) >= self._admission.max_seats:
+            return None
+        return self.book.reserve(num_pages, names.wanted)
+
+    def _evict_idle(self, client: str, num_pages: int, now_s: float) -> bool:
+        """End others' seats that were not used for long, the longest unused first; none if that is not enough."""
+        others = [seat for seat in self._seats if seat.is_idle and seat.client != client]
+        idle = [seat for seat in others if now_s - seat.idle_since_s >= self._evict_idle_s]
+        num_free, chosen = self.book.num_free, list[Seat]()
+        for seat in sorted(idle, key=lambda seat: seat.idle_since_s):
+            chosen.append(seat)
+            num_free += self.book.num_freed_by(seat.holding)
+            if num_free >= num_pages and len(self._seats) - len(chosen) < self._admission.max_seats:
+                for evicted in chosen:
+                    self.end(evicted, _evicted())
+                return True
+        return False
+
+    def submit(self, step: Step) -> None:
+        """It is ready to run. Called by its seat."""
+        self._scheduler.add(step)
+        self._ready.set()
+
+    def withdraw(self, step: Step) -> None:
+        """Nobody waits for it any more. Idempotent."""
+        self._scheduler.remove(step)
+
+    def end(self, seat: Seat, error: SwarmError) -> None:
+        """Take its pages back, once no pass writes them, and fail what it waits for. Idempotent."""
+        if seat.ended is not None:
+            return
+        del self._seats[seat]
+        if seat not in self._running:
+            self.book.release(seat.holding)
+        seat.end(error)
+
+    # --- the task ---------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Until cancelled. Every seat is ended then, and when a defect ends it."""
+        try:
+            while True:
+                await self._ready.wait()
+                # steps that came in one message are submitted one after another, and belong in one pass
+                await asyncio.sleep(0)
+                await self._pass()
+        finally:
+            self._has_ended = True
+            for seat in self._running:
+                if seat.ended is not None:
+                    self.book.release(seat.holding)
+            self._running = frozenset()
+            for seat in list(self._seats):
+                self.end(seat, _over())
+
+    async def _pass(self) -> None:
+        loop = asyncio.get_running_loop()
+        for late in self._scheduler.expire(loop.time()):
+            self._fail_late(late)
+        plan = self._scheduler.plan(self._cost.prefill_tokens)
+        if not plan.parts:
+            self._ready.clear()
+            return
+        if logger.isEnabledFor(logging.DEBUG):
+            logger.debug("%s", plan.reason)
+        began_s = loop.time()
+        pieces = [self._piece(step, num_tokens, began_s) for step, num_tokens in plan.parts]
+        self._running = frozenset(step.seat for step, _ in plan.parts)
+        computed, pass_ms = await self.in_thread(compute, self.span, self.pool, pieces, plan.parts[0][0].blocks)
+        self._running = frozenset()
+        self._hand_out(plan, computed, pass_ms, (loop.time() - began_s) * 1000)
+
+    def _fail_late(self, step: Step) -> None:
+        error = PeerTimeout("the server did not get to a step before its deadline")
+        if step.begun_s is not None:
+            self.end(step.seat, error)
+        elif not step.future.done():
+            step.future.set_exception(error)
+
+    def _piece(self, step: Step, num_tokens: int, now_s: float) -> Piece:
+        if step.begun_s is None:
+            step.begun_s = now_s
+        seat = step.seat
+        self.book.grow(seat.holding, -(-(seat.length + num_tokens) // PAGE_TOKENS))
+        is_last = num_tokens == step.num_tokens
+        want = step.want if is_last or step.want is Want.ALL else Want.NOTHING
+        pick = step.pick if is_last else None
+        rows = Slice(num_tokens=num_tokens, position=seat.length, pages=seat.holding.pages, want=needed(want, pick))
+        return Piece(x=step.x[step.num_run : step.num_run + num_tokens], slice=rows, want=want, pick=pick)
+
+    def _hand_out(
+        self, plan: Plan[Step], computed: Sequence[Computed], pass_ms: float | None, elapsed_ms: float
+    ) -> None:
+        self.num_passes += 1
+        if pass_ms is not None:
+            self._cost.measured(plan.num_prefill_tokens, pass_ms)
+        for (step, num_tokens), result in zip(plan.parts, computed, strict=True):
+            step.compute_ms += elapsed_ms if pass_ms is None else pass_ms
+            self._take_in(step, num_tokens, result, len(plan.parts))
+
+    def _take_in(self, step: Step, num_tokens: int, result: Computed, batch_size: int) -> None:
+        seat = step.seat
+        if seat.ended is not None:
+            self._scheduler.remove(step)
+            self.book.release(seat.holding)
+            return
+        if result.error is not None:
+            self._scheduler.remove(step)
+            self.end(seat, result.error)
+            return
+        seat.advance(step, num_tokens, result)
+        self.num_tokens += num_tokens
+        if step.num_tokens:
+            return
+        self._scheduler.remove(step)
+        self.num_done += 1
+        if not step.future.done():
+            step.future.set_result(_done(step, result, batch_size))
+
+
+def _done(step: Step, last: Computed, batch_size: int) -> Done:
+    output = torch.cat(step.outputs) if len(step.outputs) > 1 else next(iter(step.outputs), None)
+    return Done(
+        output=output,
+        token=last.token,
+        compute_ms=step.compute_ms,
+        queue_ms=((step.begun_s or step.since_s) - step.since_s) * 1000,
+        batch_size=batch_size,
+    )
+
+
+def _over() -> PeerRefused:
+    return PeerRefused("the server computes no more", remedy="ask another server")
+
+
+def _evicted() -> PeerRefused:
+    return PeerRefused(
+        "the session was idle, and others needed its room", remedy="open it again", retry_after_s=RETRY_AFTER_S
+    )

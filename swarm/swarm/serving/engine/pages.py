@@ -1,0 +1,131 @@
+"""Who holds which page of the KV pool: reservations, pages that several seats share, and those kept for later prefixes.
+
+A seat reserves all the pages it may ever need and is given them one by one, so that it never lacks room half way, and
+a page that waits for a prefix to come again is given up only when its room is really used. Pages hold what their key
+says once they are registered, and are never written again.
+
+Bookkeeping only: `KVPool` has the memory. No clock and no tasks of its own; the engine uses it in its loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(slots=True, eq=False)
+class Holding:
+    """`pages` in the order of positions, the first `num_shared` of them not to be written; `num_promised` to come."""
+
+    pages: list[int]
+    num_shared: int
+    num_promised: int
+
+    @property
+    def num_pages(self) -> int:
+        return len(self.pages) + self.num_promised
+
+
+class PageBook:
+    """Pages 0 … `num_pages` - 1. A page is blank, held by one holding or more, or kept for its key and held by none."""
+
+    def __init__(self, num_pages: int) -> None:
+        self.num_pages = num_pages
+        self._blank = list(range(num_pages - 1, -1, -1))
+        self._num_holders = [0] * num_pages
+        self._num_promised = 0
+        self._page_of: dict[bytes, int] = {}
+        self._key_of: dict[int, bytes] = {}
+        # held by none, the longest unused first
+        self._kept: dict[int, None] = {}
+
+    @property
+    def num_free(self) -> int:
+        """Pages that can still be reserved."""
+        return len(self._blank) + len(self._kept) - self._num_promised
+
+    @property
+    def num_kept(self) -> int:
+        """Pages that nobody holds and that wait for their prefix to come again."""
+        return len(self._kept)
+
+    def reserve(self, num_pages: int, keys: Sequence[bytes] = ()) -> Holding | None:
+        """Room for `num_pages`, the first of them those that hold `keys`, as far as they are here.
+
+        None, and nothing has changed, if there is not so much room.
+        """
+        shared = []
+        for key in keys[:num_pages]:
+            if (page := self._page_of.get(key)) is None:
+                break
+            shared.append(page)
+        num_promised = num_pages - len(shared)
+        if num_promised + sum(page in self._kept for page in shared) > self.num_free:
+            return None
+        for page in shared:
+            self._num_holders[page] += 1
+            self._kept.pop(page, None)
+        self._num_promised += num_promised
+        return Holding(pages=shared, num_shared=len(shared), num_promised=num_promised)
+
+    def grow(self, holding: Holding, num_pages: int) -> None:
+        """Give the holding pages to write, up to `num_pages` in all. What it reserved is always there."""
+        num_new = max(0, num_pages - len(holding.pages))
+        assert num_new <= holding.num_promised, "more pages than were reserved"
+        for _ in range(num_new):
+            if not self._blank:
+                self._forget(next(iter(self._kept)))
+            page = self._blank.pop()
+            self._num_holders[page] = 1
+            holding.pages.append(page)
+        holding.num_promised -= num_new
+        self._num_promised -= num_new
+
+    def shrink(self, holding: Holding, num_pages: int) -> bool:
+        """Give back the pages from `num_pages` on, and reserve as many again.
+
+        False, and nothing has changed, if others hold them too and there is no room for as many of one's own.
+        """
+        dropped = holding.pages[num_pages:]
+        if sum(self._num_holders[page] > 1 for page in dropped) > self.num_free:
+            return False
+        self._drop(dropped)
+        del holding.pages[num_pages:]
+        holding.num_shared = min(holding.num_shared, num_pages)
+        holding.num_promised += len(dropped)
+        self._num_promised += len(dropped)
+        return True
+
+    def register(self, holding: Holding, index: int, key: bytes) -> None:
+        """The holding's page at `index` holds what `key` says, wholly, and is written no more."""
+        page = holding.pages[index]
+        if key not in self._page_of and page not in self._key_of:
+            self._page_of[key] = page
+            self._key_of[page] = key
+
+    def release(self, holding: Holding) -> None:
+        """The holding is empty afterwards. Idempotent."""
+        self._drop(holding.pages)
+        holding.pages.clear()
+        self._num_promised -= holding.num_promised
+        holding.num_shared = holding.num_promised = 0
+
+    def num_freed_by(self, holding: Holding) -> int:
+        """By how much releasing it raises `num_free`."""
+        return holding.num_promised + sum(self._num_holders[page] == 1 for page in holding.pages)
+
+    def _drop(self, pages: Sequence[int]) -> None:
+        # the last first: without its beginning a prefix is of no use, so its end is forgotten earlier
+        for page in reversed(pages):
+            self._num_holders[page] -= 1
+            if self._num_holders[page]:
+                continue
+            if page in self._key_of:
+                self._kept[page] = None
+            else:
+                self._blank.append(page)
+
+    def _forget(self, page: int) -> None:
+        del self._kept[page]
+        del self._page_of[self._key_of.pop(page)]
+        self._blank.append(page)

@@ -1,0 +1,198 @@
+"""Which seats' rows the next step computes.
+
+Every step takes all decodes that are ready, up to `max_batch`, and fills up with prompt tokens to the budget that
+`cost` gives. So a decode waits for one step of bounded time at most, beside others that are as short, and a prompt
+gets on in each step. Where there is more than fits, clients take turns: decodes one by one, prompts by deficit round
+robin (Shreedhar and Varghese, 1995) in tokens, so that neither many seats nor long prompts gain a client anything.
+
+A step runs one range of blocks. Where seats use different parts of a span, each client's ranges in turn are run, with
+everybody's rows that are ready there.
+
+Decisions only: no clock, no tasks, no tensors. The engine calls it in its loop, between steps.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+QUANTUM_TOKENS = 256
+"""Prompt tokens of a client's turn: most questions fit, and a long document waits for them a few steps."""
+
+MAX_REMEMBERED = 1024
+"""Clients whose last decode is remembered while they have none ready, as between any two tokens."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Work:
+    """One step of a seat: `num_tokens` are left to compute in `blocks`, [start, end), until `deadline_s`."""
+
+    client: str
+    blocks: tuple[int, int]
+    num_tokens: int
+    deadline_s: float = math.inf
+    turn: int = 0
+
+    @property
+    def is_decode(self) -> bool:
+        return self.num_tokens == 1
+
+
+W = TypeVar("W", bound=Work)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan(Generic[W]):
+    """The next step: so many tokens of each work, at most once each. Empty if there is none."""
+
+    parts: tuple[tuple[W, int], ...]
+    num_decodes: int = 0
+    num_waiting: int = 0
+    budget_tokens: int = 0
+
+    @property
+    def num_prefill_tokens(self) -> int:
+        return sum(num_tokens for _, num_tokens in self.parts[self.num_decodes :])
+
+    @property
+    def reason(self) -> str:
+        """In words, for the log."""
+        if not self.parts:
+            return "nothing is ready"
+        start, end = self.parts[0][0].blocks
+        num_clients = len({work.client for work, _ in self.parts})
+        return (
+            f"blocks {start}:{end} for {num_clients} clients: {self.num_decodes} decodes and "
+            f"{self.num_prefill_tokens} prompt tokens of {len(self.parts) - self.num_decodes} seats, of "
+            f"{self.budget_tokens} allowed; {self.num_waiting} seats wait"
+        )
+
+
+@dataclass(slots=True, eq=False)
+class _Client(Generic[W]):
+    """`led`: when it last chose the blocks. `deficit`: the prompt tokens that are left of its turn."""
+
+    led: int
+    works: dict[W, None] = field(default_factory=dict)
+    deficit: int = 0
+
+
+class Scheduler(Generic[W]):
+    """Holds the works that are not done yet."""
+
+    def __init__(self, *, max_batch: int) -> None:
+        self._max_batch = max_batch
+        # in the order of their turns for prompt tokens
+        self._clients: dict[str, _Client[W]] = {}
+        self._turns = itertools.count(1)
+        # whoever had a decode run the longest time ago first
+        self._decoded: dict[str, int] = {}
+        self._ran: dict[tuple[int, int], int] = {}
+
+    def __len__(self) -> int:
+        return sum(len(client.works) for client in self._clients.values())
+
+    def add(self, work: W) -> None:
+        """From now on it is ready. Whoever had nothing ready is the last in turn for prompt tokens."""
+        work.turn = next(self._turns)
+        if work.client not in self._clients:
+            self._clients[work.client] = _Client(led=work.turn)
+        self._clients[work.client].works[work] = None
+
+    def remove(self, work: W) -> None:
+        """It is done, or no longer wanted. Idempotent."""
+        client = self._clients.get(work.client)
+        if client is not None:
+            client.works.pop(work, None)
+            if not client.works:
+                del self._clients[work.client]
+
+    def expire(self, now_s: float) -> list[W]:
+        """Remove and return what is past its deadline."""
+        late = [work for client in self._clients.values() for work in client.works if work.deadline_s <= now_s]
+        for work in late:
+            self.remove(work)
+        return late
+
+    def plan(self, budget_tokens: int) -> Plan[W]:
+        """What runs next, with at most `budget_tokens`, at least one, of prompts. Works stay until they are removed."""
+        if not self._clients:
+            return Plan(parts=())
+        blocks = self._next_blocks()
+        ready = {name: [w for w in client.works if w.blocks == blocks] for name, client in self._clients.items()}
+        decodes = self._next_decodes(ready)
+        chunks = self._next_chunks(ready, budget_tokens)
+        return Plan(
+            parts=(*((work, 1) for work in decodes), *chunks.items()),
+            num_decodes=len(decodes),
+            num_waiting=len(self) - len(decodes) - len(chunks),
+            budget_tokens=budget_tokens,
+        )
+
+    def _next_blocks(self) -> tuple[int, int]:
+        """Of the client whose turn it is to choose, the range that ran the longest time ago."""
+        present = {work.blocks for client in self._clients.values() for work in client.works}
+        if len(present) == 1:
+            return present.pop()
+        leader = min(self._clients.values(), key=lambda client: client.led)
+        chosen = min((work.blocks for work in leader.works), key=lambda blocks: self._ran.get(blocks, 0))
+        leader.led = next(self._turns)
+        self._ran = {blocks: turn for blocks, turn in self._ran.items() if blocks in present} | {chosen: leader.led}
+        return chosen
+
+    def _next_decodes(self, ready: dict[str, list[W]]) -> list[W]:
+        """Client by client, beginning with whoever had none run for the longest time."""
+        queues = deque(
+            (name, decodes)
+            for name in sorted(ready, key=lambda name: self._decoded.get(name, 0))
+            if (decodes := _in_turn(work for work in ready[name] if work.is_decode))
+        )
+        chosen: list[W] = []
+        while queues and len(chosen) < self._max_batch:
+            name, decodes = queues.popleft()
+            chosen.append(decodes.popleft())
+            self._decoded.pop(name, None)
+            self._decoded[name] = next(self._turns)
+            if decodes:
+                queues.append((name, decodes))
+        while len(self._decoded) > MAX_REMEMBERED:
+            del self._decoded[next(iter(self._decoded))]
+        return chosen
+
+    def _next_chunks(self, ready: dict[str, list[W]], budget_tokens: int) -> dict[W, int]:
+        """Deficit round robin: who has not used up its turn goes on with it in the next step."""
+        chunks: dict[W, int] = {}
+        queues = deque(
+            (name, prefills)
+            for name, works in ready.items()
+            if (prefills := _in_turn(work for work in works if not work.is_decode))
+        )
+        while queues and budget_tokens > 0:
+            name, prefills = queues[0]
+            client, work = self._clients[name], prefills[0]
+            client.deficit = client.deficit or QUANTUM_TOKENS
+            num_tokens = min(budget_tokens, client.deficit, work.num_tokens - chunks.get(work, 0))
+            chunks[work] = chunks.get(work, 0) + num_tokens
+            budget_tokens -= num_tokens
+            client.deficit -= num_tokens
+            if chunks[work] == work.num_tokens:
+                prefills.popleft()
+            elif not client.deficit:
+                work.turn = next(self._turns)
+                prefills.rotate(-1)
+            if not prefills:
+                client.deficit = 0
+            if not client.deficit:
+                queues.popleft()
+                self._clients[name] = self._clients.pop(name)
+                if prefills:
+                    queues.append((name, prefills))
+        return chunks
+
+
+def _in_turn(works: Iterable[W]) -> deque[W]:
+    return deque(sorted(works, key=lambda work: work.turn))

@@ -1,0 +1,190 @@
+"""A Hugging Face model directory: its config, which file holds which tensor, its revision, and its small files.
+
+Weights are read by `blocks`, through `ModelFiles.shards`. Owned by whoever opened it; immutable.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from swarm_protocol import limits
+from swarm_protocol.errors import ConfigError, IntegrityError
+from transformers import AutoConfig
+
+SMALL_FILES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+"""What a client may ask a server for: enough to tokenize and to know the model's shape. Never code, never weights."""
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+DOWNLOAD = "download.json"
+"""Written by `download` where only some shards were brought: the commit and every tensor's number of values."""
+
+_PAGE_BYTES = 4096
+_PAGES_PER_FILE = 4096  # 16 MiB read from each file, however large, so that a start does not read the whole model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFiles:
+    """`shards` maps each tensor's name in the checkpoint to the file that holds it."""
+
+    directory: Path
+    config: Any
+    shards: Mapping[str, Path]
+
+    @property
+    def num_blocks(self) -> int:
+        return int(self.config.num_hidden_layers)
+
+    @property
+    def hidden_size(self) -> int:
+        return int(self.config.hidden_size)
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self.config.vocab_size)
+
+    @property
+    def context_tokens(self) -> int:
+        """The longest sequence the model was made for; the network's own bound where the config names none."""
+        return int(getattr(self.config, "max_position_embeddings", None) or limits.MAX_SESSION_TOKENS)
+
+    def revision(self, dtype: str = "float32") -> str:
+        """Hex digest that tells apart checkpoints, and what they compute in, so that chains never mix weights.
+
+        Covers the config and evenly spaced pages of every weight file, all of it up to 16 MiB. It notices another
+        training step or fine-tune, not a few bytes flipped between pages. Of a download it is the commit's, for its
+        servers have different shards.
+        """
+        if (download := _read_download(self.directory)) is not None:
+            return hashlib.blake2b(f"hub\0{download['commit']}\0{dtype}".encode(), digest_size=16).hexdigest()
+        digest = hashlib.blake2b(dtype.encode(), digest_size=16)
+        for path in [self.directory / "config.json", *sorted(set(self.shards.values()))]:
+            num_bytes = path.stat().st_size
+            digest.update(f"{path.name}\0{num_bytes}\0".encode())
+            num_pages = -(-num_bytes // _PAGE_BYTES)
+            stride = max(1, -(-num_pages // _PAGES_PER_FILE)) * _PAGE_BYTES
+            with path.open("rb") as file:
+                for offset in range(0, num_bytes, stride):
+                    file.seek(offset)
+                    digest.update(file.read(_PAGE_BYTES))
+        return digest.hexdigest()
+
+    def small_files(self) -> dict[str, bytes]:
+        """The whitelisted files that exist. Raises ConfigError for one that is over the limit."""
+        found = {name: self.directory / name for name in SMALL_FILES if (self.directory / name).is_file()}
+        for name, path in found.items():
+            if path.stat().st_size > limits.MAX_MODEL_FILE_BYTES:
+                raise ConfigError(
+                    f"{path} is larger than {limits.MAX_MODEL_FILE_BYTES} bytes and cannot be given to clients",
+                    remedy=f"check that {name} is the file you meant",
+                )
+        return {name: path.read_bytes() for name, path in found.items()}
+
+
+def open_model(directory: Path) -> ModelFiles:
+    """Read the config and the tensor index of `directory`; no weights.
+
+    Raises ConfigError if it is no usable model directory, IntegrityError if a file in it is damaged.
+    """
+    if not (directory / "config.json").is_file():
+        raise ConfigError(
+            f"{directory} holds no config.json",
+            remedy="name a directory written by save_pretrained or downloaded from a hub",
+        )
+    try:
+        config = AutoConfig.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
+        sizes = [getattr(config, name, None) for name in ("num_hidden_layers", "hidden_size", "vocab_size")]
+    except Exception as error:  # each family checks its own settings, and raises what it likes
+        raise ConfigError(f"{directory}/config.json is not usable: {_one_line(error)}") from error
+    if not all(isinstance(size, int) and size > 0 for size in sizes):
+        raise ConfigError(
+            f"{directory}/config.json is not usable: {config.model_type} is no language model of blocks",
+            remedy="serve a causal language model",
+        )
+    return ModelFiles(directory=directory, config=config, shards=_find_shards(directory))
+
+
+def _find_shards(directory: Path) -> dict[str, Path]:
+    if (directory / INDEX).is_file():
+        return _read_index(directory)
+    single = directory / SINGLE
+    if (download := _read_download(directory)) is not None:
+        return dict.fromkeys(download["tensors"], single)
+    if not single.is_file():
+        raise ConfigError(
+            f"{directory} holds neither {SINGLE} nor {INDEX}",
+            remedy="only safetensors checkpoints are served; convert with save_pretrained",
+        )
+    return dict.fromkeys(tensor_names(single), single)
+
+
+def _read_index(directory: Path) -> dict[str, Path]:
+    path = directory / INDEX
+    try:
+        weight_map = json.loads(path.read_text("utf-8"))["weight_map"]
+        shards = {str(name): directory / str(file) for name, file in weight_map.items()}
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise IntegrityError(f"{path} is damaged: {_one_line(error)}", remedy="download it again") from error
+    is_partial = (directory / DOWNLOAD).is_file()
+    for shard in sorted(set(shards.values())):
+        if shard.parent != directory or not (is_partial or shard.is_file()):
+            raise ConfigError(f"{path} names {shard.name}, which is not there", remedy="download the missing file")
+    return shards
+
+
+def _read_download(directory: Path) -> dict[str, Any] | None:
+    path = directory / DOWNLOAD
+    if not path.is_file():
+        return None
+    try:
+        found = json.loads(path.read_text("utf-8"))
+        return {"commit": str(found["commit"]), "tensors": dict(found["tensors"])}
+    except (ValueError, KeyError, TypeError) as error:
+        raise IntegrityError(f"{path} is damaged: {_one_line(error)}", remedy="delete it and download again") from error
+
+
+def tensor_names(path: Path) -> list[str]:
+    """Names of the tensors in one safetensors file. Raises IntegrityError if it is truncated or no such file."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return list(file.keys())
+    except (SafetensorError, OSError) as error:
+        raise IntegrityError(f"{path} is damaged: {_one_line(error)}", remedy="download it again") from error
+
+
+def tensor_sizes(files: ModelFiles) -> dict[str, int]:
+    """Number of values of each tensor, from the files' headers. Raises IntegrityError."""
+    if (download := _read_download(files.directory)) is not None:
+        return {name: int(download["tensors"][name]) for name in files.shards if name in download["tensors"]}
+    sizes: dict[str, int] = {}
+    for shard in sorted(set(files.shards.values())):
+        try:
+            with safe_open(shard, framework="pt") as file:
+                sizes.update({name: math.prod(file.get_slice(name).get_shape()) for name in file.keys()})  # noqa: SIM118
+        except (SafetensorError, OSError) as error:
+            raise IntegrityError(f"{shard} is damaged: {_one_line(error)}", remedy="download it again") from error
+    return {name: sizes[name] for name in files.shards if name in sizes}
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200]

@@ -1,0 +1,124 @@
+"""Keys and values of all seats on a span, in pages of PAGE_TOKENS positions.
+
+One tensor of keys and one of values per block, as each block says: families differ in heads and widths, some from
+block to block. Which page belongs to whom is the engine's bookkeeping. Not thread-safe: one thread owns a pool.
+Legend of shapes: S slots (a slot is one position of one page), K heads of keys and values, D width of a head.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from swarm_protocol.errors import ConfigError, IntegrityError
+from torch import Tensor
+
+from swarm.serving.model.batch import PAGE_TOKENS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVShape:
+    """What one block keeps of one position: keys [num_heads, key_width] and values [num_heads, value_width]."""
+
+    num_heads: int
+    key_width: int
+    value_width: int
+
+    @property
+    def num_values(self) -> int:
+        return self.num_heads * (self.key_width + self.value_width)
+
+
+class KVPool:
+    """`num_pages` pages for each of the blocks in `shapes`. Pages start as zeros, which costs no memory until written.
+
+    Raises ConfigError if there is no memory for them.
+    """
+
+    def __init__(
+        self, shapes: Sequence[KVShape], num_pages: int, dtype: torch.dtype, device: torch.device | str
+    ) -> None:
+        self.num_pages = num_pages
+        self.dtype = dtype
+        self._shapes = tuple(shapes)
+        self._page_values = [PAGE_TOKENS * shape.num_values for shape in shapes]
+        num_slots = num_pages * PAGE_TOKENS
+        try:
+            self.keys_SKD = [_zeros(num_slots, s.num_heads, s.key_width, dtype, device) for s in shapes]
+            self.values_SKD = [_zeros(num_slots, s.num_heads, s.value_width, dtype, device) for s in shapes]
+        except (RuntimeError, MemoryError) as error:
+            raise ConfigError(
+                f"no memory for a cache of {num_pages * sum(self._page_values) * dtype.itemsize} bytes",
+                remedy="allow a smaller cache",
+            ) from error
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page on all blocks."""
+        return sum(self._page_values) * self.dtype.itemsize
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in (*self.keys_SKD, *self.values_SKD))
+
+    def layout(self, start: int, end: int) -> bytes:
+        """How `read` lays out these blocks: only pools for which it is the same can exchange pages.
+
+        Types of the same width are not told apart by their number of bytes.
+        """
+        shapes = [(shape.num_heads, shape.key_width, shape.value_width) for shape in self._shapes[start:end]]
+        return f"{self.dtype}, {sys.byteorder}, pages of {PAGE_TOKENS}, {shapes}".encode()
+
+    def read(self, pages: Sequence[int], start: int, end: int) -> bytes:
+        """The pages' content on the span's blocks `start` to `end` (counted from the span's first one).
+
+        Block by block: the keys of all pages, then their values, in the pool's dtype and the machine's byte order.
+        """
+        index = torch.tensor(list(pages), dtype=torch.int64)
+        parts = []
+        for tensor in self._tensors(start, end):
+            chosen = _by_page(tensor).index_select(0, index.to(tensor.device)).cpu()
+            parts.append(chosen.view(torch.uint8).numpy().tobytes())
+        return b"".join(parts)
+
+    def write(self, pages: Sequence[int], start: int, end: int, data: bytes) -> None:
+        """Put back what `read` gave, perhaps on another peer, for as many pages.
+
+        Raises IntegrityError, and changes nothing, for another number of bytes or for numbers that are not finite.
+        """
+        expected = len(pages) * sum(self._page_values[start:end]) * self.dtype.itemsize
+        if len(data) != expected:
+            raise IntegrityError(f"{len(data)} bytes of cache for {len(pages)} pages, which take {expected}")
+        if not data:
+            return
+        values = torch.frombuffer(bytearray(data), dtype=self.dtype)
+        if not values.isfinite().all():
+            raise IntegrityError("a cache with numbers that are not finite")
+        index, at = torch.tensor(list(pages), dtype=torch.int64), 0
+        for tensor in self._tensors(start, end):
+            by_page = _by_page(tensor)
+            num_values = len(pages) * by_page.shape[1]
+            given = values[at : at + num_values].view(len(pages), -1)
+            by_page.index_copy_(0, index.to(tensor.device), given.to(tensor.device))
+            at += num_values
+
+    def _tensors(self, start: int, end: int) -> Iterator[Tensor]:
+        for keys, values in zip(self.keys_SKD[start:end], self.values_SKD[start:end], strict=True):
+            yield keys
+            yield values
+
+
+def _zeros(num_slots: int, num_heads: int, width: int, dtype: torch.dtype, device: torch.device | str) -> Tensor:
+    if torch.device(device).type != "cpu":
+        return torch.zeros(num_slots, num_heads, width, dtype=dtype, device=device)
+    # torch would write every zero; the system gives pages of zeros when they are first used
+    zeros = np.zeros(num_slots * num_heads * width * dtype.itemsize, dtype=np.uint8)
+    return torch.from_numpy(zeros).view(dtype).view(num_slots, num_heads, width)
+
+
+def _by_page(tensor_SKD: Tensor) -> Tensor:
+    """[number of pages, values in a page], sharing memory."""
+    return tensor_SKD.view(tensor_SKD.shape[0] // PAGE_TOKENS, -1)

@@ -1,0 +1,109 @@
+"""A span that is ready to be served, with what was measured on it and the room it leaves for sessions. Blocking."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from swarm_protocol import limits
+from swarm_protocol.errors import ConfigError
+from swarm_protocol.serving_messages import FilesResponse
+
+from swarm.serving.model.batch import PAGE_TOKENS
+from swarm.serving.model.files import ModelFiles, open_model, tensor_sizes
+from swarm.serving.model.measure import SpanSpeed, measure
+from swarm.serving.model.quantization import Bits, quantized_bytes
+from swarm.serving.model.span import Span, load_span
+from swarm.serving.model.weights import block_of_tensors, linear_tensors
+from swarm.serving.server_options import DTYPES, ServerOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedSpan:
+    """`kv_tokens` fit into the allowed cache. `files` is the FilesResponse for clients, made once: it may be large."""
+
+    span: Span
+    speed: SpanSpeed
+    kv_tokens: int
+    max_step_tokens: int
+    revision: str
+    files: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """Bytes of a model's largest block, and of embedding and head together, as they are held in memory."""
+
+    block_bytes: int
+    ends_bytes: int
+
+
+def load(model_dir: Path, start: int, end: int, options: ServerOptions) -> LoadedSpan:
+    """Read, run and measure. Raises ConfigError or IntegrityError."""
+    files = open_model(model_dir)
+    span = _load_span(files, start, end, options)
+    row_bytes = 4 * max(files.hidden_size, files.vocab_size)
+    room_bytes = limits.MAX_MESSAGE_BYTES - limits.MAX_OPEN_BYTES
+    if row_bytes > room_bytes:
+        raise ConfigError(f"{model_dir} is too wide for the messages of this network", remedy="serve another model")
+    speed = measure(span)
+    page_bytes = PAGE_TOKENS * speed.kv_bytes_per_token
+    kv_tokens = options.kv_bytes // page_bytes * PAGE_TOKENS
+    if not kv_tokens:
+        raise ConfigError(
+            f"{PAGE_TOKENS} tokens take {page_bytes} bytes of cache, and {options.kv_bytes} are allowed",
+            remedy="allow more memory or serve fewer blocks",
+        )
+    revision = files.revision(options.dtype)
+    response = FilesResponse(revision=revision, files=files.small_files()).to_bytes()
+    if len(response) > limits.MAX_MESSAGE_BYTES:
+        raise ConfigError(
+            f"the config and tokenizer in {model_dir} are larger than a message of {limits.MAX_MESSAGE_BYTES} bytes",
+            remedy="remove the files that no tokenizer needs",
+        )
+    return LoadedSpan(
+        span=span,
+        speed=speed,
+        kv_tokens=min(kv_tokens, limits.MAX_KV_TOKENS),
+        max_step_tokens=min(options.max_step_tokens, room_bytes // (4 * files.hidden_size)),
+        revision=revision,
+        files=response,
+    )
+
+
+def measure_block(files: ModelFiles, options: ServerOptions) -> SpanSpeed:
+    """The speed of one block from the model's middle, for deciding how many to take."""
+    return measure(_load_span(files, *middle_block(files), options))
+
+
+def middle_block(files: ModelFiles) -> tuple[int, int]:
+    """The span of the block that `measure_block` reads."""
+    return files.num_blocks // 2, files.num_blocks // 2 + 1
+
+
+def _load_span(files: ModelFiles, start: int, end: int, options: ServerOptions) -> Span:
+    dtype, bits = DTYPES[options.dtype], _bits(options)
+    return load_span(files, start, end, dtype=dtype, device=options.device, bits=bits)
+
+
+def _bits(options: ServerOptions) -> Bits | None:
+    smaller: dict[str, Bits] = {"int8": "int8", "int4": "int4"}
+    return smaller.get(options.dtype)
+
+
+def weigh(files: ModelFiles, options: ServerOptions) -> Weights:
+    """From the headers of the shards, without reading weights. Raises IntegrityError."""
+    item_bytes = DTYPES[options.dtype].itemsize
+    block_bytes, ends_bytes = [0] * files.num_blocks, 0
+    blocks = block_of_tensors(files)
+    bits = _bits(options)
+    rows = linear_tensors(files) if bits else {}
+    for name, num_values in tensor_sizes(files).items():
+        num_bytes = num_values * item_bytes
+        if bits and name in rows:
+            num_bytes = quantized_bytes(bits, num_values, rows[name])
+        if (block := blocks[name]) is None:
+            ends_bytes += num_bytes
+        else:
+            block_bytes[block] += num_bytes
+    return Weights(block_bytes=max(block_bytes), ends_bytes=ends_bytes)

@@ -1,0 +1,56 @@
+"""What a span really takes for a token on this machine: measured on its own blocks, before it is announced.
+
+Blocking; runs in the engine's thread.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass
+
+import torch
+
+from swarm.serving.model.batch import PAGE_TOKENS, Batch, Slice, Want
+from swarm.serving.model.kv_pool import KVPool
+from swarm.serving.model.span import Span
+
+PREFILL_TOKENS = 64
+NUM_DECODES = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpanSpeed:
+    """Milliseconds of one block for one token, and bytes of cache that one token takes on the whole span."""
+
+    prefill_ms: float
+    decode_ms: float
+    kv_bytes_per_token: int
+
+
+def measure(span: Span) -> SpanSpeed:
+    """One long prefill to warm up, one to measure, then the median of some decodes."""
+    num_blocks = span.end - span.start
+    num_pages = -(-(PREFILL_TOKENS + NUM_DECODES) // PAGE_TOKENS)
+    pool = span.new_pool(num_pages)
+    for _ in range(2):
+        prefill_ms = _timed_ms(span, pool, 0, PREFILL_TOKENS)
+    decode_ms = statistics.median(_timed_ms(span, pool, PREFILL_TOKENS + step, 1) for step in range(NUM_DECODES))
+    return SpanSpeed(
+        prefill_ms=prefill_ms / PREFILL_TOKENS / num_blocks,
+        decode_ms=decode_ms / num_blocks,
+        kv_bytes_per_token=span.kv_bytes_per_token,
+    )
+
+
+def _timed_ms(span: Span, pool: KVPool, position: int, num_tokens: int) -> float:
+    x = torch.zeros(num_tokens, span.hidden_size, dtype=span.dtype, device=span.device)
+    if span.is_first:
+        x = torch.zeros(num_tokens, dtype=torch.int64, device=span.device)
+    piece = Slice(num_tokens=num_tokens, position=position, pages=range(pool.num_pages), want=Want.LAST)
+    batch = Batch(x=x, slices=(piece,), start=span.start, end=span.end)
+    since = time.perf_counter()
+    (output,) = span.run(batch, pool)
+    assert output is not None
+    output.sum().item()  # waits for an accelerator
+    return (time.perf_counter() - since) * 1000

@@ -1,0 +1,83 @@
+"""Whether a family's blocks compute a ragged batch rightly: from what its config says, then by trying.
+
+transformers lets a family compute what its attention function never hears of: masks of its own, rotary frequencies
+that follow the longest row, biases by position. So a span is tried out once: the same rows over the same random cache,
+near and far beyond every window, through one ragged pass and through transformers' own attention and masks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from swarm.serving.model.batch import PAGE_TOKENS, Slice, Want
+
+if TYPE_CHECKING:
+    from swarm.serving.model.span import Span
+
+_FOLLOWS_THE_LONGEST = {"dynamic", "longrope"}
+"""Rotary embeddings whose frequencies depend on the longest of the rows that are computed together."""
+
+_NUM_PAGES = 8
+_FAR_TOKENS = 64  # beyond the windows
+
+
+def can_be_ragged(span: Span, config: Any) -> bool:
+    if "chunked_attention" in (getattr(config, "layer_types", None) or ()) or _rope_types(config):
+        return False
+    slices = _slices(config)
+    num_rows = sum(piece.num_tokens for piece in slices)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(num_rows, span.hidden_size, generator=generator)
+    if span.is_first:
+        x = torch.randint(span.vocab_size, (num_rows,), generator=generator)
+    x = x.to(span.device, span.dtype if x.is_floating_point() else None)
+    pools = [span.new_pool(_NUM_PAGES) for _ in range(2)]
+    for tensors in zip(*([*pool.keys_SKD, *pool.values_SKD] for pool in pools), strict=True):
+        values = torch.randn(tensors[0].shape, generator=generator)
+        for tensor in tensors:
+            tensor.copy_(values)
+    with torch.inference_mode():
+        expected = span.run_alone(x, slices, pools[0])
+        try:
+            found = span.run_ragged(x, slices, pools[1])
+        except Exception:  # a family's own code raises what it likes when it is given what it does not expect
+            return False
+    return all(map(_is_close, found, expected))
+
+
+def _slices(config: Any) -> list[Slice]:
+    """A start, a middle, decodes near and far. Far ones see the same few pages again and again."""
+    far = max(getattr(config, "sliding_window", None) or 0, 0) + _FAR_TOKENS
+    far = min(far, (getattr(config, "max_position_embeddings", None) or far + 4) - 4)
+
+    def piece(num_tokens: int, position: int, pages: Sequence[int]) -> Slice:
+        num_pages = -(-(position + num_tokens) // PAGE_TOKENS)
+        repeated = [pages[i % len(pages)] for i in range(num_pages)]
+        return Slice(num_tokens=num_tokens, position=position, pages=repeated, want=Want.ALL)
+
+    return [piece(3, 0, [0]), piece(2, 5, [1]), piece(1, 7, [2]), piece(1, 17, [4, 3]), *_far_pieces(piece, far)]
+
+
+def _far_pieces(piece: Any, far: int) -> list[Slice]:
+    return [piece(3, far, [5, 6]), piece(1, far, [7])]
+
+
+def _is_close(found: Tensor | None, expected: Tensor | None) -> bool:
+    """By the middle row: in half precision a router may send one or another row to another expert."""
+    assert found is not None
+    assert expected is not None
+    tolerance = 1e-3 if expected.dtype == torch.float32 else 5e-2
+    scale = expected.float().abs().amax(-1).clamp(min=1e-6)
+    errors = (found.float() - expected.float()).abs().amax(-1) / scale
+    return bool(errors.median() <= tolerance)
+
+
+def _rope_types(config: Any) -> bool:
+    """Whether any of the rotary embeddings follows the longest row."""
+    settings = getattr(config, "rope_parameters", None) or {}
+    nested = [value for value in settings.values() if isinstance(value, Mapping)]
+    return any(part.get("rope_type") in _FOLLOWS_THE_LONGEST for part in [settings, *nested])

@@ -1,0 +1,279 @@
+"""Blocks `[start, end)` of a transformers model, with only their own weights in memory.
+
+The family's own modules compute. Batches of many seats go through them in one pass, each row with its own position,
+attention reading a KV pool (`caches`). Whether a family can go that way is tried out when it is loaded, against
+transformers' own attention and masks one seat at a time, which serves the families that cannot.
+
+Leaves scheduling to `engine` and the wire to `session`. Not thread-safe: one thread runs a span.
+Legend of shapes: N rows of a batch, B sequences, T positions of each, H hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import cached_property
+from typing import Any
+
+import torch
+from swarm_protocol import limits
+from swarm_protocol.errors import ConfigError
+from torch import Tensor, nn
+
+from swarm.serving.model.batch import Batch, Slice, Want
+from swarm.serving.model.caches import RAGGED, GatheredCache, PoolCache, RaggedCache, ShapeRecorder
+from swarm.serving.model.cut import block_list
+from swarm.serving.model.files import ModelFiles
+from swarm.serving.model.kv_pool import KVPool, KVShape
+from swarm.serving.model.quantization import Bits, quantize
+from swarm.serving.model.ragged import can_be_ragged
+from swarm.serving.model.weights import block_of_tensors, read_model
+
+__all__ = ["Span", "block_of_tensors", "load_span"]
+
+OTHER_FAMILY = "serve another family"
+
+
+class Span:
+    """Blocks `[start, end)` of a model of `num_blocks`, ready to run. Raises ConfigError for a family it cannot run."""
+
+    def __init__(self, model: Any, start: int, end: int, num_blocks: int) -> None:
+        self._model = model
+        self.start = start
+        self.end = end
+        self.num_blocks = num_blocks
+        self.hidden_size = int(model.config.hidden_size)
+        self.vocab_size = int(model.config.vocab_size)
+        self.context_tokens = int(getattr(model.config, "max_position_embeddings", None) or limits.MAX_SESSION_TOKENS)
+        self.dtype: torch.dtype = next(model.parameters()).dtype
+        self.device: torch.device = next(model.parameters()).device
+        path, self._parent, self._blocks = block_list(model)
+        self._list_name = path.rpartition(".")[2]
+        self._layer_types = list(getattr(model.config, "layer_types", None) or ())
+        self._chosen = (start, end)
+        self._local_attention = model.config._attn_implementation
+        self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
+
+    @property
+    def is_first(self) -> bool:
+        return self.start == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.end == self.num_blocks
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Exactly what one position takes in a pool, on all blocks."""
+        return sum(shape.num_values for shape in self.kv_shapes) * self.dtype.itemsize
+
+    def new_pool(self, num_pages: int) -> KVPool:
+        return KVPool(self.kv_shapes, num_pages, self.dtype, self.device)
+
+    @cached_property
+    def kv_shapes(self) -> tuple[KVShape, ...]:
+        """What each block keeps of a position, seen in a pass of one row."""
+        recorder = ShapeRecorder()
+        self._choose(self.start, self.end)
+        self._attend_with(self._local_attention)
+        x = torch.zeros(1, 1, self.hidden_size, dtype=self.dtype, device=self.device)
+        family = self._model.config.model_type
+        try:
+            with torch.inference_mode(), self._inputs(x) as (inputs, _):
+                self._model.base_model(**inputs, past_key_values=recorder, use_cache=True)
+        except Exception as error:  # a family's own code raises what it likes
+            raise ConfigError(f"{family} does not run in parts: {error}", remedy=OTHER_FAMILY) from error
+        if len(recorder.shapes) != self.end - self.start:
+            raise ConfigError(f"{family} keeps something else than keys and values", remedy=OTHER_FAMILY)
+        return tuple(recorder.shapes[layer] for layer in sorted(recorder.shapes))
+
+    @cached_property
+    def is_ragged(self) -> bool:
+        """Whether the slices of a batch go through this family's blocks in one pass."""
+        return can_be_ragged(self, self._model.config)
+
+    @torch.inference_mode()
+    def run(self, batch: Batch, pool: KVPool) -> list[Tensor | None]:
+        """Append each slice's rows to its pages in `pool`; per slice what its `want` asks for.
+
+        That is hidden states [T, H], or logits [T, V] where the batch ends with the model's last block; [1, H] or
+        [1, V] for `Want.LAST`. Floats at the model's first block are input embeddings.
+        """
+        x = batch.x.to(self.device, self.dtype if batch.x.is_floating_point() else None)
+        self._choose(batch.start, batch.end)
+        if not self.is_ragged:
+            return self.run_alone(x, batch.slices, pool)
+        return self.run_ragged(x, batch.slices, pool)
+
+    def run_ragged(self, x: Tensor, slices: Sequence[Slice], pool: KVPool) -> list[Tensor | None]:
+        """All slices in one pass over the weights."""
+        self._attend_with(RAGGED)
+        with RaggedCache(pool, slices) as cache:
+            return self._compute(x, slices, cache)
+
+    def run_alone(self, x: Tensor, slices: Sequence[Slice], pool: KVPool) -> list[Tensor | None]:
+        """Each slice in a pass of its own, through transformers' own attention and masks."""
+        self._attend_with(self._local_attention)
+        outputs, row = [], 0
+        for piece in slices:
+            rows = x[row : row + piece.num_tokens]
+            outputs += self._compute(rows, [piece], GatheredCache(pool, piece))
+            row += piece.num_tokens
+        return outputs
+
+    def forward(self, x: Tensor, start: int, end: int, *, head: bool = True) -> Tensor:
+        """Whole sequences without a cache, differentiable in `x`; the weights are frozen.
+
+        `x` is hidden states [B, T, H], or for the first block token ids [B, T] or input embeddings [B, T, H]. Returns
+        hidden states [B, T, H], or logits [B, T, V] after the last block, unless without `head`: hidden states after
+        the model's last norm.
+        """
+        x = x.to(self.device, self.dtype if x.is_floating_point() else None)
+        self._choose(start, end)
+        self._attend_with(self._local_attention)
+        with self._inputs(x) as (inputs, output):
+            if end == self.num_blocks and head:
+                logits: Tensor = self._model(**inputs, use_cache=False).logits
+                return logits
+            hidden: Tensor = self._model.base_model(**inputs, use_cache=False).last_hidden_state
+            return output[0] if output else hidden
+
+    def backward(self, x: Tensor, grad: Tensor, start: int, end: int, *, head: bool = True) -> Tensor:
+        """The gradient with respect to hidden states `x` [B, T, H], given that of what `forward` made of them.
+
+        Raises ConfigError where the weights have no gradient: those of 4 bits on some devices.
+        """
+        with torch.enable_grad():
+            x = x.detach().to(self.device, self.dtype).requires_grad_()
+            try:
+                out = self.forward(x, start, end, head=head)
+                (grad_BTH,) = torch.autograd.grad(out, x, grad.to(out))
+            except RuntimeError as error:
+                if "derivative" not in str(error):
+                    raise
+                raise ConfigError("this span's weights have no gradient", remedy="use a server of others") from error
+        return grad_BTH
+
+    @torch.inference_mode()
+    def embed(self, tokens_T: Tensor) -> Tensor:
+        """Input embeddings [T, H] of token ids, as `forward` takes them. For the first span only."""
+        assert self.is_first
+        embedding: Tensor = self._model.get_input_embeddings()(tokens_T.to(self.device))
+        return embedding
+
+    def _compute(self, x: Tensor, slices: Sequence[Slice], cache: PoolCache) -> list[Tensor | None]:
+        with self._inputs(x[None]) as (inputs, output):
+            inputs |= {"position_ids": cache.positions, "past_key_values": cache, "use_cache": True}
+            if self._chosen[1] < self.num_blocks or all(piece.want is Want.NOTHING for piece in slices):
+                hidden = self._model.base_model(**inputs).last_hidden_state
+                return _split(output[0][0] if output else hidden[0], slices)
+            if not self._keeps_logits:
+                return _split(self._model(**inputs).logits[0], slices)
+            rows = torch.tensor(_kept(slices), device=self.device)
+            return _split(self._model(**inputs, logits_to_keep=rows).logits[0], slices, is_kept=True)
+
+    @contextmanager
+    def _inputs(self, x_BT: Tensor) -> Iterator[tuple[dict[str, Any], list[Tensor]]]:
+        """How the chosen blocks are given `x`, and where the last one's output is put if more is computed after it."""
+        start, end = self._chosen
+        output: list[Tensor] = []
+        with ExitStack() as stack:
+            if start > 0:
+                stack.enter_context(_entering(self._blocks[start - self.start], x_BT))
+            if end < self.end and self.is_last:
+                last = self._blocks[end - self.start - 1]
+                stack.callback(last.register_forward_hook(lambda *call: output.append(_hidden(call[2]))).remove)
+            yield {"inputs_embeds" if x_BT.is_floating_point() else "input_ids": x_BT}, output
+
+    def _choose(self, start: int, end: int) -> None:
+        """Make the model one of blocks [start, end): it holds no others until it is told to."""
+        if (start, end) == self._chosen:
+            return
+        assert self.start <= start < end <= self.end
+        part = slice(start - self.start, end - self.start)
+        setattr(self._parent, self._list_name, self._blocks[part])
+        if self._layer_types:
+            self._model.config.layer_types = self._layer_types[part]
+        self._model.config.num_hidden_layers = end - start
+        self._chosen = (start, end)
+
+    def _attend_with(self, implementation: str) -> None:
+        if self._model.config._attn_implementation != implementation:
+            self._model.config._attn_implementation = implementation
+
+
+def _kept(slices: Sequence[Slice]) -> list[int]:
+    """The rows whose logits are wanted."""
+    rows: list[int] = []
+    after = 0
+    for piece in slices:
+        after += piece.num_tokens
+        rows += range(after - _num_kept(piece), after)
+    return rows
+
+
+def _num_kept(piece: Slice) -> int:
+    return (0, 1, piece.num_tokens)[piece.want]
+
+
+def _split(rows: Tensor, slices: Sequence[Slice], *, is_kept: bool = False) -> list[Tensor | None]:
+    """Each slice's part of `rows`: of all rows of the batch, or (`is_kept`) of those that are wanted."""
+    outputs: list[Tensor | None] = []
+    after = 0
+    for piece in slices:
+        num_kept = _num_kept(piece)
+        after += num_kept if is_kept else piece.num_tokens
+        outputs.append(rows[after - num_kept : after] if num_kept else None)
+    return outputs
+
+
+def _hidden(output: Any) -> Tensor:
+    """What a block returns: hidden states, for some families first in a tuple."""
+    hidden: Tensor = output[0] if isinstance(output, tuple) else output
+    return hidden
+
+
+@contextmanager
+def _entering(block: nn.Module, hidden_BTH: Tensor) -> Iterator[None]:
+    """Give `block` exactly `hidden_BTH`, past whatever the model does to its embeddings (Granite scales them)."""
+
+    def replace(
+        _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if args:
+            return (hidden_BTH, *args[1:]), kwargs
+        return args, {**kwargs, "hidden_states": hidden_BTH}
+
+    handle = block.register_forward_pre_hook(replace, with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def load_span(
+    files: ModelFiles,
+    start: int,
+    end: int,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    bits: Bits | None = None,
+) -> Span:
+    """Read blocks `[start, end)`, the embedding for block 0 and the norm and head for the last block.
+
+    With `bits` the blocks' weights are made smaller once they are read; `dtype` is then what is computed with.
+
+    Raises ConfigError for a span or a family that cannot be served, IntegrityError for a missing, misshapen or
+    unreadable tensor or one that is not finite, naming it and its file.
+    """
+    num_blocks = files.num_blocks
+    if not 0 <= start < end <= num_blocks:
+        raise ConfigError(f"blocks {start}:{end} are not within this model's 0:{num_blocks}")
+    model = read_model(files, start, end, dtype).to(device).eval().requires_grad_(False)
+    if bits:
+        quantize(model, block_list(model)[2], bits)
+    span = Span(model, start, end, num_blocks)
+    _ = span.is_ragged  # tried out now, so that a family that cannot be served is refused before it is announced
+    return span

@@ -1,0 +1,296 @@
+"""What one session does next, decided from what it has heard: pure, with time and bytes as arguments.
+
+A hop that fails leaves a gap in the chain, and a `Repair` puts one or several others there, which start empty and are
+thus simply behind. The first opening is a repair too, of all blocks; so is a leaving server's hand-over.
+
+Every method is an event and returns the actions that follow, in the order in which they are to be carried out. A
+position is answered once, however often it is run, so a token is never taken twice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerViolation, SessionError, SwarmError
+
+from swarm.serving.model.batch import PAGE_TOKENS
+from swarm.serving.session.actions import (
+    Action,
+    Blame,
+    Cause,
+    CloseSeat,
+    Fail,
+    Find,
+    Hand,
+    OpenSeat,
+    Repair,
+    Repaired,
+)
+from swarm.serving.session.chain import Chain, Limits
+from swarm.serving.session.hop import Hop, Neighbours, Ran
+from swarm.serving.session.ledger import Ledger
+
+OPEN_S = 10.0
+"""Dialling through a relay and a server's slow moment; also what the hand-over of a seat may take."""
+
+LEAVE_RETRY_S = 3.0
+"""Between looks for others in the place of a leaving server that still answers."""
+
+MAX_FAILURES = 16
+"""Of servers during one question: beyond that the question itself is what breaks them."""
+
+
+class Course:
+    """Of one session over blocks `[0, num_blocks)`. `new_ledger(block)` makes the ledger of a boundary."""
+
+    def __init__(self, num_blocks: int, new_ledger: Callable[[int], Ledger], limits: Limits) -> None:
+        self.repairs = [Repair(start=0, end=num_blocks)]
+        self.error: SwarmError | None = None
+        self._num_failed = 0
+        self._has_opened = False
+        self._actions: list[Action] = []
+        self._chain = Chain(num_blocks, new_ledger, limits, self._actions)
+
+    @property
+    def hops(self) -> Sequence[Hop]:
+        return self._chain.hops
+
+    @property
+    def ledgers(self) -> Mapping[int, Ledger]:
+        """What went into the spans, by their first block."""
+        return self._chain.ledgers
+
+    @property
+    def length(self) -> int:
+        """Tokens that were asked about so far."""
+        return self._chain.length
+
+    @property
+    def is_asked(self) -> bool:
+        return self._chain.is_asked
+
+    def beside(self, repair: Repair) -> Neighbours:
+        """Between which servers the repair's blocks are."""
+        lower = next((hop for hop in self.hops if hop.start == repair.end), None)
+        return Neighbours(
+            next_peer_id=lower.peer_id if lower else "",
+            previous_peer_id=next((hop.peer_id for hop in self.hops if hop.end == repair.start), ""),
+        )
+
+    # --- events -----------------------------------------------------------------------------------------------------
+
+    def ask(self, rows: bytes, want: str, now_s: float) -> list[Action]:
+        """Append tokens. `want`: "token" or "last" of the last one's output, "all" of those that are new."""
+        self._chain.ask(rows, want, now_s)
+        self._num_failed = 0
+        for repair in self.repairs:
+            if repair.is_asleep:
+                repair.since_s = repair.begun_s = now_s
+                self._find(repair)
+        return self._decide(now_s)
+
+    def found(self, repair: Repair, fresh: Sequence[Hop], now_s: float) -> list[Action]:
+        if repair not in self.repairs:
+            return []
+        assert not repair.fresh
+        repair.fresh = list(fresh)
+        repair.is_opening = False
+        repair.is_handing = repair.old is not None and repair.may_hand
+        if repair.is_handing:
+            repair.since_s = now_s
+        self._chain.prepare(fresh)
+        return self._decide(now_s)
+
+    def not_found(self, repair: Repair, error: SwarmError, now_s: float) -> list[Action]:
+        if repair not in self.repairs:
+            return []
+        if repair.old is not None:
+            repair.old.stay_until_s = now_s + LEAVE_RETRY_S
+            self.repairs.remove(repair)
+        elif repair.lost_peer and not repair.has_looked_patiently:
+            self._find(repair)
+        elif self.is_asked:
+            error.__cause__ = repair.error
+            self._fail(error)
+        else:
+            # nobody waits: look again with the next question
+            repair.is_asleep = True
+        return self._decide(now_s)
+
+    def ready(self, hop: Hop, length: int, max_step_tokens: int, now_s: float) -> list[Action]:
+        """The server has a seat for the hop, and of its positions the first `length`. Raises PeerViolation."""
+        repair = self._repair_with(hop)
+        if hop.is_ready:
+            raise PeerViolation("the server opened a session twice")
+        if length > hop.max_length:
+            raise PeerViolation(f"the server holds {length} positions, and was told of {hop.max_length}")
+        if repair is None or self.error is not None:
+            return []
+        hop.is_ready, hop.length, hop.max_step_tokens = True, length, max_step_tokens
+        if all(fresh.is_ready for fresh in repair.fresh):
+            self._splice(repair)
+        return self._decide(now_s)
+
+    def ran(self, hop: Hop, ran: Ran, now_s: float) -> list[Action]:
+        """A server has run some more positions. Raises PeerViolation if it says what cannot be."""
+        if hop not in self.hops:
+            return []
+        self._chain.take(hop, ran, now_s)
+        return self._decide(now_s)
+
+    def leaving(self, hop: Hop) -> None:
+        """Its server drains. Followed up with the next event."""
+        hop.is_leaving = True
+
+    def lost(self, hop: Hop, error: SwarmError, cause: Cause, now_s: float) -> list[Action]:
+        self._lose(hop, error, cause, now_s)
+        return self._decide(now_s)
+
+    def tick(self, now_s: float) -> list[Action]:
+        """Deadlines that are over by now."""
+        for hop in list(self.hops):
+            if hop.due_s <= now_s:
+                late = PeerTimeout("the server did not answer in time", peer_id=hop.peer_id)
+                self._lose(hop, late, Cause.GONE, now_s)
+            elif hop.nudge_s <= now_s:
+                self._chain.nudge(hop, now_s)
+        for repair in list(self.repairs):
+            silent = next((hop for hop in repair.fresh if not hop.is_ready), None)
+            if repair.is_opening and repair.open_by_s <= now_s and silent is not None:
+                late = PeerTimeout("the server opened no session in time", peer_id=silent.peer_id)
+                self._lose(silent, late, Cause.GONE, now_s)
+        return self._decide(now_s)
+
+    def next_s(self) -> float:
+        """When `tick` is next due; infinity if nothing is waited for."""
+        if self.error is not None:
+            return math.inf
+        times = [min(hop.due_s, hop.nudge_s) for hop in self.hops]
+        times += [repair.open_by_s for repair in self.repairs if repair.is_opening]
+        times += [hop.stay_until_s for hop in self.hops if hop.is_leaving and not self._is_replaced(hop)]
+        return min(times, default=math.inf)
+
+    # --- what is done about it --------------------------------------------------------------------------------------
+
+    def _decide(self, now_s: float) -> list[Action]:
+        if self.error is None:
+            for hop in self.hops:
+                if hop.is_leaving and hop.stay_until_s <= now_s and not self._is_replaced(hop):
+                    self._leave(hop, now_s)
+            for repair in self.repairs:
+                if repair.fresh and not repair.is_opening and not (repair.is_handing and _is_busy(repair.old)):
+                    self._open(repair, now_s)
+            # a seat that is being handed over must stay as it is
+            held = [repair.old for repair in self.repairs if repair.is_handing and repair.old is not None]
+            self._chain.feed(now_s, held)
+        actions = self._actions[:]
+        self._actions.clear()
+        return actions
+
+    def _repair_with(self, hop: Hop) -> Repair | None:
+        return next((repair for repair in self.repairs if hop in repair.fresh), None)
+
+    def _is_replaced(self, hop: Hop) -> bool:
+        return any(repair.old is hop for repair in self.repairs)
+
+    def _find(self, repair: Repair) -> None:
+        repair.is_asleep = False
+        repair.has_looked_patiently = repair.has_patience
+        self._actions.append(Find(repair))
+
+    def _leave(self, hop: Hop, now_s: float) -> None:
+        refusal = PeerRefused("the server is leaving", peer_id=hop.peer_id)
+        repair = Repair(start=hop.start, end=hop.end, since_s=now_s, lost_peer=hop.peer_id, error=refusal, old=hop)
+        self.repairs.append(repair)
+        self._actions.append(Blame(hop.peer_id, refusal, Cause.TOLD))
+        self._find(repair)
+
+    def _open(self, repair: Repair, now_s: float) -> None:
+        repair.is_opening = True
+        repair.open_by_s = now_s + OPEN_S
+        self._expect_coming()
+        for hop in repair.fresh:
+            hop.told = self._chain.neighbours(hop, now_s, [*self.hops, *repair.fresh])
+            taken_over = repair.old if repair.is_handing else None
+            if taken_over is not None:
+                self._actions.append(Hand(taken_over, hop.peer_id))
+            hop.max_length = taken_over.done if taken_over else self.length // PAGE_TOKENS * PAGE_TOKENS
+            self._actions.append(OpenSeat(hop, taken_over))
+
+    def _expect_coming(self) -> None:
+        opening = [repair for repair in self.repairs if repair.is_opening]
+        self._chain.expect([hop for repair in opening for hop in repair.fresh])
+
+    def _splice(self, repair: Repair) -> None:
+        if repair.old is not None:
+            self._remove(repair.old)
+            repair.lost_done = repair.old.done
+        self.repairs.remove(repair)
+        self._has_opened = True
+        starts = [repair.start for repair in self.repairs]
+        self._expect_coming()
+        self._chain.join(repair.fresh, [*starts, *(hop.start for other in self.repairs for hop in other.fresh)])
+        self._actions.append(Repaired(repair, max(0, repair.lost_done - repair.fresh[0].done)))
+
+    def _remove(self, hop: Hop) -> None:
+        self._chain.remove(hop)
+        self._actions.append(CloseSeat(hop))
+
+    def _lose(self, hop: Hop, error: SwarmError, cause: Cause, now_s: float) -> None:
+        repair = self._repair_with(hop)
+        if self.error is not None or (repair is None and hop not in self.hops):
+            return
+        self._num_failed += 1
+        if repair is not None:
+            self._opening_failed(repair, hop, error, cause)
+        else:
+            self._hop_failed(hop, error, cause, now_s)
+        if self._num_failed > MAX_FAILURES:
+            what = (
+                "servers keep failing at the same token" if self._has_opened else "servers in a row opened no session"
+            )
+            self._fail(SessionError(f"{what}: {error.message}", remedy="try again in a moment"))
+
+    def _hop_failed(self, hop: Hop, error: SwarmError, cause: Cause, now_s: float) -> None:
+        since_s = hop.since_s if hop.known > hop.done else now_s
+        self._remove(hop)
+        self._actions.append(Blame(hop.peer_id, error, cause))
+        repair = next((repair for repair in self.repairs if repair.old is hop), None)
+        is_new = repair is None
+        if repair is None:
+            repair = Repair(start=hop.start, end=hop.end)
+            self.repairs.append(repair)
+        # a hand-over from the dead ends nowhere
+        is_cut_off = repair.is_handing and repair.is_opening
+        repair.old, repair.is_handing = None, False
+        repair.since_s, repair.lost_peer, repair.error = since_s, hop.peer_id, error
+        repair.lost_done, repair.begun_s = hop.done, now_s
+        if is_cut_off:
+            self._abandon(repair)
+        if is_new or is_cut_off:
+            self._find(repair)
+
+    def _opening_failed(self, repair: Repair, hop: Hop, error: SwarmError, cause: Cause) -> None:
+        self._abandon(repair)
+        repair.error = repair.error or error
+        # of a hand-over that was refused, who knows whose fault it was: the new server may still do without
+        if not (repair.is_handing and cause is Cause.TOLD):
+            self._actions.append(Blame(hop.peer_id, error, cause))
+        if repair.is_handing:
+            repair.may_hand = repair.is_handing = False
+        self._find(repair)
+
+    def _abandon(self, repair: Repair) -> None:
+        self._actions += [CloseSeat(hop) for hop in repair.fresh]
+        repair.fresh, repair.is_opening = [], False
+        self._expect_coming()
+
+    def _fail(self, error: SwarmError) -> None:
+        self.error = error
+        self._actions[:] = [action for action in self._actions if isinstance(action, CloseSeat)]
+        self._actions.append(Fail(error))
+
+
+def _is_busy(hop: Hop | None) -> bool:
+    return hop is not None and hop.done < hop.given

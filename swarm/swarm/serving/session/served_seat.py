@@ -1,0 +1,332 @@
+"""The server's side of one seat: what its client and the server before it send, run in order and passed on.
+
+Every frame is judged when it arrives, against the length that the seat will have after those before it, and nothing is
+computed for one that does not fit. A client that breaks the rules loses its seat; what another server pushes wrongly is
+refused to that server, and leaves the seat as it was. Rows that have been run already are dropped, for a client that
+finds a push slow sends the same rows itself.
+Leaves lanes and who owns which seat to `lane_server`, compute to the engine's seat. `run` is the task that owns it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from swarm_protocol import lane_messages, limits
+from swarm_protocol.errors import PeerRefused, PeerViolation, SwarmError
+from swarm_protocol.failure import encode_failure
+from swarm_protocol.lane_messages import Ended, Link, Open, Push, PushRefused, Ready, Result, SeatRef, Step
+from swarm_protocol.rows import Rows
+from torch import Tensor
+
+from swarm.network.phases import FaultHook
+from swarm.serving.engine.seat import Seat
+from swarm.serving.model.batch import Want
+from swarm.serving.sampling import Pick, Picked, Sampling
+from swarm.serving.session.backlog import Backlog
+from swarm.serving.session.lane import Lane
+from swarm.serving.session.pushes import Pushes
+from swarm.serving.session.tensors import hidden_of, rows_of, tokens_of
+
+logger = logging.getLogger(__name__)
+
+MAX_INBOX = 16
+"""Steps that wait at one seat: clients keep four chunks of a prompt under way, and repeat some when a push is slow."""
+
+MAX_HEIRS = 16
+"""Servers among which a leaving one's blocks may be split."""
+
+MAX_REFUSED = 8
+"""Pushes that the next server may refuse: whoever wants none is not to be flooded at a client's word."""
+
+_WANTS = {"nothing": Want.NOTHING, "last": Want.LAST, "all": Want.ALL, "token": Want.NOTHING}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What a seat must know of the model, and the longest step that its server takes."""
+
+    num_blocks: int
+    hidden_size: int
+    vocab_size: int
+    max_step_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Work:
+    """A step that was found right. `passes_on`: all its outputs are wanted, here and by the next server."""
+
+    position: int
+    x: Tensor
+    want: str
+    pick: lane_messages.Pick | None
+    passes_on: bool
+
+
+class ServedSeat:
+    """`seat` is the engine's. `handed_to` may take its keys and values."""
+
+    def __init__(
+        self,
+        lane: Lane,
+        opened: Open,
+        seat: Seat,
+        shape: Shape,
+        *,
+        pushes: Pushes,
+        backlog: Backlog,
+        faults: FaultHook,
+        on_closed: Callable[[ServedSeat], None],
+    ) -> None:
+        self.client = lane.peer_id
+        self.seat_id = opened.seat_id
+        self.seat = seat
+        self.handed_to: deque[str] = deque(maxlen=MAX_HEIRS)
+        self.task: asyncio.Task[None] | None = None
+        self.lock = asyncio.Lock()
+        self.lane = lane
+        self._opened = opened
+        self._shape = shape
+        self._pushes = pushes
+        self._backlog = backlog
+        self._faults = faults
+        self.previous = opened.previous_peer_id
+        self._next: SeatRef | None = None
+        self._is_cut_off = False  # pushes are lost until the client links again
+        self._num_refused = 0
+        self._expected: int | None = None  # the length after all that waits; None before the first step
+        self._is_ready = False
+        self._inbox: deque[_Work] = deque()
+        self._news = asyncio.Event()
+        self._answered: int | None = None
+        self.is_closed = False
+        self._on_closed = on_closed
+        seat.on_ended = self.end
+        self._link(opened.next)
+
+    @property
+    def is_first(self) -> bool:
+        return self.seat.blocks[0] == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.seat.blocks[1] == self._shape.num_blocks
+
+    # --- what others say --------------------------------------------------------------------------------------------
+
+    def take_step(self, step: Step) -> None:
+        """From the client. One that breaks the rules ends the seat."""
+        try:
+            if step.want == "token" and not (self.is_last or step.forward):
+                raise PeerViolation("only the last block's output says which token comes next")
+            self._take(step, step.rows, passes_on=step.forward and not self.is_last)
+        except SwarmError as error:
+            self.end(error)
+
+    def take_push(self, push: Push, lane: Lane) -> None:
+        """From another server, by its lane, where it hears of it if that was wrong."""
+        try:
+            if lane.peer_id != self.previous:
+                raise PeerViolation("the client did not name this peer as the one before", peer_id=lane.peer_id)
+            self._take(push, push.rows, passes_on=not self.is_last)
+        except SwarmError as error:
+            refuse_push(push, lane, error)
+
+    def link(self, link: Link) -> None:
+        self.previous = link.previous_peer_id
+        self._link(link.next)
+        self._is_cut_off, self._num_refused = False, 0
+
+    def _link(self, to: SeatRef | None) -> None:
+        if to == self._next:
+            return
+        if self._next is not None:
+            self._pushes.unlink(self._next.peer_id, (self.client, self._next.seat_id))
+        self._next = to
+        if to is not None:
+            self._pushes.link(to.peer_id, (self.client, to.seat_id), self._push_failed)
+
+    def _take(self, frame: Step | Push, rows: Rows, *, passes_on: bool) -> None:
+        """Raises PeerViolation, PeerRefused."""
+        if not self._is_ready:
+            raise PeerRefused("the session is not open yet", retry_after_s=1.0)
+        position = frame.position
+        known = self._expected
+        if known is not None:
+            num_run = min(rows.num_rows, known - position)
+            if num_run == rows.num_rows:
+                return
+            if num_run > 0:
+                rows, position = rows.without(num_run), known
+        if position > (self.seat.length if known is None else known):
+            raise PeerViolation(
+                f"rows from position {position} on, and the session ends at {known or self.seat.length}"
+            )
+        self._check_size(rows, position, frame.want)
+        if len(self._inbox) >= MAX_INBOX:
+            raise PeerViolation(f"more than {MAX_INBOX} steps at once")
+        x = self._decoded(rows)
+        if known is None:
+            self.seat.rewind(position)
+        self._backlog.take(self.client, x.nbytes)
+        self._expected = position + rows.num_rows
+        self._inbox.append(_Work(position=position, x=x, want=frame.want, pick=frame.pick, passes_on=passes_on))
+        self._news.set()
+
+    def _check_size(self, rows: Rows, position: int, want: str) -> None:
+        num_rows, shape = rows.num_rows, self._shape
+        if num_rows > shape.max_step_tokens:
+            raise PeerViolation(f"a step of {num_rows} tokens, and this server takes {shape.max_step_tokens}")
+        if position + num_rows > self.seat.max_tokens:
+            raise PeerViolation(f"{position + num_rows} tokens, and the session reserved {self.seat.max_tokens}")
+        if self.is_last and want == "all" and 4 * num_rows * shape.vocab_size > limits.MAX_MESSAGE_BYTES // 2:
+            raise PeerViolation(f"the logits of {num_rows} tokens are too large for one message")
+
+    def _decoded(self, rows: Rows) -> Tensor:
+        if self.is_first:
+            return tokens_of(rows, self._shape.vocab_size)
+        return hidden_of(rows, self._opened.codec, self._shape.hidden_size)
+
+    # --- the task ---------------------------------------------------------------------------------------------------
+
+    def ready(self) -> None:
+        """Steps may come."""
+        self._is_ready = True
+        held = Ready(seat_id=self.seat_id, max_step_tokens=self._shape.max_step_tokens, length=self.seat.length)
+        self.lane.send(held)
+
+    async def run(self) -> None:
+        """Until it has ended. The client is told why, unless it was it that ended it."""
+        try:
+            while True:
+                while not self._inbox:
+                    self._news.clear()
+                    await self._news.wait()
+                await self._run_one(self._inbox.popleft())
+        except SwarmError as error:
+            self.end(error)
+        except Exception as error:
+            logger.exception("a seat failed")
+            self.end(error)
+        finally:
+            self.close()
+
+    async def _run_one(self, work: _Work) -> None:
+        try:
+            await self._faults.reached("serve/prefill" if len(work.x) > 1 else "serve/decode")
+            await self.lane.room()
+            if work.passes_on and self._next is not None:
+                await self._pushes.room(self._next.peer_id)
+            async with self.lock:
+                done = await self.seat.step(work.x, _engine_want(work), self._engine_pick(work))
+        finally:
+            self._backlog.give_back(self.client, work.x.nbytes)
+        rows, codec_error = None, 0.0
+        if done.output is not None:
+            rows, codec_error = rows_of(done.output, "raw" if self.is_last else self._opened.codec)
+        if work.passes_on and rows is not None and self._next is not None:
+            await self._faults.reached("serve/push")
+            self._push(work, rows, self._next)
+        await self._faults.reached("serve/reply")
+        self._answered = work.position + len(work.x)
+        self.lane.send(
+            Result(
+                seat_id=self.seat_id,
+                position=self._answered,
+                compute_ms=min(done.compute_ms, limits.MAX_STEP_MS),
+                queue_ms=min(done.queue_ms, limits.MAX_STEP_MS),
+                batch_size=done.batch_size,
+                push_failed=work.passes_on and self._is_cut_off,
+                codec_error=codec_error,
+                token=None if done.token is None else _sent(done.token),
+                rows=rows,
+            )
+        )
+
+    def _engine_pick(self, work: _Work) -> Pick | None:
+        return None if work.pick is None or not self.is_last else _meant(work.pick)
+
+    def _push(self, work: _Work, rows: Rows, to: SeatRef) -> None:
+        frame = Push(
+            client_peer_id=self.client,
+            seat_id=to.seat_id,
+            position=work.position,
+            want=work.want,
+            pick=work.pick,
+            rows=rows,
+        )
+        try:
+            self._pushes.push(to.peer_id, frame)
+        except SwarmError as error:
+            logger.debug("%s takes no pushes: %s", to.peer_id, error)
+            self._link(None)
+            self._is_cut_off = True
+
+    def _push_failed(self, error: SwarmError, *, is_linked: bool) -> None:
+        """The next server has refused a push, or has gone. The client feeds it, or replaces it."""
+        self._num_refused += 1
+        if not is_linked or self._num_refused >= MAX_REFUSED:
+            self._link(None)
+            self._is_cut_off = True
+        if self._answered is None or self.is_closed or self.lane.error is not None:
+            return
+        logger.debug("a push was lost: %s", error)
+        self.lane.send(Result(seat_id=self.seat_id, position=self._answered, push_failed=True))
+
+    # --- its end ----------------------------------------------------------------------------------------------------
+
+    def end(self, error: BaseException) -> None:
+        """Free it and tell the client. Idempotent."""
+        if self.is_closed:
+            return
+        if self.lane.error is None:
+            self.lane.send(Ended(seat_id=self.seat_id, failure=encode_failure(error)))
+        self.close()
+
+    def close(self) -> None:
+        """Free it. Idempotent."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        self.seat.close()
+        self._link(None)
+        for work in self._inbox:
+            self._backlog.give_back(self.client, work.x.nbytes)
+        self._inbox.clear()
+        if self.task is not None and self.task is not asyncio.current_task():
+            self.task.cancel()
+        self._on_closed(self)
+
+
+def refuse_push(push: Push, lane: Lane, error: SwarmError) -> None:
+    """Tell the server that sent it."""
+    lane.send(
+        PushRefused(
+            client_peer_id=push.client_peer_id,
+            seat_id=push.seat_id,
+            position=push.position,
+            failure=encode_failure(error),
+        )
+    )
+
+
+def _engine_want(work: _Work) -> Want:
+    return Want.ALL if work.passes_on else _WANTS[work.want]
+
+
+def _meant(pick: lane_messages.Pick) -> Pick:
+    sampling = Sampling(temperature=pick.temperature, top_p=pick.top_p, top_k=pick.top_k, seed=pick.seed)
+    return Pick(sampling=sampling, index=pick.index, num_logprobs=pick.num_logprobs)
+
+
+def _sent(token: Picked) -> lane_messages.Picked:
+    top = tuple((token_id, _within(logprob)) for token_id, logprob in token.top)
+    logprob = None if token.logprob is None else _within(token.logprob)
+    return lane_messages.Picked(token_id=token.token_id, logprob=logprob, top=top)
+
+
+def _within(logprob: float) -> float:
+    return max(logprob, -limits.MAX_LOGPROB)

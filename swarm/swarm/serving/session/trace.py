@@ -1,0 +1,74 @@
+"""What happened to one request: which servers answered, how long each took, and what had to be replayed."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True, kw_only=True)
+class HopTrace:
+    """One server's part. Milliseconds are sums over `num_steps`; `wire_ms` is what was neither compute nor queue."""
+
+    peer_id: str
+    start: int
+    end: int
+    num_steps: int = 0
+    compute_ms: float = 0.0
+    queue_ms: float = 0.0
+    wire_ms: float = 0.0
+
+    @property
+    def ms_per_step(self) -> float:
+        return (self.compute_ms + self.queue_ms + self.wire_ms) / max(self.num_steps, 1)
+
+
+@dataclass(slots=True, kw_only=True)
+class Replay:
+    """Blocks `[start, end)` of `lost_peer` moved to `new_peers`, which ran `num_tokens` again, or took them over.
+
+    `failover_ms` is from the sending of the step that failed until the answer went on.
+    """
+
+    lost_peer: str
+    start: int
+    end: int
+    reason: str
+    new_peers: tuple[str, ...]
+    num_tokens: int
+    failover_ms: float = 0.0
+    was_handed_over: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class Trace:
+    """Grows while the request runs. `hops` has also those that were replaced.
+
+    `num_reused_tokens` of the prompt were on the servers already; `codec_error` is the largest that one reported, of
+    the activations and relative to their root mean square. `opening_ms` went into finding servers and tokenizer; the
+    other times count from then on.
+    """
+
+    model: str
+    revision: str = ""
+    session_id: str = ""
+    num_prompt_tokens: int = 0
+    num_tokens: int = 0
+    num_reused_tokens: int = 0
+    codec: str = ""
+    codec_error: float = 0.0
+    opening_ms: float = 0.0
+    first_token_ms: float = 0.0
+    total_ms: float = 0.0
+    hops: list[HopTrace] = field(default_factory=list)
+    replays: list[Replay] = field(default_factory=list)
+
+    @property
+    def failover_ms(self) -> float:
+        """The longest pause for a failover, 0 without one."""
+        return max((replay.failover_ms for replay in self.replays), default=0.0)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values under the names of the fields, with `ms_per_step` for each hop and `failover_ms`."""
+        hops = [{**asdict(hop), "ms_per_step": hop.ms_per_step} for hop in self.hops]
+        return {**asdict(self), "hops": hops, "failover_ms": self.failover_ms}

@@ -1,0 +1,98 @@
+"""Whole tensors over a stream, as pieces of rows of about 1 MiB, so that other messages go between.
+
+`message_s` is what the other side gets for each piece. Legend of shapes: N rows, C columns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterator
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from swarm_compression import CodecError, get_row_codec
+from swarm_protocol import limits
+from swarm_protocol.errors import PeerTimeout, PeerViolation
+from swarm_protocol.forward_messages import FORWARD_CODECS, TensorPiece
+from swarm_protocol.rows import TOKENS, Rows, row_bytes
+from torch import Tensor
+
+from swarm.network.interface import Stream
+
+T = TypeVar("T")
+
+PIECE_BYTES = 2**20
+
+
+async def send_tensor(stream: Stream, x: Tensor, codec: str, *, message_s: float | None = None) -> None:
+    """`x` is int64 [N], or float32 [N, C] for a codec of numbers.
+
+    Raises CodecError if it is not finite, PeerTimeout, and as `Stream`.
+    """
+    for piece in _pieces(x, codec):
+        await _in_time(stream.send(piece.to_bytes()), message_s)
+
+
+async def receive_tokens(stream: Stream, num_rows: int, vocab_size: int, *, message_s: float | None = None) -> Tensor:
+    """int64 [N]. Raises PeerViolation unless all are ids of this vocabulary, PeerTimeout, and as `Stream`."""
+    tokens_N = torch.empty(num_rows, dtype=torch.int64)
+    row = 0
+    while row < num_rows:
+        rows = await _receive(stream, (TOKENS,), (num_rows - row, 0), message_s)
+        ids = np.frombuffer(rows.payload, dtype="<i4").astype(np.int64)
+        tokens_N[row : row + rows.num_rows] = torch.from_numpy(ids)
+        row += rows.num_rows
+    if int(tokens_N.min()) < 0 or int(tokens_N.max()) >= vocab_size:
+        raise PeerViolation(f"token ids are outside this model's vocabulary of {vocab_size}")
+    return tokens_N
+
+
+async def receive_floats(stream: Stream, shape: tuple[int, ...], *, message_s: float | None = None) -> Tensor:
+    """float32 of `shape`, whose last side is a row.
+
+    Raises PeerViolation for other rows or numbers that are not finite, PeerTimeout, and as `Stream`.
+    """
+    x = torch.empty(shape)
+    x_NC = x.view(-1, shape[-1])
+    num_rows, num_columns = x_NC.shape
+    row = 0
+    while row < num_rows:
+        rows = await _receive(stream, FORWARD_CODECS, (num_rows - row, num_columns), message_s)
+        try:
+            decoded = get_row_codec(rows.codec).decode(rows.payload, rows.num_rows, num_columns)
+        except CodecError as error:
+            raise PeerViolation(f"rows cannot be read: {error}") from error
+        x_NC[row : row + rows.num_rows] = decoded
+        row += rows.num_rows
+    return x
+
+
+def _pieces(x: Tensor, codec: str) -> Iterator[TensorPiece]:
+    num_columns = x.shape[1] if x.dim() > 1 else 0
+    rows_each = min(limits.MAX_STEP_TOKENS, max(1, PIECE_BYTES // row_bytes(codec, num_columns)))
+    for row in range(0, len(x), rows_each):
+        part = x[row : row + rows_each]
+        if codec == TOKENS:
+            payload = part.numpy().astype("<i4").tobytes()
+        else:
+            payload = get_row_codec(codec).encode(part.contiguous())
+        yield TensorPiece(rows=Rows(codec=codec, num_rows=len(part), num_columns=num_columns, payload=payload))
+
+
+async def _receive(stream: Stream, codecs: tuple[str, ...], due: tuple[int, int], message_s: float | None) -> Rows:
+    rows = TensorPiece.from_bytes(await _in_time(stream.receive(), message_s)).rows
+    if rows.codec not in codecs or rows.num_columns != due[1] or rows.num_rows > due[0]:
+        raise PeerViolation(
+            f"got {rows.num_rows} rows of {rows.num_columns} columns in {rows.codec}, where at most {due[0]} of "
+            f"{due[1]} in {' or '.join(codecs)} were due"
+        )
+    return rows
+
+
+async def _in_time(waiting: Coroutine[Any, Any, T], message_s: float | None) -> T:
+    try:
+        async with asyncio.timeout(message_s):
+            return await waiting
+    except TimeoutError:
+        raise PeerTimeout(f"no piece of a tensor went through in {message_s} s") from None

@@ -1,0 +1,228 @@
+"""Many seats on one server: each gets what it would get alone, and shares what is the same."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import torch
+from arithmetic_span import (
+    GREEDY,
+    NUM_BLOCKS,
+    NUM_PAGES,
+    REVISION,
+    Sums,
+    alone,
+    answer,
+    generate,
+    ids,
+    prompt_of,
+    rows_of,
+    sums_of,
+    with_engine,
+)
+from swarm.serving.engine.engine import Engine
+from swarm.serving.engine.prefix import page_keys
+from swarm.serving.engine.seat import Seat
+from swarm.serving.model.batch import PAGE_TOKENS, Want
+from swarm.serving.sampling import Pick, Sampling, pick
+from swarm_protocol.errors import PeerViolation
+
+# --- what is computed -------------------------------------------------------------------------------------------------
+
+
+def test_engine_sixteen_seats_of_mixed_lengths_each_as_alone() -> None:
+    async def work(engine: Engine, span: Sums) -> None:
+        prompts = [prompt_of(3 + 9 * seed, seed) for seed in range(16)]
+
+        async def one(prompt: list[int]) -> list[int]:
+            seat = engine.open(client=f"c{len(prompt) % 3}", start=0, end=NUM_BLOCKS, max_tokens=len(prompt) + 12)
+            found = await generate(seat, prompt, 12)
+            seat.close()
+            return found
+
+        async with asyncio.TaskGroup() as tasks:
+            found = [tasks.create_task(one(prompt)) for prompt in prompts]
+        assert [task.result() for task in found] == [answer(prompt, 12) for prompt in prompts]
+        # decodes of all of them ran together
+        assert max(len(batch.slices) for batch in span.batches) == 16
+        assert engine.num_done == 16 * 12
+        assert engine.num_tokens == sum(len(prompt) + 11 for prompt in prompts)
+        assert engine.num_passes < 60
+
+    with_engine(work, num_pages=120)
+
+
+@pytest.mark.parametrize("want", [Want.ALL, Want.LAST, Want.NOTHING])
+def test_engine_a_long_step_is_cut_and_its_outputs_are_whole(want: Want) -> None:
+    async def work(engine: Engine, span: Sums) -> None:
+        prompt = prompt_of(100)
+        seat = engine.open(client="a", start=0, end=NUM_BLOCKS, max_tokens=100)
+        done = await seat.step(ids(*prompt), want)
+        assert [batch.slices[0].num_tokens for batch in span.batches] == [32, 32, 32, 4]
+        assert seat.length == 100
+        if want is Want.NOTHING:
+            assert done.output is None
+        else:
+            assert done.output is not None
+            assert torch.equal(done.output, alone(prompt)[-1:] if want is Want.LAST else alone(prompt))
+        seat.close()
+
+    with_engine(work, max_step_tokens=32)
+
+
+def test_engine_middle_span_takes_and_gives_hidden_states() -> None:
+    async def work(engine: Engine, span: Sums) -> None:
+        seat = engine.open(client="a", start=2, end=3, max_tokens=20)
+        x = torch.arange(40.0).reshape(10, 4)
+        done = await seat.step(x, Want.ALL)
+        assert done.output is not None
+        assert torch.equal(done.output, rows_of(sums_of(x[:, 0]), False))
+        seat.close()
+
+    with_engine(work, span=Sums(start=1, end=3))
+
+
+def test_engine_picks_as_a_client_would_and_tells_probabilities() -> None:
+    async def work(engine: Engine, span: Sums) -> None:
+        sampling = Sampling(temperature=0.7, top_p=0.9, seed=5)
+        picks = [GREEDY, Pick(sampling=sampling, index=3, num_logprobs=4), Pick(sampling=sampling, index=9)]
+        seats = [engine.open(client="a", start=0, end=NUM_BLOCKS, max_tokens=20) for _ in picks]
+        done = await asyncio.gather(
+            *(
+                seat.step(ids(*prompt_of(5, n)), Want.LAST, p)
+                for n, (seat, p) in enumerate(zip(seats, picks, strict=True))
+            )
+        )
+        for n, (one, wanted) in enumerate(zip(done, picks, strict=True)):
+            logits = alone(prompt_of(5, n))[-1]
+            assert one.token is not None
+            assert one.output is not None
+            assert torch.equal(one.output[0], logits)
+            assert one.token.token_id == pick(logits, wanted.sampling, wanted.index)
+            assert (one.token.logprob is None) == (wanted.num_logprobs is None)
+            assert len(one.token.top) == (wanted.num_logprobs or 0)
+        assert {one.batch_size for one in done} == {3}
+        for seat in seats:
+            seat.close()
+
+    with_engine(work)
+
+
+def test_engine_steps_that_come_together_run_together_and_waiting_is_told() -> None:
+    async def work(engine: Engine, span: Sums) -> None:
+        seats = [engine.open(client="a", start=0, end=NUM_BLOCKS, max_tokens=20) for _ in range(3)]
+        done = await asyncio.gather(*(seat.step(ids(1), Want.LAST) for seat in seats))
+        assert [round(one.queue_ms) for one in done] == [0, 0, 100]
+        assert [one.batch_size for one in done] == [2, 2, 1]
+        for seat in seats:
+            seat.close()
+
+    with_engine(work, max_batch=2, compute_s=0.1)
+
+
+# --- sharing prefixes -------------------------------------------------------------------------------------------------
+
+
+def test_engine_prefix_is_shared_between_clients_and_costs_neither_time_nor_room() -> None:
+    async def work(engine: Engine, span: Sums) -> None:
+        prompt = prompt_of(5 * PAGE_TOKENS + 3)
+        keys = page_keys(REVISION, prompt)
+        first = engine.open(client="a", start=0, end=NUM_BLOCKS, max_tokens=120, page_keys=keys)
+        assert first.length == 0
+        expected = await generate(first, prompt, 4)
+        free = engine.free_tokens
+        second = engine.open(client="b", start=0, end=NUM_BLOCKS, max_tokens=120, page_keys=keys)
+        assert second.length == 5 * PAGE_TOKENS
+        assert free - engine.free_tokens == 3 * PAGE_TOKENS
+        assert await generate(second, prompt[second.length :], 4) == expected == answer(prompt, 4)
+        # what was shared is as it was
+        assert await generate(first, expected[-1:], 3) == answer([*prompt, *expected], 3)
+        first.close()
+        second.close()
+        # and stays when nobody holds it, with the answer as far as pages are full
+        again = page_keys(REVISION, [*prompt, *answer(prompt, 20)])
+        third = engine.open(client="c", start=0, end=NUM_BLOCKS, max_tokens=120, page_keys=again)
+        assert third.length == 5 * PAGE_TOKENS
+        third.close()
+        assert engine.free_tokens == NUM_PAGES * PAGE_TOKENS
+
+    with_engine(work)
+
+
+def test_engine_answers_become_prefixes_too() -> None:
+    async def work(engine: Engine, span: Sums) -> None:
+        prompt = prompt_of(10)
+        seat = engine.open(client="a", start=0, end=NUM_BLOCKS, max_tokens=60)
+        tokens = [*prompt, *(await generate(seat, prompt, 40))]
+        seat.close()
+        seat = engine.open(client="a", start=0, end=NUM_BLOCKS, max_tokens=60, page_keys=page_keys(REVISION, tokens))
+        assert seat.length == 3 * PAGE_TOKENS
+        done = await seat.step(ids(*tokens[seat.length :]), Want.LAST)
+        assert done.output is not None
+        assert torch.equal(done.output, alone(tokens)[-1:])
+        seat.close()
+
+    with_engine(work)
+
+
+def test_engine_false_keys_fool_nobody_before_block_0() -> None:
+    """What a client says its prompt is names nothing: the tokens that it really sends do."""
+
+    async def work(engine: Engine, span: Sums) -> None:
+        real, claimed = prompt_of(40, 1), prompt_of(40, 2)
+        liar = engine.open(client="a", start=0, end=4, max_tokens=40, page_keys=page_keys(REVISION, claimed))
+        await liar.step(ids(*real), Want.NOTHING)
+        victim = engine.open(client="b", start=0, end=4, max_tokens=40, page_keys=page_keys(REVISION, claimed))
+        assert victim.length == 0
+        other = engine.open(client="b", start=0, end=4, max_tokens=40, page_keys=page_keys(REVISION, real))
+        assert other.length == 2 * PAGE_TOKENS
+        for seat in (liar, victim, other):
+            seat.close()
+
+    with_engine(work)
+
+
+def test_engine_further_on_a_client_finds_its_own_keys_only() -> None:
+    async def work(engine: Engine, span: Sums) -> None:
+        keys = page_keys(REVISION, prompt_of(2 * PAGE_TOKENS))
+        x = torch.rand(2 * PAGE_TOKENS + 1, 4)
+
+        def open_for(client: str, start: int = 1) -> Seat:
+            return engine.open(client=client, start=start, end=3, max_tokens=60, page_keys=keys)
+
+        seats = [open_for("a")]
+        await seats[0].step(x, Want.NOTHING)
+        seats += [open_for("b"), open_for("a"), open_for("a", 2)]
+        assert [seat.length for seat in seats[1:]] == [0, 2 * PAGE_TOKENS, 0]
+        for seat in seats:
+            seat.close()
+
+    with_engine(work, span=Sums(start=1, end=3))
+
+
+def test_engine_rewound_seat_computes_again_in_pages_of_its_own() -> None:
+    async def work(engine: Engine, span: Sums) -> None:
+        prompt = prompt_of(3 * PAGE_TOKENS)
+        keys = page_keys(REVISION, prompt)
+        first = engine.open(client="a", start=0, end=NUM_BLOCKS, max_tokens=80, page_keys=keys)
+        await first.step(ids(*prompt), Want.NOTHING)
+        second = engine.open(client="b", start=0, end=NUM_BLOCKS, max_tokens=80, page_keys=keys)
+        assert second.length == len(prompt)
+        for position in (-1, len(prompt) + 1, len(prompt) - 1):
+            with pytest.raises(PeerViolation):
+                second.rewind(position)
+        second.rewind(2 * PAGE_TOKENS)
+        other = [*prompt[: 2 * PAGE_TOKENS], *prompt_of(20, 9)]
+        done = await second.step(ids(*other[2 * PAGE_TOKENS :]), Want.LAST)
+        assert done.output is not None
+        assert torch.equal(done.output, alone(other)[-1:])
+        with pytest.raises(PeerViolation):
+            second.rewind(0)
+        done = await first.step(ids(5), Want.LAST)
+        assert done.output is not None
+        assert torch.equal(done.output, alone([*prompt, 5])[-1:])
+        first.close()
+        second.close()
+
+    with_engine(work)

@@ -1,0 +1,160 @@
+"""However busy a server is: nobody waits for more than one short pass, and nothing is lost when clients come and go."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator
+from unittest.mock import patch
+
+import pytest
+from arithmetic_span import GREEDY, NUM_BLOCKS, NUM_PAGES, REVISION, Sums, answer, generate, ids, prompt_of, with_engine
+from swarm.serving.engine.engine import Engine
+from swarm.serving.engine.prefix import page_keys
+from swarm.serving.model.batch import PAGE_TOKENS, Batch, Want
+from swarm.serving.model.measure import PREFILL_TOKENS, SpanSpeed
+from swarm_protocol.errors import PeerRefused, SwarmError
+
+
+class Machine:
+    """Takes 10 ms a pass and 1 ms a prompt token, on a clock of its own."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.passes_ms: list[float] = []
+
+    def run(self, batch: Batch) -> None:
+        num_prefill = sum(piece.num_tokens for piece in batch.slices if piece.num_tokens > 1)
+        self.passes_ms.append(10.0 + num_prefill)
+        self.now_s += self.passes_ms[-1] / 1000
+
+    def clock(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def machine() -> Iterator[Machine]:
+    machine = Machine()
+    with patch("swarm.serving.engine.compute.time.perf_counter", machine.clock):
+        yield machine
+
+
+SPEED = SpanSpeed(
+    prefill_ms=(10 + PREFILL_TOKENS) / PREFILL_TOKENS / NUM_BLOCKS, decode_ms=10 / NUM_BLOCKS, kv_bytes_per_token=1
+)
+"""What is measured on `Machine` when a span is loaded."""
+
+
+@pytest.mark.parametrize("speed", [None, SPEED], ids=["unknown speed", "measured speed"])
+def test_engine_decodes_go_on_beside_a_long_prompt_in_short_passes(machine: Machine, speed: SpanSpeed | None) -> None:
+    async def work(engine: Engine, span: Sums) -> None:
+        talker, reader = (engine.open(client=client, start=0, end=4, max_tokens=500) for client in "ab")
+        prompt = prompt_of(400)
+        talking = asyncio.create_task(generate(talker, [1], 30))
+        await asyncio.sleep(0.005)
+        await reader.step(ids(*prompt), Want.NOTHING)
+        num_passes = len(span.batches)
+        assert await talking == answer([1], 30)
+        shared = [batch for batch in span.batches[:num_passes] if len(batch.slices) == 2]
+        # the reader is never alone: the talker's next token is in each pass with its prompt
+        prompts = [batch for batch in span.batches if any(piece.num_tokens > 1 for piece in batch.slices)]
+        assert prompts == shared
+        # but for the first pass with a prompt of a machine of which nothing is known
+        assert sorted(machine.passes_ms)[-1 if speed else -2] <= 51
+        assert 8 <= len(prompts) <= 14
+        for seat in (talker, reader):
+            seat.close()
+
+    with_engine(work, span=Sums(on_run=machine.run), num_pages=80, max_step_ms=50, speed=speed)
+
+
+def test_engine_session_over_the_context_is_refused() -> None:
+    async def work(engine: Engine, span: Sums) -> None:
+        span.context_tokens = 64
+        engine.open(client="a", start=0, end=4, max_tokens=64).close()
+        with pytest.raises(PeerRefused, match="65 tokens is over the model's context of 64"):
+            engine.open(client="a", start=0, end=4, max_tokens=65)
+        assert engine.num_seats == 0
+
+    with_engine(work)
+
+
+def test_engine_one_client_with_many_prompts_holds_nobody_up(machine: Machine) -> None:
+    async def work(engine: Engine, span: Sums) -> None:
+        busy = [engine.open(client="busy", start=0, end=4, max_tokens=96) for _ in range(5)]
+        loads = [asyncio.create_task(seat.step(ids(*prompt_of(90)), Want.NOTHING)) for seat in busy]
+        await asyncio.sleep(0.001)
+        modest = engine.open(client="modest", start=0, end=4, max_tokens=96)
+        await modest.step(ids(*prompt_of(60)), Want.NOTHING)
+        assert engine.num_waiting >= 1
+        await asyncio.gather(*loads)
+        for seat in (*busy, modest):
+            seat.close()
+
+    with_engine(work, span=Sums(on_run=machine.run), num_pages=80, max_step_ms=50)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_engine_clients_that_come_and_go_at_any_moment_leave_nothing_behind(seed: int) -> None:
+    """Some answers are read to their end, and right; others are cancelled, closed or refused at random moments."""
+    chance = random.Random(seed)
+    prompts = [prompt_of(chance.randrange(1, 70), chance.randrange(3)) for _ in range(60)]
+    ended: list[str] = []
+
+    async def one(engine: Engine, prompt: list[int], patience_s: float) -> None:
+        await asyncio.sleep(chance.random())
+        keys = page_keys(REVISION, prompt)
+        try:
+            seat = engine.open(client=chance.choice("abc"), start=0, end=4, max_tokens=len(prompt) + 8, page_keys=keys)
+        except PeerRefused:
+            ended.append("refused")
+            return
+        try:
+            seat.rewind(min(seat.length, (len(prompt) - 1) // PAGE_TOKENS * PAGE_TOKENS))
+            async with asyncio.timeout(patience_s):
+                assert await generate(seat, prompt[seat.length :], 8) == answer(prompt, 8)
+            ended.append("answered")
+        except TimeoutError:
+            ended.append("cancelled")
+        except SwarmError:
+            ended.append("refused")
+        finally:
+            seat.close()
+
+    async def work(engine: Engine, span: Sums) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for prompt in prompts:
+                tasks.create_task(one(engine, prompt, chance.choice([0.01, 0.05, 0.1, 0.3, 9.0])))
+        await asyncio.sleep(1.0)  # a pass that nobody waits for ends
+        assert engine.num_seats == 0
+        assert engine.book.num_free == NUM_PAGES
+        assert engine.book.num_kept > 0
+
+    with_engine(work, compute_s=0.01, max_step_tokens=24, max_batch=4, max_sessions=5)
+    assert {"answered", "cancelled", "refused"} <= set(ended)
+    assert len(ended) == len(prompts)
+
+
+def test_engine_batches_never_write_a_page_of_two_seats() -> None:
+    """In any pass each page that is written belongs to one slice, and none that another one reads."""
+
+    async def work(engine: Engine, span: Sums) -> None:
+        prompt = prompt_of(40)
+        keys = page_keys(REVISION, prompt)
+        seats = []
+        for _ in range(6):
+            seats.append(engine.open(client="a", start=0, end=4, max_tokens=60, page_keys=keys))
+            seats[-1].rewind(min(seats[-1].length, 32))
+            await seats[-1].step(ids(*prompt[seats[-1].length :]), Want.NOTHING)
+        for _ in range(3):
+            await asyncio.gather(*(seat.step(ids(1), Want.NOTHING, GREEDY) for seat in seats))
+        for seat in seats:
+            seat.close()
+
+    def check(batch: Batch) -> None:
+        written = [set(piece.pages[piece.position // PAGE_TOKENS :]) for piece in batch.slices]
+        for index, pages in enumerate(written):
+            others = {page for other, piece in enumerate(batch.slices) if other != index for page in piece.pages}
+            assert not pages & others
+
+    with_engine(work, span=Sums(on_run=check))

@@ -1,0 +1,133 @@
+"""A real model in two spans, each with its engine: batches, pages and prefixes change no token."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from arithmetic_span import GREEDY, REVISION, ids
+from swarm.serving.engine.engine import Engine
+from swarm.serving.engine.prefix import page_keys
+from swarm.serving.engine.seat import Seat
+from swarm.serving.model.batch import PAGE_TOKENS, Want
+from swarm.serving.model.files import open_model
+from swarm.serving.model.span import Span, load_span
+from swarm.serving.server_options import ServerOptions
+from swarm.testing import virtual_time
+from swarm.testing.leaks import no_leaks
+
+VOCAB = 256
+NUM_TOKENS = 8
+NUM_PAGES = 96
+
+
+@pytest.fixture(scope="module")
+def spans(llama_dir: Path) -> list[Span]:
+    return [load_span(open_model(llama_dir), start, start + 3) for start in (0, 3)]
+
+
+def prompt_of(num_tokens: int, seed: int) -> list[int]:
+    # 0 is the padding, which transformers would mask
+    return [1 + (seed * 37 + index * 11) % (VOCAB - 1) for index in range(num_tokens)]
+
+
+@asynccontextmanager
+async def engines(spans: Sequence[Span]) -> AsyncIterator[list[Engine]]:
+    options = ServerOptions(max_step_ms=1e9, max_step_tokens=32)
+    running = [Engine(span, span.new_pool(NUM_PAGES), options, revision=REVISION) for span in spans]
+    tasks = [asyncio.create_task(engine.run()) for engine in running]
+    try:
+        yield running
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        for engine in running:
+            engine.close(wait=True)
+            assert engine.book.num_free == NUM_PAGES
+
+
+async def answer(seats: Sequence[Seat], rows: Sequence[int], num_tokens: int) -> list[int]:
+    """Greedy tokens of a chain of two, from the rows that it does not hold yet."""
+    found: list[int] = []
+    while True:
+        hidden = await seats[0].step(ids(*rows), Want.ALL)
+        assert hidden.output is not None
+        last = await seats[1].step(hidden.output, Want.NOTHING, GREEDY)
+        assert last.token is not None
+        found.append(last.token.token_id)
+        if len(found) == num_tokens:
+            return found
+        rows = found[-1:]
+
+
+def opened(running: Sequence[Engine], prompt: Sequence[int], client: str = "a") -> list[Seat]:
+    keys = page_keys(REVISION, prompt)[: (len(prompt) - 1) // PAGE_TOKENS]
+    return [
+        engine.open(client=client, start=at, end=at + 3, max_tokens=len(prompt) + NUM_TOKENS, page_keys=keys)
+        for engine, at in zip(running, (0, 3), strict=True)
+    ]
+
+
+def test_engine_sixteen_sessions_on_llama_answer_as_transformers_does(
+    spans: list[Span], llama_dir: Path, local_tokens: Any
+) -> None:
+    prompts = [prompt_of(2 + 4 * seed, seed) for seed in range(16)]
+
+    async def run() -> None:
+        async with engines(spans) as running:
+
+            async def one(prompt: list[int]) -> list[int]:
+                seats = opened(running, prompt)
+                found = await answer(seats, prompt, NUM_TOKENS)
+                for seat in seats:
+                    seat.close()
+                return found
+
+            found = await asyncio.gather(*map(one, prompts))
+            assert found == [local_tokens(llama_dir, prompt, NUM_TOKENS) for prompt in prompts]
+            # together, not one after another
+            assert max(engine.num_passes for engine in running) < 48  # of 128 steps
+
+    with no_leaks():
+        virtual_time.run(run())
+
+
+def test_engine_llama_prefix_that_is_held_changes_no_token(
+    spans: list[Span], llama_dir: Path, local_tokens: Any
+) -> None:
+    prompt = prompt_of(3 * PAGE_TOKENS, 1)
+    expected = local_tokens(llama_dir, prompt, NUM_TOKENS)
+
+    async def run() -> None:
+        async with engines(spans) as running:
+            for held in (0, 2 * PAGE_TOKENS):
+                seats = opened(running, prompt)
+                assert [seat.length for seat in seats] == [held, held]
+                assert await answer(seats, prompt[held:], NUM_TOKENS) == expected
+                for seat in seats:
+                    seat.close()
+
+    virtual_time.run(run())
+
+
+def test_engine_llama_seat_moves_in_the_middle_of_an_answer(
+    spans: list[Span], llama_dir: Path, local_tokens: Any
+) -> None:
+    prompt = prompt_of(21, 2)
+    expected = local_tokens(llama_dir, prompt, NUM_TOKENS)
+
+    async def run() -> None:
+        async with engines([spans[0], spans[1], spans[1]]) as running:
+            first, second = opened(running[:2], prompt)
+            begun = await answer([first, second], prompt, 3)
+            third = running[2].open(client="a", start=3, end=6, max_tokens=second.max_tokens)
+            await third.adopt(second.length, second.export(*second.blocks))
+            second.close()
+            assert begun + await answer([first, third], begun[-1:], NUM_TOKENS - 3) == expected
+
+    virtual_time.run(run())

@@ -1,0 +1,229 @@
+"""What runs next: never too much, never nothing, and nobody is kept waiting by what others ask for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+from swarm.serving.engine.scheduler import QUANTUM_TOKENS, Plan, Scheduler, Work
+
+BUDGET = 100
+ALL = (0, 4)
+
+
+@dataclass
+class Machine:
+    """Runs plans. `served`: prompt tokens by client; `waits`: the steps since a work came or had its turn."""
+
+    max_batch: int = 4
+    budget: int = BUDGET
+    served: Counter[str] = field(default_factory=Counter)
+    waits: dict[Work, int] = field(default_factory=dict)
+    longest_wait: int = 0
+
+    def __post_init__(self) -> None:
+        self.scheduler: Scheduler[Work] = Scheduler(max_batch=self.max_batch)
+
+    def add(self, client: str, num_tokens: int = 1, blocks: tuple[int, int] = ALL, deadline_s: float = 1e9) -> Work:
+        work = Work(client=client, blocks=blocks, num_tokens=num_tokens, deadline_s=deadline_s)
+        self.scheduler.add(work)
+        self.waits[work] = 0
+        return work
+
+    def step(self) -> Plan[Work]:
+        plan = self.scheduler.plan(self.budget)
+        for work in self.waits:
+            self.waits[work] += 1
+            self.longest_wait = max(self.longest_wait, self.waits[work])
+        for index, (work, num_tokens) in enumerate(plan.parts):
+            assert 1 <= num_tokens <= work.num_tokens
+            self.waits[work] = 0
+            if index >= plan.num_decodes:
+                self.served[work.client] += num_tokens
+            work.num_tokens -= num_tokens
+            if not work.num_tokens:
+                self.scheduler.remove(work)
+                del self.waits[work]
+        return plan
+
+
+def test_plan_nothing_ready_is_empty() -> None:
+    assert Machine().step().parts == ()
+
+
+def test_plan_takes_every_decode_and_fills_up_with_a_prompt() -> None:
+    machine = Machine()
+    decodes = [machine.add(client) for client in "abc"]
+    prompt = machine.add("d", 500)
+    plan = machine.step()
+    assert plan.parts == (*((work, 1) for work in decodes), (prompt, BUDGET))
+    assert (plan.num_decodes, plan.num_prefill_tokens, plan.num_waiting) == (3, BUDGET, 0)
+    assert plan.reason == (
+        "blocks 0:4 for 4 clients: 3 decodes and 100 prompt tokens of 1 seats, of 100 allowed; 0 seats wait"
+    )
+
+
+def test_plan_a_decode_waits_for_no_prompt() -> None:
+    """Whatever is in the queue, one that comes between two steps is in the next."""
+    machine = Machine()
+    for client in "abcdefgh":
+        machine.add(client, 10_000)
+    for _ in range(50):
+        decode = machine.add("z")
+        assert (decode, 1) in machine.step().parts
+
+
+def test_plan_more_decodes_than_fit_clients_take_turns() -> None:
+    machine = Machine(max_batch=2)
+    runs: Counter[str] = Counter()
+    for _ in range(60):
+        # each has one ready again at once, the first has many
+        for client, num_seats in (("a", 10), ("b", 1), ("c", 1)):
+            ready = sum(work.client == client for work in machine.waits)
+            for _ in range(num_seats - ready):
+                machine.add(client)
+        runs.update(work.client for work, _ in machine.step().parts)
+    assert max(runs.values()) - min(runs.values()) <= 2
+    assert machine.longest_wait <= 20  # ten seats of one client that gets two decodes in three steps
+
+
+def test_plan_prompts_of_many_seats_gain_a_client_nothing() -> None:
+    machine = Machine()
+    for _ in range(10):
+        machine.add("greedy", 5_000)
+    machine.add("modest", 5_000)
+    for _ in range(60):
+        machine.step()
+    assert abs(machine.served["greedy"] - machine.served["modest"]) <= QUANTUM_TOKENS
+
+
+def test_plan_a_question_is_not_kept_by_a_document() -> None:
+    machine = Machine()
+    machine.add("document", 100_000)
+    machine.step()
+    question = machine.add("question", 60)
+    for _ in range(4):
+        machine.step()
+    assert question.num_tokens == 0
+
+
+def test_plan_prompts_of_one_client_take_turns_too() -> None:
+    machine = Machine()
+    machine.add("gateway", 100_000)
+    machine.step()
+    question = machine.add("gateway", 60)
+    for _ in range(4):
+        machine.step()
+    assert question.num_tokens == 0
+
+
+def test_plan_a_step_runs_one_range_and_ranges_take_turns() -> None:
+    machine = Machine()
+    first, second = machine.add("a", 1_000, (0, 2)), machine.add("b", 1_000, (2, 4))
+    for _ in range(6):
+        assert len({work.blocks for work, _ in machine.step().parts}) == 1
+    assert first.num_tokens == second.num_tokens == 1_000 - 3 * BUDGET
+
+
+def test_plan_many_ranges_gain_a_client_nothing() -> None:
+    machine = Machine()
+    for end in range(1, 30):
+        machine.add("a", 10_000, (0, end))
+    machine.add("b", 10_000, (0, 30))
+    for _ in range(40):
+        machine.step()
+    assert machine.served["b"] == machine.served["a"] == 20 * BUDGET
+
+
+def test_expire_takes_what_is_late_and_only_that() -> None:
+    machine = Machine()
+    late, early = machine.add("a", 5, deadline_s=10.0), machine.add("b", 5, deadline_s=20.0)
+    assert machine.scheduler.expire(9.9) == []
+    assert machine.scheduler.expire(10.0) == [late]
+    assert machine.scheduler.plan(BUDGET).parts == ((early, 5),)
+
+
+def test_remove_what_is_cancelled_is_not_planned() -> None:
+    machine = Machine()
+    work = machine.add("a", 5)
+    machine.scheduler.remove(work)
+    machine.scheduler.remove(work)
+    assert len(machine.scheduler) == 0
+    assert machine.scheduler.plan(BUDGET).parts == ()
+
+
+ARRIVALS = st.lists(
+    st.tuples(
+        st.integers(0, 3),  # steps before it
+        st.sampled_from("abcd"),
+        st.one_of(st.just(1), st.integers(1, 700)),
+        st.sampled_from([ALL, ALL, (1, 3)]),
+    ),
+    max_size=40,
+)
+
+
+@settings(deadline=None, max_examples=50)
+@given(ARRIVALS, st.integers(1, 5), st.sampled_from([1, 16, 100, 1000]))
+def test_plan_any_arrivals_within_bounds_and_all_done(
+    arrivals: list[tuple[int, str, int, tuple[int, int]]], max_batch: int, budget: int
+) -> None:
+    machine = Machine(max_batch=max_batch, budget=budget)
+    num_tokens = 0
+
+    def step() -> None:
+        nonlocal num_tokens
+        had = len(machine.scheduler)
+        plan = machine.step()
+        works = [work for work, _ in plan.parts]
+        # work-conserving, one range, each once, and bounded
+        assert bool(works) == bool(had)
+        assert len({work.blocks for work in works}) <= 1
+        assert len(set(works)) == len(works)
+        assert plan.num_decodes <= max_batch
+        assert plan.num_prefill_tokens <= budget
+        assert plan.num_waiting == had - len(works)
+        num_tokens -= plan.num_decodes + plan.num_prefill_tokens
+
+    for pause, client, wanted, blocks in arrivals:
+        for _ in range(pause):
+            step()
+        machine.add(client, wanted, blocks)
+        num_tokens += wanted
+    # two ranges, of which a step runs one: all that is left fits into so many steps
+    bound = 2 * (num_tokens // min(budget, max_batch) + len(arrivals)) + 2
+    for _ in range(bound):
+        step()
+    assert num_tokens == len(machine.scheduler) == 0
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(1, 3000)), min_size=1, max_size=30))
+def test_plan_backlogged_clients_get_equal_shares(prompts: list[tuple[str, int]]) -> None:
+    """As long as two have prompts waiting, neither is more than a turn and a step ahead of the other."""
+    machine = Machine()
+    left: Counter[str] = Counter()
+    for client, num_tokens in prompts:
+        machine.add(client, num_tokens + 1)
+        left[client] += num_tokens + 1
+    for _ in range(200):
+        machine.step()
+        busy = [client for client in left if any(w.client == client and not w.is_decode for w in machine.waits)]
+        shares = [machine.served[client] for client in busy]
+        if not busy:
+            break
+        assert max(shares) - min(shares) <= QUANTUM_TOKENS + BUDGET
+
+
+@pytest.mark.parametrize("num_seats", [1, 7])
+def test_plan_a_seat_that_decodes_again_and_again_starves_nobody(num_seats: int) -> None:
+    machine = Machine(max_batch=1)
+    other = machine.add("b", 300)
+    for _ in range(3 * (num_seats + 1)):
+        while len(machine.waits) < num_seats + bool(other.num_tokens):
+            machine.add("a")
+        machine.step()
+    assert other.num_tokens == 0

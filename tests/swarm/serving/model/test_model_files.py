@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from swarm.serving.model.files import SMALL_FILES, open_model, tensor_sizes
+from swarm_protocol import limits
+from swarm_protocol.errors import ConfigError, IntegrityError
+
+
+@pytest.fixture
+def copied(llama_dir: Path, tmp_path: Path) -> Path:
+    shutil.copytree(llama_dir, tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_open_reads_the_shape(llama_dir: Path) -> None:
+    files = open_model(llama_dir)
+    assert (files.num_blocks, files.hidden_size, files.vocab_size) == (6, 32, 256)
+    assert len(set(files.shards.values())) > 1
+    assert tensor_sizes(files)["model.embed_tokens.weight"] == 256 * 32
+
+
+def test_revision_of_a_copy_is_the_same(llama_dir: Path, copied: Path) -> None:
+    assert open_model(llama_dir).revision() == open_model(copied).revision()
+
+
+def test_revision_tells_apart_what_servers_compute_in(llama_dir: Path) -> None:
+    files = open_model(llama_dir)
+    assert len({files.revision(dtype) for dtype in ("float32", "bfloat16", "float16", "int8", "int4")}) == 5
+
+
+def test_revision_of_other_weights_differs(copied: Path) -> None:
+    before = open_model(copied).revision()
+    shard = max(copied.glob("*.safetensors"), key=lambda path: path.stat().st_size)
+    data = bytearray(shard.read_bytes())
+    data[-5] ^= 1
+    shard.write_bytes(data)
+    assert open_model(copied).revision() != before
+
+
+def test_small_files_are_the_known_ones_only(copied: Path) -> None:
+    (copied / "secret.txt").write_text("no")
+    (copied / "modeling_evil.py").write_text("no")
+    names = set(open_model(copied).small_files())
+    assert {"config.json", "tokenizer.json", "tokenizer_config.json"} <= names <= set(SMALL_FILES)
+
+
+def test_small_files_too_large_is_refused(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_MODEL_FILE_BYTES", 10)
+    with pytest.raises(ConfigError, match="larger than 10 bytes"):
+        open_model(copied).small_files()
+
+
+def test_open_directory_without_config_says_what_to_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no config\.json"):
+        open_model(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]",
+        "{}",
+        "[" * 5000,
+        '{"model_type": "no-such-family"}',
+        '{"model_type": "llama", "hidden_size": "x"}',
+        '{"model_type": "gpt2", "torch_dtype": "none"}',
+        '{"model_type": "clip"}',
+    ],
+)
+def test_open_unusable_config_is_one_clear_line(copied: Path, text: str) -> None:
+    (copied / "config.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"config\.json is not usable") as caught:
+        open_model(copied)
+    assert "\n" not in str(caught.value)
+
+
+def test_open_without_weights_says_so(copied: Path) -> None:
+    (copied / "model.safetensors.index.json").unlink()
+    with pytest.raises(ConfigError, match="holds neither"):
+        open_model(copied)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"weight_map": 3}'])
+def test_open_damaged_index_is_named(copied: Path, text: str) -> None:
+    (copied / "model.safetensors.index.json").write_text(text)
+    with pytest.raises(IntegrityError, match=r"index\.json is damaged"):
+        open_model(copied)
+
+
+def test_open_missing_shard_is_named(copied: Path) -> None:
+    shard = next(copied.glob("*.safetensors"))
+    shard.unlink()
+    with pytest.raises(ConfigError, match=shard.name):
+        open_model(copied)
+
+
+def test_open_index_that_points_elsewhere_is_refused(copied: Path) -> None:
+    (copied / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "../../etc/passwd"}}))
+    with pytest.raises(ConfigError, match="passwd"):
+        open_model(copied)

@@ -1,0 +1,83 @@
+"""Weights of 8 and 4 bits: how far off they are, and how many bytes they really take."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from swarm.serving.model.batch import Batch, Slice, Want
+from swarm.serving.model.files import open_model
+from swarm.serving.model.loading import load, weigh
+from swarm.serving.model.quantization import Bits
+from swarm.serving.model.span import Span, load_span
+from swarm.serving.server_options import ServerOptions
+from swarm_protocol.errors import ConfigError
+
+
+def weight_bytes(span: Span) -> int:
+    """Of a quantized tensor those of its parts."""
+    total = 0
+    for parameter in span._model.parameters():
+        parts = [parameter]
+        if hasattr(parameter, "__tensor_flatten__"):
+            parts = [getattr(parameter, name) for name in parameter.__tensor_flatten__()[0]]
+        total += sum(part.untyped_storage().nbytes() for part in parts)
+    return total
+
+
+def outputs(span: Span, x: torch.Tensor) -> torch.Tensor:
+    piece = Slice(num_tokens=len(x), position=0, pages=[0, 1], want=Want.ALL)
+    (output,) = span.run(Batch(x=x, slices=(piece,), start=span.start, end=span.end), span.new_pool(2))
+    assert output is not None
+    return output.float()
+
+
+@pytest.mark.parametrize(("bits", "share", "error"), [("int8", 0.58, 0.05), ("int4", 0.37, 0.45)])
+def test_load_with_few_bits_takes_less_and_stays_close(llama_dir: Path, bits: Bits, share: float, error: float) -> None:
+    files = open_model(llama_dir)
+    exact, half = load_span(files, 2, 4), load_span(files, 2, 4, dtype=torch.bfloat16)
+    small = load_span(files, 2, 4, dtype=torch.bfloat16, bits=bits)
+    assert weight_bytes(small) <= share * weight_bytes(half)
+    assert small.dtype == torch.bfloat16
+    x = torch.randn(20, 32, generator=torch.Generator().manual_seed(0))
+    expected = outputs(exact, x)
+    assert (outputs(small, x) - expected).norm() <= error * expected.norm()
+
+
+@pytest.mark.parametrize("bits", ["int8", "int4"])
+def test_weigh_counts_no_fewer_bytes_than_quantized_blocks_take(llama_dir: Path, bits: Bits) -> None:
+    files = open_model(llama_dir)
+    weights = weigh(files, ServerOptions(dtype=bits))
+    block_bytes = weight_bytes(load_span(files, 2, 4, dtype=torch.bfloat16, bits=bits)) // 2
+    assert block_bytes <= weights.block_bytes <= 1.1 * block_bytes
+    assert weights.ends_bytes == 2 * (2 * 256 * 32 + 32)
+
+
+def test_load_measures_a_quantized_span(llama_dir: Path) -> None:
+    loaded = load(llama_dir, 0, 2, ServerOptions(dtype="int8", kv_bytes=10**6))
+    assert loaded.speed.kv_bytes_per_token == loaded.span.kv_bytes_per_token == 2 * 2 * 2 * 8 * 2
+
+
+@pytest.mark.parametrize("family", ["gpt2", "mixtral"])
+def test_load_family_without_linear_layers_is_refused(model_dirs: Callable[[str], Path], family: str) -> None:
+    with pytest.raises(ConfigError, match="most of its weights outside of linear layers"):
+        load_span(open_model(model_dirs(family)), 2, 4, dtype=torch.bfloat16, bits="int8")
+
+
+def test_load_without_the_library_says_what_to_install(llama_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchao.quantization", None)
+    with pytest.raises(ConfigError, match="int8 weights need torchao"):
+        load_span(open_model(llama_dir), 2, 4, dtype=torch.bfloat16, bits="int8")
+
+
+def test_load_on_a_device_without_kernels_is_refused_in_words(llama_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def without(*_arguments: Any, **_options: Any) -> None:
+        raise RuntimeError("no kernel for\nthis device")
+
+    monkeypatch.setattr("torchao.quantization.quantize_", without)
+    with pytest.raises(ConfigError, match="int8 weights do not work on this device: no kernel for this device"):
+        load_span(open_model(llama_dir), 2, 4, dtype=torch.bfloat16, bits="int8")

@@ -1,0 +1,238 @@
+"""Batches of many seats through spans of every family, against transformers alone on one machine."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from swarm.serving.model.batch import PAGE_TOKENS, Batch, Slice, Want
+from swarm.serving.model.files import open_model
+from swarm.serving.model.kv_pool import KVPool
+from swarm.serving.model.span import Span, load_span
+from transformers import (
+    BloomConfig,
+    FalconConfig,
+    Gemma2Config,
+    GptOssConfig,
+    GraniteConfig,
+    OlmoConfig,
+    OPTConfig,
+    Phi3Config,
+)
+
+FAMILIES = ["llama", "llama-tied", "qwen3", "mistral", "mixtral", "gpt2"]
+CUTS = [(0, 6), (0, 2, 6), (0, 1, 4, 6)]
+NUM_TOKENS = 12
+CHUNK = 7
+PROMPTS = [[(7 * seat + 3 * i) % 250 + 2 for i in range(3 + 5 * seat)] for seat in range(16)]
+
+
+class Seat:
+    """A prompt that is fed in uneven chunks, then its own greedy tokens."""
+
+    def __init__(self, prompt: Sequence[int], pages: Sequence[int], chunk: int) -> None:
+        self.tokens = list(prompt)
+        self.num_prompt = len(prompt)
+        self.position = 0
+        self.pages = pages
+        self.chunk = chunk
+
+    def piece(self) -> Slice:
+        num_tokens = min(self.chunk, len(self.tokens) - self.position)
+        return Slice(num_tokens=num_tokens, position=self.position, pages=self.pages, want=Want.LAST)
+
+    @property
+    def generated(self) -> list[int]:
+        return self.tokens[self.num_prompt :]
+
+
+def run_step(spans: Sequence[Span], pools: Sequence[KVPool], seats: Sequence[Seat]) -> None:
+    pieces = [seat.piece() for seat in seats]
+    x = torch.tensor([t for s, p in zip(seats, pieces, strict=True) for t in s.tokens[s.position :][: p.num_tokens]])
+    for span, pool in zip(spans, pools, strict=True):
+        want = Want.LAST if span.is_last else Want.ALL
+        slices = tuple(Slice(num_tokens=p.num_tokens, position=p.position, pages=p.pages, want=want) for p in pieces)
+        outputs = span.run(Batch(x=x, slices=slices, start=span.start, end=span.end), pool)
+        x = torch.cat([output for output in outputs if output is not None])
+    for seat, piece, logits in zip(seats, pieces, outputs, strict=True):
+        assert logits is not None
+        seat.position += piece.num_tokens
+        if seat.position == len(seat.tokens):
+            seat.tokens.append(int(logits[-1].argmax()))
+
+
+def generate(spans: Sequence[Span], prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Seats take pages that lie scattered, one after another, or backwards."""
+    num_pages = -(-(max(map(len, prompts)) + NUM_TOKENS) // PAGE_TOKENS)
+    order = torch.randperm(num_pages * len(prompts), generator=torch.Generator().manual_seed(0)).tolist()
+    seats = []
+    for seat, prompt in enumerate(prompts):
+        run = range(seat * num_pages, (seat + 1) * num_pages)
+        pages = [order[page] for page in run] if len(prompts) > 1 and seat % 2 else list(run)
+        seats.append(Seat(prompt, pages, CHUNK + seat))
+    if len(prompts) > 1:
+        taken = {page for seat in seats[1::2] for page in seat.pages}
+        free = iter(sorted(set(order) - taken))
+        for seat in seats[::2]:
+            seat.pages = [next(free) for _ in seat.pages]
+    pools = [span.new_pool(num_pages * len(prompts)) for span in spans]
+    while any(len(seat.generated) < NUM_TOKENS for seat in seats):
+        run_step(spans, pools, [seat for seat in seats if len(seat.generated) < NUM_TOKENS])
+    return [seat.generated for seat in seats]
+
+
+@pytest.mark.parametrize("cuts", CUTS, ids=["1-span", "2-spans", "3-spans"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_run_batch_of_mixed_lengths_in_uneven_chunks_gives_the_tokens_of_local_generate(
+    model_dirs: Callable[[str], Path], local_tokens: Any, family: str, cuts: tuple[int, ...]
+) -> None:
+    directory = model_dirs(family)
+    files = open_model(directory)
+    assert len(set(files.shards.values())) > 3
+    spans = [load_span(files, start, end) for start, end in itertools.pairwise(cuts)]
+    assert all(span.is_ragged for span in spans)
+    expected = [local_tokens(directory, prompt, NUM_TOKENS) for prompt in PROMPTS]
+    assert generate(spans, PROMPTS) == expected
+    assert generate(spans, PROMPTS[5:6]) == expected[5:6]
+
+
+def test_run_batch_on_pages_that_a_failed_seat_left_gives_the_same_tokens(
+    model_dirs: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    span = load_span(open_model(model_dirs("gpt2")), 0, 6)
+    expected = generate([span], PROMPTS[:4])
+    new_pool = span.new_pool
+    spoilt = []
+
+    def spoilt_pool(num_pages: int) -> KVPool:
+        pool = new_pool(num_pages)
+        for tensor in (*pool.keys_SKD, *pool.values_SKD):
+            tensor.fill_(torch.nan)
+        spoilt.append(pool)
+        return pool
+
+    monkeypatch.setattr(span, "new_pool", spoilt_pool)
+    assert generate([span], PROMPTS[:4]) == expected
+    assert len(spoilt) == 1
+
+
+def whole_batch(span: Span, x: torch.Tensor, *, start: int, end: int, want: Want = Want.ALL) -> torch.Tensor:
+    """One seat alone on a pool of its own, from position 0."""
+    pages = range(-(-len(x) // PAGE_TOKENS))
+    piece = Slice(num_tokens=len(x), position=0, pages=pages, want=want)
+    (output,) = span.run(Batch(x=x, slices=(piece,), start=start, end=end), span.new_pool(len(pages)))
+    assert output is not None
+    return output
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_run_some_blocks_of_a_span_equals_a_span_of_those(model_dirs: Callable[[str], Path], family: str) -> None:
+    files = open_model(model_dirs(family))
+    whole, tokens = load_span(files, 0, 6), torch.tensor(PROMPTS[4])
+    logits = whole_batch(whole, tokens, start=0, end=6)
+    x = tokens
+    for start, end in [(0, 2), (2, 5), (5, 6)]:
+        alone = whole_batch(load_span(files, start, end), x, start=start, end=end)
+        x = whole_batch(whole, x, start=start, end=end)
+        assert torch.equal(x, alone)
+    torch.testing.assert_close(x, logits, rtol=1e-4, atol=1e-4)
+    assert torch.equal(whole_batch(whole, tokens, start=0, end=6), logits)
+
+
+def test_run_gives_each_slice_what_it_wants(llama_dir: Path) -> None:
+    files = open_model(llama_dir)
+    for start in (0, 4):
+        for end in (5, 6):
+            span = load_span(files, start, 6)
+            x = torch.tensor(PROMPTS[2][:6]) if start == 0 else torch.randn(6, 32)
+            slices = tuple(
+                Slice(num_tokens=2, position=0, pages=[page], want=want)
+                for page, want in enumerate([Want.ALL, Want.NOTHING, Want.LAST])
+            )
+            everything, nothing, last = span.run(Batch(x=x, slices=slices, start=start, end=end), span.new_pool(3))
+            assert nothing is None
+            assert everything is not None
+            assert last is not None
+            alone = [whole_batch(span, x[at : at + 2], start=start, end=end) for at in (0, 4)]
+            torch.testing.assert_close(everything, alone[0], rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(last, alone[1][-1:], rtol=1e-4, atol=1e-4)
+
+
+def test_run_seat_is_not_changed_by_anothers_broken_numbers(llama_dir: Path) -> None:
+    """Short decodes share a call, whose padding must not let them see each other."""
+    span = load_span(open_model(llama_dir), 2, 4)
+    x = torch.randn(2, 32)
+    slices = tuple(
+        Slice(num_tokens=1, position=p, pages=pages, want=Want.ALL) for p, pages in [(3, [2]), (40, [0, 1, 3])]
+    )
+    outputs = []
+    for number in (0.0, torch.nan):
+        pool = span.new_pool(4)
+        for tensor in (*pool.keys_SKD, *pool.values_SKD):
+            tensor[PAGE_TOKENS] = number  # the second seat's
+        outputs.append(span.run(Batch(x=x, slices=slices, start=2, end=4), pool))
+    (ours, theirs), (ours_after, theirs_after) = outputs
+    assert ours is not None
+    assert theirs_after is not None
+    assert theirs is not None
+    assert torch.equal(ours, ours_after)  # type: ignore[arg-type]
+    assert theirs.isfinite().all()
+    assert theirs_after.isnan().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_pool_of_a_span_takes_what_it_says(llama_dir: Path, dtype: torch.dtype) -> None:
+    """Theory: keys and values of 2 heads of width 8 on 3 blocks."""
+    span = load_span(open_model(llama_dir), 1, 4, dtype=dtype)
+    assert span.kv_bytes_per_token == 2 * 2 * 8 * 3 * dtype.itemsize
+    pool = span.new_pool(5)
+    assert pool.num_bytes == 5 * PAGE_TOKENS * span.kv_bytes_per_token
+    assert pool.page_bytes == PAGE_TOKENS * span.kv_bytes_per_token
+    assert whole_batch(span, torch.randn(20, 32), start=1, end=4).dtype == dtype
+
+
+SHAPE = {
+    "vocab_size": 256,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+}
+LONG_ROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0] * 4,
+    "long_factor": [2.0] * 4,
+    "original_max_position_embeddings": 32,
+}
+OTHERS = {
+    "capped logits": (True, lambda: Gemma2Config(**SHAPE, head_dim=8, sliding_window=8)),
+    "sinks": (True, lambda: GptOssConfig(**SHAPE, head_dim=8, num_local_experts=4, sliding_window=8)),
+    "norm without weights": (True, lambda: OlmoConfig(**SHAPE)),
+    "scaled embeddings": (True, lambda: GraniteConfig(**SHAPE, embedding_multiplier=3.0, logits_scaling=2.0)),
+    "frequencies of the longest": (False, lambda: Phi3Config(**SHAPE, rope_parameters=LONG_ROPE)),
+    "last norm written first": (True, lambda: OPTConfig(**SHAPE, ffn_dim=64)),
+    "bias by position": (False, lambda: BloomConfig(**SHAPE, n_layer=6, n_head=4)),
+    "attention of its own": (False, lambda: FalconConfig(**SHAPE, new_decoder_architecture=True, num_kv_heads=2)),
+}
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_run_families_that_differ_in_one_pass_or_seat_by_seat_gives_the_tokens_of_local_generate(
+    tmp_path: Path, write_config: Callable[[Path, Any], Path], local_tokens: Any, what: str
+) -> None:
+    is_ragged, config = OTHERS[what]
+    directory = write_config(tmp_path / "model", config())
+    spans = [load_span(open_model(directory), start, end) for start, end in [(0, 2), (2, 6)]]
+    assert [span.is_ragged for span in spans] == [is_ragged, is_ragged]
+    prompts = PROMPTS[2:12:3]
+    assert generate(spans, prompts) == [local_tokens(directory, prompt, NUM_TOKENS) for prompt in prompts]

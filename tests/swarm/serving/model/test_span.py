@@ -1,0 +1,232 @@
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from swarm.serving.model import cut
+from swarm.serving.model.batch import Batch, Slice, Want
+from swarm.serving.model.files import open_model
+from swarm.serving.model.kv_pool import KVPool
+from swarm.serving.model.span import Span, block_of_tensors, load_span
+from swarm.serving.model.stored import StoredTensor
+from swarm_protocol.errors import ConfigError, IntegrityError
+from transformers import AutoModelForCausalLM, BloomConfig, OPTConfig, PreTrainedModel
+
+NUM_BLOCKS = 6
+FAMILIES = ["llama", "llama-tied", "qwen3", "mistral", "mixtral", "gpt2"]
+PROMPT = list(range(40, 65))
+NUM_TOKENS = 12
+
+
+NUM_PAGES = 3
+ROOM = list(range(NUM_PAGES))
+
+
+def run(span: Span, pool: KVPool, x: torch.Tensor, position: int = 0, want: Want = Want.ALL) -> torch.Tensor | None:
+    """One seat's rows, alone in a batch."""
+    piece = Slice(num_tokens=len(x), position=position, pages=ROOM, want=want)
+    (output,) = span.run(Batch(x=x, slices=(piece,), start=span.start, end=span.end), pool)
+    return output
+
+
+def run_chain(spans: Sequence[Span], pools: Sequence[KVPool], tokens: Sequence[int], position: int) -> torch.Tensor:
+    x: torch.Tensor | None = torch.tensor(tokens)
+    for span, pool in zip(spans, pools, strict=True):
+        assert x is not None
+        x = run(span, pool, x, position, Want.LAST if span.is_last else Want.ALL)
+    assert x is not None
+    return x[0]
+
+
+@pytest.mark.parametrize("cuts", [(0, 6), (0, 2, 6), (0, 1, 4, 6)], ids=["1-span", "2-spans", "3-spans"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_spans_any_split_with_chunked_prefill_give_the_tokens_of_local_generate(
+    model_dirs: Callable[[str], Path], local_tokens: Any, family: str, cuts: tuple[int, ...]
+) -> None:
+    directory = model_dirs(family)
+    files = open_model(directory)
+    spans = [load_span(files, start, end) for start, end in itertools.pairwise(cuts)]
+    pools = [span.new_pool(NUM_PAGES) for span in spans]
+    for at in range(0, len(PROMPT), 7):
+        logits = run_chain(spans, pools, PROMPT[at : at + 7], at)
+    tokens = []
+    for index in range(NUM_TOKENS):
+        tokens.append(int(logits.argmax()))
+        logits = run_chain(spans, pools, tokens[-1:], len(PROMPT) + index)
+    assert tokens == local_tokens(directory, PROMPT, NUM_TOKENS)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_load_middle_span_reads_only_its_own_tensors(
+    model_dirs: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    files = open_model(model_dirs(family))
+    read: list[str] = []
+    really_read = StoredTensor.__getitem__
+
+    def reading(tensor: StoredTensor, everything: Any) -> torch.Tensor:
+        read.append(tensor.name)
+        return really_read(tensor, everything)
+
+    monkeypatch.setattr(StoredTensor, "__getitem__", reading)
+    span = load_span(files, 2, 4)
+    of_block = block_of_tensors(files)
+    assert sorted(read) == sorted(name for name, block in of_block.items() if block in {2, 3})
+    assert (span.is_first, span.is_last) == (False, False)
+
+
+def test_load_last_span_of_tied_model_reads_the_embedding_for_its_head(model_dirs: Callable[[str], Path]) -> None:
+    directory = model_dirs("llama-tied")
+    span = load_span(open_model(directory), 4, 6)
+    whole = AutoModelForCausalLM.from_pretrained(directory)
+    assert torch.equal(span._model.lm_head.weight, whole.model.embed_tokens.weight)
+
+
+def test_load_leaves_nothing_on_the_meta_device(model_dirs: Callable[[str], Path]) -> None:
+    for family in FAMILIES:
+        span = load_span(open_model(model_dirs(family)), 2, 4)
+        tensors = [*span._model.parameters(), *span._model.buffers()]
+        assert tensors
+        assert not any(tensor.is_meta for tensor in tensors)
+
+
+def test_load_bfloat16_holds_half_the_bytes(llama_dir: Path) -> None:
+    files = open_model(llama_dir)
+    full, half = load_span(files, 0, 2), load_span(files, 0, 2, dtype=torch.bfloat16)
+    assert half.dtype == torch.bfloat16
+    sizes = [sum(p.nbytes for p in span._model.parameters()) for span in (full, half)]
+    assert sizes[0] == 2 * sizes[1]
+    hidden = run(half, half.new_pool(NUM_PAGES), torch.tensor([1, 2, 3]))
+    assert hidden is not None
+    assert torch.isfinite(hidden).all()
+
+
+def test_run_part_of_a_span_equals_that_part_loaded_alone_and_leaves_the_span_as_it_was(llama_dir: Path) -> None:
+    files = open_model(llama_dir)
+    whole, alone = load_span(files, 0, 6), load_span(files, 2, 5)
+    tokens, hidden = torch.tensor(PROMPT), torch.randn(5, 32)
+    before = run(whole, whole.new_pool(NUM_PAGES), tokens)
+    piece = Slice(num_tokens=5, position=0, pages=ROOM, want=Want.ALL)
+    (part,) = whole.run(Batch(x=hidden, slices=(piece,), start=2, end=5), whole.new_pool(NUM_PAGES))
+    expected = run(alone, alone.new_pool(NUM_PAGES), hidden)
+    after = run(whole, whole.new_pool(NUM_PAGES), tokens)
+    assert part is not None
+    assert before is not None
+    assert torch.equal(part, expected)  # type: ignore[arg-type]
+    assert torch.equal(before, after)  # type: ignore[arg-type]
+
+
+def test_run_wanting_nothing_still_fills_the_cache(llama_dir: Path) -> None:
+    span = load_span(open_model(llama_dir), 4, 6)
+    pools = [span.new_pool(NUM_PAGES) for _ in range(2)]
+    x = torch.randn(4, 32)
+    assert run(span, pools[0], x[:3], want=Want.NOTHING) is None
+    continued, at_once = run(span, pools[0], x[3:], 3), run(span, pools[1], x)
+    assert at_once is not None
+    torch.testing.assert_close(continued, at_once[3:])
+
+
+@pytest.mark.parametrize("span", [(-1, 2), (3, 3), (4, 2), (0, 7)])
+def test_load_span_outside_the_model_is_refused(llama_dir: Path, span: tuple[int, int]) -> None:
+    with pytest.raises(ConfigError, match="not within this model's 0:6"):
+        load_span(open_model(llama_dir), *span)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        OPTConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2, ffn_dim=64, num_attention_heads=4),
+        BloomConfig(vocab_size=64, hidden_size=32, n_layer=2, n_head=4),
+    ],
+    ids=["opt", "bloom"],
+)
+def test_load_family_whose_ends_cannot_be_told_apart_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: Any
+) -> None:
+    """As these were, had nobody read their code."""
+    monkeypatch.setattr(cut, "_BEFORE_BLOCKS", {})
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="where it cannot be split"):
+        load_span(open_model(tmp_path), 0, 1)
+
+
+@pytest.fixture
+def copied(llama_dir: Path, tmp_path: Path) -> Path:
+    shutil.copytree(llama_dir, tmp_path / "model")
+    return tmp_path / "model"
+
+
+def shard_of(directory: Path, tensor: str) -> Path:
+    index = json.loads((directory / "model.safetensors.index.json").read_text())
+    return directory / str(index["weight_map"][tensor])
+
+
+TENSOR = "model.layers.3.mlp.up_proj.weight"
+
+
+def test_load_truncated_shard_names_the_file(copied: Path) -> None:
+    shard = shard_of(copied, TENSOR)
+    shard.write_bytes(shard.read_bytes()[:-100])
+    with pytest.raises(IntegrityError, match=shard.name):
+        load_span(open_model(copied), 3, 4)
+
+
+def test_load_shard_of_garbage_names_the_file(copied: Path) -> None:
+    shard = shard_of(copied, TENSOR)
+    shard.write_bytes(b"\xff" * 64)
+    with pytest.raises(IntegrityError, match=shard.name):
+        load_span(open_model(copied), 3, 4)
+
+
+def test_load_tensor_missing_in_its_shard_names_both(copied: Path) -> None:
+    shard = shard_of(copied, TENSOR)
+    tensors = load_file(shard)
+    del tensors[TENSOR]
+    save_file(tensors, shard)
+    with pytest.raises(IntegrityError, match=rf"{shard.name} lacks the tensor {TENSOR}"):
+        load_span(open_model(copied), 3, 4)
+
+
+def test_load_tensor_missing_everywhere_is_named(copied: Path) -> None:
+    path = copied / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    del index["weight_map"][TENSOR]
+    path.write_text(json.dumps(index))
+    with pytest.raises(IntegrityError, match=r"model\.layers\.3\.mlp\.up_proj\.weight"):
+        load_span(open_model(copied), 3, 4)
+    load_span(open_model(copied), 0, 3)  # who does not need it is not bothered
+
+
+def test_load_tensor_of_wrong_shape_is_refused(copied: Path) -> None:
+    shard = shard_of(copied, TENSOR)
+    tensors = load_file(shard)
+    tensors[TENSOR] = torch.zeros(5, 5)
+    save_file(tensors, shard)
+    with pytest.raises(IntegrityError, match=r"model\.layers\.3\.mlp\.up_proj"):
+        load_span(open_model(copied), 3, 4)
+
+
+@pytest.mark.parametrize(("number", "dtype"), [(torch.nan, torch.float32), (1e6, torch.float16)])
+def test_load_weights_that_are_not_finite_are_named(copied: Path, number: float, dtype: torch.dtype) -> None:
+    shard = shard_of(copied, TENSOR)
+    tensors = load_file(shard)
+    tensors[TENSOR][3, 5] = number
+    save_file(tensors, shard, metadata={"format": "pt"})
+    with pytest.raises(IntegrityError, match=rf"{shard.name}: {TENSOR} has numbers that are not finite"):
+        load_span(open_model(copied), 2, 4, dtype=dtype)
+    load_span(open_model(copied), 0, 3, dtype=dtype)
+
+
+def test_load_spans_at_once_leaves_transformers_as_it_was(model_dirs: Callable[[str], Path]) -> None:
+    files, tie_weights = open_model(model_dirs("llama-tied")), PreTrainedModel.tie_weights
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda start: load_span(files, start % NUM_BLOCKS, start % NUM_BLOCKS + 1), range(24)))
+    assert PreTrainedModel.tie_weights is tie_weights

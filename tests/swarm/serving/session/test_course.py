@@ -1,0 +1,318 @@
+"""The client's decisions against a toy chain: any history of failures ends with the right answers or a typed error."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import suppress
+
+import pytest
+from swarm.serving.session.actions import Answer, Cause, Feed, Find, OpenSeat, Relink
+from swarm.serving.session.chain import WINDOW_CHUNKS, Limits
+from swarm.serving.session.course import LEAVE_RETRY_S, MAX_FAILURES, Course
+from swarm.serving.session.hop import FLOOR_S, Ran
+from swarm.serving.session.ledger import Ledger
+from swarm_protocol.errors import PeerUnreachable, PeerViolation, SessionError
+from toy_chain import KINDS, ROW_BYTES, Request, ToyServer, ToyWorld, answers, any_world, outputs_of, token_row
+
+THIRDS = [(0, 2), (2, 4), (4, 6)]
+
+
+def test_course_every_history_of_failures_ends_with_the_undisturbed_answers() -> None:
+    struck: Counter[str] = Counter()
+    num_failed = 0
+    for seed in range(400):
+        world, request = any_world(seed)
+        with suppress(SessionError):
+            for answer, expected in answers(world, request):
+                assert answer == expected, f"seed {seed}"
+        num_failed += world.error is not None
+        struck += world.struck
+    assert set(struck) == {*KINDS, "push lost", "hand-over"}
+    assert num_failed < 20, "these worlds have spares: few of them are beyond help"
+
+
+def toy(spans: list[tuple[int, int]] = THIRDS * 2, **options: int) -> ToyWorld:
+    return ToyWorld(1, num_blocks=6, spans=spans, **options)
+
+
+def served_by(world: ToyWorld, index: int) -> ToyServer:
+    return world.servers[world.course.hops[index].peer_id]
+
+
+def tokens(world: ToyWorld, num_prompt: int = 20, num_tokens: int = 6) -> list[int]:
+    """Answers of a greedy generation, each of them checked."""
+    request = Request(prompt=list(range(num_prompt)), wants=[("token", 0.0)] * num_tokens)
+    found = []
+    for answer, expected in answers(world, request):
+        assert answer == expected
+        found += answer
+    return found
+
+
+def test_course_undisturbed_runs_every_row_once_on_every_hop() -> None:
+    world = toy()
+    tokens(world)
+    assert world.num_rows_run == 3 * 25
+    assert world.repaired == [("", 0)]
+
+
+def test_course_a_prompt_is_under_way_in_no_more_than_a_window_of_chunks() -> None:
+    world = toy(chunk=2)
+    fed: list[int] = []
+    carry_out = world.carry_out
+
+    def watch(actions: list) -> None:  # type: ignore[type-arg]
+        for action in actions:
+            if isinstance(action, Feed):
+                fed.append(action.end - min(hop.done for hop in world.course.hops))
+        carry_out(actions)
+
+    world.carry_out = watch  # type: ignore[method-assign]
+    tokens(world, 60, 2)
+    assert max(fed) == 2 * WINDOW_CHUNKS
+
+
+@pytest.mark.parametrize("index", [0, 1, 2])
+def test_course_killed_hop_is_replayed_alone_and_at_once(index: int) -> None:
+    world = toy()
+    first = world.ask(list(range(20)), "token")
+    num_rows = world.num_rows_run
+    world.strike("kill", served_by(world, index))
+    since_s = world.now_s
+    assert world.ask(first, "token") == outputs_of([*range(20), *first], 6)[-1:]
+    assert [num_tokens for _, num_tokens in world.repaired[1:]] == [20]
+    # the replay, the new token on all three, and perhaps the row whose copy had not come yet
+    assert world.num_rows_run - num_rows <= 20 + 3
+    assert world.now_s - since_s < 0.5
+
+
+def test_course_copies_that_were_lost_with_their_server_are_computed_again() -> None:
+    """The last hop has run what the ledger before it has not: the copy died with the hop that should have sent it."""
+    world = toy()
+    expected = outputs_of(list(range(20)), 6)[-1:]
+    middle = []
+
+    def kill_when_pushed() -> None:
+        if not middle and len(world.course.hops) == 3:
+            last = served_by(world, 2)
+            if any(seat.length for seat in last.seats.values()):
+                middle.append(world.strike("kill", served_by(world, 1)))
+        world.later(0.0005, kill_when_pushed)
+
+    world.later(0.0, kill_when_pushed)
+    assert world.ask(list(range(20)), "token") == expected
+    assert middle
+    assert world.now_s < 1, "nothing was waited for in vain"
+    assert world.ask(expected, "token") == outputs_of([*range(20), *expected], 6)[-1:]
+
+
+def test_course_stalled_hop_is_fed_once_more_and_then_given_up() -> None:
+    world = toy()
+    first = world.ask(list(range(20)), "token")
+    served_by(world, 1).stalled_until_s = 1e9
+    since_s = world.now_s
+    world.ask(first, "token")
+    assert FLOOR_S < world.now_s - since_s < FLOOR_S + 1
+    assert len(world.repaired) == 2
+
+
+def test_course_link_that_is_cut_is_gone_around_and_tried_again_later() -> None:
+    world = toy()
+    first = world.ask(list(range(20)), "token")
+    upper, lower = world.course.hops[:2]
+    world.cut = {(upper.peer_id, lower.peer_id)}
+    second = world.ask(first, "token")
+    pause_s = world.now_s
+    third = world.ask(second, "token")
+    assert world.now_s - pause_s < 0.2, "only the first token finds out the slow way"
+    assert world.course.hops[:2] == [upper, lower]
+    assert upper.told.next_seat_id == b""
+    world.cut = set()
+    world.wait(60)
+    world.ask(third, "token")
+    assert upper.told.next_seat_id == lower.seat_id
+
+
+def test_course_leaving_server_hands_its_seat_over_and_nothing_is_run_again() -> None:
+    world = toy()
+    world.random.random = lambda: 0.5  # type: ignore[method-assign]
+    first = world.ask(list(range(20)), "token")
+    world.strike("leave", served_by(world, 1))
+    num_rows = world.num_rows_run
+    world.wait(0.5)
+    assert world.ask(first, "token") == outputs_of([*range(20), *first], 6)[-1:]
+    assert world.repaired[1][1] == 0
+    assert world.num_rows_run == num_rows + 3
+
+
+def test_course_hand_over_that_fails_is_a_replay() -> None:
+    world = toy()
+    world.random.random = lambda: 0.1  # type: ignore[method-assign]
+    first = world.ask(list(range(20)), "token")
+    world.strike("leave", served_by(world, 1))
+    world.wait(0.5)
+    assert world.struck["hand-over"] == 1
+    assert world.ask(first, "token") == outputs_of([*range(20), *first], 6)[-1:]
+    assert world.repaired[1][1] == 20
+
+
+def test_course_seat_that_is_being_handed_over_is_given_nothing_meanwhile() -> None:
+    world = toy()
+    world.random.random = lambda: 0.5  # type: ignore[method-assign]
+    last = world.ask(list(range(20)), "token")
+    world.strike("leave", served_by(world, 1))
+    for _ in range(10):
+        last = world.ask(last, "token")
+    assert len(world.repaired) == 2
+    assert world.repaired[1][1] == 0
+    assert world.num_rows_run == 3 * 30
+
+
+@pytest.mark.parametrize("which", ["old", "new"])
+def test_course_death_during_a_hand_over_is_a_replay(which: str) -> None:
+    world = toy(THIRDS * 3)
+    first = world.ask(list(range(20)), "token")
+    old = served_by(world, 1)
+    world.strike("leave", old)
+    world.run_until(lambda: any(repair.is_handing and repair.is_opening for repair in world.course.repairs))
+    new = world.servers[world.course.repairs[0].fresh[0].peer_id]
+    world.strike("kill", old if which == "old" else new)
+    assert world.ask(first, "token") == outputs_of([*range(20), *first], 6)[-1:]
+    assert world.now_s < 1
+
+
+def test_course_leaving_server_without_a_spare_is_kept_and_looked_around_for_now_and_then() -> None:
+    world = toy(THIRDS)
+    last = world.ask(list(range(20)), "token")
+    leaver = served_by(world, 1)
+    leaver.is_leaving = True
+    for seat_id in leaver.seats:
+        world.to_client(leaver, seat_id, world.told_to_leave)
+    looks = []
+    look = world.look
+    world.look = lambda *arguments: (looks.append(world.now_s), look(*arguments))  # type: ignore[assignment]
+    since_s = world.now_s
+    for _ in range(100):
+        last = world.ask(last, "token")
+    assert 1 <= len(looks) <= 2 + (world.now_s - since_s) / LEAVE_RETRY_S
+
+
+def test_course_prefix_that_all_servers_hold_but_the_ledgers_do_not_is_computed() -> None:
+    world = toy(THIRDS)
+    tokens(world, 40, 1)
+    again = ToyWorld(2, num_blocks=6, spans=THIRDS)
+    for server, known in zip(again.servers.values(), world.servers.values(), strict=True):
+        server.pages = known.pages
+    tokens(again, 40, 1)
+    assert again.num_rows_run == 3 * 40
+
+
+def test_course_prefix_that_is_known_on_both_sides_is_not_run_again() -> None:
+    world = toy(THIRDS)
+    tokens(world, 40, 1)
+    again = ToyWorld(2, num_blocks=6, spans=THIRDS)
+    for server, known in zip(again.servers.values(), world.servers.values(), strict=True):
+        server.pages = known.pages
+
+    def filled(block: int) -> Ledger:
+        ledger = Ledger(ROW_BYTES)
+        ledger.append(world.course.ledgers[block].rows(0, 32))
+        return ledger
+
+    again.course._chain._new_ledger = filled
+    tokens(again, 40, 1)
+    assert again.num_rows_run == 3 * 8
+
+
+# --- single decisions -----------------------------------------------------------------------------------------------
+
+
+def opened(num_blocks: int = 2, spans: tuple[tuple[int, int], ...] = ((0, 1), (1, 2))) -> tuple[Course, ToyWorld]:
+    """A course that has asked about four tokens, with all hops open and the tokens on their way."""
+    world = ToyWorld(3, num_blocks=num_blocks, spans=list(spans))
+    course = Course(num_blocks, lambda block: Ledger(ROW_BYTES), Limits(max_step_tokens=8))
+    (find,) = course.ask(b"".join(map(token_row, range(4))), "token", 0.0)
+    assert isinstance(find, Find)
+    fresh = [world.new_hop(f"s{i}", start, end) for i, (start, end) in enumerate(spans)]
+    assert [type(action) for action in course.found(find.repair, fresh, 0.0)] == [OpenSeat] * len(spans)
+    for hop in fresh:
+        course.ready(hop, 0, 8, 0.0)
+    return course, world
+
+
+def test_ran_positions_that_cannot_be_are_violations() -> None:
+    course, _ = opened()
+    with pytest.raises(PeerViolation, match="ran 5 positions, of 4"):
+        course.ran(course.hops[0], Ran(position=5, rows=bytes(5 * ROW_BYTES)), 1.0)
+    course.ran(course.hops[0], Ran(position=4, rows=bytes(4 * ROW_BYTES)), 1.0)
+    with pytest.raises(PeerViolation, match="of 4 after 4"):
+        course.ran(course.hops[0], Ran(position=3, rows=bytes(3 * ROW_BYTES)), 1.0)
+
+
+def test_ran_without_the_rows_or_the_output_asked_for_is_a_violation() -> None:
+    course, _ = opened()
+    with pytest.raises(PeerViolation, match="left out"):
+        course.ran(course.hops[0], Ran(position=4, rows=bytes(3 * ROW_BYTES)), 1.0)
+    with pytest.raises(PeerViolation, match="left out"):
+        course.ran(course.hops[1], Ran(position=4), 1.0)
+
+
+def test_ran_rows_and_outputs_that_are_known_already_are_cut_off() -> None:
+    course, _ = opened()
+    upper, last = course.hops
+    course.ran(upper, Ran(position=2, rows=b"a" * 2 * ROW_BYTES), 1.0)
+    course.ran(upper, Ran(position=4, rows=b"b" * 3 * ROW_BYTES), 1.0)
+    assert course.ledgers[1].rows(0, 4) == b"a" * 2 * ROW_BYTES + b"b" * 2 * ROW_BYTES
+    assert Answer(0, is_last=True) in course.ran(last, Ran(position=4, num_outputs=1), 1.0)
+    course.ask(bytes(4 * ROW_BYTES), "all", 2.0)
+    assert Answer(0, is_last=False) in course.ran(last, Ran(position=6, num_outputs=2), 3.0)
+    assert Answer(1, is_last=True) in course.ran(last, Ran(position=8, num_outputs=3), 3.0)
+    assert not any(isinstance(a, Answer) for a in course.ran(last, Ran(position=8, num_outputs=3), 3.0))
+
+
+def test_ready_with_more_than_it_was_told_of_is_a_violation() -> None:
+    world = ToyWorld(3, num_blocks=1, spans=[(0, 1)])
+    course = Course(1, lambda block: Ledger(ROW_BYTES), Limits())
+    (find,) = course.ask(bytes(20 * ROW_BYTES), "token", 0.0)
+    assert isinstance(find, Find)
+    hop = world.new_hop("s0", 0, 1)
+    course.found(find.repair, [hop], 0.0)
+    with pytest.raises(PeerViolation, match="holds 17 positions, and was told of 16"):
+        course.ready(hop, 17, 8, 0.0)
+    feeds = [action for action in course.ready(hop, 16, 8, 0.0) if isinstance(action, Feed)]
+    assert [(feed.start, feed.end, feed.want) for feed in feeds] == [(16, 20, "token")]
+
+
+def test_lost_hop_leaves_its_neighbours_unlinked() -> None:
+    course, _ = opened(3, ((0, 1), (1, 2), (2, 3)))
+    actions = course.lost(course.hops[1], PeerUnreachable("gone"), Cause.GONE, 1.0)
+    told = {action.hop.start: action.hop.told for action in actions if isinstance(action, Relink)}
+    assert told[0].next_seat_id == b""
+    assert told[2].previous_peer_id == ""
+
+
+def test_lost_server_after_server_ends_the_session() -> None:
+    course, world = opened(1, ((0, 1),))
+    for number in range(MAX_FAILURES + 1):
+        assert course.error is None
+        actions = course.lost(course.hops[0], PeerUnreachable("gone"), Cause.GONE, 1.0)
+        finds = [action for action in actions if isinstance(action, Find)]
+        if finds:
+            hop = world.new_hop(f"s{number}", 0, 1)
+            course.found(finds[0].repair, [hop], 1.0)
+            course.ready(hop, 0, 8, 1.0)
+    assert isinstance(course.error, SessionError)
+
+
+def test_not_found_while_nobody_asks_is_looked_for_again_with_the_next_question() -> None:
+    course, _ = opened(1, ((0, 1),))
+    course.ran(course.hops[0], Ran(position=4, num_outputs=1), 1.0)
+    (repair,) = [
+        action.repair
+        for action in course.lost(course.hops[0], PeerUnreachable("gone"), Cause.GONE, 1.0)
+        if isinstance(action, Find)
+    ]
+    assert course.not_found(repair, SessionError("nobody"), 30.0) == []
+    assert [type(action) for action in course.ask(token_row(1), "token", 40.0)] == [Find]
+    course.not_found(repair, SessionError("nobody"), 60.0)
+    assert str(course.error) == "nobody"

@@ -1,0 +1,330 @@
+"""A chain under fire: whatever happens to its servers, the tokens are those of one undisturbed machine.
+
+Faults strike whoever is in the chain: the prompt is one prefill, so the n-th prefill is at the n-th hop, and with three
+hops the n-th decode is at hop (n - 1) mod 3.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest.mock import AsyncMock, patch
+
+import pytest
+from swarm.router.routing import NoChain
+from swarm.serving.session.course import LEAVE_RETRY_S, MAX_FAILURES
+from swarm.serving.session.hop import FLOOR_S
+from swarm.serving.session.session import SessionOptions
+from swarm.testing import virtual_time
+from swarm.testing.faults import Fault
+from swarm_protocol.errors import SessionError
+from swarm_protocol.lane_messages import Frame, Picked, Result
+
+THIRDS = [(0, 2), (0, 2), (2, 4), (2, 4), (4, 6), (4, 6)]
+
+PHASES = {
+    "prefill of first": ("serve/prefill", 1),
+    "prefill of middle": ("serve/prefill", 2),
+    "prefill of last": ("serve/prefill", 3),
+    "decode on first": ("serve/decode", 13),
+    "decode on middle": ("serve/decode", 14),
+    "decode on last": ("serve/decode", 15),
+    "reply to prefill": ("serve/reply", 2),
+    "reply to token": ("serve/reply", 12),
+}
+
+
+@pytest.mark.parametrize("what", ["kill", "stall", "raise"])
+@pytest.mark.parametrize("phase", PHASES)
+def test_failover_one_server_lost_costs_a_pause_and_no_token(
+    boxes: Any, llama_dir: Path, phase: str, what: Any
+) -> None:
+    where, nth = PHASES[phase]
+    faults = [Fault(who="*", phase=where, what=what, nth=nth)]
+
+    async def scenario() -> None:
+        async with boxes(llama_dir, THIRDS, faults=faults) as box:
+            generation = box.generate()
+            tokens = [token.token_id async for token in generation]
+            assert tokens == box.expected()
+            (replay,) = generation.trace()["replays"]
+            assert len(replay["new_peers"]) == 1
+            # a broken connection is noticed at once, a silent server after the least timeout
+            assert replay["failover_ms"] <= (1000 * (FLOOR_S + 1) if what == "stall" else 10)
+            await box.all_freed()
+
+    virtual_time.run(scenario())
+
+
+@pytest.mark.parametrize("prompt_faults", [1, 2])
+def test_failover_while_a_long_prompt_is_prefilled_in_chunks(boxes: Any, llama_dir: Path, prompt_faults: int) -> None:
+    faults = [Fault(who="*", phase="serve/prefill", what="kill", nth=nth) for nth in (5, 9)[:prompt_faults]]
+
+    async def scenario() -> None:
+        options = SessionOptions(max_step_tokens=4)
+        async with boxes(llama_dir, THIRDS, faults=faults, session=options) as box:
+            assert await box.tokens() == box.expected()
+            assert len(box.client.trace()["replays"]) == prompt_faults
+
+    virtual_time.run(scenario())
+
+
+def test_failover_two_servers_dead_at_once_are_both_replaced(boxes: Any, llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, THIRDS) as box:
+            generation = box.generate()
+            tokens = []
+            async for token in generation:
+                tokens.append(token.token_id)
+                if len(tokens) == 5:
+                    for hop in generation.trace()["hops"][1:]:
+                        box.internet.crash(hop["peer_id"])
+            assert tokens == box.expected()
+            assert len(generation.trace()["replays"]) == 2
+
+    virtual_time.run(scenario())
+
+
+def test_failover_the_replacement_dies_too(boxes: Any, llama_dir: Path) -> None:
+    """At its first step, the replay: the 15th token's decode on the middle hop and the prefill that follows."""
+    faults = [
+        Fault(who="*", phase="serve/decode", what="kill", nth=14),
+        Fault(who="*", phase="serve/prefill", what="kill", nth=4),
+    ]
+
+    async def scenario() -> None:
+        async with boxes(llama_dir, [*THIRDS, (2, 4)], faults=faults) as box:
+            assert await box.tokens() == box.expected()
+            assert len(box.client.trace()["replays"]) == 2
+
+    virtual_time.run(scenario())
+
+
+def test_failover_one_span_is_taken_over_by_parts_of_several_servers(boxes: Any, llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 1), (1, 5), (5, 6)]) as box:
+            generation = box.generate()
+            tokens = []
+            async for token in generation:
+                tokens.append(token.token_id)
+                if len(tokens) == 5:
+                    await box.add(0, 3)
+                    await box.add(2, 6)
+                    await box.known(5)
+                    box.internet.crash(box.who["s1"])
+            assert tokens == box.expected()
+            (replay,) = generation.trace()["replays"]
+            assert replay["new_peers"] == (box.who["s3"], box.who["s4"])
+            assert (replay["start"], replay["end"]) == (1, 5)
+
+    virtual_time.run(scenario())
+
+
+def test_failover_spare_that_joins_while_the_client_waits_is_found(boxes: Any, llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 3), (3, 6)]) as box, asyncio.TaskGroup() as tasks:
+            generation = box.generate()
+            tokens = []
+
+            async def rescue() -> None:
+                await asyncio.sleep(5)
+                await box.add(3, 6)
+
+            async for token in generation:
+                tokens.append(token.token_id)
+                if len(tokens) == 5:
+                    box.internet.crash(box.who["s1"])
+                    tasks.create_task(rescue())
+            assert tokens == box.expected()
+            assert 4000 < generation.trace()["failover_ms"] < 8000
+
+    virtual_time.run(scenario())
+
+
+def test_failover_without_a_spare_names_the_missing_blocks_in_bounded_time(boxes: Any, llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 4), (4, 6)]) as box:
+            generation = box.generate()
+            clock = asyncio.get_running_loop().time
+            for _ in range(3):
+                await anext(aiter(generation))
+            box.internet.crash(box.who["s1"])
+            since_s = clock()
+            with pytest.raises(NoChain, match=r"blocks \[4, 6\) are not available") as caught:
+                await anext(aiter(generation))
+            assert isinstance(caught.value, SessionError)
+            assert caught.value.missing == ((4, 6),)
+            assert clock() - since_s < SessionOptions().patience_s + 2
+            await box.all_freed()
+
+    virtual_time.run(scenario())
+
+
+def test_failover_server_that_stalls_once_is_used_again_when_it_is_the_only_one(boxes: Any, llama_dir: Path) -> None:
+    faults = [Fault(who="s1", phase="serve/decode", what="stall", nth=3)]
+
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 3), (3, 6)], faults=faults) as box:
+            assert await box.tokens() == box.expected()
+            (replay,) = box.client.trace()["replays"]
+            assert replay["new_peers"] == (replay["lost_peer"],)
+
+    virtual_time.run(scenario())
+
+
+def test_failover_step_that_breaks_server_after_server_gives_up(boxes: Any, llama_dir: Path) -> None:
+    """Each takes the session over, replays, and fails at the same token: without a bound this would go on for ever."""
+    faults = [Fault(who="*", phase="serve/decode", what="raise", nth=3)]
+    faults += [Fault(who="*", phase="serve/prefill", what="raise", nth=nth) for nth in range(2, MAX_FAILURES + 2)]
+
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 6)] * 3, faults=faults, session=SessionOptions(patience_s=600)) as box:
+            with pytest.raises(SessionError, match="servers keep failing at the same token"):
+                await box.tokens()
+            await box.all_freed()
+
+    virtual_time.run(scenario())
+
+
+def test_opening_servers_that_never_answer_ends_in_bounded_time(boxes: Any, llama_dir: Path) -> None:
+    """Trying all of them takes longer than any of them is avoided for, so there is always one more to try."""
+
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 6)] * 9, detection_s=1e6) as box:
+            await box.kit()
+            box.internet.partition([[box.network.peer_id]])
+            servers = await box.membership.servers("tiny")
+            with (
+                patch.object(box.membership, "servers", AsyncMock(return_value=servers)),
+                pytest.raises(SessionError, match="opened no session"),
+            ):
+                async with asyncio.timeout(1000):
+                    await box.tokens()
+            box.internet.heal()
+
+    virtual_time.run(scenario())
+
+
+def lying(send: Callable[[Frame], None]) -> Callable[[Frame], None]:
+    """Sends results with a token that no model has."""
+
+    def lie(frame: Frame) -> None:
+        send(dataclasses.replace(frame, token=Picked(token_id=10**6)) if isinstance(frame, Result) else frame)
+
+    return lie
+
+
+def test_failover_server_that_sends_nonsense_is_not_asked_again(boxes: Any, llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 3), (3, 6), (3, 6)]) as box:
+            generation = box.generate()
+            tokens = []
+            async for token in generation:
+                tokens.append(token.token_id)
+                if len(tokens) == 5:
+                    liar = generation.trace()["hops"][1]["peer_id"]
+                    (seat,) = box.servers[liar].sessions
+                    seat.lane.send = lying(seat.lane.send)  # type: ignore[method-assign]
+            assert tokens == box.expected()
+            (replay,) = generation.trace()["replays"]
+            assert replay["lost_peer"] == liar
+            assert "outside the vocabulary" in replay["reason"]
+            for _ in range(5):
+                await box.tokens(2)
+                assert liar not in {hop["peer_id"] for hop in box.client.trace()["hops"]}
+
+    virtual_time.run(scenario())
+
+
+def test_drain_sessions_move_away_before_the_server_ends_them(boxes: Any, llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 3), (3, 6), (3, 6)]) as box, asyncio.TaskGroup() as tasks:
+            generation = box.generate()
+            tokens = []
+            async for token in generation:
+                tokens.append(token.token_id)
+                if len(tokens) == 5:
+                    leaver = generation.trace()["hops"][1]["peer_id"]
+                    draining = tasks.create_task(box.servers[leaver].drain(within_s=30))
+                    await asyncio.sleep(0)
+            assert tokens == box.expected()
+            await draining
+            (replay,) = generation.trace()["replays"]
+            assert replay["lost_peer"] == leaver
+            assert replay["failover_ms"] < 1
+            assert box.servers[leaver].record.state == "draining"
+
+    virtual_time.run(scenario())
+
+
+def test_drain_of_the_only_server_lets_the_session_finish_in_time(boxes: Any, llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 6)]) as box, asyncio.TaskGroup() as tasks:
+            server = box.servers[box.who["s0"]]
+            tokens = []
+            async for token in box.generate():
+                tokens.append(token.token_id)
+                if len(tokens) == 5:
+                    draining = tasks.create_task(server.drain(within_s=30))
+                    await asyncio.sleep(0)
+            assert tokens == box.expected()
+            await draining
+            assert not server.sessions
+            with pytest.raises(NoChain):
+                await box.tokens(2)
+
+    virtual_time.run(scenario())
+
+
+def test_drain_without_a_spare_is_looked_up_now_and_then_not_with_each_token(boxes: Any, llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 6)]) as box, asyncio.TaskGroup() as tasks:
+            server = box.servers[box.who["s0"]]
+            generation = box.generate(60)
+            assert await anext(aiter(generation))
+            tasks.create_task(server.drain(within_s=30))
+            await asyncio.sleep(0)
+            looked_up = patch.object(box.membership, "servers", AsyncMock(side_effect=box.membership.servers))
+            since_s = asyncio.get_running_loop().time()
+            with looked_up as look_up:
+                async for _ in generation:
+                    pass
+            seconds = asyncio.get_running_loop().time() - since_s
+            assert 2 <= look_up.await_count <= 2 + seconds / LEAVE_RETRY_S
+
+    virtual_time.run(scenario(), compute_s=lambda function: 0.2)
+
+
+def test_drain_ends_a_session_that_stays_too_long_with_a_refusal(boxes: Any, llama_dir: Path) -> None:
+    async def scenario() -> None:
+        options = SessionOptions(patience_s=3)
+        async with boxes(llama_dir, [(0, 6)], session=options) as box:
+            server = box.servers[box.who["s0"]]
+            clock = asyncio.get_running_loop().time
+            generation = box.generate()
+            assert await anext(aiter(generation))
+            since_s = clock()
+            await server.drain(within_s=5)
+            assert 5 <= clock() - since_s < 6
+            assert not server.sessions
+            with pytest.raises(NoChain, match="nobody serves them"):
+                await anext(aiter(generation))
+
+    virtual_time.run(scenario())
+
+
+def test_violation_by_the_client_is_named_and_not_retried(boxes: Any, llama_dir: Path) -> None:
+    """A client with a defect: every server refuses, and the session ends instead of trying for ever."""
+
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 6), (0, 6)], session=SessionOptions(patience_s=2)) as box:
+            kit = await box.kit()
+            object.__setattr__(kit.shape, "vocab_size", 300)
+            with pytest.raises(SessionError, match="outside this model's vocabulary"):
+                await box.tokens(2, prompt=[299])
+            await box.all_freed()
+
+    virtual_time.run(scenario())

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from unittest.mock import AsyncMock, MagicMock
+
+import pytest
+from swarm.serving.session.links import LEAVING_BACKOFF_S, MAX_BACKOFF_S, MAX_PEERS, VIOLATION_BACKOFF_S, Links
+from swarm.testing import virtual_time
+from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerViolation, SwarmError
+
+
+def membership() -> MagicMock:
+    """Knows that "a" is 7 ms away, and measures for as long as it is let."""
+    return MagicMock(known_rtts_ms=lambda peer_ids: {"a": 7.0} if "a" in peer_ids else {}, rtts_ms=AsyncMock())
+
+
+def run(scenario: Callable[[Links], object]) -> None:
+    async def main() -> None:
+        links = Links(membership())
+        result = scenario(links)
+        if asyncio.iscoroutine(result):
+            await result
+        await links.close()
+
+    virtual_time.run(main())
+
+
+def is_avoided(links: Links, peer_id: str = "a") -> bool:
+    return peer_id in links.avoid
+
+
+async def avoided_s(links: Links, peer_id: str = "a") -> float:
+    since_s = asyncio.get_running_loop().time()
+    while is_avoided(links, peer_id):
+        await asyncio.sleep(0.5)
+    return asyncio.get_running_loop().time() - since_s
+
+
+def test_failure_again_and_again_is_avoided_twice_as_long_up_to_a_bound() -> None:
+    async def scenario(links: Links) -> None:
+        times = []
+        for _ in range(8):
+            links.failed("a", PeerTimeout("late"))
+            times.append(await avoided_s(links))
+        assert times == [1, 2, 4, 8, 16, 32, MAX_BACKOFF_S, MAX_BACKOFF_S]
+
+    run(scenario)
+
+
+def test_success_forgets_failures() -> None:
+    async def scenario(links: Links) -> None:
+        for _ in range(3):
+            links.failed("a", PeerTimeout("late"))
+        links.worked("a")
+        assert not is_avoided(links)
+        links.failed("a", PeerTimeout("late"))
+        assert await avoided_s(links) == 1
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("error", "wait_s"),
+    [
+        (PeerRefused("full", retry_after_s=7), 7),
+        (PeerRefused("leaving"), LEAVING_BACKOFF_S),
+        (PeerViolation("nonsense"), VIOLATION_BACKOFF_S),
+    ],
+    ids=["asked for", "left", "violation"],
+)
+def test_failure_of_each_kind_is_avoided_for_its_time(error: SwarmError, wait_s: float) -> None:
+    async def scenario(links: Links) -> None:
+        links.failed("a", error)
+        assert await avoided_s(links) == wait_s
+        assert not is_avoided(links, "b")
+
+    run(scenario)
+
+
+def test_rtt_is_what_is_known_of_the_servers_in_question() -> None:
+    def scenario(links: Links) -> None:
+        assert links.outlook(["a", "b"], 1, "").rtt_ms == {"a": 7.0}
+        assert links.outlook(["b"], 1, "").rtt_ms == {}
+
+    run(scenario)
+
+
+def test_measuring_goes_on_once_at_a_time_and_ends_with_the_links() -> None:
+    async def main() -> None:
+        known = membership()
+        measured = asyncio.Event()
+
+        async def measure(*_arguments: object, **_options: object) -> None:
+            await measured.wait()
+
+        known.rtts_ms = AsyncMock(side_effect=measure)
+        links = Links(known)
+        links.measure(["a"])
+        links.measure(["b"])
+        await asyncio.sleep(1)
+        assert [call.args for call in known.rtts_ms.await_args_list] == [(["a"],)]
+        measured.set()
+        await asyncio.sleep(1)
+        measured.clear()
+        links.measure(["b"])
+        await asyncio.sleep(1)
+        assert [call.args for call in known.rtts_ms.await_args_list] == [(["a"],), (["b"],)]
+        await links.close()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    virtual_time.run(main())
+
+
+def test_load_counts_open_sessions_and_forgets_closed_ones() -> None:
+    def scenario(links: Links) -> None:
+        links.opened("a")
+        links.opened("a")
+        links.closed("a")
+        assert dict(links.load) == {"a": 1}
+        links.closed("a")
+        assert dict(links.load) == {}
+
+    run(scenario)
+
+
+def test_memory_of_strangers_is_bounded() -> None:
+    def scenario(links: Links) -> None:
+        for index in range(2 * MAX_PEERS):
+            links.failed(f"q{index}", PeerTimeout("late"))
+        assert len(links.avoid) == MAX_PEERS
+
+    run(scenario)

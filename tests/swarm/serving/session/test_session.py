@@ -1,0 +1,580 @@
+"""A session over servers that compute hashes, on a simulated internet: whatever happens, the tokens are the same."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from swarm.network.membership import Membership
+from swarm.network.memory import MemoryInternet, MemoryNetwork
+from swarm.network.memory_link import Link
+from swarm.router.routing import NoChain
+from swarm.serving.model.shape import ModelShape
+from swarm.serving.session.hop import FLOOR_S, KNOWN_FLOOR_S, KNOWN_STEPS, MAX_TOKEN_S
+from swarm.serving.session.session import MAX_STEP_BYTES, Session, SessionOptions
+from swarm.serving.session.shared import Shared
+from swarm.serving.session.trace import Trace
+from swarm.testing import virtual_time
+from swarm.testing.leaks import no_leaks
+from swarm_protocol.errors import ConfigError, SessionError
+from swarm_protocol.lane_messages import Pick, Picked, Result
+from swarm_protocol.rows import Rows
+from toy_server import COLUMNS, MODEL, VOCAB, ToyServer, expected_tokens, logits_of
+
+NUM_BLOCKS = 6
+THIRDS = [(0, 2), (2, 4), (4, 6)]
+PROMPT = list(range(40))
+RTT_S = 0.02
+
+
+@dataclass
+class World:
+    internet: MemoryInternet
+    network: MemoryNetwork
+    membership: Membership
+    servers: dict[str, ToyServer]
+    shared: Shared
+
+    def hop(self, session: Session, index: int) -> ToyServer:
+        """The server of a hop."""
+        return self.servers[session._course.hops[index].peer_id]
+
+    @asynccontextmanager
+    async def session(self, trace: Trace | None = None, **options: Any) -> AsyncIterator[Session]:
+        session = Session(
+            self.shared,
+            self.membership,
+            ModelShape(name=MODEL, revision="r", num_blocks=NUM_BLOCKS, hidden_size=COLUMNS, vocab_size=VOCAB),
+            max_tokens=200,
+            servers=await self.membership.servers(MODEL),
+            trace=trace or Trace(model=MODEL),
+            options=SessionOptions(**options),
+        )
+        async with session:
+            yield session
+
+    async def all_freed(self) -> None:
+        async with asyncio.timeout(5):
+            while any(server.seats for server in self.servers.values()):
+                await asyncio.sleep(0.01)
+        assert not self.shared.links.load
+
+
+@asynccontextmanager
+async def world(spans: Sequence[tuple[int, int]] = THIRDS * 2) -> AsyncIterator[World]:
+    internet = MemoryInternet(detection_s=0, default_link=Link(latency_s=RTT_S / 2))
+    async with AsyncExitStack() as stack:
+        network = internet.network()
+        membership = await stack.enter_async_context(Membership(network))
+        servers: dict[str, ToyServer] = {}
+        for start, end in spans:
+            node = internet.network()
+            server = ToyServer(node, await stack.enter_async_context(Membership(node)), start, end, NUM_BLOCKS)
+            await server.start_serving()
+            stack.push_async_callback(server.close)
+            servers[node.peer_id], server.others = server, servers
+        while len(await membership.servers(MODEL)) < len(spans):
+            await asyncio.sleep(0.1)
+        shared = Shared(network, membership)
+        stack.push_async_callback(shared.close)
+        yield World(internet, network, membership, servers, shared)
+
+
+async def generate(
+    session: Session, num_tokens: int = 10, strike: Callable[[int], None] = lambda index: None
+) -> list[int]:
+    """Greedy tokens; `strike` is called before each is asked for."""
+    tokens, new = list[int](), PROMPT
+    for index in range(num_tokens):
+        strike(index)
+        new = [(await session.next_token(new, Pick(index=index))).token_id]
+        tokens += new
+    return tokens
+
+
+EXPECTED = expected_tokens(PROMPT, 10, NUM_BLOCKS)
+
+
+def run(scenario: Any) -> None:
+    with no_leaks():
+        virtual_time.run(scenario)
+
+
+def test_session_undisturbed_takes_one_round_trip_to_open_and_no_more_than_the_chain_a_token() -> None:
+    async def scenario() -> None:
+        clock = asyncio.get_running_loop().time
+        async with world(THIRDS) as w:
+            trace = Trace(model=MODEL)
+            async with w.session(trace) as session:
+                since_s = clock()
+                await session.next_token(PROMPT, Pick())
+                # a lane is opened and accepted, a seat opened; to the first server, two pushes, and back
+                assert clock() - since_s < 2 * RTT_S + 2 * RTT_S + 2 * RTT_S
+                since_s = clock()
+                await session.next_token([1], Pick(index=1))
+                assert clock() - since_s == pytest.approx(2 * RTT_S, abs=1e-3)
+                assert [server.num_rows for server in w.servers.values()] == [41] * 3
+            await w.all_freed()
+            assert trace.replays == []
+            assert [(hop.start, hop.end, hop.num_steps) for hop in trace.hops] == [(0, 2, 3), (2, 4, 3), (4, 6, 3)]
+
+    run(scenario())
+
+
+def test_session_many_share_the_lanes() -> None:
+    async def scenario() -> None:
+        async with world(THIRDS) as w, AsyncExitStack() as stack:
+            sessions = [await stack.enter_async_context(w.session()) for _ in range(8)]
+            answers = await asyncio.gather(*(generate(session) for session in sessions))
+            assert answers == [EXPECTED] * 8
+            assert len(w.shared.lanes._tasks) == 3
+            await stack.aclose()
+            await w.all_freed()
+            await asyncio.sleep(40)
+            assert not w.shared.lanes._tasks, "an idle lane is closed"
+
+    run(scenario())
+
+
+def test_session_does_not_begin_on_a_lane_that_is_just_being_closed() -> None:
+    async def scenario() -> None:
+        async with world([(0, 6)]) as w:
+            async with w.session() as session:
+                assert await generate(session) == EXPECTED
+            (peer_id,) = w.servers
+            old = await w.shared.lanes.get(peer_id, MODEL)
+            old._lane.end()  # its time is over at this very moment
+            assert await w.shared.lanes.get(peer_id, MODEL) is not old
+            trace = Trace(model=MODEL)
+            async with w.session(trace) as session:
+                assert await generate(session) == EXPECTED
+            assert len(trace.hops) == 1
+            await w.all_freed()
+
+    run(scenario())
+
+
+def test_session_logits_of_the_last_and_of_all_tokens() -> None:
+    async def scenario() -> None:
+        async with world(THIRDS) as w, w.session() as session:
+            all_TV = await session.all_logits(PROMPT)
+            last_V = await session.next_logits([7])
+            assert all_TV.shape == (len(PROMPT), VOCAB)
+            assert int(all_TV[-1].argmax()) == EXPECTED[0]
+            assert int(last_V.argmax()) == expected_tokens([*PROMPT, 7], 1, NUM_BLOCKS)[0]
+
+    run(scenario())
+
+
+WHEN = {"before the second token": 1, "between": 5, "at the end": 9}
+
+
+@pytest.mark.parametrize("when", WHEN)
+@pytest.mark.parametrize("index", [0, 1, 2])
+def test_session_server_that_dies_costs_some_round_trips_and_no_token(index: int, when: str) -> None:
+    async def scenario() -> None:
+        async with world() as w:
+            trace = Trace(model=MODEL)
+            async with w.session(trace) as session:
+                strike = lambda i: i == WHEN[when] and w.internet.crash(w.hop(session, index).network.peer_id)  # noqa: E731
+                assert await generate(session, 10, strike) == EXPECTED
+            (replay,) = trace.replays
+            assert replay.num_tokens == len(PROMPT) + WHEN[when] - 1
+            assert 0 < replay.failover_ms < 8 * RTT_S * 1000
+            await w.all_freed()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("index", [0, 1, 2])
+@pytest.mark.parametrize("delay_s", [0.02, 0.05, 0.06, 0.07, 0.08])
+def test_session_server_that_dies_during_prefill(index: int, delay_s: float) -> None:
+    async def scenario() -> None:
+        async with world() as w:
+            trace = Trace(model=MODEL)
+            async with w.session(trace, max_step_tokens=4) as session:
+                strike = lambda: w.internet.crash([*w.servers][index])  # noqa: E731
+                asyncio.get_running_loop().call_later(delay_s, strike)
+                spare = {w.servers[peer_id] for peer_id in list(w.servers)[3:]}
+                # so that those who die are those who are used
+                session._pilot._finder._servers = {
+                    server.network.peer_id: record
+                    for server in w.servers.values()
+                    if server not in spare
+                    for record in [(await w.membership.servers(MODEL))[server.network.peer_id]]
+                }
+                assert await generate(session) == EXPECTED
+            await w.all_freed()
+
+    run(scenario())
+
+
+def test_session_two_servers_that_die_at_once() -> None:
+    async def scenario() -> None:
+        async with world() as w:
+            trace = Trace(model=MODEL)
+            async with w.session(trace) as session:
+
+                def strike(index: int) -> None:
+                    if index == 4:
+                        for hop in list(session._course.hops)[:2]:
+                            w.internet.crash(hop.peer_id)
+
+                assert await generate(session, 10, strike) == EXPECTED
+            assert len(trace.replays) == 2
+            await w.all_freed()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(("after", "floor_s"), [(4, FLOOR_S), (KNOWN_STEPS + 1, KNOWN_FLOOR_S)])
+def test_session_server_that_stalls_is_given_up_sooner_when_it_is_known(after: int, floor_s: float) -> None:
+    async def scenario() -> None:
+        async with world() as w:
+            trace = Trace(model=MODEL)
+            async with w.session(trace) as session:
+
+                def strike(index: int) -> None:
+                    if index == after:
+                        w.hop(session, 1).spoil = lambda result: None
+
+                assert await generate(session, after + 6, strike) == expected_tokens(PROMPT, after + 6, NUM_BLOCKS)
+            (replay,) = trace.replays
+            assert floor_s * 1000 < replay.failover_ms < (floor_s + 1) * 1000
+            assert replay.reason == "the server did not answer in time"
+
+    run(scenario())
+
+
+def test_session_server_that_was_slow_lately_is_given_more_time() -> None:
+    async def scenario() -> None:
+        async with world() as w:
+            trace = Trace(model=MODEL)
+            async with w.session(trace) as session:
+                await session.next_token(PROMPT, Pick())
+                timer = session._course.hops[1].timer
+                assert timer.timeout_s(1, 0) > FLOOR_S
+                for _ in range(KNOWN_STEPS):
+                    timer.took(1, 0.02)
+                assert timer.timeout_s(1, 0) < FLOOR_S
+                assert timer.timeout_s(2, 0) > FLOOR_S, "what a prompt takes is another thing"
+                timer.took(1, 1.0)
+                assert timer.timeout_s(1, 0) > FLOOR_S
+            assert trace.replays == []
+
+    run(scenario())
+
+
+def test_session_server_that_answers_just_in_time_is_waited_for_no_longer_each_time() -> None:
+    async def scenario() -> None:
+        async with world() as w, w.session(Trace(model=MODEL)) as session:
+            await session.next_token(PROMPT, Pick())
+            timer = session._course.hops[1].timer
+            for _ in range(50):
+                timer.took(1, timer.timeout_s(1, 0) - 0.01)
+            assert FLOOR_S < timer.timeout_s(1, 0) <= FLOOR_S + MAX_TOKEN_S
+
+    run(scenario())
+
+
+def test_session_steps_of_wide_rows_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        async with world() as w:
+            trace = Trace(model=MODEL)
+            async with w.session(trace) as session:
+                assert await generate(session, 4) == expected_tokens(PROMPT, 4, NUM_BLOCKS)
+            assert all(hop.num_steps == -(-len(PROMPT) // 3) + 3 for hop in trace.hops)
+
+    monkeypatch.setattr("swarm.serving.session.session.row_bytes", lambda codec, width: MAX_STEP_BYTES // 3)
+    run(scenario())
+
+
+def test_session_evicted_seat_is_opened_again() -> None:
+    async def scenario() -> None:
+        async with world() as w:
+            trace = Trace(model=MODEL)
+            async with w.session(trace) as session:
+                strike = lambda i: i == 4 and w.hop(session, 1).evict()  # noqa: E731
+                assert await generate(session, 10, strike) == EXPECTED
+            assert [replay.reason for replay in trace.replays] == ["evicted"]
+
+    run(scenario())
+
+
+def test_session_leaving_server_hands_over() -> None:
+    async def scenario() -> None:
+        async with world() as w:
+            trace = Trace(model=MODEL)
+            async with w.session(trace) as session:
+                strike = lambda i: i == 4 and w.hop(session, 1).leave()  # noqa: E731
+                assert await generate(session, 10, strike) == EXPECTED
+            (replay,) = trace.replays
+            assert (replay.was_handed_over, replay.num_tokens) == (True, 0)
+            # but for the hand-over itself there is no pause
+            assert replay.failover_ms < 1000 * (0.05 + 5 * RTT_S)
+            await w.all_freed()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("who", ["old", "new"])
+def test_session_server_that_dies_during_a_hand_over(who: str) -> None:
+    async def scenario() -> None:
+        async with world([*THIRDS * 2, (2, 4)]) as w:
+            trace = Trace(model=MODEL)
+            struck = []
+            async with w.session(trace) as session:
+
+                def kill() -> None:
+                    (repair,) = session._course.repairs
+                    assert repair.is_handing
+                    assert repair.old is not None
+                    struck.append(repair.old.peer_id if who == "old" else repair.fresh[0].peer_id)
+                    w.internet.crash(struck[0])
+
+                def strike(index: int) -> None:
+                    if index == 4:
+                        for server in w.servers.values():
+                            server.hand_over_s = 1.0
+                        w.hop(session, 1).leave()
+                        asyncio.get_running_loop().call_later(0.5, kill)
+
+                assert await generate(session, 10, strike) == EXPECTED
+            assert struck
+            (replay,) = trace.replays
+            assert not replay.was_handed_over
+            await w.all_freed()
+
+    run(scenario())
+
+
+def test_session_broken_link_between_two_servers_is_gone_around() -> None:
+    async def scenario() -> None:
+        async with world(THIRDS) as w:
+            trace = Trace(model=MODEL)
+            clock = asyncio.get_running_loop().time
+            async with w.session(trace) as session:
+                seconds: list[float] = []
+
+                def strike(index: int) -> None:
+                    seconds.append(clock())
+                    if index == 4:
+                        upper = w.hop(session, 0)
+                        # what it sends to the next server vanishes
+                        upper._queues = dict.fromkeys(w.servers, asyncio.Queue())  # type: ignore[arg-type]
+
+                assert await generate(session, 10, strike) == EXPECTED
+            assert trace.replays == []
+            assert seconds[5] - seconds[4] < FLOOR_S
+            assert seconds[6] - seconds[5] < 4 * RTT_S, "later tokens do not wait to find out"
+
+    run(scenario())
+
+
+def nonsense(result: Result) -> Result:
+    bad = Rows(codec="raw", num_rows=1, num_columns=COLUMNS, payload=b"\x00\x00\xc0\x7f" * COLUMNS)
+    return replace(result, rows=bad)
+
+
+LIES: dict[str, Callable[[Result], Result]] = {
+    "not a number": nonsense,
+    "another position": lambda result: replace(result, position=result.position + 7),
+    "fewer rows": lambda result: replace(result, rows=None),
+    "logits": lambda result: replace(
+        result, rows=Rows(codec="raw", num_rows=1, num_columns=VOCAB, payload=logits_of(bytes(8)).tobytes())
+    ),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_session_server_that_sends_nonsense_is_replaced_and_not_asked_again(lie: str) -> None:
+    async def scenario() -> None:
+        async with world([*THIRDS, (2, 4)]) as w:
+            trace = Trace(model=MODEL)
+            async with w.session(trace) as session:
+                liar = []
+
+                def strike(index: int) -> None:
+                    if index == 4:
+                        liar.append(w.hop(session, 1))
+
+                        liar[0]._push = lambda *_: None  # type: ignore[method-assign]
+                        liar[0].spoil = LIES[lie]
+
+                assert await generate(session, 10, strike) == EXPECTED
+            (replay,) = trace.replays
+            assert replay.lost_peer == liar[0].network.peer_id
+            w.internet.crash(replay.new_peers[0])
+            async with w.session(patience_s=3) as session:
+                with pytest.raises(NoChain):
+                    await generate(session)
+
+    run(scenario())
+
+
+LOGITS = Rows(codec="raw", num_rows=1, num_columns=VOCAB, payload=logits_of(bytes(8)).tobytes())
+ANSWERS: dict[str, tuple[Pick | None, Callable[[Result], Result]]] = {
+    "a token outside the vocabulary": (Pick(), lambda result: replace(result, token=Picked(token_id=VOCAB))),
+    "logits for a token": (Pick(), lambda result: replace(result, token=None, rows=LOGITS)),
+    "a token for logits": (None, lambda result: replace(result, token=Picked(token_id=1), rows=None)),
+    "no probability": (Pick(num_logprobs=1), lambda result: replace(result, token=Picked(token_id=1))),
+    "a probability that nobody wants": (Pick(), lambda result: replace(result, token=Picked(token_id=1, logprob=-1.0))),
+    "too many likely ones": (
+        Pick(num_logprobs=0),
+        lambda result: replace(result, token=Picked(token_id=1, logprob=-1.0, top=((1, -1.0),))),
+    ),
+    "a likely one outside the vocabulary": (
+        Pick(num_logprobs=1),
+        lambda result: replace(result, token=Picked(token_id=1, logprob=-1.0, top=((VOCAB, -1.0),))),
+    ),
+}
+
+
+@pytest.mark.parametrize("lie", ANSWERS)
+def test_session_answer_to_another_question_is_a_violation(lie: str) -> None:
+    async def scenario() -> None:
+        pick, spoil = ANSWERS[lie]
+        async with world([(0, 6)]) as w:
+            (server,) = w.servers.values()
+            server.spoil = lambda result: spoil(result) if result.token or result.rows else result
+            async with w.session(patience_s=2) as session:
+                with pytest.raises(NoChain) as caught:
+                    await (session.next_logits(PROMPT) if pick is None else session.next_token(PROMPT, pick))
+            assert "just failed" in str(caught.value)
+
+    run(scenario())
+
+
+def test_session_server_that_holds_more_than_it_can_is_a_violation() -> None:
+    async def scenario() -> None:
+        async with world([(0, 6), (0, 6)]) as w:
+            trace = Trace(model=MODEL)
+            liar = next(iter(w.servers.values()))
+            liar.pages = [(b"",) * 6] * 100
+            ready = ToyServer._ready
+
+            def lying(self: ToyServer, peer_id: str, lane: Any, opened: Any, states: Any) -> None:
+                ready(self, peer_id, lane, opened, self.pages)
+
+            liar._ready = lying.__get__(liar)  # type: ignore[method-assign]
+            for _ in range(3):
+                async with w.session(trace) as session:
+                    assert await generate(session) == EXPECTED
+                    assert w.hop(session, 0) is not liar
+
+    run(scenario())
+
+
+def test_session_prefix_is_reused_when_the_servers_and_the_client_still_have_it() -> None:
+    async def scenario() -> None:
+        async with world(THIRDS) as w:
+            for num_rows in (49, 49 + 49 - 32):
+                trace = Trace(model=MODEL)
+                async with w.session(trace) as session:
+                    assert await generate(session) == EXPECTED
+                assert [server.num_rows for server in w.servers.values()] == [num_rows] * 3
+            assert trace.num_reused_tokens == 32
+            await w.all_freed()
+
+    run(scenario())
+
+
+def test_session_after_a_reused_prefix_a_dead_server_is_replayed_from_the_start() -> None:
+    async def scenario() -> None:
+        async with world() as w:
+            async with w.session() as session:
+                await generate(session)
+                used = [hop.peer_id for hop in session._course.hops]
+            trace = Trace(model=MODEL)
+            with patch.object(w.membership, "known_rtts_ms", return_value=dict.fromkeys(used, 0.0)):
+                async with w.session(trace) as session:
+                    strike = lambda i: i == 4 and w.internet.crash(w.hop(session, 1).network.peer_id)  # noqa: E731
+                    assert await generate(session, 10, strike) == EXPECTED
+            assert trace.num_reused_tokens == 32
+            assert trace.replays[0].num_tokens == 43
+
+    run(scenario())
+
+
+def test_session_without_servers_names_the_blocks_in_bounded_time() -> None:
+    async def scenario() -> None:
+        clock = asyncio.get_running_loop().time
+        async with world(THIRDS) as w, w.session(patience_s=5) as session:
+
+            def strike(index: int) -> None:
+                if index == 4:
+                    w.internet.crash(w.hop(session, 1).network.peer_id)
+
+            since_s = clock()
+            with pytest.raises(NoChain, match=r"blocks \[2, 4\)") as caught:
+                await generate(session, 10, strike)
+            assert "the connection broke" in str(caught.value.__cause__)
+            assert 5 <= clock() - since_s < 8
+
+    run(scenario())
+
+
+def test_session_closed_or_cancelled_at_any_moment_leaves_nothing() -> None:
+    async def scenario() -> None:
+        async with world() as w:
+
+            async def one() -> None:
+                async with w.session() as session:
+                    await generate(session)
+
+            for delay_s in (0.0, 0.005, 0.015, 0.03, 0.05, 0.08, 0.1, 0.2):
+                task = asyncio.create_task(one())
+                await asyncio.sleep(delay_s)
+                task.cancel()
+                await asyncio.wait([task])
+                await w.all_freed()
+
+    run(scenario())
+
+
+def test_session_that_needs_too_much_memory_for_replays_is_refused() -> None:
+    async def scenario() -> None:
+        async with world(THIRDS) as w:
+            with pytest.raises(ConfigError, match="surviving a failure would take"):
+                async with w.session(max_replay_bytes=1000) as session:
+                    await generate(session)
+
+    run(scenario())
+
+
+def test_session_that_is_asked_for_more_than_it_has_room_says_so() -> None:
+    async def scenario() -> None:
+        async with world(THIRDS) as w, w.session() as session:
+            with pytest.raises(ConfigError, match="201 tokens"):
+                await session.next_token([0] * 201, Pick())
+
+    run(scenario())
+
+
+def test_session_servers_that_all_fail_at_the_same_token_end_it() -> None:
+    async def scenario() -> None:
+        async with world([(0, 6)] * 20) as w:
+            for server in w.servers.values():
+                server.spoil = lambda result: replace(result, position=result.position + 1000)
+            async with w.session() as session:
+                with pytest.raises(SessionError, match=r"no session|same token"):
+                    await generate(session)
+
+    run(scenario())
+
+
+def test_session_codec_error_and_spans_are_in_the_trace() -> None:
+    async def scenario() -> None:
+        async with world(THIRDS) as w:
+            next(iter(w.servers.values())).spoil = lambda result: replace(result, codec_error=0.25)
+            trace = Trace(model=MODEL)
+            async with w.session(trace) as session:
+                await generate(session, 2)
+            assert (trace.codec, trace.codec_error) == ("raw", 0.25)
+
+    run(scenario())

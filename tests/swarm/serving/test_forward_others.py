@@ -1,0 +1,147 @@
+"""Calls on blocks beside servers that lie or are busy, and beside the sessions of others."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import itertools
+import logging
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from swarm.network.interface import Stream
+from swarm.network.membership import Membership
+from swarm.remote.gradient import Wanted
+from swarm.remote.search import PATIENCE_S
+from swarm.serving import forward
+from swarm.serving.forward_admission import ForwardBounds
+from swarm.serving.forward_pieces import PIECE_MS, Pace
+from swarm.testing import virtual_time
+from swarm_protocol.errors import ConfigError, PeerRefused, SwarmError
+from swarm_protocol.forward_messages import TensorPiece
+from swarm_protocol.rows import Rows
+
+TOKENS = torch.tensor([[5, 80, 33, 21, 90, 7, 7, 12, 60, 61, 3, 140], [9, 8, 7, 6, 5, 4, 3, 2, 200, 201, 202, 203]])
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (Rows(codec="raw", num_rows=24, num_columns=32, payload=b"\x00\x00\xc0\x7f" * 24 * 32), "finite"),
+        (Rows(codec="raw", num_rows=25, num_columns=32, payload=bytes(4 * 25 * 32)), "25 rows"),
+        (Rows(codec="tokens", num_rows=24, num_columns=0, payload=bytes(4 * 24)), "0 columns"),
+        (ConfigError("buy a new client"), "new client"),
+        (PeerRefused("not you"), "not you"),
+        (None, "ended the call"),
+    ],
+    ids=["nan", "rows", "tokens", "blame", "refusal", "silence"],
+)
+def test_server_that_lies_is_passed_over(
+    boxes: Any, llama_dir: Path, caplog: pytest.LogCaptureFixture, answer: Any, error: str
+) -> None:
+    async def lie(_peer_id: str, stream: Stream) -> None:
+        for _ in range(2):
+            await stream.receive()
+        if isinstance(answer, SwarmError):
+            raise answer
+        if answer is not None:
+            await stream.send(TensorPiece(rows=answer).to_bytes())
+
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 3)]) as swarm:
+            x = await swarm.client.embed(TOKENS, model="tiny")
+            honest = next(iter(swarm.servers.values())).record
+            liar = swarm.internet.network()
+            await liar.serve_stream("serving.forward/tiny", lie)
+            async with Membership(liar) as membership:
+                membership.announce(dataclasses.replace(honest, decode_ms_per_block=0.0001))
+                await swarm.known(2)
+                await asyncio.sleep(2)
+                with caplog.at_level(logging.INFO, logger="swarm.remote.search"):
+                    for _ in range(4):
+                        swarm.client._shared.links.worked(liar.peer_id)
+                        found = await swarm.client.forward(x, model="tiny", end=3)
+                        assert torch.equal(found, await swarm.client.forward(TOKENS, model="tiny", end=3))
+            assert f"{liar.peer_id} failed" in caplog.text
+            assert error in caplog.text
+
+    virtual_time.run(scenario())
+
+
+def test_busy_server_is_asked_again_and_a_call_that_is_too_large_is_not(boxes: Any, llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 6)]) as swarm:
+            (server,) = swarm.servers.values()
+            x = await swarm.client.embed(TOKENS, model="tiny")
+            expected = await swarm.client.forward(x, model="tiny")
+            clock = asyncio.get_running_loop().time
+            since_s = clock()
+            async with asyncio.TaskGroup() as tasks:
+                with contextlib.ExitStack() as taken:
+                    for _ in range(4):
+                        taken.enter_context(server.calls.room.reserved(swarm.network.peer_id, 1))
+                    asked = tasks.create_task(swarm.client.forward(x, model="tiny"))
+                    await asyncio.sleep(2.5)
+                    assert not asked.done()
+            assert torch.equal(asked.result(), expected)
+            assert clock() - since_s < 5
+            server.calls.room._bounds = ForwardBounds(max_bytes=100)
+            with pytest.raises(PeerRefused, match="a client may have 50"):
+                await swarm.client.forward(x, model="tiny")
+            assert clock() - since_s < 6
+            # others are not kept from it by that
+            assert len(await swarm.tokens()) == len(swarm.expected())
+
+    virtual_time.run(scenario())
+
+
+def test_server_that_says_come_back_in_an_hour_is_not_waited_for(boxes: Any, llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 6)]) as swarm:
+            (server,) = swarm.servers.values()
+            x = await swarm.client.embed(TOKENS, model="tiny")
+            clock = asyncio.get_running_loop().time
+            since_s = clock()
+            later = PeerRefused("much to do", retry_after_s=3600.0)
+            with patch.object(server.calls, "_current", side_effect=later), pytest.raises(PeerRefused, match="much"):
+                await swarm.client.forward(x, model="tiny")
+            assert clock() - since_s < PATIENCE_S
+
+    virtual_time.run(scenario())
+
+
+def test_tokens_of_others_keep_coming_while_a_large_backward_runs(boxes: Any, llama_dir: Path) -> None:
+    num_pieces = [0]
+    timed = forward._timed
+
+    def counted(*arguments: Any) -> Any:
+        num_pieces[0] += 1
+        return timed(*arguments)
+
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 3), (3, 6)]) as swarm:
+            for server in swarm.servers.values():
+                server.calls._paces[server.calls._current().span] = Pace(PIECE_MS / 8)
+            blocks = await swarm.client._blocks("tiny", Wanted())
+            x = torch.randn(8, 8, 32, generator=torch.Generator().manual_seed(0))
+            _, parts = await blocks.forward(x, 0, 6)
+            tokens, between = [], []
+            async with asyncio.TaskGroup() as tasks:
+                generation = aiter(swarm.generate())
+                tokens.append((await anext(generation)).token_id)
+                num_pieces[0] = 0
+                tasks.create_task(blocks.backward(parts, torch.ones(8, 8, 32)))
+                async for token in generation:
+                    tokens.append(token.token_id)
+                    between.append(num_pieces[0])
+            assert tokens == swarm.expected()
+            assert num_pieces[0] == 2 * 8 * 5
+            # a token takes a few trips through the loop, and so a few pieces
+            assert sum(earlier < later for earlier, later in itertools.pairwise(between)) >= 4
+
+    with patch("swarm.serving.forward._timed", counted), patch("swarm.serving.forward_pieces.Pace.took"):
+        asyncio.run(scenario())

@@ -27,7 +27,7 @@ check: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/vulture
-	$(BIN)/pip-licenses --partial-match --ignore-packages atheris --output-file /dev/null --allow-only "$(LICENCES)"
+	$(BIN)/pip-licenses --partial-match --ignore-packages atheris torchao --output-file /dev/null --allow-only "$(LICENCES)"
 	$(BIN)/python protocol/generate.py --check
 
 fix: $(STAMP)

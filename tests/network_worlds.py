@@ -1,4 +1,6 @@
-"""Where the conformance suite runs: two nodes of each implementation, and how to run a coroutine there."""
+"""Where the conformance suite runs: two nodes of each implementation, or two that only a relay connects; and how to run
+a coroutine there.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ import itertools
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,6 +18,7 @@ from swarm.network.interface import Network
 from swarm.network.libp2p import Libp2pNetwork, Libp2pOptions
 from swarm.network.memory import MemoryInternet
 from swarm.testing import virtual_time
+from swarm_protocol.errors import PeerRefused, PeerUnreachable
 from swarm_protocol.identity import Identity
 
 
@@ -80,11 +84,49 @@ class Libp2pWorld:
         return await libp2p_node(self._folder / self.name(), peers=peers)
 
 
+class RelayedWorld(Libp2pWorld):
+    """None of its nodes listens anywhere: every connection between them goes through their relay."""
+
+    async def open(self) -> None:
+        self._spawned: list[Network] = []
+        self.relay = await libp2p_node(self._folder / "relay", relay="serve")
+        self.a = await self.spawn()
+        self.b = await self.spawn()
+
+    async def close(self) -> None:
+        await super().close()
+        await eventually(self._carries_nothing)
+        await self.relay.close()
+
+    async def _carries_nothing(self) -> bool:
+        counts = self.relay.relay_counts
+        return (counts.reservations, counts.circuits) == (0, 0)
+
+    async def spawn(self, *, alone: bool = False) -> Network:
+        if alone:
+            return await super().spawn(alone=True)
+        peers = await self.relay.addrs()
+        node = await libp2p_node(self._folder / self.name(), peers=peers, listen=(), relay="use")
+        for other in self._spawned[:2]:  # whose daemon may have dialled too soon, and then pauses before it tries again
+            await eventually(partial(_reaches, other, node.peer_id))
+        self._spawned.append(node)
+        return node
+
+
+async def _reaches(network: Network, peer_id: str) -> bool:
+    try:
+        await network.call(peer_id, "nonesuch", b"", timeout_s=5)
+    except PeerUnreachable:
+        return False
+    except PeerRefused:
+        return True
+    raise AssertionError("somebody serves nonesuch")
+
+
 @contextmanager
-def libp2p_runner(folder: Path) -> Iterator[Run]:
-    """One event loop and two hosts for many cases."""
+def libp2p_runner(world: Libp2pWorld) -> Iterator[Run]:
+    """One event loop and the same hosts for many cases."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        world = Libp2pWorld(folder)
         runner.run(world.open())
         yield lambda case: runner.run(case(world))
         runner.run(world.close())

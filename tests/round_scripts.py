@@ -175,7 +175,7 @@ def owner_dies_and_the_parts_come_from_who_voted() -> tuple[str, Script]:
 
 def undecided_vote_is_resumed_by_the_next_attempt() -> tuple[str, Script]:
     leader = leader_of(1)
-    resumed = signed(PEERS, 1, leader, part_values=(), resumes=OUTCOME, origin=FIRST.data)
+    resumed = replace(signed(PEERS, 1, leader, part_values=(), resumes=OUTCOME, origin=FIRST.data), origin=FIRST)
     return ME, [
         (5.0, OFFER),
         (6.0, Grouped(signed=FIRST)),

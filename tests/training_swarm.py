@@ -237,3 +237,6 @@ class SpoiledCodec:
             return self._honest.decode(data, num_values)
         except ValueError:
             return torch.zeros(num_values)
+
+    def accumulate(self, data: bytes | bytearray | memoryview, weight: float, acc_N: Tensor) -> None:
+        acc_N += weight * self.decode(data, acc_N.numel())

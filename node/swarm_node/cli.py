@@ -13,30 +13,42 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from typing import Annotated
 
 import typer
-from swarm_protocol.errors import ConfigError, SwarmError
+from swarm_protocol.errors import ConfigError
+from swarm_protocol.version import software_version
 from typer.exceptions import TyperException
 
-from swarm_node import home, logs
+from swarm_node import failure, logs
 from swarm_node.demo.command import demo
 from swarm_node.events import Emitter
 from swarm_node.options import Command, spread
 
-EXIT_FAILURE = 1
-EXIT_BUG = 70
 EXIT_INTERRUPTED = 130
 
 app = typer.Typer(
     name="swarm-node",
-    help="Lend this machine to train and to serve language models together with others.",
     epilog="Example: swarm-node demo",
+    context_settings={"help_option_names": ["--help", "-h"]},
 )
 
 HERE = ("home",)
 NETWORK = ("home", "name", "network_id", "peers", "listen", "announce")
-DAEMON = (*NETWORK, "drain_s", "log_format", "log_level")
-WORK = ("relay", "run", "then_serve", "model", "blocks", "max_blocks", "max_memory", "device", "threads", "probe")
+DAEMON = (*NETWORK, "tethered", "drain_s", "log_format", "log_level")
+WORK = (
+    "relay",
+    "run",
+    "then_serve",
+    "model",
+    "dtype",
+    "blocks",
+    "max_blocks",
+    "max_memory",
+    "device",
+    "threads",
+    "probe",
+)
 ADDR = "/ip4/203.0.113.7/tcp/4001/p2p/12D3KooW…"
 
 COMMANDS = (
@@ -58,7 +70,7 @@ COMMANDS = (
         name="gateway",
         purpose="Speak OpenAI's API over a network's models, for any OpenAI client.",
         code="swarm_node.gateway.command:run",
-        settings=(*DAEMON, "host", "port"),
+        settings=(*DAEMON, "host", "port", "api_keys", "open_to_all", "requests_per_min", "tokens_per_min"),
         example=f"swarm-node gateway --peers {ADDR} --port 8000",
     ),
     Command(
@@ -90,6 +102,14 @@ COMMANDS = (
         example=f"swarm-node doctor --peers {ADDR}",
     ),
     Command(
+        name="plan",
+        purpose="Say who would serve which blocks of a model, and how fast, before any node joins.",
+        code="swarm_node.commands.plan:run",
+        settings=("home", "model", "dtype"),
+        example="swarm-node plan --model ~/models/story --nodes nodes.toml",
+        paths={"nodes": "TOML file: name, memory, and decode_ms_per_block or tokens_per_s in a [[nodes]] for each."},
+    ),
+    Command(
         name="identity",
         purpose="Show this node's peer id, the name that others know it by.",
         code="swarm_node.commands.identity:run",
@@ -102,6 +122,22 @@ COMMANDS = (
 for entry in COMMANDS:
     entry.add_to(app)
 app.command("demo", epilog="Example: swarm-node demo --nodes 4 --keep demo")(demo)
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"swarm-node {software_version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    *,
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Lend this machine to train and to serve language models together with others."""
 
 
 def main() -> None:
@@ -119,11 +155,13 @@ def main() -> None:
 def run(arguments: Sequence[str]) -> int:
     """Run one command and return its exit code. Nothing but SystemExit from typer's completion escapes."""
     emitter = Emitter(json="--json" in arguments)
+    logs.quieten_imports()
     try:
         code = app(args=spread(arguments) or ["--help"], prog_name="swarm-node", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except TyperException as error:
-        known = [entry.name for entry in COMMANDS if entry.name in arguments[:1]]
+        names = [entry.name for entry in COMMANDS] + ["demo"]
+        known = [name for name in names if name in arguments[:1]]
         emitter.error(ConfigError(error.format_message(), remedy=" ".join(["see swarm-node", *known, "--help"])))
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
@@ -131,21 +169,7 @@ def run(arguments: Sequence[str]) -> int:
     except BrokenPipeError:
         # whoever read our output is gone; keep the interpreter from complaining about it when it exits
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_FAILURE
+        return failure.EXIT_FAILURE
     except Exception as error:
-        emitter.error(_told(error))
-        return EXIT_FAILURE if isinstance(error, SwarmError | OSError) else EXIT_BUG
-
-
-def _told(error: Exception) -> SwarmError:
-    """`error` as something a person can act on."""
-    if isinstance(error, SwarmError):
-        return error
-    explained = home.explain(error, "use") if isinstance(error, OSError) else None
-    if explained is not None:
-        return explained
-    path = logs.keep_traceback(error)
-    return SwarmError(
-        f"unexpected {type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason given'}",
-        remedy=f"this is a bug; please report it with {path}",
-    )
+        emitter.error(failure.told(error))
+        return failure.exit_code(error)

@@ -15,15 +15,17 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from swarm.network.multiaddr import check_announce_addr, check_listen_addr
 from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError
 
 from swarm_node.settings import (
+    HubId,
     one_of,
     parse_bool,
+    parse_model,
     parse_network_id,
     parse_node_name,
     parse_path,
@@ -66,7 +68,8 @@ class Config:
     relay: str = "auto"
     run: Path | None = None
     then_serve: bool = False
-    model: Path | None = None
+    model: Path | HubId | None = None
+    dtype: Literal["float32", "bfloat16", "float16", "int8", "int4"] = "float32"
     blocks: tuple[int, int] | None = None
     max_blocks: int = 0
     max_memory: int = 0
@@ -76,6 +79,11 @@ class Config:
     keep_checkpoints: int = 2
     host: str = "127.0.0.1"
     port: int = 8000
+    api_keys: Path | None = None
+    open_to_all: bool = False
+    requests_per_min: int | None = None
+    tokens_per_min: int = 0
+    tethered: bool = False
     drain_s: float = 30.0
     log_format: str = "human"
     log_level: str = "info"
@@ -88,17 +96,23 @@ class Config:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How one field of Config is read and explained. Without a `metavar` it is a switch; `many` may be repeated."""
+    """How one field of Config is read and explained. Without a `metavar` it is a switch; `many` may be repeated.
+
+    `example` is what to write where the default would be no example.
+    """
 
     parse: Callable[[str], object]
     metavar: str
     about: str
     many: bool = False
+    example: str = ""
 
 
 SETTINGS: Mapping[str, Setting] = {
-    "home": Setting(parse_path, "DIR", "The node's directory: identity, control socket, cache, checkpoints, log."),
-    "name": Setting(parse_node_name, "NAME", "Name that others see. Default: this machine's."),
+    "home": Setting(
+        parse_path, "DIR", "The node's directory: identity, control socket, cache, checkpoints, log.", example="~/swarm"
+    ),
+    "name": Setting(parse_node_name, "NAME", "Name that others see. Default: this machine's.", example="attic"),
     "network_id": Setting(parse_network_id, "ID", "Network to be part of; others are not spoken to."),
     "peers": Setting(parse_peer, "ADDR…", "Address of a peer to join through, as `seed` prints it.", many=True),
     "listen": Setting(
@@ -110,18 +124,54 @@ SETTINGS: Mapping[str, Setting] = {
     "relay": Setting(
         one_of("auto", "use", "none"), "WHEN", "Be reached through a seed: auto (unless all is local), use or none."
     ),
-    "run": Setting(parse_path, "FILE", "Signed run file: train what it describes."),
-    "then_serve": Setting(parse_bool, "", "Once the run is finished, serve its result."),
-    "model": Setting(parse_path, "DIR", "Hugging Face directory: serve blocks of it."),
-    "blocks": Setting(parse_span, "START:END", "Serve exactly this half-open span of blocks."),
-    "max_blocks": Setting(whole_number(0, 4096), "N", "Serve at most so many blocks; 0: no limit."),
-    "max_memory": Setting(parse_size, "SIZE", "At most this much memory for weights, such as 6GiB; 0: no limit."),
+    "run": Setting(parse_path, "FILE", "Signed run file: train what it describes.", example="run.toml"),
+    "then_serve": Setting(parse_bool, "", "Once the run is finished, serve its result.", example="true"),
+    "model": Setting(
+        parse_model,
+        "MODEL",
+        "Serve blocks of this Hugging Face model: a directory, or OWNER/NAME[@REVISION] on a hub.",
+        example="~/models/story",
+    ),
+    "dtype": Setting(
+        one_of("float32", "bfloat16", "float16", "int8", "int4"),
+        "DTYPE",
+        "Weights as they are held: float32, "
+        "bfloat16, float16, or int8 or int4 that compute in bfloat16. Servers of different ones answer differently.",
+    ),
+    "blocks": Setting(parse_span, "START:END", "Serve exactly this half-open span of blocks.", example="0:8"),
+    "max_blocks": Setting(whole_number(0, 4096), "N", "Serve at most so many blocks; 0: no limit.", example="8"),
+    "max_memory": Setting(
+        parse_size,
+        "SIZE",
+        "At most this much memory while it serves, the program's own included; 0: most of what is free.",
+        example="6GiB",
+    ),
     "device": Setting(one_of("auto", "cpu", "cuda", "mps"), "DEVICE", "Where to compute: auto, cpu, cuda or mps."),
-    "threads": Setting(whole_number(0, 4096), "N", "CPU threads to compute with; 0: all cores."),
+    "threads": Setting(whole_number(0, 4096), "N", "CPU threads to compute with; 0: all cores.", example="4"),
     "probe": Setting(one_of("auto", "fresh", "off"), "WHEN", "Measure speed: auto (once), fresh or off."),
     "keep_checkpoints": Setting(whole_number(1, 1000), "N", "Checkpoints to keep of each run."),
     "host": Setting(str, "HOST", "Address that the gateway listens on; 0.0.0.0: for all to reach."),
     "port": Setting(whole_number(0, 65535), "PORT", "Port that the gateway listens on; 0: any free one."),
+    "api_keys": Setting(
+        parse_path,
+        "FILE",
+        "Ask for keys: lines of `name key [requests_per_min] [tokens_per_min]`, read again when they change.",
+        example="keys.txt",
+    ),
+    "open_to_all": Setting(parse_bool, "", "Let others than this machine in without a key.", example="true"),
+    "requests_per_min": Setting(
+        whole_number(0, 10**9),
+        "N",
+        "Requests a minute for a key without its own, or for each address; 0: no limit. Default: 600 where others "
+        "come in without a key.",
+        example="60",
+    ),
+    "tokens_per_min": Setting(
+        whole_number(0, 10**9), "N", "The same for tokens, of prompts and answers; 0: no limit.", example="100000"
+    ),
+    "tethered": Setting(
+        parse_bool, "", "Leave at once when standard input ends: whoever started this node is gone.", example="true"
+    ),
     "drain_s": Setting(seconds(0, 3600), "SECONDS", "Time that work in flight gets to finish when leaving."),
     "log_format": Setting(one_of("human", "json"), "FORMAT", "Log lines: human or json."),
     "log_level": Setting(one_of("debug", "info", "warning", "error"), "LEVEL", "Least severe log lines that are kept."),
@@ -214,8 +264,18 @@ def _parse(name: str, origin: str, value: Value) -> Any:
         except ConfigError as error:
             raise ConfigError(f"{origin}: {error.message}", remedy=error.remedy) from error
         except ValueError as error:
-            raise ConfigError(f"{origin}: {text!r} {error}", remedy=f"{name}: {setting.about}") from error
+            raise ConfigError(f"{origin}: {text!r} {error}", remedy=f"write {_spelled(name, origin)}") from error
     return tuple(parsed) if setting.many else parsed[0]
+
+
+def _spelled(name: str, origin: str) -> str:
+    """An example of the setting, as it is written where it was given."""
+    example = SETTINGS[name].example or default_text(name)
+    if origin.startswith("--"):
+        return f"{origin} {example}"
+    if origin.startswith(ENV_PREFIX):
+        return f"{origin}={example}"
+    return f"{name} = {example}" if example.isdigit() or example == "true" else f'{name} = "{example}"'
 
 
 def _unknown(what: str, name: str, known: Sequence[str]) -> ConfigError:

@@ -20,7 +20,7 @@ from swarm_protocol.control_messages import LeaveReply, LeaveRequest, StatusRepl
 from swarm_protocol.errors import PeerError
 from swarm_protocol.identity import Identity
 
-from swarm_node import control, probe, reachability
+from swarm_node import control, failure, probe, reachability, tether
 from swarm_node.config import Config
 from swarm_node.control import ControlHandlers
 from swarm_node.departure import Departure, signals_to
@@ -41,7 +41,7 @@ EXIT_UNCLEAN = 1
 def run(config: Config, home: Home, emitter: Emitter, role: Role) -> int:
     """Live as `role` until it is done or told to leave; the caller holds the home's lock. Returns the exit code.
 
-    Raises SwarmError if the node cannot start or cannot go on.
+    If the node cannot start or cannot go on, that is told too; `stopped` is the last event whatever happened.
     """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_run(config, home, emitter, role))
@@ -49,15 +49,38 @@ def run(config: Config, home: Home, emitter: Emitter, role: Role) -> int:
 
 async def _run(config: Config, home: Home, emitter: Emitter, role: Role) -> int:
     departure = Departure()
+    if config.tethered:
+        _end_with_parent(departure)
     with signals_to(departure):
         life = asyncio.create_task(_live(config, home, emitter, role, departure), name="node")
-        clean = await _until_over(life, departure, emitter)
+        try:
+            clean = await _until_over(life, departure, emitter)
+        except Exception as error:
+            emitter.error(failure.told(error))
+            emitter.emit("stopped", reason=departure.reason or "it cannot go on", clean=False)
+            return failure.exit_code(error)
     emitter.emit("stopped", reason=departure.reason or "its work is done", clean=clean)
+    if not life.done():
+        # whoever closes the loop would wait for it, and for its threads, without an end
+        os._exit(EXIT_UNCLEAN)
     return 0 if clean else EXIT_UNCLEAN
 
 
+def _end_with_parent(departure: Departure) -> None:
+    loop = asyncio.get_running_loop()
+
+    def leave() -> None:
+        with suppress(RuntimeError):  # the loop is closed: we have left already
+            loop.call_soon_threadsafe(departure.force, "whoever started this node is gone")
+
+    tether.watch_stdin(leave)
+
+
 async def _until_over(life: asyncio.Task[None], departure: Departure, emitter: Emitter) -> bool:
-    """Wait until `life` has ended, by itself or after a request to leave. Whether its work was finished."""
+    """Wait until `life` has ended, by itself or after a request to leave. Whether its work was finished.
+
+    A life that does not even end CLOSE_S after it was cancelled is left behind, with a warning.
+    """
     await _first(life, departure.leaving)
     if departure.leaving.is_set():
         await _count_down(life, departure, emitter)
@@ -65,7 +88,10 @@ async def _until_over(life: asyncio.Task[None], departure: Departure, emitter: E
     if clean:
         await asyncio.wait({life}, timeout=CLOSE_S)
     life.cancel()
-    await asyncio.wait({life})
+    await asyncio.wait({life}, timeout=CLOSE_S)
+    if not life.done():
+        emitter.emit("warning", message=f"the node did not close within {CLOSE_S:.0f} s and is ended", remedy="")
+        return False
     if not life.cancelled() and (error := life.exception()) is not None:
         raise _cause(error)
     return clean

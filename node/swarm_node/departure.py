@@ -43,9 +43,12 @@ class Departure:
 
 @contextmanager
 def signals_to(departure: Departure) -> Iterator[None]:
-    """Turn Ctrl-C and SIGTERM into requests to leave. A third one gets the default action, should we be stuck."""
+    """Turn Ctrl-C, SIGTERM and the end of the terminal into requests to leave. A third one gets the default action,
+    should we be stuck."""
     loop = asyncio.get_running_loop()
     handled = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # under nohup the node outlives the terminal
+        handled[signal.SIGHUP] = "the terminal is gone"
 
     def arrived(number: signal.Signals) -> None:
         departure.request(handled[number])

@@ -69,6 +69,15 @@ EVENTS: Mapping[str, EventSpec] = {
         fields={"model": "text: the model's name"},
         text="finding and loading blocks of {model}",
     ),
+    "downloading": EventSpec(
+        about="Weights come from a hub: now and then, at the beginning and at the end.",
+        fields={
+            "model": "text: the model's name",
+            "num_bytes": "int: bytes that are there",
+            "total_bytes": "int: all that will be",
+        },
+        text="downloading {model}: {num_bytes} of {total_bytes} bytes",
+    ),
     "serving": EventSpec(
         about="This node answers for the span `[start, end)` of a model.",
         fields={
@@ -180,7 +189,7 @@ EVENTS: Mapping[str, EventSpec] = {
         text="warning: {message}",
     ),
     "error": EventSpec(
-        about="The command cannot go on; it exits non-zero.",
+        about="The command cannot go on; it exits non-zero. A daemon that had begun to start says `stopped` after it.",
         fields={"message": "text: what happened", "remedy": "text: what to do about it, may be empty"},
     ),
     "draining": EventSpec(
@@ -192,7 +201,7 @@ EVENTS: Mapping[str, EventSpec] = {
         text="draining ({reason}): leaving within {seconds:.0f} s; Ctrl-C leaves at once",
     ),
     "stopped": EventSpec(
-        about="The node has left. Always the last event of a daemon.",
+        about="The node has left: it was told to, was done, or could not go on. Always the last event of a daemon.",
         fields={
             "reason": "text: why",
             "clean": "bool: whether everything in flight was finished",
@@ -234,6 +243,18 @@ EVENTS: Mapping[str, EventSpec] = {
             "result": "text: ok, warn or fail",
             "message": "text: what was found",
             "remedy": "text: what to do about it, empty if ok",
+        },
+    ),
+    "plan": EventSpec(
+        about="What `plan` found out.",
+        fields={
+            "model": "text: the model's name",
+            "num_blocks": "int: blocks that it has",
+            "nodes": "list: for each node name, start, end (null: it takes nothing), kv_tokens, reason",
+            "lacking": "list: for each span without a server start, end and the memory_bytes that would close it",
+            "tokens_per_s": "number: what the slowest block does, all requests together without batching; 0 with gaps",
+            "chain": "list: for each hop of the first request name, start, end, ms a token; empty with gaps",
+            "chain_ms": "number?: milliseconds of one token of one request",
         },
     ),
     "identity": EventSpec(

@@ -27,37 +27,41 @@ MAX_SOCKET_PATH_BYTES = 100  # the kernel's sun_path holds 108 on Linux and 104 
 _PID_BYTES = 10  # a fixed width, so that a shorter pid leaves nothing of a longer one
 
 _REMEDIES = {
-    errno.EACCES: "make it writable for this user, or choose another directory with --home",
-    errno.EPERM: "make it writable for this user, or choose another directory with --home",
-    errno.EROFS: "the file system is read-only: choose another directory with --home",
-    errno.ENOTDIR: "a file is in the way: remove it, or choose another directory with --home",
-    errno.EEXIST: "a file is in the way: remove it, or choose another directory with --home",
-    errno.EISDIR: "a directory is in the way: remove it, or choose another directory with --home",
-    errno.ENOENT: "this place cannot hold files: choose another directory with --home",
-    errno.ENOSPC: "the disk is full: free some space, or choose another disk with --home",
-    errno.EDQUOT: "your disk quota is used up: free some space, or choose another disk with --home",
-    errno.EFBIG: "files may not grow that large here: raise the limit, or choose another disk with --home",
+    errno.EACCES: "make it writable for this user, or choose another directory{option}",
+    errno.EPERM: "make it writable for this user, or choose another directory{option}",
+    errno.EROFS: "the file system is read-only: choose another directory{option}",
+    errno.ENOTDIR: "a file is in the way: remove it, or choose another directory{option}",
+    errno.EEXIST: "a file is in the way: remove it, or choose another directory{option}",
+    errno.EISDIR: "a directory is in the way: remove it, or choose another directory{option}",
+    errno.ENOENT: "this place cannot hold files: choose another directory{option}",
+    errno.ENOSPC: "the disk is full: free some space, or choose another disk{option}",
+    errno.EDQUOT: "your disk quota is used up: free some space, or choose another disk{option}",
+    errno.EFBIG: "files may not grow that large here: raise the limit, or choose another disk{option}",
     errno.EMFILE: "too many open files: raise the limit with `ulimit -n 4096`",
-    errno.ENAMETOOLONG: "choose a shorter directory with --home",
+    errno.ENAMETOOLONG: "choose a shorter directory{option}",
 }
 
 
-def explain(error: OSError, doing: str) -> ConfigError | None:
-    """`error` as a line with a remedy, or None if the operating system's reason is not one a user can act on."""
+def explain(error: OSError, doing: str, *, option: str = "--home") -> ConfigError | None:
+    """`error` as a line with a remedy, or None if the operating system's reason is not one a user can act on.
+
+    `option` is the one that chose the place; empty if none did.
+    """
     remedy = _REMEDIES.get(error.errno or 0)
     if remedy is None:
         return None
+    told = remedy.format(option=f" with {option}" if option else "")
     what = f" {error.filename}" if error.filename else ""
-    return ConfigError(f"cannot {doing}{what}: {(error.strerror or str(error)).lower()}", remedy=remedy)
+    return ConfigError(f"cannot {doing}{what}: {(error.strerror or str(error)).lower()}", remedy=told)
 
 
 @contextmanager
-def explained(doing: str) -> Iterator[None]:
+def explained(doing: str, *, option: str = "--home") -> Iterator[None]:
     """Raise ConfigError for whatever the disk refuses while `doing`."""
     try:
         yield
     except OSError as error:
-        told = explain(error, doing)
+        told = explain(error, doing, option=option)
         if told is None:
             raise
         raise told from error

@@ -82,6 +82,9 @@ def quieten_imports() -> None:
     # gRPC's fork handlers complain whenever libp2p's daemon is started; transformers shows bars for reading and writing
     for variable, value in (("GRPC_ENABLE_FORK_SUPPORT", "0"), ("HF_HUB_DISABLE_PROGRESS_BARS", "1")):
         os.environ.setdefault(variable, value)
+    # transformers imports torchao where it is installed, and that logs each kernel that is for another machine
+    for name in ("torchao", "torch.utils._pytree"):
+        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def quieten_libraries() -> None:

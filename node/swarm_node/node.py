@@ -10,7 +10,6 @@ import time
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-import psutil
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
 from swarm_protocol import limits
@@ -24,6 +23,7 @@ from swarm_node.config import Config
 from swarm_node.departure import Departure
 from swarm_node.events import Emitter
 from swarm_node.home import Home
+from swarm_node.memory import held_bytes
 from swarm_node.probe import Hardware
 
 RelayUse = Literal["none", "serve", "use"]
@@ -122,17 +122,5 @@ class Node:
             state="draining" if self.departure.leaving.is_set() else self.activity.state,
             training=self.activity.training,
             serving=self.activity.serving,
-            memory_bytes=_memory_bytes(),
+            memory_bytes=held_bytes(),
         )
-
-
-def _memory_bytes() -> int:
-    """Resident bytes of this process and its children (the libp2p daemon)."""
-    process = psutil.Process()
-    total = 0
-    for part in (process, *process.children(recursive=True)):
-        try:
-            total += part.memory_info().rss
-        except psutil.NoSuchProcess:
-            continue  # it ended while we were counting
-    return total

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
+from swarm_protocol.errors import ConfigError
 
 from swarm_node import config
 from swarm_node.config import SETTINGS, Config, Value
@@ -20,12 +22,14 @@ from swarm_node.config import SETTINGS, Config, Value
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flags:
-    """What was given on the command line; None for what was not. `extra` holds a command's own switches."""
+    """What was given on the command line; None for what was not. `extra` holds a command's own switches, `paths`
+    its own files."""
 
     values: Mapping[str, Value]
     json: bool
     file: Path | None
     extra: Mapping[str, bool]
+    paths: Mapping[str, Path | None] = field(default_factory=dict)
 
     def resolve(self) -> Config:
         """These flags on top of environment, file and defaults. Raises ConfigError."""
@@ -36,7 +40,7 @@ class Flags:
 class Command:
     """A command's line in the help, its code (`module:function`, imported when it runs) and what it can be told.
 
-    `switches` are on/off options of its own beside the `settings`, by name and meaning.
+    `switches` are on/off options of its own beside the `settings`, and `paths` files, by name and meaning.
     """
 
     name: str
@@ -45,10 +49,14 @@ class Command:
     settings: Sequence[str]
     example: str
     switches: Mapping[str, str] = field(default_factory=dict)
+    paths: Mapping[str, str] = field(default_factory=dict)
 
     def add_to(self, app: typer.Typer) -> None:
         parameters = [_setting_option(name) for name in self.settings]
         parameters += [_option(name, bool, f"--{name}", about, default=False) for name, about in self.switches.items()]
+        parameters += [
+            _option(name, Path | None, f"--{name}", about, metavar="FILE") for name, about in self.paths.items()
+        ]
         parameters.append(_option("json", bool, "--json", "Print events as JSON lines on stdout.", default=False))
         parameters.append(
             _option("config", Path | None, "--config", "Settings file (default: config.toml in the home).")
@@ -58,9 +66,10 @@ class Command:
             # an empty list is typer's way to say that a repeatable option was not given
             values = {name: given[name] if given[name] != [] else None for name in self.settings}
             extra = {name: bool(given[name]) for name in self.switches}
+            paths = {name: given[name] for name in self.paths}
             module, function = self.code.split(":")
             run: Callable[[Flags], int] = getattr(importlib.import_module(module), function)
-            return run(Flags(values=values, json=given["json"], file=given["config"], extra=extra))
+            return run(Flags(values=values, json=given["json"], file=given["config"], extra=extra, paths=paths))
 
         callback.__doc__ = self.purpose
         callback.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -68,10 +77,21 @@ class Command:
         app.command(self.name, epilog=f"Example: {self.example}")(callback)
 
 
+_WITH_VALUE = frozenset("--" + name.replace("_", "-") for name, setting in SETTINGS.items() if setting.metavar)
+
+
 def spread(arguments: Sequence[str]) -> list[str]:
-    """Let `--peers A B` mean `--peers A --peers B`: an address begins with a slash, which no command does."""
+    """Let `--peers A B` mean `--peers A --peers B`: an address begins with a slash, which no command does.
+
+    Raises ConfigError for a setting that is followed by the next one, as when its value was an empty variable.
+    """
     spread_out: list[str] = []
     for argument in arguments:
+        if argument.startswith("--") and spread_out and spread_out[-1] in _WITH_VALUE:
+            raise ConfigError(
+                f"{spread_out[-1]} is followed by {argument} and has no value",
+                remedy="give it one, or leave it out; a shell variable there may be empty",
+            )
         if argument.startswith("/") and len(spread_out) > 1 and spread_out[-2] == "--peers":
             spread_out.append("--peers")
         spread_out.append(argument)
@@ -92,6 +112,7 @@ def _setting_option(name: str) -> inspect.Parameter:
 def _option(
     name: str, kind: Any, declared: str, about: str, *, default: Any = None, metavar: str | None = None
 ) -> inspect.Parameter:
-    option = typer.Option(declared, help=about, metavar=metavar, show_default=False)
+    # brackets would be taken for markup and vanish
+    option = typer.Option(declared, help=escape(about), metavar=metavar, show_default=False)
     annotation = Annotated[kind, option]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)

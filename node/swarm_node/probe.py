@@ -21,21 +21,10 @@ import torch
 from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError
 
+from swarm_node import speed
+from swarm_node.speed import Speeds
+
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Speeds:
-    """Tokens a second through the reference block; 0 where not measured."""
-
-    prefill_tokens_per_s: float = 0.0
-    decode_tokens_per_s: float = 0.0
-    training_tokens_per_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        for value in (self.prefill_tokens_per_s, self.decode_tokens_per_s, self.training_tokens_per_s):
-            if not (isinstance(value, int | float) and 0 <= value <= limits.MAX_TOKENS_PER_S):
-                raise ValueError(f"{value!r} is not a speed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,8 +76,10 @@ def choose_device(wanted: str) -> str:
     if wanted == "auto":
         return next(name for name, is_there in there.items() if is_there)
     if not there[wanted]:
-        found = ", ".join(name for name, is_there in there.items() if is_there)
-        raise ConfigError(f"there is no {wanted} device that torch {torch.__version__} can use", remedy=f"use {found}")
+        found = " or ".join(name for name, is_there in there.items() if is_there)
+        raise ConfigError(
+            f"there is no {wanted} device that torch {torch.__version__} can use", remedy=f"give --device {found}"
+        )
     return wanted
 
 
@@ -125,10 +116,7 @@ def _remembered(device: str, name: str, path: Path, *, fresh: bool) -> Speeds:
             pass
         except (OSError, ValueError, TypeError, KeyError) as error:
             logger.warning("the remembered speeds in %s are unusable, measuring again: %s", path, error)
-    # transformers takes seconds to import, which most starts can save
-    from swarm_node.speed import measure  # noqa: PLC0415
-
-    speeds = measure(device)
+    speeds = speed.measure(device)
     part = path.with_suffix(".part")
     part.write_text(json.dumps({"key": key, "speeds": asdict(speeds)}), encoding="utf-8")
     part.replace(path)

@@ -15,7 +15,7 @@ from swarm.network.interface import Network
 from swarm.network.libp2p_daemon import DaemonOptions
 from swarm.network.libp2p_host import CONTROL_FAILURES, Host
 from swarm.network.membership import Membership
-from swarm.network.multiaddr import parse_peer_addr
+from swarm.network.multiaddr import is_loopback, parse_peer_addr
 from swarm_protocol.errors import ConfigError, PeerError, PeerRefused
 from swarm_protocol.records import Reachability
 
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 def explain(found: Reachability, addrs: Sequence[str]) -> str:
     """For people, with what could be done about it."""
-    if found != "relay" and all("/ip4/127." in addr or "/ip6/::1/" in addr for addr in addrs):
+    if found != "relay" and all(map(is_loopback, addrs)):
         return "only from this machine; --listen /ip4/0.0.0.0/tcp/4001 lets others in"
     return _MEANINGS[found]
 
@@ -97,16 +97,16 @@ async def _reaches(membership: Membership, peer_id: str) -> bool:
     if not direct:
         return False
     host = await Host.start(DaemonOptions(dht_server=False))
-    lane = asyncio.create_task(host.lane.run(), name="dial back")
-    try:
-        await host.control.connect(peer_id, direct)
-        return True
-    except CONTROL_FAILURES as error:
-        logger.info("%s is not reached: %s", peer_id, error)
-        return False
-    finally:
-        await host.stop()
-        await lane
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(host.lane.run(), name="dial back")
+        try:
+            await host.control.connect(peer_id, direct)
+            return True
+        except CONTROL_FAILURES as error:
+            logger.info("%s is not reached: %s", peer_id, error)
+            return False
+        finally:
+            await host.stop()  # which ends the lane too
 
 
 def _direct(addrs: Sequence[str], peer_id: str) -> Iterator[str]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shlex
 
+from swarm.network.multiaddr import is_loopback
+
 from swarm_node import reachability
 from swarm_node.config import Config
 from swarm_node.node import Node, RelayUse
@@ -29,7 +31,7 @@ class Seed:
 
 def join_command(addrs: tuple[str, ...], network_id: str) -> str:
     """What to run elsewhere. The first address that other machines can use, else the first."""
-    best = sorted(addrs, key=lambda addr: "/ip4/127." in addr or "/ip6/::1/" in addr)[:1]
+    best = sorted(addrs, key=is_loopback)[:1]
     words = ["swarm-node", "join", "--peers", *best]
     if network_id != DEFAULT_NETWORK:
         words += ["--network-id", network_id]

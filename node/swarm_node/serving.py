@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from dataclasses import replace
 from pathlib import Path
 
 from swarm.router.placement import Decision
+from swarm.serving.capability import VolunteerOptions
 from swarm.serving.server_options import ServerOptions
-from swarm.serving.volunteer import Volunteer, VolunteerOptions
+from swarm.serving.volunteer import Volunteer
 from swarm_protocol.checks import check_name
 from swarm_protocol.control_messages import ServingStatus
-from swarm_protocol.errors import ConfigError
+from swarm_protocol.errors import ConfigError, SessionError
 
+from swarm_node.memory import held_bytes, share_of_free, share_of_told
+from swarm_node.model_source import Reports, find_source
 from swarm_node.node import Node
+from swarm_node.settings import HubId
 
-MEMORY_SHARE = 0.8  # of what is free; the rest is for activations, and for the machine's owner
-CACHE_SHARE = 0.25  # of what may be used
-MAX_CACHE_BYTES = 2**30
 RATE_S = 5.0
 
 
@@ -35,53 +37,66 @@ class TokenRate:
         return (num_tokens - since_tokens) / (now_s - since_s) if now_s > since_s else 0.0
 
 
-def model_name(directory: Path) -> str:
-    """What clients call the model in `directory`: the directory's own name. Raises ConfigError."""
+def model_name(model: Path | HubId) -> str:
+    """What clients call a model: its directory's own name, or that on its hub. Raises ConfigError."""
     try:
-        return check_name(directory.name, "name")
+        return check_name(model.name, "name")
     except ValueError as error:
         raise ConfigError(
-            f"{directory} cannot be served under its own name: {error}", remedy="rename the directory"
+            f"{model} cannot be served under its own name: {error}", remedy="serve a directory of another name"
         ) from error
 
 
 class Serving:
     """A model's part on one node, owned by the task in `until_leaving`. `numbered`: its start is reported as steps."""
 
-    def __init__(self, node: Node, directory: Path, name: str, *, numbered: bool) -> None:
+    def __init__(self, node: Node, model: Path | HubId, name: str, *, numbered: bool) -> None:
         self._node = node
+        self._model = model
         self._name = name
         self._numbered = numbered
         self._rate = TokenRate()
-        self._volunteer = Volunteer(
-            node.network,
-            node.membership,
-            directory,
-            name=name,
-            options=_options(node),
-            on_decision=self._decided,
-        )
+        self._volunteer: Volunteer | None = None
 
     async def until_leaving(self) -> None:
         """Raises ConfigError or IntegrityError if the model cannot be served here, SessionError if it no longer can."""
         self._node.emitter.emit("loading", model=self._name)
+        source = await asyncio.to_thread(find_source, self._model, self._node.home, Reports(self._downloading))
+        volunteer = self._volunteer = Volunteer(
+            self._node.network,
+            self._node.membership,
+            source.directory,
+            name=self._name,
+            options=replace(_options(self._node), bring=source.bring),
+            on_decision=self._decided,
+        )
         try:
-            await self._volunteer.start()
+            await volunteer.start()
             while not self._node.departure.leaving.is_set():
-                if failure := self._volunteer.failure:
+                if failure := volunteer.failure:
                     raise failure
-                self._node.activity.serving = self._status()
+                self._node.activity.serving = self._status(volunteer)
                 try:
                     async with asyncio.timeout(1.0):
                         await self._node.departure.leaving.wait()
                 except TimeoutError:
                     continue
-            await self._volunteer.drain(within_s=self._node.departure.grace_s)
+            await volunteer.drain(within_s=self._node.departure.grace_s)
+        except SessionError:
+            if not self._node.departure.leaving.is_set():
+                raise
         finally:
-            await self._volunteer.close()
+            await volunteer.close()
             self._node.activity.serving = None
 
+    def _downloading(self, num_bytes: int, total_bytes: int) -> None:
+        """Called in the thread that downloads."""
+        if self._node.departure.leaving.is_set():
+            raise SessionError(f"the node leaves, and {self._name} is not whole")
+        self._node.emitter.emit("downloading", model=self._name, num_bytes=num_bytes, total_bytes=total_bytes)
+
     def _decided(self, decision: Decision) -> None:
+        assert self._volunteer is not None
         server = self._volunteer.server
         assert server is not None
         if self._numbered:
@@ -99,26 +114,34 @@ class Serving:
             reason=decision.reason,
         )
 
-    def _status(self) -> ServingStatus:
-        server = self._volunteer.server
+    def _status(self, volunteer: Volunteer) -> ServingStatus:
+        server = volunteer.server
         assert server is not None
         return ServingStatus(
             model=self._name,
             start=server.start_block,
             end=server.end_block,
             num_sessions=len(server.sessions),
-            tokens_per_s=self._rate.update(asyncio.get_running_loop().time(), server.engine.num_tokens),
+            tokens_per_s=self._rate.update(asyncio.get_running_loop().time(), server.num_tokens),
         )
 
 
 def _options(node: Node) -> VolunteerOptions:
-    config = node.config
-    usable_bytes = config.max_memory or int(node.hardware.free_memory_bytes * MEMORY_SHARE)
+    config, device = node.config, node.hardware.device
+    if not config.max_memory:
+        share = share_of_free(node.hardware.free_memory_bytes)
+    else:
+        # on an accelerator this process's own memory is not what was told of
+        share = share_of_told(config.max_memory, held_bytes() if device == "cpu" else 0)
     return VolunteerOptions(
         span=config.blocks,
         max_blocks=config.max_blocks or None,
-        max_bytes=usable_bytes,
+        max_bytes=share.model_bytes,
         server=ServerOptions(
-            device=node.hardware.device, kv_bytes=max(1, min(MAX_CACHE_BYTES, int(usable_bytes * CACHE_SHARE)))
+            device=device,
+            dtype=config.dtype,
+            kv_bytes=share.cache_bytes,
+            max_backlog_bytes=share.waiting_bytes,
         ),
+        is_relayed=lambda: node.reachability == "relay",
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from swarm.network.multiaddr import parse_peer_addr
@@ -36,6 +37,32 @@ def parse_path(text: str) -> Path:
     if not text or "\0" in text:
         raise ValueError("is not a path")
     return Path(text).expanduser().absolute()
+
+
+@dataclass(frozen=True, slots=True)
+class HubId:
+    """A model on a Hugging Face hub, at a branch, tag or commit."""
+
+    model_id: str
+    revision: str = "main"
+
+    @property
+    def name(self) -> str:
+        """The last part of its id, as a clone of it would be called."""
+        return self.model_id.rpartition("/")[2]
+
+    def __str__(self) -> str:
+        return self.model_id if self.revision == "main" else f"{self.model_id}@{self.revision}"
+
+
+_HUB_ID = re.compile(r"([A-Za-z0-9_][\w.-]*/[A-Za-z0-9_][\w.-]*)(?:@([A-Za-z0-9_][\w./-]*))?", re.ASCII)
+
+
+def parse_model(text: str) -> Path | HubId:
+    """OWNER/NAME[@REVISION] is a hub's, unless there is a directory of that name; all else is a directory."""
+    path = parse_path(text)
+    match = _HUB_ID.fullmatch(text)
+    return path if match is None or path.exists() else HubId(match[1], match[2] or "main")
 
 
 def parse_bool(text: str) -> bool:

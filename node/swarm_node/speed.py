@@ -1,18 +1,17 @@
 """How fast this machine computes: tokens a second through one real transformer block.
 
 The block is a Llama block of a fixed size in fp32, so that figures are comparable between nodes; whoever plans with
-them scales them to a real model. Imports transformers.
+them scales them to a real model. Imports torch.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
-from transformers import DynamicCache, LlamaConfig, LlamaModel
-
-from swarm_node.probe import Speeds
+from swarm_protocol import limits
 
 # one block of about 5M parameters: large enough to be compute-bound, small enough to be measured in a moment
 HIDDEN, HEADS, INTERMEDIATE = 512, 8, 1376
@@ -21,8 +20,25 @@ TRAINING_ROWS, TRAINING_TOKENS = 2, 128
 BUDGET_S = 0.4  # for each of the three figures
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speeds:
+    """Tokens a second through the reference block; 0 where not measured."""
+
+    prefill_tokens_per_s: float = 0.0
+    decode_tokens_per_s: float = 0.0
+    training_tokens_per_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for value in (self.prefill_tokens_per_s, self.decode_tokens_per_s, self.training_tokens_per_s):
+            if not (isinstance(value, int | float) and 0 <= value <= limits.MAX_TOKENS_PER_S):
+                raise ValueError(f"{value!r} is not a speed")
+
+
 def measure(device: str) -> Speeds:
     """Run the reference block on torch's `device`; about 1.5 s in all."""
+    # it takes a second to import, which most starts can save: their speeds are remembered
+    from transformers import DynamicCache, LlamaConfig, LlamaModel  # noqa: PLC0415
+
     config = LlamaConfig(
         vocab_size=8,
         hidden_size=HIDDEN,

@@ -1,7 +1,7 @@
 """Trains one run on this node: resumes it, tells how it goes, keeps checkpoints, and exports the result.
 
-`swarm.training.trainer` does the training; this is its owner, which has the disk. Checkpoints are written in a thread,
-one at a time, always of the newest committed state; one that fails is a warning and not the end.
+`swarm.training.trainer` does the training; this is its owner, which has the disk. A checkpoint that cannot be written
+is a warning and not the end.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict
 from pathlib import Path
 
-from swarm.training.checkpoint import Checkpoint, load_newest, save_checkpoint
+from swarm.training.checkpoint import Checkpoint, load_newest
 from swarm.training.events import (
     Admitted,
     IntervalDone,
@@ -35,6 +35,7 @@ from swarm_protocol.errors import ConfigError, PeerError
 
 from swarm_node.home import explained
 from swarm_node.node import Node
+from swarm_node.saving import Saving, Snapshot
 
 LINGER_S = 30.0  # for members that are a step behind: the last state is to be had from those who have it
 LOOK_S = 1.0
@@ -56,7 +57,12 @@ class Training:
         self._folder = node.home.checkpoints / run.run_id
         self._inner: InnerLoop | None = None
         self._trainer: Trainer | None = None
-        self._saving: asyncio.Task[None] | None = None
+        self._saving = Saving(
+            self._folder,
+            keep=node.config.keep_checkpoints,
+            on_saved=lambda step, path: self._emit("checkpoint", outer_step=step, path=str(path)),
+            on_failure=self._warn,
+        )
         self._begun = False
 
     @asynccontextmanager
@@ -83,9 +89,10 @@ class Training:
         try:
             yield
         finally:
-            await self._trainer.close()
-            if self._saving is not None:
-                await self._saving
+            try:
+                await self._saving.finish()
+            finally:
+                await self._trainer.close()
 
     async def finish(self) -> Path | None:
         """Train until the run's last outer step is committed: its model's directory; None if told to leave before."""
@@ -177,28 +184,16 @@ class Training:
     # --- what is kept -----------------------------------------------------------------------------------------------
 
     def _save_soon(self) -> None:
-        """Save the state that was just committed, once what is being saved is saved.
-
-        The inner optimizer's moments are copied here and now: the next interval will change them.
-        """
-        if self._saving is not None and not self._saving.done():
-            return
+        """Save the state that was just committed. The moments are copied before the next interval changes them."""
         assert self._trainer is not None
         assert self._inner is not None
         state = self._trainer.state
         assert state is not None
-        found = Checkpoint(state=state, inner=self._inner.state(), certificate=self._trainer.certificate)
-        self._saving = asyncio.create_task(self._save(found), name="save")
+        inner = self._trainer.between_intervals(self._inner.state)
+        self._saving.soon(Snapshot(state=state, certificate=self._trainer.certificate, inner=inner))
 
-    async def _save(self, found: Checkpoint) -> None:
-        try:
-            path = await asyncio.to_thread(
-                save_checkpoint, self._folder, found, keep=self._node.config.keep_checkpoints
-            )
-        except ConfigError as error:
-            self._node.emitter.emit("warning", message=error.message, remedy=error.remedy)
-        else:
-            self._emit("checkpoint", outer_step=found.state.outer_step, path=str(path))
+    def _warn(self, error: ConfigError) -> None:
+        self._node.emitter.emit("warning", message=error.message, remedy=error.remedy)
 
     def _export(self, state: ReplicaState) -> Path:
         """Write the model anew; a former one of the same run goes first."""

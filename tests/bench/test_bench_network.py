@@ -29,6 +29,7 @@ from hivemind.p2p import P2P, P2PContext
 from hivemind.proto import runtime_pb2
 from network_worlds import libp2p_node
 from swarm.network.interface import EndOfStream, Stream
+from swarm.network.libp2p import Libp2pNetwork
 from swarm_protocol.identity import Identity
 
 pytestmark = pytest.mark.bench
@@ -219,6 +220,65 @@ def test_bench_network_beside_plain_hivemind_and_tcp(tmp_path: Path) -> None:
     assert own["ready_s"] < 3
     assert own["unary_ms"] < plain["unary_ms"] * 1.1
     assert own["stream_MB_per_s"] > plain["stream_MB_per_s"] * 0.9
+
+
+@contextlib.asynccontextmanager
+async def echo_and_sink(node: Libp2pNetwork) -> AsyncIterator[Libp2pNetwork]:
+    async def echo(_peer_id: str, request: bytes) -> bytes:
+        return request
+
+    async def take(_peer_id: str, stream: Stream) -> None:
+        for _ in range(NUM_MESSAGES):
+            await stream.receive()
+        await stream.send(b"all here")
+
+    async with node:
+        await node.serve("echo", echo)
+        await node.serve_stream("take", take)
+        yield node
+
+
+async def measure_peer(caller: Libp2pNetwork, peer_id: str) -> dict[str, float]:
+    with Stopwatch() as calls:
+        for _ in range(NUM_CALLS):
+            await caller.call(peer_id, "echo", SMALL, timeout_s=10)
+    with Stopwatch() as poured:
+        async with caller.stream(peer_id, "take", timeout_s=30) as stream:
+            for _ in range(NUM_MESSAGES):
+                await stream.send(bytes(MESSAGE_BYTES))
+            assert await stream.receive() == b"all here"
+    return {"unary_ms": calls.seconds / NUM_CALLS * 1e3, "stream_MB_per_s": rate(poured)}
+
+
+@pytest.mark.timeout(120)
+def test_bench_peer_behind_a_relay_beside_a_direct_one(tmp_path: Path) -> None:
+    async def main() -> dict[str, dict[str, list[float]]]:
+        samples: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+        async with contextlib.AsyncExitStack() as stack:
+            relay = await stack.enter_async_context(await libp2p_node(tmp_path / "relay", relay="serve"))
+            peers = await relay.addrs()
+            hidden = await libp2p_node(tmp_path / "hidden", peers=peers, listen=(), relay="use")
+            callees = {
+                "through a relay": await stack.enter_async_context(echo_and_sink(hidden)),
+                "direct": await stack.enter_async_context(
+                    echo_and_sink(await libp2p_node(tmp_path / "direct", peers=peers))
+                ),
+            }
+            caller = await stack.enter_async_context(await libp2p_node(tmp_path / "caller", peers=peers, listen=()))
+            for _ in range(NUM_ROUNDS):
+                for name, callee in callees.items():
+                    for column, value in (await measure_peer(caller, callee.peer_id)).items():
+                        samples[name][column].append(value)
+            assert relay.relay_counts.relayed_bytes > NUM_ROUNDS * NUM_MESSAGES * MESSAGE_BYTES
+        return samples
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        samples = runner.run(main())
+    report = Report("a peer behind a relay, all three in one process")
+    for name, columns in samples.items():
+        report.row(name, **{column: statistics.median(values) for column, values in columns.items()})
+    report.show()
+    assert report.rows["through a relay"]["stream_MB_per_s"] > 10
 
 
 IDLE = """

@@ -9,9 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from swarm_node import cli
+from swarm_node import cli, failure
 from swarm_node.options import spread
 from swarm_protocol.errors import ConfigError
+from swarm_protocol.version import software_version
 
 HEAVY = "torch transformers hivemind uvloop grpc fastapi uvicorn openai numpy"
 
@@ -24,6 +25,28 @@ def test_help_of_each_command_has_a_purpose_and_an_example(command: str, capsys:
     assert entry.purpose[:40] in text
     assert f"Example: swarm-node {command}" in text
     assert "--json" in text
+
+
+def test_help_keeps_what_stands_in_brackets(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    for command, text in (("join", "OWNER/NAME[@REVISION]"), ("plan", "[[nodes]]"), ("gateway", "[tokens_per_min]`")):
+        assert cli.run([command, "--help"]) == 0
+        assert text in capsys.readouterr().out
+
+
+def test_run_keeps_the_libraries_that_any_command_may_import_from_the_terminal(tmp_path: Path) -> None:
+    code = f"""
+import logging
+from swarm_node import cli
+cli.run(["plan", "--home", {str(tmp_path)!r}])
+for name in ("torchao", "torch.utils._pytree"):
+    logging.getLogger(name).warning("a kernel for another machine")
+"""
+    ran = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60, text=True)
+    assert ran.stderr.splitlines()[0] == "error: --model MODEL is missing"
+    assert "kernel" not in ran.stderr
 
 
 def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -75,6 +98,11 @@ def test_spread_takes_several_addresses_after_peers() -> None:
     assert spread(["--home", "/a", "/b"]) == ["--home", "/a", "/b"]
 
 
+def test_setting_whose_value_was_an_empty_variable_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["join", "--peers", "--model", "tiny"]) == 1
+    assert capsys.readouterr().err.startswith("error: --peers is followed by --model and has no value\n")
+
+
 def test_run_json_error_is_an_event_and_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["join", "--threads", "many", "--json"]) == 1
     captured = capsys.readouterr()
@@ -92,7 +120,7 @@ def test_run_unexpected_exception_is_one_line_with_where_its_traceback_is(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr("swarm_node.options.Flags.resolve", broken)
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
-    assert cli.run(["status"]) == cli.EXIT_BUG
+    assert cli.run(["status"]) == failure.EXIT_BUG
     first, second = capsys.readouterr().err.splitlines()
     assert first == "error: unexpected ZeroDivisionError: a bug"
     [path] = tmp_path.iterdir()
@@ -128,5 +156,17 @@ def test_run_domain_error_says_message_and_remedy(
         raise ConfigError("it cannot be", remedy="do it otherwise")
 
     monkeypatch.setattr("swarm_node.options.Flags.resolve", refused)
-    assert cli.run(["status"]) == cli.EXIT_FAILURE
+    assert cli.run(["status"]) == failure.EXIT_FAILURE
     assert capsys.readouterr().err == "error: it cannot be\n  → do it otherwise\n"
+
+
+def test_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["--version"]) == 0
+    assert capsys.readouterr().out == f"swarm-node {software_version()}\n"
+
+
+def test_short_help_is_the_long_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["status", "-h"]) == 0
+    short = capsys.readouterr().out
+    assert cli.run(["status", "--help"]) == 0
+    assert capsys.readouterr().out == short

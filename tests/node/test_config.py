@@ -135,3 +135,25 @@ def test_default_text_is_empty_where_it_says_nothing() -> None:
         "max_blocks": "",
         "home": "",
     }
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_resolve_example_of_each_setting_can_be_written(name: str, tmp_path: Path) -> None:
+    setting = SETTINGS[name]
+    if setting.many:
+        return  # their parsers say themselves how to write them
+    example = setting.example or config.default_text(name)
+    assert example
+    setting.parse(example)
+
+
+def test_resolve_remedy_is_written_as_the_setting_was(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text('drain_s = "soon"\n')
+    for flags, env, expected in (
+        ({"threads": "x"}, {}, "write --threads 4"),
+        ({}, {"SWARM_BLOCKS": "x"}, "write SWARM_BLOCKS=0:8"),
+        ({"home": str(tmp_path)}, {}, "write drain_s = 30"),
+    ):
+        with pytest.raises(ConfigError) as error:
+            resolve(flags, env=env)
+        assert error.value.remedy == expected

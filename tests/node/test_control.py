@@ -7,10 +7,12 @@ import os
 import stat
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from swarm_node import control
+from swarm_node.commands import status
 from swarm_node.control import ControlClient, ControlHandlers
 from swarm_node.home import Home
 from swarm_protocol.control_messages import (
@@ -109,3 +111,9 @@ def test_serving_where_something_is_in_the_way_says_so(tmp_path: Path) -> None:
                 pass
 
     asyncio.run(scene())
+
+
+def test_status_says_what_only_this_machine_reaches_whatever_a_seed_on_it_reached() -> None:
+    assert "tests, 2 nodes live, reachability from this machine only" in status.text(REPLY)
+    elsewhere = replace(REPLY, addrs=("/ip4/127.0.0.1/tcp/1", "/ip4/192.168.1.7/tcp/1"), num_peers=1)
+    assert "tests, 1 node live, reachability public" in status.text(elsewhere)

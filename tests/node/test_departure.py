@@ -8,6 +8,7 @@ import json
 import os
 import signal
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
 
 import pytest
 from swarm_node import daemon
@@ -87,6 +88,46 @@ def test_until_over_a_finished_role_gets_time_to_close() -> None:
     assert closed
 
 
+def test_run_a_life_that_ignores_its_cancellation_is_ended_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or a thread that hangs while the node closes would keep the process for ever."""
+    exits, released = [], []
+
+    async def deaf(*_: object) -> None:
+        done = asyncio.Event()
+        released.append(done)
+        while not done.is_set():
+            try:
+                await done.wait()
+            except asyncio.CancelledError:
+                continue
+
+    def exit_at_once(code: int) -> None:
+        exits.append(code)
+        released[0].set()
+
+    async def scene() -> tuple[int, str]:
+        out = io.StringIO()
+        emitter = Emitter(json=True, out=out, err=io.StringIO())
+        departure = Departure()
+        departure.grace_s = 0.01
+        monkeypatch.setattr(daemon, "Departure", lambda: departure)
+        departure.request("test")
+        async with asyncio.timeout(10):
+            config = SimpleNamespace(tethered=False)
+            code = await daemon._run(config, None, emitter, None)  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        return code, out.getvalue()
+
+    monkeypatch.setattr(daemon, "_live", deaf)
+    monkeypatch.setattr(daemon, "CLOSE_S", 0.05)
+    monkeypatch.setattr(daemon.os, "_exit", exit_at_once)
+    code, told = asyncio.run(scene())
+    assert exits == [code] == [daemon.EXIT_UNCLEAN]
+    events = [json.loads(line) for line in told.splitlines()]
+    assert [event["event"] for event in events] == ["draining", "warning", "stopped"]
+    assert events[-1]["clean"] is False
+
+
 def test_until_over_a_life_that_fails_raises_its_cause() -> None:
     async def failing(departure: Departure) -> None:
         async with asyncio.TaskGroup():
@@ -96,7 +137,26 @@ def test_until_over_a_life_that_fails_raises_its_cause() -> None:
         lived(failing, lambda departure: None)
 
 
-@pytest.mark.parametrize(("number", "reason"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")])
+def test_signals_that_nohup_has_ignored_stay_ignored() -> None:
+    async def scene() -> None:
+        departure = Departure()
+        with signals_to(departure):
+            os.kill(os.getpid(), signal.SIGHUP)
+            os.kill(os.getpid(), signal.SIGTERM)
+            await departure.leaving.wait()
+        assert departure.reason == "SIGTERM"
+
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        asyncio.run(scene())
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize(
+    ("number", "reason"),
+    [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM"), (signal.SIGHUP, "the terminal is gone")],
+)
 def test_signals_first_drain_then_force(number: signal.Signals, reason: str) -> None:
     async def scene() -> None:
         departure = Departure()

@@ -9,14 +9,14 @@ from unittest.mock import AsyncMock, MagicMock
 import pytest
 from swarm.network.membership import Membership
 from swarm.network.memory import MemoryInternet
-from swarm.serving.engine import Engine
-from swarm.serving.volunteer import VolunteerOptions
+from swarm.serving.capability import VolunteerOptions
 from swarm.testing import virtual_time
 from swarm_node import reachability
 from swarm_node.config import Config
 from swarm_node.departure import Departure
 from swarm_node.seed import Seed, join_command
 from swarm_node.serving import Serving, TokenRate, model_name
+from swarm_node.standby import StandBy
 from swarm_node.volunteer import Volunteer
 from swarm_protocol.errors import ConfigError, PeerRefused, SessionError
 from swarm_protocol.records import NodeRecord
@@ -47,7 +47,7 @@ def test_join_command_prefers_an_address_that_others_can_use() -> None:
 )
 def test_volunteer_uses_a_relay_unless_all_is_local_or_its_way_is_open(more: dict[str, object], relay: str) -> None:
     told = config(**more)
-    assert Volunteer(told).relay(told) == relay
+    assert Volunteer(told).relay(told) == StandBy().relay(told) == relay
     assert Seed().relay(told) == "serve"
 
 
@@ -66,7 +66,7 @@ def test_model_name_is_the_directorys() -> None:
 
 
 def test_serving_that_fails_ends_the_node_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    volunteer = AsyncMock(failure=None, server=MagicMock(start_block=0, end_block=1, sessions=(), engine=Engine()))
+    volunteer = AsyncMock(failure=None, server=MagicMock(start_block=0, end_block=1, sessions=(), num_tokens=0))
     monkeypatch.setattr("swarm_node.serving.Volunteer", lambda *_, **__: volunteer)
     monkeypatch.setattr("swarm_node.serving._options", lambda _node: VolunteerOptions())
 
@@ -144,6 +144,27 @@ def test_serve_dials_nothing_that_is_no_address_of_the_asker(monkeypatch: pytest
             assert await node.call(seed.peer_id, reachability.METHOD, b"", timeout_s=30) == b"not reached"
         await node.close()
         await seed.close()
+
+    virtual_time.run(scene())
+
+
+def test_serve_whose_host_breaks_says_so_without_waiting_for_the_dial(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken() -> None:
+        raise RuntimeError("a bug in the lane")
+
+    host = MagicMock()
+    host.lane.run = broken
+    host.control.connect = lambda *_: asyncio.Event().wait()
+    host.stop = AsyncMock()
+    monkeypatch.setattr("swarm_node.reachability.Host.start", AsyncMock(return_value=host))
+
+    async def scene() -> None:
+        membership = MagicMock(nodes=AsyncMock(return_value={PEER: MagicMock(addrs=(FAR,))}))
+        async with asyncio.timeout(1):
+            with pytest.raises(ExceptionGroup) as failed:
+                await reachability._reaches(membership, PEER)
+        assert failed.group_contains(RuntimeError, match="a bug in the lane")
+        host.stop.assert_awaited_once()
 
     virtual_time.run(scene())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swarm_protocol.errors import ConfigError
@@ -19,18 +20,13 @@ if TYPE_CHECKING:
 
 
 def seed(flags: Flags) -> int:
-    return live(flags, flags.resolve(), _seed_role)
+    return live(flags, flags.resolve(), _seed_role, joins=False)
 
 
 def join(flags: Flags) -> int:
     config = flags.resolve()
-    if not config.peers:
-        raise ConfigError(
-            "no peer to join through is named",
-            remedy="give --peers the address that a seed printed, or start a network: swarm-node seed",
-        )
     _check_work(config)
-    return live(flags, config, _volunteer_role)
+    return live(flags, config, _volunteer_role, joins=True)
 
 
 def _check_work(config: Config) -> None:
@@ -39,28 +35,38 @@ def _check_work(config: Config) -> None:
         raise ConfigError("a node either trains or serves", remedy="give --run or --model; --then-serve does both")
     if config.then_serve and not config.run:
         raise ConfigError("--then-serve needs --run", remedy="to serve a model that is there, give --model DIR")
-    limited = [name for name in ("blocks", "max_blocks", "max_memory") if name in config.origins]
+    limited = [name for name in ("dtype", "blocks", "max_blocks", "max_memory") if name in config.origins]
     if limited and not (config.model or config.then_serve):
         raise ConfigError(
             f"there is nothing to serve, so {config.origin(limited[0])} means nothing",
             remedy="give --model DIR, or --run FILE with --then-serve",
         )
     if config.run and not config.run.is_file():
-        raise ConfigError(f"there is no run file {config.run}", remedy="check --run")
-    if config.model and not (config.model / "config.json").is_file():
+        found = "is a directory and no run file" if config.run.is_dir() else "is not there"
         raise ConfigError(
-            f"{config.model} is not a Hugging Face model directory: it holds no config.json", remedy="check --model"
+            f"{config.run} {found}", remedy="give --run the file that the run's author signed, such as run.toml"
+        )
+    if isinstance(config.model, Path) and not (config.model / "config.json").is_file():
+        raise ConfigError(
+            f"{config.model} is not a Hugging Face model directory: it holds no config.json",
+            remedy="give --model the directory that holds it and the *.safetensors, or OWNER/NAME on a hub",
         )
 
 
-def live(flags: Flags, config: Config, make_role: Callable[[Config], Role]) -> int:
-    """Hold the home and live in it as the role that `make_role` gives. Returns the exit code."""
+def live(flags: Flags, config: Config, make_role: Callable[[Config], Role], *, joins: bool) -> int:
+    """Hold the home and live in it as the role that `make_role` gives, which `joins` others. Returns the exit code."""
     home = Home(config.home)
     home.create()
     with home.locked():
         logs.set_up(home.log, log_format=config.log_format, level=config.log_level)
         Identity.load_or_create(home.identity)
-        logs.quieten_imports()
+        # last of what takes no time to find out: whoever corrects it should not meet the next mistake then
+        if joins and not config.peers:
+            raise ConfigError(
+                "no peer to join through is named",
+                remedy="give --peers the address that a seed printed; swarm-node seed starts a network, "
+                "swarm-node demo shows it all on this machine",
+            )
         role = make_role(config)
         # torch and hivemind take seconds to import: what is refused above is refused at once
         from swarm_node import daemon  # noqa: PLC0415
@@ -76,6 +82,10 @@ def _seed_role(_config: Config) -> Role:
 
 
 def _volunteer_role(config: Config) -> Role:
+    if not (config.run or config.model):
+        from swarm_node.standby import StandBy  # noqa: PLC0415
+
+        return StandBy()
     from swarm_node.volunteer import Volunteer  # noqa: PLC0415
 
     return Volunteer(config)

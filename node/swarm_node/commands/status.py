@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
+from swarm.network.multiaddr import is_loopback
 from swarm_protocol.control_messages import ServingStatus, StatusReply, TrainingStatus
 
 from swarm_node.control import ControlClient
@@ -29,11 +30,19 @@ def text(reply: StatusReply) -> str:
         "state": f"{reply.state}, up {_duration(reply.uptime_s)}",
         "training": _training(reply.training) if reply.training else "",
         "serving": _serving(reply.serving) if reply.serving else "",
-        "network": f"{reply.network_id}, {reply.num_peers} nodes live, reachability {reply.reachability}",
+        "network": _network(reply),
         "address": "\n           ".join(reply.addrs) or "none yet",
         "process": f"pid {reply.pid}, {reply.memory_bytes / 2**20:.0f} MiB, version {reply.version}",
     }
     return "\n".join(f"{title:<10} {line}" for title, line in lines.items() if line)
+
+
+def _network(reply: StatusReply) -> str:
+    nodes = "1 node" if reply.num_peers == 1 else f"{reply.num_peers} nodes"
+    # a seed on the same machine reaches a loopback address too, and calls it public
+    local = reply.reachability != "relay" and reply.addrs and all(map(is_loopback, reply.addrs))
+    reachability = "from this machine only" if local else reply.reachability
+    return f"{reply.network_id}, {nodes} live, reachability {reachability}"
 
 
 def _training(training: TrainingStatus) -> str:

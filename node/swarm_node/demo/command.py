@@ -16,6 +16,7 @@ from swarm_protocol.errors import ConfigError
 
 from swarm_node.demo import defaults
 from swarm_node.events import Emitter
+from swarm_node.home import explained
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -110,7 +111,8 @@ def home_root(keep: Path | None, console: Console) -> Iterator[Path]:
         root = keep.absolute()
         if root.exists() and (not root.is_dir() or any(root.iterdir())):
             raise ConfigError(f"{root} is not an empty directory", remedy="choose another --keep")
-        root.mkdir(parents=True, exist_ok=True)
+        with explained("keep the demo", option="--keep"):
+            root.mkdir(parents=True, exist_ok=True)
     try:
         yield root
     except Exception:

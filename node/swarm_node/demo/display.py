@@ -76,21 +76,28 @@ class LineDisplay:
 
 
 class LiveDisplay:
-    """The panel stays at the bottom while nodes work, and is gone while the answer is written."""
+    """The panel stays at the bottom while nodes work, and is gone while the answer is written.
+
+    It is left behind when a stage ends, unless it had no outer step to show yet.
+    """
 
     def __init__(self, console: Console, plan: Plan) -> None:
         self._console = console
         self._plan = plan
         self._live: Live | None = None
+        self._board: Board | None = None
 
     def stage(self, title: str) -> None:
         self.close()
         self._console.print(Text.assemble(("▸ ", "bold cyan"), (title, "bold")))
 
     def update(self, board: Board) -> None:
+        if not board.trainers:
+            return
         if self._live is None:
-            self._live = Live(console=self._console, refresh_per_second=4)
+            self._live = Live(console=self._console, refresh_per_second=4, transient=True)
             self._live.start()
+        self._board = board
         self._live.update(panel(board, self._plan))
 
     def note(self, text: str) -> None:
@@ -107,6 +114,8 @@ class LiveDisplay:
         if self._live is not None:
             self._live.stop()
             self._live = None
+            if self._board is not None and self._board.outer_step:
+                self._console.print(panel(self._board, self._plan))
 
 
 def panel(board: Board, plan: Plan) -> RenderableType:
@@ -116,10 +125,10 @@ def panel(board: Board, plan: Plan) -> RenderableType:
     progress = Text.assemble(
         ("outer step ", "dim"), f"{board.outer_step}/{plan.outer_steps}   ",
         ("loss ", "dim"), (loss, "bold"), f"  {sparkline(curve)}   ",
-        ("speed ", "dim"), f"{board.tokens_per_s:,.0f} tokens/s",
+        ("speed ", "dim"), f"{board.tokens_per_s:,.0f} tokens/s" if board.tokens_per_s else "–",
     )  # fmt: skip
     exchange = Text.assemble(
-        ("sent ", "dim"), f"{board.bytes_per_param():.2f} bytes/parameter   ",
+        ("sent ", "dim"), f"{board.bytes_per_param():.2f} bytes/parameter   " if board.bytes_sent else "–   ",
         ("state ", "dim"), _agreement(board, board.outer_step),
     )  # fmt: skip
     return Group(progress, exchange, _node_table(board))
@@ -133,7 +142,8 @@ def _node_table(board: Board) -> Table:
         digest = board.digests.get(node.outer_step, {}).get(node.name, "")
         blocks = f"{node.span[0]} to {node.span[1]}" if node.span else ""
         speed = f"{node.tokens_per_s:,.0f}" if node.tokens_per_s else ""
-        table.add_row(node.name, node.peer_id[-8:], node.state, str(node.outer_step), speed, digest[:12], blocks)
+        step = str(node.outer_step) if node.outer_step else ""
+        table.add_row(node.name, node.peer_id[-8:], node.state, step, speed, digest[:12], blocks)
     return table
 
 

@@ -2,7 +2,7 @@
 
 Each runs in a session of its own, so that a terminal's Ctrl-C reaches only the demo, which then ends them in order.
 `Fleet` owns them: leaving it asks each to stop, and kills by pid what has not after a grace; a second interruption
-kills at once.
+kills at once. If the demo itself is killed, they notice that their stdin ends, and leave.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ class Fleet:
         with log_path.open("wb") as log:
             process = await asyncio.create_subprocess_exec(
                 *self._program,
-                *(command, "--home", str(home), "--name", name, "--json", *arguments),
-                stdin=asyncio.subprocess.DEVNULL,
+                *(command, "--home", str(home), "--name", name, "--tethered", "--json", *arguments),
+                stdin=asyncio.subprocess.PIPE,  # never written to: it ends when we do, and with it the node
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
                 env=_environment(),

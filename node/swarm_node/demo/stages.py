@@ -146,11 +146,13 @@ async def _answer(demo: Demo, url: str, model: str) -> Completion:
 
     try:
         async with asyncio.timeout(demo.plan.answer_within_s):
-            return await complete(url, model, demo.plan, demo.teller, kill)
+            completion = await complete(url, model, demo.plan, demo.teller, kill)
     except TimeoutError:
         raise DemoError(
             f"the answer took more than {demo.plan.answer_within_s:.0f} s", remedy=f"the logs are in {demo.root}"
         ) from None
+    demo.fleet.check()  # that the answer is whole does not excuse a node that failed beside it
+    return completion
 
 
 def _summarize(

@@ -1,4 +1,4 @@
-"""How many requests run at once. Beyond that a client is told to come back, instead of all of them becoming slow."""
+"""How many answers run at once, each choice of a request being one. Beyond that a client is told to come back."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from swarm_node.gateway.errors import ApiError
 
 
 class Gate:
-    """Counts running requests. Owned by the gateway's event loop."""
+    """Counts running answers. Owned by the gateway's event loop."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self.num_running = 0
 
     @contextmanager
-    def slot(self) -> Iterator[None]:
-        """Hold one of the slots. ApiError 429 at once if all are taken."""
-        if self.num_running >= self._capacity:
+    def slots(self, num: int) -> Iterator[None]:
+        """Hold `num` of the slots. ApiError 429 at once if fewer are free."""
+        if self.num_running + num > self._capacity:
             raise ApiError(
                 429,
-                f"the gateway is answering {self._capacity} requests, as many as it may",
+                f"the gateway is giving {self.num_running} answers at once and may give {self._capacity}",
                 code="rate_limit_exceeded",
                 retry_after_s=bounds.RETRY_AFTER_S,
             )
-        self.num_running += 1
+        self.num_running += num
         try:
             yield
         finally:
-            self.num_running -= 1
+            self.num_running -= num

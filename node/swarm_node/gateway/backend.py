@@ -5,12 +5,25 @@ Kept apart from the client so that the HTTP side can be tested alone, and so tha
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Protocol
 
 
+class Likely(Protocol):
+    """A token that could have come; `data` are its bytes."""
+
+    @property
+    def data(self) -> bytes: ...
+
+    @property
+    def logprob(self) -> float: ...
+
+
 class Token(Protocol):
-    """One step of an answer. `finish_reason` is "stop" or "length" with the last one, None before."""
+    """One step of an answer. `finish_reason` is "stop" or "length" with the last one, None before.
+
+    `logprob` is None unless probabilities were asked for, and for an end token, which is no part of the answer.
+    """
 
     @property
     def text(self) -> str: ...
@@ -18,9 +31,21 @@ class Token(Protocol):
     @property
     def finish_reason(self) -> str | None: ...
 
+    @property
+    def data(self) -> bytes: ...
+
+    @property
+    def logprob(self) -> float | None: ...
+
+    @property
+    def top(self) -> Sequence[Likely]: ...
+
 
 class Generation(Protocol):
-    """A running answer: iterate over its tokens, `aclose` to free its chain."""
+    """A running answer: iterate over its tokens, `aclose` to free its chain.
+
+    The trace is plain values; of these the gateway itself reads `num_reused_tokens` and the length of `replays`.
+    """
 
     def __aiter__(self) -> AsyncIterator[Token]: ...
 
@@ -29,11 +54,11 @@ class Generation(Protocol):
     @property
     def num_prompt_tokens(self) -> int: ...
 
-    def trace(self) -> Any: ...
+    def trace(self) -> dict[str, Any]: ...
 
 
 class ModelStatus(Protocol):
-    """What the swarm has of one model."""
+    """What the swarm has of one model: the spans that no record offers, and those that nobody could be reached for."""
 
     @property
     def name(self) -> str: ...
@@ -43,6 +68,9 @@ class ModelStatus(Protocol):
 
     @property
     def missing(self) -> Sequence[tuple[int, int]]: ...
+
+    @property
+    def unreachable(self) -> Sequence[tuple[int, int]]: ...
 
 
 class Backend(Protocol):
@@ -56,12 +84,14 @@ class Backend(Protocol):
         self,
         *,
         model: str,
-        prompt: str | None = None,
-        messages: Sequence[dict[str, str]] | None = None,
-        max_tokens: int,
+        prompt: str | Sequence[int] | None = None,
+        messages: Sequence[Mapping[str, Any]] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        max_tokens: int | None,
         temperature: float,
         top_p: float,
         top_k: int,
         seed: int | None,
         stop: Sequence[str],
+        num_logprobs: int | None,
     ) -> Generation: ...

@@ -14,7 +14,10 @@ from swarm_node.gateway.errors import ApiError
 
 
 class BoundedBody:
-    """Middleware: 413 for a body over `bounds.MAX_HTTP_BODY_BYTES`, 408 for one that does not arrive in time."""
+    """Middleware: 413 for a body over `bounds.MAX_HTTP_BODY_BYTES`, 408 for one that does not arrive in time.
+
+    415 for one that is not said to be JSON: so no page in a browser can send one without asking first.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -26,7 +29,7 @@ class BoundedBody:
         try:
             body = await _read(scope, receive)
         except ApiError as error:
-            await error.response()(scope, receive, send)
+            await error.answer(scope, receive, send)
             return
         if body is not None:
             await self._app(scope, _replay(body, receive), send)
@@ -34,7 +37,8 @@ class BoundedBody:
 
 async def _read(scope: Scope, receive: Receive) -> bytes | None:
     """The whole body; None if the client left before it was sent."""
-    declared = dict(scope["headers"]).get(b"content-length", b"0")
+    headers = dict(scope["headers"])
+    declared = headers.get(b"content-length", b"0")
     if declared.isdigit() and int(declared) > bounds.MAX_HTTP_BODY_BYTES:
         raise _too_large()
     body = bytearray()
@@ -48,11 +52,15 @@ async def _read(scope: Scope, receive: Receive) -> bytes | None:
                 if len(body) > bounds.MAX_HTTP_BODY_BYTES:
                     raise _too_large()
                 if not message.get("more_body", False):
-                    return bytes(body)
+                    break
     except TimeoutError:
         raise ApiError(
             408, f"the request's body did not arrive within {bounds.HTTP_BODY_TIMEOUT_S:g} s", code="request_timeout"
         ) from None
+    kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
+    if body and kind != b"application/json":
+        raise ApiError(415, "send JSON, with content-type: application/json", code="unsupported_media_type")
+    return bytes(body)
 
 
 def _too_large() -> ApiError:

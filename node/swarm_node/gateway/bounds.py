@@ -15,6 +15,14 @@ MAX_MODEL_NAME_CHARS = 256
 # Conversations of a day; each message costs template work.
 MAX_CHAT_MESSAGES = 1024
 MAX_MESSAGE_PARTS = 64
+# Tools of a request, as OpenAI bounds them; each is put before the model.
+MAX_TOOLS = 128
+MAX_TOOL_CALLS = 128
+# Each prompt of a request is answered `n` times, and each answer holds a chain of its own.
+MAX_CHOICES = 16
+# As in OpenAI's interface.
+MAX_COMPLETION_LOGPROBS = 5
+MAX_CHAT_LOGPROBS = 20
 # OpenAI takes four stops; some clients send more.
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256
@@ -27,22 +35,47 @@ MAX_TOP_K = 2**18
 MAX_NEW_TOKENS = 2**17
 # OpenAI's default for completions.
 DEFAULT_COMPLETION_TOKENS = 16
-# A page of text; chat clients that want more say so.
-DEFAULT_CHAT_TOKENS = 512
 # At 2 tokens a second, 3600 tokens; beyond it something is stuck.
 GENERATION_TIMEOUT_S = 1800.0
-# A reader that takes nothing for this long is gone, or might as well be.
+# A reader that does not take what is buffered within this time is gone, or might as well be.
 HTTP_WRITE_TIMEOUT_S = 30.0
+# A tool call that is longer is text: arguments of a page or two are usual.
+MAX_TOOL_CALL_CHARS = 2**16
+# Steps of several choices that wait until the reader takes them.
+MAX_QUEUED_TOKENS = 64
+# JSON has no infinity; OpenAI's word for a token that could not come.
+LEAST_LOGPROB = -9999.0
 
 # --- the gateway ---------------------------------------------------------------------------------------------------
 
-# Requests that run at once: each holds a chain of streams and a cache at every server.
+# Choices that run at once: each holds a chain of streams and a cache at every server.
 MAX_RUNNING_REQUESTS = 64
-# Open connections, most of them idle keep-alives.
+# Open connections, most of them idle keep-alives; fewer where the system allows few open files.
 MAX_CONNECTIONS = 1024
+# From opening a connection, or the end of an answer, until the head of the next request is there.
+HTTP_HEAD_TIMEOUT_S = 20.0
+# Names in a message about an unknown model.
+MAX_LISTED_MODELS = 20
+# Models whose first appearance is remembered.
+MAX_SEEN_MODELS = 4096
 # Between a server's death and its replacement's record: one look-up, so a client may ask again soon.
 RETRY_AFTER_S = 2.0
 # A trace is under 10 KiB.
 MAX_KEPT_TRACES = 256
 # What a shutdown waits for running answers.
 SHUTDOWN_GRACE_S = 5.0
+
+# --- callers -------------------------------------------------------------------------------------------------------
+
+# A caller without limits of its own, where others than this machine can reach the gateway.
+REQUESTS_PER_MIN = 600
+# Addresses and keys whose use is remembered.
+MAX_CALLERS = 4096
+# A key is compared with all of them.
+MAX_KEYS = 1024
+MAX_KEY_FILE_BYTES = 2**20
+# 96 bits in base64: what nobody guesses.
+MIN_KEY_CHARS = 16
+MAX_KEY_CHARS = 256
+# How often the file of keys is looked at.
+KEYS_FRESH_S = 1.0

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from swarm_protocol.errors import ConfigError
-
 from swarm_node.commands.daemons import live
 from swarm_node.config import Config
 from swarm_node.options import Flags
@@ -15,16 +13,10 @@ if TYPE_CHECKING:
 
 
 def run(flags: Flags) -> int:
-    config = flags.resolve()
-    if not config.peers:
-        raise ConfigError(
-            "no peer to join through is named",
-            remedy="give --peers the address that a seed printed, or see it all at once: swarm-node demo",
-        )
-    return live(flags, config, _gateway_role)
+    return live(flags, flags.resolve(), _gateway_role, joins=True)
 
 
-def _gateway_role(_config: Config) -> Role:
+def _gateway_role(config: Config) -> Role:
     from swarm_node.gateway.role import GatewayRole  # noqa: PLC0415
 
-    return GatewayRole()
+    return GatewayRole(config)

@@ -8,17 +8,28 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
 from swarm_protocol.errors import ConfigError, PeerError, PeerRefused, SessionError, SwarmError
 
 from swarm_node.gateway import bounds
 
 log = logging.getLogger(__name__)
+
+REFUSAL = "swarm_refusal"
+"""Where a request's scope holds the code of its refusal, for the counters."""
+
+CODES = {404: "not_found", 405: "method_not_allowed", 406: "not_acceptable", 415: "unsupported_media_type"}
+MAX_PATH_CHARS = 100
+"""Of a path that is repeated to whoever asked for it."""
+PARSING = "There was an error parsing the body"
+"""FastAPI's words for a body that is no JSON for another reason than its grammar: no UTF-8, too deep, a huge number."""
 
 
 class ApiError(Exception):
@@ -42,11 +53,23 @@ class ApiError(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        return {"error": {"message": self.message, "type": _kind(self.status), "param": self.param, "code": self.code}}
+        message = self.message.encode(errors="replace").decode()  # it may repeat what a client sent
+        return {"error": {"message": message, "type": _kind(self.status), "param": self.param, "code": self.code}}
 
     def response(self) -> JSONResponse:
-        headers = {"retry-after": str(math.ceil(self.retry_after_s))} if self.retry_after_s > 0 else None
+        headers = {"retry-after": str(math.ceil(self.retry_after_s))} if self.retry_after_s > 0 else {}
+        if self.status == 401:
+            headers["www-authenticate"] = "Bearer"
         return JSONResponse(self.body, status_code=self.status, headers=headers)
+
+    def note(self, scope: Scope) -> None:
+        """Let the counters know why."""
+        scope[REFUSAL] = self.code or str(self.status)
+
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """As an ASGI application."""
+        self.note(scope)
+        await self.response()(scope, receive, send)
 
 
 def _kind(status: int) -> str:
@@ -56,7 +79,9 @@ def _kind(status: int) -> str:
 
 
 def from_exception(error: BaseException) -> ApiError:
-    """What to tell the client about `error`, whatever it is."""
+    """What to tell the client about `error`, whatever it is; of several that tasks failed with, the first."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
     if isinstance(error, ApiError):
         return error
     if isinstance(error, SwarmError):
@@ -80,31 +105,42 @@ def _from_swarm(error: SwarmError) -> ApiError:
 
 
 def _from_validation(error: RequestValidationError) -> ApiError:
-    first = error.errors()[0]
+    # of a field that may be of two kinds both are reported: the one that was meant got further
+    first = max(error.errors(), key=lambda found: len(found["loc"]))
     if first["type"] == "json_invalid":
         return ApiError(400, f"the request body is not valid JSON: {first['ctx']['error']}", code="invalid_json")
-    path = ".".join(str(part) for part in first["loc"] if part != "body")
-    code = "unsupported_parameter" if first["type"] == "unsupported" else "invalid_value"
-    param = first["ctx"].get("name", path) if first["type"] == "unsupported" else path
-    message = first["msg"] if first["type"] == "unsupported" else f"{path or 'body'}: {first['msg']}"
-    return ApiError(400, message, code=code, param=param or None)
+    # the kinds' own names, as `list[TextPart]`, are no part of what was sent
+    path = ".".join(part for part in map(str, first["loc"]) if part != "body" and re.fullmatch(r"[a-z0-9_]+", part))
+    if first["type"] in {"unsupported", "unfit"}:
+        code = "unsupported_parameter" if first["type"] == "unsupported" else "invalid_value"
+        return ApiError(400, first["msg"], code=code, param=first["ctx"]["name"])
+    return ApiError(400, f"{path or 'body'}: {first['msg']}", code="invalid_value", param=path or None)
 
 
-def _from_http(error: HTTPException) -> ApiError:
-    return ApiError(error.status_code, str(error.detail), code="not_found" if error.status_code == 404 else None)
+def _from_http(error: HTTPException, request: Request) -> ApiError:
+    if error.detail == PARSING:
+        return ApiError(400, "the request body is not JSON in UTF-8 of a reasonable depth", code="invalid_json")
+    code, said = CODES.get(error.status_code), str(error.detail)
+    if code in {"not_found", "method_not_allowed"}:
+        said = (
+            f"there is no {request.method} {request.url.path[:MAX_PATH_CHARS]} here: /openapi.json lists what there is"
+        )
+    return ApiError(error.status_code, said, code=code)
 
 
 def install(app: FastAPI) -> None:
     """Let every failure of `app`'s routes leave in OpenAI's shape."""
 
-    async def answer(_request: Request, error: Exception) -> JSONResponse:
+    async def answer(request: Request, error: Exception) -> JSONResponse:
         match error:
             case RequestValidationError():
-                return _from_validation(error).response()
+                told = _from_validation(error)
             case HTTPException():
-                return _from_http(error).response()
+                told = _from_http(error, request)
             case _:
-                return from_exception(error).response()
+                told = from_exception(error)
+        told.note(request.scope)
+        return told.response()
 
     for kind in (RequestValidationError, HTTPException, ApiError, SwarmError, TimeoutError, Exception):
         app.add_exception_handler(kind, answer)

@@ -2,29 +2,62 @@
 
 from __future__ import annotations
 
+import time
+
 from swarm.client import AsyncClient
+from swarm_protocol.errors import ConfigError
 
 from swarm_node.config import Config
-from swarm_node.gateway.app import create_app
-from swarm_node.gateway.server import serving
+from swarm_node.gateway import bounds
+from swarm_node.gateway.app import GatewayOptions, create_app
+from swarm_node.gateway.keys import KeyRing
+from swarm_node.gateway.limits import Rates
+from swarm_node.gateway.server import is_local, listen, serving
 from swarm_node.node import Node, RelayUse
 
 
 class GatewayRole:
-    """Serves HTTP until told to leave; running answers then get the daemon's grace to finish."""
+    """Serves HTTP until told to leave; running answers then get the daemon's grace to finish.
+
+    The port is bound with construction, before the node is ready or known to anybody. Raises ConfigError for keys that
+    cannot be used and for a gateway that would be open to all by accident, StartError if it cannot listen.
+    """
 
     num_steps = 1
     computes = False
+
+    def __init__(self, config: Config) -> None:
+        self._options = options(config)
+        self._listener = listen(config.host, config.port)
 
     def relay(self, _config: Config) -> RelayUse:
         """Nobody needs to reach a gateway's libp2p host."""
         return "none"
 
     async def run(self, node: Node) -> None:
-        """Raises StartError if the address cannot be listened on."""
         client = AsyncClient(network=node.network, membership=node.membership)
-        async with serving(create_app(client), node.config.host, node.config.port) as url:
+        async with serving(create_app(client, self._options), self._listener) as url:
             node.activity.state = "gateway"
-            node.steps.done("gateway", f"OpenAI's API under {url}/v1")
+            keys = self._options.keys
+            whom = "this machine" if is_local(node.config.host) else "whoever reaches it"
+            asked = f"for {len(keys)} API keys" if keys else f"for {whom}, without a key"
+            node.steps.done("gateway", f"OpenAI's API under {url}/v1, {asked}")
             node.emitter.emit("listening", url=url)
             await node.departure.leaving.wait()
+
+
+def options(config: Config) -> GatewayOptions:
+    """Raises ConfigError as GatewayRole."""
+    local = is_local(config.host)
+    if not (local or config.api_keys or config.open_to_all):
+        raise ConfigError(
+            f"others can reach {config.host} and would need no key",
+            remedy="give --api-keys FILE, or --open-to-all if that is meant",
+        )
+    requests_per_min = config.requests_per_min
+    if requests_per_min is None:
+        requests_per_min = 0 if local or config.api_keys else bounds.REQUESTS_PER_MIN
+    return GatewayOptions(
+        rates=Rates(requests_per_min=requests_per_min, tokens_per_min=config.tokens_per_min),
+        keys=KeyRing(config.api_keys, time.monotonic) if config.api_keys else None,
+    )

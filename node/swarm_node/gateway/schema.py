@@ -1,12 +1,14 @@
-"""What a client may ask for, bounded field by field.
+"""What a client may ask for, bounded field by field; what only chats have is `chat_schema`'s.
 
-Unknown fields are ignored, as OpenAI does. Fields that are known but not offered yet are refused unless they hold
-their neutral value: to ignore `n=3` or `logprobs` silently would be to answer another question.
+Unknown fields are ignored, as OpenAI does. Fields that are known but not offered are refused unless they hold their
+neutral value: to ignore `suffix` or `logit_bias` silently would be to answer another question.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
@@ -14,28 +16,43 @@ from pydantic_core import PydanticCustomError
 from swarm_node.gateway import bounds
 
 INT64 = 2**63
+Neutral = Mapping[str, tuple[Any, ...]]
 
 
-def _or(default: Any) -> BeforeValidator:
+def or_default(default: Any) -> BeforeValidator:
     """OpenAI's clients send null for 'use the default'."""
     return BeforeValidator(lambda value: default if value is None else value)
 
 
+def unsupported(name: str, hint: str = "leave it out") -> PydanticCustomError:
+    """A field that is known, and not offered."""
+    return PydanticCustomError(
+        "unsupported", "'{name}' is not supported by this gateway: {hint}", {"name": name, "hint": hint}
+    )
+
+
+def unfit(name: str, why: str) -> PydanticCustomError:
+    """A field that does not go with another."""
+    return PydanticCustomError("unfit", "{name}: {why}", {"name": name, "why": why})
+
+
 Text = Annotated[str, Field(max_length=bounds.MAX_PROMPT_CHARS)]
+TokenIds = Annotated[
+    list[Annotated[int, Field(strict=True, ge=0, lt=2**31)]], Field(min_length=1, max_length=bounds.MAX_NEW_TOKENS)
+]
 MaxTokens = Annotated[int, Field(ge=1, le=bounds.MAX_NEW_TOKENS)]
 StopText = Annotated[str, Field(min_length=1, max_length=bounds.MAX_STOP_CHARS)]
 
 
 class StreamOptions(BaseModel):
-    include_usage: Annotated[bool, _or(False)] = False
+    include_usage: Annotated[bool, or_default(False)] = False
 
 
 class SamplingRequest(BaseModel):
     """The fields that both endpoints share."""
 
     model_config = ConfigDict(extra="ignore", protected_namespaces=())
-    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {
-        "n": (1,),
+    neutral: ClassVar[Neutral] = {
         "presence_penalty": (0, 0.0),
         "frequency_penalty": (0, 0.0),
         "logit_bias": ({},),
@@ -43,13 +60,14 @@ class SamplingRequest(BaseModel):
 
     model: Annotated[str, Field(min_length=1, max_length=bounds.MAX_MODEL_NAME_CHARS)]
     max_tokens: MaxTokens | None = None
-    temperature: Annotated[float, _or(1.0), Field(ge=0, le=2, allow_inf_nan=False)] = 1.0
-    top_p: Annotated[float, _or(1.0), Field(gt=0, le=1, allow_inf_nan=False)] = 1.0
-    top_k: Annotated[int, _or(0), Field(ge=0, le=bounds.MAX_TOP_K)] = 0
-    seed: Annotated[int, Field(ge=-INT64, lt=INT64)] | None = None
+    temperature: Annotated[float, or_default(1.0), Field(ge=0, le=2, allow_inf_nan=False)] = 1.0
+    top_p: Annotated[float, or_default(1.0), Field(gt=0, le=1, allow_inf_nan=False)] = 1.0
+    top_k: Annotated[int, or_default(0), Field(ge=0, le=bounds.MAX_TOP_K)] = 0
+    n: Annotated[int, or_default(1), Field(ge=1, le=bounds.MAX_CHOICES)] = 1
+    seed: Annotated[int, Field(gt=-INT64, lt=INT64)] | None = None
     stop: Annotated[list[StopText], Field(max_length=bounds.MAX_STOPS)] = Field(default_factory=list)
-    stream: Annotated[bool, _or(False)] = False
-    stream_options: Annotated[StreamOptions, _or({})] = Field(default_factory=StreamOptions)
+    stream: Annotated[bool, or_default(False)] = False
+    stream_options: Annotated[StreamOptions, or_default({})] = Field(default_factory=StreamOptions)
 
     @model_validator(mode="before")
     @classmethod
@@ -57,9 +75,7 @@ class SamplingRequest(BaseModel):
         if isinstance(data, dict):
             for name, allowed in cls.neutral.items():
                 if data.get(name) is not None and data[name] not in allowed:
-                    raise PydanticCustomError(
-                        "unsupported", "'{name}' is not supported by this gateway yet: leave it out", {"name": name}
-                    )
+                    raise unsupported(name)
         return data
 
     @field_validator("stop", mode="before")
@@ -73,67 +89,48 @@ class SamplingRequest(BaseModel):
     def include_usage(self) -> bool:
         return self.stream and self.stream_options.include_usage
 
+    def seeds(self) -> Sequence[int | None]:
+        """One for each of the `n` answers: the first has the request's own, the others follow from it."""
+        return [_derived(self.seed, index) for index in range(self.n)]
+
+
+def _derived(seed: int | None, index: int) -> int | None:
+    if seed is None or index == 0:
+        return seed
+    digest = hashlib.blake2b(f"choice {seed}/{index}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
 
 class CompletionRequest(SamplingRequest):
-    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {
-        **SamplingRequest.neutral,
-        "best_of": (1,),
-        "logprobs": (),
-        "echo": (False,),
-        "suffix": ("",),
-    }
+    """`prompt` is always a list here: of texts, or of lists of token ids."""
 
-    prompt: Text
+    neutral: ClassVar[Neutral] = {**SamplingRequest.neutral, "echo": (False,), "suffix": ("",)}
+
+    prompt: Annotated[list[Text | TokenIds], Field(min_length=1)]
+    logprobs: Annotated[int, Field(ge=0, le=bounds.MAX_COMPLETION_LOGPROBS)] | None = None
+    best_of: int | None = None
 
     @field_validator("prompt", mode="before")
     @classmethod
-    def _one_prompt(cls, value: Any) -> Any:
-        if isinstance(value, list):
-            if len(value) == 1 and isinstance(value[0], str):
-                return value[0]
-            raise PydanticCustomError(
-                "unsupported",
-                "'{name}' must be one text: several, and token ids, are not supported by this gateway yet",
-                {"name": "prompt"},
-            )
+    def _one_prompt_or_many(cls, value: Any) -> Any:
+        is_one = isinstance(value, str) or (isinstance(value, list) and value and isinstance(value[0], int))
+        return [value] if is_one else value
+
+    @field_validator("prompt", mode="after")
+    @classmethod
+    def _bounded(cls, value: list[str | list[int]]) -> list[str | list[int]]:
+        if len(value) > bounds.MAX_CHOICES:
+            raise unfit("prompt", f"a request may have {bounds.MAX_CHOICES} prompts at most")
         return value
+
+    @model_validator(mode="after")
+    def _few_choices(self) -> CompletionRequest:
+        if self.best_of not in {None, self.n}:
+            raise unsupported("best_of", "leave it out, or let it be equal to n")
+        if len(self.prompt) * self.n > bounds.MAX_CHOICES:
+            raise unfit("n", f"prompts times n may be {bounds.MAX_CHOICES} at most")
+        return self
 
     @property
     def num_new_tokens(self) -> int:
         return self.max_tokens or bounds.DEFAULT_COMPLETION_TOKENS
-
-
-class TextPart(BaseModel):
-    type: Literal["text"]
-    text: Text
-
-
-class ChatMessage(BaseModel):
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Text | Annotated[list[TextPart], Field(max_length=bounds.MAX_MESSAGE_PARTS)]
-
-    def flat(self) -> dict[str, str]:
-        """As chat templates expect it: plain text, and 'developer', OpenAI's newer word, as 'system'."""
-        content = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-        return {"role": "system" if self.role == "developer" else self.role, "content": content}
-
-
-class ChatRequest(SamplingRequest):
-    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {
-        **SamplingRequest.neutral,
-        "logprobs": (False,),
-        "top_logprobs": (0,),
-        "tools": ([],),
-        "functions": ([],),
-        "tool_choice": ("none",),
-        "response_format": ({"type": "text"},),
-        "modalities": (["text"],),
-        "audio": (),
-    }
-
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=bounds.MAX_CHAT_MESSAGES)]
-    max_completion_tokens: MaxTokens | None = None
-
-    @property
-    def num_new_tokens(self) -> int:
-        return self.max_completion_tokens or self.max_tokens or bounds.DEFAULT_CHAT_TOKENS

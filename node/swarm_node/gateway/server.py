@@ -7,6 +7,7 @@ daemon's business, so the socket is bound here and the handlers stay.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -15,21 +16,23 @@ import uvicorn
 from fastapi import FastAPI
 from swarm_protocol.errors import StartError
 
-from swarm_node.gateway import bounds
+from swarm_node.gateway import bounds, connections
+
+BACKLOG = 256
+"""Connections that wait to be accepted. All may be at once, before the bound on open ones is looked at."""
 
 
 @asynccontextmanager
-async def serving(app: FastAPI, host: str, port: int) -> AsyncIterator[str]:
-    """Serve `app` while the context lasts; the value is its base URL. `port` 0 takes a free one.
+async def serving(app: FastAPI, listener: socket.socket, *, max_connections: int | None = None) -> AsyncIterator[str]:
+    """Serve `app` on `listener` while the context lasts, and close it; the value is the base URL.
 
-    Raises StartError if the address cannot be listened on. Leaving gives running answers SHUTDOWN_GRACE_S to finish.
+    Leaving gives running answers SHUTDOWN_GRACE_S to finish.
     """
-    listener = _bind(host, port)
-    address = listener.getsockname()
-    server = _Server(_config(app))
+    host, port = listener.getsockname()[:2]
+    server = _Server(_config(app, max_connections or connections.max_connections()))
     running = asyncio.create_task(server.serve(sockets=[listener]), name="gateway http")
     try:
-        yield f"http://[{address[0]}]:{address[1]}" if ":" in address[0] else f"http://{address[0]}:{address[1]}"
+        yield f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     finally:
         server.should_exit = True
         await running
@@ -42,22 +45,26 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _config(app: FastAPI) -> uvicorn.Config:
+def _config(app: FastAPI, max_connections: int) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http="h11",
+        http=connections.bounded_protocol(max_connections),
         ws="none",
         lifespan="off",
         log_config=None,
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        limit_concurrency=bounds.MAX_CONNECTIONS,
+        backlog=BACKLOG,
         timeout_graceful_shutdown=int(bounds.SHUTDOWN_GRACE_S),
     )
 
 
-def _bind(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that clients can connect to from now on, and are answered on once it is served. Port 0: any free one.
+
+    Raises StartError if the address cannot be listened on.
+    """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
@@ -66,7 +73,7 @@ def _bind(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-        listener.listen()  # a bound port alone does not keep others off it
+        listener.listen(BACKLOG)  # a bound port alone does not keep others off it
     except OSError as error:
         listener.close()
         raise StartError(
@@ -75,3 +82,12 @@ def _bind(host: str, port: int) -> socket.socket:
         ) from error
     listener.setblocking(False)
     return listener
+
+
+def is_local(host: str) -> bool:
+    """Whether only programs on this machine reach `host`. Raises StartError if it is no address."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise StartError(f"--host {host} is not an address of this machine: {error}", remedy="use 127.0.0.1") from error
+    return all(ipaddress.ip_address(str(address[0]).split("%", 1)[0]).is_loopback for *_, address in found)

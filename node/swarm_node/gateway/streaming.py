@@ -1,39 +1,46 @@
-"""Answers one request from a running generation: at once, or token by token as server-sent events.
+"""Answers one request from its running generations: at once, or token by token as server-sent events.
 
-The whole life of a generation is inside `Answer.__call__`, so a client's disconnect, a stalled reader, a deadline or a
-shutdown all end in the same place, where the generation is closed and its chain freed. The status is decided when the
+The whole life of the generations is inside `Answer.__call__`, so a client's disconnect, a stalled reader, a deadline or
+a shutdown all end in the same place, where they are closed and their chains freed. The status is decided when the
 first token is there: failures before it are plain errors, later ones an error event.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from swarm_node.gateway import bounds
-from swarm_node.gateway.backend import Generation
+from swarm_node.gateway.choice import Choice, Piece
 from swarm_node.gateway.errors import from_exception
+from swarm_node.gateway.event_stream import DONE, EventStream
+from swarm_node.gateway.merging import Step
 from swarm_node.gateway.shapes import Json, Shape, Usage
 
 TRACE_HEADER = "x-swarm-trace"
 
 
-class Answer(Response):
-    """The response to one completion request. `begin` gives the generation; leaving its context frees it."""
+@dataclass(slots=True, kw_only=True)
+class Running:
+    """A request that is being answered: its steps as they come, and what it has used so far."""
 
-    def __init__(
-        self,
-        shape: Shape,
-        begin: Callable[[], AbstractAsyncContextManager[Generation]],
-        *,
-        stream: bool,
-        include_usage: bool,
-    ) -> None:
+    steps: AsyncIterator[Step]
+    choices: Sequence[Choice]
+    usage: Callable[[], Usage]
+
+
+Begin = Callable[[Scope], AbstractAsyncContextManager[Running]]
+
+
+class Answer(Response):
+    """The response to one request. `begin` starts its generations; leaving its context frees them."""
+
+    def __init__(self, shape: Shape, begin: Begin, *, stream: bool, include_usage: bool) -> None:
         super().__init__()
         self._shape = shape
         self._begin = begin
@@ -48,15 +55,16 @@ class Answer(Response):
             answering.add_done_callback(lambda _done: watching.cancel())
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        events = _EventStream(send, {TRACE_HEADER: self._shape.id})
+        events = EventStream(send, {TRACE_HEADER: self._shape.id})
         try:
-            async with asyncio.timeout(bounds.GENERATION_TIMEOUT_S), self._begin() as generation:
+            async with asyncio.timeout(bounds.GENERATION_TIMEOUT_S), self._begin(scope) as running:
                 if self._stream:
-                    await self._send_chunks(generation, events)
+                    await self._send_chunks(running, events)
                     return
-                whole = await self._collect(generation)
+                whole = await self._collect(running)
         except Exception as error:
             failure = from_exception(error)
+            failure.note(scope)
             if events.started:
                 await events.send(failure.body)
                 await events.end()
@@ -67,60 +75,28 @@ class Answer(Response):
         response.headers[TRACE_HEADER] = self._shape.id
         await response(scope, receive, send)
 
-    async def _collect(self, generation: Generation) -> Json:
-        pieces: list[str] = []
-        finish_reason = "stop"
-        async for token in generation:
-            pieces.append(token.text)
-            finish_reason = token.finish_reason or finish_reason
-        return self._shape.whole("".join(pieces), finish_reason, _usage(generation, len(pieces)))
+    async def _collect(self, running: Running) -> Json:
+        said: list[list[Piece]] = [[] for _ in running.choices]
+        async for index, token in running.steps:
+            said[index] += running.choices[index].push(token)
+        wholes = [choice.whole(pieces) for choice, pieces in zip(running.choices, said, strict=True)]
+        return self._shape.whole(wholes, running.usage())
 
-    async def _send_chunks(self, generation: Generation, events: _EventStream) -> None:
-        num_tokens = 0
-        finish_reason = "stop"
-        async for token in generation:
-            if num_tokens == 0:
-                await events.send(*self._shape.first_chunks())
-            num_tokens += 1
-            finish_reason = token.finish_reason or finish_reason
-            if token.text:
-                await events.send(self._shape.text_chunk(token.text))
-        await events.send(self._shape.last_chunk(finish_reason))
+    async def _send_chunks(self, running: Running, events: EventStream) -> None:
+        async for index, token in running.steps:
+            choice = running.choices[index]
+            chunks = [self._shape.first_chunk(index)] if choice.num_tokens == 0 else []
+            chunks += [self._shape.chunk(index, piece) for piece in choice.push(token)]
+            if token.finish_reason:
+                chunks.append(self._shape.last_chunk(index, choice.finish_reason))
+            if shown := [chunk for chunk in chunks if chunk]:
+                await events.send(*shown)
         if self._include_usage:
-            await events.send(self._shape.usage_chunk(_usage(generation, num_tokens)))
-        await events.end(b"data: [DONE]\n\n")
-
-
-def _usage(generation: Generation, num_tokens: int) -> Usage:
-    return Usage(prompt_tokens=generation.num_prompt_tokens, completion_tokens=num_tokens)
+            await events.send(self._shape.usage_chunk(running.usage()))
+        await events.end(DONE)
 
 
 async def _cancel_on_disconnect(receive: Receive, task: asyncio.Task[None]) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
     task.cancel()
-
-
-class _EventStream:
-    """Server-sent events; the headers go out with the first one. A reader that stalls is a TimeoutError."""
-
-    def __init__(self, send: Send, headers: dict[str, str]) -> None:
-        self._send = send
-        self._headers = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", **headers}
-        self.started = False
-
-    async def send(self, *objects: Json) -> None:
-        if not self.started:
-            self.started = True
-            headers = [(name.encode(), value.encode()) for name, value in self._headers.items()]
-            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-        for item in objects:
-            data = json.dumps(item, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-            await self._write(f"data: {data}\n\n".encode(), more=True)
-
-    async def end(self, last: bytes = b"") -> None:
-        await self._write(last, more=False)
-
-    async def _write(self, data: bytes, *, more: bool) -> None:
-        async with asyncio.timeout(bounds.HTTP_WRITE_TIMEOUT_S):
-            await self._send({"type": "http.response.body", "body": data, "more_body": more})

@@ -40,9 +40,15 @@ class Answer:
 
     @property
     def error(self) -> str:
-        """The error event as one text. Fails unless it is the only one, and stderr says the same in one line or two."""
+        """The error event as one text. Fails unless it is the only one, and stderr says the same in one line or two.
+
+        It is the last word of a command, and the one before the last of a daemon.
+        """
         [error] = [event for event in self.events if event["event"] == "error"]
-        assert self.err.endswith(f"error: {error['message']}\n  → {error['remedy']}\n")
+        was_daemon = any(event["event"] == "step" for event in self.events)
+        assert self.events[-1]["event"] == ("stopped" if was_daemon else "error")
+        stopped = f"○ stopped: {self.events[-1]['reason']}\n" if was_daemon else ""
+        assert self.err.endswith(f"error: {error['message']}\n  → {error['remedy']}\n{stopped}")
         assert "Traceback" not in self.err
         return f"{error['message']} → {error['remedy']}"
 
@@ -149,6 +155,18 @@ def seed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seed]:
         addrs = ready["addrs"]
         assert isinstance(addrs, list)
         yield Seed(node, str(ready["peer_id"]), addrs[0])
+    finally:
+        node.end()
+
+
+@pytest.fixture(scope="session")
+def member(seed: Seed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    """One node that has joined through the seed and stands by, for all tests that leave it alone."""
+    home = tmp_path_factory.mktemp("member") / "home"
+    node = Node("join", "--network-id", "tests", "--device", "cpu", "--probe", "off", "--peers", seed.addr, home=home)
+    try:
+        node.wait_for("ready")
+        yield node
     finally:
         node.end()
 

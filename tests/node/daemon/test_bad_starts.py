@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import Seed, StartNode, run_node
+from .conftest import Node, Seed, run_node
 
 UNKNOWN = "12D3KooWHoK2zDpTB25vHJF4swgbFQqKcK3ruE4pJzSFjXSEDigi"
 NOBODY = f"/ip4/127.0.0.1/tcp/1/p2p/{UNKNOWN}"
@@ -31,9 +31,14 @@ def free_port() -> int:
         (("seed", "--listen", "localhost:4001"), "--listen: address 'localhost:4001' is malformed"),
         (
             ("join", "--peers", NOBODY, "--run", "/no/run.toml"),
-            "there is no run file /no/run.toml",
+            "/no/run.toml is not there → give --run the file that",
         ),
-        (("join", "--peers", NOBODY, "--model", "/no/model"), "holds no config.json"),
+        (("join", "--run", "/tmp"), "/tmp is a directory and no run file → give --run the file that"),
+        (("join", "--model", "/no/model"), "holds no config.json → give --model the directory that"),
+        (("join", "--listen", "here"), "--listen: address 'here' is malformed"),
+        (("join", "--drain-s", "abc"), "is not a number of seconds from 0 to 3600 → write --drain-s 30"),
+        (("demo", "--keep", "/proc/x"), "choose another directory with --keep"),
+        (("gateway",), "no peer to join through is named → give --peers the address"),
         (("join", "--peers", NOBODY, "--then-serve"), "--then-serve needs --run"),
         (("join", "--peers", NOBODY, "--blocks", "0:2"), "there is nothing to serve"),
         (("status",), "no daemon is running"),
@@ -45,21 +50,37 @@ def free_port() -> int:
 def test_start_with_impossible_settings_says_what_to_do(
     arguments: tuple[str, ...], expected: str, tmp_path: Path
 ) -> None:
-    answer = run_node(*arguments, "--home", tmp_path / "home")
+    home = () if arguments[0] == "demo" else ("--home", tmp_path / "home")
+    answer = run_node(*arguments, *home)
     assert expected in answer.error
     assert answer.code == 1
 
 
-@pytest.mark.parametrize("arguments", [("jion",), ("join", "--peeers", "x"), ("seed", "extra")])
-def test_wrong_usage_exits_2_and_points_to_the_help(arguments: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("jion",), "Did you mean 'join'? → see swarm-node --help"),
+        (("join", "--peeers", "x"), "--peers) → see swarm-node join --help"),
+        (("seed", "extra"), "(extra) → see swarm-node seed --help"),
+        (("demo", "--bogus"), "--bogus → see swarm-node demo --help"),
+    ],
+)
+def test_wrong_usage_exits_2_and_points_to_the_help(arguments: tuple[str, ...], expected: str) -> None:
     answer = run_node(*arguments)
     assert answer.code == 2
-    assert "--help" in answer.error
+    assert expected in answer.error
 
 
-@pytest.mark.parametrize(("home", "expected"), [("/proc/swarm", "/proc/swarm"), ("/dev/null/home", "/dev/null")])
-def test_start_in_a_home_that_cannot_be_written_says_so(home: str, expected: str) -> None:
-    answer = run_node("seed", "--home", home)
+@pytest.mark.parametrize(
+    ("command", "home", "expected"),
+    [
+        ("seed", "/proc/swarm", "/proc/swarm"),
+        ("join", "/dev/null/home", "/dev/null"),
+        ("gateway", "/proc/x", "/proc/x"),
+    ],
+)
+def test_start_in_a_home_that_cannot_be_written_says_so(command: str, home: str, expected: str) -> None:
+    answer = run_node(command, "--home", home)
     assert f"cannot use the home directory {expected}" in answer.error
     assert answer.code == 1
 
@@ -107,15 +128,13 @@ def test_join_with_a_clock_that_is_off_by_an_hour_says_so(seed: Seed, tmp_path: 
     assert answer.code == 1
 
 
-def test_join_with_a_copied_identity_names_it(seed: Seed, start_node: StartNode, tmp_path: Path) -> None:
-    first = start_node(*JOIN, "--peers", seed.addr, home="first")
-    peer_id = first.wait_for("ready")["peer_id"]
-    (tmp_path / "copy").mkdir()
-    shutil.copy2(first.home / "identity.key", tmp_path / "copy" / "identity.key")
-    answer = run_node(*JOIN, "--peers", seed.addr, "--home", tmp_path / "copy")
-    assert f"the identity {peer_id} is in use by another running node" in answer.error
+def test_join_with_a_copied_identity_names_it(seed: Seed, member: Node, tmp_path: Path) -> None:
+    [ready] = [event for event in member.events if event["event"] == "ready"]
+    shutil.copy2(member.home / "identity.key", tmp_path / "identity.key")
+    answer = run_node(*JOIN, "--peers", seed.addr, "--home", tmp_path)
+    assert f"the identity {ready['peer_id']} is in use by another running node" in answer.error
     assert answer.code == 1
-    assert first.process.poll() is None, "the rightful node goes on"
+    assert member.process.poll() is None, "the rightful node goes on"
 
 
 def test_start_with_an_identity_open_to_others_is_refused(tmp_path: Path) -> None:

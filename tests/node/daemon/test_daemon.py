@@ -5,19 +5,13 @@ from __future__ import annotations
 import signal
 import stat
 import time
-from pathlib import Path
 
 import psutil
+import pytest
 
 from .conftest import Node, Seed, StartNode, run_node, wait_until
 
 JOIN = ("join", "--network-id", "tests", "--probe", "off", "--device", "cpu")
-
-
-def started(start_node: StartNode, seed: Seed, *arguments: str, home: str = "home") -> Node:
-    node = start_node(*JOIN, "--peers", seed.addr, *arguments, home=home)
-    node.wait_for("ready")
-    return node
 
 
 def test_seed_when_ready_invites_others_with_its_address(seed: Seed) -> None:
@@ -64,32 +58,28 @@ def test_start_in_a_home_that_is_taken_names_the_daemon(seed: Seed) -> None:
     assert seed.node.process.poll() is None
 
 
-def test_join_without_work_stands_by_and_leaves_at_once_when_told(seed: Seed, start_node: StartNode) -> None:
-    node = started(start_node, seed)
-    steps = [event["title"] for event in node.events if event["event"] == "step"]
+def test_join_without_work_stands_by(member: Node) -> None:
+    steps = [event["title"] for event in member.events if event["event"] == "step"]
     assert steps == ["hardware", "network", "peers", "reachability"]
-    assert node.wait_for("step")["title"] == "takes"
-    assert "--run" in str(node.wait_for("step")["detail"])
-    [status] = run_node("status", "--home", node.home).events
+    assert member.wait_for("step")["title"] == "takes"
+    assert "--run" in str(member.wait_for("step")["detail"])
+    [status] = run_node("status", "--home", member.home).events
     assert status["state"] == "idle"
     assert isinstance(status["num_peers"], int)
     assert status["num_peers"] >= 2, "the seed and this node, perhaps some that were killed a moment ago"
     assert status["reachability"] == "public"
-    node.process.send_signal(signal.SIGINT)
-    assert node.wait_for("draining")["reason"] == "Ctrl-C"
-    assert node.wait_end() == 0
-    assert node.events[-1] | {"time": 0} == {"event": "stopped", "time": 0, "reason": "Ctrl-C", "clean": True}
-    assert "Traceback" not in node.err_path.read_text()
 
 
-def test_drain_and_stop_wait_until_the_daemon_is_gone(seed: Seed, start_node: StartNode) -> None:
-    for command in ("drain", "stop"):
-        node = started(start_node, seed, home=command)
-        answer = run_node(command, "--home", node.home)
-        assert [event["event"] for event in answer.events] == ["leaving", "left"]
-        assert answer.code == 0
-        assert node.wait_end(timeout_s=1) == 0
-        assert node.events[-1]["reason"] == command
+@pytest.mark.parametrize("command", ["drain", "stop"])
+def test_drain_and_stop_wait_until_the_daemon_is_gone(start_node: StartNode, command: str) -> None:
+    node = start_node("seed")
+    node.wait_for("ready")
+    answer = run_node(command, "--home", node.home)
+    assert [event["event"] for event in answer.events] == ["leaving", "left"]
+    assert answer.code == 0
+    assert node.wait_end(timeout_s=5) == 0
+    assert node.events[-1]["reason"] == command
+    assert "no daemon is running" in run_node(command, "--home", node.home).error, "once is enough"
 
 
 def test_start_that_is_interrupted_ends_at_once(seed: Seed, start_node: StartNode) -> None:
@@ -100,20 +90,26 @@ def test_start_that_is_interrupted_ends_at_once(seed: Seed, start_node: StartNod
     assert node.events[-1]["event"] == "stopped"
 
 
-def test_daemon_that_is_killed_leaves_no_libp2p_process_and_a_usable_home(
-    seed: Seed, start_node: StartNode, tmp_path: Path
-) -> None:
-    node = started(start_node, seed)
+def test_daemon_that_is_killed_leaves_no_libp2p_process_and_a_usable_home(start_node: StartNode) -> None:
+    node = start_node("seed")
+    node.wait_for("ready")
     child = node.libp2p
     node.process.kill()
     wait_until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, "libp2p's process outlives us")
     assert "no daemon is running" in run_node("status", "--home", node.home).error
     again = start_node("seed")
     again.wait_for("ready")
+    again.process.send_signal(signal.SIGINT)
+    assert again.wait_for("draining")["reason"] == "Ctrl-C"
+    assert again.wait_end() == 0
+    assert again.events[-1] | {"time": 0} == {"event": "stopped", "time": 0, "reason": "Ctrl-C", "clean": True}
+    assert "Traceback" not in again.err_path.read_text()
 
 
-def test_daemon_whose_libp2p_process_dies_ends_with_the_reason(seed: Seed, start_node: StartNode) -> None:
-    node = started(start_node, seed)
+def test_daemon_whose_libp2p_process_dies_ends_with_the_reason(start_node: StartNode) -> None:
+    node = start_node("seed")
+    node.wait_for("invite")  # from then on it only waits; before, whatever it just asked of libp2p fails first
     node.libp2p.kill()
     assert "the libp2p daemon ended" in str(node.wait_for("error")["message"])
-    assert node.wait_end(timeout_s=15) == 1
+    assert node.wait_end() == 1
+    assert (node.events[-1]["event"], node.events[-1]["clean"]) == ("stopped", False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from typing import Any
 
 import pytest
@@ -134,6 +135,42 @@ def test_terminal_gets_a_live_panel_that_leaves_it_as_it_was() -> None:
     assert "\x1b[?25l" in out.getvalue(), "the cursor is hidden while the panel is live"
     assert out.getvalue().rindex("\x1b[?25h") > out.getvalue().rindex("\x1b[?25l")
     assert "[red]" in out.getvalue(), "what a model writes is no markup"
+
+
+def _screen(written: str) -> str:
+    """What is left on a terminal, after the few control codes that a panel uses."""
+    lines, row, column = [""], 0, 0
+    for code, char in re.findall(r"\x1b\[([?0-9;]*[A-Za-z])|(.)", written, flags=re.DOTALL):
+        if code.endswith("A"):
+            row -= int(code[:-1])
+        elif code == "2K":
+            lines[row] = ""
+        elif char == "\r":
+            column = 0
+        elif char == "\n":
+            row, column = row + 1, 0
+            lines += [""] * (row + 1 - len(lines))
+        elif char:
+            lines[row] = lines[row].ljust(column)[:column] + char + lines[row][column + 1 :]
+            column += 1
+    return "\n".join(line.rstrip() for line in lines).rstrip()
+
+
+def test_terminal_keeps_no_panel_of_a_stage_without_an_outer_step() -> None:
+    out = io.StringIO()
+    display = make_display(Console(file=out, force_terminal=True, width=120), PLAN)
+    display.stage("start")
+    display.update(Board(num_nodes=2))
+    assert "node" not in _screen(out.getvalue()), "nothing is shown of nodes that are not there"
+    board = _board()
+    display.update(board)
+    display.stage("train")
+    assert "ready" in out.getvalue(), "whoever watches sees them start"
+    assert _screen(out.getvalue()).splitlines() == ["▸ start", "▸ train"]
+    board.apply("node-1", _step(1))
+    display.update(board)
+    display.stage("serve")
+    assert "outer step 1/3   loss 2.500" in _screen(out.getvalue())
 
 
 def test_sparkline_is_lowest_at_the_lowest_value() -> None:

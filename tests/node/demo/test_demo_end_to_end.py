@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -121,20 +122,24 @@ def test_nobody_is_left(finished: Any) -> None:
     assert _descendants(root) == []
 
 
+def _long(root: Path) -> tuple[str, ...]:
+    """A demo of seven processes, once all have started: itself, a seed and two nodes, each with its libp2p."""
+    return ("--nodes", "2", "--outer-steps", "1000", "--interval-steps", "1", "--json", "--keep", str(root))
+
+
 @pytest.mark.parametrize(
-    ("number", "moment", "num_processes"),
-    [(signal.SIGTERM, "stage", 1), (signal.SIGINT, "progress", 7)],
-    ids=["SIGTERM while starting", "Ctrl-C while training"],
+    ("number", "stage", "num_processes"),
+    [(signal.SIGTERM, 1, 1), (signal.SIGINT, 2, 7)],
+    ids=["SIGTERM while starting", "Ctrl-C in training"],
 )
 def test_interrupted_demo_leaves_nothing(
-    tmp_path: Path, number: signal.Signals, moment: str, num_processes: int
+    tmp_path: Path, number: signal.Signals, stage: int, num_processes: int
 ) -> None:
-    """`num_processes`: the demo, and once all have started a seed and two nodes, each with its libp2p."""
     root = tmp_path / "kept"
-    with _demo("--nodes", "2", "--outer-steps", "1000", "--interval-steps", "1", "--json", "--keep", str(root)) as demo:
+    with _demo(*_long(root)) as demo:
         assert demo.stdout is not None
         for line in demo.stdout:
-            if json.loads(line)["event"] == moment:
+            if json.loads(line).get("number") == stage:
                 break
         assert len(_descendants(root)) >= num_processes
         demo.send_signal(number)
@@ -142,3 +147,21 @@ def test_interrupted_demo_leaves_nothing(
     assert demo.returncode == 128 + number, err
     assert "Traceback" not in err
     assert _descendants(root) == []
+
+
+def test_killed_demo_leaves_nothing(tmp_path: Path) -> None:
+    root = tmp_path / "kept"
+    with _demo(*_long(root)) as demo:
+        # a seed that is up, with its libp2p, and two nodes that have hardly begun: none may be missed
+        until = time.monotonic() + 60
+        while len(left := _descendants(root)) < 5 and time.monotonic() < until:
+            time.sleep(0.02)
+        demo.kill()
+        demo.wait()
+        _, alive = psutil.wait_procs(left, timeout=60)
+        for process in alive:
+            process.kill()
+    assert len(left) >= 5
+    assert alive == _descendants(root) == []
+    for name in ("seed", "node-1", "node-2"):
+        assert "stopped: whoever started this node is gone" in (root / f"{name}.log").read_text()

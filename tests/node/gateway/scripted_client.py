@@ -10,14 +10,24 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from openai import AsyncOpenAI
-from swarm_node.gateway.app import create_app
-from swarm_node.gateway.server import serving
+from swarm.testing.leaks import no_leaks
+from swarm_node.gateway.app import GatewayOptions, create_app
+from swarm_node.gateway.server import listen, serving
+
+
+@dataclass(frozen=True)
+class ScriptedLikely:
+    data: bytes
+    logprob: float
 
 
 @dataclass(frozen=True)
 class ScriptedToken:
     text: str
     finish_reason: str | None = None
+    data: bytes = b""
+    logprob: float | None = None
+    top: Sequence[ScriptedLikely] = ()
 
 
 class Hang:
@@ -29,15 +39,20 @@ class ScriptedModel:
     name: str = "tiny"
     num_blocks: int = 4
     missing: Sequence[tuple[int, int]] = ()
+    lost: Sequence[tuple[int, int]] = ()
+
+    @property
+    def unreachable(self) -> Sequence[tuple[int, int]]:
+        return [*self.missing, *self.lost]
 
 
 class ScriptedGeneration:
-    """Yields the script's tokens; an exception in it is raised."""
+    """Yields the script's tokens; an exception in it is raised, an awaitable one's result is awaited first."""
 
     num_prompt_tokens = 3
 
-    def __init__(self, client: ScriptedClient) -> None:
-        self._tokens = self._run(client)
+    def __init__(self, client: ScriptedClient, script: Sequence[object]) -> None:
+        self._tokens = self._run(client, script)
         self.yielded = 0
 
     def __aiter__(self) -> ScriptedGeneration:
@@ -50,16 +65,18 @@ class ScriptedGeneration:
         await self._tokens.aclose()
 
     def trace(self) -> dict[str, object]:
-        return {"tokens": self.yielded}
+        return {"tokens": self.yielded, "num_reused_tokens": 2, "replays": []}
 
-    async def _run(self, client: ScriptedClient) -> AsyncIterator[ScriptedToken]:
+    async def _run(self, client: ScriptedClient, script: Sequence[object]) -> AsyncIterator[ScriptedToken]:
         client.num_open += 1
         try:
-            for step in client.script:
+            for step in script:
                 match step:
                     case Hang():
                         client.reached.set()
                         await asyncio.Event().wait()
+                    case asyncio.Event():
+                        await step.wait()
                     case Exception():
                         raise step
                     case ScriptedToken():
@@ -67,13 +84,18 @@ class ScriptedGeneration:
                         yield step
         finally:
             client.num_open -= 1
+            client.num_finished += 1
 
 
 @dataclass
 class ScriptedClient:
     script: Sequence[object] = (ScriptedToken("hel"), ScriptedToken("lo"), ScriptedToken("!", "stop"))
     served: Sequence[ScriptedModel] = (ScriptedModel(),)
+    scripts: Sequence[Sequence[object]] = ()
+    """For each generation in turn, instead of `script`."""
+
     num_open: int = 0
+    num_finished: int = 0
     asked: list[dict[str, object]] = field(default_factory=list)
     num_listed: int = 0
     reached: asyncio.Event = field(default_factory=asyncio.Event)
@@ -87,22 +109,31 @@ class ScriptedClient:
 
     def generate(self, **asked: object) -> ScriptedGeneration:
         self.asked.append(asked)
-        return ScriptedGeneration(self)
+        script = self.scripts[len(self.asked) - 1] if self.scripts else self.script
+        return ScriptedGeneration(self, script)
 
 
 Conversation = Callable[[AsyncOpenAI], Awaitable[None]]
 
 
-def converse(client: ScriptedClient, conversation: Conversation, **options: int) -> None:
-    """Run `conversation(openai)` against a gateway over `client`, which must have nothing open afterwards."""
+def converse(
+    client: ScriptedClient,
+    conversation: Conversation,
+    options: GatewayOptions | None = None,
+    *,
+    max_connections: int = 100,
+) -> None:
+    """Run `conversation(openai)` against a gateway over `client`. Nothing may be left afterwards."""
 
     async def main() -> None:
-        async with (
-            asyncio.timeout(30),
-            serving(create_app(client, **options), "127.0.0.1", 0) as url,
-            AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=10) as openai,
-        ):
-            await conversation(openai)
+        with no_leaks():
+            app = create_app(client, options)
+            async with (
+                asyncio.timeout(30),
+                serving(app, listen("127.0.0.1", 0), max_connections=max_connections) as url,
+                AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=10) as openai,
+            ):
+                await conversation(openai)
 
     asyncio.run(main())
     assert client.num_open == 0

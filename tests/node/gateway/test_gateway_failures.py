@@ -12,8 +12,9 @@ from fastapi import FastAPI
 from node.gateway.scripted_client import Hang, ScriptedClient, ScriptedModel, ScriptedToken, converse
 from openai import AsyncOpenAI
 from openai.types import Completion
-from swarm_node.gateway import body, bounds, streaming
-from swarm_node.gateway.server import serving
+from swarm_node.gateway import bounds
+from swarm_node.gateway.app import GatewayOptions
+from swarm_node.gateway.server import listen, serving
 from swarm_node.gateway.traces import TraceStore
 from swarm_protocol.errors import ConfigError, PeerRefused, SessionError, StartError
 
@@ -45,9 +46,7 @@ def _refusal(client: ScriptedClient, path: str, request: dict[str, Any]) -> api.
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("n", 2),
         ("best_of", 3),
-        ("logprobs", 0),
         ("echo", True),
         ("suffix", "x"),
         ("presence_penalty", 0.5),
@@ -59,7 +58,9 @@ def test_completion_with_an_unsupported_field_is_refused_by_name(field: str, val
     assert (error.status_code, error.code, error.param) == (400, "unsupported_parameter", field)
 
 
-@pytest.mark.parametrize(("field", "value"), [("logprobs", True), ("tools", [{}]), ("top_logprobs", 3)])
+@pytest.mark.parametrize(
+    ("field", "value"), [("tool_choice", "required"), ("functions", [{}]), ("response_format", {"type": "json_object"})]
+)
 def test_chat_with_an_unsupported_field_is_refused_by_name(field: str, value: object) -> None:
     error = _refusal(ScriptedClient(), "/chat/completions", {"model": "tiny", "messages": HELLO, field: value})
     assert (error.status_code, error.code, error.param) == (400, "unsupported_parameter", field)
@@ -87,6 +88,14 @@ def test_completion_with_a_null_field_takes_its_default(field: str) -> None:
         ("stream", "perhaps"),
         ("model", ""),
         ("prompt", 5),
+        ("prompt", []),
+        ("prompt", [[]]),
+        ("prompt", [1, "a"]),
+        ("prompt", [-1]),
+        ("prompt", ["a"] * 17),
+        ("n", 0),
+        ("n", 17),
+        ("logprobs", 6),
     ],
 )
 def test_completion_with_an_absurd_value_names_the_field(field: str, value: object) -> None:
@@ -94,12 +103,6 @@ def test_completion_with_an_absurd_value_names_the_field(field: str, value: obje
     assert (error.status_code, error.type) == (400, "invalid_request_error")
     assert error.param is not None
     assert error.param.split(".")[0] == field
-
-
-@pytest.mark.parametrize("prompt", [["a", "b"], [1, 2], [[1]], []])
-def test_completion_with_several_prompts_or_token_ids_is_refused(prompt: object) -> None:
-    error = _refusal(ScriptedClient(), "/completions", {"model": "tiny", "prompt": prompt})
-    assert (error.status_code, error.code, error.param) == (400, "unsupported_parameter", "prompt")
 
 
 def test_body_that_is_no_json_is_refused() -> None:
@@ -111,6 +114,21 @@ def test_body_that_is_no_json_is_refused() -> None:
             assert response.json()["error"]["type"] == "invalid_request_error"
 
     converse(ScriptedClient(), conversation)
+
+
+@pytest.mark.parametrize(
+    ("content", "param", "message"),
+    [
+        ([{"type": "image_url", "image_url": {"url": "x"}}], "messages.0.content.0.type", "Input should be 'text'"),
+        ([{"type": "text"}], "messages.0.content.0.text", "Field required"),
+        (5, "messages.0.content", "Input should be a valid string"),
+    ],
+)
+def test_content_of_another_kind_is_refused_by_the_path_that_was_sent(content: Any, param: str, message: str) -> None:
+    request = {"model": "tiny", "messages": [{"role": "user", "content": content}]}
+    error = _refusal(ScriptedClient(), "/chat/completions", request)
+    assert (error.status_code, error.param) == (400, param)
+    assert f"{param}: {message}" in error.message
 
 
 def test_unknown_model_is_not_found_and_the_served_ones_are_named() -> None:
@@ -125,6 +143,8 @@ def test_unknown_route_and_trace_are_not_found() -> None:
             with pytest.raises(api.NotFoundError) as error:
                 await openai.get(path, cast_to=object)
             assert error.value.code == "not_found"
+            assert path.removeprefix("/traces/") in error.value.message
+            assert "/openapi.json" in error.value.message or path.startswith("/traces/")
 
     converse(ScriptedClient(), conversation)
 
@@ -183,11 +203,11 @@ def test_request_beyond_the_capacity_is_told_to_come_back() -> None:
         assert error.value.response.headers["retry-after"] == "2"
         await stream.close()
 
-    converse(client, conversation, max_requests=1)
+    converse(client, conversation, GatewayOptions(max_requests=1))
 
 
 def test_body_over_the_bound_is_refused_with_and_without_a_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body.bounds, "MAX_HTTP_BODY_BYTES", 1000)
+    monkeypatch.setattr(bounds, "MAX_HTTP_BODY_BYTES", 1000)
 
     async def pieces() -> Any:
         for _ in range(20):
@@ -203,7 +223,7 @@ def test_body_over_the_bound_is_refused_with_and_without_a_length(monkeypatch: p
 
 
 def test_body_that_does_not_arrive_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body.bounds, "HTTP_BODY_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(bounds, "HTTP_BODY_TIMEOUT_S", 0.05)
 
     async def conversation(openai: AsyncOpenAI) -> None:
         reader, writer = await asyncio.open_connection(openai.base_url.host, openai.base_url.port)
@@ -239,7 +259,7 @@ async def _read_all(openai: AsyncOpenAI, *, stream: bool) -> None:
 
 
 def test_client_that_stops_reading_frees_the_generation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streaming.bounds, "HTTP_WRITE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(bounds, "HTTP_WRITE_TIMEOUT_S", 0.05)
     client = ScriptedClient(script=[ScriptedToken("x" * 10_000)] * 10_000)
 
     async def conversation(openai: AsyncOpenAI) -> None:
@@ -255,7 +275,7 @@ def test_client_that_stops_reading_frees_the_generation(monkeypatch: pytest.Monk
 
 
 def test_generation_over_its_time_ends_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streaming.bounds, "GENERATION_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(bounds, "GENERATION_TIMEOUT_S", 0.05)
     error = _refusal(ScriptedClient(script=[Hang()]), "/completions", {"model": "tiny", "prompt": "hi"})
     assert (error.status_code, error.code) == (503, "timeout")
 
@@ -274,11 +294,10 @@ def test_pages_of_a_browser_get_no_cors_permission() -> None:
 
 def test_occupied_port_names_the_port_and_the_remedy() -> None:
     async def main() -> None:
-        async with serving(FastAPI(), "127.0.0.1", 0) as url:
+        async with serving(FastAPI(), listen("127.0.0.1", 0)) as url:
             port = int(url.rsplit(":", 1)[1])
             with pytest.raises(StartError, match=rf"port {port}.*choose another --port"):
-                async with serving(FastAPI(), "127.0.0.1", port):
-                    pass
+                listen("127.0.0.1", port)
 
     asyncio.run(main())
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import openai as api
 import pytest
+import torch
 from openai import AsyncOpenAI
 from swarm.client import AsyncClient
 from swarm.network.membership import Membership
@@ -20,8 +22,10 @@ from swarm.training.model import initial_theta
 from swarm.training.run_config import DEFAULT_MODEL, RunConfig
 from swarm_node.demo import reference
 from swarm_node.gateway.app import create_app
-from swarm_node.gateway.server import serving
+from swarm_node.gateway.server import listen, serving
+from swarm_protocol.errors import PeerUnreachable
 from swarm_protocol.records import NodeRecord
+from transformers import AutoModelForCausalLM
 
 PROMPT = "def fibonacci(n):\n"
 SMALL = {**DEFAULT_MODEL, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "initializer_range": 0.3}
@@ -52,8 +56,8 @@ async def _swarm(checkpoint: Path, *spans: tuple[int, int]) -> AsyncIterator[Swa
     async with AsyncExitStack() as stack:
         network = internet.network()
         membership = await stack.enter_async_context(Membership(network))
-        client = AsyncClient(network=network, membership=membership)
-        url = await stack.enter_async_context(serving(create_app(client), "127.0.0.1", 0))
+        client = await stack.enter_async_context(aclosing(AsyncClient(network=network, membership=membership)))
+        url = await stack.enter_async_context(serving(create_app(client), listen("127.0.0.1", 0)))
         openai = await stack.enter_async_context(
             AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60)
         )
@@ -172,5 +176,133 @@ def test_seeded_sampling_repeats_and_usage_counts_tokens(checkpoint: Path) -> No
             usage = answers[0].usage
             assert usage is not None
             assert (usage.prompt_tokens, usage.completion_tokens) == (len(PROMPT), 12)
+
+    asyncio.run(main())
+
+
+def test_probabilities_are_the_models_own_with_exact_bytes(checkpoint: Path) -> None:
+    async def main() -> None:
+        async with _swarm(checkpoint, (0, 2), (2, 4)) as swarm:
+            answer = await swarm.openai.completions.create(
+                model="small", prompt=PROMPT, max_tokens=12, temperature=0, logprobs=3
+            )
+            chat = await swarm.openai.chat.completions.create(
+                model="small",
+                messages=[{"role": "user", "content": "hi"}],
+                max_tokens=12,
+                temperature=0,
+                logprobs=True,
+                top_logprobs=2,
+            )
+        found = answer.choices[0].logprobs
+        assert found is not None
+        assert found.token_logprobs is not None
+        expected = await asyncio.to_thread(_local_logprobs, checkpoint, PROMPT, 12)
+        assert found.token_logprobs == pytest.approx(expected, abs=1e-4)
+        assert found.top_logprobs is not None
+        assert [max(top.values()) for top in found.top_logprobs] == found.token_logprobs
+        told = chat.choices[0].logprobs
+        assert told is not None
+        assert told.content is not None
+        data = b"".join(bytes(token.bytes or ()) for token in told.content)
+        assert data.decode(errors="replace") == chat.choices[0].message.content
+        assert [len(token.top_logprobs) for token in told.content] == [2] * len(told.content)
+
+    asyncio.run(main())
+
+
+def _local_logprobs(checkpoint: Path, prompt: str, num_tokens: int) -> list[float]:
+    """Of the greedy tokens, by transformers alone. A byte is the token of its own number."""
+    model = AutoModelForCausalLM.from_pretrained(checkpoint)
+    ids, found = list(prompt.encode()), []
+    with torch.inference_mode():
+        for _ in range(num_tokens):
+            logprobs_V = model(torch.tensor([ids])).logits[0, -1].float().log_softmax(0)
+            found.append(float(logprobs_V.max()))
+            ids.append(int(logprobs_V.argmax()))
+    return found
+
+
+def test_choices_differ_repeat_with_the_seed_and_token_ids_are_a_prompt_as_well(checkpoint: Path) -> None:
+    async def main() -> None:
+        async with _swarm(checkpoint, (0, 2), (2, 4)) as swarm:
+            texts = []
+            for prompt in (PROMPT, list(PROMPT.encode())):
+                answer = await swarm.openai.completions.create(
+                    model="small", prompt=prompt, max_tokens=8, temperature=1.5, seed=5, n=3
+                )
+                texts.append([choice.text for choice in answer.choices])
+                assert answer.usage is not None
+                assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(PROMPT), 24)
+            assert texts[0] == texts[1]
+            assert len(set(texts[0])) == 3
+            with pytest.raises(api.BadRequestError, match="token ids that the model does not know"):
+                await swarm.openai.completions.create(model="small", prompt=[10**6])
+            await _until(lambda: swarm.num_sessions() == 0)
+
+    asyncio.run(main())
+
+
+def test_tools_for_a_model_whose_template_has_no_place_for_them_are_refused(checkpoint: Path) -> None:
+    async def main() -> None:
+        async with _swarm(checkpoint, (0, 4)) as swarm:
+            with pytest.raises(api.BadRequestError, match="takes no tools"):
+                await swarm.openai.chat.completions.create(
+                    model="small",
+                    messages=[{"role": "user", "content": "hi"}],
+                    tools=[{"type": "function", "function": {"name": "f"}}],
+                )
+
+    asyncio.run(main())
+
+
+TEMPLATE = (
+    "{% for tool in tools or [] %}[{{ tool.function.name }}]{% endfor %}"
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}"
+    "{% for call in message.tool_calls or [] %}{{ call.function.arguments | tojson }}{% endfor %};{% endfor %}"
+)
+
+
+def test_tools_calls_and_their_results_are_put_before_the_model_by_its_template(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    """A byte is a token, so the prompt's length tells what the template made of it."""
+    templated = tmp_path / "small"
+    shutil.copytree(checkpoint, templated)
+    (templated / "chat_template.jinja").write_text(TEMPLATE)
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    messages = [
+        {"role": "developer", "content": "be brief"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "2"},
+    ]
+    expected = '[f]system: be brief;assistant: {"a": 1};tool: 2;'
+
+    async def main() -> None:
+        async with _swarm(templated, (0, 4)) as swarm:
+            answer = await swarm.openai.chat.completions.create(
+                model="small",
+                messages=messages,  # type: ignore[arg-type]
+                tools=[{"type": "function", "function": {"name": "f"}}],
+                max_tokens=1,
+            )
+            assert answer.usage is not None
+            assert answer.usage.prompt_tokens == len(expected)
+
+    asyncio.run(main())
+
+
+def test_health_does_not_trust_the_record_of_a_server_that_could_not_be_reached(checkpoint: Path) -> None:
+    async def main() -> None:
+        async with _swarm(checkpoint, (0, 2), (2, 4)) as swarm:
+            url = str(swarm.openai.base_url).replace("/v1/", "/health")
+            assert (await swarm.openai._client.get(url)).status_code == 200
+            last = next(peer_id for peer_id, server in swarm.servers.items() if server.end_block == 4)
+            swarm.client._shared.links.failed(last, PeerUnreachable("gone", peer_id=last))
+            health = await swarm.openai._client.get(url)
+            assert health.status_code == 503
+            assert health.json()["models"][0]["missing_blocks"] == [[2, 4]]
+            swarm.client._shared.links.worked(last)
+            assert (await swarm.openai._client.get(url)).status_code == 200
 
     asyncio.run(main())

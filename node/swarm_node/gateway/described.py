@@ -1,0 +1,69 @@
+"""What `/openapi.json` says that the routes answer: OpenAI's own types, and ours where it has none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from openai.types import Completion, Model
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from pydantic import BaseModel
+
+
+class ErrorDetail(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    """Every failure, and the last event of a stream that fails."""
+
+    error: ErrorDetail
+
+
+class ModelList(BaseModel):
+    object: str
+    data: list[Model]
+
+
+class ModelHealth(BaseModel):
+    id: str
+    num_blocks: int
+    missing_blocks: list[tuple[int, int]]
+
+
+class Health(BaseModel):
+    status: str
+    detail: str
+    models: list[ModelHealth]
+    running_requests: int
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A route's answers by status, and the kind of the usual one."""
+
+    responses: dict[int | str, dict[str, Any]]
+    kind: type[Response] = JSONResponse
+
+
+def _failures(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    return {status: {"model": ErrorBody} for status in (401, 429, 500, *statuses)}
+
+
+def _answers(whole: type[BaseModel], chunk: type[BaseModel]) -> Described:
+    events = {"text/event-stream": {"schema": {"type": "string", "description": f"events of {chunk.__name__}"}}}
+    answered = {"model": whole, "description": "the answer, or with `stream` its events", "content": events}
+    return Described({200: answered, **_failures(400, 404, 408, 413, 415, 422, 503)})
+
+
+MODELS = Described({200: {"model": ModelList}, **_failures(503)})
+MODEL = Described({200: {"model": Model}, **_failures(404, 503)})
+COMPLETION = _answers(Completion, Completion)
+CHAT = _answers(ChatCompletion, ChatCompletionChunk)
+TRACE = Described(_failures(404))
+HEALTH = Described({200: {"model": Health}, 503: {"model": Health}})
+METRICS = Described({401: {"model": ErrorBody}}, PlainTextResponse)

@@ -1,0 +1,88 @@
+"""What the gateway says of models: OpenAI's objects, and in words what nobody serves."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from swarm_node.gateway import bounds
+from swarm_node.gateway.backend import Backend, ModelStatus
+from swarm_node.gateway.errors import ApiError
+from swarm_node.gateway.shapes import Json
+
+Spans = Sequence[tuple[int, int]]
+
+
+class Models:
+    """The swarm's models by name, and when each was first seen here."""
+
+    def __init__(self, client: Backend) -> None:
+        self._client = client
+        self._seen: OrderedDict[str, int] = OrderedDict()
+
+    async def all(self) -> list[Json]:
+        return [self._object(model) for model in await self._client.models()]
+
+    async def one(self, name: str) -> Json:
+        return self._object(await self._find(name))
+
+    async def check_served(self, name: str) -> None:
+        """Raises ApiError: 404 for a model that nobody has, 503 with the blocks that nobody serves."""
+        model = await self._find(name)
+        if model.missing:
+            raise ApiError(
+                503,
+                _describe(model, model.missing),
+                code="model_not_served",
+                param="model",
+                retry_after_s=bounds.RETRY_AFTER_S,
+            )
+
+    async def health(self) -> Json:
+        """`status` is "ok" while some model can be answered whole: anyone can announce a part of one.
+
+        A server that could not be reached just now counts as gone, whatever its record says.
+        """
+        models = await self._client.models()
+        whole = any(not model.unreachable for model in models)
+        return {
+            "status": "ok" if whole else "unavailable",
+            "detail": "; ".join(_describe(model, model.unreachable) for model in models)
+            or "no server of any model is known",
+            "models": [
+                {
+                    "id": model.name,
+                    "num_blocks": model.num_blocks,
+                    "missing_blocks": [list(gap) for gap in model.unreachable],
+                }
+                for model in models
+            ],
+        }
+
+    async def _find(self, name: str) -> ModelStatus:
+        if found := await self._client.model(name):
+            return found
+        names = [f"'{model.name}'" for model in await self._client.models()]
+        more = len(names) - bounds.MAX_LISTED_MODELS
+        known = ", ".join(names[: bounds.MAX_LISTED_MODELS]) + (f" and {more} more" if more > 0 else "")
+        raise ApiError(
+            404,
+            f"the model '{name}' is not served here; served: {known or 'none'}",
+            code="model_not_found",
+            param="model",
+        )
+
+    def _object(self, model: ModelStatus) -> Json:
+        created = self._seen.setdefault(model.name, int(time.time()))
+        self._seen.move_to_end(model.name)
+        if len(self._seen) > bounds.MAX_SEEN_MODELS:
+            self._seen.popitem(last=False)
+        return {"id": model.name, "object": "model", "created": created, "owned_by": "swarm"}
+
+
+def _describe(model: ModelStatus, gaps: Spans) -> str:
+    if not gaps:
+        return f"{model.name}: all {model.num_blocks} blocks are served"
+    written = ", ".join(f"{start} to {end}" for start, end in gaps)
+    return f"{model.name}: nobody serves blocks {written} of {model.num_blocks}"

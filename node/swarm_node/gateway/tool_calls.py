@@ -1,0 +1,85 @@
+"""Finds calls of tools in a model's text: `<tool_call>{"name": …, "arguments": {…}}</tool_call>`.
+
+This is what the templates of Hermes (Teknium et al. 2024, arXiv 2408.11857) and Qwen teach. Other forms, a tool that
+was not offered, broken JSON and a call that does not end stay what they are: text.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from swarm_node.gateway import bounds
+
+OPENING = "<tool_call>"
+CLOSING = "</tool_call>"
+MAX_HELD_SPACES = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """`arguments` is JSON text; `index` counts the calls of an answer."""
+
+    id: str
+    index: int
+    name: str
+    arguments: str
+
+
+class ToolCallFinder:
+    """Divides text that comes in pieces into plain text and calls. White space before a call belongs to it."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        self.num_found = 0
+        self._names = names
+        self._held = ""
+
+    def push(self, text: str) -> list[str | ToolCall]:
+        """What has become certain; text that may begin a call is held back, up to MAX_TOOL_CALL_CHARS of it."""
+        self._held += text
+        found: list[str | ToolCall] = []
+        while (start := self._held.find(OPENING)) >= 0:
+            end = self._held.find(CLOSING, start)
+            if end < 0:
+                break
+            call = self._parse(self._held[start + len(OPENING) : end])
+            shown = self._cut(end + len(CLOSING))
+            shown = shown[:start].rstrip() if call else shown
+            found += [part for part in (shown, call) if part]
+        if start < 0:
+            shown = self._cut(len(self._held) - _num_undecided(self._held))
+        elif len(self._held) - start > bounds.MAX_TOOL_CALL_CHARS:
+            shown = self._cut(len(self._held))
+        else:
+            shown = self._cut(len(self._held[:start].rstrip()))
+        return [*found, shown] if shown else found
+
+    def flush(self) -> list[str | ToolCall]:
+        """What is still held, and can be no call any more. White space alone after a call is nothing."""
+        held = self._cut(len(self._held))
+        return [held] if held.strip() or (held and not self.num_found) else []
+
+    def _cut(self, length: int) -> str:
+        cut, self._held = self._held[:length], self._held[length:]
+        return cut
+
+    def _parse(self, body: str) -> ToolCall | None:
+        try:
+            call = json.loads(body)
+            name, arguments = call["name"], call["arguments"]
+            text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+        except (ValueError, TypeError, KeyError, RecursionError):
+            return None
+        if not isinstance(name, str) or name not in self._names or not isinstance(arguments, dict):
+            return None
+        self.num_found += 1
+        return ToolCall(id=f"call_{secrets.token_hex(12)}", index=self.num_found - 1, name=name, arguments=text)
+
+
+def _num_undecided(text: str) -> int:
+    """Characters at the end that a call may begin with: white space, and the beginning of OPENING."""
+    begun = next((n for n in range(len(OPENING) - 1, 0, -1) if text.endswith(OPENING[:n])), 0)
+    rest = text[: len(text) - begun][-MAX_HELD_SPACES:]
+    return begun + len(rest) - len(rest.rstrip())

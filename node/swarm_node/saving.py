@@ -1,0 +1,74 @@
+"""Keeps checkpoints of a run in the background: one write at a time, always of the newest state that is there.
+
+While one is written, newer states replace each other; the newest is written next, so the last one never is skipped.
+Owns its one task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+
+from swarm.training.checkpoint import Checkpoint, save_checkpoint
+from swarm.training.state import ReplicaState
+from swarm_protocol.errors import ConfigError
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Snapshot:
+    """A committed state. `inner` will be the inner optimizer's moments as they were then."""
+
+    state: ReplicaState
+    certificate: bytes
+    inner: Future[dict[str, Tensor]]
+
+
+class Saving:
+    """`on_saved` hears of each checkpoint, `on_failure` of one that could not be written; the next is tried again."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        keep: int,
+        on_saved: Callable[[int, Path], None],
+        on_failure: Callable[[ConfigError], None],
+    ) -> None:
+        self._folder = folder
+        self._keep = keep
+        self._on_saved = on_saved
+        self._on_failure = on_failure
+        self._newest: Snapshot | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def soon(self, snapshot: Snapshot) -> None:
+        """Save `snapshot`, unless a newer one comes before its turn. Raises what a defect in an earlier one raised."""
+        if self._newest is not None:
+            self._newest.inner.cancel()
+        self._newest = snapshot
+        if self._task is not None and self._task.done():
+            self._task.result()
+            self._task = None
+        if self._task is None:
+            self._task = asyncio.create_task(self._save_all(), name="save")
+
+    async def finish(self) -> None:
+        """Wait until the newest snapshot is saved."""
+        if self._task is not None:
+            await self._task
+
+    async def _save_all(self) -> None:
+        while (snapshot := self._newest) is not None:
+            self._newest = None
+            inner = await asyncio.wrap_future(snapshot.inner)
+            found = Checkpoint(state=snapshot.state, inner=inner, certificate=snapshot.certificate)
+            try:
+                path = await asyncio.to_thread(save_checkpoint, self._folder, found, keep=self._keep)
+            except ConfigError as error:
+                self._on_failure(error)
+            else:
+                self._on_saved(found.state.outer_step, path)

@@ -1,0 +1,32 @@
+"""A node that joined without work: it is seen, and it waits. Loads none of what training and serving need."""
+
+from __future__ import annotations
+
+from swarm.network.multiaddr import is_loopback
+
+from swarm_node.config import Config
+from swarm_node.node import Node, RelayUse
+
+
+class StandBy:
+    """A role that ends only when told to."""
+
+    num_steps = 2
+    computes = True
+
+    def relay(self, config: Config) -> RelayUse:
+        return relay_use(config)
+
+    async def run(self, node: Node) -> None:
+        node.activity.state = "idle"
+        node.steps.done("takes", "no work: it was given neither --run nor --model")
+        node.steps.done("standing by", "join again with --run FILE to train or --model DIR to serve")
+        await node.departure.leaving.wait()
+
+
+def relay_use(config: Config) -> RelayUse:
+    """Unless told, a relay is used where a peer beyond this machine could be one and nobody else's way is open."""
+    if config.relay != "auto":
+        return "use" if config.relay == "use" else "none"
+    is_local = all(map(is_loopback, config.peers))
+    return "none" if is_local or config.announce else "use"

@@ -1,0 +1,47 @@
+"""The 44M Llama of the serving benches, and how it is asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from bench.local_transformers import prompt_ids
+from swarm.client import AsyncClient
+from text_models import byte_tokenizer
+from transformers import LlamaConfig, LlamaForCausalLM
+
+NUM_TOKENS = 64
+NUM_BLOCKS = 12
+MODEL = "bench-44m"
+
+
+def write_model(directory: Path) -> Path:
+    """44M parameters, 12 blocks, random weights, one token a byte, and no token that ends a text."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=256,
+        hidden_size=512,
+        intermediate_size=1704,
+        num_hidden_layers=NUM_BLOCKS,
+        num_attention_heads=8,
+        max_position_embeddings=8192,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    model = LlamaForCausalLM(config)
+    assert 43e6 < model.num_parameters() < 45e6
+    model.save_pretrained(directory, max_shard_size="50MB")
+    byte_tokenizer().save_pretrained(directory)
+    return directory
+
+
+async def answer(client: AsyncClient, index: int, *, num_prompt_tokens: int = 32, num_tokens: int = NUM_TOKENS) -> Any:
+    """One greedy answer; returns its trace."""
+    prompt = bytes(prompt_ids(index, num_prompt_tokens)).decode()
+    generation = client.generate(model=MODEL, prompt=prompt, max_tokens=num_tokens)
+    num_seen = 0
+    async for _token in generation:
+        num_seen += 1
+    assert num_seen == num_tokens
+    return generation.trace()

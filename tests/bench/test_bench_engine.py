@@ -1,0 +1,74 @@
+"""What the engine itself adds to a pass: a model that takes no time, seats that all have a token to compute each time.
+
+make bench                                             # or alone:
+.venv/bin/python -m pytest tests/bench/test_bench_engine.py -m bench -s
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+
+import pytest
+import torch
+from bench.report import Report
+from swarm.serving.engine.engine import Engine
+from swarm.serving.model.batch import Batch, Want
+from swarm.serving.model.kv_pool import KVPool, KVShape
+from swarm.serving.sampling import Pick, Sampling
+from swarm.serving.server_options import ServerOptions
+from torch import Tensor
+
+pytestmark = pytest.mark.bench
+
+NUM_ROUNDS = 300
+MAX_TOKENS = 512
+NUM_SEATS = (1, 16, 64)
+BOUNDS_MS = {1: 0.3, 16: 1.0}
+"""What may be added to a step of a model."""
+
+
+class Instant:
+    """Gives outputs of the right shapes."""
+
+    start, end, num_blocks, hidden_size, vocab_size = 0, 4, 4, 512, 32_000
+
+    def __init__(self) -> None:
+        self._logits_NV = torch.randn(max(NUM_SEATS), self.vocab_size)
+        self._hidden_NH = torch.randn(max(NUM_SEATS), self.hidden_size)
+
+    def run(self, batch: Batch, pool: KVPool, /) -> list[Tensor | None]:
+        rows = self._logits_NV if batch.end == self.num_blocks else self._hidden_NH
+        return [rows[index : index + 1] for index in range(len(batch.slices))]
+
+
+async def rounds_ms(num_seats: int, *, is_last: bool) -> list[float]:
+    """From the first step submitted to the last result; every round is one pass."""
+    span = Instant()
+    pool = KVPool([KVShape(num_heads=1, key_width=1, value_width=1)] * 4, num_seats * 33, torch.float32, "cpu")
+    engine = Engine(span, pool, ServerOptions(), revision="r")
+    running = asyncio.create_task(engine.run())
+    end = 4 if is_last else 3
+    seats = [engine.open(client=f"c{i % 4}", start=0, end=end, max_tokens=MAX_TOKENS) for i in range(num_seats)]
+    token, pick, times = torch.tensor([5]), Pick(sampling=Sampling(), index=0) if is_last else None, []
+    for _ in range(NUM_ROUNDS):
+        since = time.perf_counter()
+        await asyncio.gather(*(seat.step(token, Want.NOTHING if is_last else Want.ALL, pick) for seat in seats))
+        times.append((time.perf_counter() - since) * 1000)
+    assert engine.num_passes == NUM_ROUNDS
+    running.cancel()
+    await asyncio.wait({running})
+    engine.close()
+    return times
+
+
+def test_bench_engine_overhead_of_a_pass() -> None:
+    report = Report("engine: what it adds to one pass")
+    for num_seats in NUM_SEATS:
+        for name, is_last in (("hidden states of 512", False), ("tokens picked of 32,000", True)):
+            times = asyncio.run(rounds_ms(num_seats, is_last=is_last))
+            report.row(f"{num_seats} seats, {name}", median_ms=statistics.median(times), best_ms=min(times))
+            # the best: other work on the machine is no fault of the engine's
+            assert min(times) < BOUNDS_MS.get(num_seats, 10.0)
+    report.show()

@@ -1,0 +1,84 @@
+"""A 44M Llama over three servers on loopback, beside transformers alone on the same machine.
+
+    make bench                                             # or alone:
+    .venv/bin/python -m pytest tests/bench/test_bench_serving.py -m bench -s
+
+Real nodes in processes of their own, real libp2p, and a client in this process. Local and swarm take turns, round by
+round; figures are medians.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from bench.bench_model import MODEL, NUM_TOKENS, answer, write_model
+from bench.local_transformers import BATCH, LONG_PROMPTS
+from bench.report import Report
+from serving_fleet import serving_fleet
+from swarm.client import AsyncClient
+
+pytestmark = [pytest.mark.bench, pytest.mark.timeout(1800)]
+
+NUM_ROUNDS = 3
+NUM_THREADS = 2
+SPANS = ((0, 4), (4, 8), (8, 12))
+
+
+def local(model: Path) -> dict[str, float]:
+    script = Path(__file__).with_name("local_transformers.py")
+    command = [sys.executable, str(script), str(model), str(NUM_THREADS), str(NUM_TOKENS)]
+    figures: dict[str, float] = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    return figures
+
+
+async def swarm(client: AsyncClient, round_: int) -> dict[str, float]:
+    figures: dict[str, float] = {}
+    since = time.perf_counter()
+    trace = await answer(client, 100 * round_)
+    figures["one_tokens_per_s"] = NUM_TOKENS / (time.perf_counter() - since)
+    for part in ("compute_ms", "queue_ms", "wire_ms"):
+        total_ms = sum(hop[part] for hop in trace["hops"])
+        figures[f"hop_{part}_per_token"] = total_ms / len(trace["hops"]) / NUM_TOKENS
+    since = time.perf_counter()
+    async with asyncio.TaskGroup() as tasks:
+        for index in range(BATCH):
+            tasks.create_task(answer(client, 100 * round_ + 1 + index))
+    figures["batch_tokens_per_s"] = BATCH * NUM_TOKENS / (time.perf_counter() - since)
+    for length in LONG_PROMPTS:
+        trace = await answer(client, 100 * round_ + 50, num_prompt_tokens=length, num_tokens=1)
+        figures[f"first_token_{length}_ms"] = trace["opening_ms"] + trace["first_token_ms"]
+    return figures
+
+
+def test_chain_of_three_beside_local_transformers(tmp_path: Path) -> None:
+    model = write_model(tmp_path / MODEL)
+    seen: dict[str, dict[str, list[float]]] = {"local": defaultdict(list), "swarm": defaultdict(list)}
+
+    async def main() -> None:
+        async with serving_fleet(tmp_path, model, SPANS, "--threads", str(NUM_THREADS)) as servers:
+            client = servers.client
+            await answer(client, 1000, num_tokens=8)
+            for round_ in range(NUM_ROUNDS):
+                for name, figure in (await asyncio.to_thread(local, model)).items():
+                    seen["local"][name].append(figure)
+                for name, figure in (await swarm(client, round_)).items():
+                    seen["swarm"][name].append(figure)
+
+    asyncio.run(main())
+    figures = {who: {name: statistics.median(values) for name, values in rows.items()} for who, rows in seen.items()}
+    report = Report(f"serving a 44M Llama over {len(SPANS)} servers on loopback (medians of {NUM_ROUNDS} rounds)")
+    report.row("local transformers", **figures["local"]).row("swarm", **figures["swarm"])
+    report.row("swarm / local", **{name: figures["swarm"][name] / local_ for name, local_ in figures["local"].items()})
+    report.show()
+    one, batch = figures["swarm"]["one_tokens_per_s"], figures["swarm"]["batch_tokens_per_s"]
+    assert one >= 0.7 * figures["local"]["one_tokens_per_s"]
+    assert batch >= 5 * one
+    assert batch >= figures["local"]["batch_tokens_per_s"]

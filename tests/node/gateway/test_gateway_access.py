@@ -1,0 +1,223 @@
+"""Keys and rates: who is let in, how much each may ask, and what they are told."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import openai as api
+import pytest
+from node.gateway.scripted_client import ScriptedClient, ScriptedToken, converse
+from openai import AsyncOpenAI
+from swarm_node.gateway import bounds
+from swarm_node.gateway.access import _address
+from swarm_node.gateway.app import GatewayOptions
+from swarm_node.gateway.errors import ApiError
+from swarm_node.gateway.keys import KeyRing
+from swarm_node.gateway.limits import Allowance, Allowances, Rates
+from swarm_protocol.errors import ConfigError
+
+ANNE = "key-of-anne-0123456789"
+BERT = "key-of-bert-0123456789"
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def _file(tmp_path: Path, text: str, mode: int = 0o600) -> Path:
+    path = tmp_path / "keys.txt"
+    path.touch(mode=0o600)
+    path.write_text(text)
+    path.chmod(mode)
+    return path
+
+
+def _ring(tmp_path: Path, text: str) -> KeyRing:
+    return KeyRing(_file(tmp_path, text), Clock())
+
+
+def test_key_lets_in_and_its_absence_or_another_does_not(tmp_path: Path) -> None:
+    async def conversation(openai: AsyncOpenAI) -> None:
+        answer = await openai.with_options(api_key=ANNE).completions.create(model="tiny", prompt="hi")
+        assert answer.choices[0].text == "hello!"
+        for wrong in ("none", ANNE[:-1], BERT):
+            with pytest.raises(api.AuthenticationError) as error:
+                await openai.with_options(api_key=wrong).models.list()
+            assert error.value.code == "invalid_api_key"
+            assert wrong not in error.value.message
+            assert error.value.response.headers["www-authenticate"] == "Bearer"
+        url = str(openai.base_url)
+        assert (await openai._client.get(f"{url}models")).json()["error"]["code"] == "missing_api_key"
+        statuses = {
+            path: (await openai._client.get(url.replace("/v1/", path))).status_code
+            for path in ("/health", "/openapi.json", "/metrics")
+        }
+        assert statuses == {"/health": 200, "/openapi.json": 200, "/metrics": 401}
+
+    keys = _ring(tmp_path, f"# friends\nanne {ANNE}  # of old\n\n")
+    converse(ScriptedClient(), conversation, GatewayOptions(keys=keys))
+
+
+def test_each_key_has_its_own_rate_of_requests(tmp_path: Path) -> None:
+    async def conversation(openai: AsyncOpenAI) -> None:
+        anne, bert = openai.with_options(api_key=ANNE), openai.with_options(api_key=BERT)
+        first = await anne.completions.with_raw_response.create(model="tiny", prompt="hi")
+        assert first.headers["x-ratelimit-limit-requests"] == "2"
+        assert first.headers["x-ratelimit-remaining-requests"] == "1"
+        await anne.models.list()
+        with pytest.raises(api.RateLimitError, match="2 requests a minute") as error:
+            await anne.models.list()
+        assert error.value.code == "rate_limit_exceeded"
+        assert 1 <= int(error.value.response.headers["retry-after"]) <= 30
+        assert error.value.response.headers["x-ratelimit-remaining-requests"] == "0"
+        for _ in range(5):
+            await bert.models.list()
+
+    keys = _ring(tmp_path, f"anne {ANNE} 2\nbert {BERT}")
+    converse(ScriptedClient(), conversation, GatewayOptions(keys=keys))
+
+
+def test_tokens_are_reserved_and_what_was_not_used_is_given_back() -> None:
+    async def conversation(openai: AsyncOpenAI) -> None:
+        # 3 of the prompt and 3 of the answer, of 100 that were reserved
+        for _ in range(2):
+            await openai.completions.create(model="tiny", prompt="hi", max_tokens=100)
+        answer = await openai.completions.with_raw_response.create(model="tiny", prompt="hi", max_tokens=1)
+        left = int(answer.headers["x-ratelimit-remaining-tokens"])
+        assert left >= 102
+        with pytest.raises(api.RateLimitError, match="120 tokens a minute"):
+            await openai.completions.create(model="tiny", prompt="hi", max_tokens=1000)
+
+    converse(ScriptedClient(), conversation, GatewayOptions(rates=Rates(tokens_per_min=120)))
+
+
+def test_answer_that_fails_gives_its_reserve_back() -> None:
+    async def conversation(openai: AsyncOpenAI) -> None:
+        for _ in range(3):
+            with pytest.raises(api.InternalServerError):
+                await openai.completions.create(model="tiny", prompt="hi", max_tokens=100)
+
+    script = [RuntimeError("broken")]
+    converse(ScriptedClient(script=script), conversation, GatewayOptions(rates=Rates(tokens_per_min=120)))
+
+
+def test_address_is_limited_where_there_are_no_keys() -> None:
+    async def conversation(openai: AsyncOpenAI) -> None:
+        await openai.models.list()
+        with pytest.raises(api.RateLimitError):
+            await openai.models.list()
+        health = await openai._client.get(str(openai.base_url).replace("/v1/", "/health"))
+        assert health.status_code == 200
+
+    converse(ScriptedClient(), conversation, GatewayOptions(rates=Rates(requests_per_min=1)))
+
+
+def test_bucket_fills_with_time_up_to_a_minutes_worth() -> None:
+    clock = Clock()
+    allowance = Allowance(Rates(requests_per_min=60), clock)
+    for _ in range(60):
+        allowance.take_request()
+    with pytest.raises(ApiError) as error:
+        allowance.take_request()
+    assert error.value.retry_after_s == pytest.approx(1.0)
+    clock.now_s += 1.0
+    allowance.take_request()
+    clock.now_s += 3600
+    assert allowance.headers()["x-ratelimit-remaining-requests"] == "60"
+    assert allowance.headers()["x-ratelimit-reset-requests"] == "0ms"
+
+
+def test_overdrawn_tokens_are_paid_with_time() -> None:
+    clock = Clock()
+    allowance = Allowance(Rates(tokens_per_min=60), clock)
+    allowance.settle(allowance.reserve(10), 120)
+    assert allowance.headers()["x-ratelimit-remaining-tokens"] == "0"
+    assert allowance.headers()["x-ratelimit-reset-tokens"] == "2m0s"
+    with pytest.raises(ApiError):
+        allowance.reserve(1)
+    clock.now_s += 62
+    allowance.reserve(1)
+
+
+def test_callers_are_forgotten_beyond_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds, "MAX_CALLERS", 2)
+    allowances = Allowances(Clock())
+    rates = Rates(requests_per_min=1)
+    first = allowances.of("a", rates)
+    allowances.of("b", rates)
+    assert allowances.of("a", rates) is first
+    allowances.of("c", rates)
+    assert allowances.of("a", rates) is first
+    assert allowances.of("a", Rates(requests_per_min=2)) is not first
+
+
+def test_ipv6_addresses_of_a_network_are_one_caller() -> None:
+    assert _address({"client": ("2001:db8::1", 1)}) == _address({"client": ("2001:db8::ffff", 2)})
+    assert _address({"client": ("203.0.113.1", 1)}) != _address({"client": ("203.0.113.2", 1)})
+
+
+def test_keys_are_read_again_when_they_change_and_kept_when_that_fails(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = Clock()
+    path = _file(tmp_path, f"anne {ANNE}")
+    ring = KeyRing(path, clock)
+    path.write_text(f"bert {BERT} 5 7\n")
+    assert ring.find(BERT) is None, "it is not looked at all the time"
+    clock.now_s += bounds.KEYS_FRESH_S
+    found = ring.find(BERT)
+    assert found is not None
+    assert (found.name, found.rates) == ("bert", Rates(requests_per_min=5, tokens_per_min=7))
+    assert ring.find(ANNE) is None
+    path.write_text("nonsense")
+    clock.now_s += bounds.KEYS_FRESH_S
+    assert ring.find(BERT) == found
+    assert "the API keys stay as they were" in caplog.text
+    path.unlink()
+    clock.now_s += bounds.KEYS_FRESH_S
+    assert ring.find(BERT) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("", "has 0 API keys"),
+        ("anne short", "line 1 of .* is no API key"),
+        (f"\n\nanne {ANNE} many", "line 3 of"),
+        (f"anne {ANNE} 1 2 3", "line 1 of"),
+        (f"{ANNE}", "line 1 of"),
+        (f"anne {ANNE}\nanne {BERT}", "the same name twice"),
+        (f"anne {ANNE}\nbert {ANNE}", "the same key twice"),
+    ],
+)
+def test_bad_file_of_keys_is_told_without_the_key(tmp_path: Path, text: str, match: str) -> None:
+    with pytest.raises(ConfigError, match=match) as error:
+        _ring(tmp_path, text)
+    assert ANNE not in str(error.value)
+
+
+def test_file_of_keys_that_others_can_read_or_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="chmod 600"):
+        KeyRing(_file(tmp_path, f"anne {ANNE}", mode=0o640), Clock())
+    with pytest.raises(ConfigError, match="cannot be read"):
+        KeyRing(tmp_path / "nothing", Clock())
+    os.mkfifo(tmp_path / "pipe", mode=0o600)
+    with pytest.raises(ConfigError, match="is no file of API keys"):
+        KeyRing(tmp_path / "pipe", Clock())
+
+
+def test_streams_tell_their_rates_too() -> None:
+    async def conversation(openai: AsyncOpenAI) -> None:
+        async with openai.completions.with_streaming_response.create(
+            model="tiny", prompt="hi", stream=True
+        ) as response:
+            assert response.headers["x-ratelimit-limit-requests"] == "9"
+            await response.text()
+
+    script = [ScriptedToken("a", "stop")]
+    converse(ScriptedClient(script=script), conversation, GatewayOptions(rates=Rates(requests_per_min=9)))

@@ -1,0 +1,125 @@
+"""Connections that say nothing, too little or read nothing: closed in time, while others are answered."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from node.gateway.scripted_client import ScriptedClient, ScriptedToken, converse
+from openai import AsyncOpenAI
+from swarm_node.gateway import bounds, connections
+
+HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+@asynccontextmanager
+async def _connections(openai: AsyncOpenAI, num: int, said: bytes = b"") -> AsyncIterator[list[Streams]]:
+    opened = [await asyncio.open_connection(openai.base_url.host, openai.base_url.port) for _ in range(num)]
+    try:
+        for _, writer in opened:
+            writer.write(said)
+        yield opened
+    finally:
+        for _, writer in opened:
+            writer.transport.abort()
+
+
+async def _num_closed(opened: list[Streams]) -> int:
+    await asyncio.sleep(0)
+    return sum(reader._eof or reader.exception() is not None for reader, _ in opened)
+
+
+async def _until_closed(opened: list[Streams], num: int) -> None:
+    async with asyncio.timeout(10):
+        while await _num_closed(opened) < num:
+            await asyncio.sleep(0.005)
+
+
+def test_many_that_say_nothing_keep_nobody_out_and_the_oldest_give_way() -> None:
+    async def conversation(openai: AsyncOpenAI) -> None:
+        await openai.models.list()
+        async with _connections(openai, 150) as opened:
+            # one of the 20 is the client's own, which is kept for having asked before
+            await _until_closed(opened[:131], 131)
+            assert await _num_closed(opened[131:]) == 0
+            answer = await openai.completions.create(model="tiny", prompt="hi")
+            assert answer.choices[0].text == "hello!"
+
+    converse(ScriptedClient(), conversation, max_connections=20)
+
+
+@pytest.mark.parametrize("said", [b"", b"G", HEAD])
+def test_connection_without_a_whole_head_is_closed_in_time(monkeypatch: pytest.MonkeyPatch, said: bytes) -> None:
+    monkeypatch.setattr(bounds, "HTTP_HEAD_TIMEOUT_S", 0.1)
+
+    async def conversation(openai: AsyncOpenAI) -> None:
+        async with _connections(openai, 3, said) as opened:
+            await _until_closed(opened, 3)
+
+    converse(ScriptedClient(), conversation)
+
+
+def test_head_in_drips_after_an_answer_is_closed_in_time_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds, "HTTP_HEAD_TIMEOUT_S", 0.2)
+
+    async def conversation(openai: AsyncOpenAI) -> None:
+        async with _connections(openai, 1, b"GET /health HTTP/1.1\r\nhost: x\r\n\r\nGET /he") as opened:
+            [(reader, _)] = opened
+            assert b" 200 " in await reader.readline()
+            async with asyncio.timeout(10):
+                await reader.read()
+
+    converse(ScriptedClient(), conversation)
+
+
+def test_answer_longer_than_the_time_for_a_head_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds, "HTTP_HEAD_TIMEOUT_S", 0.05)
+    go_on = asyncio.Event()
+    client = ScriptedClient(script=[ScriptedToken("a"), go_on, ScriptedToken("b", "stop")])
+
+    async def conversation(openai: AsyncOpenAI) -> None:
+        asyncio.get_running_loop().call_later(0.2, go_on.set)
+        answer = await openai.completions.create(model="tiny", prompt="hi")
+        assert answer.choices[0].text == "ab"
+
+    converse(client, conversation)
+
+
+@pytest.mark.parametrize("stream", [b"true", b"false"])
+def test_reader_that_stops_is_cut_off_and_everyone_else_answered(
+    monkeypatch: pytest.MonkeyPatch, stream: bytes
+) -> None:
+    """In a stream and in the middle of a long whole answer. The test's own buffer takes 128 KiB and no more."""
+    monkeypatch.setattr(bounds, "HTTP_WRITE_TIMEOUT_S", 0.1)
+    cut_off = asyncio.Event()
+    lost = connections.BoundedHttp.connection_lost
+
+    def hear(self: connections.BoundedHttp, error: Exception | None) -> None:
+        lost(self, error)
+        cut_off.set()
+
+    monkeypatch.setattr(connections.BoundedHttp, "connection_lost", hear)
+    client = ScriptedClient(script=[*[ScriptedToken("x" * 10_000)] * 2000, ScriptedToken("", "stop")])
+    request = b'{"model":"tiny","prompt":"hi","stream":' + stream + b"}"
+    said = HEAD + b"content-length: %d\r\n\r\n" % len(request) + request
+
+    async def conversation(openai: AsyncOpenAI) -> None:
+        async with _connections(openai, 1, said), asyncio.timeout(10):
+            await cut_off.wait()
+            models = await openai.models.list()
+            assert [model.id for model in models.data] == ["tiny"]
+            while client.num_open:
+                await asyncio.sleep(0.005)
+
+    converse(client, conversation)
+    assert client.num_finished == 1
+
+
+def test_connections_leave_half_of_the_files_to_the_swarm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections.resource, "getrlimit", lambda _what: (256, 4096))
+    assert connections.max_connections() == 128
+    monkeypatch.setattr(connections.resource, "getrlimit", lambda _what: (2**20, 2**20))
+    assert connections.max_connections() == bounds.MAX_CONNECTIONS

@@ -1,0 +1,135 @@
+"""Whatever a client sends: an answer or a refusal in OpenAI's shape, never a failure of the gateway's own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from node.gateway.scripted_client import ScriptedClient, converse
+from openai import AsyncOpenAI
+from swarm_node.gateway.app import create_app
+
+FIELDS = [
+    *(
+        "model",
+        "prompt",
+        "messages",
+        "n",
+        "best_of",
+        "logprobs",
+        "top_logprobs",
+        "max_tokens",
+        "seed",
+        "stop",
+        "stream",
+    ),
+    *("max_completion_tokens", "temperature", "top_p", "top_k", "stream_options", "tools", "tool_choice", "echo"),
+    *("suffix", "logit_bias", "presence_penalty", "response_format", "parallel_tool_calls", "functions", "user"),
+]
+NESTED = [
+    "role",
+    "content",
+    "type",
+    "text",
+    "tool_calls",
+    "tool_call_id",
+    "function",
+    "name",
+    "arguments",
+    "id",
+    "\ud800",
+]
+WORDS = ["tiny", "user", "assistant", "tool", "system", "text", "function", "none", "auto", "{}", "\ud800", "\0", ""]
+
+scalars = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.sampled_from(WORDS))
+values = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(NESTED), inner, max_size=5),
+    max_leaves=12,
+)
+likely: dict[str, Any] = {
+    "model": st.just("tiny"),
+    "prompt": st.just("hi") | st.just([1, 2]),
+    "messages": st.just([{"role": "user", "content": "hi"}]),
+}
+bodies = st.fixed_dictionaries(likely, optional={field: values for field in FIELDS if field not in likely})
+wild = st.dictionaries(st.sampled_from(FIELDS), values, max_size=8) | values
+
+
+def _send(send: Callable[[httpx.AsyncClient], Any]) -> httpx.Response:
+    async def main() -> httpx.Response:
+        transport = httpx.ASGITransport(create_app(ScriptedClient()), raise_app_exceptions=True)
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway/v1") as client:
+            response: httpx.Response = await send(client)
+            return response
+
+    return asyncio.run(main())
+
+
+def _check(response: httpx.Response) -> None:
+    assert response.status_code in {200, 400, 404, 415}, response.text
+    if response.status_code == 200:
+        return
+    error = json.loads(response.content)["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["code"]
+    assert "Traceback" not in error["message"]
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.sampled_from(["completions", "chat/completions"]), bodies | wild)
+def test_any_json_is_answered_or_refused(path: str, body: Any) -> None:
+    content = json.dumps(body).encode()
+    _check(_send(lambda client: client.post(path, content=content, headers={"content-type": "application/json"})))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.binary(max_size=60), st.sampled_from(["application/json", "text/plain", "application/json; charset=utf-16"]))
+def test_any_bytes_are_refused(content: bytes, kind: str) -> None:
+    _check(_send(lambda client: client.post("completions", content=content, headers={"content-type": kind})))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"model": "tiny", "prompt": "\xff\xfe"}',
+        b"[" * 200_000,
+        b'{"model": "tiny", "prompt": "hi", "user": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"model": "tiny", "prompt": "hi", "max_tokens": ' + b"9" * 100_000 + b"}",
+        b'{"model": "tiny", "prompt": "\\ud800"}',
+        b'{"model": "\\ud800", "prompt": "hi"}',
+        b'{"model": "tiny", "prompt": "hi", "temperature": NaN}',
+        b'{"model": "tiny", "prompt": "hi", "top_p": 1e999}',
+        b'{"model": "tiny", "prompt": "hi", "seed": -9223372036854775808}',
+        b"",
+        b"null",
+    ],
+)
+def test_hostile_body_is_a_bad_request(content: bytes) -> None:
+    async def conversation(openai: AsyncOpenAI) -> None:
+        response = await openai._client.post(
+            f"{openai.base_url}completions", content=content, headers={"content-type": "application/json"}
+        )
+        assert response.status_code == 400, response.text
+        assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+
+    converse(ScriptedClient(), conversation)
+
+
+def test_refusals_of_http_itself_are_in_shape_too() -> None:
+    async def conversation(openai: AsyncOpenAI) -> None:
+        url = f"{openai.base_url}completions"
+        put = await openai._client.put(url, json={})
+        assert (put.status_code, put.json()["error"]["code"]) == (405, "method_not_allowed")
+        form = await openai._client.post(url, data={"model": "tiny"})
+        assert (form.status_code, form.json()["error"]["code"]) == (415, "unsupported_media_type")
+        unsaid = await openai._client.post(url, content=b"{}", headers={})
+        assert unsaid.status_code == 415
+
+    converse(ScriptedClient(), conversation)

@@ -1,0 +1,100 @@
+"""Probabilities in the shapes of both endpoints, whole and streamed: bytes, offsets, and what is no part of a text."""
+
+from __future__ import annotations
+
+import openai as api
+import pytest
+from node.gateway.scripted_client import ScriptedClient, ScriptedLikely, ScriptedToken, converse
+from openai import AsyncOpenAI
+
+HELLO = [{"role": "user", "content": "hi"}]
+EURO = "€".encode()
+
+
+def _token(data: bytes, text: str, logprob: float = -0.5, reason: str | None = None) -> ScriptedToken:
+    top = [ScriptedLikely(data, logprob), ScriptedLikely(b"zz", -3.0)]
+    return ScriptedToken(text, reason, data=data, logprob=logprob, top=top)
+
+
+SPLIT = [
+    _token(b"a ", "a "),
+    _token(EURO[:1], ""),
+    _token(EURO[1:], "€"),
+    _token(b"b", "b", logprob=float("-inf")),
+    ScriptedToken("", "stop"),
+]
+"""A character that two tokens share, a token that could not come, and an end token, which has no probability."""
+
+
+def test_chat_tokens_have_their_exact_bytes_and_the_likeliest() -> None:
+    client = ScriptedClient(script=SPLIT)
+
+    async def conversation(openai: AsyncOpenAI) -> None:
+        answer = await openai.chat.completions.create(model="tiny", messages=HELLO, logprobs=True, top_logprobs=2)
+        assert answer.choices[0].message.content == "a €b"
+        assert answer.choices[0].logprobs is not None
+        content = answer.choices[0].logprobs.content
+        assert content is not None
+        assert b"".join(bytes(token.bytes or ()) for token in content) == "a €b".encode()
+        assert [token.token for token in content] == ["a ", "\ufffd", "\ufffd\ufffd", "b"]
+        assert [token.logprob for token in content] == [-0.5, -0.5, -0.5, -9999.0]
+        assert [(top.token, top.logprob) for top in content[0].top_logprobs] == [("a ", -0.5), ("zz", -3.0)]
+
+    converse(client, conversation)
+    assert client.asked[0]["num_logprobs"] == 2
+
+
+def test_chat_without_top_logprobs_asks_for_the_tokens_own() -> None:
+    client = ScriptedClient(script=SPLIT)
+
+    async def conversation(openai: AsyncOpenAI) -> None:
+        await openai.chat.completions.create(model="tiny", messages=HELLO, logprobs=True)
+        with pytest.raises(api.BadRequestError, match="needs logprobs to be true") as error:
+            await openai.chat.completions.create(model="tiny", messages=HELLO, top_logprobs=2)
+        assert error.value.param == "top_logprobs"
+        plain = await openai.chat.completions.create(model="tiny", messages=HELLO)
+        assert plain.choices[0].logprobs is None
+
+    converse(client, conversation)
+    assert [asked["num_logprobs"] for asked in client.asked] == [0, None]
+
+
+def test_completion_offsets_point_into_the_text() -> None:
+    async def conversation(openai: AsyncOpenAI) -> None:
+        answer = await openai.completions.create(model="tiny", prompt="hi", logprobs=2)
+        found = answer.choices[0].logprobs
+        assert found is not None
+        assert found.tokens == ["a ", "\ufffd", "\ufffd\ufffd", "b"]
+        assert found.text_offset == [0, 2, 3, 3]
+        assert found.token_logprobs == [-0.5, -0.5, -0.5, -9999.0]
+        assert found.top_logprobs is not None
+        assert found.top_logprobs[0] == {"a ": -0.5, "zz": -3.0}
+
+    converse(ScriptedClient(script=SPLIT), conversation)
+
+
+def test_streamed_probabilities_come_with_the_text_they_are_of() -> None:
+    async def conversation(openai: AsyncOpenAI) -> None:
+        stream = await openai.completions.create(model="tiny", prompt="hi", logprobs=0, stream=True)
+        chunks = [chunk.choices[0] async for chunk in stream]
+        said = [(chunk.text, chunk.logprobs.tokens) for chunk in chunks if chunk.logprobs]
+        assert said == [("a ", ["a "]), ("€", ["\ufffd", "\ufffd\ufffd"]), ("b", ["b"])]
+        assert chunks[-1].logprobs is None
+        chat = await openai.chat.completions.create(model="tiny", messages=HELLO, logprobs=True, stream=True)
+        counted = [len(chunk.choices[0].logprobs.content or ()) async for chunk in chat if chunk.choices[0].logprobs]
+        assert counted == [1, 2, 1]
+
+    converse(ScriptedClient(script=SPLIT), conversation)
+
+
+def test_tokens_of_a_stop_string_are_not_told_but_those_of_a_cut_answer_are() -> None:
+    stopped = [_token(b"a", "a"), _token(b"E", ""), _token(b"ND", "", reason="stop")]
+    cut = [_token(b"a", "a"), _token(EURO[:1], "", reason="length")]
+
+    async def conversation(openai: AsyncOpenAI) -> None:
+        for tokens in (["a"], ["a", "\ufffd"]):
+            answer = await openai.completions.create(model="tiny", prompt="hi", logprobs=1)
+            assert answer.choices[0].logprobs is not None
+            assert answer.choices[0].logprobs.tokens == tokens
+
+    converse(ScriptedClient(scripts=[stopped, cut]), conversation)

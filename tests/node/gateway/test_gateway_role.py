@@ -1,0 +1,56 @@
+"""How a gateway starts: bound before the node is ready, and open to others only if that is meant."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+from swarm_node.config import Config
+from swarm_node.gateway import bounds
+from swarm_node.gateway.limits import Rates
+from swarm_node.gateway.role import GatewayRole, options
+from swarm_protocol.errors import ConfigError, StartError
+
+
+def _config(**more: object) -> Config:
+    return Config(home=Path("/nowhere"), name="test", **more)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    path = tmp_path / "keys"
+    path.touch(mode=0o600)
+    path.write_text("anne key-of-anne-0123456789\n")
+    return path
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "203.0.113.7"])
+def test_gateway_that_others_can_reach_needs_keys_or_to_be_told(host: str, keys: Path) -> None:
+    with pytest.raises(ConfigError, match="would need no key: give --api-keys FILE, or --open-to-all"):
+        options(_config(host=host))
+    assert options(_config(host=host, open_to_all=True)).rates == Rates(requests_per_min=bounds.REQUESTS_PER_MIN)
+    with_keys = options(_config(host=host, api_keys=keys, tokens_per_min=5))
+    assert with_keys.keys is not None
+    assert with_keys.rates == Rates(tokens_per_min=5)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1"])
+def test_gateway_on_this_machine_alone_needs_none(host: str) -> None:
+    found = options(_config(host=host))
+    assert found.keys is None
+    assert found.rates == Rates()
+    assert options(_config(host=host, requests_per_min=7)).rates == Rates(requests_per_min=7)
+
+
+def test_host_that_is_none_is_told() -> None:
+    with pytest.raises(StartError, match="not an address of this machine"):
+        options(_config(host="nobody.invalid"))
+
+
+def test_port_is_bound_with_the_role_before_there_is_a_node() -> None:
+    role = GatewayRole(_config(port=0))
+    host, port = role._listener.getsockname()
+    with socket.create_connection((host, port), timeout=5), pytest.raises(StartError, match=f"port {port}"):
+        GatewayRole(_config(port=port))
+    role._listener.close()

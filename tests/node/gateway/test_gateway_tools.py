@@ -1,0 +1,171 @@
+"""Tools: what reaches the model's template, and which of a model's words become calls."""
+
+from __future__ import annotations
+
+import json
+
+import openai as api
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from node.gateway.scripted_client import ScriptedClient, ScriptedToken, converse
+from openai import AsyncOpenAI
+from swarm_node.gateway import bounds
+from swarm_node.gateway.tool_calls import CLOSING, OPENING, ToolCall, ToolCallFinder
+
+HELLO = [{"role": "user", "content": "hi"}]
+WEATHER = {
+    "type": "function",
+    "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
+}
+CALL = OPENING + '\n{"name": "weather", "arguments": {"city": "Paris"}}\n' + CLOSING
+
+
+def _said(*texts: str) -> ScriptedClient:
+    *most, last = texts
+    return ScriptedClient(script=[*map(ScriptedToken, most), ScriptedToken(last, "stop")])
+
+
+def test_call_becomes_openais_and_the_reason_says_so() -> None:
+    client = _said("Let me see.\n", CALL[:5], CALL[5:30], CALL[30:])
+
+    async def conversation(openai: AsyncOpenAI) -> None:
+        answer = await openai.chat.completions.create(model="tiny", messages=HELLO, tools=[WEATHER])
+        [choice] = answer.choices
+        assert choice.finish_reason == "tool_calls"
+        assert choice.message.content == "Let me see."
+        assert choice.message.tool_calls is not None
+        [call] = choice.message.tool_calls
+        assert call.type == "function"
+        assert call.id.startswith("call_")
+        assert call.function.name == "weather"
+        assert json.loads(call.function.arguments) == {"city": "Paris"}
+
+    converse(client, conversation)
+    assert client.asked[0]["tools"] == [WEATHER]
+
+
+def test_streamed_calls_are_numbered() -> None:
+    async def conversation(openai: AsyncOpenAI) -> None:
+        stream = await openai.chat.completions.create(model="tiny", messages=HELLO, tools=[WEATHER], stream=True)
+        choices = [chunk.choices[0] async for chunk in stream]
+        calls = [call for choice in choices for call in choice.delta.tool_calls or ()]
+        assert [call.index for call in calls] == [0, 1]
+        assert len({call.id for call in calls}) == 2
+        assert "".join(choice.delta.content or "" for choice in choices) == ""
+        assert choices[-1].finish_reason == "tool_calls"
+
+    converse(_said(CALL, "\n", CALL, "\n"), conversation)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        CALL.replace("weather", "rm"),
+        CALL.replace("}}", "}"),
+        CALL.replace('{"city": "Paris"}', '"Paris"'),
+        CALL.removesuffix(CLOSING),
+        OPENING + "[]" + CLOSING,
+        OPENING + "[" * 100_000 + CLOSING,
+        OPENING + '{"name": "weather", "arguments": {"city": NaN}}' + CLOSING,
+    ],
+)
+def test_malformed_call_stays_text(text: str) -> None:
+    async def conversation(openai: AsyncOpenAI) -> None:
+        answer = await openai.chat.completions.create(model="tiny", messages=HELLO, tools=[WEATHER])
+        assert answer.choices[0].message.content == text
+        assert answer.choices[0].message.tool_calls is None
+        assert answer.choices[0].finish_reason == "stop"
+
+    converse(_said(text), conversation)
+
+
+def test_call_is_text_where_no_tools_were_offered() -> None:
+    client = _said(CALL)
+
+    async def conversation(openai: AsyncOpenAI) -> None:
+        for more in ({}, {"tools": [WEATHER], "tool_choice": "none"}):
+            answer = await openai.chat.completions.create(model="tiny", messages=HELLO, **more)  # type: ignore[call-overload]
+            assert answer.choices[0].message.content == CALL
+
+    converse(client, conversation)
+    assert [asked["tools"] for asked in client.asked] == [None, None]
+
+
+def test_conversation_with_calls_and_their_results_reaches_the_template() -> None:
+    client = ScriptedClient()
+    called = {"name": "weather", "arguments": '{"city": "Paris"}'}
+
+    async def conversation(openai: AsyncOpenAI) -> None:
+        await openai.chat.completions.create(
+            model="tiny",
+            messages=[
+                *HELLO,
+                {
+                    "role": "assistant",
+                    "content": None,
+                    "tool_calls": [{"id": "c1", "type": "function", "function": called}],
+                },
+                {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "rain"}]},
+            ],
+        )
+
+    converse(client, conversation)
+    assert client.asked[0]["messages"] == [
+        {"role": "user", "content": "hi"},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [
+                {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": {"city": "Paris"}}}
+            ],
+        },
+        {"role": "tool", "content": "rain", "tool_call_id": "c1"},
+    ]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "assistant", "content": None},
+        {"role": "tool", "content": "rain"},
+        {"role": "user", "content": "x", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": ""}}]},
+        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]},
+        {"role": "narrator", "content": "x"},
+    ],
+)
+def test_incomplete_message_is_refused(message: dict[str, object]) -> None:
+    async def conversation(openai: AsyncOpenAI) -> None:
+        with pytest.raises(api.BadRequestError) as error:
+            await openai.chat.completions.create(model="tiny", messages=[message])  # type: ignore[list-item]
+        assert str(error.value.param).startswith("messages")
+
+    converse(ScriptedClient(), conversation)
+
+
+@given(st.lists(st.sampled_from([CALL, OPENING, CLOSING, "<tool", "a", " ", "\n", "<", "{}"]), max_size=8), st.data())
+def test_finder_says_the_same_however_the_text_is_cut(parts: list[str], data: st.DataObject) -> None:
+    text = "".join(parts)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=10)))
+    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    assert _found(pieces) == _found([text])
+
+
+def _found(pieces: list[str]) -> list[str]:
+    """Calls by their place, and the text between them."""
+    finder = ToolCallFinder({"weather"})
+    found = [part for piece in pieces for part in finder.push(piece)] + finder.flush()
+    joined = [""]
+    for part in found:
+        if isinstance(part, ToolCall):
+            joined += [f"call {part.index} {part.arguments}", ""]
+        else:
+            joined[-1] += part
+    return [part.strip() for part in joined]
+
+
+def test_finder_gives_up_a_call_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds, "MAX_TOOL_CALL_CHARS", 100)
+    finder = ToolCallFinder({"weather"})
+    assert "".join(map(str, finder.push(OPENING + "x" * 200))) == OPENING + "x" * 200
+    assert finder.push("on") == ["on"]

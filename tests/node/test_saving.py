@@ -1,0 +1,95 @@
+"""Checkpoints in the background: the newest state is saved at last, whatever was skipped before it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from swarm.training.checkpoint import Checkpoint, load_newest
+from swarm.training.interval import Intervals
+from swarm.training.state import ReplicaState
+from swarm_node import saving
+from swarm_node.saving import Saving, Snapshot
+from swarm_protocol.errors import ConfigError
+from torch import Tensor
+from training_swarm import SyntheticInner
+
+
+def snapshot(step: int) -> Snapshot:
+    inner: Future[dict[str, Tensor]] = Future()
+    inner.set_result({"num_steps": torch.tensor([step])})
+    state = replace(ReplicaState.initial(torch.full((10,), float(step))), outer_step=step)
+    return Snapshot(state=state, certificate=b"c%d" % step, inner=inner)
+
+
+def make_saving(folder: Path, saved: list[int], failed: list[ConfigError]) -> Saving:
+    return Saving(folder, keep=2, on_saved=lambda step, path: saved.append(step), on_failure=failed.append)
+
+
+def test_soon_while_one_is_written_skips_to_the_newest_and_always_saves_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go, begun, write = threading.Event(), threading.Event(), saving.save_checkpoint
+
+    def slow(folder: Path, checkpoint: Checkpoint, *, keep: int) -> Path:
+        begun.set()
+        assert go.wait(20)
+        return write(folder, checkpoint, keep=keep)
+
+    async def main() -> list[int]:
+        saved: list[int] = []
+        keeper = make_saving(tmp_path, saved, [])
+        keeper.soon(snapshot(1))
+        assert await asyncio.to_thread(begun.wait, 20)
+        for step in (2, 3, 4):
+            keeper.soon(snapshot(step))
+        go.set()
+        await keeper.finish()
+        return saved
+
+    monkeypatch.setattr(saving, "save_checkpoint", slow)
+    assert asyncio.run(main()) == [1, 4]
+    newest = load_newest(tmp_path)
+    assert newest is not None
+    assert (newest.state.outer_step, newest.certificate, newest.inner["num_steps"].item()) == (4, b"c4", 4)
+
+
+def test_soon_after_one_that_could_not_be_written_saves_the_next(tmp_path: Path) -> None:
+    async def main() -> None:
+        saved: list[int] = []
+        failed: list[ConfigError] = []
+        folder = tmp_path / "checkpoints"
+        folder.write_text("in the way")
+        keeper = make_saving(folder, saved, failed)
+        keeper.soon(snapshot(1))
+        await keeper.finish()
+        folder.unlink()
+        keeper.soon(snapshot(2))
+        await keeper.finish()
+        assert (saved, len(failed)) == ([2], 1)
+
+    asyncio.run(main())
+
+
+def test_between_intervals_comes_before_the_interval_that_is_asked_for_next() -> None:
+    """In the thread that trains, so that copying moments neither holds up the loop nor sees them change."""
+    inner, seen = SyntheticInner(), list[tuple[int, bool]]()
+
+    def copy() -> None:
+        seen.append((len(inner.trained), threading.current_thread() is threading.main_thread()))
+
+    async def main() -> None:
+        intervals = Intervals(inner)
+        await intervals.train(torch.zeros(inner.num_values), range(4), 2)
+        copied = intervals.between(copy)
+        await intervals.train(torch.zeros(inner.num_values), range(4), 2)
+        assert copied.done()
+        intervals.close()
+
+    asyncio.run(main())
+    assert seen == [(1, False)]

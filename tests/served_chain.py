@@ -1,0 +1,246 @@
+"""Servers of arithmetic spans on a simulated internet, and a client that writes every frame itself.
+
+For tests of what servers do with frames, right ones and wrong ones, without a model and without the client's
+cleverness. When it is over everything that servers lend out must be back: seats, pages, bytes that wait, tasks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from arithmetic_span import NUM_BLOCKS, NUM_PAGES, REVISION, Sums, rows_of, sums_of
+from swarm.network.memory import MemoryInternet, MemoryNetwork
+from swarm.serving.engine.engine import Engine
+from swarm.serving.server_options import ServerOptions
+from swarm.serving.session.lane import Lane, open_stream
+from swarm.serving.session.lane_server import LaneServer, Offer
+from swarm.testing import virtual_time
+from swarm.testing.faults import Fault, FaultScript
+from swarm.testing.leaks import no_leaks
+from swarm_compression import get_row_codec
+from swarm_protocol.errors import PeerRefused
+from swarm_protocol.handover_messages import KV_METHOD
+from swarm_protocol.lane_messages import LANE_METHOD, Ended, Frame, Open, Pick, Ready, Result, SeatRef, Step
+from swarm_protocol.rows import Rows
+from torch import Tensor
+
+MODEL = "tiny"
+COLUMNS = 4
+MAX_STEP_TOKENS = 32
+PICK = Pick()
+
+F = TypeVar("F", bound=Frame)
+
+
+def seat_id(number: int) -> bytes:
+    return bytes([number]) * 16
+
+
+def token_rows(*tokens: int) -> Rows:
+    return Rows(codec="tokens", num_rows=len(tokens), num_columns=0, payload=np.array(tokens, "<i4").tobytes())
+
+
+def hidden_rows(x_TH: Tensor, codec: str = "raw") -> Rows:
+    num_rows, num_columns = x_TH.shape
+    payload = get_row_codec(codec).encode(x_TH)
+    return Rows(codec=codec, num_rows=num_rows, num_columns=num_columns, payload=payload)
+
+
+def floats(rows: Rows | None) -> Tensor:
+    assert rows is not None
+    return get_row_codec(rows.codec).decode(rows.payload, rows.num_rows, rows.num_columns)
+
+
+def through(tokens: Sequence[int], num_spans: int) -> Tensor:
+    """What a chain of spans answers to all of `tokens`: logits [T, V]."""
+    values = torch.tensor(tokens, dtype=torch.float32)
+    for _ in range(num_spans - 1):
+        values = rows_of(sums_of(values), False)[:, 0]
+    return rows_of(sums_of(values), True)
+
+
+@dataclass
+class Server:
+    network: MemoryNetwork
+    span: Sums
+    engine: Engine
+    options: ServerOptions
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    is_serving: bool = True
+
+    def __post_init__(self) -> None:
+        self.lanes = LaneServer(self.network, MODEL, self.options, offer=self.offer, on_changed=lambda: None)
+
+    @property
+    def peer_id(self) -> str:
+        return self.network.peer_id
+
+    def offer(self) -> Offer:
+        if not self.is_serving:
+            raise PeerRefused("the server takes no new sessions")
+        return Offer(engine=self.engine, revision=REVISION, max_step_tokens=MAX_STEP_TOKENS)
+
+    async def start(self) -> None:
+        await self.network.serve_stream(f"{LANE_METHOD}/{MODEL}", self.lanes.serve)
+        await self.network.serve_stream(f"{KV_METHOD}/{MODEL}", self.lanes.serve_kv)
+        loop = asyncio.get_running_loop()
+        self.tasks = [loop.create_task(work()) for work in (self.engine.run, self.lanes.run)]
+
+    async def freed(self) -> None:
+        """Wait until nothing is lent out any more."""
+        async with asyncio.timeout(30):
+            while self.lanes.seats or self.engine.num_seats or self.engine.num_waiting:
+                await asyncio.sleep(0.01)
+        assert self.engine.book.num_free == NUM_PAGES
+        assert self.lanes.backlog.num_bytes == 0
+
+    async def close(self) -> None:
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.wait(self.tasks)
+        self.engine.close(wait=True)
+        await self.network.close()
+
+
+class Talk:
+    """A client's lane to one server. `heard` is what came and was not waited for yet."""
+
+    def __init__(self, lane: Lane, blank: Open) -> None:
+        """`blank` is what is changed for each opening."""
+        self.lane = lane
+        self.blank = blank
+        self.heard: list[Frame] = []
+        self._news = asyncio.Event()
+
+    async def __aenter__(self) -> Talk:
+        self._running = asyncio.create_task(self.lane.run(self._take))
+        self._running.add_done_callback(lambda _: self._news.set())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._running.cancel()
+        await asyncio.wait({self._running})
+
+    def _take(self, frame: Frame) -> None:
+        self.heard.append(frame)
+        self._news.set()
+
+    async def next(self, kind: type[F]) -> F:
+        """The next frame, which is of this kind."""
+        async with asyncio.timeout(300):
+            while not self.heard:
+                if self.lane.error is not None:
+                    raise self.lane.error
+                self._news.clear()
+                await self._news.wait()
+        frame = self.heard.pop(0)
+        assert isinstance(frame, kind), frame
+        return frame
+
+    async def open(self, number: int = 1, **changes: Any) -> Ready:
+        self.lane.send(dataclasses.replace(self.blank, seat_id=seat_id(number), **changes))
+        return await self.next(Ready)
+
+    async def refused(self, number: int = 1, **changes: Any) -> Exception:
+        self.lane.send(dataclasses.replace(self.blank, seat_id=seat_id(number), **changes))
+        return (await self.next(Ended)).error("")
+
+    async def step(self, rows: Rows, position: int, number: int = 1, want: str = "nothing", **changes: Any) -> Result:
+        self.send_step(rows, position, number, want, **changes)
+        return await self.next(Result)
+
+    def send_step(self, rows: Rows, position: int, number: int = 1, want: str = "nothing", **changes: Any) -> None:
+        pick = PICK if want == "token" else None
+        step = Step(seat_id=seat_id(number), position=position, want=want, pick=pick, rows=rows)
+        self.lane.send(dataclasses.replace(step, **changes))
+
+
+def opening(server: Server, number: int = 1, **changes: Any) -> Open:
+    opened = Open(
+        seat_id=seat_id(number),
+        session_id="s",
+        revision=REVISION,
+        start=server.span.start,
+        end=server.span.end,
+        max_tokens=64,
+    )
+    return dataclasses.replace(opened, **changes)
+
+
+class World:
+    """`servers` in the order of their spans, called s0, s1, … in fault scripts. `client` is the peer that asks."""
+
+    def __init__(self, faults: Sequence[Fault]) -> None:
+        self.internet = MemoryInternet(detection_s=0.0)
+        self.servers: list[Server] = []
+        self.script = FaultScript(faults, kill=self.kill)
+        self.client = self.internet.network()
+        self.running = AsyncExitStack()
+        self.talks = AsyncExitStack()
+
+    def kill(self, who: str) -> None:
+        self.internet.crash(self.servers[int(who[1:])].peer_id)
+
+    async def add(self, start: int, end: int, **options: Any) -> Server:
+        allowed = ServerOptions(max_step_ms=1e9, faults=self.script.hook(f"s{len(self.servers)}"), **options)
+        network, span = self.internet.network(), Sums(start=start, end=end)
+        engine = Engine(span, span.pool(), allowed, revision=REVISION)
+        server = Server(network, span, engine, allowed)
+        await server.start()
+        self.running.push_async_callback(server.close)
+        self.servers.append(server)
+        return server
+
+    async def talk(self, server: Server | int = 0, client: MemoryNetwork | None = None) -> Talk:
+        """A lane of its own."""
+        server = self.servers[server] if isinstance(server, int) else server
+        stream = await self.talks.enter_async_context(open_stream(client or self.client, server.peer_id, MODEL))
+        talk = Talk(Lane(stream, server.peer_id), opening(server))
+        return await self.talks.enter_async_context(talk)
+
+    async def chain(self, number: int = 1, **changes: Any) -> list[Talk]:
+        """A lane to each server, with linked seats."""
+        talks = [await self.talk(index) for index in range(len(self.servers))]
+        for index, talk in enumerate(talks):
+            await talk.open(number, **{**self.neighbours(index, number), **changes})
+        return talks
+
+    def neighbours(self, index: int, number: int = 1) -> dict[str, Any]:
+        previous = self.servers[index - 1].peer_id if index else ""
+        following = self.servers[index + 1 : index + 2]
+        to = SeatRef(peer_id=following[0].peer_id, seat_id=seat_id(number)) if following else None
+        return {"previous_peer_id": previous, "next": to}
+
+
+def with_servers(
+    work: Callable[[World], Awaitable[None]],
+    spans: Sequence[tuple[int, int]] = ((0, NUM_BLOCKS),),
+    *,
+    faults: Sequence[Fault] = (),
+    dead: Sequence[int] = (),
+    **options: Any,
+) -> None:
+    """Run `work` beside servers, end all lanes, and count what is left at all servers but those that died."""
+
+    async def run() -> None:
+        world = World(faults)
+        async with world.running:
+            for start, end in spans:
+                await world.add(start, end, **options)
+            async with world.talks:
+                await work(world)
+            for index, server in enumerate(world.servers):
+                if index not in dead:
+                    await server.freed()
+        await world.client.close()
+        world.script.assert_all_fired()
+
+    with no_leaks():
+        virtual_time.run(run(), compute_s=lambda function: 0.001)

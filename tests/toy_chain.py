@@ -1,0 +1,485 @@
+"""Servers that compute hashes, a network that is a heap of arrivals, and a client that is nothing but a `Course`.
+
+A position's output is a hash of all inputs up to it, block by block, so a row that is lost, repeated or put at a wrong
+position changes every token after it. Everything is drawn from one seed; a thousand histories take seconds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import itertools
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+
+from swarm.serving.session.actions import (
+    Action,
+    Answer,
+    Blame,
+    Cause,
+    CloseSeat,
+    Fail,
+    Feed,
+    Find,
+    Hand,
+    OpenSeat,
+    Relink,
+    Repaired,
+)
+from swarm.serving.session.chain import Limits
+from swarm.serving.session.course import Course
+from swarm.serving.session.hop import Hop, Neighbours, Ran, StepTimer
+from swarm.serving.session.ledger import Ledger
+from swarm.serving.session.trace import HopTrace
+from swarm_protocol.errors import PeerRefused, PeerUnreachable, PeerViolation, SessionError, SwarmError
+from swarm_protocol.records import ServeRecord
+
+ROW_BYTES = 8
+BAD = b"\xff" * ROW_BYTES
+VOCAB = 1000
+PATIENCE_S = 20.0
+BACKOFF_S = 1.0
+MISSING = SessionError("blocks are missing")
+
+States = tuple[bytes, ...]
+
+
+def run_blocks(states: States, x: bytes) -> States:
+    """One position through blocks that each remember what came before: the new states, the last one the output."""
+    new = []
+    for state in states:
+        x = hashlib.blake2b(state + x, digest_size=ROW_BYTES).digest()
+        new.append(x)
+    return tuple(new)
+
+
+def first_states(start: int, end: int) -> States:
+    return tuple(block.to_bytes(ROW_BYTES, "little") for block in range(start, end))
+
+
+def token_row(token: int) -> bytes:
+    return token.to_bytes(ROW_BYTES, "little")
+
+
+def outputs_of(tokens: list[int], num_blocks: int) -> list[int]:
+    """What follows each position, in one undisturbed pass."""
+    states, found = first_states(0, num_blocks), []
+    for token in tokens:
+        states = run_blocks(states, token_row(token))
+        found.append(int.from_bytes(states[-1], "little") % VOCAB)
+    return found
+
+
+@dataclass
+class ToySeat:
+    start: int
+    end: int
+    told: Neighbours
+    states: list[States]
+    is_fresh: bool = True
+    busy_until_s: float = 0.0
+
+    @property
+    def length(self) -> int:
+        return len(self.states) - 1
+
+
+@dataclass
+class ToyServer:
+    peer_id: str
+    start: int
+    end: int
+    max_step_tokens: int
+    is_up: bool = True
+    is_leaving: bool = False
+    stalled_until_s: float = 0.0
+    is_spoilt: bool = False
+    seats: dict[bytes, ToySeat] = field(default_factory=dict)
+    pages: dict[tuple[int, int], list[States]] = field(default_factory=dict)
+
+
+class ToyWorld:
+    """One history. `struck` counts what went wrong in it."""
+
+    def __init__(self, seed: int, *, num_blocks: int, spans: list[tuple[int, int]], chunk: int = 8) -> None:
+        self.random = random.Random(seed)
+        self.num_blocks = num_blocks
+        self.now_s = 0.0
+        self.struck: Counter[str] = Counter()
+        self.repaired: list[tuple[str, int]] = []
+        self.servers = {
+            f"s{i}": ToyServer(f"s{i}", start, end, self.random.choice([chunk, chunk + 3]))
+            for i, (start, end) in enumerate(spans)
+        }
+        self.cut: set[tuple[str, str]] = set()
+        self.push_loss = 0.0
+        self.num_rows_run = 0
+        self.error: SwarmError | None = None
+        self.outputs: list[int] = []
+        self._last: list[int] = []
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = itertools.count()
+        self._arrival_s: dict[tuple[str, str], float] = {}
+        self._closed: set[bytes] = set()
+        self._avoid: dict[str, float] = {}
+        self.is_answered = False
+        self.course = Course(num_blocks, lambda block: Ledger(ROW_BYTES), Limits(max_step_tokens=chunk))
+
+    # --- the client -------------------------------------------------------------------------------------------------
+
+    def ask(self, tokens: list[int], want: str) -> list[int]:
+        """Outputs of the question. Raises SwarmError."""
+        if self.error:
+            raise self.error
+        self.is_answered, self.outputs = False, []
+        self.carry_out(self.course.ask(b"".join(map(token_row, tokens)), want, self.now_s))
+        self.run_until(lambda: self.is_answered or self.error is not None)
+        if self.error is not None:
+            raise self.error
+        return self.outputs
+
+    def run_until(self, is_over: Callable[[], bool]) -> None:
+        num_events = 0
+        while not is_over():
+            num_events += 1
+            assert num_events < 50_000, "it goes on for ever"
+            due_s = self.course.next_s()
+            if self._events and self._events[0][0] <= due_s:
+                self.now_s, _, happen = heapq.heappop(self._events)
+                happen()
+            else:
+                assert due_s < float("inf"), "nothing will ever happen"
+                self.now_s = max(self.now_s, due_s)
+                self.carry_out(self.course.tick(self.now_s))
+
+    def later(self, delay_s: float, happen: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (self.now_s + delay_s, next(self._count), happen))
+
+    def send(self, source: str, target: str, happen: Callable[[], None]) -> None:
+        """In order between two peers."""
+        at_s = max(self.now_s + self.random.uniform(0.001, 0.02), self._arrival_s.get((source, target), 0.0))
+        self._arrival_s[source, target] = at_s
+        self.later(at_s - self.now_s, happen)
+
+    def carry_out(self, actions: list[Action]) -> None:  # noqa: C901 a case an action
+        for action in actions:
+            match action:
+                case Find():
+                    self.look(action, self.now_s + PATIENCE_S if action.repair.has_patience else 0.0)
+                case OpenSeat(hop):
+                    self.send("client", hop.peer_id, self.opening(action))
+                case Feed():
+                    rows = self.course.ledgers[action.hop.start].rows(action.start, action.end)
+                    assert BAD not in rows
+                    self.to_server(action.hop, self.feeding(action, rows))
+                case Relink(hop):
+                    self.to_server(hop, self.relinking(hop, hop.told))
+                case CloseSeat(hop):
+                    self._closed.add(hop.seat_id)
+                    seats = self.servers[hop.peer_id].seats
+                    self.send("client", hop.peer_id, lambda seats=seats, hop=hop: seats.pop(hop.seat_id, None))
+                case Blame(peer_id, _, cause):
+                    backoff_s = 1e9 if cause is Cause.JUDGED else BACKOFF_S
+                    self._avoid[peer_id] = self.now_s + backoff_s
+                case Repaired(repair, num_tokens):
+                    self.repaired.append((repair.lost_peer, num_tokens))
+                case Answer(skip, is_last):
+                    self.outputs += self._last[skip:]
+                    assert not self.is_answered, "answered twice"
+                    self.is_answered = is_last
+                case Fail(error):
+                    self.error = error
+                case Hand():
+                    pass
+
+    def look(self, find: Find, give_up_s: float) -> None:
+        repair = find.repair
+        hops, block = [], repair.start
+        while block < repair.end:
+            able = [
+                server
+                for server in self.servers.values()
+                if server.is_up and not server.is_leaving and self._avoid.get(server.peer_id, 0.0) <= self.now_s
+                if server.start <= block < server.end
+            ]
+            if not able:
+                if self.now_s < give_up_s:
+                    self.later(0.5, lambda: self.look(find, give_up_s))
+                    return
+                self.later(0.01, lambda: self.carry_out(self.course.not_found(repair, MISSING, self.now_s)))
+                return
+            server = self.random.choice(able)
+            end = min(server.end, repair.end)
+            hops.append(self.new_hop(server.peer_id, block, end))
+            block = end
+        self.later(0.01, lambda: self.carry_out(self.course.found(repair, hops, self.now_s)))
+
+    def new_hop(self, peer_id: str, start: int, end: int) -> Hop:
+        record = ServeRecord(
+            model="m",
+            revision="r",
+            num_blocks=self.num_blocks,
+            start=0,
+            end=self.num_blocks,
+            state="serving",
+            prefill_ms_per_token=0.1,
+            decode_ms_per_block=0.1,
+            free_kv_tokens=1,
+            queue_depth=0,
+        )
+        return Hop(
+            peer_id=peer_id,
+            start=start,
+            end=end,
+            seat_id=self.random.randbytes(16),
+            timer=StepTimer(record, end - start),
+            row_bytes=ROW_BYTES,
+            trace=HopTrace(peer_id=peer_id, start=start, end=end),
+        )
+
+    def hear(self, peer_id: str, hop_id: bytes, tell: Callable[[Hop], list[Action]]) -> None:
+        """Something arrives at the client for one of its seats."""
+        hop = self.hop(hop_id)
+        if hop is None or hop_id in self._closed:
+            return
+        try:
+            self.carry_out(tell(hop))
+        except PeerViolation as error:
+            self.carry_out(self.course.lost(hop, error, Cause.JUDGED, self.now_s))
+
+    def hop(self, seat_id: bytes) -> Hop | None:
+        course = self.course
+        hops = [*course.hops, *(hop for repair in course.repairs for hop in repair.fresh)]
+        return next((hop for hop in hops if hop.seat_id == seat_id), None)
+
+    # --- a server ---------------------------------------------------------------------------------------------------
+
+    def to_server(self, hop: Hop, happen: Callable[[ToyServer], None]) -> None:
+        self.send("client", hop.peer_id, lambda: self.at_server(hop.peer_id, happen))
+
+    def at_server(self, peer_id: str, happen: Callable[[ToyServer], None]) -> None:
+        server = self.servers[peer_id]
+        if not server.is_up:
+            return
+        if server.stalled_until_s > self.now_s:
+            self.later(server.stalled_until_s - self.now_s, lambda: self.at_server(peer_id, happen))
+        else:
+            happen(server)
+
+    def to_client(self, server: ToyServer, seat_id: bytes, tell: Callable[[Hop], list[Action]]) -> None:
+        self.send(server.peer_id, "client", lambda: self.hear(server.peer_id, seat_id, tell))
+
+    def end_seat(self, server: ToyServer, seat_id: bytes, error: SwarmError) -> None:
+        server.seats.pop(seat_id, None)
+        self.to_client(server, seat_id, lambda hop: self.course.lost(hop, error, Cause.TOLD, self.now_s))
+
+    def opening(self, action: OpenSeat) -> Callable[[], None]:
+        hop, told, num_known = action.hop, action.hop.told, action.hop.max_length
+
+        def happen(server: ToyServer) -> None:
+            if server.is_leaving:
+                self.end_seat(server, hop.seat_id, PeerRefused("leaving"))
+                return
+            old = self.servers[action.taken_over.peer_id] if action.taken_over else None
+            states = [first_states(hop.start, hop.end)]
+            if old is not None:
+                seat = old.seats.get(action.taken_over.seat_id) if old.is_up else None
+                if seat is None or self.random.random() < 0.2:
+                    self.struck["hand-over"] += 1
+                    self.end_seat(server, hop.seat_id, PeerRefused("no hand-over"))
+                    return
+                cut = slice(hop.start - seat.start, hop.end - seat.start)
+                states = [each[cut] for each in seat.states]
+            elif kept := server.pages.get((hop.start, hop.end)):
+                states = kept[: min(num_known, (len(kept) - 1) // 16 * 16) + 1]
+            server.seats[hop.seat_id] = ToySeat(hop.start, hop.end, told, states)
+            length = len(states) - 1
+            self.to_client(
+                server, hop.seat_id, lambda hop: self.course.ready(hop, length, server.max_step_tokens, self.now_s)
+            )
+
+        delay_s = 0.05 if action.taken_over else 0.0
+        return lambda: self.later(delay_s, lambda: self.at_server(hop.peer_id, happen))
+
+    def feeding(self, action: Feed, rows: bytes) -> Callable[[ToyServer], None]:
+        return lambda server: self.step(
+            server, action.hop.seat_id, action.start, rows, action.want, forward=action.forward
+        )
+
+    def relinking(self, hop: Hop, told: Neighbours) -> Callable[[ToyServer], None]:
+        def happen(server: ToyServer) -> None:
+            if hop.seat_id in server.seats:
+                server.seats[hop.seat_id].told = told
+
+        return happen
+
+    def step(self, server: ToyServer, seat_id: bytes, position: int, rows: bytes, want: str, *, forward: bool) -> None:
+        seat = server.seats.get(seat_id)
+        if seat is None:
+            return
+        if seat.is_fresh:
+            assert position <= seat.length
+            del seat.states[position + 1 :]
+            seat.is_fresh = False
+        if position > seat.length:
+            self.end_seat(server, seat_id, PeerViolation("a gap"))
+            return
+        new = [rows[i : i + ROW_BYTES] for i in range(0, len(rows), ROW_BYTES)][seat.length - position :]
+        if not new:
+            return
+        assert len(new) <= server.max_step_tokens or position == 0
+        for row in new:
+            seat.states.append(run_blocks(seat.states[-1], row))
+        self.num_rows_run += len(new)
+        # what a server keeps of a prompt's pages
+        if len(server.pages.get((seat.start, seat.end), ())) < len(seat.states):
+            server.pages[seat.start, seat.end] = list(seat.states)
+        seat.busy_until_s = max(seat.busy_until_s, self.now_s) + self.random.uniform(0.0005, 0.01)
+        reply = partial(self.reply, server, seat_id, seat.length, len(new), want, forward=forward)
+        self.later(seat.busy_until_s - self.now_s, reply)
+
+    def reply(
+        self, server: ToyServer, seat_id: bytes, position: int, num_rows: int, want: str, *, forward: bool
+    ) -> None:
+        seat = server.seats.get(seat_id)
+        if seat is None or not server.is_up:
+            return
+        outputs = [states[-1] for states in seat.states[position - num_rows + 1 : position + 1]]
+        if server.is_spoilt:
+            outputs[-1] = BAD
+        rows, push_failed = b"", False
+        if seat.end == self.num_blocks:
+            outputs = outputs[num_rows - {"nothing": 0, "all": num_rows}.get(want, 1) :]
+        elif forward:
+            rows, outputs = b"".join(outputs), []
+            if seat.told.next_seat_id:
+                push_failed = not self.push(server, seat.told, position - num_rows, rows, want)
+        else:
+            outputs = []
+        self.to_client(server, seat_id, lambda hop: self.heard_result(hop, position, rows, outputs, push_failed))
+
+    def push(self, server: ToyServer, told: Neighbours, position: int, rows: bytes, want: str) -> bool:
+        """False: the sender notices that it failed."""
+        lower = told.next_peer_id
+        if (server.peer_id, lower) in self.cut:
+            self.struck["cut"] += 1
+            return self.random.random() < 0.3
+        if self.random.random() < self.push_loss:
+            self.struck["push lost"] += 1
+            return True
+
+        def happen(target: ToyServer) -> None:
+            seat = target.seats.get(told.next_seat_id)
+            if seat is None or seat.told.previous_peer_id != server.peer_id or BAD in rows:
+                return
+            if position > seat.length or len(rows) > ROW_BYTES * target.max_step_tokens:
+                return
+            self.step(target, told.next_seat_id, position, rows, want, forward=True)
+
+        self.send(server.peer_id, lower, lambda: self.at_server(lower, happen))
+        return True
+
+    def heard_result(
+        self, hop: Hop, position: int, rows: bytes, outputs: list[bytes], push_failed: bool
+    ) -> list[Action]:
+        if BAD in (rows[i : i + ROW_BYTES] for i in range(0, len(rows), ROW_BYTES)) or BAD in outputs:
+            raise PeerViolation("not finite")
+        self._last = [int.from_bytes(output, "little") % VOCAB for output in outputs]
+        ran = Ran(position=position, rows=rows, num_outputs=len(outputs), push_failed=push_failed)
+        return self.course.ran(hop, ran, self.now_s)
+
+    # --- what goes wrong --------------------------------------------------------------------------------------------
+
+    def break_lane(self, server: ToyServer, error: SwarmError, delay_s: float = 0.0) -> None:
+        seats, server.seats = server.seats, {}
+
+        def tell() -> None:
+            course = self.course
+            hops = [*course.hops, *(hop for repair in course.repairs for hop in repair.fresh)]
+            for hop in hops:
+                if hop.peer_id == server.peer_id and (hop.seat_id in seats or not server.is_up):
+                    self.carry_out(self.course.lost(hop, error, Cause.GONE, self.now_s))
+
+        self.later(delay_s, tell)
+
+    def wait(self, seconds: float) -> None:
+        """Nothing is asked meanwhile."""
+        end_s, is_over = self.now_s + seconds, []
+        self.later(seconds, lambda: is_over.append(end_s))
+        self.run_until(lambda: bool(is_over))
+
+    def strike(self, what: str, server: ToyServer) -> None:  # noqa: C901 a case a fault
+        if not server.is_up:
+            return
+        self.struck[what] += 1
+        match what:
+            case "kill":
+                server.is_up = False
+                self.break_lane(server, PeerUnreachable("killed"), self.random.uniform(0, 0.01))
+            case "lane":
+                self.break_lane(server, PeerUnreachable("the lane broke"))
+            case "evict":
+                for seat_id in list(server.seats):
+                    self.end_seat(server, seat_id, PeerRefused("evicted"))
+            case "stall":
+                server.stalled_until_s = self.now_s + self.random.choice([1.0, 4.0, 30.0])
+            case "leave":
+                server.is_leaving = True
+                for seat_id in server.seats:
+                    self.to_client(server, seat_id, self.told_to_leave)
+                self.later(self.random.uniform(0.1, 5), lambda: self.strike("evict", server))
+            case "spoil":
+                server.is_spoilt = True
+            case "cut":
+                self.cut |= {(server.peer_id, other) for other in self.servers}
+            case "loss":
+                self.push_loss = 0.3
+
+    def told_to_leave(self, hop: Hop) -> list[Action]:
+        self.course.leaving(hop)
+        return self.course.tick(self.now_s)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """`wants` and what is waited after each."""
+
+    prompt: list[int]
+    wants: list[tuple[str, float]]
+
+
+KINDS = ("kill", "lane", "evict", "stall", "leave", "spoil", "cut", "loss")
+
+
+def any_world(seed: int) -> tuple[ToyWorld, Request]:
+    """A world, the faults that it will meet, and a request, all drawn from the seed."""
+    draw = random.Random(f"world/{seed}")
+    num_blocks = draw.randint(1, 5)
+    cuts = sorted(draw.sample(range(1, num_blocks), draw.randint(0, num_blocks - 1)))
+    spans = list(itertools.pairwise([0, *cuts, num_blocks])) * draw.choice([2, 2, 3])
+    spans += [(0, num_blocks)] * draw.choice([0, 1, 1])
+    world = ToyWorld(seed, num_blocks=num_blocks, spans=spans, chunk=draw.choice([1, 4, 16]))
+    for _ in range(draw.choice([0, 1, 1, 2, 3, 5])):
+        strike = partial(world.strike, draw.choice(KINDS), draw.choice(list(world.servers.values())))
+        world.later(draw.expovariate(2.0), strike)
+    prompt = [draw.randrange(VOCAB) for _ in range(draw.choice([1, 3, 16, 40, 70]))]
+    wants = [
+        (draw.choice(["token", "token", "last", "all"]), draw.choice([0, 0, 0, 0.5, 3]))
+        for _ in range(draw.randint(1, 12))
+    ]
+    return world, Request(prompt=prompt, wants=wants)
+
+
+def answers(world: ToyWorld, request: Request) -> Iterator[tuple[list[int], list[int]]]:
+    """For each question what was answered, and what one undisturbed machine answers. Raises SwarmError."""
+    new, known = request.prompt, []
+    for want, pause_s in request.wants:
+        known += new
+        expected = outputs_of(known, world.num_blocks)
+        answer = world.ask(new, want)
+        yield answer, expected[-len(new) :] if want == "all" else expected[-1:]
+        new = expected[-1:]
+        world.wait(pause_s)

@@ -18,8 +18,9 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)
 	$(BIN)/swarm-node demo
 
+# Two workers: most tests wait for processes or the network. A file stays on one worker, for what its tests share.
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 check: $(STAMP)
 	$(BIN)/ruff check .

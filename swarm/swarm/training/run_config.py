@@ -15,10 +15,16 @@ from typing import Any
 from swarm_compression import codec_names
 from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError
+from swarm_protocol.identity import check_peer_id
 
 from swarm.trust.aggregation.aggregator import Aggregator
 from swarm.trust.aggregation.registry import aggregator_names, get_aggregator, parameter_names, parameters_of
 
+MAX_FRAGMENTS = 64
+"""More than most models have layers; a fragment of a few layers is already small."""
+MAX_INTERVAL_S = 86400.0
+MAX_ADMITTED = 1024
+"""Several full groups, within a run file's size."""
 BYTE_VOCABULARY = 256
 END_OF_TEXT = 0
 """The byte between two documents. It does not occur in text, so a byte-level model needs no further token."""
@@ -41,6 +47,8 @@ DEFAULT_MODEL: Mapping[str, Any] = MappingProxyType(
 """A byte-level Llama of 1.1M parameters that two CPU cores train in a minute."""
 
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,62}[a-z0-9])?")
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
+_COLUMN = re.compile(r"[\w.-]{1,64}", re.ASCII)
 _NAME_RULE = "1 to 64 of a-z, 0-9, '.', '_' and '-', with a letter or digit at both ends"
 
 
@@ -68,41 +76,82 @@ class _Checks:
             raise ValueError("; ".join(self._problems))
 
 
+SOURCES = ("python-stdlib", "files", "hub")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataConfig:
-    """`digest` pins the content, so that a replica with other data is refused; empty: whatever is there."""
+    """What is trained on, and as which tokens. `digest` pins the tokens, so that a replica with other data is refused;
+    empty: whatever is there.
+
+    `source` is the standard library's source, each member's own `files` (text, JSON lines, parquet or arrow), or the
+    data set `hub_id` of the Hugging Face hub, of which `split` and the column `text_key` are used. `tokenizer` is
+    "bytes", a tokenizer on the hub as OWNER/NAME, or "local": each member names the directory of its own copy.
+    """
 
     source: str = "python-stdlib"
+    hub_id: str = ""
+    split: str = "train"
+    text_key: str = "text"
+    tokenizer: str = "bytes"
     digest: str = ""
     window_tokens: int = 128
 
     def __post_init__(self) -> None:
         checks = _Checks("data")
-        checks.require(self.source == "python-stdlib", "source", self.source, 'the known source is "python-stdlib"')
+        checks.require(self.source in SOURCES, "source", self.source, f"use one of {', '.join(SOURCES)}")
+        has_id = isinstance(self.hub_id, str) and _HUB_ID.fullmatch(self.hub_id) is not None
+        fits = has_id if self.source == "hub" else self.hub_id == ""
+        checks.require(fits, "hub_id", self.hub_id, 'use OWNER/NAME with source = "hub", and leave it out otherwise')
+        for key, value in (("split", self.split), ("text_key", self.text_key)):
+            is_word = isinstance(value, str) and _COLUMN.fullmatch(value) is not None
+            checks.require(is_word, key, value, "use 1 to 64 letters, digits, '_', '-' and '.'")
+        is_tokenizer = isinstance(self.tokenizer, str) and (
+            self.tokenizer in {"bytes", "local"} or _HUB_ID.fullmatch(self.tokenizer) is not None
+        )
+        checks.require(is_tokenizer, "tokenizer", self.tokenizer, 'use "bytes", "local", or OWNER/NAME')
         is_digest = isinstance(self.digest, str) and re.fullmatch(r"(?:[0-9a-f]{64})?", self.digest) is not None
         checks.require(is_digest, "digest", self.digest, "use the 64 hexadecimal digits of the corpus, or leave it out")
         checks.whole("window_tokens", self.window_tokens, 1, 1 << 20)
         checks.finish()
 
 
+INNER_OPTIMIZERS = ("adamw", "muon")
+SCHEDULES = ("constant", "linear", "cosine")
+OUTER_OPTIMIZERS = ("nesterov", "average")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InnerConfig:
-    """AdamW on one replica. The learning rate rises over `warmup_steps` of the replica's own steps, then stays.
+    """One replica's optimizer. "muon" moves the hidden layers' matrices by Muon and the rest by AdamW.
+
+    The learning rate rises over `warmup_steps` of the replica's own steps; then `schedule` makes of it what the run's
+    progress asks for, down to `final_ratio` of it in the run's last step ("constant": it stays).
 
     The defaults suit the default model: in 10 outer steps four replicas bring its validation loss from 5.5 to 2.5
     (`tests/bench/test_bench_default_run.py`).
     """
 
+    optimizer: str = "adamw"
     batch_windows: int = 4
     learning_rate: float = 3e-3
     warmup_steps: int = 20
+    schedule: str = "constant"
+    final_ratio: float = 0.1
     weight_decay: float = 0.1
     beta1: float = 0.9
     beta2: float = 0.95
+    muon_momentum: float = 0.95
     clip_norm: float = 1.0
 
     def __post_init__(self) -> None:
         checks = _Checks("inner")
+        checks.require(
+            self.optimizer in INNER_OPTIMIZERS, "optimizer", self.optimizer, f"use {' or '.join(INNER_OPTIMIZERS)}"
+        )
+        checks.require(self.schedule in SCHEDULES, "schedule", self.schedule, f"use one of {', '.join(SCHEDULES)}")
+        checks.number("final_ratio", self.final_ratio, 0.0, 1.0)
+        checks.number("muon_momentum", self.muon_momentum, 0.0, 0.9999)
         checks.whole("batch_windows", self.batch_windows, 1, 1 << 16)
         checks.number("learning_rate", self.learning_rate, 1e-9, 1.0)
         checks.whole("warmup_steps", self.warmup_steps, 0, 1 << 20)
@@ -115,16 +164,21 @@ class InnerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OuterConfig:
-    """Nesterov on the group's mean pseudo-gradient (see `outer`).
+    """What is made of the group's mean pseudo-gradient (see `outer`): Nesterov, or "average", which takes it as it is
+    and leaves the other settings unused.
 
     The momentum is for tens of outer steps. DiLoCo's own is 0.9, for hundreds.
     """
 
+    optimizer: str = "nesterov"
     learning_rate: float = 0.7
     momentum: float = 0.6
 
     def __post_init__(self) -> None:
         checks = _Checks("outer")
+        checks.require(
+            self.optimizer in OUTER_OPTIMIZERS, "optimizer", self.optimizer, f"use {' or '.join(OUTER_OPTIMIZERS)}"
+        )
         checks.number("learning_rate", self.learning_rate, 1e-9, 10.0)
         checks.number("momentum", self.momentum, 0.0, 0.9999)
         checks.finish()
@@ -134,8 +188,16 @@ class OuterConfig:
 class RunConfig:
     """A run. `model` is a Hugging Face config: `model_type` and that type's keys.
 
-    A round waits for `min_group` members, then `quorum_grace_s` for more, up to `max_group`. `aggregation` holds the
-    parameters of `aggregator`; those that are not given get their defaults. Raises ValueError that names every
+    An interval ends after `interval_steps` inner steps, or `interval_s` seconds where that is not 0, so that a slow
+    member brings what it can. Each outer step moves one of `fragments` parts of the model, in turn: a fragment's own
+    interval is so many times longer. With `overlap_steps`, members take that many steps of the next interval while the
+    round runs, and then take in its result, of which `mixing` says how much of their own weights they keep (Streaming
+    DiLoCo's H / P, tau and alpha, arXiv 2501.18512). With `error_feedback`, what the codec loses of a contribution is
+    added to the next one.
+
+    A round waits for `min_group` members, then `quorum_grace_s` for more, up to `max_group`. `admission` names the only
+    peers that may contribute; empty: anyone may. `aggregation` holds the parameters of `aggregator`; those that are not
+    given get their defaults. Raises ValueError that names every
     impossible value with its remedy. That the model can be built is checked by `model.check_model`.
     """
 
@@ -143,8 +205,14 @@ class RunConfig:
     seed: int = 0
     outer_steps: int = 40
     interval_steps: int = 20
+    interval_s: float = 0.0
+    fragments: int = 1
+    overlap_steps: int = 0
+    mixing: float = 0.0
     codec: str = "int8"
+    error_feedback: bool = False
     aggregator: str = "mean"
+    admission: tuple[str, ...] = ()
     min_group: int = 2
     max_group: int = 16
     quorum_grace_s: float = 2.0
@@ -161,6 +229,16 @@ class RunConfig:
         checks.whole("seed", self.seed, 0, (1 << 63) - 1)
         checks.whole("outer_steps", self.outer_steps, 1, 10_000_000)
         checks.whole("interval_steps", self.interval_steps, 1, 100_000)
+        checks.number("interval_s", self.interval_s, 0.0, MAX_INTERVAL_S)
+        checks.whole("fragments", self.fragments, 1, MAX_FRAGMENTS)
+        checks.whole("overlap_steps", self.overlap_steps, 0, 100_000)
+        checks.number("mixing", self.mixing, 0.0, 0.9999)
+        checks.require(
+            isinstance(self.error_feedback, bool), "error_feedback", self.error_feedback, "use true or false"
+        )
+        checks.require(
+            _are_peers(self.admission), "admission", self.admission, "use a list of distinct peer ids, or leave it out"
+        )
         checks.require(self.codec in codec_names(), "codec", self.codec, f"use one of {', '.join(codec_names())}")
         known = aggregator_names()
         checks.require(self.aggregator in known, "aggregator", self.aggregator, f"use one of {', '.join(known)}")
@@ -178,8 +256,21 @@ class RunConfig:
         checks.require(
             self.min_group <= self.max_group, "max_group", self.max_group, f"use at least min_group, {self.min_group}"
         )
+        checks.require(
+            type(self.overlap_steps) is not int or self.overlap_steps < self.interval_steps,
+            "overlap_steps",
+            self.overlap_steps,
+            f"use less than interval_steps, {self.interval_steps}",
+        )
+        checks.require(
+            not self.admission or len(self.admission) >= self.min_group,
+            "admission",
+            self.admission,
+            f"name at least min_group, {self.min_group}",
+        )
         checks.finish()
         aggregator = self._checked_aggregator()
+        object.__setattr__(self, "admission", tuple(sorted(self.admission)))
         object.__setattr__(self, "aggregation", MappingProxyType(parameters_of(aggregator)))
         object.__setattr__(self, "model", MappingProxyType(dict(self.model)))
 
@@ -206,6 +297,7 @@ class RunConfig:
         """Plain values, as they stand in a run file. `from_mapping` gives an equal config back."""
         plain = {each.name: getattr(self, each.name) for each in fields(self)}
         plain["model"] = dict(self.model)
+        plain["admission"] = list(self.admission)
         plain["aggregation"] = dict(self.aggregation)
         for table in ("data", "inner", "outer"):
             plain[table] = asdict(plain[table])
@@ -232,6 +324,17 @@ class RunConfig:
         if problems:
             raise ConfigError(f"the run cannot be: {'; '.join(problems)}")
         return config
+
+
+def _are_peers(value: object) -> bool:
+    if not isinstance(value, list | tuple) or len(value) > MAX_ADMITTED:
+        return False
+    try:
+        for each in value:
+            check_peer_id(each)
+    except ValueError:
+        return False
+    return len(set(value)) == len(value)
 
 
 def refuse_unknown_keys(mapping: Mapping[str, Any], known: Collection[str], where: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from swarm.training.run_config import DEFAULT_MODEL, DataConfig, InnerConfig, OuterConfig, RunConfig
 from swarm_protocol.errors import ConfigError
+from swarm_protocol.identity import Identity
 
 
 def test_run_config_defaults_are_a_run() -> None:
@@ -147,3 +149,39 @@ def test_from_mapping_any_values_give_a_run_or_config_error(mapping: dict[str, A
     except ConfigError:
         return
     assert run.name
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"interval_s": -1.0}, "interval_s"),
+        ({"fragments": 0}, "fragments"),
+        ({"fragments": 65}, "fragments"),
+        ({"interval_steps": 4, "overlap_steps": 4}, "overlap_steps"),
+        ({"mixing": 1.0}, "mixing"),
+        ({"error_feedback": 1}, "error_feedback"),
+        ({"admission": ["me"]}, "admission"),
+        ({"admission": [Identity(b"a" * 32).peer_id]}, "admission"),
+        ({"admission": [Identity(b"a" * 32).peer_id] * 2}, "admission"),
+        ({"data": {"source": "the web"}}, "data.source"),
+        ({"data": {"source": "hub"}}, "data.hub_id"),
+        ({"data": {"hub_id": "owner/name"}}, "data.hub_id"),
+        ({"data": {"source": "hub", "hub_id": "../name"}}, "data.hub_id"),
+        ({"data": {"split": "train[:1]"}}, "data.split"),
+        ({"data": {"tokenizer": "../tokenizer"}}, "data.tokenizer"),
+        ({"inner": {"optimizer": "sgd"}}, "inner.optimizer"),
+        ({"inner": {"schedule": "step"}}, "inner.schedule"),
+        ({"inner": {"final_ratio": 1.5}}, "inner.final_ratio"),
+        ({"outer": {"optimizer": "adam"}}, "outer.optimizer"),
+    ],
+)
+def test_from_mapping_names_the_impossible_value(changes: dict[str, object], named: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{re.escape(named)} = "):
+        RunConfig.from_mapping({"name": "test", **changes})
+
+
+def test_from_mapping_the_order_of_those_admitted_does_not_matter() -> None:
+    peers = [Identity(bytes([byte]) * 32).peer_id for byte in range(3)]
+    one = RunConfig.from_mapping({"name": "test", "admission": peers})
+    assert one == RunConfig.from_mapping({"name": "test", "admission": peers[::-1]})
+    assert RunConfig.from_mapping(one.to_mapping()) == one

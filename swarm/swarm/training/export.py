@@ -11,7 +11,8 @@ from safetensors import SafetensorError
 from swarm_protocol.errors import ConfigError
 from torch import Tensor
 
-from swarm.training.model import build_model, set_parameters
+from swarm.training.layout import Layout
+from swarm.training.model import build_model
 from swarm.training.run_config import BYTE_VOCABULARY, END_OF_TEXT, RunConfig
 
 MAX_SHARD_BYTES = 4 << 30
@@ -25,7 +26,7 @@ def export_hf(theta_N: Tensor, config: RunConfig, directory: Path, *, max_shard_
     if directory.exists():
         raise ConfigError(f"{directory} exists already", remedy="move it away, or choose another place")
     model: Any = build_model(config.model)
-    set_parameters(model, theta_N)
+    Layout.of(model, config.fragments).set_parameters(model, theta_N)
     partial = directory.with_name(f".{directory.name}.partial")
     try:
         if partial.exists():

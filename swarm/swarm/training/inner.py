@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from swarm.training.data import ByteCorpus
-from swarm.training.model import flatten, named_parameters, set_parameters, unflatten
+from swarm.training.layout import Layout
 from swarm.training.run_config import InnerConfig
 
 VALIDATION_WINDOWS = 16
@@ -49,13 +49,16 @@ class InnerLoop:
     The warm-up counts this replica's own steps.
     """
 
-    def __init__(self, config: InnerConfig, model: nn.Module, corpus: ByteCorpus, device: str = "cpu") -> None:
+    def __init__(
+        self, config: InnerConfig, model: nn.Module, corpus: ByteCorpus, device: str = "cpu", *, fragments: int = 1
+    ) -> None:
         self._config = config
         self._corpus = corpus
         self._device = torch.device(device)
         # dropout draws from torch's global generator, so no one could repeat a step: it stays off
         self._model = model.to(self._device).eval()
-        self._parameters = [parameter for _, parameter in named_parameters(model)]
+        self._layout = Layout.of(model, fragments)
+        self._parameters = self._layout.parameters(model)
         self._num_steps = 0
         # norms and biases, the vectors, are not pulled towards zero
         groups: list[dict[str, Any]] = [
@@ -72,11 +75,11 @@ class InnerLoop:
 
     def load(self, theta_N: Tensor) -> None:
         """Set the parameters; AdamW's moments and the warm-up stay as they are. Raises ValueError if N differs."""
-        set_parameters(self._model, theta_N)
+        self._layout.set_parameters(self._model, theta_N)
 
     def flat(self) -> Tensor:
         """fp32 CPU [N]: a copy of the parameters."""
-        return flatten(self._model)
+        return self._layout.flatten(self._model)
 
     def train(
         self, sample_ids: Sequence[int], num_steps: int, stop: Callable[[], bool] = lambda: False
@@ -104,7 +107,7 @@ class InnerLoop:
 
     def validate(self, theta_N: Tensor, num_batches: int) -> float:
         """Mean loss of `theta_N` on the first windows of the held-out files. The parameters being trained stay."""
-        pieces = {name: piece.to(self._device) for name, piece in unflatten(theta_N, self._model).items()}
+        pieces = {name: piece.to(self._device) for name, piece in self._layout.unflatten(theta_N).items()}
         total, count = 0.0, 0
         with torch.no_grad():
             for index in range(num_batches):
@@ -127,8 +130,8 @@ class InnerLoop:
         """Go on from what `state` returned. Raises ValueError if that is of another model."""
         num_steps = int(state["num_steps"].item())
         if num_steps:
-            moments = {key: unflatten(state[key].to(self._device), self._model) for key in _MOMENTS}
-            for name, parameter in named_parameters(self._model):
+            moments = {key: self._layout.unflatten(state[key].to(self._device)) for key in _MOMENTS}
+            for name, parameter in zip(self._layout.names, self._parameters, strict=True):
                 self._optimizer.state[parameter] = {
                     "step": torch.tensor(float(num_steps), device=self._device),
                     **{key: pieces[name].clone() for key, pieces in moments.items()},

@@ -53,7 +53,7 @@ def prepare(config: RunConfig, device: str = "cpu") -> Materials:
     """Those of the run's config. Blocks for seconds. Raises ConfigError or IntegrityError."""
     corpus = ByteCorpus.load(config.data, seed=config.seed)
     model = build_model(config.model)
-    inner = InnerLoop(config.inner, model, corpus, device)
+    inner = InnerLoop(config.inner, model, corpus, device, fragments=config.fragments)
     warm_up()  # so that the first round does not wait for a compiler
     return Materials(inner=inner, theta_N=initial_theta(config))
 

@@ -3,7 +3,7 @@
 Models are transformers' own; no code comes with a run. Nothing here has state. transformers is imported when a model is
 first built, since that takes seconds that other commands should not wait for.
 
-Shapes: N values of the flat parameter vector, which holds all parameters in the order of their names, tied ones once.
+Shapes: N values of the flat parameter vector, in the order of the run's `Layout`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from swarm_protocol.errors import ConfigError
 from torch import Tensor, nn
 
 from swarm.building import BUILDING
+from swarm.training.layout import Layout
 from swarm.training.manifest import MAX_STATE_VALUES
 from swarm.training.permutation import stream
 from swarm.training.run_config import BYTE_VOCABULARY, RunConfig, refuse_unknown_keys
@@ -34,9 +35,10 @@ def check_model(run: RunConfig) -> int:
     config = _transformers_config(run.model)
     try:
         with torch.device("meta"):
-            num_values = sum(parameter.numel() for parameter in _from_config(config).parameters())
+            model = _from_config(config)
     except Exception as error:  # whatever an architecture raises when its settings do not fit together
         raise ConfigError(f"[model] cannot be built: {_first_line(error)}", remedy="correct its settings") from error
+    num_values = Layout.of(model, run.fragments).num_values
     if num_values > MAX_STATE_VALUES:
         raise ConfigError(f"[model] has {num_values} parameters, over {MAX_STATE_VALUES}", remedy="make it smaller")
     if config.vocab_size < BYTE_VOCABULARY:
@@ -48,41 +50,13 @@ def check_model(run: RunConfig) -> int:
             f"[model] max_position_embeddings = {max_tokens}",
             remedy=f"use at least data.window_tokens, {run.data.window_tokens}",
         )
-    return int(num_values)
+    return num_values
 
 
 def build_model(model: Mapping[str, Any]) -> nn.Module:
     """A transformers causal language model in fp32 on the CPU, with weights to be replaced. See `check_model`."""
     built: nn.Module = _from_config(_transformers_config(model)).float()
     return built
-
-
-def named_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """The pieces of a flat vector, in their order."""
-    return sorted(model.named_parameters())
-
-
-def flatten(model: nn.Module) -> Tensor:
-    """fp32 CPU [N]: a copy of the parameters."""
-    return torch.cat([parameter.detach().reshape(-1).float().cpu() for _, parameter in named_parameters(model)])
-
-
-def unflatten(theta_N: Tensor, model: nn.Module) -> dict[str, Tensor]:
-    """Views of the pieces of `theta_N`, shaped, by the names of the parameters. Raises ValueError if N differs."""
-    parameters = named_parameters(model)
-    sizes = [parameter.numel() for _, parameter in parameters]
-    if theta_N.shape != (sum(sizes),):
-        raise ValueError(f"the model has {sum(sizes)} parameters, and these are {tuple(theta_N.shape)}")
-    pieces = torch.split(theta_N, sizes)
-    return {name: piece.view(parameter.shape) for (name, parameter), piece in zip(parameters, pieces, strict=True)}
-
-
-def set_parameters(model: nn.Module, theta_N: Tensor) -> None:
-    """Copy `theta_N` into the model. Raises ValueError if N differs."""
-    pieces = unflatten(theta_N, model)
-    with torch.no_grad():
-        for name, parameter in named_parameters(model):
-            parameter.copy_(pieces[name])
 
 
 def initial_theta(run: RunConfig) -> Tensor:
@@ -95,13 +69,14 @@ def initial_theta(run: RunConfig) -> Tensor:
     """
     model = build_model(run.model)
     std = float(getattr(_transformers_config(run.model), "initializer_range", 0.02))
-    pieces = []
-    for index, (_, parameter) in enumerate(named_parameters(model)):
+    pieces = {}
+    # a parameter's noise depends on its name's place, whatever the fragments
+    for index, (name, parameter) in enumerate(sorted(model.named_parameters())):
         if parameter.dim() < 2 and _is_ones_or_zeros(parameter):
-            pieces.append(parameter.detach().reshape(-1))
+            pieces[name] = parameter.detach()
         else:
-            pieces.append(torch.from_numpy(_noise(stream(run.seed, index, parameter.numel()), std)))
-    return torch.cat(pieces)
+            pieces[name] = torch.from_numpy(_noise(stream(run.seed, index, parameter.numel()), std))
+    return Layout.of(model, run.fragments).join(pieces)
 
 
 def _is_ones_or_zeros(x: Tensor) -> bool:

@@ -12,7 +12,8 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from swarm.training.export import export_hf
-from swarm.training.model import build_model, initial_theta, set_parameters
+from swarm.training.layout import Layout
+from swarm.training.model import build_model, initial_theta
 from swarm.training.run_config import END_OF_TEXT, RunConfig
 from swarm_protocol.errors import ConfigError
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -44,7 +45,7 @@ def test_export_loaded_again_gives_equal_logits(
     assert (tmp_path / "model" / "model.safetensors.index.json").exists() == (num_shards > 1)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     built = build_model(run.model).eval()
-    set_parameters(built, theta_N)
+    Layout.of(built).set_parameters(built, theta_N)
     x_BT = torch.arange(64).view(2, 32)
     assert torch.equal(loaded(input_ids=x_BT).logits, built(input_ids=x_BT).logits)
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 from swarm.training.data import ByteCorpus
 from swarm.training.inner import InnerLoop
-from swarm.training.model import build_model, initial_theta, unflatten
+from swarm.training.layout import Layout
+from swarm.training.model import build_model, initial_theta
 from swarm.training.run_config import InnerConfig, RunConfig
 from swarm_protocol.errors import RoundError
 
@@ -138,7 +139,7 @@ def test_train_decays_matrices_and_not_norms(
     for weight_decay in (0.0, 1.0):
         loop = _loop(tiny_run, tiny_corpus, theta_N, replace(tiny_run.inner, weight_decay=weight_decay))
         loop.train(range(2), 1)
-        pieces.append(unflatten(loop.flat(), build_model(tiny_run.model)))
+        pieces.append(Layout.of(build_model(tiny_run.model)).unflatten(loop.flat()))
     for name, plain in pieces[0].items():
         assert torch.equal(plain, pieces[1][name]) == (plain.dim() < 2), name
 

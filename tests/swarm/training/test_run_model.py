@@ -8,15 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from swarm.training.model import (
-    build_model,
-    check_model,
-    flatten,
-    initial_theta,
-    named_parameters,
-    set_parameters,
-    unflatten,
-)
+from swarm.training.layout import Layout
+from swarm.training.model import build_model, check_model, initial_theta
 from swarm.training.run_config import DataConfig, RunConfig
 from swarm_protocol.errors import ConfigError
 
@@ -65,26 +58,17 @@ def test_check_model_that_is_no_language_model_is_refused(tiny_run: RunConfig) -
         check_model(replace(tiny_run, model={"model_type": "vit"}))
 
 
-def test_flat_order_is_that_of_the_names(tiny_run: RunConfig) -> None:
-    model = build_model(tiny_run.model)
-    names = [name for name, _ in named_parameters(model)]
-    assert names == sorted(names)
-    assert "lm_head.weight" not in names
-    theta_N = torch.arange(check_model(tiny_run), dtype=torch.float32)
-    set_parameters(model, theta_N)
-    assert torch.equal(flatten(model), theta_N)
-    pieces = unflatten(theta_N, model)
-    assert list(pieces) == names
-    assert torch.equal(torch.cat([piece.flatten() for piece in pieces.values()]), theta_N)
+def test_check_model_more_fragments_than_layers_is_refused(tiny_run: RunConfig) -> None:
+    assert check_model(replace(tiny_run, fragments=2)) == check_model(tiny_run)
+    with pytest.raises(ConfigError, match="fragments = 3: the model has 2 layers: use at most 2"):
+        check_model(replace(tiny_run, fragments=3))
 
 
-def test_set_parameters_of_another_model_are_refused(tiny_run: RunConfig) -> None:
+def test_initial_theta_is_the_same_weights_in_any_number_of_fragments(tiny_run: RunConfig) -> None:
     model = build_model(tiny_run.model)
-    before_N = flatten(model)
-    for num_values in (0, before_N.numel() - 1, before_N.numel() + 1):
-        with pytest.raises(ValueError, match="the model has"):
-            set_parameters(model, torch.zeros(num_values))
-    assert torch.equal(flatten(model), before_N)
+    one = Layout.of(model).unflatten(initial_theta(tiny_run))
+    two = Layout.of(model, 2).unflatten(initial_theta(replace(tiny_run, fragments=2)))
+    assert all(torch.equal(one[name], two[name]) for name in one)
 
 
 def test_initial_theta_gives_the_bits_that_every_machine_gives(tiny_run: RunConfig) -> None:
@@ -97,7 +81,7 @@ def test_initial_theta_gives_the_bits_that_every_machine_gives(tiny_run: RunConf
 
 def test_initial_theta_is_noise_of_the_configured_size_and_ones() -> None:
     run = RunConfig(name="run")
-    pieces = unflatten(initial_theta(run), build_model(run.model))
+    pieces = Layout.of(build_model(run.model)).unflatten(initial_theta(run))
     for name, piece in pieces.items():
         if piece.dim() < 2:
             assert bool((piece == 1.0).all()), name
@@ -126,7 +110,7 @@ def test_initial_theta_is_noise_of_the_configured_size_and_ones() -> None:
 def test_initial_theta_other_architectures_start_near_a_uniform_guess(model: dict[str, Any]) -> None:
     run = RunConfig(name="run", model=model, data=DataConfig(window_tokens=16))
     built = build_model(run.model).eval()
-    set_parameters(built, initial_theta(run))
+    Layout.of(built).set_parameters(built, initial_theta(run))
     with torch.no_grad():
         logits = built(input_ids=torch.arange(16)[None]).logits
     assert logits.shape == (1, 16, model["vocab_size"])

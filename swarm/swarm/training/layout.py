@@ -1,0 +1,109 @@
+"""Where each parameter of a model lies in the flat vector that replicas share, and which slice is which fragment.
+
+Pure: equal for equal names and shapes, on every machine. Works on modules without memory (device "meta") too.
+
+Shapes: N values of the flat parameter vector, which holds all parameters, tied ones once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from swarm_protocol.errors import ConfigError
+from torch import Tensor, nn
+
+_LAYER = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
+
+
+def fragment_of(step: int, fragments: int) -> int:
+    """The fragment that outer step `step`, from 1 on, moves."""
+    return (step - 1) % fragments
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """`names` and `shapes` of the parameters in their order: fragment by fragment, within one by name. Made by `of`.
+
+    Fragment p is the values from `bounds[p]` to `bounds[p + 1]`. Fragments take the layers in turn (Streaming DiLoCo's
+    strided pattern, arXiv 2501.18512, section 2.2); what belongs to no layer, such as the embeddings, evens out their
+    sizes, which the paper leaves open. One fragment: the order is that of the names.
+    """
+
+    names: tuple[str, ...]
+    shapes: tuple[torch.Size, ...]
+    bounds: tuple[int, ...]
+
+    @classmethod
+    def of(cls, model: nn.Module, fragments: int = 1) -> Layout:
+        """Raises ConfigError if the model has fewer layers than `fragments`."""
+        shapes = {name: parameter.shape for name, parameter in sorted(model.named_parameters())}
+        members = _fragments({name: shape.numel() for name, shape in shapes.items()}, fragments)
+        sizes = (sum(shapes[name].numel() for name in each) for each in members)
+        names = tuple(itertools.chain.from_iterable(members))
+        return cls(
+            names=names,
+            shapes=tuple(shapes[name] for name in names),
+            bounds=(0, *itertools.accumulate(sizes)),
+        )
+
+    @property
+    def num_values(self) -> int:
+        return self.bounds[-1]
+
+    @property
+    def fragments(self) -> int:
+        return len(self.bounds) - 1
+
+    def slice(self, fragment: int) -> slice:
+        """That fragment's place in the flat vector."""
+        return slice(self.bounds[fragment], self.bounds[fragment + 1])
+
+    def parameters(self, model: nn.Module) -> list[nn.Parameter]:
+        """Those of `model`, in this order."""
+        by_name = dict(model.named_parameters())
+        return [by_name[name] for name in self.names]
+
+    def flatten(self, model: nn.Module) -> Tensor:
+        """fp32 CPU [N]: a copy of the parameters."""
+        return torch.cat([each.detach().reshape(-1).float().cpu() for each in self.parameters(model)])
+
+    def join(self, pieces: Mapping[str, Tensor]) -> Tensor:
+        """[N]: `pieces`, one for each name, of any shape."""
+        return torch.cat([pieces[name].reshape(-1) for name in self.names])
+
+    def unflatten(self, theta_N: Tensor) -> dict[str, Tensor]:
+        """Views of the pieces of `theta_N`, shaped, by the names of the parameters. Raises ValueError if N differs."""
+        if theta_N.shape != (self.num_values,):
+            raise ValueError(f"the model has {self.num_values} parameters, and these are {tuple(theta_N.shape)}")
+        pieces = torch.split(theta_N, [shape.numel() for shape in self.shapes])
+        return {name: piece.view(shape) for name, shape, piece in zip(self.names, self.shapes, pieces, strict=True)}
+
+    def set_parameters(self, model: nn.Module, theta_N: Tensor) -> None:
+        """Copy `theta_N` into the model. Raises ValueError if N differs."""
+        pieces = self.unflatten(theta_N)
+        with torch.no_grad():
+            for parameter, piece in zip(self.parameters(model), pieces.values(), strict=True):
+                parameter.copy_(piece)
+
+
+def _fragments(sizes: Mapping[str, int], fragments: int) -> list[list[str]]:
+    """The names of each fragment's parameters, sorted."""
+    layer_of = {name: int(match[1]) for name in sizes if (match := _LAYER.search(name))}
+    # a module of its author's own need not number its layers without gaps
+    turn = {layer: index % fragments for index, layer in enumerate(sorted(set(layer_of.values())))}
+    if fragments > max(1, len(turn)):
+        raise ConfigError(
+            f"fragments = {fragments}: the model has {len(turn)} layers", remedy=f"use at most {max(1, len(turn))}"
+        )
+    members: list[list[str]] = [[] for _ in range(fragments)]
+    totals = [0] * fragments
+    rest = sorted(sizes.keys() - layer_of.keys(), key=lambda name: (-sizes[name], name))
+    for name in [*layer_of, *rest]:
+        into = turn[layer_of[name]] if name in layer_of else totals.index(min(totals))
+        members[into].append(name)
+        totals[into] += sizes[name]
+    return [sorted(each) for each in members]

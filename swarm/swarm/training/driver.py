@@ -266,5 +266,7 @@ class RoundDriver:
             self._background.create_task(self._send_vote(peer, data), name=f"vote to {peer[-6:]}")
 
     async def _send_vote(self, peer: str, data: bytes) -> None:
-        if (event := await send_vote(self._seat, peer, data)) is not None:
+        event = await send_vote(self._seat, peer, data)
+        await self._seat.faults.reached("round.voted")
+        if event is not None:
             self.feed(event)

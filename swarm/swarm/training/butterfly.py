@@ -21,61 +21,34 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any, TypeVar
 
-import torch
-from swarm_compression import Codec, CodecError
+from swarm_compression import CodecError
+from swarm_compression.codec import Data
 from swarm_protocol.errors import PeerError, PeerRefused, PeerUnreachable, PeerViolation, RoundError, SwarmError
-from swarm_protocol.training_messages import Group
 from torch import Tensor
 
 from swarm.network.interface import EndOfStream, Network, Stream
 from swarm.network.phases import FaultHook, no_faults
 from swarm.training.part_owner import PartOwner, Scheme
+from swarm.training.parts import num_values, part_frames
 from swarm.training.round_events import Signed
 from swarm.trust.aggregation.aggregator import Report
 
 logger = logging.getLogger(__name__)
-
-FRAME_VALUES = 1 << 18
-"""Values in one message: 1 MiB of fp32, a quarter of that in int8."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Reduction:
-    """`parts` are the encoded results, `mean_N` their decoded values."""
+    """`parts` are the encoded results: what all members must have alike."""
 
-    mean_N: Tensor
-    parts: tuple[bytes, ...]
+    parts: tuple[Data, ...]
 
     @property
     def digests(self) -> tuple[bytes, ...]:
         return tuple(hashlib.sha256(part).digest() for part in self.parts)
-
-
-def part_frames(group: Group, index: int) -> list[slice]:
-    """The frames of part `index`, as slices of the whole vector."""
-    stop = list(accumulate(group.part_values))[index]
-    start = stop - group.part_values[index]
-    return [slice(at, min(at + FRAME_VALUES, stop)) for at in range(start, stop, FRAME_VALUES)]
-
-
-def num_values(frame: slice) -> int:
-    return int(frame.stop - frame.start)
-
-
-def decode_part(codec: Codec, data: bytes, frames: list[slice], into_N: Tensor) -> None:
-    """Decode a part's result into its place. Raises CodecError."""
-    view, position = memoryview(data), 0
-    for frame in frames:
-        size = codec.encoded_bytes(num_values(frame))
-        into_N[frame] = codec.decode(view[position : position + size], num_values(frame))
-        position += size
-    if position != len(data):
-        raise CodecError(f"a part has {len(data)} bytes instead of {position}")
 
 
 class Butterfly:
@@ -112,8 +85,7 @@ class Butterfly:
         self._attending: set[str] = set()
         self._gone: set[str] = set()
         self._results: list[asyncio.Future[bytes]] = []
-        self._parts: list[list[bytes]] = [[] for _ in signed.group.members]
-        self._mean_N = torch.zeros(sum(signed.group.part_values))
+        self._parts = [bytearray() for _ in signed.group.members]
         self._failed = False
         self._closed = asyncio.Event()
         self.bytes_sent = 0
@@ -148,7 +120,7 @@ class Butterfly:
                 stream.cancel()
             for result in self._results:
                 result.cancel()
-        return Reduction(mean_N=self._mean_N, parts=tuple(b"".join(frames) for frames in self._parts))
+        return Reduction(parts=tuple(self._parts))
 
     async def attend(self, peer: str, stream: Stream) -> None:
         """Take `peer`'s stream for this member's own part, and keep it until the reduction has ended."""
@@ -193,10 +165,12 @@ class Butterfly:
         await self._off_loop(self._owner.decide)
         for frame, result in zip(frames, self._results, strict=True):
             encoded = surveyed.popleft() if surveyed else await self._slices(frame)
-            data, self._mean_N[frame] = await self._off_loop(self._owner.reduce, encoded, num_values(frame))
+            if frame is frames[0]:
+                await self._faults.reached("round.reducing")
+            data = await self._off_loop(self._owner.reduce, encoded, num_values(frame))
             if frame is frames[0]:
                 await self._faults.reached("round.reduced")
-            self._parts[self._me].append(data)
+            self._parts[self._me] += data
             result.set_result(data)
 
     async def _slices(self, frame: slice) -> list[bytes]:
@@ -282,14 +256,15 @@ class Butterfly:
         for frame in frames:
             try:
                 data = await stream.receive()
-                self._mean_N[frame] = await self._off_loop(self._codec.decode, data, num_values(frame))
+                # nobody but its sender is to blame for bytes that cannot be decoded
+                await self._off_loop(self._codec.decode, data, num_values(frame))
             except EndOfStream:
                 raise PeerViolation("it sent too little of its result", peer_id=owner) from None
             except SwarmError as error:
                 raise _not_of_others(error, owner) from error
             except CodecError as error:
                 raise PeerViolation(f"it sent a bad result: {error}", peer_id=owner) from error
-            self._parts[index].append(data)
+            self._parts[index] += data
 
 
 def _not_of_others(error: SwarmError, peer: str) -> SwarmError:

@@ -60,18 +60,17 @@ class PartOwner:
             peer, kept = self.contributors[index].peer_id, self.report.kept[index]
             logger.info("%s keeps %.0f%% of its pull in this member's part", peer[-6:], 100 * kept)
 
-    def reduce(self, encoded: Sequence[bytes], num_values: int) -> tuple[bytes, Tensor]:
-        """The frame's encoded result, and its decoded values [F]. Raises PeerViolation as `survey` does, and RoundError
-        if the result cannot be encoded."""
+    def reduce(self, encoded: Sequence[bytes], num_values: int) -> bytes:
+        """The frame's encoded result. Raises PeerViolation as `survey` does, and RoundError if the result cannot be
+        encoded."""
         if self._aggregation.is_sum:
             result_F = self._sum(encoded, num_values)
         else:
             result_F = torch.from_numpy(self._aggregation.combine(self._rows(encoded, num_values)))
         try:
-            data = self._codec.encode(result_F)
+            return self._codec.encode(result_F)
         except CodecError as error:
             raise RoundError(f"the result cannot be encoded: {error}") from error
-        return data, self._codec.decode(data, num_values)
 
     def _sum(self, encoded: Sequence[bytes], num_values: int) -> Tensor:
         """The bits of `Aggregation.combine`, without a decoded frame in between."""

@@ -9,14 +9,13 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import torch
-from swarm_compression import Codec, CodecError
-from swarm_protocol.errors import IntegrityError, PeerError, PeerViolation, RoundError, SwarmError
+from swarm_compression.codec import Data
+from swarm_protocol.errors import PeerError, PeerViolation, RoundError, SwarmError
 from swarm_protocol.training_messages import Group, Outcome
 from torch import Tensor
 
 from swarm.network.interface import Stream
-from swarm.training.butterfly import Butterfly, decode_part, part_frames
+from swarm.training.butterfly import Butterfly
 from swarm.training.coordinator import short
 from swarm.training.part_owner import Scheme
 from swarm.training.round_events import Event, Reduced, ReduceFailed, Signed
@@ -49,7 +48,7 @@ class Reductions:
         """Take part. Ends with Reduced; after ReduceFailed it goes on until cancelled (see `butterfly`)."""
         group = signed.group
         if not group.part_values:
-            await self._propose(group.attempt, signed.digest, group, (), None)
+            await self._propose(group.attempt, signed.digest, group, ())
             return
         butterfly = Butterfly(
             self._seat.network,
@@ -67,7 +66,7 @@ class Reductions:
         finally:
             self.bytes_sent += butterfly.bytes_sent
             self._places.pop(signed.digest, None)
-        await self._propose(group.attempt, signed.digest, group, reduction.parts, reduction.mean_N)
+        await self._propose(group.attempt, signed.digest, group, reduction.parts)
 
     async def recover(self, signed: Signed, outcome: Outcome, holders: Sequence[str]) -> None:
         """Get the parts of `outcome`. Ends with Reduced or ReduceFailed."""
@@ -78,10 +77,7 @@ class Reductions:
         try:
             origin = seat.notary.read_group(signed.group.origin or signed.data, seat.network.now()).group
             parts = await seat.fetcher.parts(origin, outcome, holders, seat.codec)
-            mean_N = await asyncio.get_running_loop().run_in_executor(
-                seat.executor, decode_parts, seat.codec, origin, parts
-            )
-            await self._propose(attempt, outcome.origin_digest, origin, parts, mean_N)
+            await self._propose(attempt, outcome.origin_digest, origin, parts)
         except SwarmError as error:
             self._feed(failure(attempt, error))
 
@@ -113,29 +109,14 @@ class Reductions:
             self._places[digest] = _Place()
         return self._places[digest]
 
-    async def _propose(
-        self, attempt: int, digest: bytes, origin: Group, parts: tuple[bytes, ...], mean_N: Tensor | None
-    ) -> None:
+    async def _propose(self, attempt: int, digest: bytes, origin: Group, parts: tuple[Data, ...]) -> None:
         try:
-            outcome = await self._seat.replica.propose(self._seat.executor, digest, origin, parts, mean_N)
+            outcome = await self._seat.replica.propose(self._seat.executor, digest, origin, parts)
         except SwarmError as error:
             self._feed(failure(attempt, error))
         else:
             await self._seat.faults.reached("round.proposed")
             self._feed(Reduced(attempt=attempt, outcome=outcome))
-
-
-def decode_parts(codec: Codec, origin: Group, parts: tuple[bytes, ...]) -> Tensor | None:
-    """The mean [N] that `parts` encode; None for a group that reduced nothing. Blocks. Raises IntegrityError."""
-    if not parts:
-        return None
-    mean_N = torch.empty(sum(origin.part_values))
-    try:
-        for index, part in enumerate(parts):
-            decode_part(codec, part, part_frames(origin, index), mean_N)
-    except CodecError as error:
-        raise IntegrityError(f"a part that was voted for cannot be decoded: {error}") from error
-    return mean_N
 
 
 def failure(attempt: int, error: SwarmError) -> ReduceFailed:

@@ -10,18 +10,23 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 
+from swarm_compression import get_codec
+from swarm_compression.codec import Data
 from swarm_protocol.errors import RoundError
 from swarm_protocol.training_messages import Group, Outcome, Standing
-from torch import Tensor
 
 from swarm.training.certificate import Proof
 from swarm.training.history import History
-from swarm.training.lease import Lease, advance, leases
+from swarm.training.lane import admitted, committed, lease_of
+from swarm.training.layout import fragment_of
+from swarm.training.lease import Lease
 from swarm.training.manifest import Manifest
 from swarm.training.outer import apply_outer_step
+from swarm.training.parts import decoded_frames
 from swarm.training.run_config import RunConfig
 from swarm.training.state import ReplicaState
 
@@ -49,17 +54,23 @@ class Held:
 
 
 class Replica:
-    """`proof` is what committed `current`; None for a run's initial state, and for one from a checkpoint."""
+    """`proof` is what committed `current`; None for a run's initial state, and for one from a checkpoint.
 
-    def __init__(self, config: RunConfig, current: Held, proof: Proof | None = None) -> None:
+    `fragments` are the slices of the flat vector that the outer steps move in turn; none: they all move all of it.
+    """
+
+    def __init__(
+        self, config: RunConfig, current: Held, proof: Proof | None = None, fragments: Sequence[slice] = ()
+    ) -> None:
         self.config = config
+        self._fragments = tuple(fragments) or (slice(0, current.manifest.num_values),)
         self.current = current
         self.digest = current.digest
         self.proof = proof
         self.history = History(config.min_group, (proof,) if proof else ())
         self._former: dict[bytes, Held] = {}
         self._proposals: dict[Outcome, Held] = {}
-        self._parts: dict[bytes, tuple[bytes, ...]] = {}
+        self._parts: dict[bytes, tuple[Data, ...]] = {}
         self._computing = asyncio.Lock()
 
     @property
@@ -84,18 +95,23 @@ class Replica:
         certificate = self.proof.certificate if self.proof else b""
         return Standing(outer_step=self.outer_step, state_digest=self.digest, certificate=certificate)
 
-    def lease(self, peer: str) -> Lease:
-        state = self.current.state
-        return leases(state.cursor, state.roster, self.config.samples_per_interval).get(peer, ())
+    def fragment(self, step: int) -> slice:
+        """What of the flat vector outer step `step` moves."""
+        return self._fragments[fragment_of(step, len(self._fragments))]
+
+    def lease(self, peer: str, step: int) -> Lease:
+        """What `peer` may use in interval `step`, which is the next one, or with overlap also the one after it."""
+        return lease_of(self.current.state.lanes, step, peer, self.config.samples_per_interval)
 
     async def propose(
-        self, executor: Executor, origin_digest: bytes, origin: Group, parts: tuple[bytes, ...], mean_N: Tensor | None
+        self, executor: Executor, origin_digest: bytes, origin: Group, parts: tuple[Data, ...]
     ) -> Outcome:
-        """What `origin`'s contributions, reduced to `parts`, make of the committed state. Raises RoundError."""
+        """What `origin`'s contributions, reduced to `parts`, make of the committed state. `parts` are not changed any
+        more. Raises RoundError, and IntegrityError for parts that cannot be decoded."""
         base = self.current
         await self._computing.acquire()
         try:
-            work = asyncio.get_running_loop().run_in_executor(executor, self._following, base, origin, parts, mean_N)
+            work = asyncio.get_running_loop().run_in_executor(executor, self._following, base, origin, parts)
         except BaseException:
             self._computing.release()
             raise
@@ -113,28 +129,31 @@ class Replica:
             del self._parts[next(iter(self._parts))]
         return outcome
 
-    def _following(
-        self, base: Held, origin: Group, parts: tuple[bytes, ...], mean_N: Tensor | None
-    ) -> tuple[Held, tuple[bytes, ...]]:
+    def _following(self, base: Held, origin: Group, parts: tuple[Data, ...]) -> tuple[Held, tuple[bytes, ...]]:
         """The state after `base`, and the digests of `parts`. Blocks."""
         digests = tuple(hashlib.sha256(part).digest() for part in parts)
-        if mean_N is not None:
-            return Held.of(self._stepped(base.state, origin, mean_N)), digests
+        if parts:
+            return Held.of(self._stepped(base.state, origin, parts)), digests
         # nobody has trained: the members are admitted, and nothing else changes
-        following = replace(base.state, roster=origin.roster)
-        return Held(state=following, manifest=replace(base.manifest, roster=origin.roster)), digests
+        lanes = admitted(base.state.lanes, origin.roster)
+        following = replace(base.state, roster=origin.roster, lanes=lanes)
+        return Held(state=following, manifest=replace(base.manifest, roster=origin.roster, lanes=lanes)), digests
 
-    def _stepped(self, state: ReplicaState, origin: Group, mean_N: Tensor) -> ReplicaState:
-        copy = state.copy()
-        apply_outer_step(copy.theta_N, copy.momentum_N, mean_N, self.config.outer)
+    def _stepped(self, state: ReplicaState, origin: Group, parts: tuple[Data, ...]) -> ReplicaState:
+        """Decodes frame by frame: the mean is nowhere as a whole."""
+        copy, step = state.copy(), state.outer_step + 1
+        fragment = self.fragment(step)
+        theta_F, momentum_F = copy.theta_N[fragment], copy.momentum_N[fragment]
+        for frame, delta_F in decoded_frames(origin, parts, get_codec(self.config.codec)):
+            apply_outer_step(theta_F[frame], momentum_F[frame], delta_F, self.config.outer)
         used = {member.peer_id: member.num_samples for member in origin.members if member.num_tokens}
-        cursor = advance(state.cursor, state.roster, self.config.samples_per_interval, used)
-        return replace(copy, outer_step=state.outer_step + 1, cursor=cursor, roster=origin.roster)
+        lanes = committed(state.lanes, step, origin.roster, self.config.samples_per_interval, used)
+        return replace(copy, outer_step=step, lanes=lanes, roster=origin.roster)
 
     def proposal(self, outcome: Outcome) -> Held | None:
         return self._proposals.get(outcome)
 
-    def parts_of(self, origin_digest: bytes) -> tuple[bytes, ...]:
+    def parts_of(self, origin_digest: bytes) -> tuple[Data, ...]:
         """The encoded result of that group's reduction; nothing if it is not here."""
         return self._parts.get(origin_digest, ())
 

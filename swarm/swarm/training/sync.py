@@ -17,7 +17,6 @@ from swarm_protocol.training_messages import Standing, StandingRequest
 
 from swarm.network.membership import Membership
 from swarm.training.certificate import Proof
-from swarm.training.reduction import decode_parts
 from swarm.training.replica import Held
 from swarm.training.seat import CALL_TIMEOUT_S, Seat, follows
 from swarm.training.state import ReplicaState
@@ -119,10 +118,8 @@ async def _obtain(seat: Seat, proof: Proof, records: Mapping[str, TrainerRecord]
 async def _rebuild(seat: Seat, proof: Proof, holders: list[str]) -> Held:
     """Apply the certified parts to this member's state, which they start from."""
     outcome = proof.outcome
-    loop = asyncio.get_running_loop()
     parts = await seat.fetcher.parts(proof.origin, outcome, holders, seat.codec)
-    mean_N = await loop.run_in_executor(seat.executor, decode_parts, seat.codec, proof.origin, parts)
-    mine = await seat.replica.propose(seat.executor, outcome.origin_digest, proof.origin, parts, mean_N)
+    mine = await seat.replica.propose(seat.executor, outcome.origin_digest, proof.origin, parts)
     held = seat.replica.proposal(outcome)
     if held is None:
         raise SwarmError(f"they lead to {mine.state_digest.hex()[:12]} here")

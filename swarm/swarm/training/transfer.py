@@ -1,8 +1,7 @@
 """Hands out committed states and result parts by digest, and fetches them from whoever has them.
 
-A state comes chunk by chunk from all donors at once, each giving as much as it can; a donor that fails or lies is
-dropped, and costs one chunk's retry. Chunks that the fetcher's own state has already are not fetched. Nothing that came
-is believed before its digest has been checked. What is fetched is bounded by what the run's config says it must be.
+A state comes by `download`. Nothing that came is believed before its digest has been checked. What is fetched is
+bounded by what the run's config says it must be.
 """
 
 from __future__ import annotations
@@ -16,16 +15,18 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from swarm_compression import Codec
+from swarm_protocol import limits
 from swarm_protocol.errors import IntegrityError, PeerRefused, PeerTimeout, PeerViolation, RoundError, SwarmError
 from swarm_protocol.training_messages import Group, Outcome
 from swarm_protocol.transfer_messages import ChunkRequest, ManifestRequest, PartRequest
 
 from swarm.network.interface import EndOfStream, Network, Stream
-from swarm.training.butterfly import num_values, part_frames
-from swarm.training.manifest import Manifest
+from swarm.training.download import NO_STORE, ChunkStore, Download
+from swarm.training.manifest import CHUNK_BYTES, MAX_HEAD_BYTES, Manifest
 from swarm.training.methods import Methods
+from swarm.training.parts import part_bytes
 from swarm.training.replica import Held, Replica
-from swarm.training.state import Assembly, ReplicaState
+from swarm.training.state import ReplicaState
 
 T = TypeVar("T")
 
@@ -33,6 +34,8 @@ logger = logging.getLogger(__name__)
 
 PIECE_BYTES = 1 << 20
 """Parts travel in messages of this size."""
+LATE_S = 2.0
+"""For a manifest, after which another donor is asked as well: 250 KiB, of a state of 8 GiB, at 1 Mbit/s."""
 CALL_TIMEOUT_S = 30.0
 """A chunk of 1 MiB over a link that is hardly usable, 0.3 Mbit/s."""
 SLOWEST_BYTES_PER_S = PIECE_BYTES / CALL_TIMEOUT_S
@@ -88,88 +91,76 @@ class Fetched:
 
 
 class Fetcher:
-    """Fetches for one member of a run. `executor` hashes and parses whatever is large."""
+    """Fetches for one member of a run. `executor` hashes and parses whatever is large; `store` keeps what came of a state
+    over a restart."""
 
-    def __init__(self, network: Network, methods: Methods, executor: Executor) -> None:
+    def __init__(self, network: Network, methods: Methods, executor: Executor, store: ChunkStore = NO_STORE) -> None:
         self._network = network
         self._methods = methods
         self._executor = executor
+        self._store = store
 
-    async def state(self, digest: bytes, donors: Sequence[str], own: Held) -> Fetched:
-        """The state named `digest`. Raises RoundError if the donors together do not give all of it in time."""
-        manifest = await self._manifest(digest, donors, own.manifest.num_values)
+    async def state(self, digest: bytes, donors: Sequence[str], own: Sequence[Held]) -> Fetched:
+        """The state named `digest`; what is equal in `own` ones, of which there is at least one, is not fetched.
+
+        Raises RoundError if the donors together do not give all of it in time.
+        """
+        manifest = await self._manifest(digest, donors, own[0].manifest.num_values)
         limit_s = 2 * CALL_TIMEOUT_S + manifest.num_bytes / SLOWEST_STATE_BYTES_PER_S
+
+        async def ask(donor: str, index: int, timeout_s: float) -> bytes:
+            request = ChunkRequest(state_digest=digest, index=index).to_bytes()
+            return await self._network.call(donor, self._methods.chunk, request, timeout_s=timeout_s)
+
+        download = Download(manifest, ask, self._executor, self._store)
         try:
             async with asyncio.timeout(limit_s):
-                return await self._assembled(manifest, digest, donors, own)
+                state = await download.run(donors, [held.state for held in own])
         except TimeoutError:
             raise RoundError(f"the state did not come within {limit_s:.0f} s", missing=tuple(donors)) from None
-
-    async def _assembled(self, manifest: Manifest, digest: bytes, donors: Sequence[str], own: Held) -> Fetched:
-        assembly = Assembly(manifest)
-        await self._off_loop(assembly.reuse, own.state)
-        gave, failures = dict[str, int](), dict[str, str]()
-        # a donor that fails late leaves its chunk behind when the others have ended already
-        while assembly.missing and (able := [donor for donor in donors if donor not in failures]):
-            queue = sorted(assembly.missing, reverse=True)
-            async with asyncio.TaskGroup() as tasks:
-                for donor in able:
-                    tasks.create_task(self._pull(donor, digest, queue, assembly, gave, failures))
-        if assembly.missing:
-            reasons = "; ".join(f"{donor[-6:]}: {reason}" for donor, reason in failures.items())
-            raise RoundError(f"the state cannot be had: {reasons or 'nobody has it'}")
-        state = await self._off_loop(assembly.finish)
+        gave = download.gave
         return Fetched(state=state, manifest=manifest, donors=tuple(sorted(gave)), num_bytes=sum(gave.values()))
 
     async def _manifest(self, digest: bytes, donors: Sequence[str], num_values: int) -> Manifest:
-        failures = []
-        for donor in donors:
-            try:
-                data = await self._network.call(
-                    donor,
-                    self._methods.manifest,
-                    ManifestRequest(state_digest=digest).to_bytes(),
-                    timeout_s=CALL_TIMEOUT_S,
-                )
-                is_small = len(data) <= SMALL_BYTES
-                manifest = _named(data, digest) if is_small else await self._off_loop(_named, data, digest)
-                if manifest.num_values != num_values:
-                    raise PeerViolation("its state is of another size than the run's", peer_id=donor)
-            except SwarmError as error:
-                failures.append(f"{donor[-6:]}: {error.message}")
-            else:
-                return manifest
-        raise RoundError(f"no manifest of the state can be had: {'; '.join(failures) or 'there are no donors'}")
+        """From the first donor that answers as it should. The next one is asked when those before have failed or are
+        late, so that nobody who is silent holds up the others."""
+        failures: dict[str, str] = {}
+        asking: set[asyncio.Task[Manifest | None]] = set()
+        async with asyncio.TaskGroup() as tasks:
+            waiting = list(reversed(donors))
+            while waiting or asking:
+                if waiting:
+                    donor = waiting.pop()
+                    asking.add(tasks.create_task(self._manifest_of(donor, digest, num_values, failures)))
+                late_s = LATE_S if waiting else None
+                ended, asking = await asyncio.wait(asking, timeout=late_s, return_when=asyncio.FIRST_COMPLETED)
+                if found := [manifest for task in ended if (manifest := task.result()) is not None]:
+                    for task in asking:
+                        task.cancel()
+                    return found[0]
+        reasons = "; ".join(f"{donor[-6:]}: {reason}" for donor, reason in failures.items())
+        raise RoundError(f"no manifest of the state can be had: {reasons or 'there are no donors'}")
 
-    async def _pull(
-        self,
-        donor: str,
-        digest: bytes,
-        queue: list[int],
-        assembly: Assembly,
-        gave: dict[str, int],
-        failures: dict[str, str],
-    ) -> None:
-        """Take chunks off the queue's end for as long as the donor delivers."""
-        while queue:
-            index = queue.pop()
-            try:
-                data = await self._network.call(
-                    donor,
-                    self._methods.chunk,
-                    ChunkRequest(state_digest=digest, index=index).to_bytes(),
-                    timeout_s=CALL_TIMEOUT_S,
-                )
-                await self._off_loop(assembly.put, index, data)
-            except SwarmError as error:
-                failures[donor] = error.message
-                logger.warning("dropped %s as a donor: %s", donor[-6:], error)
-                return
-            gave[donor] = gave.get(donor, 0) + len(data)
+    async def _manifest_of(
+        self, donor: str, digest: bytes, num_values: int, failures: dict[str, str]
+    ) -> Manifest | None:
+        request = ManifestRequest(state_digest=digest).to_bytes()
+        try:
+            data = await self._network.call(donor, self._methods.manifest, request, timeout_s=CALL_TIMEOUT_S)
+            if len(data) > (most := _max_manifest_bytes(num_values)):
+                raise PeerViolation(f"its manifest has {len(data)} bytes, more than {most}", peer_id=donor)
+            is_small = len(data) <= SMALL_BYTES
+            manifest = _named(data, digest) if is_small else await self._off_loop(_named, data, digest)
+            if manifest.num_values != num_values:
+                raise PeerViolation("its state is of another size than the run's", peer_id=donor)
+        except SwarmError as error:
+            failures[donor] = error.message
+            return None
+        return manifest
 
     async def parts(self, origin: Group, outcome: Outcome, holders: Sequence[str], codec: Codec) -> tuple[bytes, ...]:
         """The result parts of `outcome`, which is of the group `origin`. Raises RoundError if one cannot be had."""
-        sizes = [_part_bytes(origin, index, codec) for index in range(len(outcome.part_digests))]
+        sizes = [part_bytes(origin, index, codec) for index in range(len(outcome.part_digests))]
         limit_s = MAX_HOLDERS_TRIED * (CALL_TIMEOUT_S + max(sizes, default=0) / SLOWEST_BYTES_PER_S)
         try:
             async with asyncio.timeout(limit_s), asyncio.TaskGroup() as tasks:
@@ -229,5 +220,5 @@ def _named(data: bytes, digest: bytes) -> Manifest:
     return Manifest.from_bytes(data)
 
 
-def _part_bytes(origin: Group, index: int, codec: Codec) -> int:
-    return sum(codec.encoded_bytes(num_values(frame)) for frame in part_frames(origin, index))
+def _max_manifest_bytes(num_values: int) -> int:
+    return 4 + MAX_HEAD_BYTES + -(-8 * num_values // CHUNK_BYTES) * limits.DIGEST_BYTES

@@ -14,10 +14,11 @@ from swarm.network.interface import Stream
 from swarm.network.memory import MemoryInternet, MemoryNetwork
 from swarm.network.memory_link import Link
 from swarm.testing import virtual_time
-from swarm.training import butterfly as module
-from swarm.training.butterfly import Butterfly, Reduction, decode_part, part_frames
+from swarm.training import parts as module
+from swarm.training.butterfly import Butterfly, Reduction
 from swarm.training.coordinator import part_values
 from swarm.training.part_owner import Scheme
+from swarm.training.parts import decoded_frames, part_frames
 from swarm.training.round_events import Signed
 from swarm.trust.aggregation.aggregation import aggregate
 from swarm.trust.aggregation.registry import aggregator_names, get_aggregator
@@ -93,6 +94,12 @@ class Ring:
             running = [tasks.create_task(each.run()) for each in self.butterflies]
         return [task.result() for task in running]
 
+    def mean_of(self, reduction: Reduction) -> Tensor:
+        mean_N = torch.full_like(self.vectors[0], math.nan)
+        for frame, mean_F in decoded_frames(self.signed.group, reduction.parts, self.codec):
+            mean_N[frame] = mean_F
+        return mean_N
+
     async def run_until_failed(self, members: set[int], codecs: dict[int, Codec] | None = None) -> None:
         """Until all of `members` have reported a failure."""
         running = asyncio.create_task(self.run(codecs))
@@ -126,9 +133,8 @@ def test_run_gives_all_members_the_same_bits_near_the_weighted_mean(tokens: list
         reductions = await ring.run()
         mean_N = sum(x_N.double() * count for x_N, count in zip(ring.vectors, tokens, strict=True)) / sum(tokens)
         for each in reductions:
-            assert torch.equal(each.mean_N, reductions[0].mean_N)
             assert each.parts == reductions[0].parts
-        error = (reductions[0].mean_N.double() - mean_N).norm() / mean_N.norm()
+        error = (ring.mean_of(reductions[0]).double() - mean_N).norm() / mean_N.norm()
         assert error < (1e-6 if codec == "fp32" else 0.02)
         assert not ring.failures
 
@@ -177,7 +183,7 @@ def test_run_with_any_aggregator_gives_all_members_what_it_makes_of_the_slices(
             frames = part_frames(ring.signed.group, index)
             rows = [[sent(ring.vectors[member][frame]).numpy() for member in range(6)] for frame in frames]
             expected_N, report = aggregate(ring.aggregator, partial(iter, rows), tokens)
-            got_N = reductions[0].mean_N[frames[0].start : frames[-1].stop]
+            got_N = ring.mean_of(reductions[0])[frames[0].start : frames[-1].stop]
             assert torch.equal(got_N, sent(torch.from_numpy(expected_N)))
             counted = [kept for kept, count in zip(report.kept, tokens, strict=False) if count]
             assert list(ring.butterflies[index].report.kept) == counted
@@ -219,7 +225,7 @@ def test_run_in_several_frames_equals_run_in_one(monkeypatch: pytest.MonkeyPatch
     whole: list[Tensor] = []
 
     async def case(ring: Ring) -> None:
-        whole.append((await ring.run())[0].mean_N)
+        whole.append(ring.mean_of((await ring.run())[0]))
 
     in_ring([2, 1], case, num_values=5000)
     monkeypatch.setattr(module, "FRAME_VALUES", 512)
@@ -229,7 +235,7 @@ def test_run_in_several_frames_equals_run_in_one(monkeypatch: pytest.MonkeyPatch
 
 def test_run_with_fewer_blocks_than_members_ends() -> None:
     async def case(ring: Ring) -> None:
-        assert len((await ring.run())[0].mean_N) == 300
+        assert ring.mean_of((await ring.run())[0]).isfinite().all()
 
     in_ring([1] * 5, case, num_values=300)
 
@@ -381,16 +387,3 @@ def test_run_with_a_member_that_dies_fails_as_unreachable_by_its_name() -> None:
         await asyncio.wait({running})
 
     in_ring([1, 1, 1], case)
-
-
-def test_decode_part_of_every_part_gives_the_mean() -> None:
-    async def case(ring: Ring) -> None:
-        reduction = (await ring.run())[0]
-        again_N = torch.empty(3000)
-        for index, part in enumerate(reduction.parts):
-            decode_part(ring.codec, part, part_frames(ring.signed.group, index), again_N)
-        assert torch.equal(again_N, reduction.mean_N)
-        with pytest.raises(ValueError, match="instead of"):
-            decode_part(ring.codec, reduction.parts[0] + b"x", part_frames(ring.signed.group, 0), again_N)
-
-    in_ring([1, 2, 3], case)

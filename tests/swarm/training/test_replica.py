@@ -13,10 +13,10 @@ import torch
 from swarm.training import replica as module
 from swarm.training.replica import Held, Replica
 from swarm.training.state import ReplicaState
+from swarm_compression import get_codec
 from swarm_protocol.errors import RoundError
 from swarm_protocol.identity import Identity
 from swarm_protocol.training_messages import Contribution, Group, Outcome
-from torch import Tensor
 from training_swarm import config
 
 PEER = Identity(bytes(32)).peer_id
@@ -66,8 +66,12 @@ def make_replica() -> Replica:
 
 
 def propose(replica: Replica, executor: ThreadPoolExecutor, name: bytes) -> asyncio.Task[Outcome]:
-    mean_N: Tensor = torch.ones(10)
-    return asyncio.create_task(replica.propose(executor, name * 32, GROUP, (name,), mean_N))
+    return asyncio.create_task(replica.propose(executor, name * 32, GROUP, (part(name),)))
+
+
+def part(name: bytes) -> bytes:
+    """One for each name."""
+    return get_codec("int8").encode(torch.full((10,), float(name[0])))
 
 
 def test_propose_whose_caller_is_cancelled_keeps_nothing_and_the_next_waits_for_its_thread(
@@ -85,7 +89,7 @@ def test_propose_whose_caller_is_cancelled_keeps_nothing_and_the_next_waits_for_
         outcome = await following
         assert slow.most_running == 1
         assert replica.proposal(outcome) is not None
-        assert replica.parts_of(b"b" * 32) == (b"b",)
+        assert replica.parts_of(b"b" * 32) == (part(b"b"),)
         assert replica.parts_of(b"a" * 32) == ()
         assert len(replica._proposals) == 1
 

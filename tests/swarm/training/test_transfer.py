@@ -87,7 +87,7 @@ def in_world(
 
 def test_state_comes_from_all_donors_at_once_and_has_the_asked_digest() -> None:
     async def case(world: World) -> None:
-        fetched = await world.fetcher.state(world.new.digest, world.peers, world.old)
+        fetched = await world.fetcher.state(world.new.digest, world.peers, [world.old])
         assert fetched.state.manifest().digest() == world.new.digest
         # momentum is zero in both states, so half of the chunks are here already
         assert fetched.num_bytes == 4 * NUM_VALUES
@@ -101,7 +101,7 @@ def test_state_repairs_only_the_chunks_that_differ() -> None:
         theta_N = world.new.state.theta_N.clone()
         theta_N[5] += 1
         diverged = Held.of(replace(world.new.state, theta_N=theta_N))
-        fetched = await world.fetcher.state(world.new.digest, world.peers, diverged)
+        fetched = await world.fetcher.state(world.new.digest, world.peers, [diverged])
         assert fetched.num_bytes == 1 << 20
         assert torch.equal(fetched.state.theta_N, world.new.state.theta_N)
 
@@ -110,7 +110,7 @@ def test_state_repairs_only_the_chunks_that_differ() -> None:
 
 def test_state_drops_a_lying_donor_after_one_chunk() -> None:
     async def case(world: World) -> None:
-        fetched = await world.fetcher.state(world.new.digest, world.peers, world.old)
+        fetched = await world.fetcher.state(world.new.digest, world.peers, [world.old])
         assert fetched.state.manifest().digest() == world.new.digest
         assert world.peers[0] not in fetched.donors
         assert world.num_chunks_given[0] == 1
@@ -120,7 +120,7 @@ def test_state_drops_a_lying_donor_after_one_chunk() -> None:
 
 def test_state_survives_a_donor_that_dies() -> None:
     async def case(world: World) -> None:
-        fetching = asyncio.create_task(world.fetcher.state(world.new.digest, world.peers, world.old))
+        fetching = asyncio.create_task(world.fetcher.state(world.new.digest, world.peers, [world.old]))
         await asyncio.sleep(0)
         world.internet.crash(world.peers[1])
         fetched = await fetching
@@ -132,7 +132,7 @@ def test_state_survives_a_donor_that_dies() -> None:
 def test_state_that_only_liars_have_is_an_error_that_names_each() -> None:
     async def case(world: World) -> None:
         with pytest.raises(RoundError, match=world.peers[0][-6:]):
-            await world.fetcher.state(world.new.digest, world.peers, world.old)
+            await world.fetcher.state(world.new.digest, world.peers, [world.old])
 
     in_world(case, num_donors=2, lies={0: lambda data: data + b"x", 1: lambda _: b""})
 
@@ -140,9 +140,9 @@ def test_state_that_only_liars_have_is_an_error_that_names_each() -> None:
 def test_state_that_nobody_has_is_an_error_in_words() -> None:
     async def case(world: World) -> None:
         with pytest.raises(RoundError, match="not here any more"):
-            await world.fetcher.state(bytes(32), world.peers, world.old)
+            await world.fetcher.state(bytes(32), world.peers, [world.old])
         with pytest.raises(RoundError, match="no donors"):
-            await world.fetcher.state(world.new.digest, [], world.old)
+            await world.fetcher.state(world.new.digest, [], [world.old])
 
     in_world(case)
 
@@ -151,7 +151,7 @@ def test_state_of_another_size_is_refused_before_memory_is_taken() -> None:
     async def case(world: World) -> None:
         small = Held.of(ReplicaState.initial(torch.zeros(10)))
         with pytest.raises(RoundError, match="another size"):
-            await world.fetcher.state(world.new.digest, world.peers, small)
+            await world.fetcher.state(world.new.digest, world.peers, [small])
 
     in_world(case)
 
@@ -178,7 +178,7 @@ def test_parts_come_by_digest_from_whoever_has_them() -> None:
         group, replica = reduced(world)
         values = torch.randn(3000, generator=torch.Generator().manual_seed(1))
         parts = tuple(CODEC.encode(piece) for piece in values.split(list(group.part_values)))
-        outcome = await replica.propose(world.executor, b"g" * 32, group, parts, values)
+        outcome = await replica.propose(world.executor, b"g" * 32, group, parts)
         donor = Donor(replica)
 
         async def corrupt(_peer: str, stream: Stream) -> None:
@@ -203,7 +203,7 @@ def test_parts_of_a_holder_that_trickles_are_had_from_the_next_one_in_time() -> 
         group, replica = reduced(world)
         values = torch.randn(3000, generator=torch.Generator().manual_seed(1))
         parts = tuple(CODEC.encode(piece) for piece in values.split(list(group.part_values)))
-        outcome = await replica.propose(world.executor, b"g" * 32, group, parts, values)
+        outcome = await replica.propose(world.executor, b"g" * 32, group, parts)
 
         async def trickle(_peer: str, stream: Stream) -> None:
             await stream.receive()
@@ -236,7 +236,7 @@ def test_state_of_donors_that_trickle_is_given_up_in_time() -> None:
         own = Held.of(replace(world.old.state, momentum_N=torch.ones(NUM_VALUES)))
         started = asyncio.get_running_loop().time()
         with pytest.raises(RoundError, match=r"within 94 s"):
-            await world.fetcher.state(world.new.digest, world.peers, own)
+            await world.fetcher.state(world.new.digest, world.peers, [own])
         assert asyncio.get_running_loop().time() - started < 100
         assert len(served) == 3, "each chunk came in time, and their sum did not"
         await world.close()
@@ -250,7 +250,7 @@ def test_parts_that_every_holder_trickles_are_given_up_in_time() -> None:
         group, replica = reduced(world)
         values = torch.randn(3000, generator=torch.Generator().manual_seed(1))
         parts = tuple(CODEC.encode(piece) for piece in values.split(list(group.part_values)))
-        outcome = await replica.propose(world.executor, b"g" * 32, group, parts, values)
+        outcome = await replica.propose(world.executor, b"g" * 32, group, parts)
 
         async def trickle(_peer: str, stream: Stream) -> None:
             await stream.receive()
@@ -279,7 +279,7 @@ def test_manifest_that_is_large_is_parsed_off_the_loop(monkeypatch: pytest.Monke
 
         monkeypatch.setattr(transfer, "Manifest", SimpleNamespace(from_bytes=parse))
         monkeypatch.setattr(transfer, "SMALL_BYTES", 10)
-        await world.fetcher.state(world.new.digest, world.peers, world.old)
+        await world.fetcher.state(world.new.digest, world.peers, [world.old])
         assert threads
         assert threading.main_thread() not in threads
 

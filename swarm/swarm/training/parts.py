@@ -1,0 +1,55 @@
+"""How the vector of a round is cut: into parts, one an owner, and these into the frames that travel.
+
+Pure. A part's result is its frames' encoded bytes, one after the other: this is what all members must hold byte for
+byte, and nobody keeps it decoded. Shapes: N values of the vector, F values of a frame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+
+from swarm_compression import Codec, CodecError
+from swarm_compression.codec import Data
+from swarm_protocol.errors import IntegrityError
+from swarm_protocol.training_messages import Group
+from torch import Tensor
+
+FRAME_VALUES = 1 << 18
+"""Values in one message: 1 MiB of fp32, a quarter of that in int8."""
+
+
+def part_frames(group: Group, index: int) -> list[slice]:
+    """The frames of part `index`, as slices of the whole vector."""
+    stop = list(accumulate(group.part_values))[index]
+    start = stop - group.part_values[index]
+    return [slice(at, min(at + FRAME_VALUES, stop)) for at in range(start, stop, FRAME_VALUES)]
+
+
+def num_values(frame: slice) -> int:
+    return int(frame.stop - frame.start)
+
+
+def part_bytes(group: Group, index: int, codec: Codec) -> int:
+    """The size of part `index`, encoded."""
+    return sum(codec.encoded_bytes(num_values(frame)) for frame in part_frames(group, index))
+
+
+def decoded_frames(group: Group, parts: Sequence[Data], codec: Codec) -> Iterator[tuple[slice, Tensor]]:
+    """The values that `parts` encode, a frame [F] at a time, with each one's place in the vector.
+
+    Raises IntegrityError for parts that are not of this group, or that no encoder wrote.
+    """
+    if len(parts) != len(group.part_values):
+        raise IntegrityError(f"{len(parts)} parts of {len(group.part_values)}")
+    for index, part in enumerate(parts):
+        view, at = memoryview(part), 0
+        if len(view) != (size := part_bytes(group, index, codec)):
+            raise IntegrityError(f"part {index} has {len(view)} bytes instead of {size}")
+        for frame in part_frames(group, index):
+            stop = at + codec.encoded_bytes(num_values(frame))
+            try:
+                yield frame, codec.decode(view[at:stop], num_values(frame))
+            except CodecError as error:
+                raise IntegrityError(f"part {index} cannot be decoded: {error}") from error
+            at = stop

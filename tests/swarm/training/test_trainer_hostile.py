@@ -160,12 +160,12 @@ def test_coordinator_that_signs_two_groups_is_named_by_who_sees_both() -> None:
             return replace(seat, notary=notary)
 
     async def main() -> None:
-        async with Swarm(config(min_group=2, outer_steps=6)) as swarm:
+        async with Swarm(config(min_group=2, outer_steps=12)) as swarm:
             for index in range(3):
                 await swarm.join(f"m{index}", inner=SyntheticInner(num_values=200_000))
             liar = await swarm.join("liar", kind=TwoFaced, inner=SyntheticInner(num_values=200_000))
             members = await swarm.finish("m0", "m1", "m2")
-            assert_equal_steps(members, 6)
+            assert_equal_steps(members, 12)
             assert isinstance(liar.trainer, TwoFaced)
             assert liar.trainer.second, "it coordinated at least once"
             reasons = [event.reason for member in members for event in member.of(RoundAborted)]

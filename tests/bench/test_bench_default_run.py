@@ -11,7 +11,7 @@ import pytest
 import torch
 from swarm.training.data import ByteCorpus
 from swarm.training.inner import InnerLoop
-from swarm.training.lease import advance, leases, sample_ids
+from swarm.training.lease import Cursor, advance, leases, sample_ids
 from swarm.training.model import build_model, initial_theta
 from swarm.training.outer import apply_outer_step
 from swarm.training.run_config import RunConfig
@@ -28,10 +28,10 @@ def test_default_run_ten_outer_steps_halve_the_loss() -> None:
     torch.set_num_threads(1)
     run = RunConfig(name="bench")
     corpus = ByteCorpus.load(run.data, seed=run.seed)
-    loops = {member: InnerLoop(run.inner, build_model(run.model), corpus) for member in MEMBERS}
+    loops = {member: InnerLoop(run, build_model(run.model), corpus) for member in MEMBERS}
     codec = get_codec(run.codec)
     state = ReplicaState.initial(initial_theta(run))
-    num_values, cursor = state.theta_N.numel(), state.cursor
+    num_values, cursor = state.theta_N.numel(), Cursor()
     first = loops["a"].validate(state.theta_N, 6)
     print(f"\nouter step  loss   tokens/s a core\n{0:10}  {first:.3f}")
     for step in range(1, NUM_OUTER_STEPS + 1):

@@ -117,7 +117,7 @@ def _load(place: Path) -> Checkpoint:
             raise IntegrityError("the inner optimizer's state or the certificate does not match their digest")
         state = ReplicaState(
             outer_step=manifest.outer_step,
-            cursor=manifest.cursor,
+            lanes=manifest.lanes,
             roster=manifest.roster,
             theta_N=tensors["theta"],
             momentum_N=tensors["momentum"],

@@ -1,16 +1,16 @@
 """Who may use which samples in an interval, and how the cursor moves when a round commits.
 
-A lease is a pure function of the committed cursor and the group, so every replica computes all leases alone. A
+A lease is a pure function of a committed cursor and a roster, so every replica computes all leases alone. A
 member uses a prefix of its lease. What is committed never comes again; what is not, because a member vanished, was
 slow or was refused, becomes a hole that the next leases fill first. So each sample is committed exactly once. This
 holds as long as all replicas pass the same `used` to `advance`, which the round's votes see to.
 
-No state: the cursor is part of the committed `ReplicaState`.
+No state: cursors are part of the committed `ReplicaState`. Which interval uses which is `lane`'s.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import TypeAlias
@@ -40,14 +40,17 @@ class Cursor:
         return self.next_sample - sum(map(len, self.holes))
 
 
-def leases(cursor: Cursor, members: Collection[str], samples_per_member: int) -> dict[str, Lease]:
-    """`samples_per_member` samples for each member, disjoint, holes first; the order of `members` does not matter."""
+def leases(cursor: Cursor, members: Sequence[str], samples_per_member: int) -> dict[str, Lease]:
+    """`samples_per_member` samples for each member, disjoint, holes first, in the order of `members`.
+
+    Another member at the end changes nothing for those before it.
+    """
     if samples_per_member < 1:
         raise ValueError(f"a lease cannot have {samples_per_member} samples")
     fresh = range(cursor.next_sample, cursor.next_sample + len(members) * samples_per_member)
     supply = [*cursor.holes, fresh]
     result = {}
-    for member in sorted(members):
+    for member in members:
         taken, supply = _split(supply, samples_per_member)
         result[member] = tuple(taken)
     return result
@@ -58,7 +61,7 @@ def sample_ids(lease: Lease) -> list[int]:
     return list(chain.from_iterable(lease))
 
 
-def advance(cursor: Cursor, members: Collection[str], samples_per_member: int, used: Mapping[str, int]) -> Cursor:
+def advance(cursor: Cursor, members: Sequence[str], samples_per_member: int, used: Mapping[str, int]) -> Cursor:
     """The cursor after a round committed, of each member in `used`, the first `used[member]` samples of its lease.
 
     `members` and `samples_per_member` are those the leases were made from; who is missing in `used` committed nothing.

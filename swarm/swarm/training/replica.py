@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 
@@ -56,14 +55,14 @@ class Held:
 class Replica:
     """`proof` is what committed `current`; None for a run's initial state, and for one from a checkpoint.
 
-    `fragments` are the slices of the flat vector that the outer steps move in turn; none: they all move all of it.
+    `bounds` are those of the fragments that outer steps move in turn (see `Layout`); none: each moves everything.
     """
 
     def __init__(
-        self, config: RunConfig, current: Held, proof: Proof | None = None, fragments: Sequence[slice] = ()
+        self, config: RunConfig, current: Held, proof: Proof | None = None, bounds: tuple[int, ...] = ()
     ) -> None:
         self.config = config
-        self._fragments = tuple(fragments) or (slice(0, current.manifest.num_values),)
+        self._bounds = bounds or (0, current.manifest.num_values)
         self.current = current
         self.digest = current.digest
         self.proof = proof
@@ -97,7 +96,8 @@ class Replica:
 
     def fragment(self, step: int) -> slice:
         """What of the flat vector outer step `step` moves."""
-        return self._fragments[fragment_of(step, len(self._fragments))]
+        index = fragment_of(step, len(self._bounds) - 1)
+        return slice(self._bounds[index], self._bounds[index + 1])
 
     def lease(self, peer: str, step: int) -> Lease:
         """What `peer` may use in interval `step`, which is the next one, or with overlap also the one after it."""
@@ -147,11 +147,22 @@ class Replica:
         for frame, delta_F in decoded_frames(origin, parts, get_codec(self.config.codec)):
             apply_outer_step(theta_F[frame], momentum_F[frame], delta_F, self.config.outer)
         used = {member.peer_id: member.num_samples for member in origin.members if member.num_tokens}
-        lanes = committed(state.lanes, step, origin.roster, self.config.samples_per_interval, used)
+        try:
+            lanes = committed(state.lanes, step, origin.roster, self.config.samples_per_interval, used)
+        except ValueError as error:
+            raise RoundError(f"a group's members used what they had no lease for: {error}") from error
         return replace(copy, outer_step=step, lanes=lanes, roster=origin.roster)
 
     def proposal(self, outcome: Outcome) -> Held | None:
         return self._proposals.get(outcome)
+
+    def differing(self, outcome: Outcome) -> Held | None:
+        """What this member made of the same parts, where that is another state."""
+        for mine, held in self._proposals.items():
+            same_parts = (mine.origin_digest, mine.part_digests) == (outcome.origin_digest, outcome.part_digests)
+            if same_parts and mine != outcome:
+                return held
+        return None
 
     def parts_of(self, origin_digest: bytes) -> tuple[Data, ...]:
         """The encoded result of that group's reduction; nothing if it is not here."""

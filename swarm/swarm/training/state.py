@@ -18,17 +18,17 @@ import torch
 from swarm_protocol.errors import IntegrityError
 from torch import Tensor
 
-from swarm.training.lease import Cursor
+from swarm.training.lane import Lane, first_lanes
 from swarm.training.manifest import CHUNK_BYTES, Manifest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ReplicaState:
-    """`theta_N` and `momentum_N`: flat fp32 CPU tensors of one size. `roster`: the sorted members who hold the leases
-    that follow from this state; empty at first."""
+    """`theta_N` and `momentum_N`: flat fp32 CPU tensors of one size. `roster`: the sorted members of the group that
+    made this state, who decide what follows; empty at first. `lanes`: the leases of what follows."""
 
     outer_step: int
-    cursor: Cursor
+    lanes: tuple[Lane, ...]
     roster: tuple[str, ...]
     theta_N: Tensor
     momentum_N: Tensor
@@ -40,10 +40,15 @@ class ReplicaState:
                 raise ValueError("a state is made of two flat fp32 CPU tensors of one size")
 
     @classmethod
-    def initial(cls, theta_N: Tensor) -> ReplicaState:
-        """Before the first outer step."""
-        momentum_N = torch.zeros_like(theta_N)
-        return cls(outer_step=0, cursor=Cursor(), roster=(), theta_N=theta_N, momentum_N=momentum_N)
+    def initial(cls, theta_N: Tensor, overlap_steps: int = 0) -> ReplicaState:
+        """Before the first outer step of a run whose rounds overlap with so many inner steps."""
+        lanes, momentum_N = first_lanes(overlap_steps), torch.zeros_like(theta_N)
+        return cls(outer_step=0, lanes=lanes, roster=(), theta_N=theta_N, momentum_N=momentum_N)
+
+    @property
+    def num_committed(self) -> int:
+        """How many samples all outer steps so far have used."""
+        return sum(lane.cursor.num_committed for lane in self.lanes)
 
     def copy(self) -> ReplicaState:
         return replace(self, theta_N=self.theta_N.clone(), momentum_N=self.momentum_N.clone())
@@ -53,7 +58,7 @@ class ReplicaState:
         num_chunks = -(-8 * self.theta_N.numel() // CHUNK_BYTES)
         return Manifest(
             outer_step=self.outer_step,
-            cursor=self.cursor,
+            lanes=self.lanes,
             roster=self.roster,
             num_values=self.theta_N.numel(),
             chunk_digests=tuple(hashlib.sha256(self.chunk(index)).digest() for index in range(num_chunks)),
@@ -115,7 +120,7 @@ class Assembly:
             raise IntegrityError("the state holds values that are not finite")
         return ReplicaState(
             outer_step=self.manifest.outer_step,
-            cursor=self.manifest.cursor,
+            lanes=self.manifest.lanes,
             roster=self.manifest.roster,
             theta_N=self._theta_N,
             momentum_N=self._momentum_N,

@@ -27,6 +27,7 @@ from swarm.network.phases import FaultHook, no_faults
 from swarm.training import round as machine
 from swarm.training.certificate import Notary, Proof
 from swarm.training.desk import Desk
+from swarm.training.download import NO_STORE, ChunkStore
 from swarm.training.driver import RoundDriver
 from swarm.training.events import (
     Admitted,
@@ -72,6 +73,7 @@ class TrainerOptions:
     state: ReplicaState | None = None
     certificate: bytes = b""
     materials: Materials | None = None
+    chunks: ChunkStore = NO_STORE
 
 
 class Trainer:
@@ -177,7 +179,7 @@ class Trainer:
             materials = await loop.run_in_executor(self._executor, prepare, config, options.device)
         self._intervals = Intervals(materials.inner, max_interval_s=options.max_interval_s)
         held = await loop.run_in_executor(
-            self._executor, Held.of, options.state or ReplicaState.initial(materials.theta_N)
+            self._executor, Held.of, options.state or ReplicaState.initial(materials.theta_N, config.overlap_steps)
         )
         self._replica = Replica(config, held, self._proof_of(held))
         methods = Methods(self._run.run_id)
@@ -187,7 +189,7 @@ class Trainer:
             methods=methods,
             replica=self._replica,
             codec=get_codec(config.codec),
-            fetcher=Fetcher(self._network, methods, self._executor),
+            fetcher=Fetcher(self._network, methods, self._executor, self._options.chunks),
             executor=self._executor,
             faults=self._faults,
         )
@@ -285,7 +287,7 @@ class Trainer:
         contribution = Contribution(peer_id=me)
         if self._stopping:
             self._intervals.hurry()
-        if lease := seat.replica.lease(me):
+        if lease := seat.replica.lease(me, step):
             await self._faults.reached("interval")
             try:
                 result, delta_N = await self._intervals.train(

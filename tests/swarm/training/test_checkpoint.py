@@ -13,6 +13,7 @@ import pytest
 import torch
 from swarm.training import checkpoint as checkpoint_module
 from swarm.training.checkpoint import Checkpoint, load_newest, save_checkpoint
+from swarm.training.lane import Lane
 from swarm.training.lease import Cursor
 from swarm.training.state import ReplicaState
 from swarm_protocol.errors import ConfigError
@@ -23,7 +24,7 @@ def _checkpoint(outer_step: int) -> Checkpoint:
     generator = torch.Generator().manual_seed(outer_step)
     state = ReplicaState(
         outer_step=outer_step,
-        cursor=Cursor(next_sample=100 * outer_step, holes=(range(3, 5),) if outer_step else ()),
+        lanes=(Lane(cursor=Cursor(next_sample=100 * outer_step, holes=(range(3, 5),) if outer_step else ())),),
         roster=(Identity(bytes(32)).peer_id,),
         theta_N=torch.randn(1000, generator=generator),
         momentum_N=torch.randn(1000, generator=generator),

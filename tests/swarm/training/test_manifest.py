@@ -9,26 +9,33 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from swarm.training.lane import Lane
 from swarm.training.lease import Cursor
 from swarm.training.manifest import CHUNK_BYTES, MAX_MANIFEST_BYTES, Manifest
 from swarm_protocol.errors import PeerViolation
 from swarm_protocol.identity import Identity
 
 PEERS = tuple(sorted(Identity(bytes([index]) * 32).peer_id for index in range(3)))
+# the roster of a lane is in the order of its leases
+LANES = (
+    Lane(cursor=Cursor(next_sample=100, holes=(range(3, 5), range(7, 9))), roster=PEERS[:1]),
+    Lane(cursor=Cursor(next_sample=50), roster=PEERS[::-1]),
+)
 MANIFEST = Manifest(
     outer_step=4,
-    cursor=Cursor(next_sample=100, holes=(range(3, 5), range(7, 9))),
+    lanes=LANES,
     roster=PEERS,
     num_values=CHUNK_BYTES // 8 + 1,
     chunk_digests=(bytes(32), bytes([1]) * 32),
 )
 
 
-def _bytes(**changed: Any) -> bytes:
+def _bytes(lane: dict[str, Any] | None = None, **changed: Any) -> bytes:
+    """With these changes to the head, and to its first lane."""
+    first = {"next_sample": 100, "holes": [[3, 5], [7, 9]], "roster": list(PEERS[:1])} | (lane or {})
     head = {
         "outer_step": 4,
-        "next_sample": 100,
-        "holes": [[3, 5], [7, 9]],
+        "lanes": [first, {"next_sample": 50, "holes": [], "roster": list(PEERS[::-1])}],
         "roster": list(PEERS),
         "num_values": MANIFEST.num_values,
     } | changed
@@ -45,8 +52,10 @@ def test_digest_differs_when_any_field_does() -> None:
     others = [
         MANIFEST,
         replace(MANIFEST, outer_step=5),
-        replace(MANIFEST, cursor=Cursor(next_sample=101, holes=MANIFEST.cursor.holes)),
-        replace(MANIFEST, cursor=Cursor(next_sample=100)),
+        replace(MANIFEST, lanes=(Lane(cursor=Cursor(next_sample=100), roster=PEERS[:1]), LANES[1])),
+        replace(MANIFEST, lanes=(LANES[0], Lane(cursor=LANES[1].cursor, roster=PEERS))),
+        replace(MANIFEST, lanes=LANES[::-1]),
+        replace(MANIFEST, lanes=LANES[:1]),
         replace(MANIFEST, roster=PEERS[:2]),
         replace(MANIFEST, num_values=MANIFEST.num_values + 1),
         replace(MANIFEST, chunk_digests=MANIFEST.chunk_digests[::-1]),
@@ -63,14 +72,20 @@ def test_digest_differs_when_any_field_does() -> None:
         {"outer_step": "4"},
         {"outer_step": 4.0},
         {"outer_step": True},
-        {"next_sample": 1 << 70},
-        {"next_sample": -1},
-        {"holes": [[3, 3]]},
-        {"holes": [[5, 7], [3, 5]]},
-        {"holes": [[3, 200]]},
-        {"holes": [[3]]},
-        {"holes": [["a", "b"]]},
-        {"holes": 3},
+        {"lane": {"next_sample": 1 << 70}},
+        {"lane": {"next_sample": -1}},
+        {"lane": {"holes": [[3, 3]]}},
+        {"lane": {"holes": [[5, 7], [3, 5]]}},
+        {"lane": {"holes": [[3, 200]]}},
+        {"lane": {"holes": [[3]]}},
+        {"lane": {"holes": [["a", "b"]]}},
+        {"lane": {"holes": 3}},
+        {"lane": {"roster": [PEERS[0], PEERS[0]]}},
+        {"lane": {"roster": ["somebody"]}},
+        {"lane": {"more": 1}},
+        {"lanes": []},
+        {"lanes": [{"next_sample": 0, "holes": [], "roster": []}] * 3},
+        {"lanes": 3},
         {"roster": PEERS[::-1]},
         {"roster": [PEERS[0], PEERS[0]]},
         {"roster": ["somebody"]},
@@ -90,7 +105,7 @@ def test_from_bytes_impossible_head_is_refused(changed: dict[str, Any]) -> None:
 
 def test_from_bytes_other_spacing_is_refused() -> None:
     text = _bytes()[4:].replace(b",", b", ", 1)
-    head = text.index(b"}") + 1
+    head = text.rindex(b"}") + 1
     with pytest.raises(PeerViolation, match="canonical"):
         Manifest.from_bytes(head.to_bytes(4, "little") + text)
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 import torch
 from swarm.training import replica as module
+from swarm.training.lane import admitted
 from swarm.training.replica import Held, Replica
 from swarm.training.state import ReplicaState
 from swarm_compression import get_codec
@@ -62,7 +63,8 @@ def executor() -> Iterator[ThreadPoolExecutor]:
 
 
 def make_replica() -> Replica:
-    return Replica(config(), Held.of(replace(ReplicaState.initial(torch.zeros(10)), roster=(PEER,))))
+    initial = ReplicaState.initial(torch.zeros(10))
+    return Replica(config(), Held.of(replace(initial, roster=(PEER,), lanes=admitted(initial.lanes, (PEER,)))))
 
 
 def propose(replica: Replica, executor: ThreadPoolExecutor, name: bytes) -> asyncio.Task[Outcome]:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from swarm.training.lane import Lane
 from swarm.training.lease import Cursor
 from swarm.training.manifest import CHUNK_BYTES
 from swarm.training.state import Assembly, ReplicaState
@@ -23,7 +24,7 @@ def _state(seed: int = 0, num_values: int = NUM_VALUES) -> ReplicaState:
     generator = torch.Generator().manual_seed(seed)
     return ReplicaState(
         outer_step=3,
-        cursor=Cursor(next_sample=9, holes=(range(2, 3),)),
+        lanes=(Lane(cursor=Cursor(next_sample=9, holes=(range(2, 3),)), roster=(PEER,)),),
         roster=(PEER,),
         theta_N=torch.randn(num_values, generator=generator),
         momentum_N=torch.randn(num_values, generator=generator),
@@ -37,7 +38,7 @@ CHUNKS = [STATE.chunk(index) for index in range(len(MANIFEST.chunk_digests))]
 
 def _equal(one: ReplicaState, other: ReplicaState) -> bool:
     tensors = torch.equal(one.theta_N, other.theta_N) and torch.equal(one.momentum_N, other.momentum_N)
-    scalars = (one.outer_step, one.cursor, one.roster) == (other.outer_step, other.cursor, other.roster)
+    scalars = (one.outer_step, one.lanes, one.roster) == (other.outer_step, other.lanes, other.roster)
     return tensors and scalars
 
 
@@ -79,8 +80,8 @@ def test_manifest_any_flipped_bit_changes_the_digest(place: int, bit: int) -> No
     assert state.manifest().digest() != MANIFEST.digest()
 
 
-def test_manifest_other_step_cursor_or_roster_changes_the_digest() -> None:
-    others = (replace(STATE, outer_step=4), replace(STATE, cursor=Cursor()), replace(STATE, roster=()))
+def test_manifest_other_step_lane_or_roster_changes_the_digest() -> None:
+    others = (replace(STATE, outer_step=4), replace(STATE, lanes=(Lane(),)), replace(STATE, roster=()))
     assert len({state.manifest().digest() for state in (STATE, *others)}) == 4
 
 
@@ -163,5 +164,6 @@ def test_replica_state_tensors_that_do_not_fit_are_refused(momentum_N: torch.Ten
 
 def test_initial_state_is_step_zero_without_momentum() -> None:
     state = ReplicaState.initial(STATE.theta_N)
-    assert (state.outer_step, state.cursor, state.roster) == (0, Cursor(), ())
+    assert (state.outer_step, state.lanes, state.roster) == (0, (Lane(),), ())
+    assert ReplicaState.initial(STATE.theta_N, overlap_steps=2).lanes == (Lane(), Lane())
     assert not state.momentum_N.any()

@@ -12,7 +12,7 @@ MEMBERS = tuple(f"member {number:02}" for number in range(2 * MAX_ASKED))
 def state(*roster: str) -> ReplicaState:
     initial = ReplicaState.initial(torch.zeros(1))
     return ReplicaState(
-        outer_step=1, cursor=initial.cursor, roster=roster, theta_N=initial.theta_N, momentum_N=initial.momentum_N
+        outer_step=1, lanes=initial.lanes, roster=roster, theta_N=initial.theta_N, momentum_N=initial.momentum_N
     )
 
 

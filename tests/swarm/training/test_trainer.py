@@ -67,7 +67,7 @@ def test_run_uses_each_sample_exactly_once() -> None:
             assert used == list(range(3 * 4 * 10))
             state = members[0].trainer.state
             assert state is not None
-            assert state.cursor.num_committed == len(used)
+            assert state.num_committed == len(used)
 
     virtual_time.run(main())
 
@@ -398,7 +398,7 @@ def test_run_with_the_real_inner_loop_lowers_the_validation_loss(tiny_run: RunCo
         run = replace(tiny_run, min_group=2, outer_steps=3, interval_steps=8)
         async with Swarm(run) as swarm:
             for index in range(2):
-                inner = InnerLoop(run.inner, build_model(run.model), tiny_corpus)
+                inner = InnerLoop(run, build_model(run.model), tiny_corpus)
                 await swarm.join(f"m{index}", materials=Materials(inner=inner, theta_N=initial_theta(run)))
             members = await swarm.finish()
             assert_equal_steps(members, 3)

@@ -67,6 +67,40 @@ COMMANDS = (
         example=f"swarm-node join --peers {ADDR} --run story.toml --then-serve",
     ),
     Command(
+        name="run init",
+        purpose="Write a run file to edit: every setting, with what it does and its default.",
+        code="swarm_node.commands.run:init",
+        settings=(),
+        example="swarm-node run init story.toml",
+        arguments={"path": "The new run file (default: run.toml)."},
+    ),
+    Command(
+        name="run sign",
+        purpose="Check a run file, pin its data and sign it, so that others can join the run.",
+        code="swarm_node.commands.run:sign",
+        settings=HERE,
+        example="swarm-node run sign story.toml",
+        arguments={"path": "The run file (default: run.toml)."},
+        paths={"identity": "Sign with this key instead of the home's."},
+        switches={"unpinned": "Leave the data open: who has other data, such as another Python's, may train too."},
+    ),
+    Command(
+        name="run show",
+        purpose="Say what a run file describes, what it costs, and whether its signature holds.",
+        code="swarm_node.commands.run:show",
+        settings=(),
+        example="swarm-node run show story.toml",
+        arguments={"path": "The run file (default: run.toml)."},
+    ),
+    Command(
+        name="run watch",
+        purpose="Follow a run without training: its outer steps and its members.",
+        code="swarm_node.commands.run:watch",
+        settings=("peers", "network_id"),
+        example=f"swarm-node run watch story.toml --peers {ADDR}",
+        arguments={"path": "The signed run file (default: run.toml)."},
+    ),
+    Command(
         name="gateway",
         purpose="Speak OpenAI's API over a network's models, for any OpenAI client.",
         code="swarm_node.gateway.command:run",
@@ -119,8 +153,11 @@ COMMANDS = (
     ),
 )
 
+GROUPS = {"run": typer.Typer(name="run", help="Make, sign, show and watch a training run.")}
 for entry in COMMANDS:
-    entry.add_to(app)
+    entry.add_to(GROUPS.get(entry.name.split()[0], app))
+for group in GROUPS.values():
+    app.add_typer(group)
 app.command("demo", epilog="Example: swarm-node demo --nodes 4 --keep demo")(demo)
 
 
@@ -157,12 +194,12 @@ def run(arguments: Sequence[str]) -> int:
     emitter = Emitter(json="--json" in arguments)
     logs.quieten_imports()
     try:
-        code = app(args=spread(arguments) or ["--help"], prog_name="swarm-node", standalone_mode=False)
+        code = app(args=_or_help(spread(arguments)), prog_name="swarm-node", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except TyperException as error:
-        names = [entry.name for entry in COMMANDS] + ["demo"]
-        known = [name for name in names if name in arguments[:1]]
-        emitter.error(ConfigError(error.format_message(), remedy=" ".join(["see swarm-node", *known, "--help"])))
+        emitter.error(
+            ConfigError(error.format_message(), remedy=" ".join(["see swarm-node", *_known(arguments), "--help"]))
+        )
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
         return EXIT_INTERRUPTED
@@ -173,3 +210,15 @@ def run(arguments: Sequence[str]) -> int:
     except Exception as error:
         emitter.error(failure.told(error))
         return failure.exit_code(error)
+
+
+def _or_help(arguments: list[str]) -> list[str]:
+    """Whoever names no command gets to see which there are."""
+    is_group = len(arguments) == 1 and arguments[0] in GROUPS
+    return [*arguments, "--help"] if not arguments or is_group else arguments
+
+
+def _known(arguments: Sequence[str]) -> list[str]:
+    """The words of the command, or of the group, that was meant."""
+    names = [*(entry.name.split() for entry in COMMANDS), ["demo"], *([name] for name in GROUPS)]
+    return max((words for words in names if words == list(arguments[: len(words)])), key=len, default=[])

@@ -40,7 +40,8 @@ class Flags:
 class Command:
     """A command's line in the help, its code (`module:function`, imported when it runs) and what it can be told.
 
-    `switches` are on/off options of its own beside the `settings`, and `paths` files, by name and meaning.
+    `switches` are on/off options of its own beside the `settings`, `paths` files, and `arguments` files that are given
+    without an option's name, by name and meaning. A name of two words is a command of the group that is the first one.
     """
 
     name: str
@@ -50,9 +51,12 @@ class Command:
     example: str
     switches: Mapping[str, str] = field(default_factory=dict)
     paths: Mapping[str, str] = field(default_factory=dict)
+    arguments: Mapping[str, str] = field(default_factory=dict)
 
     def add_to(self, app: typer.Typer) -> None:
-        parameters = [_setting_option(name) for name in self.settings]
+        """`app` is the program, or the command's group."""
+        parameters = [_argument(name, about) for name, about in self.arguments.items()]
+        parameters += [_setting_option(name) for name in self.settings]
         parameters += [_option(name, bool, f"--{name}", about, default=False) for name, about in self.switches.items()]
         parameters += [
             _option(name, Path | None, f"--{name}", about, metavar="FILE") for name, about in self.paths.items()
@@ -66,7 +70,7 @@ class Command:
             # an empty list is typer's way to say that a repeatable option was not given
             values = {name: given[name] if given[name] != [] else None for name in self.settings}
             extra = {name: bool(given[name]) for name in self.switches}
-            paths = {name: given[name] for name in self.paths}
+            paths = {name: given[name] for name in (*self.paths, *self.arguments)}
             module, function = self.code.split(":")
             run: Callable[[Flags], int] = getattr(importlib.import_module(module), function)
             return run(Flags(values=values, json=given["json"], file=given["config"], extra=extra, paths=paths))
@@ -74,7 +78,7 @@ class Command:
         callback.__doc__ = self.purpose
         callback.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         callback.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        app.command(self.name, epilog=f"Example: {self.example}")(callback)
+        app.command(self.name.split()[-1], epilog=f"Example: {self.example}")(callback)
 
 
 _WITH_VALUE = frozenset("--" + name.replace("_", "-") for name, setting in SETTINGS.items() if setting.metavar)
@@ -107,6 +111,13 @@ def _setting_option(name: str) -> inspect.Parameter:
         return _option(name, bool | None, f"{flag}/--no-{flag[2:]}", about)
     kind = list[str] | None if setting.many else str | None
     return _option(name, kind, flag, about, metavar=setting.metavar)
+
+
+def _argument(name: str, about: str) -> inspect.Parameter:
+    argument = typer.Argument(help=escape(about), metavar=name.upper(), show_default=False)
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[Path | None, argument]
+    )
 
 
 def _option(

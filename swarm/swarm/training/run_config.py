@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from types import MappingProxyType
 from typing import Any
@@ -52,6 +52,20 @@ _COLUMN = re.compile(r"[\w.-]{1,64}", re.ASCII)
 _NAME_RULE = "1 to 64 of a-z, 0-9, '.', '_' and '-', with a letter or digit at both ends"
 
 
+class ImpossibleRun(ConfigError):
+    """`problems` are the impossible values of a run, each with what to use instead."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__(f"the run cannot be: {'; '.join(problems)}")
+        self.problems = tuple(problems)
+
+
+class _ImpossibleValues(ValueError):
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__("; ".join(problems))
+        self.problems = tuple(problems)
+
+
 class _Checks:
     """Collects what is wrong with one table, so that its author hears it all at once."""
 
@@ -73,7 +87,7 @@ class _Checks:
 
     def finish(self) -> None:
         if self._problems:
-            raise ValueError("; ".join(self._problems))
+            raise _ImpossibleValues(self._problems)
 
 
 SOURCES = ("python-stdlib", "files", "hub")
@@ -310,19 +324,21 @@ class RunConfig:
         values = _floats(cls, mapping)
         values.setdefault("name", "")
         _check_aggregation_keys(values)
-        problems = []
+        problems = list[str]()
         for key, table in (("data", DataConfig), ("inner", InnerConfig), ("outer", OuterConfig)):
             try:
                 values[key] = _table(table, key, mapping.get(key, {}))
-            except ValueError as error:
-                problems.append(str(error))
+            except _ImpossibleValues as error:
+                problems += error.problems
                 values[key] = table()
         try:
             config = cls(**values)
+        except _ImpossibleValues as error:
+            problems[:0] = error.problems
         except ValueError as error:
             problems.insert(0, str(error))
         if problems:
-            raise ConfigError(f"the run cannot be: {'; '.join(problems)}")
+            raise ImpossibleRun(problems)
         return config
 
 

@@ -30,6 +30,7 @@ from swarm_protocol.identity import Identity, verify
 
 from swarm.training.model import check_model
 from swarm.training.run_config import RunConfig, refuse_unknown_keys
+from swarm.training.run_text import template, to_toml, with_signature, with_value
 
 MAX_RUN_FILE_BYTES = 1 << 16
 MAX_KEY_WORDS = 32
@@ -69,34 +70,88 @@ def write_run(path: Path, config: RunConfig, identity: Identity, *, issued_at: i
     Raises ConfigError if the model cannot be built or `path` cannot be written.
     """
     run = sign_run(config, identity, issued_at=int(time.time()) if issued_at is None else issued_at)
-    signature = (run.peer_id, run.issued_at, base64.b64encode(run.signature).decode())
-    text = to_toml({**config.to_mapping(), "signature": dict(zip(_SIGNATURE_KEYS, signature, strict=True))})
-    partial = path.with_name(f".{path.name}.partial")
+    _write_whole(path, to_toml({**config.to_mapping(), "signature": _signature_table(run)}))
+    return run
+
+
+def new_run_file(path: Path, config: RunConfig) -> None:
+    """Write `config` to `path` for a person to edit and sign, every setting explained.
+
+    Raises ConfigError if `path` exists or cannot be written.
+    """
     try:
-        try:
-            partial.write_text(text, encoding="utf-8")
-            partial.replace(path)
-        except BaseException:
-            partial.unlink(missing_ok=True)
-            raise
+        with path.open("x", encoding="utf-8") as file:
+            file.write(template(config, str(path)))
+    except FileExistsError:
+        raise ConfigError(f"{path} exists already", remedy="name another file, or move it away") from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}", remedy="choose another place") from error
+
+
+def sign_file(path: Path, identity: Identity, *, data_digest: str = "", issued_at: int | None = None) -> SignedRun:
+    """Sign the run file at `path`, now unless `issued_at` says otherwise, in place of an earlier signature.
+
+    Comments and spacing stay. `data_digest`, unless empty, becomes the run's data.digest. The file is rewritten whole
+    or not at all. Raises ConfigError if it cannot be a run, cannot be written, or is written in a way that cannot be
+    changed line by line.
+    """
+    text = _read(path)
+    mapping = _unsigned(_parsed(text, path))
+    RunConfig.from_mapping(mapping)
+    if data_digest:
+        text = with_value(text, "data", "digest", data_digest)
+        mapping["data"] = {**mapping.get("data", {}), "digest": data_digest}
+    config = RunConfig.from_mapping(mapping)
+    check_model(config)
+    issued_at = int(time.time()) if issued_at is None else issued_at
+    signature = identity.sign(_signed_bytes(mapping, identity.peer_id, issued_at))
+    run = SignedRun(config=config, peer_id=identity.peer_id, issued_at=issued_at, signature=signature)
+    signed = with_signature(text, _signature_table(run))
+    if _parsed_or_none(signed, path) != {**mapping, "signature": _signature_table(run)}:
+        raise ConfigError(
+            f"{path} is written so that it cannot be signed in place",
+            remedy="write each table below a line [table] and each setting on a line of its own, as run init does",
+        )
+    _write_whole(path, signed)
     return run
 
 
 def read_config(path: Path) -> RunConfig:
     """The config in a run file, signed or not; a signature is not checked. Raises ConfigError."""
-    mapping = _parse(path)
-    mapping.pop("signature", None)
-    return RunConfig.from_mapping(mapping)
+    return _config_of(_parsed(_read(path), path))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inspected:
+    """A run file, whoever wrote it. `run` is None, and `problem` says why, unless its signature holds."""
+
+    config: RunConfig
+    run: SignedRun | None
+    problem: str = ""
+
+
+def inspect_run(path: Path) -> Inspected:
+    """What a run file says, signed or not. Raises ConfigError if it cannot be a run."""
+    mapping = _parsed(_read(path), path)
+    if "signature" not in mapping:
+        return Inspected(config=_config_of(mapping), run=None, problem="it is not signed")
+    try:
+        run = _checked(mapping, path)
+    except IntegrityError as error:
+        return Inspected(config=_config_of(mapping), run=None, problem=error.message)
+    return Inspected(config=run.config, run=run)
 
 
 def load_run(path: Path) -> SignedRun:
     """Raises ConfigError if it cannot be a run, IntegrityError if it is not what was signed."""
-    mapping = _parse(path)
-    table = mapping.pop("signature", None)
+    return _checked(_parsed(_read(path), path), path)
+
+
+def _checked(mapping: dict[str, Any], path: Path) -> SignedRun:
+    """Raises as `load_run`."""
+    table, mapping = mapping.get("signature"), _unsigned(mapping)
     if not isinstance(table, Mapping):
-        raise ConfigError(f"{path} is not signed", remedy="sign it first: only a signed run can be joined")
+        raise ConfigError(f"{path} is not signed", remedy=f"sign it first: swarm-node run sign {path}")
     refuse_unknown_keys(table, _SIGNATURE_KEYS, "[signature]")
     peer_id, issued_at, signature = _signature_of(table, path)
     try:
@@ -110,35 +165,35 @@ def load_run(path: Path) -> SignedRun:
     return SignedRun(config=config, peer_id=peer_id, issued_at=issued_at, signature=signature)
 
 
-def to_toml(mapping: Mapping[str, Any]) -> str:
-    """Values first, then a table for each mapping among them, with mappings below that inline. Keys are bare words."""
-    lines = [f"{key} = {_value(value)}" for key, value in mapping.items() if not isinstance(value, Mapping)]
-    for key, table in mapping.items():
-        if isinstance(table, Mapping):
-            lines += ["", f"[{key}]", *(f"{name} = {_value(value)}" for name, value in table.items())]
-    return "\n".join(lines) + "\n"
+def _config_of(mapping: Mapping[str, Any]) -> RunConfig:
+    config = RunConfig.from_mapping(_unsigned(mapping))
+    check_model(config)
+    return config
 
 
-def _value(value: object) -> str:
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_text(str(key))} = {_value(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_value, value)) + "]"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int | float):
-        return repr(value)
-    if isinstance(value, str):
-        return _text(value)
-    raise ConfigError(f"a run cannot hold the value {value!r}", remedy="use text, numbers, lists and tables")
+def _unsigned(mapping: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in mapping.items() if key != "signature"}
 
 
-def _text(text: str) -> str:
-    # a JSON string is a TOML string, but for DEL, which TOML wants escaped
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+def _signature_table(run: SignedRun) -> dict[str, Any]:
+    values = (run.peer_id, run.issued_at, base64.b64encode(run.signature).decode())
+    return dict(zip(_SIGNATURE_KEYS, values, strict=True))
 
 
-def _parse(path: Path) -> dict[str, Any]:
+def _write_whole(path: Path, text: str) -> None:
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        try:
+            partial.write_text(text, encoding="utf-8")
+            partial.replace(path)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}", remedy="choose another place") from error
+
+
+def _read(path: Path) -> str:
     try:
         with path.open("rb") as file:
             data = file.read(MAX_RUN_FILE_BYTES + 1)
@@ -147,7 +202,20 @@ def _parse(path: Path) -> dict[str, Any]:
     if len(data) > MAX_RUN_FILE_BYTES:
         raise ConfigError(f"{path} is too large for a run file", remedy="check that it is the right one")
     try:
-        text = data.decode()
+        return data.decode()
+    except ValueError as error:
+        raise ConfigError(f"{path} is not TOML: {error}", remedy="correct it there") from error
+
+
+def _parsed_or_none(text: str, path: Path) -> dict[str, Any] | None:
+    try:
+        return _parsed(text, path)
+    except ConfigError:
+        return None
+
+
+def _parsed(text: str, path: Path) -> dict[str, Any]:
+    try:
         too_deep = _LONG_KEY.search(text) is not None
         mapping = {} if too_deep else tomllib.loads(text)
     except (ValueError, RecursionError) as error:

@@ -12,8 +12,18 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from swarm.training.run_config import RunConfig
-from swarm.training.run_file import MAX_RUN_FILE_BYTES, load_run, read_config, sign_run, to_toml, write_run
+from swarm.training.run_config import ImpossibleRun, InnerConfig, RunConfig
+from swarm.training.run_file import (
+    MAX_RUN_FILE_BYTES,
+    inspect_run,
+    load_run,
+    new_run_file,
+    read_config,
+    sign_file,
+    sign_run,
+    write_run,
+)
+from swarm.training.run_text import to_toml
 from swarm_protocol.errors import ConfigError, IntegrityError
 from swarm_protocol.identity import Identity
 
@@ -232,3 +242,70 @@ def test_load_run_any_bytes_give_a_typed_error(tmp_path_factory: pytest.TempPath
     path.write_bytes(data)
     with pytest.raises((ConfigError, IntegrityError)):
         load_run(path)
+
+
+def test_sign_file_signs_what_a_person_wrote_and_keeps_the_comments(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    new_run_file(path, RunConfig(name="story"))
+    edited = path.read_text().replace("outer_steps = 40", "outer_steps = 3  # enough for a try")
+    path.write_text(edited)
+    run = sign_file(path, AUTHOR, data_digest="ab" * 32)
+    assert load_run(path) == run
+    assert (run.config.outer_steps, run.config.data.digest) == (3, "ab" * 32)
+    text = path.read_text()
+    assert text.startswith(edited[: edited.index("# Pins the data")])
+    assert [each.name for each in tmp_path.iterdir()] == ["run.toml"]
+    path.write_text(text.replace("outer_steps = 3", "outer_steps = 4"))
+    with pytest.raises(IntegrityError, match="not what its author signed"):
+        load_run(path)
+    assert sign_file(path, AUTHOR).config.outer_steps == 4
+    assert path.read_text().count("[signature]") == 1
+
+
+def test_sign_file_of_few_settings_can_be_joined(tmp_path: Path) -> None:
+    """What is left out is as by default; the signature is over what is there."""
+    path = tmp_path / "run.toml"
+    path.write_text('name = "few"\ninner = {batch_windows = 2}\n')
+    assert sign_file(path, AUTHOR) == load_run(path)
+    assert load_run(path).config == RunConfig(name="few", inner=InnerConfig(batch_windows=2))
+
+
+@pytest.mark.parametrize("data_digest", ["", "ab" * 32], ids=["signature", "digest"])
+def test_sign_file_that_cannot_be_edited_line_by_line_is_refused_and_untouched(
+    tmp_path: Path, data_digest: str
+) -> None:
+    path = tmp_path / "run.toml"
+    text = 'name = "few"\n' + ("data = {}\n" if data_digest else "signature = {}\n")
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="cannot be signed in place"):
+        sign_file(path, AUTHOR, data_digest=data_digest)
+    assert path.read_text() == text
+
+
+def test_sign_file_of_impossible_values_names_each(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('name = "few"\nouter_steps = 0\ncodec = "int9"\n[inner]\nbeta1 = 2\n')
+    with pytest.raises(ImpossibleRun) as caught:
+        sign_file(path, AUTHOR)
+    assert [problem.split(" = ")[0] for problem in caught.value.problems] == ["outer_steps", "codec", "inner.beta1"]
+
+
+def test_new_run_file_overwrites_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text("mine")
+    with pytest.raises(ConfigError, match="exists already"):
+        new_run_file(path, RunConfig(name="x"))
+    assert path.read_text() == "mine"
+    with pytest.raises(ConfigError, match="cannot be written"):
+        new_run_file(tmp_path / "none" / "run.toml", RunConfig(name="x"))
+
+
+def test_inspect_run_says_whether_the_signature_holds(run_path: Path) -> None:
+    assert inspect_run(run_path).run == load_run(run_path)
+    text = run_path.read_text()
+    run_path.write_text(text.replace("outer_steps = 3", "outer_steps = 4"))
+    found = inspect_run(run_path)
+    assert (found.run, found.config.outer_steps) == (None, 4)
+    assert "not what its author signed" in found.problem
+    run_path.write_text(text[: text.index("[signature]")])
+    assert inspect_run(run_path).problem == "it is not signed"

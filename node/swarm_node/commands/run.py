@@ -1,0 +1,172 @@
+"""`swarm-node run init`, `sign` and `show`: a run's file, from the first line to the signature. `watch` is a module."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from swarm_protocol.errors import ConfigError
+from swarm_protocol.identity import Identity
+
+from swarm_node import logs
+from swarm_node.events import Emitter
+from swarm_node.home import Home
+from swarm_node.options import Flags
+
+if TYPE_CHECKING:
+    from swarm.training.run_config import RunConfig
+    from swarm.training.run_file import Inspected
+
+DEFAULT_PATH = Path("run.toml")
+DEFAULT_NAME = "my-run"
+EXIT_UNSIGNED = 1
+
+
+def init(flags: Flags) -> int:
+    path = _path(flags)
+    from swarm.training.run_config import RunConfig  # noqa: PLC0415
+    from swarm.training.run_file import new_run_file  # noqa: PLC0415
+
+    try:
+        config = RunConfig(name=path.stem if path.stem != DEFAULT_PATH.stem else DEFAULT_NAME)
+    except ValueError:
+        config = RunConfig(name=DEFAULT_NAME)
+    new_run_file(path, config)
+    Emitter(json=flags.json).emit("run_written", path=str(path))
+    return 0
+
+
+def sign(flags: Flags) -> int:
+    path = _path(flags)
+    identity = _identity(flags)
+    emitter = Emitter(json=flags.json)
+    # torch and transformers take seconds to import: what is refused above is refused at once
+    from swarm.training.run_config import ImpossibleRun  # noqa: PLC0415
+    from swarm.training.run_file import Inspected, read_config, sign_file  # noqa: PLC0415
+
+    logs.quieten_libraries()
+    try:
+        config = read_config(path)
+    except ImpossibleRun as error:
+        for problem in error.problems:
+            emitter.emit("run_problem", problem=problem)
+        few = "one setting" if len(error.problems) == 1 else f"{len(error.problems)} settings"
+        raise ConfigError(f"{path} cannot be signed: {few} cannot be", remedy="correct what is listed above") from error
+    digest = "" if flags.extra["unpinned"] else _data_digest(config, emitter)
+    run = sign_file(path, identity, data_digest=digest)
+    _tell(emitter, path, Inspected(config=run.config, run=run))
+    return 0
+
+
+def show(flags: Flags) -> int:
+    path = _path(flags)
+    from swarm.training.run_file import inspect_run  # noqa: PLC0415
+
+    logs.quieten_libraries()
+    found = inspect_run(path)
+    _tell(Emitter(json=flags.json), path, found)
+    return 0 if found.run else EXIT_UNSIGNED
+
+
+def watch(flags: Flags) -> int:
+    from swarm_node.watching import watch_run  # noqa: PLC0415
+
+    return watch_run(_path(flags), flags.resolve(), Emitter(json=flags.json))
+
+
+def _path(flags: Flags) -> Path:
+    return flags.paths["path"] or DEFAULT_PATH
+
+
+def _identity(flags: Flags) -> Identity:
+    """Raises ConfigError if there is none: a run's author should know which key answers for it."""
+    if given := flags.paths["identity"]:
+        return Identity.load(given)
+    home = Home(flags.resolve().home)
+    if not home.identity.exists():
+        raise ConfigError(
+            f"there is no identity in {home.path} to sign with",
+            remedy=f"create one: swarm-node identity --new --home {home.path}; or name a key with --identity",
+        )
+    return Identity.load(home.identity)
+
+
+def _data_digest(config: RunConfig, emitter: Emitter) -> str:
+    """Of the data, where it is here; empty where it is not, which is told."""
+    from swarm.training.data import ByteCorpus  # noqa: PLC0415
+
+    if config.data.source == "python-stdlib":
+        return ByteCorpus.load(config.data, seed=config.seed).digest
+    emitter.emit(
+        "warning", message=f"the data, {_data(config)}, is not pinned: whoever joins trains on what it has", remedy=""
+    )
+    return ""
+
+
+def _tell(emitter: Emitter, path: Path, found: Inspected) -> None:
+    from swarm.training.cost import cost_of  # noqa: PLC0415
+
+    config, run, cost = found.config, found.run, cost_of(found.config)
+    if not emitter.json:
+        emitter.result("\n".join(_lines(found)))
+        return
+    emitter.emit(
+        "run",
+        path=str(path),
+        run=run.run_id if run else None,
+        name=config.name,
+        signed_by=run.peer_id if run else None,
+        issued_at=run.issued_at if run else None,
+        problem=found.problem,
+        parameters=cost.num_parameters,
+        outer_steps=config.outer_steps,
+        interval_steps=config.interval_steps,
+        data=_data(config),
+        data_digest=config.data.digest,
+        member_tokens=cost.member_tokens,
+        group_tokens=cost.group_tokens,
+        member_bytes=cost.member_bytes,
+    )
+
+
+def _lines(found: Inspected) -> Iterator[str]:
+    from swarm.training.cost import cost_of  # noqa: PLC0415
+
+    config, run, cost = found.config, found.run, cost_of(found.config)
+    if run is None:
+        yield f"run        {config.name}"
+        yield f"signature  does not hold: {found.problem}"
+    else:
+        signed = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(run.issued_at))
+        yield f"run        {run.run_id}"
+        yield f"signature  holds: {run.peer_id}, {signed}"
+    yield f"model      {config.model.get('model_type')}, {cost.num_parameters:,} parameters"
+    pinned = f"pinned to {config.data.digest[:12]}" if config.data.digest else "not pinned"
+    yield f"data       {_data(config)}, {pinned}"
+    yield f"training   {config.outer_steps} outer steps of {_interval(config)}; {_streaming(config)}"
+    least, most = cost.group_tokens
+    yield f"group      {config.min_group} to {config.max_group} members, {config.aggregator}, {_admission(config)}"
+    yield f"tokens     {cost.member_tokens:,} a member and outer step; {least:,} to {most:,} a group"
+    yield f"traffic    up to {cost.member_bytes / 1e6:,.2f} MB a member and outer step, as {config.codec}"
+
+
+def _data(config: RunConfig) -> str:
+    source = f"{config.data.hub_id} ({config.data.split})" if config.data.source == "hub" else config.data.source
+    return source if config.data.tokenizer == "bytes" else f"{source} through the tokenizer {config.data.tokenizer}"
+
+
+def _interval(config: RunConfig) -> str:
+    limit = f", {config.interval_s:g} s at most" if config.interval_s else ""
+    return f"{config.interval_steps} inner steps ({config.inner.optimizer}){limit}"
+
+
+def _streaming(config: RunConfig) -> str:
+    if config.fragments == 1 and not config.overlap_steps:
+        return f"DiLoCo with {config.outer.optimizer}"
+    return f"{config.fragments} fragments, {config.overlap_steps} steps of overlap, {config.outer.optimizer}"
+
+
+def _admission(config: RunConfig) -> str:
+    return f"{len(config.admission)} peers may join" if config.admission else "anyone may join"

@@ -1,0 +1,129 @@
+"""Watches a run from a host of its own, with a throwaway identity, so that it can do so beside a running daemon."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+from swarm.network.libp2p import Libp2pNetwork, Libp2pOptions
+from swarm.network.membership import Membership
+from swarm.training.observer import Observer
+from swarm.training.run_file import SignedRun, load_run
+from swarm_protocol.errors import ConfigError, PeerTimeout, SwarmError
+from swarm_protocol.identity import Identity
+from swarm_protocol.records import TrainerRecord
+
+from swarm_node import logs
+from swarm_node.config import Config
+from swarm_node.events import Emitter
+
+LOOK_S = 1.0
+NOBODY_S = 10.0
+"""Members that are there are seen within a second or two."""
+
+
+def watch_run(path: Path, config: Config, emitter: Emitter) -> int:
+    """Until the run in `path` is finished. Raises ConfigError, IntegrityError, StartError or PeerTimeout."""
+    if not config.peers:
+        raise ConfigError(
+            "no peer to look through is named", remedy="give --peers the address of a seed, or of any node of the run"
+        )
+    logs.quieten_libraries()
+    run = load_run(path)
+    return asyncio.run(_watch(run, config, emitter))
+
+
+async def _watch(run: SignedRun, config: Config, emitter: Emitter) -> int:
+    with tempfile.TemporaryDirectory(prefix="swarm-watch-") as folder:
+        identity = Path(folder, "identity.key")
+        Identity.generate().save(identity)
+        options = Libp2pOptions(identity_path=identity, network_id=config.network_id, peers=config.peers)
+        network = await Libp2pNetwork.create(options)
+        try:
+            async with Membership(network) as membership:
+                emitter.emit("watching", run=run.run_id, signed_by=run.peer_id, outer_steps=run.config.outer_steps)
+                await Watching(Observer(network, membership, run), run, emitter).until_finished()
+        finally:
+            await network.close()
+    return 0
+
+
+class Watching:
+    """Tells what an observer sees, once."""
+
+    def __init__(self, observer: Observer, run: SignedRun, emitter: Emitter) -> None:
+        self._observer = observer
+        self._run = run
+        self._emitter = emitter
+        self._told = ""
+        self._complaint = ""
+
+    async def until_finished(self) -> None:
+        """Raises PeerTimeout if nobody trains the run, or nobody any more."""
+        loop = asyncio.get_running_loop()
+        seen_s = loop.time()
+        while True:
+            try:
+                members = await self._observer.members()
+                if await self._tell(members):
+                    return
+            except SwarmError as error:
+                self._complain(error)
+                members = {}
+            if members:
+                seen_s = loop.time()
+            elif loop.time() - seen_s > NOBODY_S:
+                raise self._nobody()
+            await asyncio.sleep(LOOK_S)
+
+    async def _tell(self, members: Mapping[str, TrainerRecord]) -> bool:
+        """Whether the run is finished."""
+        self._tell_members(members)
+        speed = sum(each.tokens_per_s for each in members.values() if each.state == "training")
+        last = self._run.config.outer_steps
+        for step in await self._observer.look(members):
+            fields = asdict(step)
+            self._emitter.emit(
+                "committed", run=self._run.run_id, step=fields.pop("outer_step"), of=last, tokens_per_s=speed, **fields
+            )
+            if step.outer_step == last:
+                self._emitter.emit("run_finished", run=self._run.run_id, outer_step=last, digest=step.digest)
+                return True
+        return False
+
+    def _tell_members(self, members: Mapping[str, TrainerRecord]) -> None:
+        counts = Counter(each.state for each in members.values())
+        summary = ", ".join(f"{count} {state}" for state, count in sorted(counts.items())) or "none"
+        states = repr({peer: each.state for peer, each in members.items()})
+        if states == self._told:
+            return
+        if members or self._told:
+            listed = [
+                {
+                    "peer_id": peer,
+                    "state": each.state,
+                    "outer_step": each.outer_step,
+                    "tokens_per_s": each.tokens_per_s,
+                    "loss": each.loss,
+                }
+                for peer, each in members.items()
+            ]
+            self._emitter.emit("members", run=self._run.run_id, members=listed, summary=summary)
+        self._told = states
+
+    def _complain(self, error: SwarmError) -> None:
+        if error.message != self._complaint:
+            self._emitter.emit("warning", message=f"cannot see where the run is: {error.message}", remedy=error.remedy)
+        self._complaint = error.message
+
+    def _nobody(self) -> PeerTimeout:
+        step, last = self._observer.outer_step, self._run.config.outer_steps
+        if step:
+            message = f"nobody trains {self._run.run_id} any more: it stands at outer step {step} of {last}"
+        else:
+            message = f"nobody trains {self._run.run_id} on this network"
+        return PeerTimeout(message, remedy="check --peers and --network-id, or join it: swarm-node join --run FILE")

@@ -1,0 +1,23 @@
+"""A run's data as numbered samples: which tokens sample 4711 is, the same on every replica.
+
+`load_corpus` is the way in. Documents come out of a source (`files`, `hub`, `python_source`) in passages, a worker
+process turns them into tokens in a file (`worker`, `tokenizing`), and a `Corpus` cuts them into windows.
+"""
+
+from swarm.training.data.byte_corpus import ByteCorpus
+from swarm.training.data.corpus import Corpus
+from swarm.training.data.loading import load_corpus
+from swarm.training.data.local import LocalData, OnProgress, Progress
+from swarm.training.data.token_corpus import TokenCorpus
+from swarm.training.data.worker import PreparationStopped
+
+__all__ = [
+    "ByteCorpus",
+    "Corpus",
+    "LocalData",
+    "OnProgress",
+    "PreparationStopped",
+    "Progress",
+    "TokenCorpus",
+    "load_corpus",
+]

@@ -1,0 +1,99 @@
+"""What a run takes from the Hugging Face hub: rows of a data set as documents, and the files of a tokenizer.
+
+The `datasets` library brings and keeps a data set in its own cache, in the worker; it comes with the extra
+`swarm-node[data]`. Blocks. No state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from huggingface_hub import HfApi, snapshot_download
+from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+from swarm_protocol.errors import ConfigError, SwarmError
+
+from swarm.training.data.passages import Passage, cut
+
+ANSWER_S = 10.0
+"""The longest that a hub may take to say which commit a data set has now."""
+TOKENIZER_FILES = ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "config.json")
+_ROWS = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HubSource:
+    """Implements `passages.Source`: a split of a data set at one commit."""
+
+    hub_id: str
+    split: str
+    text_key: str
+    commit: str
+
+    @classmethod
+    def find(cls, hub_id: str, split: str, text_key: str) -> HubSource:
+        """Ask the hub for its newest commit. Raises ConfigError if there is none, or no answer."""
+        with _in_words(f"the data set {hub_id}"):
+            commit = str(HfApi().dataset_info(hub_id, timeout=ANSWER_S).sha)
+        return cls(hub_id=hub_id, split=split, text_key=text_key, commit=commit)
+
+    @property
+    def name(self) -> str:
+        return f"the data set {self.hub_id}"
+
+    @property
+    def key(self) -> str:
+        return f"hub {self.hub_id} {self.commit} {self.split} {self.text_key}"
+
+    def passages(self) -> Iterator[Passage]:
+        with _in_words(self.name):
+            from datasets import load_dataset  # noqa: PLC0415
+
+            rows = load_dataset(self.hub_id, split=self.split, revision=self.commit)
+            if self.text_key not in rows.column_names:
+                raise ConfigError(
+                    f"{self.name} has no column {self.text_key!r}: it has {', '.join(rows.column_names[:20])}",
+                    remedy="the run's data.text_key names the column",
+                )
+            done = 0
+            for batch in rows.select_columns([self.text_key]).iter(batch_size=_ROWS):
+                texts = batch[self.text_key]
+                done += len(texts)
+                for text in texts:
+                    if text is None:
+                        continue
+                    if not isinstance(text, str):
+                        raise ConfigError(f"column {self.text_key!r} of {self.name} is no text")
+                    for piece, ends in cut(text):
+                        yield Passage(piece, ends, done / len(rows))
+
+
+def bring_tokenizer(hub_id: str) -> Path:
+    """A directory with its files: from the hub, or as they were brought before if it does not answer."""
+    with _in_words(f"the tokenizer {hub_id}"):
+        return Path(snapshot_download(hub_id, allow_patterns=list(TOKENIZER_FILES), etag_timeout=ANSWER_S))
+
+
+@contextmanager
+def _in_words(what: str) -> Iterator[None]:
+    """What the hub's libraries raise, in one line."""
+    try:
+        yield
+    except SwarmError:
+        raise
+    except ImportError as error:
+        raise ConfigError(
+            f"{what} cannot be read without the datasets library", remedy="pip install 'swarm-node[data]'"
+        ) from error
+    except GatedRepoError as error:
+        raise ConfigError(f"{what} is gated", remedy="accept its terms on the hub and set HF_TOKEN") from error
+    except RepositoryNotFoundError as error:
+        raise ConfigError(f"the hub does not have {what}", remedy="check its name, or set HF_TOKEN") from error
+    except Exception as error:  # the clients raise their HTTP library's errors, of which they have had several
+        told = " ".join(str(error).split())[:300]
+        raise ConfigError(
+            f"{what} cannot be had from the hub: {told}",
+            remedy="check the connection and try again: what came is kept; HF_ENDPOINT names another hub",
+        ) from error

@@ -1,0 +1,188 @@
+"""Members of one run, each a process of its own over real libp2p, which stand by until told to take part.
+
+They are forked from a server that has imported everything, so that a hundred of them cost little. Each has a synthetic
+model, whose inner steps sleep: an interval lasts as long as it should on any machine, and rounds are the real ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+import uvloop
+from chaos.armed import ArmedFaults
+from network_worlds import libp2p_node
+from swarm.network.membership import Membership
+from swarm.training.events import OuterStep, TrainingEvent
+from swarm.training.interval import Materials
+from swarm.training.trainer import Trainer, TrainerOptions
+from swarm_compression import warm_up
+from swarm_protocol.identity import Identity
+from training_swarm import SyntheticInner, config, signed
+
+if TYPE_CHECKING:
+    from multiprocessing.context import ForkServerProcess
+
+E = TypeVar("E")
+
+RUN = config(outer_steps=1_000_000, interval_steps=5, min_group=2, max_group=8, quorum_grace_s=2.0)
+STEP_S = 0.1
+NUM_VALUES = 1_200_000
+"""Two frames a part."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What all members share. `folder` holds their identities and logs, and the armed kill."""
+
+    folder: Path
+    peers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What a member says. `event` is None when it is ready to take part. `certificate` proves an OuterStep."""
+
+    at_s: float
+    event: TrainingEvent | None = None
+    certificate: bytes = b""
+
+
+def live(name: str, plan: Plan, owner: Connection) -> None:
+    """The whole life of the member `name`: until it is killed, or `owner` is."""
+    logging.basicConfig(filename=plan.folder / f"{name}.log", level=logging.INFO)
+    torch.set_num_threads(1)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_take_part(name, plan, owner))
+
+
+async def _take_part(name: str, plan: Plan, owner: Connection) -> None:
+    path = plan.folder / f"{name}.identity"
+    async with AsyncExitStack() as stack:
+        network = await stack.enter_async_context(await libp2p_node(path, peers=plan.peers))
+        membership = await stack.enter_async_context(Membership(network))
+        inner = SyntheticInner(num_values=NUM_VALUES, step_s=STEP_S)
+        await asyncio.to_thread(warm_up)
+
+        def tell(event: TrainingEvent) -> None:
+            proof = trainer.certificate if isinstance(event, OuterStep) else b""
+            owner.send(Told(at_s=time.monotonic(), event=event, certificate=proof))
+
+        trainer = Trainer(
+            network,
+            membership,
+            Identity.load_or_create(path),
+            signed(RUN),
+            on_event=tell,
+            options=TrainerOptions(materials=Materials(inner=inner, theta_N=torch.zeros(NUM_VALUES))),
+            faults=ArmedFaults(plan.folder, name),
+        )
+        owner.send(Told(at_s=time.monotonic()))
+        await asyncio.to_thread(owner.recv)
+        await stack.enter_async_context(trainer)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(_end_with(owner))
+            await trainer.run()
+
+
+async def _end_with(owner: Connection) -> None:
+    """So that nothing is left behind, whatever happens to the owner."""
+    with contextlib.suppress(EOFError):
+        await asyncio.to_thread(owner.recv)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@dataclass(eq=False, slots=True)
+class Member:
+    """A process, as its owner sees it. `called_s`: when it was told to take part; 0 before."""
+
+    name: str
+    process: ForkServerProcess
+    connection: Connection
+    told: list[Told] = field(default_factory=list)
+    called_s: float = 0.0
+    has_ended: bool = False
+
+    @property
+    def is_ready(self) -> bool:
+        return bool(self.told)
+
+    def of(self, kind: type[E]) -> list[tuple[float, E]]:
+        """Its events of that kind, each with its time."""
+        return [(told.at_s, told.event) for told in self.told if isinstance(told.event, kind)]
+
+
+class Members:
+    """All processes of one run. An async context: leaving it kills them."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.all: dict[str, Member] = {}
+        self._plan = plan
+        self._context = multiprocessing.get_context("forkserver")
+        # what takes long to import, and is found without pytest's path
+        self._context.set_forkserver_preload(["swarm.training.trainer", "swarm.network.libp2p"])
+        self._changed = asyncio.Event()
+
+    async def __aenter__(self) -> Members:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for member in self.all.values():
+            member.process.kill()
+            await asyncio.to_thread(member.process.join)
+            if not member.has_ended:
+                asyncio.get_running_loop().remove_reader(member.connection.fileno())
+            member.connection.close()
+
+    @property
+    def alive(self) -> list[Member]:
+        """Those who take part, as far as is known."""
+        return [member for member in self.all.values() if member.called_s and not member.has_ended]
+
+    def stand_by(self, name: str) -> Member:
+        """Start a process that gets ready, and then waits."""
+        connection, theirs = self._context.Pipe()
+        process = self._context.Process(target=live, args=(name, self._plan, theirs), name=name, daemon=True)
+        process.start()
+        theirs.close()
+        member = self.all[name] = Member(name, process, connection)
+        asyncio.get_running_loop().add_reader(connection.fileno(), self._read, member)
+        return member
+
+    def call(self, member: Member) -> None:
+        """Have it take part."""
+        member.called_s = time.monotonic()
+        member.connection.send(None)
+
+    async def until(self, condition: Callable[[], bool], *, within_s: float, what: str) -> None:
+        """Wait until `condition()`, looked at whenever a member says something or ends."""
+        try:
+            async with asyncio.timeout(within_s):
+                while not condition():
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            raise AssertionError(
+                f"{what} took more than {within_s:.0f} s; the logs are in {self._plan.folder}"
+            ) from None
+
+    def _read(self, member: Member) -> None:
+        try:
+            while member.connection.poll():
+                member.told.append(member.connection.recv())
+        except (EOFError, OSError):
+            member.has_ended = True
+            asyncio.get_running_loop().remove_reader(member.connection.fileno())
+        self._changed.set()

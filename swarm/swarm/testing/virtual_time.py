@@ -4,7 +4,7 @@ on every run.
 `run` drives an ordinary asyncio loop whose clock jumps to the next timer whenever nothing else is left to do.
 Executor jobs (torch work in `run_in_executor` or `asyncio.to_thread`) run for real, in parallel, but their results
 arrive in the order in which the jobs were submitted and only once the loop is idle, so that the speed of a machine
-decides nothing. A job costs no virtual time unless `compute_s` charges it some.
+decides nothing. A job costs no virtual time unless `compute_s` charges it some, or it calls `charge` itself.
 
 Left to others: real sockets and child processes, which know nothing of virtual time and look like a deadlock here.
 Two things void the determinism: a job that reads what the loop writes meanwhile, and threads the loop did not start.
@@ -17,11 +17,12 @@ import asyncio
 import functools
 import os
 import selectors
+import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextvars import Context
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -78,6 +79,16 @@ def run(coro: Coroutine[Any, Any, T], *, real_timeout_s: float = 60.0, compute_s
         loop.wind_down()
 
 
+def charge(seconds: float) -> None:
+    """Called in an executor job: its result arrives that much later. Elsewhere it means nothing."""
+    job: _Job | None = getattr(_this_thread, "job", None)
+    if job is not None:
+        job.cost_s += seconds
+
+
+_this_thread = threading.local()
+
+
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
     """The loop under `run`. `time()` is virtual."""
 
@@ -103,11 +114,11 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def run_in_executor(  # type: ignore[override]
         self, executor: Executor | None, func: Callable[..., T], *args: Any
     ) -> asyncio.Future[T]:
-        job = _Job((executor or self._threads).submit(func, *args), self.create_future())
+        job = _Job(self.create_future())
+        job.running = (executor or self._threads).submit(job.work, func, args)
         self._jobs.append(job)
         if self._compute_s and (cost_s := self._compute_s(_innermost(func, args))):
-            job.due = False
-            self.call_later(cost_s, job.fall_due)
+            self._postpone(job, cost_s)
         job.running.add_done_callback(lambda _: self._wake())
         return job.result
 
@@ -143,13 +154,21 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         if job := next((job for job in self._jobs if job.due), None):
             if not job.running.done():
                 return selector.select(left_s)
-            self._jobs.remove(job)
-            job.deliver()
+            if job.cost_s:
+                self._postpone(job, job.cost_s)
+                job.cost_s = 0.0
+            else:
+                self._jobs.remove(job)
+                job.deliver()
         elif timeout_s is None:
             raise Deadlock(f"nothing will ever happen; waiting: {_describe(asyncio.all_tasks(self))}")
         else:
             self._now_s += timeout_s
         return []
+
+    def _postpone(self, job: _Job, cost_s: float) -> None:
+        job.due = False
+        self.call_later(cost_s, job.fall_due)
 
     def _wake(self) -> None:
         if not self.is_closed():
@@ -166,14 +185,26 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """One executor job: its thread's future, and the loop's, which hears of it when the job is due and done."""
+    """One executor job: its thread's future, and the loop's, which hears of it when the job is due and done.
 
-    running: Future[Any]
+    `cost_s` is what it has charged itself, and not yet been held back for.
+    """
+
     result: asyncio.Future[Any]
+    running: Future[Any] = field(default_factory=Future)
     due: bool = True
+    cost_s: float = 0.0
 
     def __post_init__(self) -> None:
         self.result.add_done_callback(lambda result: result.cancelled() and self.running.cancel())
+
+    def work(self, func: Callable[..., T], args: tuple[Any, ...]) -> T:
+        """In the thread."""
+        _this_thread.job = self
+        try:
+            return func(*args)
+        finally:
+            _this_thread.job = None
 
     def fall_due(self) -> None:
         self.due = True

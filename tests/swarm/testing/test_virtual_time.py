@@ -273,3 +273,25 @@ def test_run_leaves_no_thread_behind() -> None:
     before = threading.active_count()
     virtual_time.run(main())
     assert threading.active_count() == before
+
+
+def test_charge_within_a_job_delays_its_result_and_nothing_else() -> None:
+    async def main() -> list[tuple[float, str]]:
+        loop = asyncio.get_running_loop()
+        start_s, seen = loop.time(), []
+
+        def work(name: str, cost_s: float) -> str:
+            for _ in range(2):
+                virtual_time.charge(cost_s)
+            return name
+
+        async def wait_for(name: str, cost_s: float) -> None:
+            done = await asyncio.to_thread(work, name, cost_s)
+            seen.append((round(loop.time() - start_s, 9), done))
+
+        async with asyncio.TaskGroup() as tasks:
+            for name, cost_s in (("slow", 2.0), ("free", 0.0), ("quick", 0.5)):
+                tasks.create_task(wait_for(name, cost_s))
+        return seen
+
+    assert virtual_time.run(main()) == [(0.0, "free"), (1.0, "quick"), (4.0, "slow")]

@@ -16,8 +16,8 @@ MAX_DONOR_BYTES = 16 << 20
 """What one donor may have under way: 1 Gbit/s at a round trip of 130 ms."""
 MAX_BYTES = 64 << 20
 """What all donors together may have under way, and a download take of memory beyond the state."""
-ASSUMED_S = 2.0
-"""What a chunk takes from a donor that has not delivered any: 1 MiB at 4 Mbit/s."""
+ASSUMED_S = 1.0
+"""What a chunk takes from a donor that has not delivered any: 1 MiB at 8 Mbit/s."""
 
 
 class ChunkSchedule:
@@ -42,7 +42,7 @@ class ChunkSchedule:
         """Ask this donor for that chunk now. None: whoever could give more has enough to do."""
         if self.num_under_way >= MAX_BYTES // CHUNK_BYTES:
             return None
-        for donor in sorted(self._under_way, key=lambda donor: self._under_way[donor]):
+        for donor in sorted(self._under_way, key=lambda donor: (self._under_way[donor], self._pace(donor))):
             if self._under_way[donor] < self._window(donor):
                 index = self._waiting.pop() if self._waiting else self._overdue(donor, now)
                 if index is not None:
@@ -52,11 +52,11 @@ class ChunkSchedule:
         return None
 
     def came(self, donor: str, index: int, now: float) -> None:
-        """`donor` delivered. The others that were asked for it are given up."""
-        askers = self._asked.pop(index)
-        # what is under way from one donor shares its link: so long would one chunk alone have taken
-        self._pace_s[donor] = (now - askers[donor]) / self._under_way[donor]
-        for asked in askers:
+        """`donor` delivered. The others that were asked for it are given up: they take that long at least."""
+        for asked, asked_at in self._asked.pop(index).items():
+            # what is under way from one donor shares its link: so long would one chunk alone have taken
+            pace_s = (now - asked_at) / self._under_way[asked]
+            self._pace_s[asked] = pace_s if asked == donor else max(pace_s, self._pace_s.get(asked, 0.0))
             self._under_way[asked] -= 1
 
     def failed(self, donor: str) -> None:
@@ -67,6 +67,9 @@ class ChunkSchedule:
                 del self._asked[index]
                 self._waiting.append(index)
 
+    def _pace(self, donor: str) -> float:
+        return self._pace_s.get(donor, ASSUMED_S)
+
     def _window(self, donor: str) -> int:
         """In chunks. Of the last ones nobody takes more than a share."""
         fair = 1 + len(self._waiting) // len(self._under_way)
@@ -74,10 +77,10 @@ class ChunkSchedule:
         return min(1 + ahead, MAX_DONOR_BYTES // CHUNK_BYTES, fair)
 
     def _overdue(self, donor: str, now: float) -> int | None:
-        """The chunk that comes latest from those who were asked for it, if it comes from `donor` before that."""
+        """The chunk that comes latest from those who were asked for it, if it comes from `donor` in half that time."""
         left_s = {index: self._left_s(index, now) for index, askers in self._asked.items() if donor not in askers}
         latest = max(left_s, key=lambda index: left_s[index], default=None)
-        return latest if latest is not None and left_s[latest] > self._pace_s.get(donor, ASSUMED_S) else None
+        return latest if latest is not None and left_s[latest] > 2 * self._pace(donor) else None
 
     def _left_s(self, index: int, now: float) -> float:
         return min(self._left_of(donor, now - asked_at) for donor, asked_at in self._asked[index].items())

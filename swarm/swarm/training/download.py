@@ -27,8 +27,8 @@ Ask = Callable[[str, int, float], Awaitable[bytes]]
 logger = logging.getLogger(__name__)
 
 CHUNK_TIMEOUT_S = 30.0
-"""A chunk of 1 MiB over a link that is hardly usable, 0.3 Mbit/s; so long for each that is under way, since all may
-share this member's own link. A donor that is silent does not hold up the others until then."""
+"""A chunk of 1 MiB over a link that is hardly usable, 0.3 Mbit/s; so long for each donor, since all may share this
+member's own link. What a silent donor holds is asked of another long before."""
 LOOK_S = 0.5
 """How often it is looked whether a donor is late."""
 
@@ -78,7 +78,7 @@ class Download:
         """The state. Raises RoundError if the donors together do not give all of it."""
         await self._off_loop(self._reuse, own)
         if self._assembly.missing:
-            await self._fetch_all(ChunkSchedule(self._assembly.missing, donors))
+            await self._fetch_all(ChunkSchedule(self._assembly.missing, donors), len(donors))
         if self._assembly.missing:
             reasons = "; ".join(f"{donor[-6:]}: {reason}" for donor, reason in self._failures.items())
             raise RoundError(f"the state cannot be had: {reasons or 'nobody has it'}")
@@ -98,14 +98,14 @@ class Download:
             for index in wanted.get(hashlib.sha256(data).digest(), ()):
                 self._assembly.put(index, data)
 
-    async def _fetch_all(self, schedule: ChunkSchedule) -> None:
+    async def _fetch_all(self, schedule: ChunkSchedule, num_donors: int) -> None:
         """Until all chunks are here, or no donor is left."""
+        timeout_s = CHUNK_TIMEOUT_S * num_donors
         now = asyncio.get_running_loop().time
         under_way: dict[asyncio.Task[str], tuple[str, int]] = {}
         async with asyncio.TaskGroup() as tasks:
             while schedule.is_open:
                 while (ask := schedule.next(now())) is not None:
-                    timeout_s = CHUNK_TIMEOUT_S * schedule.num_under_way
                     under_way[tasks.create_task(self._fetch(*ask, timeout_s))] = ask
                 if not under_way:
                     break

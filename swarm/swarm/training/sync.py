@@ -1,7 +1,9 @@
 """How a member gets to the state that a certificate names: by the proposal it has, by the parts, or by fetching it.
 
 A member that took part has proposed the state itself. One that held the state before needs only the result's parts, a
-byte a parameter with int8. Everyone else fetches chunks. Nothing here has state; `trainer` adopts what comes back.
+byte a parameter with int8. One whose own result of the same parts is another has been damaged, in its memory or by a
+defect, and fetches the chunks that differ. Everyone else fetches chunks. Nothing here has state; `trainer` adopts what
+comes back.
 """
 
 from __future__ import annotations
@@ -106,12 +108,17 @@ async def _obtain(seat: Seat, proof: Proof, records: Mapping[str, TrainerRecord]
         return Reached(proof=proof, held=held)
     others = [peer for peer, record in records.items() if record.digest == proof.outcome.state_digest]
     donors = [peer for peer in dict.fromkeys((*proof.voters, *others)) if peer != seat.network.peer_id][:MAX_DONORS]
-    if proof.origin.state_digest == seat.replica.digest:
+    replica = seat.replica
+    if proof.origin.state_digest == replica.digest and replica.differing(proof.outcome) is None:
         try:
             return Reached(proof=proof, held=await _rebuild(seat, proof, donors))
         except SwarmError as error:
             logger.warning("fetching the state, since its parts do not lead to it: %s", error)
-    fetched = await seat.fetcher.state(proof.outcome.state_digest, donors, seat.replica.current)
+    own = [replica.current]
+    if (damaged := replica.differing(proof.outcome)) is not None:
+        logger.warning("this member's copy of outer step %d is damaged: repairing what differs", proof.outer_step)
+        own.insert(0, damaged)
+    fetched = await seat.fetcher.state(proof.outcome.state_digest, donors, own)
     return Reached(proof=proof, held=Held(state=fetched.state, manifest=fetched.manifest), fetched=fetched)
 
 

@@ -91,7 +91,7 @@ class Fetched:
 
 
 class Fetcher:
-    """Fetches for one member of a run. `executor` hashes and parses whatever is large; `store` keeps what came of a state
+    """Fetches for one member of a run. `executor` hashes and parses what is large; `store` keeps what came of a state
     over a restart."""
 
     def __init__(self, network: Network, methods: Methods, executor: Executor, store: ChunkStore = NO_STORE) -> None:

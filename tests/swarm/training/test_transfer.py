@@ -16,6 +16,7 @@ from swarm.network.memory import MemoryInternet
 from swarm.testing import virtual_time
 from swarm.training import transfer
 from swarm.training.coordinator import part_values
+from swarm.training.lane import Lane
 from swarm.training.manifest import Manifest
 from swarm.training.methods import Methods
 from swarm.training.replica import Held, Replica
@@ -168,7 +169,8 @@ def reduced(world: World) -> tuple[Group, Replica]:
         reduce_s=1.0,
         vote_s=1.0,
     )
-    current = Held.of(replace(ReplicaState.initial(torch.zeros(3000)), roster=group.peer_ids))
+    lanes = (Lane(roster=group.peer_ids),)
+    current = Held.of(replace(ReplicaState.initial(torch.zeros(3000)), roster=group.peer_ids, lanes=lanes))
     return group, Replica(config(), current)
 
 

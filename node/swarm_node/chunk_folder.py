@@ -1,0 +1,61 @@
+"""Keeps the chunks of a state that is being fetched, so that a node which is killed goes on with what it has.
+
+One file a chunk, named by its digest, under the node's cache. Whoever reads a chunk checks it against its digest, so
+files are neither flushed nor renamed: what a crash tore is fetched again. A disk that refuses costs a warning and the
+ability to go on, not the download. Blocks; belongs to one process.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from swarm.training.manifest import CHUNK_BYTES
+
+logger = logging.getLogger(__name__)
+
+
+class ChunkFolder:
+    """Implements `download.ChunkStore`. Never holds more than `max_bytes`."""
+
+    def __init__(self, folder: Path, *, max_bytes: int) -> None:
+        self._folder = folder
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+        self._has_failed = False
+
+    def resume(self, digests: Collection[bytes]) -> Iterator[bytes]:
+        wanted = {digest.hex() for digest in digests}
+        self._num_bytes = 0
+        for path in sorted(self._folder.iterdir()) if self._folder.is_dir() else []:
+            try:
+                size = path.stat().st_size
+                if path.name not in wanted or size > CHUNK_BYTES or self._num_bytes + size > self._max_bytes:
+                    path.unlink()
+                    continue
+                self._num_bytes += size
+                yield path.read_bytes()
+            except OSError as error:
+                self._warn(error)
+
+    def keep(self, digest: bytes, data: bytes) -> None:
+        if self._has_failed or self._num_bytes + len(data) > self._max_bytes:
+            return
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            (self._folder / digest.hex()).write_bytes(data)
+        except OSError as error:
+            self._warn(error)
+        else:
+            self._num_bytes += len(data)
+
+    def clear(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._num_bytes = 0
+
+    def _warn(self, error: OSError) -> None:
+        if not self._has_failed:
+            logger.warning("what is fetched does not outlive a restart: %s cannot be used (%s)", self._folder, error)
+        self._has_failed = True

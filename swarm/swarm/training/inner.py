@@ -1,9 +1,10 @@
-"""One replica's interval: inner AdamW steps on leased samples, and the validation loss.
+"""One replica's interval: inner steps on leased samples, and the validation loss.
 
 Everything here blocks: the caller runs it in an executor, one call at a time. How many threads torch uses is the
-caller's choice. AdamW's moments stay on this replica.
+caller's choice. The optimizer's moments stay on this replica. What computes is one device, or several in worker
+processes; this is what both have in common: data, schedule, and what an interval came to.
 
-Shapes: B samples a step, T tokens a window, N values of the flat parameter vector.
+Shapes: T tokens a window, V windows of validation, N values of the flat parameter vector, F of a slice of it.
 """
 
 from __future__ import annotations
@@ -12,20 +13,18 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 import torch
 from swarm_protocol.errors import RoundError
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
-from swarm.training.data import ByteCorpus
-from swarm.training.layout import Layout
-from swarm.training.run_config import InnerConfig
-
-VALIDATION_WINDOWS = 16
-"""Windows in a validation batch."""
-_MOMENTS = ("exp_avg", "exp_avg_sq")
+from swarm.training.data import Corpus
+from swarm.training.local_options import ONE_CPU, LocalOptions
+from swarm.training.one_device import VALIDATION_WINDOWS, LossFunction, OneDevice, next_token_loss
+from swarm.training.run_config import RunConfig
+from swarm.training.schedule import schedule_factor
+from swarm.training.several_devices import SeveralDevices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,60 +42,88 @@ class IntervalResult:
         return self.num_tokens / self.seconds if self.seconds > 0 else 0.0
 
 
-class InnerLoop:
-    """Trains `model`, which it owns from then on, in fp32 on `device`, without dropout.
+class Stepper(Protocol):
+    """What computes a step: see `OneDevice` for what each means."""
 
-    The warm-up counts this replica's own steps.
+    def load(self, theta_N: Tensor) -> None: ...
+
+    def take_in(self, where: slice, theta_F: Tensor, mixing: float) -> None: ...
+
+    def flat(self, where: slice) -> Tensor: ...
+
+    def step(self, x_BT: Tensor, factor: float) -> float: ...
+
+    def loss(self, theta_N: Tensor, x_VT: Tensor) -> float: ...
+
+    def state(self) -> dict[str, Tensor]: ...
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class InnerLoop:
+    """Trains `model`, which it owns from then on, as `run` and this member's `local` options say.
+
+    The warm-up counts this replica's own steps. Raises ConfigError if the options do not fit the model.
     """
 
     def __init__(
-        self, config: InnerConfig, model: nn.Module, corpus: ByteCorpus, device: str = "cpu", *, fragments: int = 1
+        self,
+        run: RunConfig,
+        model: nn.Module,
+        corpus: Corpus,
+        local: LocalOptions = ONE_CPU,
+        *,
+        loss: LossFunction = next_token_loss,
     ) -> None:
-        self._config = config
+        self._config = run.inner
+        self._total_steps = run.outer_steps * run.interval_steps
         self._corpus = corpus
-        self._device = torch.device(device)
-        # dropout draws from torch's global generator, so no one could repeat a step: it stays off
-        self._model = model.to(self._device).eval()
-        self._layout = Layout.of(model, fragments)
-        self._parameters = self._layout.parameters(model)
-        self._num_steps = 0
-        # norms and biases, the vectors, are not pulled towards zero
-        groups: list[dict[str, Any]] = [
-            {"params": [parameter for parameter in self._parameters if parameter.dim() >= 2]},
-            {"params": [parameter for parameter in self._parameters if parameter.dim() < 2], "weight_decay": 0.0},
-        ]
-        self._optimizer = torch.optim.AdamW(
-            groups,
-            lr=config.learning_rate,
-            betas=(config.beta1, config.beta2),
-            weight_decay=config.weight_decay,
-            fused=True,
-        )
+        self._stepper: Stepper
+        if len(local.devices) > 1:
+            self._stepper = SeveralDevices(run.inner, model, fragments=run.fragments, local=local, loss=loss)
+        else:
+            device = local.devices[0]
+            self._stepper = OneDevice(run.inner, model, device=device, fragments=run.fragments, local=local, loss=loss)
 
     def load(self, theta_N: Tensor) -> None:
-        """Set the parameters; AdamW's moments and the warm-up stay as they are. Raises ValueError if N differs."""
-        self._layout.set_parameters(self._model, theta_N)
+        """Set the parameters; moments and warm-up stay as they are. Raises ValueError if N differs, and RoundError if
+        worker processes fail, as all other calls do then until this one succeeds."""
+        self._stepper.load(theta_N)
 
-    def flat(self) -> Tensor:
-        """fp32 CPU [N]: a copy of the parameters."""
-        return self._layout.flatten(self._model)
+    def take_in(self, where: slice, theta_F: Tensor, mixing: float) -> None:
+        """Make that slice `mixing` times itself and 1 - `mixing` times `theta_F` (Streaming DiLoCo's alpha, arXiv
+        2501.18512, section 2.3); moments and the other parameters stay. Raises ValueError if F differs."""
+        self._stepper.take_in(where, theta_F, mixing)
+
+    def flat(self, where: slice = slice(None)) -> Tensor:
+        """fp32 CPU [F]: a copy of that slice of the parameters."""
+        return self._stepper.flat(where)
 
     def train(
-        self, sample_ids: Sequence[int], num_steps: int, stop: Callable[[], bool] = lambda: False
+        self,
+        sample_ids: Sequence[int],
+        num_steps: int,
+        stop: Callable[[], bool] = lambda: False,
+        *,
+        done_steps: int = 0,
     ) -> IntervalResult:
-        """Take `num_steps` steps, each on the next `batch_windows` of `sample_ids`.
+        """Take `num_steps` steps, each on the next `batch_windows` of `sample_ids`; the run's progress before them,
+        for the schedule, is `done_steps` inner steps.
 
         It ends early if the samples run out, or if `stop`, asked before each step, says so.
 
-        Deterministic on a CPU with a fixed number of threads, given the parameters, AdamW's moments and the samples.
-        Raises RoundError if the loss or the gradient is not finite. AdamW's moments are then those before that step.
+        Deterministic on one CPU with a fixed number of threads, given the parameters, the moments and the samples.
+        Raises RoundError if the loss or the gradient is not finite, or a device has no memory left. The moments are
+        then those before that step; whatever raises it, `load` comes before the next steps.
         """
         started = time.perf_counter()
         size = self._config.batch_windows
         losses: list[float] = []
         while len(losses) < min(num_steps, len(sample_ids) // size) and not stop():
             first = len(losses) * size
-            losses.append(self._step(sample_ids[first : first + size]))
+            losses.append(self._step(sample_ids[first : first + size], done_steps + len(losses)))
         return IntervalResult(
             num_steps=len(losses),
             num_samples=len(losses) * size,
@@ -107,58 +134,28 @@ class InnerLoop:
 
     def validate(self, theta_N: Tensor, num_batches: int) -> float:
         """Mean loss of `theta_N` on the first windows of the held-out files. The parameters being trained stay."""
-        pieces = {name: piece.to(self._device) for name, piece in self._layout.unflatten(theta_N).items()}
-        total, count = 0.0, 0
-        with torch.no_grad():
-            for index in range(num_batches):
-                x_BT = self._corpus.validation_batch(index * VALIDATION_WINDOWS, VALIDATION_WINDOWS)
-                if len(x_BT):
-                    total += self._loss(x_BT, pieces).item() * len(x_BT)
-                    count += len(x_BT)
-        return total / count
+        starts = range(0, num_batches * VALIDATION_WINDOWS, VALIDATION_WINDOWS)
+        x_VT = torch.cat([self._corpus.validation_batch(start, VALIDATION_WINDOWS) for start in starts])
+        return self._stepper.loss(theta_N, x_VT) / len(x_VT)
 
     def state(self) -> dict[str, Tensor]:
-        """For a checkpoint: the number of steps, and copies of AdamW's moments as flat CPU vectors."""
-        result = {"num_steps": torch.tensor([self._num_steps])}
-        if self._num_steps:
-            for key in _MOMENTS:
-                moments = [self._optimizer.state[parameter][key].reshape(-1) for parameter in self._parameters]
-                result[key] = torch.cat(moments).cpu()
-        return result
+        """For a checkpoint: the number of steps, and copies of the moments as flat CPU vectors, in the names' order."""
+        return self._stepper.state()
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from what `state` returned. Raises ValueError if that is of another model."""
-        num_steps = int(state["num_steps"].item())
-        if num_steps:
-            moments = {key: self._layout.unflatten(state[key].to(self._device)) for key in _MOMENTS}
-            for name, parameter in zip(self._layout.names, self._parameters, strict=True):
-                self._optimizer.state[parameter] = {
-                    "step": torch.tensor(float(num_steps), device=self._device),
-                    **{key: pieces[name].clone() for key, pieces in moments.items()},
-                }
-        self._num_steps = num_steps
+        """Go on from what `state` returned. Raises IntegrityError if that is of another model or optimizer."""
+        self._stepper.load_state(state)
 
-    def _step(self, sample_ids: Sequence[int]) -> float:
-        loss = self._loss(self._corpus.batch(sample_ids), {})
-        self._optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        norm = nn.utils.clip_grad_norm_(self._parameters, self._config.clip_norm)
-        value = loss.item()
-        if not math.isfinite(value) or not math.isfinite(norm.item()):
+    def close(self) -> None:
+        """End worker processes, if there are any. Idempotent."""
+        self._stepper.close()
+
+    def _step(self, sample_ids: Sequence[int], done_steps: int) -> float:
+        factor = schedule_factor(self._config, done_steps, self._total_steps)
+        try:
+            return self._stepper.step(self._corpus.batch(sample_ids), factor)
+        except torch.OutOfMemoryError as error:
             raise RoundError(
-                f"training diverged: the loss is {value}, the norm of the gradient {norm.item()}",
-                remedy="if this happens again, the run needs a lower inner.learning_rate",
-            )
-        warmup = min(1.0, (self._num_steps + 1) / (self._config.warmup_steps + 1))
-        for parameters in self._optimizer.param_groups:
-            parameters["lr"] = self._config.learning_rate * warmup
-        self._optimizer.step()
-        self._num_steps += 1
-        return value
-
-    def _loss(self, x_BT: Tensor, pieces: dict[str, Tensor]) -> Tensor:
-        """Of the model, with `pieces` in place of its parameters of those names; `x_BT` is [B, T+1]."""
-        x_BT = x_BT.to(self._device)
-        inputs = {"input_ids": x_BT[:, :-1], "use_cache": False}
-        logits_BTV = torch.func.functional_call(self._model, pieces, args=(), kwargs=inputs).logits
-        return cross_entropy(logits_BTV.flatten(0, 1).float(), x_BT[:, 1:].flatten())
+                f"the device has no memory left for a step: {str(error).splitlines()[0][:200]}",
+                remedy="use fewer micro_batch_windows, or activation_checkpointing",
+            ) from error

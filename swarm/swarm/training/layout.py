@@ -24,6 +24,12 @@ def fragment_of(step: int, fragments: int) -> int:
     return (step - 1) % fragments
 
 
+def layer_of(name: str) -> int | None:
+    """The layer that the parameter `name` belongs to: the first number in its dotted name. None: to no layer."""
+    match = _LAYER.search(name)
+    return int(match[1]) if match else None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
     """`names` and `shapes` of the parameters in their order: fragment by fragment, within one by name. Made by `of`.
@@ -67,6 +73,11 @@ class Layout:
         by_name = dict(model.named_parameters())
         return [by_name[name] for name in self.names]
 
+    def require(self, theta_N: Tensor) -> None:
+        """Raises ValueError if N differs."""
+        if theta_N.shape != (self.num_values,):
+            raise ValueError(f"the model has {self.num_values} parameters, and these are {tuple(theta_N.shape)}")
+
     def flatten(self, model: nn.Module) -> Tensor:
         """fp32 CPU [N]: a copy of the parameters."""
         return torch.cat([each.detach().reshape(-1).float().cpu() for each in self.parameters(model)])
@@ -77,8 +88,7 @@ class Layout:
 
     def unflatten(self, theta_N: Tensor) -> dict[str, Tensor]:
         """Views of the pieces of `theta_N`, shaped, by the names of the parameters. Raises ValueError if N differs."""
-        if theta_N.shape != (self.num_values,):
-            raise ValueError(f"the model has {self.num_values} parameters, and these are {tuple(theta_N.shape)}")
+        self.require(theta_N)
         pieces = torch.split(theta_N, [shape.numel() for shape in self.shapes])
         return {name: piece.view(shape) for name, shape, piece in zip(self.names, self.shapes, pieces, strict=True)}
 
@@ -92,18 +102,18 @@ class Layout:
 
 def _fragments(sizes: Mapping[str, int], fragments: int) -> list[list[str]]:
     """The names of each fragment's parameters, sorted."""
-    layer_of = {name: int(match[1]) for name in sizes if (match := _LAYER.search(name))}
+    layers = {name: layer for name in sizes if (layer := layer_of(name)) is not None}
     # a module of its author's own need not number its layers without gaps
-    turn = {layer: index % fragments for index, layer in enumerate(sorted(set(layer_of.values())))}
+    turn = {layer: index % fragments for index, layer in enumerate(sorted(set(layers.values())))}
     if fragments > max(1, len(turn)):
         raise ConfigError(
             f"fragments = {fragments}: the model has {len(turn)} layers", remedy=f"use at most {max(1, len(turn))}"
         )
     members: list[list[str]] = [[] for _ in range(fragments)]
     totals = [0] * fragments
-    rest = sorted(sizes.keys() - layer_of.keys(), key=lambda name: (-sizes[name], name))
-    for name in [*layer_of, *rest]:
-        into = turn[layer_of[name]] if name in layer_of else totals.index(min(totals))
+    rest = sorted(sizes.keys() - layers.keys(), key=lambda name: (-sizes[name], name))
+    for name in [*layers, *rest]:
+        into = turn[layers[name]] if name in layers else totals.index(min(totals))
         members[into].append(name)
         totals[into] += sizes[name]
     return [sorted(each) for each in members]

@@ -12,7 +12,7 @@ from swarm.training.inner import InnerLoop
 from swarm.training.layout import Layout
 from swarm.training.model import build_model, initial_theta
 from swarm.training.run_config import InnerConfig, RunConfig
-from swarm_protocol.errors import RoundError
+from swarm_protocol.errors import IntegrityError, RoundError
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def theta_N(tiny_run: RunConfig) -> torch.Tensor:
 
 
 def _loop(run: RunConfig, corpus: ByteCorpus, theta_N: torch.Tensor, inner: InnerConfig | None = None) -> InnerLoop:
-    loop = InnerLoop(inner or run.inner, build_model(run.model), corpus)
+    loop = InnerLoop(replace(run, inner=inner or run.inner), build_model(run.model), corpus)
     loop.load(theta_N)
     return loop
 
@@ -172,8 +172,9 @@ def test_load_state_of_another_model_is_refused(
 ) -> None:
     loop = _loop(tiny_run, tiny_corpus, theta_N)
     moments = torch.zeros(theta_N.numel() - 1)
-    with pytest.raises(ValueError, match="the model has"):
-        loop.load_state({"num_steps": torch.tensor([3]), "exp_avg": moments, "exp_avg_sq": moments})
+    state = {"num_steps": torch.tensor([3]), "adamw.exp_avg": moments, "adamw.exp_avg_sq": moments}
+    with pytest.raises(IntegrityError, match="these moments are not of this model's adamw"):
+        loop.load_state(state)
 
 
 def test_validate_leaves_the_parameters_being_trained(

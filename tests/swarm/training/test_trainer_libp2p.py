@@ -35,7 +35,7 @@ def test_run_among_three_real_hosts_with_a_late_joiner_ends_in_one_state(
         options = Libp2pOptions(identity_path=path, network_id="test", peers=peers)
         network = await stack.enter_async_context(await Libp2pNetwork.create(options))
         membership = await stack.enter_async_context(Membership(network))
-        inner = InnerLoop(run.inner, build_model(run.model), tiny_corpus)
+        inner = InnerLoop(run, build_model(run.model), tiny_corpus)
         events[index] = []
         trainer = Trainer(
             network,

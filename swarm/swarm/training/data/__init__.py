@@ -7,11 +7,12 @@ process turns them into tokens in a file (`worker`, `tokenizing`), and a `Corpus
 from swarm.training.data.byte_corpus import ByteCorpus
 from swarm.training.data.corpus import Corpus
 from swarm.training.data.loading import load_corpus
-from swarm.training.data.local import LocalData, OnProgress, Progress
+from swarm.training.data.local import DEFAULT_DATA, LocalData, OnProgress, Progress
 from swarm.training.data.token_corpus import TokenCorpus
 from swarm.training.data.worker import PreparationStopped
 
 __all__ = [
+    "DEFAULT_DATA",
     "ByteCorpus",
     "Corpus",
     "LocalData",

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
 
-from swarm_protocol.errors import ConfigError, IntegrityError
+from swarm_protocol.errors import ConfigError, IntegrityError, SwarmError
 
 from swarm.training.data.passages import PASSAGE_LENGTH, Passage, cut
 from swarm.training.data.tables import read_arrow, read_parquet
@@ -78,8 +78,12 @@ class FileSource:
         for file in self.files:
             with _opened(file) as opened:
                 read = _READERS.get(file.path.suffix.lower(), _read_text)
-                for text, ends, share in read(opened, file.path, self.text_key):
-                    yield Passage(text, ends, (before + share * file.size) / total)
+                try:
+                    for text, ends, share in read(opened, file.path, self.text_key):
+                        yield Passage(text, ends, (before + share * file.size) / total)
+                except SwarmError:
+                    _check_unchanged(file, opened)  # that would explain it
+                    raise
                 _check_unchanged(file, opened)
             before += file.size
 

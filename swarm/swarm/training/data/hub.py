@@ -10,9 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+from huggingface_hub.utils.tqdm import tqdm
 from swarm_protocol.errors import ConfigError, SwarmError
 
 from swarm.training.data.passages import Passage, cut
@@ -70,10 +72,16 @@ class HubSource:
                         yield Passage(piece, ends, done / len(rows))
 
 
+class _NoBar(tqdm):
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **{**options, "disable": True})  # type: ignore[no-untyped-call]
+
+
 def bring_tokenizer(hub_id: str) -> Path:
     """A directory with its files: from the hub, or as they were brought before if it does not answer."""
     with _in_words(f"the tokenizer {hub_id}"):
-        return Path(snapshot_download(hub_id, allow_patterns=list(TOKENIZER_FILES), etag_timeout=ANSWER_S))
+        patterns = list(TOKENIZER_FILES)
+        return Path(snapshot_download(hub_id, allow_patterns=patterns, etag_timeout=ANSWER_S, tqdm_class=_NoBar))
 
 
 @contextmanager

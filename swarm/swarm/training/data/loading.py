@@ -15,7 +15,7 @@ from swarm.training.data.byte_corpus import ByteCorpus
 from swarm.training.data.corpus import Corpus
 from swarm.training.data.files import FileSource
 from swarm.training.data.hub import HubSource
-from swarm.training.data.local import LocalData
+from swarm.training.data.local import DEFAULT_DATA, LocalData
 from swarm.training.data.passages import Source
 from swarm.training.data.python_source import PythonSource
 from swarm.training.data.token_corpus import TokenCorpus
@@ -26,7 +26,6 @@ from swarm.training.run_config import DataConfig
 
 _FORM = "1"
 """Of passages, split and token files: tokens made in another form are made anew."""
-_NOTHING = LocalData()
 
 
 def load_corpus(
@@ -34,7 +33,7 @@ def load_corpus(
     *,
     seed: int,
     vocab_size: int = 0,
-    local: LocalData = _NOTHING,
+    local: LocalData = DEFAULT_DATA,
 ) -> Corpus:
     """The data of a run whose model has `vocab_size` tokens (0: unknown). At once if its tokens were kept.
 

@@ -41,3 +41,6 @@ class LocalData:
             return self.cache
         root = os.environ.get("XDG_CACHE_HOME")
         return (Path(root) if root else Path.home() / ".cache") / "swarm" / "tokens"
+
+
+DEFAULT_DATA = LocalData()

@@ -63,7 +63,7 @@ COMMANDS = (
         name="join",
         purpose="Join a network with this machine: train a run, serve a model, or stand by.",
         code="swarm_node.commands.daemons:join",
-        settings=(*DAEMON, *WORK, "keep_checkpoints"),
+        settings=(*DAEMON, *WORK, "keep_checkpoints", "data", "tokenizer"),
         example=f"swarm-node join --peers {ADDR} --run story.toml --then-serve",
     ),
     Command(

@@ -77,6 +77,8 @@ class Config:
     threads: int = 0
     probe: str = "auto"
     keep_checkpoints: int = 2
+    data: Path | None = None
+    tokenizer: Path | None = None
     host: str = "127.0.0.1"
     port: int = 8000
     api_keys: Path | None = None
@@ -150,6 +152,19 @@ SETTINGS: Mapping[str, Setting] = {
     "threads": Setting(whole_number(0, 4096), "N", "CPU threads to compute with; 0: all cores.", example="4"),
     "probe": Setting(one_of("auto", "fresh", "off"), "WHEN", "Measure speed: auto (once), fresh or off."),
     "keep_checkpoints": Setting(whole_number(1, 1000), "N", "Checkpoints to keep of each run."),
+    "data": Setting(
+        parse_path,
+        "PATH",
+        "What to train on where the run leaves that to its members: a file, or a folder of text, .jsonl, .parquet "
+        "or .arrow files.",
+        example="~/books",
+    ),
+    "tokenizer": Setting(
+        parse_path,
+        "DIR",
+        "The tokenizer of a run that leaves that to its members: a directory with its tokenizer.json.",
+        example="~/models/story",
+    ),
     "host": Setting(str, "HOST", "Address that the gateway listens on; 0.0.0.0: for all to reach."),
     "port": Setting(whole_number(0, 65535), "PORT", "Port that the gateway listens on; 0: any free one."),
     "api_keys": Setting(

@@ -89,6 +89,16 @@ EVENTS: Mapping[str, EventSpec] = {
         },
         text="serving blocks {start} to {end} of {model}: {reason}",
     ),
+    "tokenizing": EventSpec(
+        about="The run's data becomes tokens, which are kept for the next start: now and then, and at the end.",
+        fields={
+            "run": "text: the run's id",
+            "share": "number: how much of the data has been read, from 0 to 1",
+            "num_tokens": "int: tokens so far",
+            "tokens_per_s": "number: how fast they come",
+        },
+        text="tokenizing: {share:.0%} read, {num_tokens} tokens, {tokens_per_s:.0f} tokens/s",
+    ),
     "training": EventSpec(
         about="This node holds the run's state and takes part from the next interval on.",
         fields={

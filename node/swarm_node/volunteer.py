@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
+from swarm.training.data import PreparationStopped
 from swarm.training.run_file import SignedRun, load_run
 
 from swarm_node.config import Config
@@ -26,7 +29,8 @@ class Volunteer:
 
     async def run(self, node: Node) -> None:
         if self._run is not None:
-            await self._train_then_serve(node, self._run)
+            with suppress(PreparationStopped):
+                await self._train_then_serve(node, self._run)
         else:
             assert node.config.model is not None
             await Serving(node, node.config.model, self._model_name, numbered=True).until_leaving()

@@ -41,6 +41,11 @@ def _check_work(config: Config) -> None:
             f"there is nothing to serve, so {config.origin(limited[0])} means nothing",
             remedy="give --model DIR, or --run FILE with --then-serve",
         )
+    named = [name for name in ("data", "tokenizer") if name in config.origins]
+    if named and not config.run:
+        raise ConfigError(
+            f"there is nothing to train, so {config.origin(named[0])} means nothing", remedy="give --run FILE, too"
+        )
     if config.run and not config.run.is_file():
         found = "is a directory and no run file" if config.run.is_dir() else "is not there"
         raise ConfigError(

@@ -21,13 +21,17 @@ PAGE_TOKENS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """Bytes of the largest block, of embedding and head together, and of one token's cache on one block."""
+    """Bytes of the largest block, of embedding and head together, and of one token's cache on one block.
+
+    `loading_bytes` come on top of a span's weights until it is loaded; then the cache may have them.
+    """
 
     num_blocks: int
     block_bytes: int
     ends_bytes: int
     kv_bytes: int
     context_tokens: int
+    loading_bytes: int = 0
 
     def weight_bytes(self, num_blocks: int) -> int:
         """Of a span. It may come to hold either end of the model, so both are counted."""
@@ -60,8 +64,9 @@ def room_within(needs: Needs, max_bytes: int, max_kv_bytes: int) -> Room:
         num_blocks = min(_fitting(needs, max_bytes, max_kv_bytes, PAGE_TOKENS), 1)
     if not num_blocks:
         raise ConfigError(
-            f"not one block fits into {max_bytes} bytes: one takes {needs.block_bytes}, embedding and head "
-            f"{needs.ends_bytes}, and the cache of {PAGE_TOKENS} tokens {PAGE_TOKENS * needs.kv_bytes}",
+            f"not one block fits into {max_bytes} bytes: one takes {needs.block_bytes} and {needs.loading_bytes} more "
+            f"while it is loaded, embedding and head {needs.ends_bytes}, and the cache of {PAGE_TOKENS} tokens "
+            f"{PAGE_TOKENS * needs.kv_bytes}",
             remedy="allow more memory, or serve a smaller model",
         )
     reason = _in_words(needs, num_blocks, min(max_bytes - needs.weight_bytes(num_blocks), max_kv_bytes))
@@ -72,10 +77,11 @@ def room_within(needs: Needs, max_bytes: int, max_kv_bytes: int) -> Room:
 def kv_bytes_beside(needs: Needs, num_blocks: int, max_bytes: int, max_kv_bytes: int) -> int:
     """What is left for the cache beside a span of `num_blocks`. Raises ConfigError if that is nothing."""
     left_bytes = max_bytes - needs.weight_bytes(num_blocks)
-    if left_bytes < PAGE_TOKENS * needs.kv_bytes * num_blocks:
+    if left_bytes < max(needs.loading_bytes, PAGE_TOKENS * needs.kv_bytes * num_blocks):
         raise ConfigError(
-            f"{num_blocks} blocks with embedding and head take {needs.weight_bytes(num_blocks)} bytes, and with room "
-            f"for {PAGE_TOKENS} tokens more than the {max_bytes} that are allowed",
+            f"{num_blocks} blocks with embedding and head take {needs.weight_bytes(num_blocks)} bytes, "
+            f"{needs.loading_bytes} more while they are loaded, and with room for {PAGE_TOKENS} tokens more than the "
+            f"{max_bytes} that are allowed",
             remedy="serve fewer blocks, or allow more memory",
         )
     return min(left_bytes, max_kv_bytes)
@@ -84,7 +90,7 @@ def kv_bytes_beside(needs: Needs, num_blocks: int, max_bytes: int, max_kv_bytes:
 def comfortable_bytes(needs: Needs, num_blocks: int) -> int:
     """What a node needs for `num_blocks` with the cache of as many sessions as it should be able to hold."""
     num_tokens = COMFORTABLE_SESSIONS * min(SESSION_TOKENS, needs.context_tokens)
-    return needs.weight_bytes(num_blocks) + num_tokens * needs.kv_bytes * num_blocks
+    return needs.weight_bytes(num_blocks) + max(num_tokens * needs.kv_bytes * num_blocks, needs.loading_bytes)
 
 
 def _in_words(needs: Needs, num_blocks: int, cache_bytes: int) -> str:
@@ -103,6 +109,6 @@ def _fitting(needs: Needs, max_bytes: int, max_kv_bytes: int, num_tokens: int) -
     """The most blocks that fit beside a cache for `num_tokens`, or beside the most cache that is allowed."""
     for num_blocks in range(needs.num_blocks, 0, -1):
         cache_bytes = min(num_tokens * needs.kv_bytes * num_blocks, max_kv_bytes)
-        if needs.weight_bytes(num_blocks) + cache_bytes <= max_bytes:
+        if needs.weight_bytes(num_blocks) + max(cache_bytes, needs.loading_bytes) <= max_bytes:
             return num_blocks
     return 0

@@ -64,6 +64,9 @@ class Capability:
 def measure_capability(model_dir: Path, peer_id: str, options: VolunteerOptions) -> Capability:
     """Raises ConfigError or IntegrityError if the model cannot be served here."""
     files = open_model(model_dir)
+    if options.max_bytes is not None:
+        # a block that cannot be held is not read to be measured either
+        kv_bytes_beside(needs_of(files, 0, options.server), 1, options.max_bytes, options.server.kv_bytes)
     options.bring(*middle_block(files))
     speed = measure_block(files, options.server)
     num_blocks = max_blocks = min(options.max_blocks or files.num_blocks, files.num_blocks)
@@ -92,6 +95,7 @@ def needs_of(files: ModelFiles, kv_bytes: int, options: ServerOptions) -> Needs:
         block_bytes=weights.block_bytes,
         ends_bytes=weights.ends_bytes,
         kv_bytes=kv_bytes,
+        loading_bytes=weights.loading_bytes,
         context_tokens=files.context_tokens,
     )
 

@@ -234,7 +234,7 @@ class Volunteer:
         if able.needs is None or self._options.max_bytes is None:
             return True
         old_bytes = able.needs.weight_bytes(server.end_block - server.start_block) + server.options.kv_bytes
-        new_bytes = able.needs.weight_bytes(move.end - move.start) + options.kv_bytes
+        new_bytes = able.needs.weight_bytes(move.end - move.start) + max(options.kv_bytes, able.needs.loading_bytes)
         return old_bytes + new_bytes <= self._options.max_bytes
 
     async def _move_alone(self, server: SpanServer, options: ServerOptions, move: Decision, able: Capability) -> None:

@@ -67,3 +67,16 @@ def test_room_any_machine_never_takes_more_than_it_may(
             assert max_kv_bytes < PAGE_TOKENS * kv_bytes * num_blocks  # so little cache is allowed
         else:
             assert needs.weight_bytes(num_blocks) + cache_bytes <= max_bytes
+
+
+def test_room_counts_what_comes_on_top_while_a_span_is_loaded() -> None:
+    """A cache may have it once that is done, so it takes no room beside a larger cache."""
+    needs = replace(NEEDS, loading_bytes=4 * GIB)
+    told = NEEDS.weight_bytes(5) + needs.loading_bytes
+    assert kv_bytes_beside(needs, 5, told, told) == needs.loading_bytes
+    with pytest.raises(ConfigError, match=r"6 blocks .* 4294967296 more while they are loaded"):
+        kv_bytes_beside(needs, 6, told, told)
+    assert room_within(needs, told, 1).max_blocks == 5
+    assert room_within(needs, 80 * GIB, 80 * GIB) == room_within(NEEDS, 80 * GIB, 80 * GIB)
+    with pytest.raises(ConfigError, match="and 4294967296 more while it is loaded"):
+        room_within(needs, NEEDS.weight_bytes(1) + needs.loading_bytes - 1, GIB)

@@ -12,7 +12,7 @@ from swarm_protocol.serving_messages import FilesResponse
 from swarm.serving.model.batch import PAGE_TOKENS
 from swarm.serving.model.files import ModelFiles, open_model, tensor_sizes
 from swarm.serving.model.measure import SpanSpeed, measure
-from swarm.serving.model.quantization import Bits, quantized_bytes
+from swarm.serving.model.quantization import PASSING_BYTES, Bits, quantized_bytes
 from swarm.serving.model.span import Span, load_span
 from swarm.serving.model.weights import block_of_tensors, linear_tensors
 from swarm.serving.server_options import DTYPES, ServerOptions
@@ -32,10 +32,14 @@ class LoadedSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """Bytes of a model's largest block, and of embedding and head together, as they are held in memory."""
+    """Bytes of a model's largest block, and of embedding and head together, as they are held in memory.
+
+    `loading_bytes` come on top of a span's weights while it is loaded; 0 where that is a few tensors on their way.
+    """
 
     block_bytes: int
     ends_bytes: int
+    loading_bytes: int = 0
 
 
 def load(model_dir: Path, start: int, end: int, options: ServerOptions) -> LoadedSpan:
@@ -93,17 +97,19 @@ def _bits(options: ServerOptions) -> Bits | None:
 
 def weigh(files: ModelFiles, options: ServerOptions) -> Weights:
     """From the headers of the shards, without reading weights. Raises IntegrityError."""
-    item_bytes = DTYPES[options.dtype].itemsize
-    block_bytes, ends_bytes = [0] * files.num_blocks, 0
+    bits, item_bytes = _bits(options), DTYPES[options.dtype].itemsize
+    held, read, ends_bytes, largest = [0] * files.num_blocks, [0] * files.num_blocks, 0, 0
     blocks = block_of_tensors(files)
-    bits = _bits(options)
     rows = linear_tensors(files) if bits else {}
     for name, num_values in tensor_sizes(files).items():
-        num_bytes = num_values * item_bytes
-        if bits and name in rows:
-            num_bytes = quantized_bytes(bits, num_values, rows[name])
         if (block := blocks[name]) is None:
-            ends_bytes += num_bytes
-        else:
-            block_bytes[block] += num_bytes
-    return Weights(block_bytes=max(block_bytes), ends_bytes=ends_bytes)
+            ends_bytes += num_values * item_bytes
+            continue
+        num_bytes = num_values * item_bytes
+        read[block] += num_bytes
+        if bits and name in rows:
+            num_bytes, largest = quantized_bytes(bits, num_values, rows[name]), max(largest, num_values)
+        held[block] += num_bytes
+    # a span is read block by block, and each of a block's tensors is made smaller alone
+    loading_bytes = max(read) - min(held) + PASSING_BYTES * largest if bits else 0
+    return Weights(block_bytes=max(held), ends_bytes=ends_bytes, loading_bytes=loading_bytes)

@@ -22,11 +22,12 @@ from swarm_protocol.errors import ConfigError
 from torch import Tensor, nn
 
 from swarm.serving.model.batch import Batch, Slice, Want
+from swarm.serving.model.blockwise import read_quantized
 from swarm.serving.model.caches import RAGGED, GatheredCache, PoolCache, RaggedCache, ShapeRecorder
 from swarm.serving.model.cut import block_list
 from swarm.serving.model.files import ModelFiles
 from swarm.serving.model.kv_pool import KVPool, KVShape
-from swarm.serving.model.quantization import Bits, quantize
+from swarm.serving.model.quantization import Bits
 from swarm.serving.model.ragged import can_be_ragged
 from swarm.serving.model.weights import block_of_tensors, read_model
 
@@ -263,7 +264,7 @@ def load_span(
 ) -> Span:
     """Read blocks `[start, end)`, the embedding for block 0 and the norm and head for the last block.
 
-    With `bits` the blocks' weights are made smaller once they are read; `dtype` is then what is computed with.
+    With `bits` each block's weights are made smaller before the next one is read; `dtype` is what is computed with.
 
     Raises ConfigError for a span or a family that cannot be served, IntegrityError for a missing, misshapen or
     unreadable tensor or one that is not finite, naming it and its file.
@@ -271,9 +272,10 @@ def load_span(
     num_blocks = files.num_blocks
     if not 0 <= start < end <= num_blocks:
         raise ConfigError(f"blocks {start}:{end} are not within this model's 0:{num_blocks}")
-    model = read_model(files, start, end, dtype).to(device).eval().requires_grad_(False)
     if bits:
-        quantize(model, block_list(model)[2], bits)
+        model = read_quantized(files, start, end, dtype, device, bits)
+    else:
+        model = read_model(files, start, end, dtype).to(device).eval().requires_grad_(False)
     span = Span(model, start, end, num_blocks)
     _ = span.is_ragged  # tried out now, so that a family that cannot be served is refused before it is announced
     return span

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from swarm_protocol.errors import ConfigError, IntegrityError
+from torch import Tensor
 from transformers.utils import logging as transformers_logging
 
 from swarm.building import BUILDING
@@ -23,8 +24,12 @@ from swarm.serving.model.quantization import is_quantizable
 from swarm.serving.model.stored import StoredTensor, stored_tensors
 
 
-def read_model(files: ModelFiles, start: int, end: int, dtype: torch.dtype) -> Any:
+def read_model(
+    files: ModelFiles, start: int, end: int, dtype: torch.dtype, *, held: Mapping[str, Tensor] | None = None
+) -> Any:
     """A transformers model of blocks `[start, end)`, with the embedding for block 0 and the head for the last block.
+
+    Tensors that are `held` already, by their name in the model, are shared with it and not read again.
 
     Raises ConfigError for a family that cannot be cut, IntegrityError for a missing, misshapen or unreadable tensor or
     one with numbers that are not finite, naming it and its file.
@@ -41,8 +46,18 @@ def read_model(files: ModelFiles, start: int, end: int, dtype: torch.dtype) -> A
     )
     with BUILDING:
         needed = _needed_tensors(files, model_class, start, end)
-        model = _materialise(files, cut_class, _open_tensors(files, needed), start, dtype)
+        tensors = _open_tensors(files, needed)
+        shared = {name: tensor for name, tensor in (held or {}).items() if name in tensors}
+        model = _materialise(files, cut_class, tensors | shared, start, dtype)
     _check_finite(files, model, needed, start)
+    return model
+
+
+def empty_model(files: ModelFiles, start: int, end: int) -> Any:
+    """The same without memory. Raises ConfigError for a family that cannot be cut."""
+    with BUILDING, torch.device("meta"):
+        model = causal_lm_class(files.config)(copy.deepcopy(files.config))
+        cut(model, start, end)
     return model
 
 
@@ -93,7 +108,7 @@ def _needed_tensors(files: ModelFiles, model_class: Any, start: int, end: int) -
     return needed
 
 
-def _open_tensors(files: ModelFiles, needed: dict[str, str]) -> dict[str, StoredTensor]:
+def _open_tensors(files: ModelFiles, needed: dict[str, str]) -> dict[str, StoredTensor | Tensor]:
     """By name in the cut model. A tensor's bytes are read when its parameter is filled."""
     stored: dict[Path, dict[str, StoredTensor]] = {}
     for shard in sorted({files.shards[name] for name in needed.values()}):
@@ -130,12 +145,17 @@ def _materialise(files: ModelFiles, cut_class: Any, tensors: dict[str, Any], sta
             f"{' and more' * (len(wrong) > 4)}",
             remedy="download the model again",
         )
+    check_whole(files, model)
+    return model
+
+
+def check_whole(files: ModelFiles, model: Any) -> None:
+    """Raises ConfigError for a family that keeps something which no checkpoint has."""
     stranded = [name for name, t in [*model.named_parameters(), *model.named_buffers()] if t.is_meta]
     if stranded:
         raise ConfigError(
             f"{files.config.model_type} leaves {stranded[0]} without a value", remedy="serve another family"
         )
-    return model
 
 
 @contextmanager

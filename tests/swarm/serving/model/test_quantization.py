@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from swarm.serving.capability import VolunteerOptions, measure_capability
 from swarm.serving.model.batch import Batch, Slice, Want
 from swarm.serving.model.files import open_model
 from swarm.serving.model.loading import load, weigh
@@ -81,3 +82,24 @@ def test_load_on_a_device_without_kernels_is_refused_in_words(llama_dir: Path, m
     monkeypatch.setattr("torchao.quantization.quantize_", without)
     with pytest.raises(ConfigError, match="int8 weights do not work on this device: no kernel for this device"):
         load_span(open_model(llama_dir), 2, 4, dtype=torch.bfloat16, bits="int8")
+
+
+def test_load_of_tied_ends_shares_them(model_dirs: Callable[[str], Path]) -> None:
+    """Read with the first block, and the last block's too."""
+    files = open_model(model_dirs("llama-tied"))
+    span = load_span(files, 0, files.num_blocks, dtype=torch.bfloat16, bits="int8")
+    assert span._model.get_input_embeddings().weight is span._model.get_output_embeddings().weight
+    alone = load_span(files, files.num_blocks - 1, files.num_blocks, dtype=torch.bfloat16, bits="int8")
+    assert torch.equal(alone._model.get_output_embeddings().weight, span._model.get_output_embeddings().weight)
+
+
+def test_capability_with_few_bits_counts_what_loading_takes(llama_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = ServerOptions(dtype="int8", kv_bytes=1)
+    weights = weigh(open_model(llama_dir), options)
+    two = 2 * weights.block_bytes + weights.ends_bytes + weights.loading_bytes
+    assert weights.loading_bytes > weights.block_bytes
+    able = measure_capability(llama_dir, "me", VolunteerOptions(max_bytes=two, server=options))
+    assert able.capacity.num_blocks == 2
+    monkeypatch.setattr("swarm.serving.capability.measure_block", lambda *_: pytest.fail("it was read"))
+    with pytest.raises(ConfigError, match="more while they are loaded"):
+        measure_capability(llama_dir, "me", VolunteerOptions(max_bytes=two - weights.block_bytes - 1, server=options))

@@ -13,7 +13,7 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -26,6 +26,7 @@ from chaos.armed import ArmedFaults
 from network_worlds import libp2p_node
 from swarm.network.membership import Membership
 from swarm.training.events import OuterStep, TrainingEvent
+from swarm.training.inner import IntervalResult
 from swarm.training.interval import Materials
 from swarm.training.trainer import Trainer, TrainerOptions
 from swarm_compression import warm_up
@@ -37,10 +38,12 @@ if TYPE_CHECKING:
 
 E = TypeVar("E")
 
+logger = logging.getLogger(__name__)
+
 RUN = config(outer_steps=1_000_000, interval_steps=5, min_group=2, max_group=8, quorum_grace_s=2.0)
 STEP_S = 0.1
-NUM_VALUES = 1_200_000
-"""Two frames a part."""
+NUM_VALUES = 300_000
+"""Small enough that a joiner gets the state within an interval on a busy machine too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,9 +63,20 @@ class Told:
     certificate: bytes = b""
 
 
+class RestlessInner(SyntheticInner):
+    """It never gets where it wants to be, so that no two contributions are alike, however long the run."""
+
+    def train(
+        self, sample_ids: Sequence[int], num_steps: int, stop: Callable[[], bool] = lambda: False
+    ) -> IntervalResult:
+        result = super().train(sample_ids, num_steps, stop)
+        self.theta_N = self.theta_N + 0.1 * torch.sin(self.target_N * (1 + sum(sample_ids) % 997))
+        return result
+
+
 def live(name: str, plan: Plan, owner: Connection) -> None:
     """The whole life of the member `name`: until it is killed, or `owner` is."""
-    logging.basicConfig(filename=plan.folder / f"{name}.log", level=logging.INFO)
+    logging.basicConfig(filename=plan.folder / f"{name}.log", level=logging.INFO, format="%(asctime)s %(message)s")
     torch.set_num_threads(1)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_take_part(name, plan, owner))
@@ -73,10 +87,11 @@ async def _take_part(name: str, plan: Plan, owner: Connection) -> None:
     async with AsyncExitStack() as stack:
         network = await stack.enter_async_context(await libp2p_node(path, peers=plan.peers))
         membership = await stack.enter_async_context(Membership(network))
-        inner = SyntheticInner(num_values=NUM_VALUES, step_s=STEP_S)
+        inner = RestlessInner(num_values=NUM_VALUES, step_s=STEP_S)
         await asyncio.to_thread(warm_up)
 
         def tell(event: TrainingEvent) -> None:
+            logger.info("%s", event)
             proof = trainer.certificate if isinstance(event, OuterStep) else b""
             owner.send(Told(at_s=time.monotonic(), event=event, certificate=proof))
 

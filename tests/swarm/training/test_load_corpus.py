@@ -1,0 +1,283 @@
+"""From a run's [data] to a corpus: tokens that are made once, kept, checked, and made anew where they are not whole."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import tracemalloc
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from swarm.training.data import Corpus, LocalData, Progress, load_corpus, loading, python_source, tokenizing
+from swarm.training.data.passages import Passage
+from swarm.training.data.token_file import TokenFile, TokenWriter
+from swarm.training.data.tokenizer import ByteTokenizer, check_vocabulary
+from swarm.training.data.tokenizing import write_tokens
+from swarm.training.data.worker import Job
+from swarm.training.run_config import DataConfig
+from swarm_protocol.errors import ConfigError, IntegrityError
+from text_models import byte_tokenizer
+
+FILES = DataConfig(source="files", window_tokens=16)
+END = "<end>"
+
+
+@pytest.fixture
+def jobs(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
+    """What a worker would have been started for: done here instead, without a process."""
+    done: list[Job] = []
+
+    def tokenize(job: Job, local: LocalData) -> None:
+        done.append(job)
+        tokenizer = job.tokenizer.load()
+        check_vocabulary(tokenizer.vocab_size, job.vocab_size)
+        write_tokens(job.source, tokenizer, job.path, local.on_progress)
+
+    monkeypatch.setattr(loading, "tokenize", tokenize)
+    return done
+
+
+@pytest.fixture
+def stories(tmp_path: Path) -> Path:
+    folder = tmp_path / "stories"
+    folder.mkdir()
+    for index in range(100):
+        (folder / f"{index:03}.txt").write_text(f"Geschichte {index}: " + f"Es war ein König, {index} Jahre alt.\n" * 5)
+    return folder
+
+
+@pytest.fixture
+def tokenizer_dir(tmp_path: Path) -> Path:
+    """Bytes too, in another order, and a token of its own between documents."""
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens({"eos_token": END})
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    return tmp_path / "tokenizer"
+
+
+def load(path: Path | None, config: DataConfig = FILES, *, vocab_size: int = 0, **local: object) -> Corpus:
+    cache = path.parent / "cache" if path else None
+    return load_corpus(
+        config, seed=3, vocab_size=vocab_size, local=LocalData(**{"path": path, "cache": cache, **local})
+    )
+
+
+def both(path: Path) -> tuple[list[int], list[int]]:
+    """All tokens that are kept beside `path`: training and validation."""
+    file = TokenFile(next((path.parent / "cache").glob("*.tokens")))
+    tokens = file.read(0, file.header.num_train + file.header.num_validation).tolist()
+    return tokens[: file.header.num_train], tokens[file.header.num_train :]
+
+
+def test_load_files_documents_are_whole_in_order_and_on_one_side(jobs: list[Job], stories: Path) -> None:
+    load(stories)
+    train, validation = (bytes(tokens).decode().split("\0")[:-1] for tokens in both(stories))
+    texts = [path.read_text() for path in sorted(stories.iterdir())]
+    assert 0 < len(validation) < 20
+    assert sorted(train + validation) == sorted(texts)
+    assert [text for text in texts if text in set(train)] == train
+    assert not set(train) & set(validation)
+
+
+def test_load_same_data_elsewhere_is_the_same_corpus(jobs: list[Job], stories: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere" / "my stories"
+    shutil.copytree(stories, elsewhere)
+    first, second = load(stories), load(elsewhere)
+    assert len(jobs) == 2
+    assert first.digest == second.digest
+    assert first.batch(range(40)).equal(second.batch(range(40)))
+    (elsewhere / "050.txt").write_text("other")
+    assert load(elsewhere).digest != first.digest
+
+
+def test_load_one_long_document_holds_out_its_end(jobs: list[Job], tmp_path: Path) -> None:
+    (tmp_path / "book.txt").write_text(book := "Es war einmal. " * 1000)
+    load(tmp_path / "book.txt")
+    train, validation = both(tmp_path / "book.txt")
+    assert bytes(train + validation).decode() == book + "\0"
+    assert len(validation) == len(book + "\0") // 16
+
+
+def test_load_tokenizer_parts_documents_by_its_end_of_text(jobs: list[Job], stories: Path, tokenizer_dir: Path) -> None:
+    corpus = load(stories, replace(FILES, tokenizer="local"), tokenizer=tokenizer_dir, vocab_size=257)
+    assert corpus.vocab_size == 257
+    train, validation = both(stories)
+    assert train.count(256) + validation.count(256) == 100
+    assert train[-1] == validation[-1] == 256
+    shown = byte_tokenizer().decode(train[: train.index(256)])
+    assert shown == (stories / "000.txt").read_text()
+
+
+def test_load_python_source_with_a_tokenizer_has_its_files(
+    jobs: list[Job], corpus_folder: Path, tokenizer_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(python_source, "standard_library", lambda: corpus_folder)
+    config = DataConfig(tokenizer="local", window_tokens=16)
+    corpus = load_corpus(config, seed=3, local=LocalData(tokenizer=tokenizer_dir, cache=corpus_folder.parent / "cache"))
+    train, validation = both(corpus_folder)
+    assert train.count(256) + validation.count(256) == 40
+    assert corpus.num_samples == (len(train) - 1) // 16
+
+
+def test_load_again_finds_what_was_made(jobs: list[Job], stories: Path) -> None:
+    reports: list[Progress] = []
+    first = load(stories, on_progress=reports.append)
+    assert reports[-1].share == 1.0
+    assert reports[-1].num_tokens == sum(map(len, both(stories)))
+    again = load(stories, on_progress=reports.append)
+    assert len(jobs) == len(reports) == 1
+    assert again.batch(range(40)).equal(first.batch(range(40)))
+
+
+def test_load_other_tokenizer_or_key_is_made_beside_it(jobs: list[Job], stories: Path, tokenizer_dir: Path) -> None:
+    load(stories)
+    load(stories, replace(FILES, tokenizer="local"), tokenizer=tokenizer_dir)
+    (tokenizer_dir / "tokenizer_config.json").write_text('{"eos_token": "<end>"}')
+    load(stories, replace(FILES, tokenizer="local"), tokenizer=tokenizer_dir)
+    load(stories, replace(FILES, text_key="body"))
+    assert len({job.path for job in jobs}) == 4
+
+
+def _cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def _flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("harm", [_cut, _flip, lambda path: path.write_bytes(b"")])
+def test_load_kept_tokens_that_were_harmed_are_made_anew(
+    jobs: list[Job], stories: Path, harm: Callable[[Path], None]
+) -> None:
+    digest = load(stories).digest
+    harm(jobs[0].path)
+    assert load(stories).digest == digest
+    assert len(jobs) == 2
+    load(stories)
+    assert len(jobs) == 2
+
+
+def test_batch_source_files_may_shrink_or_vanish_mid_run(jobs: list[Job], stories: Path) -> None:
+    corpus = load(stories)
+    before = corpus.batch(range(50))
+    for index, path in enumerate(stories.iterdir()):
+        path.unlink() if index % 2 else path.write_text("")
+    assert corpus.batch(range(50)).equal(before)
+
+
+def test_load_pinned_tokens_that_were_kept_need_no_source(jobs: list[Job], stories: Path) -> None:
+    digest = load(stories).digest
+    shutil.rmtree(stories)
+    assert load(stories, replace(FILES, digest=digest)).digest == digest
+    assert len(jobs) == 1
+    with pytest.raises(ConfigError, match="stories cannot be read"):
+        load(stories)
+
+
+def test_load_data_that_is_not_what_the_run_pins_is_refused(jobs: list[Job], stories: Path) -> None:
+    with pytest.raises(
+        IntegrityError, match=r"tokens of .*stories are not the run's: \w{12} instead of 0{12}"
+    ) as caught:
+        load(stories, replace(FILES, digest="0" * 64))
+    assert "the same data and the same tokenizer" in caught.value.remedy
+
+
+def test_load_tokenizer_with_more_tokens_than_the_model_is_refused(
+    jobs: list[Job], stories: Path, tokenizer_dir: Path
+) -> None:
+    config = replace(FILES, tokenizer="local")
+    for _ in range(2):  # before tokens are made, and once they are there
+        with pytest.raises(ConfigError, match="tokenizer has 257 tokens and the model 256") as caught:
+            load(stories, config, tokenizer=tokenizer_dir, vocab_size=256)
+        assert "vocab_size of 257" in caught.value.remedy
+        load(stories, config, tokenizer=tokenizer_dir, vocab_size=257)
+    with pytest.raises(ConfigError, match="tokenizer has 256 tokens and the model 100"):
+        load_corpus(DataConfig(), seed=0, vocab_size=100)
+
+
+@pytest.mark.parametrize(
+    ("config", "local", "told"),
+    [
+        (FILES, {}, "each member's own files"),
+        (replace(FILES, tokenizer="local"), {"path": "x"}, "tokenizer is each member's own"),
+        (replace(FILES, tokenizer="local"), {"path": "x", "tokenizer": "x"}, "holds no tokenizer"),
+        (FILES, {"path": "x", "tokenizer": "x"}, "tokenizer is bytes, so .* means nothing"),
+        (DataConfig(), {"path": "x"}, "trains on the standard library, so .* means nothing"),
+        (DataConfig(source="hub", hub_id="a/b"), {"path": "x"}, "trains on the data set a/b, so .* means nothing"),
+    ],
+)
+def test_load_what_a_member_names_must_fit_the_run(
+    tmp_path: Path, config: DataConfig, local: dict[str, str], told: str
+) -> None:
+    (tmp_path / "x").mkdir()
+    paths = {name: tmp_path / value for name, value in local.items()}
+    with pytest.raises(ConfigError, match=told):
+        load_corpus(config, seed=0, local=LocalData(**paths, cache=tmp_path / "cache"))
+
+
+def test_load_tokenizer_that_training_cannot_use_is_refused(
+    jobs: list[Job], stories: Path, tokenizer_dir: Path
+) -> None:
+    config = replace(FILES, tokenizer="local")
+    byte_tokenizer().save_pretrained(tokenizer_dir)
+    with pytest.raises(ConfigError, match="no end-of-text token"):
+        load(stories, config, tokenizer=tokenizer_dir)
+    (tokenizer_dir / "tokenizer.json").write_text("{}")
+    with pytest.raises(ConfigError, match="holds no tokenizer that can be read"):
+        load(stories, config, tokenizer=tokenizer_dir)
+
+
+def test_load_too_little_text_is_refused(jobs: list[Job], tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("only this")
+    with pytest.raises(ConfigError, match=r"a.txt are only 10 tokens to train on"):
+        load(tmp_path / "a.txt")
+
+
+def test_load_full_disk_is_told_and_leaves_nothing(
+    jobs: list[Job], stories: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: TokenWriter, tokens: object, *, held_out: bool) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(tokenizing.TokenWriter, "add", refuse)
+    with pytest.raises(ConfigError, match=r"cannot be written to .*cache: the disk is full"):
+        load(stories)
+    assert [path.suffix for path in (stories.parent / "cache").iterdir()] == [".lock"]
+
+
+def test_load_cache_that_cannot_be_is_refused(stories: Path) -> None:
+    with pytest.raises(ConfigError, match=r"tokens cannot be kept in .*000.txt"):
+        load(stories, cache=stories / "000.txt")
+
+
+class _Endless:
+    """40 million characters in documents of various lengths."""
+
+    name = key = "endless"
+
+    def passages(self) -> Iterator[Passage]:
+        for index in range(800):
+            yield Passage("x" * 50_000, index % 3 == 0, index / 800)
+
+
+def test_write_tokens_takes_no_more_memory_for_more_text(tmp_path: Path) -> None:
+    reports: list[Progress] = []
+    seconds = iter(range(1000))
+    tracemalloc.start()
+    try:
+        write_tokens(_Endless(), ByteTokenizer(), tmp_path / "a.tokens", reports.append, lambda: float(next(seconds)))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert TokenFile(tmp_path / "a.tokens").header.num_bytes == 800 * 50_000 + 267
+    assert peak < 24 << 20
+    assert [each.share for each in reports] == sorted(each.share for each in reports)
+    assert len(reports) > 30
+    assert np.isclose(reports[10].tokens_per_s, reports[10].num_tokens / 11)

@@ -6,7 +6,13 @@
         for token in client.generate(prompt="def add(a, b):", model="my-model", max_tokens=64):
             print(token.text, end="", flush=True)
 
-The client's names are loaded when first used, since torch and transformers come with them and the packages below
+    from swarm import Trainer
+
+    with Trainer("run.toml", peers=["/ip4/…/p2p/…"]) as trainer:
+        for step in trainer:
+            print(step.outer_step, step.loss, step.digest)
+
+These names are loaded when first used, since torch and transformers come with them and the packages below
 (`swarm.network`, `swarm.training`, …) must start without.
 """
 
@@ -17,11 +23,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from swarm.client import AsyncClient, Client, Generation, ModelStatus, Token
+    from swarm.trainer import Trainer
 
-__all__ = ["AsyncClient", "Client", "Generation", "ModelStatus", "Token"]
+__all__ = ["AsyncClient", "Client", "Generation", "ModelStatus", "Token", "Trainer"]
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'swarm' has no attribute {name!r}")
-    return getattr(importlib.import_module("swarm.client"), name)
+    return getattr(importlib.import_module("swarm.trainer" if name == "Trainer" else "swarm.client"), name)

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from swarm.building import BUILDING
 from swarm.training.layout import Layout
 from swarm.training.manifest import MAX_STATE_VALUES
+from swarm.training.module_run import check_module_run, is_module_run, refuse_module_run
 from swarm.training.permutation import stream
 from swarm.training.run_config import BYTE_VOCABULARY, RunConfig, refuse_unknown_keys
 
@@ -32,6 +33,8 @@ _REFUSED_KEYS = frozenset({"auto_map", "quantization_config", "transformers_vers
 
 def check_model(run: RunConfig) -> int:
     """The number of parameters of the run's model, built without memory. Raises ConfigError if it cannot be trained."""
+    if is_module_run(run):
+        return check_module_run(run)
     config = _transformers_config(run.model)
     try:
         with torch.device("meta"):
@@ -93,6 +96,7 @@ def _noise(bits_N: NDArray[np.uint64], std: float) -> NDArray[np.float32]:
 def _transformers_config(model: Mapping[str, Any]) -> Any:
     from transformers import CONFIG_MAPPING, AutoConfig  # noqa: PLC0415
 
+    refuse_module_run(model)
     keys = dict(model)
     model_type = keys.pop("model_type", None)
     if not isinstance(model_type, str):

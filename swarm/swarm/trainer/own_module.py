@@ -1,0 +1,166 @@
+"""What an author brings to a run of an own module, and its inner loop: plain steps of their optimizer on their data.
+
+The optimizer's state, buffers (such as a batch norm's means) and whatever else the module holds stay on this replica:
+only parameters are shared. `interval` calls the inner loop in the one thread that trains; the author's functions are
+called there too. What they raise ends the training, and reaches the author as it was raised.
+
+Shapes: N values of the flat parameter vector, F of a slice of it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+import torch
+from swarm_protocol.errors import ConfigError, RoundError
+from torch import Tensor, nn
+from torch.utils.data import default_collate
+
+from swarm.training.data.corpus import windows_of
+from swarm.training.inner import IntervalResult
+from swarm.training.layout import Layout
+from swarm.training.module_run import check_weights, is_module_run
+from swarm.training.run_config import RunConfig
+
+OptimizerFactory: TypeAlias = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+LossOf: TypeAlias = Callable[[nn.Module, Any], Tensor]
+"""Of the module and a batch: a scalar."""
+
+
+@runtime_checkable
+class Dataset(Protocol):
+    """A map-style data set: whatever `torch.utils.data.Dataset` with a length is."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+Batches: TypeAlias = Iterable[Any] | Callable[[], Iterable[Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OwnModule:
+    """A module with all that it is trained with.
+
+    With a map-style data set (`__len__` and `__getitem__`) members share its samples out, each exactly once in an
+    epoch; a batch is `collate` of `inner.batch_windows` of them. With an iterable of batches, or a function that makes
+    one, each member walks through its own, from the beginning again at its end: then only how much was done is shared
+    out, and what the batches are is the member's affair.
+    """
+
+    module: nn.Module
+    optimizer: OptimizerFactory
+    data: Dataset | Batches
+    loss: LossOf
+    collate: Callable[[list[Any]], Any] = default_collate
+
+
+class ModuleInner:
+    """Implements `interval.Inner`. Raises ConfigError or IntegrityError if `own` is not what the run trains."""
+
+    def __init__(self, run: RunConfig, own: OwnModule) -> None:
+        if not is_module_run(run):
+            raise ConfigError(
+                f"the run trains a {run.model.get('model_type')} that its file describes, and no module of your own",
+                remedy="leave out model, optimizer and loss, or make a run for the module: swarm.trainer.module_run",
+            )
+        check_weights(run, own.module)
+        self._run = run
+        self._own = own
+        self._layout = Layout.of(own.module, run.fragments)
+        self._optimizer = own.optimizer([each for each in own.module.parameters() if each.requires_grad])
+        self._batches = _batches_of(own, run)
+
+    @property
+    def layout(self) -> Layout:
+        return self._layout
+
+    def load(self, theta_N: Tensor) -> None:
+        """Raises ValueError if N differs, as `take_in` does for F."""
+        self._layout.set_parameters(self._own.module, theta_N)
+
+    def take_in(self, where: slice, theta_F: Tensor, mixing: float) -> None:
+        theta_N = self._layout.flatten(self._own.module)
+        if theta_N[where].shape != theta_F.shape:
+            raise ValueError(f"the slice has {theta_N[where].numel()} values, and these are {tuple(theta_F.shape)}")
+        theta_N[where] = torch.lerp(theta_F, theta_N[where], mixing) if mixing else theta_F
+        self._layout.set_parameters(self._own.module, theta_N)
+
+    def flat(self, where: slice = slice(None)) -> Tensor:
+        return self._layout.flatten(self._own.module)[where].clone()
+
+    def train(
+        self,
+        sample_ids: Sequence[int],
+        num_steps: int,
+        stop: Callable[[], bool] = lambda: False,
+        *,
+        done_steps: int = 0,  # noqa: ARG002 - a schedule of the learning rate is the author's affair
+    ) -> IntervalResult:
+        """As `InnerLoop.train`. Raises RoundError if the loss is not finite: then nothing has moved."""
+        started = time.perf_counter()
+        size = self._run.inner.batch_windows
+        losses: list[float] = []
+        while len(losses) < min(num_steps, len(sample_ids) // size) and not stop():
+            first = len(losses) * size
+            losses.append(self._step(self._batches(sample_ids[first : first + size])))
+        num_samples = len(losses) * size
+        return IntervalResult(
+            num_steps=len(losses),
+            num_samples=num_samples,
+            num_tokens=num_samples * self._run.data.window_tokens,
+            mean_loss=sum(losses) / len(losses) if losses else math.nan,
+            seconds=time.perf_counter() - started,
+        )
+
+    def validate(self, theta_N: Tensor, num_batches: int) -> float:  # noqa: ARG002
+        """Not a number: what is held out is the author's affair."""
+        return math.nan
+
+    def state(self) -> Mapping[str, Tensor]:
+        """Nothing that a checkpoint could hold."""
+        return {}
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
+    def _step(self, batch: Any) -> float:
+        self._optimizer.zero_grad()
+        loss = self._own.loss(self._own.module, batch)
+        value = loss.item()
+        if not math.isfinite(value):
+            raise RoundError(f"training diverged: the loss is {value}", remedy="lower the learning rate")
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._optimizer.step()
+        return value
+
+
+def _batches_of(own: OwnModule, run: RunConfig) -> Callable[[Sequence[int]], Any]:
+    """The batch of these samples. Raises ConfigError if the data is not what the run trains on."""
+    data, num_samples = own.data, int(run.model.get("num_samples", 0))
+    if not num_samples:
+        stream = _endless(data)
+        return lambda _: next(stream)
+    if not isinstance(data, Dataset) or len(data) != num_samples:
+        found = f"one of {len(data)}" if isinstance(data, Dataset) else "none with a length"
+        raise ConfigError(
+            f"the run trains on a data set of {num_samples} samples, and this is {found}",
+            remedy="bring the data set that the run was made for",
+        )
+    return lambda sample_ids: own.collate([data[int(at)] for at in windows_of(sample_ids, num_samples, run.seed)])
+
+
+def _endless(data: Any) -> Iterator[Any]:
+    """Raises ValueError where a walk through the data gives nothing: it ends the training."""
+    while True:
+        empty = True
+        for batch in data() if callable(data) else data:
+            empty = False
+            yield batch
+        if empty:
+            raise ValueError("the data gives no batches, or none any more: bring what can be walked through again")

@@ -1,0 +1,199 @@
+"""`swarm.Trainer` over real sockets: a small module of an author's own, and a run that its file describes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from swarm.trainer import MemberOptions, Step, module_run
+from swarm.training.module_run import weights_digest
+from swarm.training.run_config import DataConfig, InnerConfig, RunConfig
+from swarm.training.run_file import write_run
+from swarm_protocol.errors import ConfigError, IntegrityError, SessionError, StartError
+from swarm_protocol.identity import Identity
+from torch import Tensor, nn
+
+from swarm import Trainer
+
+OPTIONS = MemberOptions(network_id="test")
+RUN = RunConfig(
+    name="own",
+    outer_steps=3,
+    interval_steps=4,
+    min_group=2,
+    quorum_grace_s=1.0,
+    inner=InnerConfig(batch_windows=4),
+)
+
+
+def make_module() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1))
+
+
+class Points:
+    def __len__(self) -> int:
+        return 500
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        x_2 = torch.randn(2, generator=torch.Generator().manual_seed(index))
+        return x_2, x_2.sum().sin()
+
+
+def loss(module: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    x_B2, y_B = batch
+    return (module(x_B2).squeeze(1) - y_B).square().mean()
+
+
+def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+@pytest.fixture
+def run_path(tmp_path: Path) -> Path:
+    path = tmp_path / "run.toml"
+    write_run(path, module_run(RUN, make_module(), num_samples=len(Points())), Identity.generate())
+    return path
+
+
+def own_trainer(run_path: Path, peers: tuple[str, ...], module: nn.Module) -> Trainer:
+    return Trainer(run_path, peers=peers, model=module, optimizer=sgd, data=Points(), loss=loss, options=OPTIONS)
+
+
+def test_two_trainers_of_an_own_module_end_with_equal_weights(run_path: Path) -> None:
+    modules = [make_module(), make_module()]
+    steps: list[list[Step]] = [[], []]
+    before = weights_digest(modules[0])
+    with own_trainer(run_path, (), modules[0]) as first, own_trainer(run_path, first.addrs, modules[1]) as second:
+        other = threading.Thread(target=lambda: steps[1].extend(second))
+        other.start()
+        steps[0].extend(first)
+        other.join(60)
+        assert list(first) == []
+    assert [step.outer_step for step in steps[0]] == [1, 2, 3]
+    assert [step.digest for step in steps[0]] == [step.digest for step in steps[1]]
+    assert {len(step.group) for step in steps[0]} == {2}
+    assert {weights_digest(module) for module in modules} != {before}
+    assert weights_digest(modules[0]) == weights_digest(modules[1])
+    assert first.module is modules[0]
+    assert steps[0][-1].loss < steps[0][0].loss
+
+
+def test_two_processes_of_an_own_module_end_with_equal_weights(run_path: Path, tmp_path: Path) -> None:
+    """The real thing: the same script twice, as two people would run it."""
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+
+    def start(*arguments: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, str(script), str(run_path), *arguments], stdout=subprocess.PIPE, text=True
+        )
+
+    first = start()
+    try:
+        assert first.stdout is not None
+        addr = first.stdout.readline().strip()
+        second = start(addr)
+        try:
+            said, other = first.communicate(timeout=100)[0], second.communicate(timeout=100)[0]
+        finally:
+            second.kill()
+    finally:
+        first.kill()
+    lines = said.splitlines()
+    assert [line.split()[0] for line in lines] == ["1", "2", "3", "weights"]
+    assert lines == other.splitlines()[1:]
+
+
+SCRIPT = """
+import sys, torch
+from torch import nn
+from swarm import Trainer
+from swarm.trainer import MemberOptions
+from swarm.training.module_run import weights_digest
+
+torch.manual_seed(3)
+module = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1))
+points = [(x, x.sum().sin()) for x in (torch.randn(2, generator=torch.Generator().manual_seed(i)) for i in range(500))]
+with Trainer(
+    sys.argv[1],
+    peers=sys.argv[2:],
+    model=module,
+    optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    data=points,
+    loss=lambda module, batch: (module(batch[0]).squeeze(1) - batch[1]).square().mean(),
+    options=MemberOptions(network_id="test"),
+) as trainer:
+    print(trainer.addrs[0], flush=True)
+    for step in trainer:
+        print(step.outer_step, step.digest, flush=True)
+print("weights", weights_digest(module))
+"""
+
+
+def test_trainer_of_a_run_that_its_file_describes_gives_its_model(tmp_path: Path) -> None:
+    tiny = {
+        "model_type": "llama",
+        "vocab_size": 256,
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": 64,
+    }
+    run = replace(RUN, outer_steps=2, min_group=1, model=tiny, data=DataConfig(window_tokens=16))
+    write_run(tmp_path / "run.toml", run, Identity.generate())
+    with Trainer(tmp_path / "run.toml", peers=[], options=OPTIONS) as trainer:
+        assert [step.outer_step for step in trainer] == [1, 2]
+        assert trainer.module(torch.zeros(1, 3, dtype=torch.int64)).logits.shape == (1, 3, 256)
+
+
+def test_what_the_author_s_function_raises_reaches_the_author(run_path: Path) -> None:
+    def broken(module: nn.Module, batch: object) -> Tensor:
+        raise ZeroDivisionError("mine")
+
+    write_run(run_path, replace(module_run(RUN, make_module()), min_group=1), Identity.generate())
+    trainer = Trainer(run_path, peers=[], model=make_module(), optimizer=sgd, data=[None], loss=broken, options=OPTIONS)
+    with trainer, pytest.raises(ZeroDivisionError, match="mine"):
+        list(trainer)
+
+
+def test_leaving_before_anyone_else_is_there_takes_no_time_and_keeps_the_first_weights(run_path: Path) -> None:
+    module = make_module()
+    with own_trainer(run_path, (), module) as trainer:
+        pass
+    assert weights_digest(module) == weights_digest(make_module())
+    with pytest.raises(SessionError, match="has been used"):
+        trainer.__enter__()
+
+
+def test_peers_that_are_not_there_are_one_error(run_path: Path) -> None:
+    nobody = f"/ip4/127.0.0.1/tcp/1/p2p/{Identity.generate().peer_id}"
+    with pytest.raises(StartError), own_trainer(run_path, (nobody,), make_module()):
+        raise AssertionError("it has joined")
+
+
+@pytest.mark.parametrize("missing", ["model", "optimizer", "data", "loss"])
+def test_module_without_all_it_needs_is_refused(run_path: Path, missing: str) -> None:
+    given = {"model": make_module(), "optimizer": sgd, "data": Points(), "loss": loss}
+    del given[missing]
+    with pytest.raises(ConfigError, match=f"lacks {missing}"):
+        Trainer(run_path, peers=[], **given)  # type: ignore[arg-type]
+
+
+def test_module_run_without_a_module_and_other_weights_are_refused(run_path: Path) -> None:
+    with pytest.raises(ConfigError, match="module of its author's own"):
+        Trainer(run_path, peers=[])
+    with pytest.raises(IntegrityError, match="other weights"):
+        own_trainer(run_path, (), nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1)))
+
+
+def test_iterating_before_joining_is_refused(run_path: Path) -> None:
+    with pytest.raises(SessionError, match="with Trainer"):
+        next(iter(own_trainer(run_path, (), make_module())))

@@ -1,0 +1,187 @@
+"""An author's own module in a run: what is shared out, what is refused, and replicas that stay equal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from swarm.testing import virtual_time
+from swarm.trainer.own_module import ModuleInner, OwnModule
+from swarm.training.interval import Materials
+from swarm.training.model import build_model, check_model
+from swarm.training.module_run import module_run
+from swarm.training.run_config import InnerConfig, RunConfig
+from swarm_protocol.errors import ConfigError, IntegrityError, RoundError
+from torch import Tensor, nn
+from training_swarm import Swarm, assert_equal_steps, config
+
+NUM_SAMPLES = 100
+
+
+def make_module(seed: int = 1) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+
+
+class Points:
+    """A map-style data set that remembers what was asked of it."""
+
+    def __init__(self, num_samples: int = NUM_SAMPLES) -> None:
+        self.x_B3 = torch.randn(num_samples, 3, generator=torch.Generator().manual_seed(5))
+        self.asked: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.x_B3)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        self.asked.append(index)
+        return self.x_B3[index], self.x_B3[index].sum().sin()
+
+
+def squared(module: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    x_B3, y_B = batch
+    return (module(x_B3).squeeze(1) - y_B).square().mean()
+
+
+def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+def own(module: nn.Module | None = None, data: object = None, loss: Callable[..., Tensor] = squared) -> OwnModule:
+    return OwnModule(
+        module=module or make_module(),
+        optimizer=sgd,
+        data=Points() if data is None else data,  # type: ignore[arg-type]
+        loss=loss,
+    )
+
+
+def run_of(num_samples: int = NUM_SAMPLES, **changes: object) -> RunConfig:
+    return module_run(config(**changes), make_module(), num_samples=num_samples)
+
+
+@pytest.mark.parametrize("fragments", [1, 2])
+def test_members_of_a_module_run_stay_equal_and_use_each_sample_once(fragments: int) -> None:
+    run = run_of(outer_steps=4, min_group=2, fragments=fragments, inner=InnerConfig(batch_windows=2))
+    data = {name: Points() for name in "ab"}
+
+    async def main() -> list[str]:
+        async with Swarm(run) as swarm:
+            for name in "ab":
+                inner = ModuleInner(run, own(data=data[name]))
+                materials = Materials(inner=inner, theta_N=inner.flat(), bounds=inner.layout.bounds)
+                await swarm.join(name, materials=materials)
+            members = await swarm.finish()
+            assert_equal_steps(members, 4)
+            return [member.digest for member in members]
+
+    assert len(set(virtual_time.run(main()))) == 1
+    asked = data["a"].asked + data["b"].asked
+    # two members, four intervals of five steps of two samples; 100 samples are one epoch
+    assert len(asked) == len(set(asked)) == 2 * 4 * 5 * 2
+
+
+def test_train_uses_the_leased_samples_and_the_author_s_optimizer() -> None:
+    run, data = run_of(), Points()
+    inner = ModuleInner(run, own(data=data))
+    before_N = inner.flat()
+    result = inner.train(range(7), 5)
+    assert (result.num_steps, result.num_samples, result.num_tokens) == (3, 6, 6)
+    assert result.mean_loss > 0
+    assert not torch.equal(inner.flat(), before_N)
+    again = ModuleInner(run, own(data=data))
+    assert again.train(range(7), 5).mean_loss == result.mean_loss
+    assert data.asked[:6] == data.asked[6:]
+    assert torch.equal(again.flat(), inner.flat())
+    assert inner.train(range(7), 5, lambda: True).num_steps == 0
+
+
+def test_train_on_a_stream_takes_batch_after_batch_and_begins_again() -> None:
+    batches = [(torch.full((2, 3), float(index)), torch.zeros(2)) for index in range(3)]
+    seen: list[float] = []
+
+    def loss(module: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        seen.append(batch[0][0, 0].item())
+        return squared(module, batch)
+
+    def make() -> Iterator[tuple[Tensor, Tensor]]:
+        return iter(batches)
+
+    for data in (batches, make):
+        seen.clear()
+        inner = ModuleInner(run_of(num_samples=0), own(data=data, loss=loss))
+        assert inner.train(range(100), 5).num_samples == 10
+        assert seen == [0.0, 1.0, 2.0, 0.0, 1.0]
+
+
+def test_stream_that_ends_is_the_author_s_error() -> None:
+    inner = ModuleInner(run_of(num_samples=0), own(data=iter([(torch.zeros(2, 3), torch.zeros(2))])))
+    with pytest.raises(ValueError, match="none any more"):
+        inner.train(range(100), 5)
+
+
+def test_take_in_mixes_a_slice_and_leaves_the_rest() -> None:
+    inner = ModuleInner(run_of(fragments=2), own())
+    where, before_N = inner.layout.slice(1), inner.flat()
+    theirs_F = torch.randn(where.stop - where.start)
+    inner.take_in(where, theirs_F, 0.25)
+    torch.testing.assert_close(inner.flat(where), 0.25 * before_N[where] + 0.75 * theirs_F)
+    assert torch.equal(inner.flat(inner.layout.slice(0)), before_N[inner.layout.slice(0)])
+    inner.take_in(where, theirs_F, 0.0)
+    assert torch.equal(inner.flat(where), theirs_F)
+    with pytest.raises(ValueError, match="has"):
+        inner.take_in(where, theirs_F[1:], 0.5)
+
+
+def test_loss_that_is_not_finite_moves_nothing() -> None:
+    inner = ModuleInner(run_of(), own(loss=lambda module, batch: squared(module, batch) * math.nan))
+    before_N = inner.flat()
+    with pytest.raises(RoundError, match="diverged"):
+        inner.train(range(7), 5)
+    assert torch.equal(inner.flat(), before_N)
+
+
+def test_module_that_is_not_the_run_s_is_refused() -> None:
+    with pytest.raises(IntegrityError, match="starts from other weights"):
+        ModuleInner(run_of(), own(make_module(seed=2)))
+    with pytest.raises(IntegrityError, match="has 4 parameters, and the run's has 41"):
+        ModuleInner(run_of(), own(nn.Linear(3, 1)))
+    with pytest.raises(ConfigError, match="trains a llama that its file describes"):
+        ModuleInner(RunConfig(name="x"), own())
+
+
+@pytest.mark.parametrize("data", [Points(99), [], iter([])], ids=["other length", "empty", "no length"])
+def test_data_that_is_not_the_run_s_is_refused(data: object) -> None:
+    with pytest.raises(ConfigError, match="a data set of 100 samples"):
+        ModuleInner(run_of(), own(data=data))
+
+
+def test_module_run_is_checked_and_cannot_be_built_from_its_file() -> None:
+    run = run_of()
+    assert check_model(run) == 41
+    assert RunConfig.from_mapping(run.to_mapping()) == run
+    with pytest.raises(ConfigError, match="fragments = 3: the model has 2 layers"):
+        run_of(fragments=3)
+    with pytest.raises(ConfigError, match=r"a module of its author's own.*swarm.Trainer"):
+        build_model(run.model)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "complaint"),
+    [
+        ("num_values", 0, "num_values = 0"),
+        ("num_values", True, "num_values = True"),
+        ("num_values", 1 << 40, "num_values"),
+        ("digest", "", "digest"),
+        ("digest", 7, "digest"),
+        ("num_samples", -1, "num_samples = -1"),
+        ("num_sample", 1, "did you mean 'num_samples'"),
+    ],
+)
+def test_check_model_impossible_module_is_refused(key: str, value: object, complaint: str) -> None:
+    run = run_of()
+    with pytest.raises(ConfigError, match=complaint):
+        check_model(replace(run, model={**run.model, key: value}))

@@ -6,6 +6,7 @@ The `datasets` library brings and keeps a data set in its own cache, in the work
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -38,7 +39,7 @@ class HubSource:
     def find(cls, hub_id: str, split: str, text_key: str) -> HubSource:
         """Ask the hub for its newest commit. Raises ConfigError if there is none, or no answer."""
         with _in_words(f"the data set {hub_id}"):
-            commit = str(HfApi().dataset_info(hub_id, timeout=ANSWER_S).sha)
+            commit = str(HfApi(endpoint=_endpoint()).dataset_info(hub_id, timeout=ANSWER_S).sha)
         return cls(hub_id=hub_id, split=split, text_key=text_key, commit=commit)
 
     @property
@@ -80,8 +81,18 @@ class _NoBar(tqdm):
 def bring_tokenizer(hub_id: str) -> Path:
     """A directory with its files: from the hub, or as they were brought before if it does not answer."""
     with _in_words(f"the tokenizer {hub_id}"):
-        patterns = list(TOKENIZER_FILES)
-        return Path(snapshot_download(hub_id, allow_patterns=patterns, etag_timeout=ANSWER_S, tqdm_class=_NoBar))
+        place = snapshot_download(
+            hub_id,
+            allow_patterns=list(TOKENIZER_FILES),
+            endpoint=_endpoint(),
+            etag_timeout=ANSWER_S,
+            tqdm_class=_NoBar,
+        )
+    return Path(place)
+
+
+def _endpoint() -> str | None:
+    return os.environ.get("HF_ENDPOINT")
 
 
 @contextmanager

@@ -1,0 +1,118 @@
+"""Data sets and tokenizers from a hub, over real HTTP, and a hub that has none, is silent or away."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import datasets
+import huggingface_hub.constants
+import pytest
+from local_data_hub import COMMIT, DATA_SET, TOKENIZER, DataHub, local_data_hub
+from swarm.training.data import LocalData, hub, load_corpus
+from swarm.training.data.hub import HubSource, bring_tokenizer
+from swarm.training.data.tokenizer import TokenizerFiles
+from swarm.training.run_config import DataConfig
+from swarm_protocol.errors import ConfigError
+from text_models import byte_tokenizer
+
+STORIES = [f"Es war {index} mal ein König. " * 10 for index in range(60)]
+RUN = DataConfig(source="hub", hub_id=DATA_SET, tokenizer=TOKENIZER, window_tokens=16)
+
+
+@pytest.fixture
+def data_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DataHub]:
+    """The only hub there is, for this process and for workers."""
+    folder = tmp_path / "hub"
+    (folder / "datasets").mkdir(parents=True)
+    lines = (json.dumps({"text": story, "id": index}) + "\n" for index, story in enumerate(STORIES))
+    (folder / "datasets" / "train.jsonl").write_text("".join(lines))
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens({"eos_token": "<end>"})
+    tokenizer.save_pretrained(folder / "models")
+    with local_data_hub(folder) as found:
+        point_to(found.endpoint, tmp_path, monkeypatch)
+        yield found
+
+
+def point_to(endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hf" / "hub"))
+    for name, value in (("HF_ENDPOINT", endpoint), ("HF_HOME", str(tmp_path / "hf"))):
+        monkeypatch.setenv(name, value)
+    for name in ("HF_HUB_DISABLE_TELEMETRY", "HF_HUB_DISABLE_XET"):
+        monkeypatch.setenv(name, "1")
+
+
+def test_load_data_set_and_tokenizer_come_from_the_hub_once(data_hub: DataHub, tmp_path: Path) -> None:
+    local = LocalData(cache=tmp_path / "cache")
+    corpus = load_corpus(RUN, seed=0, vocab_size=257, local=local)
+    assert corpus.vocab_size == 257
+    # each document once, parted by the tokenizer's own end of text
+    num_tokens = sum(len(story.encode()) + 1 for story in STORIES)
+    assert num_tokens - 64 < (corpus.num_samples + len(corpus.validation_batch(0, 10_000))) * 16 < num_tokens
+    assert sum(path.endswith("/train.jsonl") for path in data_hub.asked if path.startswith("GET")) == 1
+    data_hub.asked.clear()
+    again = load_corpus(RUN, seed=0, vocab_size=257, local=local)
+    assert again.digest == corpus.digest
+    assert not [path for path in data_hub.asked if "resolve" in path]
+
+
+@pytest.mark.parametrize(
+    ("column", "told"), [("body", "has no column 'body': it has text, id"), ("id", "column 'id' of .* is no text")]
+)
+def test_passages_column_without_text_is_refused(monkeypatch: pytest.MonkeyPatch, column: str, told: str) -> None:
+    rows = datasets.Dataset.from_dict({"text": STORIES, "id": list(range(60))})
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_arguments, **_options: rows)
+    source = HubSource(hub_id=DATA_SET, split="train", text_key=column, commit=COMMIT)
+    with pytest.raises(ConfigError, match=told):
+        list(source.passages())
+
+
+def test_find_names_the_commit_so_that_a_new_one_is_another_source(data_hub: DataHub) -> None:
+    source = HubSource.find(DATA_SET, "train", "text")
+    assert source.commit == COMMIT
+    assert COMMIT in source.key
+
+
+def test_find_what_the_hub_does_not_have_is_refused(data_hub: DataHub) -> None:
+    with pytest.raises(ConfigError, match="hub does not have the data set someone/else"):
+        HubSource.find("someone/else", "train", "text")
+    with pytest.raises(ConfigError, match="hub does not have the tokenizer someone/else"):
+        bring_tokenizer("someone/else")
+
+
+def test_find_hub_that_is_away_is_told_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        point_to(f"http://127.0.0.1:{unused.getsockname()[1]}", tmp_path, monkeypatch)
+        for find in (lambda: HubSource.find(DATA_SET, "train", "text"), lambda: bring_tokenizer(TOKENIZER)):
+            with pytest.raises(ConfigError, match="cannot be had from the hub") as caught:
+                find()
+            assert "check the connection" in caught.value.remedy
+
+
+def test_find_hub_that_accepts_and_says_nothing_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "ANSWER_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        point_to(f"http://127.0.0.1:{silent.getsockname()[1]}", tmp_path, monkeypatch)
+        with pytest.raises(ConfigError, match="cannot be had from the hub"):
+            HubSource.find(DATA_SET, "train", "text")
+
+
+def test_tokenizer_that_was_brought_is_used_while_the_hub_is_away(
+    data_hub: DataHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = TokenizerFiles.find(TOKENIZER, None)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
+    assert TokenizerFiles.find(TOKENIZER, None) == before
+
+
+def test_passages_without_the_datasets_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    source = HubSource(hub_id=DATA_SET, split="train", text_key="text", commit=COMMIT)
+    with pytest.raises(ConfigError) as caught:
+        next(source.passages())
+    assert "swarm-node[data]" in caught.value.remedy

@@ -1,0 +1,111 @@
+"""The process that tokenizes, for real: what it reports, how it fails, and that it outlives no one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from swarm.training.data import LocalData, PreparationStopped, Progress, load_corpus, worker
+from swarm.training.data.files import File, FileSource
+from swarm.training.data.tokenizer import TokenizerFiles
+from swarm.training.data.worker import Job, tokenize
+from swarm.training.run_config import DataConfig
+from swarm_protocol.errors import ConfigError, IntegrityError
+
+FILES = DataConfig(source="files", window_tokens=16)
+DEADLINE_S = 60.0
+
+
+def endless_job(folder: Path) -> Job:
+    """To read from a pipe that no one writes to."""
+    pipe = folder / "pipe"
+    os.mkfifo(pipe)
+    source = FileSource(root=folder, files=(File(name="pipe", path=pipe, size=1, changed_ns=0),), text_key="text")
+    return Job(source=source, tokenizer=TokenizerFiles.find("bytes", None), path=folder / "a.tokens", vocab_size=0)
+
+
+def workers_of(pid: int) -> list[psutil.Process]:
+    return [each for each in psutil.Process(pid).children() if "swarm.training.data.worker" in " ".join(each.cmdline())]
+
+
+def one_worker_of(pid: int) -> psutil.Process:
+    until_s = time.monotonic() + DEADLINE_S
+    while not (found := workers_of(pid)):
+        assert time.monotonic() < until_s, "no worker was started"
+        time.sleep(0.01)
+    return found[0]
+
+
+def test_load_tokenizes_in_a_process_of_its_own(tmp_path: Path) -> None:
+    folder, cache = tmp_path / "text", tmp_path / "cache"
+    folder.mkdir()
+    for index in range(50):
+        (folder / f"{index}.txt").write_text(f"Es war {index} mal ein König. " * 50)
+    reports: list[Progress] = []
+    local = LocalData(path=folder, cache=cache, on_progress=reports.append)
+    corpus = load_corpus(FILES, seed=0, local=local)
+    assert reports[-1].share == 1.0
+    assert reports[-1].num_tokens == sum(path.stat().st_size + 1 for path in folder.iterdir())
+    assert reports[-1].tokens_per_s > 0
+    assert corpus.batch([0, 1]).shape == (2, 17)
+    assert not workers_of(os.getpid())
+    assert sorted(path.suffix for path in cache.iterdir()) == [".lock", ".tokens"]
+
+
+def test_tokenize_error_of_the_worker_is_raised_as_what_it_is(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"gr\xfc\xdfe")
+    with pytest.raises(ConfigError, match="not UTF-8 text") as caught:
+        load_corpus(FILES, seed=0, local=LocalData(path=tmp_path / "a.txt", cache=tmp_path / "cache"))
+    assert "convert it" in caught.value.remedy
+
+
+def test_tokenize_stops_when_told_to_and_leaves_no_process(tmp_path: Path) -> None:
+    told = threading.Event()
+    watch = threading.Thread(target=lambda: (one_worker_of(os.getpid()), told.set()))
+    watch.start()
+    with pytest.raises(PreparationStopped):
+        tokenize(endless_job(tmp_path), LocalData(stop=told.is_set))
+    watch.join()
+    assert not workers_of(os.getpid())
+    assert not (tmp_path / "a.tokens").exists()
+
+
+def test_tokenize_worker_that_is_killed_is_an_integrity_error(tmp_path: Path) -> None:
+    watch = threading.Thread(target=lambda: one_worker_of(os.getpid()).kill())
+    watch.start()
+    with pytest.raises(IntegrityError, match=r"tokenizes .* was ended by SIGKILL"):
+        tokenize(endless_job(tmp_path), LocalData())
+    watch.join()
+
+
+def test_tokenize_worker_that_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "_PROGRAM", "raise RuntimeError('no luck today')")
+    with pytest.raises(IntegrityError, match="failed: RuntimeError: no luck today"):
+        tokenize(endless_job(tmp_path), LocalData())
+
+
+def test_worker_ends_with_whoever_started_it(tmp_path: Path) -> None:
+    job = endless_job(tmp_path)
+    program = (
+        "import pickle, sys; from swarm.training.data import LocalData, worker; "
+        "worker.tokenize(pickle.load(sys.stdin.buffer), LocalData())"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE)
+    assert parent.stdin is not None
+    parent.stdin.write(worker.pickle.dumps(job))
+    parent.stdin.close()
+    child = one_worker_of(parent.pid)
+    until_s = time.monotonic() + DEADLINE_S
+    while not (tmp_path / "a.part").exists():  # it is at work
+        assert time.monotonic() < until_s
+        time.sleep(0.01)
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    child.wait(timeout=DEADLINE_S)  # raises if it does not end

@@ -67,7 +67,7 @@ def work(assignment: Assignment, pipe: connection.Connection) -> None:
                 answer = ("raised", error)
             pipe.send(answer)
     except (EOFError, BrokenPipeError):
-        return  # nobody asks any more
+        _end(assignment.folder)  # nobody asks any more
     except Exception as error:  # whatever torch and the model raise; the others must not wait for this one
         pipe.send(("broken", f"{type(error).__name__}: {error}"[:500]))
         sys.exit(1)
@@ -146,5 +146,10 @@ def _end_with_parent(folder: Path) -> None:
     assert parent is not None
     while not connection.wait([parent.sentinel], timeout=_LOOK_S) and os.getppid() == parent.pid:
         pass
+    _end(folder)
+
+
+def _end(folder: Path) -> None:
+    """At once: another worker may never come to what the others wait for."""
     shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)

@@ -63,6 +63,7 @@ class OneDevice:
         loss: LossFunction = next_token_loss,
         add_up: Callable[[Tensor], None] = alone,
     ) -> None:
+        check_fits(local, model)
         self._config = config
         self._local = local
         self._device = torch.device(device)
@@ -144,9 +145,11 @@ class OneDevice:
         if self._compiled is not None:
             try:
                 return self._accumulate(self._compiled, x_BT, num_windows)
+            except torch.OutOfMemoryError:
+                raise
             except Exception as error:  # whatever a compiler raises, its own bugs included
-                reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-                logger.warning("the model cannot be compiled here, and trains without that: %s", reason[:200])
+                reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+                logger.warning("the model cannot be compiled here, and trains without that: %s", reason)
                 self._compiled = None
         return self._accumulate(self._eager, x_BT, num_windows)
 
@@ -164,6 +167,12 @@ class OneDevice:
         return total
 
 
+def check_fits(local: LocalOptions, model: nn.Module) -> None:
+    """Raises ConfigError if the options do not fit the model."""
+    if local.activation_checkpointing and not _layers(model):
+        raise ConfigError("activation_checkpointing: the model has no list of layers", remedy="leave it out")
+
+
 def _flattened(model: nn.Module, layout: Layout, device: torch.device) -> tuple[Tensor, Tensor]:
     """Make the model's parameters and gradients views of two vectors: [N], and [N + 1], whose last value is free."""
     theta_N = layout.flatten(model).to(device)
@@ -178,10 +187,7 @@ def _flattened(model: nn.Module, layout: Layout, device: torch.device) -> tuple[
 
 def _checkpoint_layers(model: nn.Module) -> None:
     """transformers' own switch works only with dropout on."""
-    layers = _layers(model)
-    if not layers:
-        raise ConfigError("activation_checkpointing: the model has no list of layers", remedy="leave it out")
-    for layer in layers:
+    for layer in _layers(model):
         layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
 
 

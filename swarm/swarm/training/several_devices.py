@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from swarm.training.device_worker import Assignment, work
 from swarm.training.layout import Layout
 from swarm.training.local_options import LocalOptions
-from swarm.training.one_device import LossFunction, next_token_loss
+from swarm.training.one_device import LossFunction, check_fits, next_token_loss
 from swarm.training.run_config import InnerConfig
 
 ANSWER_S = 900.0
@@ -66,12 +66,13 @@ class SeveralDevices:
         local: LocalOptions,
         loss: LossFunction = next_token_loss,
     ) -> None:
+        check_fits(local, model)
         self._config = config
         self._local = local
         self._fragments = fragments
         self._layout = Layout.of(model, fragments)
         self._model, self._loss = _pickled(model, "the model"), _pickled(loss, "its loss function")
-        self._folder = Path()
+        self.folder: Path | None = None  # where the workers meet
         self._workers: list[_Worker] = []
         try:
             self._start()
@@ -130,11 +131,11 @@ class SeveralDevices:
             worker.process.close()
             worker.pipe.close()
         self._workers = []
-        if self._folder != Path():
-            shutil.rmtree(self._folder, ignore_errors=True)
+        if self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     def _start(self) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="swarm-devices-"))
+        self.folder = Path(tempfile.mkdtemp(prefix="swarm-devices-"))
         context = get_context("spawn")  # a fork copies torch's threads and CUDA's state in no state to be used
         for rank, device in enumerate(self._local.devices):
             ours, theirs = context.Pipe()
@@ -147,6 +148,7 @@ class SeveralDevices:
         self._collect(self._workers)
 
     def _assignment(self, rank: int) -> Assignment:
+        assert self.folder is not None
         return Assignment(
             rank=rank,
             config=self._config,
@@ -154,7 +156,7 @@ class SeveralDevices:
             loss=self._loss,
             fragments=self._fragments,
             local=self._local,
-            folder=self._folder,
+            folder=self.folder,
             num_threads=max(1, torch.get_num_threads() // len(self._local.devices)),
         )
 

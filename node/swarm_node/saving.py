@@ -1,6 +1,7 @@
 """Keeps checkpoints of a run in the background: one write at a time, always of the newest state that is there.
 
 While one is written, newer states replace each other; the newest is written next, so the last one never is skipped.
+What cannot be written is told once, and again after one that could: a full disk stays full for many outer steps.
 Owns its one task.
 """
 
@@ -20,15 +21,16 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Snapshot:
-    """A committed state. `inner` will be the inner optimizer's moments as they were then."""
+    """A committed state and its digest. `inner` will be the inner optimizer's moments as they were then."""
 
     state: ReplicaState
     certificate: bytes
+    digest: bytes = b""
     inner: Future[dict[str, Tensor]]
 
 
 class Saving:
-    """`on_saved` hears of each checkpoint, `on_failure` of one that could not be written; the next is tried again."""
+    """`on_saved` hears of each checkpoint, `on_failure` of the first that could not be written; the next is tried."""
 
     def __init__(
         self,
@@ -42,6 +44,7 @@ class Saving:
         self._keep = keep
         self._on_saved = on_saved
         self._on_failure = on_failure
+        self._is_failing = False
         self._newest: Snapshot | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -65,10 +68,15 @@ class Saving:
         while (snapshot := self._newest) is not None:
             self._newest = None
             inner = await asyncio.wrap_future(snapshot.inner)
-            found = Checkpoint(state=snapshot.state, inner=inner, certificate=snapshot.certificate)
+            found = Checkpoint(
+                state=snapshot.state, inner=inner, certificate=snapshot.certificate, digest=snapshot.digest
+            )
             try:
                 path = await asyncio.to_thread(save_checkpoint, self._folder, found, keep=self._keep)
             except ConfigError as error:
-                self._on_failure(error)
+                if not self._is_failing:
+                    self._on_failure(error)
+                self._is_failing = True
             else:
+                self._is_failing = False
                 self._on_saved(found.state.outer_step, path)

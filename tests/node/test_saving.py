@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import threading
 from concurrent.futures import Future
 from dataclasses import replace
@@ -76,6 +77,26 @@ def test_soon_after_one_that_could_not_be_written_saves_the_next(tmp_path: Path)
     asyncio.run(main())
 
 
+def test_soon_on_a_disk_that_stays_full_warns_once_and_again_after_it_was_freed(tmp_path: Path) -> None:
+    async def main() -> None:
+        saved: list[int] = []
+        failed: list[ConfigError] = []
+        folder = tmp_path / "checkpoints"
+        keeper = make_saving(folder, saved, failed)
+        for step in range(1, 10):
+            if step in {1, 6}:
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.write_text("in the way")
+            if step == 5:
+                folder.unlink()
+            keeper.soon(snapshot(step))
+            await keeper.finish()
+        assert (saved, len(failed)) == ([5], 2)
+        assert "no checkpoint could be written" in failed[0].message
+
+    asyncio.run(main())
+
+
 def test_between_intervals_comes_before_the_interval_that_is_asked_for_next() -> None:
     """In the thread that trains, so that copying moments neither holds up the loop nor sees them change."""
     inner, seen = SyntheticInner(), list[tuple[int, bool]]()
@@ -85,9 +106,9 @@ def test_between_intervals_comes_before_the_interval_that_is_asked_for_next() ->
 
     async def main() -> None:
         intervals = Intervals(inner)
-        await intervals.train(torch.zeros(inner.num_values), range(4), 2)
+        await intervals.begin().train(range(4), 2)
         copied = intervals.between(copy)
-        await intervals.train(torch.zeros(inner.num_values), range(4), 2)
+        await intervals.begin().train(range(4), 2)
         assert copied.done()
         intervals.close()
 

@@ -2,28 +2,32 @@
 
 A checkpoint is a folder `step-<outer step>` with the state, its manifest, the certificate that proves it to others, and
 the inner optimizer's moments. It is written beside its place, flushed to the disk, and then renamed: a crash at any
-byte, or a full disk, leaves the former checkpoints as they were. Blocks. A folder of checkpoints belongs to one run and
-one process.
+byte, or a full disk, leaves the former checkpoints as they were. Files are written and read piece by piece, so that
+saving takes no memory, and loading that of the state alone. Blocks. A folder of checkpoints belongs to one run and one
+process.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
-from safetensors import SafetensorError
-from safetensors.torch import load, save_file
+import torch
+from safetensors import SafetensorError, safe_open
 from swarm_protocol.errors import ConfigError, IntegrityError, PeerViolation
 from torch import Tensor
 
 from swarm.training.manifest import Manifest
-from swarm.training.state import ReplicaState
+from swarm.training.state import Assembly, ReplicaState
+from swarm.training.tensor_file import PIECE_BYTES, header_of, pieces, write_file
 
 logger = logging.getLogger(__name__)
 
@@ -31,29 +35,33 @@ _NAME = re.compile(r"step-\d{13}")
 _PARTIAL = ".partial"
 _MANIFEST, _STATE, _INNER, _CERTIFICATE = "manifest.bin", "state.safetensors", "inner.safetensors", "certificate.bin"
 _DIGEST = "digest.bin"
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Checkpoint:
-    """`inner` is what `InnerLoop.state` returned. Whether `certificate` proves `state` is for the trainer to say."""
+    """`inner` is what `InnerLoop.state` returned. Whether `certificate` proves `state` is for the trainer to say.
+    `digest`, where it is given, is the state's when it was committed."""
 
     state: ReplicaState
     inner: Mapping[str, Tensor]
     certificate: bytes = b""
+    digest: bytes = b""
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int = 2) -> Path:
     """Write `checkpoint`, on the disk when this returns, and delete all but the newest `keep`. Returns its place.
 
-    Nothing is written if the step has a sound checkpoint already. Raises ConfigError if the disk is full or refuses;
-    former checkpoints are then untouched.
+    Nothing is written if the step has a sound checkpoint already. Raises ConfigError if the disk is full or refuses,
+    and if `checkpoint.digest` says that the state was damaged in memory; former checkpoints are then untouched.
     """
     if keep < 1:
         raise ValueError("keep at least one checkpoint")
     place = folder / f"step-{checkpoint.state.outer_step:013d}"
     if not _is_sound(place):
         _write(folder, place, checkpoint)
-    for old in _places(folder)[keep:]:
+    # newer ones can only be broken
+    for old in [each for each in _places(folder) if each != place][keep - 1 :]:
         shutil.rmtree(old, ignore_errors=True)
     return place
 
@@ -75,21 +83,41 @@ def _write(folder: Path, place: Path, checkpoint: Checkpoint) -> None:
         if partial.exists():
             shutil.rmtree(partial)  # of a process that was killed
         partial.mkdir()
-        state = checkpoint.state
-        save_file({"theta": state.theta_N, "momentum": state.momentum_N}, partial / _STATE)
-        save_file(dict(checkpoint.inner), partial / _INNER)
-        (partial / _CERTIFICATE).write_bytes(checkpoint.certificate)
-        (partial / _DIGEST).write_bytes(_digest((partial / _INNER).read_bytes(), checkpoint.certificate))
-        (partial / _MANIFEST).write_bytes(state.manifest().to_bytes())
-        for path in (*partial.iterdir(), partial):
-            _flush(path)
+        _write_files(partial, checkpoint)
+        _flush(partial)
         if place.exists():
             shutil.rmtree(place)  # it is broken
         partial.rename(place)
         _flush(folder)
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)
-        raise ConfigError(f"no checkpoint could be written to {folder}: {error}", remedy="free space there") from error
+        remedy = "free space there" if error.errno in _FULL else "make it writable for this user"
+        raise ConfigError(f"no checkpoint could be written to {folder}: {error}", remedy=remedy) from error
+    except ConfigError:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def _write_files(partial: Path, checkpoint: Checkpoint) -> None:
+    state, tensors = checkpoint.state, _tensors_of(checkpoint.state)
+    manifest = state.manifest()
+    if checkpoint.digest not in {b"", manifest.digest()}:
+        raise ConfigError(
+            f"the state of outer step {state.outer_step} was damaged in this computer's memory, and is not saved",
+            remedy="test the memory if this happens again",
+        )
+    write_file(partial / _STATE, iter([header_of(tensors)]), pieces(tensors))
+    write_file(partial / _INNER, iter([header_of(checkpoint.inner)]), pieces(checkpoint.inner))
+    write_file(partial / _CERTIFICATE, iter([checkpoint.certificate]))
+    with (partial / _INNER).open("rb") as inner:
+        digest = _digest(inner, checkpoint.certificate)
+    write_file(partial / _DIGEST, iter([digest]))
+    write_file(partial / _MANIFEST, iter([manifest.to_bytes()]))
+
+
+def _tensors_of(state: ReplicaState) -> dict[str, Tensor]:
+    """In the order in which chunks cut them."""
+    return {"theta": state.theta_N, "momentum": state.momentum_N}
 
 
 def _places(folder: Path) -> list[Path]:
@@ -110,29 +138,46 @@ def _is_sound(place: Path) -> bool:
 def _load(place: Path) -> Checkpoint:
     """Raises IntegrityError unless all is as it was written."""
     try:
+        certificate = (place / _CERTIFICATE).read_bytes()
+        with (place / _INNER).open("rb") as inner:
+            if _digest(inner, certificate) != (place / _DIGEST).read_bytes():
+                raise IntegrityError("the inner optimizer's state or the certificate does not match their digest")
         manifest = Manifest.from_bytes((place / _MANIFEST).read_bytes())
-        tensors = load((place / _STATE).read_bytes())
-        inner, certificate = (place / _INNER).read_bytes(), (place / _CERTIFICATE).read_bytes()
-        if _digest(inner, certificate) != (place / _DIGEST).read_bytes():
-            raise IntegrityError("the inner optimizer's state or the certificate does not match their digest")
-        state = ReplicaState(
-            outer_step=manifest.outer_step,
-            lanes=manifest.lanes,
-            roster=manifest.roster,
-            theta_N=tensors["theta"],
-            momentum_N=tensors["momentum"],
-        )
-        checkpoint = Checkpoint(state=state, inner=load(inner), certificate=certificate)
-    except (OSError, SafetensorError, PeerViolation, KeyError, ValueError) as error:
+        state = _load_state(place / _STATE, manifest)
+        # copies, since what is mapped would follow the file
+        with safe_open(place / _INNER, framework="pt") as file:
+            moments = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError, PeerViolation, ValueError) as error:
         raise IntegrityError(f"it cannot be read ({error})") from error
-    if state.manifest() != manifest:
-        raise IntegrityError("the state does not match its digest")
-    return checkpoint
+    return Checkpoint(state=state, inner=moments, certificate=certificate)
 
 
-def _digest(inner: bytes, certificate: bytes) -> bytes:
+def _load_state(path: Path, manifest: Manifest) -> ReplicaState:
+    """Checked chunk by chunk. Raises OSError and IntegrityError."""
+    if path.stat().st_size < manifest.num_bytes:
+        raise IntegrityError("the state is cut off")  # before memory is taken for it
+    assembly = Assembly(manifest)
+    with path.open("rb") as file:
+        header = header_of(dict.fromkeys(("theta", "momentum"), torch.empty(manifest.num_values, device="meta")))
+        if file.read(len(header)) != header:
+            raise IntegrityError("the state has another header")
+        for index in range(len(manifest.chunk_digests)):
+            assembly.put(index, file.read(manifest.chunk_size(index)))
+        if file.read(1):
+            raise IntegrityError("the state goes on after its end")
+    return assembly.finish()
+
+
+def _digest(inner: BinaryIO, certificate: bytes) -> bytes:
     """Of what the manifest, which has the state's digest, says nothing about."""
-    return hashlib.sha256(hashlib.sha256(inner).digest() + certificate).digest()
+    whole = hashlib.sha256()
+    for piece in _read(inner):
+        whole.update(piece)
+    return hashlib.sha256(whole.digest() + certificate).digest()
+
+
+def _read(file: BinaryIO) -> Iterator[bytes]:
+    return iter(lambda: file.read(PIECE_BYTES), b"")
 
 
 def _flush(path: Path) -> None:

@@ -1,0 +1,89 @@
+"""A member whose copy of the state was changed in memory: it finds out at the next commit, and repairs that alone."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import replace
+
+import pytest
+import torch
+from swarm.testing import virtual_time
+from swarm.training import manifest, state
+from swarm.training.events import OuterStep, StateFetched
+from training_swarm import NUM_VALUES, Member, Swarm, assert_equal_steps, config
+
+CHUNK_BYTES = 1 << 12
+"""Smaller than real ones, so that a small state has six, of which theta ends in the third."""
+LAST_CHUNK_BYTES = 8 * NUM_VALUES - 5 * CHUNK_BYTES
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (manifest, state):
+        monkeypatch.setattr(module, "CHUNK_BYTES", CHUNK_BYTES)
+
+
+def flip(member: Member, what: str, index: int) -> None:
+    """Change one bit, as a fault of the memory does."""
+    held = member.trainer.state
+    assert held is not None
+    x_N = {"theta": held.theta_N, "momentum": held.momentum_N}[what]
+    x_N.view(torch.int32)[index] ^= 1 << 20
+
+
+async def reach_step(member: Member, step: int) -> None:
+    while member.trainer.state is None or member.trainer.state.outer_step < step:
+        await asyncio.sleep(0.05)
+
+
+def _cost(function: object) -> float:
+    return 1.0 if getattr(function, "__name__", "") == "_stretch" else 0.001
+
+
+@pytest.mark.parametrize(
+    ("what", "index", "num_bytes"),
+    [
+        ("theta", 5, CHUNK_BYTES),
+        ("theta", 2900, CHUNK_BYTES),
+        # what it moves in the next step is wrong then too
+        ("momentum", 2900, CHUNK_BYTES + LAST_CHUNK_BYTES),
+    ],
+)
+def test_damaged_replica_fetches_only_the_chunks_that_differ_and_goes_on(
+    what: str, index: int, num_bytes: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=6)) as swarm:
+            members = [await swarm.join(f"m{number}") for number in range(4)]
+            damaged = members[1]
+            await reach_step(damaged, 2)
+            assert damaged.trainer.state is not None
+            step = damaged.trainer.state.outer_step
+            flip(damaged, what, index)
+            assert_equal_steps(await swarm.finish(), 6)
+            [repaired] = damaged.of(StateFetched)
+            assert (repaired.step, repaired.num_bytes) == (step + 1, num_bytes)
+            assert [event.step for event in damaged.of(OuterStep)] == [each for each in range(1, 7) if each != step + 1]
+            assert damaged.peer_id in damaged.of(OuterStep)[-1].group
+            assert not [event for member in members if member is not damaged for event in member.of(StateFetched)]
+        assert "is damaged" in caplog.text
+
+    virtual_time.run(main(), compute_s=_cost)
+
+
+def test_damage_in_a_fragment_that_is_not_moved_is_found_too() -> None:
+    async def main() -> None:
+        async with Swarm(replace(config(min_group=2, outer_steps=6), fragments=2)) as swarm:
+            members = [await swarm.join(f"m{number}") for number in range(4)]
+            await reach_step(members[2], 2)
+            for index in (10, NUM_VALUES - 10):
+                flip(members[2], "theta", index)
+            assert_equal_steps(await swarm.finish(), 6)
+            repaired = members[2].of(StateFetched)
+            assert len(repaired) == 1
+            assert repaired[0].num_bytes == 2 * CHUNK_BYTES
+
+    virtual_time.run(main(), compute_s=_cost)

@@ -11,20 +11,31 @@ from safetensors import SafetensorError
 from swarm_protocol.errors import ConfigError
 from torch import Tensor
 
+from swarm.training.data.hub import TOKENIZER_FILES
+from swarm.training.data.tokenizer import TokenizerFiles
 from swarm.training.layout import Layout
 from swarm.training.model import build_model
-from swarm.training.run_config import BYTE_VOCABULARY, END_OF_TEXT, RunConfig
+from swarm.training.run_config import BYTE_VOCABULARY, RunConfig
 
 MAX_SHARD_BYTES = 4 << 30
 
 
-def export_hf(theta_N: Tensor, config: RunConfig, directory: Path, *, max_shard_bytes: int = MAX_SHARD_BYTES) -> None:
+def export_hf(
+    theta_N: Tensor,
+    config: RunConfig,
+    directory: Path,
+    *,
+    tokenizer: Path | None = None,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+) -> None:
     """Write weights (several files with an index when over `max_shard_bytes`), configs and tokenizer.
 
-    `directory` appears only when it is complete. Raises ConfigError if it exists already or cannot be written.
+    `tokenizer` is this member's own directory of it, for a run whose data.tokenizer is "local". `directory` appears
+    only when it is complete. Raises ConfigError if it exists already or cannot be written.
     """
     if directory.exists():
         raise ConfigError(f"{directory} exists already", remedy="move it away, or choose another place")
+    files = TokenizerFiles.find(config.data.tokenizer, tokenizer)
     model: Any = build_model(config.model)
     Layout.of(model, config.fragments).set_parameters(model, theta_N)
     partial = directory.with_name(f".{directory.name}.partial")
@@ -32,23 +43,35 @@ def export_hf(theta_N: Tensor, config: RunConfig, directory: Path, *, max_shard_
         if partial.exists():
             shutil.rmtree(partial)  # of a process that was killed
         partial.mkdir(parents=True)
-        _write_model(model, partial, max_shard_bytes)
-        _write_tokenizer(partial, int(model.config.max_position_embeddings))
+        end_of_text = _write_tokenizer(files, partial, int(model.config.max_position_embeddings))
+        _write_model(model, end_of_text, partial, max_shard_bytes)
         partial.rename(directory)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(partial, ignore_errors=True)
         raise ConfigError(f"{directory} cannot be written: {error}", remedy="free space there") from error
 
 
-def _write_model(model: Any, directory: Path, max_shard_bytes: int) -> None:
-    """Generation ends at the byte that ends each document in training, which also fills short rows of a batch."""
-    ends = {"bos_token_id": END_OF_TEXT, "eos_token_id": END_OF_TEXT}
+def _write_model(model: Any, end_of_text: int, directory: Path, max_shard_bytes: int) -> None:
+    """Generation ends at what ends each document in training, which also fills short rows of a batch."""
+    ends = {"bos_token_id": end_of_text, "eos_token_id": end_of_text}
     model.config.update(ends)
-    model.generation_config.update(**ends, pad_token_id=END_OF_TEXT)
+    model.generation_config.update(**ends, pad_token_id=end_of_text)
     model.save_pretrained(directory, max_shard_size=max_shard_bytes)
 
 
-def _write_tokenizer(directory: Path, max_tokens: int) -> None:
+def _write_tokenizer(files: TokenizerFiles, directory: Path, max_tokens: int) -> int:
+    """The run's own, as its files are, or one for bytes. Returns the token that ends a document."""
+    if files.directory is None:
+        _write_byte_tokenizer(directory, max_tokens)
+    else:
+        found = {path for pattern in TOKENIZER_FILES for path in files.directory.glob(pattern) if path.is_file()}
+        for path in found:
+            if path.name != "config.json":  # which is of another model
+                shutil.copyfile(path, directory / path.name)
+    return files.load().end_of_text
+
+
+def _write_byte_tokenizer(directory: Path, max_tokens: int) -> None:
     """Each byte is the token of its own number. There are no special tokens: any would be legal text as well."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers  # noqa: PLC0415
 

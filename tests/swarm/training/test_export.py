@@ -16,7 +16,8 @@ from swarm.training.layout import Layout
 from swarm.training.model import build_model, initial_theta
 from swarm.training.run_config import END_OF_TEXT, RunConfig
 from swarm_protocol.errors import ConfigError
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +49,64 @@ def test_export_loaded_again_gives_equal_logits(
     Layout.of(built).set_parameters(built, theta_N)
     x_BT = torch.arange(64).view(2, 32)
     assert torch.equal(loaded(input_ids=x_BT).logits, built(input_ids=x_BT).logits)
+
+
+FAMILIES = {
+    "gpt2": {"vocab_size": 256, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64},
+    "qwen3": {
+        "vocab_size": 256,
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 8,
+        "max_position_embeddings": 64,
+    },
+}
+
+
+@pytest.mark.parametrize("fragments", [1, 2])
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_export_of_other_families_gives_equal_logits_and_generates(
+    tmp_path: Path, tiny_run: RunConfig, model_type: str, fragments: int
+) -> None:
+    run = replace(tiny_run, model={"model_type": model_type, **FAMILIES[model_type]}, fragments=fragments)
+    theta_N = initial_theta(run)
+    export_hf(theta_N, run, tmp_path / "model", max_shard_bytes=10_000)
+    assert len(list((tmp_path / "model").glob("*.safetensors"))) > 1
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model").eval()
+    assert loaded.config.model_type == model_type
+    assert type(loaded).__name__ in loaded.config.architectures
+    built = build_model(run.model).eval()
+    Layout.of(built, fragments).set_parameters(built, theta_N)
+    x_BT = torch.arange(64).view(2, 32)
+    assert torch.equal(loaded(input_ids=x_BT).logits, built(input_ids=x_BT).logits)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    ids = loaded.generate(**tokenizer("def", return_tensors="pt"), max_new_tokens=5, do_sample=False)
+    assert ids[0, :3].tolist() == [*b"def"]
+    assert ids.shape[1] == 8
+
+
+def test_export_of_a_run_with_its_own_tokenizer_has_that_one(tmp_path: Path, tiny_run: RunConfig) -> None:
+    words = Tokenizer(models.WordLevel({"<end>": 3, "one": 0, "two": 1, "three": 2}, unk_token="<end>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<end>").save_pretrained(tmp_path / "words")
+    (tmp_path / "words" / "config.json").write_text('{"model_type": "bert"}')
+    run = replace(tiny_run, data=replace(tiny_run.data, tokenizer="local"))
+    export_hf(initial_theta(run), run, tmp_path / "model", tokenizer=tmp_path / "words")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    assert tokenizer("two three one").input_ids == [1, 2, 0]
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    assert (loaded.config.model_type, loaded.config.eos_token_id) == ("llama", tokenizer.eos_token_id)
+    assert loaded.generation_config.eos_token_id == 3
+
+
+def test_export_without_the_runs_tokenizer_is_refused(tmp_path: Path, tiny_run: RunConfig) -> None:
+    run = replace(tiny_run, data=replace(tiny_run.data, tokenizer="local"))
+    with pytest.raises(ConfigError, match="--tokenizer DIR"):
+        export_hf(initial_theta(run), run, tmp_path / "model")
+    assert list(tmp_path.iterdir()) == []
 
 
 any_text = st.text(st.characters(exclude_categories=("Cs",)), max_size=60)

@@ -58,6 +58,8 @@ def terms(me: str = ME, **changes: object) -> Terms:
         "first_attempt": 0,
         "state_digest": DIGEST,
         "roster": PEERS,
+        "leased": PEERS,
+        "admission": (),
         "min_group": 2,
         "max_group": 8,
         "samples_per_member": 10,

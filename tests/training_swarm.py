@@ -19,6 +19,7 @@ from swarm.network.membership import Membership
 from swarm.network.memory import MemoryInternet, MemoryNetwork
 from swarm.network.memory_link import Link
 from swarm.network.phases import no_faults
+from swarm.testing import virtual_time
 from swarm.testing.faults import FaultScript
 from swarm.training.events import OuterStep, StateFetched, TrainingEvent
 from swarm.training.inner import IntervalResult
@@ -59,10 +60,14 @@ def signed(run: RunConfig) -> SignedRun:
 
 @dataclass
 class SyntheticInner:
-    """Implements `interval.Inner`. `trained` are the sample ids of each interval, `step_s` real seconds a step."""
+    """Implements `interval.Inner`. `trained` are the sample ids of each stretch.
+
+    A step takes `step_s` real seconds, and `virtual_step_s` in virtual time, which `clock` measures.
+    """
 
     num_values: int = NUM_VALUES
     step_s: float = 0.0
+    virtual_step_s: float = 0.0
     corrupt: Callable[[Tensor], Tensor] = lambda x_N: x_N
     trained: list[list[int]] = field(default_factory=list)
 
@@ -70,12 +75,24 @@ class SyntheticInner:
         generator = torch.Generator().manual_seed(7)
         self.target_N = torch.randn(self.num_values, generator=generator)
         self.theta_N = torch.zeros(self.num_values)
+        self._trained_s = 0.0
+
+    def clock(self) -> float:
+        return self._trained_s if self.virtual_step_s else time.monotonic()
 
     def load(self, theta_N: Tensor) -> None:
         self.theta_N = theta_N.clone()
 
+    def take_in(self, where: slice, theta_F: Tensor, mixing: float) -> None:
+        self.theta_N[where] = mixing * self.theta_N[where] + (1 - mixing) * theta_F
+
     def train(
-        self, sample_ids: Sequence[int], num_steps: int, stop: Callable[[], bool] = lambda: False
+        self,
+        sample_ids: Sequence[int],
+        num_steps: int,
+        stop: Callable[[], bool] = lambda: False,
+        *,
+        done_steps: int = 0,
     ) -> IntervalResult:
         done, loss = 0, 0.0
         while done < num_steps and not stop():
@@ -84,6 +101,8 @@ class SyntheticInner:
             self.theta_N = self.theta_N + 0.05 * (1 + sum(batch) % 7) / 7 * (self.target_N - self.theta_N)
             done += 1
             time.sleep(self.step_s)
+            virtual_time.charge(self.virtual_step_s)
+            self._trained_s += self.virtual_step_s
         self.trained.append(list(sample_ids[: 2 * done]))
         return IntervalResult(
             num_steps=done,
@@ -93,11 +112,20 @@ class SyntheticInner:
             seconds=0.1 * done,
         )
 
-    def flat(self) -> Tensor:
-        return self.corrupt(self.theta_N)
+    def flat(self, where: slice = slice(None)) -> Tensor:
+        return self.corrupt(self.theta_N)[where].clone()
 
     def validate(self, theta_N: Tensor, num_batches: int) -> float:
         return float((theta_N - self.target_N).square().mean())
+
+    def close(self) -> None:
+        pass
+
+
+def materials_of(inner: SyntheticInner, fragments: int) -> Materials:
+    """Fragments of nearly equal size."""
+    bounds = tuple(inner.num_values * index // fragments for index in range(fragments + 1))
+    return Materials(inner=inner, theta_N=torch.zeros(inner.num_values), bounds=bounds)
 
 
 @dataclass(eq=False)
@@ -168,7 +196,8 @@ class Swarm:
             self.run,
             on_event=events.append,
             options=TrainerOptions(
-                materials=materials or Materials(inner=inner, theta_N=torch.zeros(inner.num_values)),
+                materials=materials or materials_of(inner, self.run.config.fragments),
+                clock=inner.clock,
                 state=state,
                 certificate=certificate,
             ),

@@ -21,14 +21,17 @@ from swarm.training.vote import continues
 PART_ALIGNMENT = 256
 """Parts begin at multiples of this many values, so that the codecs' blocks of one vector and of its parts coincide."""
 
+NOT_ADMITTED = "the run does not admit it"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
     """What is fixed while a member `me` tries to make outer step `step` of `run` from the state `state_digest`.
 
-    `roster`, the members admitted by the committed state, hold leases of `samples_per_member` samples of
-    `tokens_per_sample` tokens. `first_attempt` follows the one that committed the state. Times are in seconds:
-    `grace_s` after enough members are ready, `patience_s` until a coordinator says that too few are.
+    `roster` are the members of the committed state; `leased` hold leases of `samples_per_member` samples of
+    `tokens_per_sample` tokens for this step. The run admits only the peers of `admission`; empty: anyone. The fragment
+    that the step moves has `num_values`. `first_attempt` follows the one that committed the state. Times are in
+    seconds: `grace_s` after enough members are ready, `patience_s` until a coordinator says that too few are.
     """
 
     run: str
@@ -37,6 +40,8 @@ class Terms:
     first_attempt: int
     state_digest: bytes
     roster: tuple[str, ...]
+    leased: tuple[str, ...]
+    admission: tuple[str, ...]
     min_group: int
     max_group: int
     samples_per_member: int
@@ -46,6 +51,9 @@ class Terms:
     patience_s: float
     reduce_s: float
     vote_s: float
+
+    def admits(self, peer: str) -> bool:
+        return not self.admission or peer in self.admission
 
 
 def coordinator_of(run: str, step: int, attempt: int, candidates: Iterable[str]) -> str:
@@ -134,6 +142,7 @@ def _forbidden(terms: Terms, group: Group) -> str:
             not continues(terms.roster, group.peer_ids, terms.min_group),
             "it has too few members of the state that it follows from",
         ),
+        (not all(map(terms.admits, group.peer_ids)), "it has a member that the run does not admit"),
         (any(_overclaims(terms, member) for member in group.members), "a member claims more than its lease"),
         (sum(group.part_values) not in {0, terms.num_values}, "its parts are not the whole vector"),
     )
@@ -158,7 +167,7 @@ def convict(accusations: Mapping[str, Collection[str]]) -> tuple[str, ...]:
 
 
 def _unfit(terms: Terms, ready: Mapping[str, Ready]) -> dict[str, str]:
-    unfit = {}
+    unfit = {peer: NOT_ADMITTED for peer in ready if not terms.admits(peer)}
     for peer, each in ready.items():
         if peer != terms.me and _overclaims(terms, _contribution(peer, each)):
             unfit[peer] = "it claims more tokens or samples than its lease has"
@@ -181,7 +190,7 @@ def _contribution(peer: str, ready: Ready) -> Contribution:
 
 
 def _overclaims(terms: Terms, member: Contribution) -> bool:
-    allowed = terms.samples_per_member if member.peer_id in terms.roster else 0
+    allowed = terms.samples_per_member if member.peer_id in terms.leased else 0
     return member.num_samples > allowed or member.num_tokens > member.num_samples * terms.tokens_per_sample
 
 

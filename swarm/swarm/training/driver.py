@@ -47,7 +47,7 @@ MAX_LOOKING_AT = 64
 
 
 class RoundDriver:
-    """`delta_N` is this member's contribution, set before `Offered` is fed. `background` outlives the driver."""
+    """`delta_F` is this member's contribution, set before `Offered` is fed. `background` outlives the driver."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class RoundDriver:
         hurry: Callable[[], None],
     ) -> None:
         """`on_abort` hears of each failed attempt; `hurry` ends this member's interval."""
-        self.delta_N: Tensor | None = None
+        self.delta_F: Tensor | None = None
         self._seat = seat
         self._state = state
         self._background = background
@@ -189,7 +189,7 @@ class RoundDriver:
             case Ask():
                 return self._ask(action)
             case Reduce(signed=signed):
-                return self._reductions.reduce(signed, self.delta_N)
+                return self._reductions.reduce(signed, self.delta_F)
             case Recover(signed=signed, outcome=outcome, holders=holders):
                 return self._reductions.recover(signed, outcome, holders)
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from swarm_protocol.training_messages import Ready, ReadyReply
 
-from swarm.training.coordinator import form_group, short
+from swarm.training.coordinator import NOT_ADMITTED, form_group, short
 from swarm.training.round_events import Ask, GiveUp, Query, Reply, Sign
 from swarm.training.round_state import (
     MAX_BELIEVED_ATTEMPT,
@@ -52,10 +52,8 @@ def move(state: RoundState, attempt: int, now: float) -> Step:
 
 
 def on_reported(state: RoundState, peer: str, ready: Ready, now: float) -> Step:
-    if ready.attempt < state.attempt:
-        return state, [Reply(peer=peer, reply=ReadyReply(kind="attempt", attempt=state.attempt))]
-    if ready.state_digest != state.terms.state_digest:
-        return state, [_behind(state, peer)]
+    if refusal := _refusal(state, peer, ready):
+        return state, [Reply(peer=peer, reply=refusal)]
     if state.signed and ready.attempt == state.attempt and peer in state.signed.group.peer_ids:
         # its answer was lost on the way
         return state, [Reply(peer=peer, reply=ReadyReply(kind="group", group=state.signed.data))]
@@ -143,5 +141,12 @@ def absent_members(state: RoundState) -> tuple[str, ...]:
     return tuple(sorted(roster_left(state) - present_members(state).keys() - mine))
 
 
-def _behind(state: RoundState, peer: str) -> Reply:
-    return Reply(peer=peer, reply=ReadyReply(kind="behind", state_digest=state.terms.state_digest))
+def _refusal(state: RoundState, peer: str, ready: Ready) -> ReadyReply | None:
+    """Why `peer` cannot be in this attempt's group, if it cannot."""
+    if not state.terms.admits(peer):
+        return ReadyReply(kind="left_out", reason=NOT_ADMITTED)
+    if ready.attempt < state.attempt:
+        return ReadyReply(kind="attempt", attempt=state.attempt)
+    if ready.state_digest != state.terms.state_digest:
+        return ReadyReply(kind="behind", state_digest=state.terms.state_digest)
+    return None

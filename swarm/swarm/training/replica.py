@@ -20,7 +20,7 @@ from swarm_protocol.training_messages import Group, Outcome, Standing
 
 from swarm.training.certificate import Proof
 from swarm.training.history import History
-from swarm.training.lane import admitted, committed, lease_of
+from swarm.training.lane import admitted, committed, index_of, lease_of
 from swarm.training.layout import fragment_of
 from swarm.training.lease import Lease
 from swarm.training.manifest import Manifest
@@ -98,6 +98,11 @@ class Replica:
         """What of the flat vector outer step `step` moves."""
         index = fragment_of(step, len(self._bounds) - 1)
         return slice(self._bounds[index], self._bounds[index + 1])
+
+    def leased(self, step: int) -> tuple[str, ...]:
+        """Who has a lease for interval `step`."""
+        lanes = self.current.state.lanes
+        return lanes[index_of(step, len(lanes))].roster
 
     def lease(self, peer: str, step: int) -> Lease:
         """What `peer` may use in interval `step`, which is the next one, or with overlap also the one after it."""

@@ -129,9 +129,9 @@ def _reduces(state: RoundState, attempt: int) -> bool:
 
 def _on_sighted(state: RoundState, peer: str, attempt: int, now: float) -> Step:
     """Without a roster, whom a member has met and the attempt it is at decide whom it takes for the coordinator."""
-    is_new = peer not in state.known and len(state.known) < MAX_HEARD
+    is_new = peer not in state.known and len(state.known) < MAX_HEARD and state.terms.admits(peer)
     state = replace(state, known=(*state.known, peer)) if is_new else state
-    if not waits(state) or state.terms.roster:
+    if not waits(state) or state.terms.roster or not state.terms.admits(peer):
         return state, []
     if attempt > state.attempt:
         return move(state, attempt, now)

@@ -78,17 +78,21 @@ class Seat:
 def terms_of(seat: Seat) -> Terms:
     """Those of the step that follows from the replica's committed state."""
     replica, config = seat.replica, seat.replica.config
-    num_values = replica.current.manifest.num_values
+    step = replica.outer_step + 1
+    fragment = replica.fragment(step)
+    num_values = fragment.stop - fragment.start
     roster = replica.current.state.roster
     grace_s = config.quorum_grace_s if roster else max(config.quorum_grace_s, FOUNDING_GRACE_S)
     both_ways_bytes = 2 * seat.codec.encoded_bytes(num_values)
     return Terms(
         run=seat.run,
         me=seat.network.peer_id,
-        step=replica.outer_step + 1,
+        step=step,
         first_attempt=replica.proof.next_attempt if replica.proof else 0,
         state_digest=replica.digest,
         roster=roster,
+        leased=replica.leased(step),
+        admission=config.admission,
         min_group=config.min_group,
         max_group=config.max_group,
         samples_per_member=config.samples_per_interval,
@@ -97,7 +101,7 @@ def terms_of(seat: Seat) -> Terms:
         grace_s=grace_s,
         patience_s=grace_s + PATIENCE_S,
         reduce_s=min(limits.MAX_PHASE_S, SPARE_S + both_ways_bytes / SLOWEST_BYTES_PER_S),
-        vote_s=min(limits.MAX_PHASE_S, SPARE_S + num_values / SLOWEST_VALUES_PER_S),
+        vote_s=min(limits.MAX_PHASE_S, SPARE_S + replica.current.manifest.num_values / SLOWEST_VALUES_PER_S),
     )
 
 

@@ -1,7 +1,7 @@
 """A member of a training run, from joining to the last outer step: the thin owner of tasks.
 
-One task drives one step at a time (`driver`); beside it the interval computes in a thread of its own, and the
-membership is watched. What is committed lies in the `replica`; what peers ask goes to the `desk`.
+One task drives one step at a time (`driver`); beside it the intervals take their `course` in a thread of its own, and
+the membership is watched. What is committed lies in the `replica`; what peers ask goes to the `desk`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -16,31 +17,31 @@ from types import TracebackType
 from typing import TypeVar
 
 from swarm_compression import get_codec
-from swarm_protocol.errors import IntegrityError, PeerViolation, SwarmError
+from swarm_protocol.errors import ConfigError, IntegrityError, PeerViolation, SwarmError
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import TrainerRecord, TrainerState
-from swarm_protocol.training_messages import Contribution
 
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
 from swarm.network.phases import FaultHook, no_faults
 from swarm.training import round as machine
 from swarm.training.certificate import Notary, Proof
+from swarm.training.course import Course
+from swarm.training.data import DEFAULT_DATA, LocalData
 from swarm.training.desk import Desk
 from swarm.training.download import NO_STORE, ChunkStore
 from swarm.training.driver import RoundDriver
 from swarm.training.events import (
     Admitted,
-    IntervalDone,
-    IntervalFailed,
     OuterStep,
     RoundAborted,
     StateFetched,
     TrainingEvent,
     Validated,
 )
+from swarm.training.inner import IntervalResult
 from swarm.training.interval import Intervals, Materials, prepare
-from swarm.training.lease import sample_ids
+from swarm.training.local_options import ONE_CPU, LocalOptions
 from swarm.training.methods import Methods
 from swarm.training.replica import Held, Replica
 from swarm.training.round_events import GiveUp, Offered
@@ -64,12 +65,15 @@ VALIDATION_BATCHES = 4
 class TrainerOptions:
     """What concerns this member alone.
 
-    `max_interval_s` bounds its intervals in time, so that a slow machine contributes what it can. `state` is one to
-    resume from, with the `certificate` that proved it where there is one. `materials` replace the run's model and data.
+    It trains as `local` says, on the data of `data`. `max_interval_s` by `clock` bounds its intervals beyond what the
+    run says, so that a slow machine contributes what it can. `state` is one to resume from, with the `certificate` that
+    proved it where there is one. `materials` replace the run's model and data.
     """
 
-    device: str = "cpu"
+    local: LocalOptions = ONE_CPU
+    data: LocalData = DEFAULT_DATA
     max_interval_s: float = math.inf
+    clock: Callable[[], float] = time.monotonic
     state: ReplicaState | None = None
     certificate: bytes = b""
     materials: Materials | None = None
@@ -109,12 +113,11 @@ class Trainer:
         self._faults = faults
         self._executor = ThreadPoolExecutor(2, thread_name_prefix="swarm-round")
         self._intervals: Intervals | None = None
+        self._course: Course | None = None
         self._desk: Desk | None = None
         self._replica: Replica | None = None
         self._accused: dict[str, str] = {}
         self._stopping = False
-        self._tokens_per_s = 0.0
-        self._loss: float | None = None
 
     async def __aenter__(self) -> Trainer:
         return self
@@ -134,6 +137,11 @@ class Trainer:
         """What proves that `state` was committed; empty for a run's initial state."""
         return self._replica.standing().certificate if self._replica else b""
 
+    @property
+    def digest(self) -> bytes:
+        """The name of `state`, as it was committed."""
+        return self._replica.digest if self._replica else b""
+
     async def run(self) -> None:
         """Join, and train until all outer steps are committed or `stop`. Raises ConfigError or IntegrityError."""
         self._announce("joining")
@@ -142,8 +150,10 @@ class Trainer:
             await self._join(seat)
             if seat.replica.outer_step == 0:
                 await self._validate(seat)
+            self._course = self._begin_course(seat, background)
             while seat.replica.outer_step < self._run.config.outer_steps and not (self._stopping and self._has_left()):
                 await self._take_step(seat, background)
+            self._course.end()
         if not self._stopping:
             await self._validate(seat)
             self._announce("finished")
@@ -151,11 +161,12 @@ class Trainer:
     def stop(self) -> None:
         """Leave with the step that is under way, or with the next one: the others are not to wait for this member."""
         self._stopping = True
-        if self._intervals is not None:
-            self._intervals.hurry()
+        if self._course is not None:
+            self._course.leave()
 
     def between_intervals(self, function: Callable[[], T]) -> Future[T]:
-        """Call `function` in the thread that trains: asked for from `on_event`, before the next interval begins."""
+        """Call `function` in the thread that trains, after what it is at: asked for from `on_event`, before it takes
+        in what has been committed."""
         assert self._intervals is not None
         return self._intervals.between(function)
 
@@ -172,16 +183,22 @@ class Trainer:
 
     async def _take_seat(self) -> Seat:
         config = self._run.config
+        if config.admission and self._network.peer_id not in config.admission:
+            raise ConfigError(
+                f"{config.name} admits only peers that it names, and {self._network.peer_id} is none of them",
+                remedy="ask its author to name this peer, and to sign the run anew",
+            )
         loop = asyncio.get_running_loop()
         options = self._options
         materials = options.materials
         if materials is None:
-            materials = await loop.run_in_executor(self._executor, prepare, config, options.device)
-        self._intervals = Intervals(materials.inner, max_interval_s=options.max_interval_s)
+            materials = await loop.run_in_executor(self._executor, prepare, config, options.local, options.data)
+        max_interval_s = min(options.max_interval_s, config.interval_s or math.inf)
+        self._intervals = Intervals(materials.inner, max_interval_s=max_interval_s, clock=options.clock)
         held = await loop.run_in_executor(
             self._executor, Held.of, options.state or ReplicaState.initial(materials.theta_N, config.overlap_steps)
         )
-        self._replica = Replica(config, held, self._proof_of(held))
+        self._replica = Replica(config, held, self._proof_of(held), materials.bounds)
         methods = Methods(self._run.run_id)
         seat = Seat(
             network=self._network,
@@ -241,82 +258,61 @@ class Trainer:
             )
         return reached
 
+    def _begin_course(self, seat: Seat, tasks: asyncio.TaskGroup) -> Course:
+        assert self._intervals is not None
+        course = Course(seat, self._intervals, tasks=tasks, on_event=self._on_event, is_leaving=self._stopping)
+        course.begin()
+        return course
+
     # --- one step ----------------------------------------------------------------------------------------------------
 
     async def _take_step(self, seat: Seat, background: asyncio.TaskGroup) -> None:
-        """From one committed state to the next one."""
+        """From one committed state to the next one, while the intervals take their course."""
         assert self._desk is not None
-        assert self._intervals is not None
-        loop = asyncio.get_running_loop()
-        started = loop.time()
+        assert self._course is not None
+        loop, course = asyncio.get_running_loop(), self._course
+        started, terms = loop.time(), terms_of(seat)
         driver = RoundDriver(
             seat,
-            machine.begin(terms_of(seat), accused=self._accused),
+            machine.begin(terms, accused=self._accused),
             background=background,
             on_abort=self._on_abort,
-            hurry=self._intervals.hurry,
+            hurry=lambda: course.hurry(terms.step),
         )
-        offered: list[float] = []
         async with asyncio.TaskGroup() as tasks:
             self._desk.enter(driver)
-            interval = tasks.create_task(self._interval(seat, driver, offered), name="interval")
+            offering = tasks.create_task(self._offer(driver), name="offer")
             watch = tasks.create_task(self._watch(driver, seat.replica.current.state), name="watch")
             try:
                 certificate = await driver.run()
                 await self._faults.reached("round.committed")
             finally:
                 self._desk.enter(None)
-                self._intervals.hurry()
+                offering.cancel()
                 watch.cancel()
-            # a thread cannot be cancelled, and trains one interval at a time
-            await interval
         self._accused = driver.accused
-        proof = await seat.check(certificate)
-        reached = await self._reach(seat, proof, {})
+        reached = await self._reach(seat, await seat.check(certificate), {})
         await self._faults.reached("round.applied")
-        if reached is not None and reached.fetched is None:
+        if reached is None:
+            return
+        if reached.fetched is None:
             now = loop.time()
-            round_s = now - offered[0] if offered else 0.0
+            round_s = 0.0 if offering.cancelled() else now - offering.result()
             self._report(reached.proof, bytes_sent=driver.bytes_sent, seconds=now - started, round_s=round_s)
+        course.adopted(fetched=reached.fetched is not None)
         self._announce("training")
 
-    async def _interval(self, seat: Seat, driver: RoundDriver, offered: list[float]) -> None:
-        """Train on the lease, and offer what came of it. Without a lease there is nothing to train on."""
-        assert self._intervals is not None
-        me, step, state = self._network.peer_id, driver.terms.step, seat.replica.current.state
-        contribution = Contribution(peer_id=me)
-        if self._stopping:
-            self._intervals.hurry()
-        if lease := seat.replica.lease(me, step):
-            await self._faults.reached("interval")
-            try:
-                result, delta_N = await self._intervals.train(
-                    state.theta_N, sample_ids(lease), self._run.config.interval_steps
-                )
-            except SwarmError as error:
-                self._on_event(IntervalFailed(step=step, reason=error.message))
-            else:
-                if result.num_tokens:
-                    driver.delta_N = delta_N
-                    contribution = Contribution(
-                        peer_id=me,
-                        num_tokens=result.num_tokens,
-                        num_samples=result.num_samples,
-                        loss=result.mean_loss,
-                    )
-                    self._tokens_per_s, self._loss = result.tokens_per_s, result.mean_loss
-                    self._on_event(
-                        IntervalDone(
-                            step=step,
-                            num_steps=result.num_steps,
-                            num_tokens=result.num_tokens,
-                            loss=result.mean_loss,
-                            seconds=result.seconds,
-                            tokens_per_s=result.tokens_per_s,
-                        )
-                    )
-        offered.append(asyncio.get_running_loop().time())
-        driver.feed(Offered(contribution=replace(contribution, leaving=self._stopping)))
+    async def _offer(self, driver: RoundDriver) -> float:
+        """Bring to the round what the step's interval has, once it has ended. When that was, by the loop's clock."""
+        assert self._course is not None
+        offer = await self._course.offer(driver.terms.step)
+        driver.delta_F = offer.delta_F
+        driver.feed(Offered(contribution=replace(offer.contribution, leaving=self._stopping)))
+        return offer.made_at
+
+    @property
+    def _latest(self) -> IntervalResult | None:
+        return self._course.latest if self._course else None
 
     def _has_left(self) -> bool:
         """Whether the state's other members go on without this one."""
@@ -359,7 +355,7 @@ class Trainer:
                 bytes_sent=bytes_sent,
                 seconds=seconds,
                 round_s=round_s,
-                tokens_per_s=self._tokens_per_s,
+                tokens_per_s=self._latest.tokens_per_s if self._latest else 0.0,
             )
         )
 
@@ -369,14 +365,14 @@ class Trainer:
         self._on_event(Validated(step=seat.replica.outer_step, loss=loss))
 
     def _announce(self, state: TrainerState) -> None:
-        replica = self._replica
+        replica, latest = self._replica, self._latest
         self._membership.announce(
             TrainerRecord(
                 run=self._run.run_id,
                 outer_step=replica.outer_step if replica else 0,
                 digest=replica.digest if replica else b"",
-                tokens_per_s=self._tokens_per_s,
-                loss=self._loss,
+                tokens_per_s=latest.tokens_per_s if latest else 0.0,
+                loss=latest.mean_loss if latest else None,
                 state=state,
             )
         )

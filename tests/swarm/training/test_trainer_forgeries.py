@@ -40,7 +40,7 @@ async def swarm_at_work(swarm: Swarm) -> tuple[Member, Notary, MemoryNetwork]:
 
 
 def _slow(function: object) -> float:
-    return 1.0 if getattr(function, "__name__", "") == "_train" else 0.0
+    return 1.0 if getattr(function, "__name__", "") == "_stretch" else 0.0
 
 
 def test_forged_groups_and_votes_are_refused_and_change_nothing() -> None:

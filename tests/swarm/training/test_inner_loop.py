@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from swarm.training.data import ByteCorpus
 from swarm.training.inner import InnerLoop
 from swarm.training.layout import Layout
+from swarm.training.local_options import LocalOptions
 from swarm.training.model import build_model, initial_theta
 from swarm.training.run_config import InnerConfig, RunConfig
 from swarm_protocol.errors import IntegrityError, RoundError
@@ -194,3 +196,106 @@ def test_validate_more_batches_than_there_are_uses_all_of_them(
 ) -> None:
     loop = _loop(tiny_run, tiny_corpus, theta_N)
     assert loop.validate(theta_N, 1000) == loop.validate(theta_N, 2000)
+
+
+def test_take_in_one_fragment_goes_on_with_it_and_the_rest(
+    tiny_run: RunConfig, tiny_corpus: ByteCorpus, theta_N: torch.Tensor
+) -> None:
+    run = replace(tiny_run, fragments=2)
+    loop = _loop(run, tiny_corpus, theta_N)
+    loop.train(range(4), 2)
+    local_N = loop.flat()
+    first, second = (Layout.of(build_model(run.model), 2).slice(fragment) for fragment in range(2))
+    loop.take_in(first, theta_N[first], 0.5)
+    torch.testing.assert_close(loop.flat(first), 0.5 * local_N[first] + 0.5 * theta_N[first])
+    assert torch.equal(loop.flat(second), local_N[second])
+    other = _loop(run, tiny_corpus, loop.flat())
+    other.load_state(loop.state())
+    for each in (loop, other):
+        each.train(range(4, 8), 2)
+    assert torch.equal(loop.flat(), other.flat())
+
+
+@pytest.mark.parametrize("done_steps", [0, 6, 11])
+def test_train_follows_the_schedule_by_the_progress_of_the_run(
+    tiny_run: RunConfig, tiny_corpus: ByteCorpus, theta_N: torch.Tensor, done_steps: int
+) -> None:
+    """The run has 3 outer steps of 4 inner ones; AdamW's first step moves by the learning rate, whatever the loss."""
+    moved = []
+    for schedule in ("constant", "linear"):
+        inner = replace(tiny_run.inner, schedule=schedule, final_ratio=0.2, weight_decay=0.0)
+        loop = _loop(tiny_run, tiny_corpus, theta_N, inner)
+        loop.train(range(2), 1, done_steps=done_steps)
+        moved.append(float((loop.flat() - theta_N).abs().max()))
+    assert moved[1] / moved[0] == pytest.approx(1.0 - 0.8 * done_steps / 11, rel=0.01)
+
+
+def test_train_in_two_stretches_is_train_in_one(
+    tiny_run: RunConfig, tiny_corpus: ByteCorpus, theta_N: torch.Tensor
+) -> None:
+    inner = replace(tiny_run.inner, schedule="cosine", optimizer="muon")
+    whole, parts = (_loop(tiny_run, tiny_corpus, theta_N, inner) for _ in range(2))
+    whole.train(range(8), 4)
+    parts.train(range(8), 1)
+    parts.train(range(2, 8), 3, done_steps=1)
+    assert torch.equal(whole.flat(), parts.flat())
+
+
+def test_train_with_muon_lowers_the_validation_loss(
+    tiny_run: RunConfig, tiny_corpus: ByteCorpus, theta_N: torch.Tensor
+) -> None:
+    loop = _loop(tiny_run, tiny_corpus, theta_N, replace(tiny_run.inner, optimizer="muon", learning_rate=1e-2))
+    loop.train(range(200), 100)
+    assert loop.validate(loop.flat(), 4) < loop.validate(theta_N, 4) - 1.0
+
+
+def test_train_of_a_restarted_member_goes_on_bit_for_bit_with_muon(
+    tiny_run: RunConfig, tiny_corpus: ByteCorpus, theta_N: torch.Tensor
+) -> None:
+    inner = replace(tiny_run.inner, optimizer="muon", schedule="linear")
+    uninterrupted = _loop(tiny_run, tiny_corpus, theta_N, inner)
+    uninterrupted.train(range(6), 3)
+    restarted = _loop(tiny_run, tiny_corpus, uninterrupted.flat(), inner)
+    restarted.load_state(uninterrupted.state())
+    for loop in (uninterrupted, restarted):
+        loop.train(range(6, 12), 3, done_steps=3)
+    assert torch.equal(uninterrupted.flat(), restarted.flat())
+
+
+def test_train_device_without_memory_is_a_round_error_with_the_remedy(
+    tiny_run: RunConfig, tiny_corpus: ByteCorpus
+) -> None:
+    def fill(model: torch.nn.Module, x_BT: torch.Tensor) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+
+    loop = InnerLoop(tiny_run, build_model(tiny_run.model), tiny_corpus, loss=fill)
+    with pytest.raises(RoundError, match="no memory left for a step: CUDA out of memory") as caught:
+        loop.train(range(8), 4)
+    assert "micro_batch_windows" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    "options", [{"micro_batch_windows": 1}, {"autocast": True}, {"activation_checkpointing": True}], ids=str
+)
+def test_train_a_transformers_model_with_each_option_is_near(
+    tiny_run: RunConfig, tiny_corpus: ByteCorpus, theta_N: torch.Tensor, options: dict[str, Any]
+) -> None:
+    plain = _loop(tiny_run, tiny_corpus, theta_N)
+    special = InnerLoop(tiny_run, build_model(tiny_run.model), tiny_corpus, LocalOptions(**options))
+    special.load(theta_N)
+    expected = plain.train(range(8), 4).mean_loss
+    assert special.train(range(8), 4).mean_loss == pytest.approx(expected, rel=1e-3)
+    assert special.validate(theta_N, 2) == pytest.approx(plain.validate(theta_N, 2), rel=1e-6)
+    special.close()
+
+
+def test_state_of_another_optimizer_is_refused(
+    tiny_run: RunConfig, tiny_corpus: ByteCorpus, theta_N: torch.Tensor
+) -> None:
+    loops = [
+        _loop(tiny_run, tiny_corpus, theta_N, replace(tiny_run.inner, optimizer=each)) for each in ("adamw", "muon")
+    ]
+    for loop in loops:
+        loop.train(range(2), 1)
+    with pytest.raises(IntegrityError, match="not of this model's adamw"):
+        loops[0].load_state(loops[1].state())

@@ -171,11 +171,12 @@ def _assert_all_steps_are_true(members: Members) -> None:
 
 
 def _assert_joiner_trained_at_once(members: Members, joiner: Member) -> None:
-    """An interval was under way when its state arrived; it trains in the next one."""
+    """If its state arrives while a round is under way, it is in the next one; at most one interval begins without it,
+    and then it trains."""
     arrived_s, _ = joiner.of(StateFetched)[0]
     trained = joiner.of(IntervalDone)[0][1].step
     newest = max(_newest_at(member, arrived_s) for member in members.all.values())
-    assert trained <= newest + 2, f"{joiner.name} had a state at outer step {newest}, and trained for {trained}"
+    assert trained <= newest + 3, f"{joiner.name} had a state at outer step {newest}, and trained for {trained}"
 
 
 def test_run_goes_on_with_one_state_whoever_is_killed_at_whatever_phase(tmp_path: Path) -> None:

@@ -20,8 +20,6 @@ COMMIT = "c0ffee" * 6 + "c0ff"
 class DataHub(http.server.ThreadingHTTPServer):
     """Serves the files of `folder/datasets` and `folder/models`. `asked` are the paths, in order."""
 
-    daemon_threads = True
-
     def __init__(self, folder: Path) -> None:
         super().__init__(("127.0.0.1", 0), _Answer)
         self.folder = folder

@@ -41,6 +41,7 @@ def free_port() -> int:
         (("gateway",), "no peer to join through is named → give --peers the address"),
         (("join", "--peers", NOBODY, "--then-serve"), "--then-serve needs --run"),
         (("join", "--peers", NOBODY, "--blocks", "0:2"), "there is nothing to serve"),
+        (("join", "--peers", NOBODY, "--data", "/tmp"), "there is nothing to train, so --data means nothing"),
         (("status",), "no daemon is running"),
         (("drain",), "no daemon is running"),
         (("stop",), "no daemon is running"),

@@ -10,19 +10,21 @@ import pytest
 from safetensors import safe_open
 from swarm.training.certificate import Notary
 from swarm.training.checkpoint import load_newest
-from swarm.training.run_config import DEFAULT_MODEL, RunConfig
+from swarm.training.run_config import DEFAULT_MODEL, DataConfig, RunConfig
 from swarm.training.run_file import load_run, write_run
 from swarm_protocol.identity import Identity
 
 from .conftest import Node, Seed, StartNode, run_node, wait_until
 
 JOIN = ("join", "--network-id", "tests", "--probe", "off", "--device", "cpu", "--threads", "1")
+DEFAULT_DATA = DataConfig()
 SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 2}
 
 
-def written_run(folder: Path, *, outer_steps: int, num_nodes: int = 2) -> Path:
+def written_run(folder: Path, *, outer_steps: int, num_nodes: int = 2, data: DataConfig = DEFAULT_DATA) -> Path:
     config = RunConfig(
         name="tiny",
+        data=data,
         outer_steps=outer_steps,
         interval_steps=2,
         min_group=num_nodes,
@@ -90,6 +92,34 @@ def test_join_after_being_killed_resumes_from_its_checkpoint(seed: Seed, start_n
     assert int(str(again.wait_for("outer_step")["step"])) == resumed + 1
     again.process.send_signal(signal.SIGTERM)
     assert again.wait_end() == 0
+
+
+@pytest.mark.timeout(240)
+def test_join_trains_on_a_folder_of_its_own_and_says_how_far_tokenizing_is(
+    seed: Seed, start_node: StartNode, tmp_path: Path
+) -> None:
+    run = written_run(tmp_path, outer_steps=2, num_nodes=1, data=DataConfig(source="files", window_tokens=32))
+    books = tmp_path / "books"
+    books.mkdir()
+    for index in range(40):
+        (books / f"{index}.txt").write_text(f"Es waren {index} mal ein König und eine Königin. " * 40)
+    node = start_node(*JOIN, "--peers", seed.addr, "--run", run, "--data", books, home="a")
+    told = node.wait_for("tokenizing", timeout_s=100)
+    while told["share"] != 1.0:
+        told = node.wait_for("tokenizing")
+    assert told["num_tokens"] == sum(path.stat().st_size + 1 for path in books.iterdir())
+    node.wait_for("run_finished", timeout_s=100)
+    assert node.wait_end() == 0
+    losses = [float(str(event["loss"])) for event in named(node, "outer_step")]
+    assert len(losses) == 2
+    assert losses[1] < losses[0]
+
+
+def test_join_without_the_data_that_the_run_asks_for_says_what_to_name(seed: Seed, tmp_path: Path) -> None:
+    run = written_run(tmp_path, outer_steps=2, data=DataConfig(source="files"))
+    answer = run_node(*JOIN, "--peers", seed.addr, "--run", run, "--home", tmp_path / "home")
+    assert "trains on each member's own files → name a file or folder: --data PATH" in answer.error
+    assert answer.code == 1
 
 
 def test_join_with_a_run_that_was_changed_says_so(seed: Seed, tmp_path: Path) -> None:

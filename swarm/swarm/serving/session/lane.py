@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from swarm_protocol import limits
@@ -106,14 +106,19 @@ class Lane:
         for half in self._halves:
             half.cancel()
 
-    async def run(self, on_frame: Callable[[Frame], None]) -> None:
-        """Until it has ended: `error` says by what. A SwarmError of `on_frame` ends it too."""
+    async def run(
+        self, on_frame: Callable[[Frame], None], may_read: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
+        """Until it has ended: `error` says by what. A SwarmError of `on_frame` ends it too.
+
+        Nothing more is read until `may_read` returns, so that the peer stops sending where it sends too much.
+        """
         try:
             if self.error is None:
                 async with asyncio.TaskGroup() as tasks:
                     self._halves = [
                         tasks.create_task(self._write(), name=f"write to {self.peer_id}"),
-                        tasks.create_task(self._read(on_frame), name=f"read from {self.peer_id}"),
+                        tasks.create_task(self._read(on_frame, may_read), name=f"read from {self.peer_id}"),
                     ]
         finally:
             self._halves = []
@@ -150,11 +155,13 @@ class Lane:
             self._has_room.set()
         return frames
 
-    async def _read(self, on_frame: Callable[[Frame], None]) -> None:
+    async def _read(self, on_frame: Callable[[Frame], None], may_read: Callable[[], Awaitable[None]] | None) -> None:
         try:
             while True:
                 for frame in Frames.from_bytes(await self._stream.receive()).frames:
                     on_frame(frame)
+                if may_read is not None:
+                    await may_read()
         except EndOfStream:
             self.fail(PeerUnreachable("the peer has ended the lane", peer_id=self.peer_id))
         except SwarmError as error:

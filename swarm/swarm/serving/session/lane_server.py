@@ -14,10 +14,10 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerViolation, SwarmError
+from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable, PeerViolation, SwarmError
 from swarm_protocol.failure import encode_failure
 from swarm_protocol.handover_messages import KvRequest
-from swarm_protocol.lane_messages import Close, Ended, Frame, Hand, Leaving, Link, Open, Push, Step
+from swarm_protocol.lane_messages import Close, Ended, Frame, Hand, Leaving, Link, Open, Push, SeatRef, Step
 
 from swarm.network.interface import EndOfStream, Network, Stream
 from swarm.serving.engine.engine import Engine
@@ -150,7 +150,8 @@ class LaneServer:
     async def _run_lane(self, connection: _Connection) -> None:
         self._connections.add(connection)
         try:
-            await connection.lane.run(lambda frame: self._hear(frame, connection))
+            peer_id = connection.lane.peer_id
+            await connection.lane.run(lambda frame: self._hear(frame, connection), lambda: self.backlog.room(peer_id))
         finally:
             self._connections.discard(connection)
             for served in list(connection.seats):
@@ -248,7 +249,7 @@ class LaneServer:
     async def _run_seat(self, served: ServedSeat, wanted: Open) -> None:
         if wanted.take_over is not None:
             try:
-                await take_over(self._network, self._model, wanted.take_over, served.client, served.seat)
+                await self._take_over(served, wanted.take_over)
             except SwarmError as error:
                 served.end(error)
                 return
@@ -257,6 +258,19 @@ class LaneServer:
                 raise
             served.ready()
         await served.run()
+
+    async def _take_over(self, served: ServedSeat, source: SeatRef) -> None:
+        """Raises SwarmError."""
+        is_in_vain, dials = False, self.pushes.dials
+        if not dials.begin(source.peer_id, served.client):
+            raise PeerRefused("the server does not dial that peer now", remedy="run the session again")
+        try:
+            await take_over(self._network, self._model, source, served.client, served.seat)
+        except (PeerUnreachable, PeerTimeout, PeerRefused):
+            is_in_vain = True
+            raise
+        finally:
+            dials.end(source.peer_id, served.client, rests=is_in_vain)
 
     # --- when seats must go -----------------------------------------------------------------------------------------
 

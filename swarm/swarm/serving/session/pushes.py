@@ -21,18 +21,10 @@ from swarm_protocol.frames import num_bytes
 from swarm_protocol.lane_messages import Frame, Push, PushRefused
 
 from swarm.network.interface import Network
+from swarm.serving.session.dials import Dials
 from swarm.serving.session.lane import Lane, open_stream
 
 logger = logging.getLogger(__name__)
-
-MAX_PEERS = 256
-"""Next servers at once. Clients name them, and each costs a stream."""
-
-MAX_PEERS_PER_CLIENT = 32
-"""A gateway's chains go on from here to a few; nobody may take all the lanes that there are for others."""
-
-REST_S = 5.0
-"""Half of what clients leave a broken link alone: before that only somebody who wants us to dial asks again."""
 
 LINGER_S = 30.0
 """How long a lane stays open without a seat that is linked: the next session is often soon."""
@@ -62,10 +54,10 @@ class _Outgoing:
 
 class Pushes:
     def __init__(self, network: Network, model: str) -> None:
+        self.dials = Dials()
         self._network = network
         self._model = model
         self._outgoing: dict[str, _Outgoing] = {}
-        self._resting: dict[str, tuple[str, float]] = {}  # for which client they were dialled, and until when
         self._wanted: asyncio.Queue[str] = asyncio.Queue()
 
     @property
@@ -87,7 +79,7 @@ class Pushes:
         outgoing = self._outgoing.get(peer_id)
         if outgoing is None:
             client = key[0]
-            if not self._may_dial(peer_id, client):
+            if not self.dials.begin(peer_id, client):
                 return
             outgoing = self._outgoing[peer_id] = _Outgoing(client)
             self._wanted.put_nowait(peer_id)
@@ -95,16 +87,6 @@ class Pushes:
             outgoing.close_timer.cancel()
             outgoing.close_timer = None
         outgoing.linked[key] = failed
-
-    def _may_dial(self, peer_id: str, client: str) -> bool:
-        now_s = asyncio.get_running_loop().time()
-        self._resting = {peer: rest for peer, rest in self._resting.items() if rest[1] > now_s}
-        clients = [outgoing.client for outgoing in self._outgoing.values()]
-        clients += [for_client for for_client, _ in self._resting.values()]
-        if len(clients) >= MAX_PEERS or clients.count(client) >= MAX_PEERS_PER_CLIENT:
-            logger.warning("%d next servers, and %d of them for %s", len(clients), clients.count(client), client)
-            return False
-        return peer_id not in self._resting
 
     def unlink(self, peer_id: str, key: SeatKey) -> None:
         outgoing = self._outgoing.get(peer_id)
@@ -145,9 +127,10 @@ class Pushes:
         except SwarmError as refusal:
             error = refusal
         finally:
-            if self._outgoing.get(peer_id) is outgoing:
+            has_left = self._outgoing.get(peer_id) is outgoing
+            if has_left:
                 del self._outgoing[peer_id]
-                self._resting[peer_id] = outgoing.client, asyncio.get_running_loop().time() + REST_S
+            self.dials.end(peer_id, outgoing.client, rests=has_left)
             if outgoing.close_timer is not None:
                 outgoing.close_timer.cancel()
         for failed in list(outgoing.linked.values()):
@@ -165,3 +148,5 @@ class Pushes:
         del self._outgoing[peer_id]
         if outgoing.task is not None:
             outgoing.task.cancel()
+        else:
+            self.dials.end(peer_id, outgoing.client, rests=False)

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from swarm.serving.session.backlog import Backlog
+from swarm.testing import virtual_time
 from swarm_protocol.errors import PeerRefused
 
 
@@ -27,3 +30,24 @@ def test_backlog_one_step_of_any_size_may_wait() -> None:
     backlog.take("a", 100)
     with pytest.raises(PeerRefused):
         backlog.take("b", 1)
+
+
+def test_backlog_has_room_for_whoever_waits_until_half_of_its_share_is_free() -> None:
+    async def main() -> None:
+        backlog = Backlog(100)
+        backlog.take("a", 38)
+        await backlog.room("b")
+        waiting = asyncio.create_task(backlog.room("a"))
+        await asyncio.sleep(1)
+        assert not waiting.done()
+        backlog.give_back("a", 1)
+        await waiting
+        backlog.take("b", 20)
+        crowded = asyncio.create_task(backlog.room("a"))
+        await asyncio.sleep(1)
+        assert not crowded.done()
+        await backlog.room("c")
+        backlog.give_back("b", 20)
+        await crowded
+
+    virtual_time.run(main())

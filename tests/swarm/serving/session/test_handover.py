@@ -9,6 +9,7 @@ import pytest
 import torch
 from arithmetic_span import alone, prompt_of
 from served_chain import MODEL, Talk, World, floats, opening, seat_id, token_rows, with_servers
+from swarm.serving.session.dials import MAX_PEERS_PER_CLIENT, REST_S
 from swarm.testing.faults import Fault
 from swarm_protocol.errors import IntegrityError, PeerError, PeerRefused, PeerUnreachable
 from swarm_protocol.handover_messages import KV_METHOD, KvHeader, KvRequest
@@ -151,3 +152,18 @@ def test_kv_of_a_seat_is_for_nobody_but_whom_the_client_named() -> None:
                 await stream.receive()
 
     with_servers(work, SPANS)
+
+
+def test_client_that_names_peers_to_take_over_from_has_only_so_many_dialled() -> None:
+    async def work(world: World) -> None:
+        talk = await world.talk()
+        dead = [world.internet.network().peer_id for _ in range(MAX_PEERS_PER_CLIENT + 1)]
+        errors = [await talk.refused(2, take_over=SeatRef(peer_id=peer, seat_id=seat_id(1))) for peer in dead]
+        assert ["dial" in str(error) for error in errors] == [False] * MAX_PEERS_PER_CLIENT + [True]
+        again = await talk.refused(2, take_over=SeatRef(peer_id=dead[0], seat_id=seat_id(1)))
+        assert isinstance(again, PeerRefused)
+        await asyncio.sleep(REST_S)
+        late = await talk.refused(2, take_over=SeatRef(peer_id=dead[0], seat_id=seat_id(1)))
+        assert "dial" not in str(late)
+
+    with_servers(work)

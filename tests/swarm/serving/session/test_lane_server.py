@@ -511,3 +511,20 @@ def test_server_killed_in_a_phase_takes_its_lanes_along(phase: str) -> None:
             await listen(talk)
 
     with_servers(work, faults=[Fault(who="s0", phase=phase, what="kill")], dead=[0])
+
+
+def test_client_that_sends_faster_than_is_computed_waits_and_keeps_its_seat() -> None:
+    async def work(world: World) -> None:
+        talk = await world.talk()
+        await talk.open()
+        backlog = world.servers[0].lanes.backlog
+        backlog.take(world.client.peer_id, 160)  # of other sessions of this client
+        await talk.step(token_rows(*[1] * 16), 0)
+        backlog.take(world.client.peer_id, 130)
+        talk.send_step(token_rows(*[1] * 16), 16)  # 128 bytes, for which there is no room
+        await asyncio.sleep(1)
+        assert not talk.heard
+        backlog.give_back(world.client.peer_id, 290)
+        assert (await talk.next(Result)).position == 32
+
+    with_servers(work, max_backlog_bytes=400)

@@ -23,8 +23,9 @@ from served_chain import (
     with_servers,
 )
 from swarm.network.interface import Network, Stream
+from swarm.serving.session.dials import MAX_PEERS_PER_CLIENT, REST_S
 from swarm.serving.session.lane import Lane, open_stream
-from swarm.serving.session.pushes import LINGER_S, MAX_PEERS_PER_CLIENT, REST_S
+from swarm.serving.session.pushes import LINGER_S
 from swarm.serving.session.served_seat import MAX_REFUSED, refuse_push
 from swarm.testing.faults import Fault
 from swarm_protocol.errors import PeerRefused, PeerUnreachable, PeerViolation

@@ -32,7 +32,7 @@ from swarm.serving.session.hop import Hop, Neighbours, Ran
 from swarm.serving.session.ledger import Ledger
 
 OPEN_S = 10.0
-"""Dialling through a relay and a server's slow moment; also what the hand-over of a seat may take."""
+"""Dialling through a relay and a server's slow moment. The hand-over of a seat gets as long as running it again."""
 
 LEAVE_RETRY_S = 3.0
 """Between looks for others in the place of a leaving server that still answers."""
@@ -209,6 +209,8 @@ class Course:
     def _open(self, repair: Repair, now_s: float) -> None:
         repair.is_opening = True
         repair.open_by_s = now_s + OPEN_S
+        if repair.is_handing and repair.old is not None:
+            repair.open_by_s += max(hop.timer.expected_s(repair.old.done) for hop in repair.fresh)
         self._expect_coming()
         for hop in repair.fresh:
             hop.told = self._chain.neighbours(hop, now_s, [*self.hops, *repair.fresh])

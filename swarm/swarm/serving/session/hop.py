@@ -55,6 +55,10 @@ class StepTimer:
         max_s = MAX_TOKEN_S if num_tokens == 1 else MAX_COMPUTE_S
         return floor_s + min(FACTOR * expected_s, max_s) + num_bytes / SLOWEST_BYTES_PER_S
 
+    def expected_s(self, num_tokens: int) -> float:
+        """Of a prompt of so many tokens, if nothing comes between; MAX_COMPUTE_S at most."""
+        return min(self._prefill_s * num_tokens, MAX_COMPUTE_S)
+
     def took(self, num_tokens: int, seconds: float) -> None:
         if num_tokens == 1:
             self._decode_s += 0.2 * (seconds - self._decode_s)
@@ -90,7 +94,10 @@ class Neighbours:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Hop:
-    """Blocks `[start, end)` on one server. `due_s`, `nudge_s`: when it is given up, and when it is fed once more."""
+    """Blocks `[start, end)` on one server. `due_s`, `nudge_s`: when it is given up, and when it is fed once more.
+
+    Both are for all positions up to `goal`: a server that reports them one by one gains no time.
+    """
 
     peer_id: str
     start: int
@@ -107,6 +114,7 @@ class Hop:
     fed: int = 0
     given: int = 0
     known: int = 0
+    goal: int = 0
     since_s: float = 0.0
     due_s: float = math.inf
     nudge_s: float = math.inf
@@ -118,7 +126,7 @@ class Hop:
 
     def begin(self, position: int) -> None:
         """It holds `position` positions and nothing is on its way."""
-        self.done = self.fed = self.given = self.known = position
+        self.done = self.fed = self.given = self.known = self.goal = position
 
     def learn(self, known: int, now_s: float) -> None:
         """Inputs up to `known` have surely reached it: from now on it owes an answer."""
@@ -146,7 +154,9 @@ class Hop:
             took_s = now_s - self.since_s
             self.timer.took(num_tokens, took_s)
             trace.wire_ms += max(0.0, took_s * 1000 - ran.compute_ms - ran.queue_ms)
-        self._wait(now_s)
+        self.since_s = now_s
+        if self.done >= self.goal:
+            self._wait(now_s)
 
     def distrust(self) -> None:
         """What was to come by pushes may never come."""
@@ -154,6 +164,7 @@ class Hop:
 
     def _wait(self, now_s: float) -> None:
         num_owed = self.known - self.done
+        self.goal = self.known
         if not num_owed:
             self.due_s = self.nudge_s = math.inf
             return

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from contextlib import suppress
 
 import pytest
 from swarm.serving.session.actions import Answer, Cause, Feed, Find, OpenSeat, Relink
 from swarm.serving.session.chain import WINDOW_CHUNKS, Limits
-from swarm.serving.session.course import LEAVE_RETRY_S, MAX_FAILURES, Course
+from swarm.serving.session.course import LEAVE_RETRY_S, MAX_FAILURES, OPEN_S, Course
 from swarm.serving.session.hop import FLOOR_S, Ran
 from swarm.serving.session.ledger import Ledger
 from swarm_protocol.errors import PeerUnreachable, PeerViolation, SessionError
@@ -316,3 +317,31 @@ def test_not_found_while_nobody_asks_is_looked_for_again_with_the_next_question(
     assert [type(action) for action in course.ask(token_row(1), "token", 40.0)] == [Find]
     course.not_found(repair, SessionError("nobody"), 60.0)
     assert str(course.error) == "nobody"
+
+
+def test_hop_that_reports_row_by_row_gains_no_time() -> None:
+    hop = toy().new_hop("a", 0, 2)
+    hop.begin(0)
+    hop.learn(100, 0.0)
+    due_s, now_s = hop.due_s, 0.0
+    while now_s + 1 < due_s:
+        now_s += 1
+        hop.progress(Ran(position=hop.done + 1), now_s)
+    assert 2 < hop.done < 50
+    assert hop.due_s == due_s
+    hop.learn(120, now_s)
+    hop.progress(Ran(position=100), now_s)
+    assert hop.due_s > now_s + FLOOR_S  # a new deadline for the rows that came since
+    hop.progress(Ran(position=120), now_s)
+    assert hop.due_s == math.inf
+
+
+def test_course_hand_over_gets_the_time_of_running_the_session_again() -> None:
+    world = toy(THIRDS * 3)
+    world.ask(list(range(20)), "token")
+    world.strike("leave", served_by(world, 1))
+    world.run_until(lambda: any(repair.is_handing and repair.is_opening for repair in world.course.repairs))
+    (repair,) = world.course.repairs
+    again_s = max(hop.timer.expected_s(20) for hop in repair.fresh)
+    assert again_s > 0
+    assert repair.open_by_s == pytest.approx(repair.since_s + OPEN_S + again_s, abs=0.01)

@@ -31,8 +31,8 @@ from swarm.serving.tensor_stream import receive_floats, receive_tokens, send_ten
 OPEN_S = 10.0
 """What a new stream gets to say what it wants."""
 
-MESSAGE_S = 30.0
-"""What a client gets for each piece: one that says nothing, or reads nothing, holds no memory for long."""
+STALL_S = 30.0
+"""What a client gets for a tensor beside its bytes' time: one that hardly sends or reads holds no memory for long."""
 
 MAX_CALL_S = 600.0
 """However long a client would wait."""
@@ -150,18 +150,18 @@ class ForwardServer:
         asked, span = call.asked, call.computer.span
         shape = asked.num_sequences, asked.num_positions
         if asked.of_tokens:
-            x = (await receive_tokens(stream, asked.num_rows, span.vocab_size, message_s=MESSAGE_S)).view(shape)
+            x = (await receive_tokens(stream, asked.num_rows, span.vocab_size, stall_s=STALL_S)).view(shape)
         else:
-            x = await receive_floats(stream, (*shape, span.hidden_size), message_s=MESSAGE_S)
+            x = await receive_floats(stream, (*shape, span.hidden_size), stall_s=STALL_S)
         if call.direction == "forward":
             await self._faults.reached("serve/forward")
             answer = await self._forward(call, x)
         else:
-            grad_BTC = await receive_floats(stream, (*shape, call.num_columns), message_s=MESSAGE_S)
+            grad_BTC = await receive_floats(stream, (*shape, call.num_columns), stall_s=STALL_S)
             await self._faults.reached("serve/backward")
             answer = await self._backward(call, x, grad_BTC)
         try:
-            await send_tensor(stream, answer.flatten(0, 1), asked.codec, message_s=MESSAGE_S)
+            await send_tensor(stream, answer.flatten(0, 1), asked.codec, stall_s=STALL_S)
         except CodecError as error:
             raise SessionError(f"the answer is not finite: {error}", remedy="use a model in a wider dtype") from error
 

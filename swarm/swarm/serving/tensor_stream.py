@@ -1,6 +1,8 @@
 """Whole tensors over a stream, as pieces of rows of about 1 MiB, so that other messages go between.
 
-`message_s` is what the other side gets for each piece. Legend of shapes: N rows, C columns.
+`stall_s` is what the other side gets for a tensor beside the time that its bytes take at SLOWEST_BYTES_PER_S: one that
+keeps sending or reading a little holds a tensor's memory no longer than one that does neither.
+Legend of shapes: N rows, C columns.
 """
 
 from __future__ import annotations
@@ -24,22 +26,28 @@ T = TypeVar("T")
 
 PIECE_BYTES = 2**20
 
+SLOWEST_BYTES_PER_S = 250_000.0
+"""A mobile uplink."""
 
-async def send_tensor(stream: Stream, x: Tensor, codec: str, *, message_s: float | None = None) -> None:
+
+async def send_tensor(stream: Stream, x: Tensor, codec: str, *, stall_s: float | None = None) -> None:
     """`x` is int64 [N], or float32 [N, C] for a codec of numbers.
 
     Raises CodecError if it is not finite, PeerTimeout, and as `Stream`.
     """
+    limit = _Limit(stall_s)
     for piece in _pieces(x, codec):
-        await _in_time(stream.send(piece.to_bytes()), message_s)
+        message = piece.to_bytes()
+        await limit.keep(stream.send(message))
+        limit.moved(len(message))
 
 
-async def receive_tokens(stream: Stream, num_rows: int, vocab_size: int, *, message_s: float | None = None) -> Tensor:
+async def receive_tokens(stream: Stream, num_rows: int, vocab_size: int, *, stall_s: float | None = None) -> Tensor:
     """int64 [N]. Raises PeerViolation unless all are ids of this vocabulary, PeerTimeout, and as `Stream`."""
     tokens_N = torch.empty(num_rows, dtype=torch.int64)
-    row = 0
+    row, limit = 0, _Limit(stall_s)
     while row < num_rows:
-        rows = await _receive(stream, (TOKENS,), (num_rows - row, 0), message_s)
+        rows = await _receive(stream, (TOKENS,), (num_rows - row, 0), limit)
         ids = np.frombuffer(rows.payload, dtype="<i4").astype(np.int64)
         tokens_N[row : row + rows.num_rows] = torch.from_numpy(ids)
         row += rows.num_rows
@@ -48,7 +56,7 @@ async def receive_tokens(stream: Stream, num_rows: int, vocab_size: int, *, mess
     return tokens_N
 
 
-async def receive_floats(stream: Stream, shape: tuple[int, ...], *, message_s: float | None = None) -> Tensor:
+async def receive_floats(stream: Stream, shape: tuple[int, ...], *, stall_s: float | None = None) -> Tensor:
     """float32 of `shape`, whose last side is a row.
 
     Raises PeerViolation for other rows or numbers that are not finite, PeerTimeout, and as `Stream`.
@@ -56,9 +64,9 @@ async def receive_floats(stream: Stream, shape: tuple[int, ...], *, message_s: f
     x = torch.empty(shape)
     x_NC = x.view(-1, shape[-1])
     num_rows, num_columns = x_NC.shape
-    row = 0
+    row, limit = 0, _Limit(stall_s)
     while row < num_rows:
-        rows = await _receive(stream, FORWARD_CODECS, (num_rows - row, num_columns), message_s)
+        rows = await _receive(stream, FORWARD_CODECS, (num_rows - row, num_columns), limit)
         try:
             decoded = get_row_codec(rows.codec).decode(rows.payload, rows.num_rows, num_columns)
         except CodecError as error:
@@ -80,8 +88,9 @@ def _pieces(x: Tensor, codec: str) -> Iterator[TensorPiece]:
         yield TensorPiece(rows=Rows(codec=codec, num_rows=len(part), num_columns=num_columns, payload=payload))
 
 
-async def _receive(stream: Stream, codecs: tuple[str, ...], due: tuple[int, int], message_s: float | None) -> Rows:
-    rows = TensorPiece.from_bytes(await _in_time(stream.receive(), message_s)).rows
+async def _receive(stream: Stream, codecs: tuple[str, ...], due: tuple[int, int], limit: _Limit) -> Rows:
+    rows = TensorPiece.from_bytes(await limit.keep(stream.receive())).rows
+    limit.moved(len(rows.payload))
     if rows.codec not in codecs or rows.num_columns != due[1] or rows.num_rows > due[0]:
         raise PeerViolation(
             f"got {rows.num_rows} rows of {rows.num_columns} columns in {rows.codec}, where at most {due[0]} of "
@@ -90,9 +99,21 @@ async def _receive(stream: Stream, codecs: tuple[str, ...], due: tuple[int, int]
     return rows
 
 
-async def _in_time(waiting: Coroutine[Any, Any, T], message_s: float | None) -> T:
-    try:
-        async with asyncio.timeout(message_s):
-            return await waiting
-    except TimeoutError:
-        raise PeerTimeout(f"no piece of a tensor went through in {message_s} s") from None
+class _Limit:
+    """When the next piece of a tensor must have gone through; None: whenever it likes."""
+
+    def __init__(self, stall_s: float | None) -> None:
+        self._stall_s = stall_s
+        self._at_s = None if stall_s is None else asyncio.get_running_loop().time() + stall_s
+
+    async def keep(self, waiting: Coroutine[Any, Any, T]) -> T:
+        """Raises PeerTimeout."""
+        try:
+            async with asyncio.timeout_at(self._at_s):
+                return await waiting
+        except TimeoutError:
+            raise PeerTimeout(f"a tensor came to a stop, or nearly, for {self._stall_s:g} s") from None
+
+    def moved(self, num_bytes: int) -> None:
+        if self._at_s is not None:
+            self._at_s += num_bytes / SLOWEST_BYTES_PER_S

@@ -303,3 +303,26 @@ def test_steps_of_sessions_come_between_any_two_pieces(llama_dir: Path, num_call
     assert log.count("piece") == num_calls * 4 * 5
     begun = log[log.index("step") :]
     assert ("piece", "piece") not in itertools.pairwise(begun)
+
+
+async def drip(stream: Any) -> None:
+    for _ in range(64):
+        await asyncio.sleep(20)
+        await stream.send(*pieces(torch.ones(1, 32)))
+    await stream.receive()
+
+
+@pytest.mark.parametrize("method", [FORWARD_METHOD, BACKWARD_METHOD])
+def test_client_that_drips_rows_holds_no_room_for_long(llama_dir: Path, method: str) -> None:
+    asked = dataclasses.replace(GOOD, num_sequences=1, num_positions=64, deadline_s=3600.0)
+
+    async def scenario(rig: Rig) -> float:
+        clock = asyncio.get_running_loop().time
+        since_s = clock()
+        async with rig.client.stream(rig.network.peer_id, f"{method}/tiny", timeout_s=3600) as stream:
+            await stream.send(asked.to_bytes())
+            with pytest.raises(PeerTimeout, match="came to a stop"):
+                await drip(stream)
+        return clock() - since_s
+
+    assert ask(llama_dir, scenario) < 100

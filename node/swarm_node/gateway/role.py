@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
 
 from swarm.client import AsyncClient
-from swarm_protocol.errors import ConfigError
+from swarm.serving.model.kit import warm_up
+from swarm_protocol.errors import ConfigError, IntegrityError
 
 from swarm_node.config import Config
 from swarm_node.gateway import bounds
@@ -14,6 +17,8 @@ from swarm_node.gateway.keys import KeyRing
 from swarm_node.gateway.limits import Rates
 from swarm_node.gateway.server import is_local, listen, serving
 from swarm_node.node import Node, RelayUse
+
+logger = logging.getLogger(__name__)
 
 
 class GatewayRole:
@@ -43,7 +48,17 @@ class GatewayRole:
             asked = f"for {len(keys)} API keys" if keys else f"for {whom}, without a key"
             node.steps.done("gateway", f"OpenAI's API under {url}/v1, {asked}")
             node.emitter.emit("listening", url=url)
-            await node.departure.leaving.wait()
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(_warm_up(), name="warm up")
+                await node.departure.leaving.wait()
+
+
+async def _warm_up() -> None:
+    """A second's work that the first request would wait for, while nobody has asked yet."""
+    try:
+        await asyncio.to_thread(warm_up)
+    except IntegrityError as error:
+        logger.warning("the first answer will take longer: %s", error)
 
 
 def options(config: Config) -> GatewayOptions:

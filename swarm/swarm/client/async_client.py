@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from swarm_protocol.errors import ConfigError
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import ServeRecord
 from torch import Tensor
@@ -45,7 +46,15 @@ class AsyncClient(Asked[Generation]):
     @classmethod
     @asynccontextmanager
     async def connect(cls, *, peers: Sequence[str], network_id: str = DEFAULT_NETWORK_ID) -> AsyncIterator[AsyncClient]:
-        """Join the network behind `peers` (multiaddrs) as a client with a fresh identity. Raises StartError."""
+        """Join the network behind `peers` (multiaddrs) as a client with a fresh identity.
+
+        Raises ConfigError without any, StartError.
+        """
+        if not peers:
+            raise ConfigError(
+                "a client needs the address of a node: alone it would be a network of its own",
+                remedy="give peers=[…], one or more of the addresses that `swarm-node status` shows",
+            )
         # with this come hivemind and the go-libp2p daemon, which an AsyncClient on another network does not need
         from swarm.network.libp2p import Libp2pNetwork, Libp2pOptions  # noqa: PLC0415
 

@@ -40,7 +40,7 @@ class Client(Asked[Iterator[Token]]):
         self._open = threading.RLock()
 
     def __enter__(self) -> Client:
-        """Connect. Raises StartError."""
+        """Connect. Raises ConfigError, StartError."""
         connected: Future[AsyncClient] = Future()
         self._thread = threading.Thread(
             target=asyncio.run, args=(self._live(connected),), name="swarm-client", daemon=True

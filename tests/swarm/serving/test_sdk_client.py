@@ -563,3 +563,27 @@ def test_names_of_the_package_are_there() -> None:
         assert getattr(swarm, name).__name__ == name
     with pytest.raises(AttributeError):
         swarm.nothing  # noqa: B018
+
+
+def test_client_without_peers_is_refused_and_starts_no_network_of_its_own() -> None:
+    with pytest.raises(ConfigError, match="needs the address of a node"), client.Client(peers=[]):
+        pass
+
+
+WARM = """
+import sys
+from pathlib import Path
+from swarm.serving.model.kit import read_kit, warm_up
+from swarm.serving.model.files import open_model
+warm_up()
+loaded = set(sys.modules)
+files = open_model(Path(sys.argv[1])).small_files()
+assert "tokenizer.json" in files
+read_kit("tiny", "r", files, Path(sys.argv[2]))
+print([name for name in set(sys.modules) - loaded if name.startswith(("transformers", "tokenizers", "torch"))])
+"""
+
+
+def test_warm_up_leaves_nothing_to_import_for_the_first_answer(llama_dir: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", WARM, llama_dir, tmp_path]
+    assert subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout == "[]\n"

@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from swarm_protocol import limits
@@ -122,6 +123,18 @@ def read_kit(model: str, revision: str, files: Mapping[str, bytes], directory: P
             f"the files of {model} cannot be used: {' '.join(str(error).split())[:200]}",
             remedy="its servers may be broken; use another model",
         ) from error
+
+
+def warm_up() -> None:
+    """Load what the first tokenizer of a process would wait for, with one that is made up. Blocks for a second."""
+    words = {"version": "1.0", "added_tokens": [], "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}
+    files = {
+        "config.json": b'{"model_type": "llama"}',
+        "tokenizer.json": json.dumps(words).encode(),
+        "tokenizer_config.json": b'{"tokenizer_class": "PreTrainedTokenizerFast"}',
+    }
+    with TemporaryDirectory(prefix="swarm-warm-up-") as folder:
+        read_kit("warm-up", "none", files, Path(folder))
 
 
 def _without_paths(settings: bytes) -> bytes:

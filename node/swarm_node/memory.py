@@ -15,6 +15,9 @@ from swarm_protocol.errors import ConfigError
 WORKING_BYTES = 96 * 2**20
 """For loading, for what a step computes and for what libraries keep, beside the share that grows with the model."""
 
+PROCESS_BYTES = 460 * 2**20
+"""Of a node that has not started yet: Python, torch, transformers and libp2p."""
+
 TOLD_SHARE = 0.9  # of what the owner allowed and the process does not hold yet; the rest is for activations
 FREE_SHARE = 0.8  # of what is free, where the owner said nothing; the rest is also for the machine's owner
 MAX_CACHE_BYTES = 4 * 2**30  # where nobody said how much may be used
@@ -60,3 +63,8 @@ def share_of_told(told_bytes: int, held: int) -> Share:
             remedy="allow more with --max-memory",
         )
     return Share(model_bytes=model_bytes, cache_bytes=model_bytes, waiting_bytes=waiting_bytes)
+
+
+def told_for(model_bytes: int) -> int:
+    """What has to be allowed so that a node that starts has so much for a model: the reverse of `share_of_told`."""
+    return int((model_bytes + WORKING_BYTES) / TOLD_SHARE) + PROCESS_BYTES + 1

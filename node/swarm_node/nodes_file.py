@@ -2,7 +2,7 @@
 
 [[nodes]]
 name = "attic"
-memory = "24GiB"                 # for weights and cache
+memory = "24GiB"                 # as with --max-memory: all of the program counts
 decode_ms_per_block = 3.0        # or tokens_per_s = 10.4, if it held the whole model
 prefill_ms_per_token = 0.1       # of one block; optional, as are the next two
 relayed = false

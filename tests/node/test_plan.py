@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 from swarm_node import cli
+from swarm_node.memory import PROCESS_BYTES, share_of_told, told_for
 from swarm_node.nodes_file import read_nodes
 from swarm_protocol.errors import ConfigError
 from transformers import LlamaConfig, LlamaForCausalLM
 
-ATTIC = '[[nodes]]\nname = "attic"\nmemory = "64MB"\ndecode_ms_per_block = 2.0\n'
+ATTIC = '[[nodes]]\nname = "attic"\nmemory = "700MB"\ndecode_ms_per_block = 2.0\n'
 
 
 @pytest.fixture(scope="module")
@@ -44,12 +45,12 @@ def test_plan_says_who_takes_what_why_and_how_fast(
 
 
 def test_plan_with_a_gap_says_what_closes_it(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = nodes_file(tmp_path, ATTIC.replace("64MB", "600kB"))
+    path = nodes_file(tmp_path, ATTIC.replace("700MB", str(told_for(600_000))))
     assert cli.run(["plan", "--model", str(model), "--nodes", str(path), "--json"]) == 0
     event = json.loads(capsys.readouterr().out)
     assert event["event"] == "plan"
     assert event["nodes"][0]["end"] == event["lacking"][0]["start"] < event["lacking"][0]["end"] == 4
-    assert event["lacking"][0]["memory_bytes"] > 600_000
+    assert event["lacking"][0]["memory_bytes"] > told_for(600_000)
     assert (event["tokens_per_s"], event["chain"], event["chain_ms"]) == (0, [], None)
     assert cli.run(["plan", "--model", str(model), "--nodes", str(path)]) == 0
     assert "→ a node with" in capsys.readouterr().out
@@ -60,7 +61,7 @@ def test_nodes_file_reads_every_key(tmp_path: Path) -> None:
     one, two = read_nodes(
         nodes_file(tmp_path, ATTIC + cellar + "prefill_ms_per_token = 0.5\nrtt = { attic = 1, client = 2.5 }\n"), 4
     )
-    assert (one.name, one.memory_bytes, one.decode_ms, one.client_rtt_ms) == ("attic", 64_000_000, 2.0, None)
+    assert (one.name, one.memory_bytes, one.decode_ms, one.client_rtt_ms) == ("attic", 700_000_000, 2.0, None)
     assert (two.decode_ms, two.prefill_ms, two.relayed, two.memory_bytes) == (10.0, 0.5, True, 1000)
     assert (two.rtt_ms, two.client_rtt_ms) == ({"attic": 1.0}, 2.5)
 
@@ -73,9 +74,9 @@ def test_nodes_file_reads_every_key(tmp_path: Path) -> None:
         ("node = []", "unknown key 'node'", "did you mean nodes?"),
         ("[[nodes", "is no TOML", "[[nodes]]"),
         (ATTIC.replace("memory", "memroy"), "unknown key 'memroy'", "did you mean memory?"),
-        (ATTIC.replace("64MB", "lots"), "is not a size", "24GiB"),
-        (ATTIC.replace("64MB", "0"), "is 0 bytes", "24GiB"),
-        (ATTIC.replace("64MB", "9999999TiB"), "bytes", "24GiB"),
+        (ATTIC.replace("700MB", "lots"), "is not a size", "24GiB"),
+        (ATTIC.replace("700MB", "0"), "is 0 bytes", "24GiB"),
+        (ATTIC.replace("700MB", "9999999TiB"), "bytes", "24GiB"),
         (ATTIC.replace("2.0", "-1"), "decode_ms_per_block of node 1", "above 0"),
         (ATTIC.replace("2.0", "nan"), "is nan", "above 0"),
         (ATTIC.replace("2.0", "true"), "is True", "above 0"),
@@ -114,3 +115,18 @@ def test_plan_without_model_nodes_or_config_is_one_line(
         assert cli.run(["plan", *arguments]) == 1
         first, *_ = capsys.readouterr().err.splitlines()
         assert message in first
+
+
+def test_plan_counts_what_the_program_itself_takes(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A node that would be refused with this --max-memory takes nothing in a plan either."""
+    path = nodes_file(tmp_path, ATTIC.replace("700MB", str(PROCESS_BYTES + 10**7)))
+    assert cli.run(["plan", "--model", str(model), "--nodes", str(path), "--json"]) == 0
+    event = json.loads(capsys.readouterr().out)
+    assert event["nodes"][0]["start"] is None
+    told = event["lacking"][0]["memory_bytes"]
+    path = nodes_file(tmp_path, ATTIC.replace("700MB", str(told)))
+    assert cli.run(["plan", "--model", str(model), "--nodes", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["lacking"] == []
+    assert share_of_told(told_for(10**9), PROCESS_BYTES).model_bytes in range(10**9, 10**9 + 10)

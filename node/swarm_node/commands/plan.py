@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
-from swarm.router.planner import Plan, Taken, plan
+from swarm.router.planner import Plan, PlannedNode, Taken, plan
 from swarm.router.room import COMFORTABLE_SESSIONS
 from swarm.router.routing import format_spans
 from swarm_protocol.errors import ConfigError
@@ -12,6 +13,7 @@ from swarm_protocol.errors import ConfigError
 from swarm_node import logs
 from swarm_node.events import Emitter
 from swarm_node.home import Home
+from swarm_node.memory import PROCESS_BYTES, share_of_told, told_for
 from swarm_node.nodes_file import read_nodes
 from swarm_node.options import Flags
 
@@ -31,13 +33,22 @@ def run(flags: Flags) -> int:
     logs.quieten_libraries()
     source = find_source(model, Home(config.home), lambda *_: None)
     needs = planned_needs(source.directory, ServerOptions(dtype=config.dtype))
-    found = plan(needs, read_nodes(path, needs.num_blocks))
+    found = plan(needs, [_for_model(node) for node in read_nodes(path, needs.num_blocks)])
     emitter = Emitter(json=flags.json)
     if flags.json:
         _emit(emitter, model.name, needs.num_blocks, found)
     else:
         emitter.result("\n".join(_lines(model.name, needs.num_blocks, found)))
     return 0
+
+
+def _for_model(node: PlannedNode) -> PlannedNode:
+    """What a node is told with --max-memory is for all of the program."""
+    try:
+        model_bytes = share_of_told(node.memory_bytes, PROCESS_BYTES).model_bytes
+    except ConfigError:
+        model_bytes = 0
+    return replace(node, memory_bytes=model_bytes)
 
 
 def _emit(emitter: Emitter, model: str, num_blocks: int, found: Plan) -> None:
@@ -47,7 +58,7 @@ def _emit(emitter: Emitter, model: str, num_blocks: int, found: Plan) -> None:
         model=model,
         num_blocks=num_blocks,
         nodes=[_fields(taken) for taken in found.taken],
-        lacking=[{"start": low, "end": high, "memory_bytes": size} for (low, high), size in found.lacking],
+        lacking=[{"start": low, "end": high, "memory_bytes": told_for(size)} for (low, high), size in found.lacking],
         tokens_per_s=found.tokens_per_s,
         chain=[{"name": hop.peer_id, "start": hop.start, "end": hop.end, "ms": hop.cost_ms} for hop in hops],
         chain_ms=found.chain.cost_ms if found.chain else None,
@@ -76,7 +87,7 @@ def _lines(model: str, num_blocks: int, found: Plan) -> Iterator[str]:
         yield f"missing: {format_spans([span for span, _ in found.lacking])}"
         for (low, high), size in found.lacking:
             yield (
-                f"  → a node with {size / 2**30:.2f} GiB would serve [{low}, {high}) "
+                f"  → a node with {told_for(size) / 2**30:.2f} GiB would serve [{low}, {high}) "
                 f"with the cache of {COMFORTABLE_SESSIONS} sessions"
             )
         return

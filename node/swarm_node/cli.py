@@ -49,6 +49,16 @@ WORK = (
     "threads",
     "probe",
 )
+DATA = ("data", "tokenizer")
+TRAINING = (
+    *DATA,
+    "devices",
+    "micro_batch",
+    "autocast",
+    "checkpoint_activations",
+    "compile",
+    "keep_checkpoints",
+)
 ADDR = "/ip4/203.0.113.7/tcp/4001/p2p/12D3KooW…"
 
 COMMANDS = (
@@ -63,7 +73,7 @@ COMMANDS = (
         name="join",
         purpose="Join a network with this machine: train a run, serve a model, or stand by.",
         code="swarm_node.commands.daemons:join",
-        settings=(*DAEMON, *WORK, "keep_checkpoints", "data", "tokenizer"),
+        settings=(*DAEMON, *WORK, *TRAINING),
         example=f"swarm-node join --peers {ADDR} --run story.toml --then-serve",
     ),
     Command(
@@ -78,11 +88,14 @@ COMMANDS = (
         name="run sign",
         purpose="Check a run file, pin its data and sign it, so that others can join the run.",
         code="swarm_node.commands.run:sign",
-        settings=HERE,
+        settings=(*HERE, *DATA),
         example="swarm-node run sign story.toml",
         arguments={"path": "The run file (default: run.toml)."},
         paths={"identity": "Sign with this key instead of the home's."},
-        switches={"unpinned": "Leave the data open: who has other data, such as another Python's, may train too."},
+        switches={
+            "pin": "Pin a data set of the hub, too: download and tokenize it here and now.",
+            "unpinned": "Leave the data open: who has other data, such as another Python's, may train too.",
+        },
     ),
     Command(
         name="run show",

@@ -25,6 +25,7 @@ from swarm_node.settings import (
     HubId,
     one_of,
     parse_bool,
+    parse_device,
     parse_model,
     parse_network_id,
     parse_node_name,
@@ -79,6 +80,11 @@ class Config:
     keep_checkpoints: int = 2
     data: Path | None = None
     tokenizer: Path | None = None
+    devices: tuple[str, ...] = ()
+    micro_batch: int = 0
+    autocast: bool = False
+    checkpoint_activations: bool = False
+    compile: bool = False
     host: str = "127.0.0.1"
     port: int = 8000
     api_keys: Path | None = None
@@ -165,6 +171,24 @@ SETTINGS: Mapping[str, Setting] = {
         "The tokenizer of a run that leaves that to its members: a directory with its tokenizer.json.",
         example="~/models/story",
     ),
+    "devices": Setting(
+        parse_device,
+        "DEVICES",
+        "Train on these together, as one member: cuda:0,cuda:1, or cpu for each process that is wanted.",
+        many=True,
+        example="cuda:0,cuda:1",
+    ),
+    "micro_batch": Setting(
+        whole_number(0, 1 << 16),
+        "N",
+        "Samples that training computes at a time; 0: a whole batch.",
+        example="1",
+    ),
+    "autocast": Setting(parse_bool, "", "Train with matrix products in bfloat16; weights stay fp32.", example="true"),
+    "checkpoint_activations": Setting(
+        parse_bool, "", "Train in less memory: compute activations again for the gradient.", example="true"
+    ),
+    "compile": Setting(parse_bool, "", "Train a model that torch has compiled; pays in long runs.", example="true"),
     "host": Setting(str, "HOST", "Address that the gateway listens on; 0.0.0.0: for all to reach."),
     "port": Setting(whole_number(0, 65535), "PORT", "Port that the gateway listens on; 0: any free one."),
     "api_keys": Setting(

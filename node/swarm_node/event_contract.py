@@ -135,6 +135,7 @@ EVENTS: Mapping[str, EventSpec] = {
         fields={
             "run": "text: the run's id",
             "step": "int: the outer step that was committed",
+            "fragment": "int: which of the run's fragments it moved, from 0",
             "loss": "number?: mean training loss of the group, weighted by tokens",
             "digest": "text: digest of the committed state",
             "group": "list: peer ids of the round's members",

@@ -65,6 +65,13 @@ def parse_model(text: str) -> Path | HubId:
     return path if match is None or path.exists() else HubId(match[1], match[2] or "main")
 
 
+def parse_device(text: str) -> str:
+    """A device of torch's; whether it is there is found out where training begins."""
+    if not re.fullmatch(r"cpu|mps|cuda(?::\d{1,3})?", text):
+        raise ValueError("is not cpu, mps, cuda or cuda:N")
+    return text
+
+
 def parse_bool(text: str) -> bool:
     if text.lower() in {"1", "true", "yes", "on"}:
         return True

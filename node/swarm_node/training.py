@@ -14,6 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from swarm.training.checkpoint import Checkpoint, load_newest
+from swarm.training.data import LocalData, Progress
 from swarm.training.events import (
     Admitted,
     IntervalDone,
@@ -25,24 +26,25 @@ from swarm.training.events import (
     Validated,
 )
 from swarm.training.export import export_hf
+from swarm.training.farewell import let_others_finish
 from swarm.training.inner import InnerLoop
 from swarm.training.interval import Materials, prepare
+from swarm.training.layout import fragment_of
+from swarm.training.local_options import LocalOptions
 from swarm.training.run_file import SignedRun
 from swarm.training.state import ReplicaState
 from swarm.training.trainer import Trainer, TrainerOptions
 from swarm_protocol.control_messages import TrainingStatus
-from swarm_protocol.errors import ConfigError, PeerError
+from swarm_protocol.errors import ConfigError
 
+from swarm_node.chunk_folder import ChunkFolder
+from swarm_node.config import Config
 from swarm_node.home import explained
 from swarm_node.node import Node
 from swarm_node.saving import Saving, Snapshot
 
-LINGER_S = 30.0  # for members that are a step behind: the last state is to be had from those who have it
-LOOK_S = 1.0
-
 _EVENTS = {
     StateFetched: "state_fetched",
-    OuterStep: "outer_step",
     RoundAborted: "round_aborted",
     Validated: "validated",
 }
@@ -69,7 +71,8 @@ class Training:
     async def taking_part(self) -> AsyncIterator[None]:
         """Be a member of the run, ready to `finish` it; whoever is late gets the state from here until this ends.
 
-        Raises SwarmError if the run cannot be trained here.
+        Raises SwarmError if the run cannot be trained here, PreparationStopped if the node leaves before its data is
+        ready.
         """
         resumed = await asyncio.to_thread(load_newest, self._folder)
         materials = await asyncio.to_thread(self._prepare, resumed)
@@ -84,6 +87,9 @@ class Training:
                 materials=materials,
                 state=resumed.state if resumed else None,
                 certificate=resumed.certificate if resumed else b"",
+                chunks=ChunkFolder(
+                    self._node.home.cache / "chunks" / self._run.run_id, max_bytes=8 * materials.theta_N.numel()
+                ),
             ),
         )
         try:
@@ -112,17 +118,19 @@ class Training:
 
     async def let_others_finish(self) -> None:
         """Stay until all other members have the last state too, but not for ever."""
-        until_s = asyncio.get_running_loop().time() + LINGER_S
-        while asyncio.get_running_loop().time() < until_s and await self._someone_is_behind():
-            try:
-                async with asyncio.timeout(LOOK_S):
-                    await self._node.departure.leaving.wait()
-                return
-            except TimeoutError:
-                continue
+        node = self._node
+        await let_others_finish(node.membership, self._run.run_id, node.network.peer_id, node.departure.leaving)
 
     def _prepare(self, resumed: Checkpoint | None) -> Materials:
-        materials = prepare(self._run.config, self._node.hardware.device)
+        config = self._node.config
+        data = LocalData(
+            path=config.data,
+            tokenizer=config.tokenizer,
+            cache=self._node.home.cache / "tokens",
+            on_progress=self._tokenizing,
+            stop=self._node.departure.leaving.is_set,
+        )
+        materials = prepare(self._run.config, local_options(config, self._node.hardware.device), data)
         assert isinstance(materials.inner, InnerLoop)
         self._inner = materials.inner
         if resumed is not None:
@@ -132,14 +140,6 @@ class Training:
     async def _stop_when_leaving(self, trainer: Trainer) -> None:
         await self._node.departure.leaving.wait()
         trainer.stop()
-
-    async def _someone_is_behind(self) -> bool:
-        try:
-            trainers = await self._node.membership.trainers(self._run.run_id)
-        except PeerError:
-            return False
-        others = [record for peer_id, record in trainers.items() if peer_id != self._node.network.peer_id]
-        return any(record.state in {"joining", "training"} for record in others)
 
     # --- what others hear -------------------------------------------------------------------------------------------
 
@@ -152,7 +152,10 @@ class Training:
             case IntervalFailed():
                 message = f"this node brings nothing to outer step {event.step}: {event.reason}"
                 self._node.emitter.emit("warning", message=message, remedy="")
-            case StateFetched() | OuterStep() | RoundAborted() | Validated():
+            case OuterStep():
+                fragment = fragment_of(event.step, self._run.config.fragments)
+                self._emit("outer_step", fragment=fragment, **asdict(event))
+            case StateFetched() | RoundAborted() | Validated():
                 self._emit(_EVENTS[type(event)], **asdict(event))
             case Admitted():
                 pass
@@ -168,6 +171,9 @@ class Training:
         has_step = isinstance(event, StateFetched | Validated)
         self._node.activity.state = "training"
         self._emit("training", outer_step=event.step if has_step else event.step - 1)
+
+    def _tokenizing(self, progress: Progress) -> None:
+        self._emit("tokenizing", **asdict(progress))
 
     def _emit(self, name: str, **fields: object) -> None:
         self._node.emitter.emit(name, run=self._run.run_id, **fields)
@@ -190,7 +196,8 @@ class Training:
         state = self._trainer.state
         assert state is not None
         inner = self._trainer.between_intervals(self._inner.state)
-        self._saving.soon(Snapshot(state=state, certificate=self._trainer.certificate, inner=inner))
+        certificate, digest = self._trainer.certificate, self._trainer.digest
+        self._saving.soon(Snapshot(state=state, certificate=certificate, digest=digest, inner=inner))
 
     def _warn(self, error: ConfigError) -> None:
         self._node.emitter.emit("warning", message=error.message, remedy=error.remedy)
@@ -201,6 +208,17 @@ class Training:
         with explained("write the model"):
             if place.exists():
                 shutil.rmtree(place)
-            export_hf(state.theta_N, self._run.config, place)
+            export_hf(state.theta_N, self._run.config, place, tokenizer=self._node.config.tokenizer)
         self._emit("exported", path=str(place))
         return place
+
+
+def local_options(config: Config, device: str) -> LocalOptions:
+    """How this node computes its inner steps: on `device` unless it was told which. Raises ConfigError."""
+    return LocalOptions(
+        devices=config.devices or (device,),
+        micro_batch_windows=config.micro_batch,
+        autocast=config.autocast,
+        activation_checkpointing=config.checkpoint_activations,
+        compile=config.compile,
+    )

@@ -5,13 +5,15 @@ from __future__ import annotations
 from contextlib import suppress
 
 from swarm.training.data import PreparationStopped
+from swarm.training.module_run import refuse_module_run
+from swarm.training.run_config import RunConfig
 from swarm.training.run_file import SignedRun, load_run
 
 from swarm_node.config import Config
 from swarm_node.node import Node, RelayUse
 from swarm_node.serving import Serving, model_name
 from swarm_node.standby import relay_use
-from swarm_node.training import Training
+from swarm_node.training import Training, local_options
 
 
 class Volunteer:
@@ -22,6 +24,9 @@ class Volunteer:
 
     def __init__(self, config: Config) -> None:
         self._run: SignedRun | None = load_run(config.run) if config.run else None
+        if self._run is not None:
+            refuse_module_run(self._run.config.model)
+            local_options(config, "cpu")
         self._model_name = model_name(config.model) if config.model else ""
 
     def relay(self, config: Config) -> RelayUse:
@@ -37,7 +42,7 @@ class Volunteer:
 
     async def _train_then_serve(self, node: Node, run: SignedRun) -> None:
         node.steps.done("takes", f"run {run.run_id}, signed by {run.peer_id}: as told by {node.config.origin('run')}")
-        node.steps.done("training", f"{run.config.outer_steps} outer steps of {run.config.interval_steps} inner steps")
+        node.steps.done("training", course(run.config))
         training = Training(node, run)
         async with training.taking_part():
             directory = await training.finish()
@@ -47,3 +52,11 @@ class Volunteer:
                 await Serving(node, directory, run.run_id, numbered=False).until_leaving()
             else:
                 await training.let_others_finish()
+
+
+def course(run: RunConfig) -> str:
+    """How a run goes, in a line."""
+    steps = f"{run.outer_steps} outer steps of {run.interval_steps} inner steps"
+    streaming = f", each of which moves one of {run.fragments} fragments" if run.fragments > 1 else ""
+    overlap = f", beside the next {run.overlap_steps} inner steps" if run.overlap_steps else ""
+    return f"{steps}{streaming}{overlap}"

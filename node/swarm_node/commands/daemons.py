@@ -15,6 +15,8 @@ from swarm_node.events import Emitter
 from swarm_node.home import Home
 from swarm_node.options import Flags
 
+TRAINING = ("data", "tokenizer", "devices", "micro_batch", "autocast", "checkpoint_activations", "compile")
+
 if TYPE_CHECKING:
     from swarm_node.node import Role
 
@@ -41,7 +43,7 @@ def _check_work(config: Config) -> None:
             f"there is nothing to serve, so {config.origin(limited[0])} means nothing",
             remedy="give --model DIR, or --run FILE with --then-serve",
         )
-    named = [name for name in ("data", "tokenizer") if name in config.origins]
+    named = [name for name in TRAINING if name in config.origins]
     if named and not config.run:
         raise ConfigError(
             f"there is nothing to train, so {config.origin(named[0])} means nothing", remedy="give --run FILE, too"

@@ -54,8 +54,7 @@ def sign(flags: Flags) -> int:
             emitter.emit("run_problem", problem=problem)
         few = "one setting" if len(error.problems) == 1 else f"{len(error.problems)} settings"
         raise ConfigError(f"{path} cannot be signed: {few} cannot be", remedy="correct what is listed above") from error
-    digest = "" if flags.extra["unpinned"] else _data_digest(config, emitter)
-    run = sign_file(path, identity, data_digest=digest)
+    run = sign_file(path, identity, data_digest=_data_digest(flags, config, emitter))
     _tell(emitter, path, Inspected(config=run.config, run=run))
     return 0
 
@@ -93,16 +92,33 @@ def _identity(flags: Flags) -> Identity:
     return Identity.load(home.identity)
 
 
-def _data_digest(config: RunConfig, emitter: Emitter) -> str:
-    """Of the data, where it is here; empty where it is not, which is told."""
-    from swarm.training.data import ByteCorpus  # noqa: PLC0415
+def _data_digest(flags: Flags, config: RunConfig, emitter: Emitter) -> str:
+    """Of the data, where it is here; empty where it is not, which is told, or is not to be pinned."""
+    from swarm.training.data import LocalData, load_corpus  # noqa: PLC0415
+    from swarm.training.module_run import is_module_run  # noqa: PLC0415
 
-    if config.data.source == "python-stdlib":
-        return ByteCorpus.load(config.data, seed=config.seed).digest
-    emitter.emit(
-        "warning", message=f"the data, {_data(config)}, is not pinned: whoever joins trains on what it has", remedy=""
+    if flags.extra["unpinned"] or is_module_run(config):
+        return ""
+    told = flags.resolve()
+    lacking = {
+        "--data PATH": config.data.source == "files" and told.data is None,
+        "--tokenizer DIR": config.data.tokenizer == "local" and told.tokenizer is None,
+        "--pin": config.data.source == "hub" and not flags.extra["pin"],
+    }
+    if missing := [option for option, lacks in lacking.items() if lacks]:
+        message = f"the data ({_data(config)}) is not pinned: each member trains on what it has"
+        emitter.emit("warning", message=message, remedy=f"sign with {' and '.join(missing)} to pin it")
+        return ""
+    local = LocalData(
+        path=told.data,
+        tokenizer=told.tokenizer,
+        cache=Home(told.home).cache / "tokens",
+        on_progress=lambda progress: emitter.say(
+            f"tokenizing: {progress.share:.0%} read, {progress.num_tokens} tokens"
+        ),
     )
-    return ""
+    vocab_size = int(config.model.get("vocab_size", 0))
+    return load_corpus(config.data, seed=config.seed, vocab_size=vocab_size, local=local).digest
 
 
 def _tell(emitter: Emitter, path: Path, found: Inspected) -> None:

@@ -32,7 +32,9 @@ from swarm.training.state import ReplicaState
 NUM_HELD = 2
 """States served: whoever began to fetch one can go on for an interval after the next is committed."""
 NUM_PROPOSALS = 2
-"""Proposals and part sets kept: one outcome may be resumed while another is tried."""
+"""Proposals kept: one outcome may be resumed while another is tried."""
+NUM_PARTS = 4
+"""Part sets kept, about a byte a parameter each: so far behind a member can be and still follow by parts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -130,7 +132,7 @@ class Replica:
         self._parts[origin_digest] = parts
         while len(self._proposals) > NUM_PROPOSALS:
             del self._proposals[next(iter(self._proposals))]
-        while len(self._parts) > NUM_PROPOSALS:
+        while len(self._parts) > NUM_PARTS:
             del self._parts[next(iter(self._parts))]
         return outcome
 

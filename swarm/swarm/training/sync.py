@@ -1,9 +1,9 @@
 """How a member gets to the state that a certificate names: by the proposal it has, by the parts, or by fetching it.
 
 A member that took part has proposed the state itself. One that held the state before needs only the result's parts, a
-byte a parameter with int8. One whose own result of the same parts is another has been damaged, in its memory or by a
-defect, and fetches the chunks that differ. Everyone else fetches chunks. Nothing here has state; `trainer` adopts what
-comes back.
+byte a parameter with int8, and one a few steps behind those of all these steps (`catch_up`). One whose own result of
+the same parts is another has been damaged, in its memory or by a defect, and fetches the chunks that differ. Everyone
+else fetches chunks. States in between are adopted here, and what comes back by `trainer`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from swarm_protocol.records import TrainerRecord
 from swarm_protocol.training_messages import Standing, StandingRequest
 
 from swarm.network.membership import Membership
+from swarm.training.catch_up import catch_up, rebuild
 from swarm.training.certificate import Proof
 from swarm.training.replica import Held
 from swarm.training.seat import CALL_TIMEOUT_S, Seat, follows
@@ -109,11 +110,8 @@ async def _obtain(seat: Seat, proof: Proof, records: Mapping[str, TrainerRecord]
     others = [peer for peer, record in records.items() if record.digest == proof.outcome.state_digest]
     donors = [peer for peer in dict.fromkeys((*proof.voters, *others)) if peer != seat.network.peer_id][:MAX_DONORS]
     replica = seat.replica
-    if proof.origin.state_digest == replica.digest and replica.differing(proof.outcome) is None:
-        try:
-            return Reached(proof=proof, held=await _rebuild(seat, proof, donors))
-        except SwarmError as error:
-            logger.warning("fetching the state, since its parts do not lead to it: %s", error)
+    if replica.differing(proof.outcome) is None and (reached := await _by_parts(seat, proof, donors)) is not None:
+        return reached
     own = [replica.current]
     if (damaged := replica.differing(proof.outcome)) is not None:
         logger.warning("this member's copy of outer step %d is damaged: repairing what differs", proof.outer_step)
@@ -122,12 +120,14 @@ async def _obtain(seat: Seat, proof: Proof, records: Mapping[str, TrainerRecord]
     return Reached(proof=proof, held=Held(state=fetched.state, manifest=fetched.manifest), fetched=fetched)
 
 
-async def _rebuild(seat: Seat, proof: Proof, holders: list[str]) -> Held:
-    """Apply the certified parts to this member's state, which they start from."""
-    outcome = proof.outcome
-    parts = await seat.fetcher.parts(proof.origin, outcome, holders, seat.codec)
-    mine = await seat.replica.propose(seat.executor, outcome.origin_digest, proof.origin, parts)
-    held = seat.replica.proposal(outcome)
-    if held is None:
-        raise SwarmError(f"they lead to {mine.state_digest.hex()[:12]} here")
-    return held
+async def _by_parts(seat: Seat, proof: Proof, donors: list[str]) -> Reached | None:
+    """By what reductions left, if that leads there from this member's state."""
+    if proof.origin.state_digest == seat.replica.digest:
+        try:
+            held, _ = await rebuild(seat, proof, donors)
+            return Reached(proof=proof, held=held)
+        except SwarmError as error:
+            logger.warning("fetching the state, since its parts do not lead to it: %s", error)
+    elif seat.replica.proof is not None and (caught := await catch_up(seat, proof, donors)) is not None:
+        return Reached(proof=proof, held=Held(state=caught.state, manifest=caught.manifest), fetched=caught)
+    return None

@@ -67,14 +67,11 @@ def test_tokenize_error_of_the_worker_is_raised_as_what_it_is(tmp_path: Path) ->
 
 
 def test_tokenize_stops_when_told_to_and_leaves_no_process(tmp_path: Path) -> None:
-    told = threading.Event()
-    watch = threading.Thread(target=lambda: (one_worker_of(os.getpid()), told.set()))
-    watch.start()
+    part = tmp_path / "a.part"
     with pytest.raises(PreparationStopped):
-        tokenize(endless_job(tmp_path), LocalData(stop=told.is_set))
-    watch.join()
+        tokenize(endless_job(tmp_path), LocalData(stop=part.exists))
     assert not workers_of(os.getpid())
-    assert not (tmp_path / "a.tokens").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.lock", "pipe"]
 
 
 def test_tokenize_worker_that_is_killed_is_an_integrity_error(tmp_path: Path) -> None:

@@ -115,6 +115,11 @@ def read_header(path: Path) -> TokenHeader:
     return header
 
 
+def neighbour(path: Path) -> Path:
+    """Where validation tokens wait until the training tokens in `path` are complete."""
+    return path.with_name(f"{path.name}.validation")
+
+
 class TokenWriter:
     """Collects the tokens of one corpus in `path`, which is a token file once `finish` has returned, and its neighbour.
 
@@ -124,7 +129,7 @@ class TokenWriter:
     def __init__(self, path: Path, vocab_size: int) -> None:
         self._vocab_size = vocab_size
         self._dtype = np.dtype(f"<u{item_bytes(vocab_size)}")
-        self._validation_path = path.with_name(f"{path.name}.validation")
+        self._validation_path = neighbour(path)
         self._train = path.open("w+b")
         self._validation = self._validation_path.open("w+b")
         self._train.write(bytes(_START))

@@ -10,16 +10,17 @@ import errno
 import hashlib
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from swarm_protocol.errors import ConfigError, IntegrityError
 
 from swarm.training.data.corpus import VALIDATION_SHARE
 from swarm.training.data.local import OnProgress, Progress
 from swarm.training.data.passages import Passage, Source
-from swarm.training.data.token_file import TokenFile, TokenWriter
+from swarm.training.data.token_file import TokenFile, TokenWriter, neighbour
 from swarm.training.data.tokenizer import Tokenizer
 
 BATCH_CHARACTERS = 1 << 20
@@ -48,6 +49,14 @@ def write_tokens(
             f"the tokens of {source.name} cannot be written to {path.parent}: {why}",
             remedy="they take one to four bytes each: free some room, or choose another place",
         ) from error
+
+
+def discard(path: Path) -> None:
+    """Remove what a worker that was killed left of `path`, unless another one is at work on it."""
+    part = path.with_suffix(".part")
+    with suppress(OSError, Timeout), FileLock(path.with_suffix(".lock"), timeout=0):
+        for each in (part, neighbour(part)):
+            each.unlink(missing_ok=True)
 
 
 def is_whole(path: Path) -> bool:

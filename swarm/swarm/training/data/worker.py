@@ -26,7 +26,7 @@ from swarm_protocol.errors import ConfigError, IntegrityError, SwarmError
 from swarm.training.data.local import LocalData, Progress
 from swarm.training.data.passages import Source
 from swarm.training.data.tokenizer import TokenizerFiles, check_vocabulary
-from swarm.training.data.tokenizing import write_tokens
+from swarm.training.data.tokenizing import discard, write_tokens
 
 LOOK_S = 0.2
 _PROGRAM = f"from {__name__} import main; main()"
@@ -71,6 +71,7 @@ def tokenize(job: Job, local: LocalData) -> None:
         finally:
             process.kill()
             process.communicate()
+            discard(job.path)
 
 
 def _follow(process: subprocess.Popen[bytes], job: Job, local: LocalData) -> None:

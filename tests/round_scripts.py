@@ -193,6 +193,25 @@ def undecided_vote_is_resumed_by_the_next_attempt() -> tuple[str, Script]:
     ]
 
 
+def reduction_that_fails_is_tried_again_with_the_same_contribution() -> tuple[str, Script]:
+    """An owner cannot be reached and nobody has voted: the attempt is aborted, its pseudo-gradient kept."""
+    gone = OTHERS[0]
+    left_peers = tuple(peer for peer in PEERS if peer != gone)
+    leader = coordinator_of(RUN, STEP, 1, left_peers)
+    second = signed(left_peers, 1, leader)
+    return ME, [
+        (5.0, OFFER),
+        (6.0, Grouped(signed=FIRST)),
+        (6.4, ReduceFailed(attempt=0, reason="the connection broke", unreachable=(gone,))),
+        (6.5, Tick()),
+        (7.0, Grouped(signed=second)),
+        (7.5, Reduced(attempt=1, outcome=outcome(second))),
+        (7.5, voted(ME, second, outcome(second))),
+        (7.6, voted(LEADER, second, outcome(second))),
+        (7.7, voted(OTHERS[1], second, outcome(second))),
+    ]
+
+
 def coordinator_signs_two_groups() -> tuple[str, Script]:
     return ME, [
         (5.0, OFFER),
@@ -235,6 +254,7 @@ SCRIPTS: dict[str, Callable[[], tuple[str, Script]]] = {
         coordinator_dies_and_the_next_one_takes_over,
         owner_dies_and_the_parts_come_from_who_voted,
         undecided_vote_is_resumed_by_the_next_attempt,
+        reduction_that_fails_is_tried_again_with_the_same_contribution,
         coordinator_signs_two_groups,
         owner_gives_different_results,
         first_group_of_a_run_follows_the_lowest_hash_that_it_sees,

@@ -216,3 +216,27 @@ def test_form_group_leaves_out_the_accused_and_says_by_whom() -> None:
     group, left_out = form_group(TERMS, 1, reports)
     assert group.peer_ids == (A, B, D)
     assert A[-6:] in left_out[C]
+
+
+def test_form_group_of_a_run_that_admits_few_leaves_the_others_out_with_a_reason() -> None:
+    terms = replace(TERMS, admission=(A, B, C))
+    group, left_out = form_group(terms, 0, {peer: ready() for peer in (A, B, D)})
+    assert group.peer_ids == (A, B)
+    assert left_out == {D: "the run does not admit it"}
+
+
+def test_complaint_about_a_group_with_a_peer_that_is_not_admitted() -> None:
+    group, _ = form_group(TERMS, 0, {peer: ready() for peer in (A, B, D)})
+    mine = Contribution(peer_id=A, num_tokens=40, num_samples=10, loss=2.0)
+    assert complaint(replace(TERMS, admission=(A, B, D)), 0, mine, signed(group)) == ""
+    wrong = complaint(replace(TERMS, admission=(A, B, C)), 0, mine, signed(group))
+    assert wrong == "it has a member that the run does not admit"
+
+
+def test_lease_of_one_who_was_left_out_of_the_last_group_still_counts() -> None:
+    """With overlap, leases are of the round before the last."""
+    terms = replace(TERMS, roster=(A, B, C), leased=(A, B, C, D))
+    group, left_out = form_group(terms, 0, {peer: ready() for peer in (A, B, D)})
+    assert group.peer_ids == (A, B, D)
+    assert not left_out
+    assert form_group(replace(terms, leased=(A, B)), 0, {A: ready(), B: ready(), D: ready()})[1].keys() == {D}

@@ -58,6 +58,24 @@ def test_apply_outer_step_gives_the_bits_that_every_machine_gives() -> None:
     assert hashlib.sha256(theta_N.numpy().tobytes()).hexdigest()[:16] == "c96890d7b1d0599d"
 
 
+def test_apply_outer_step_average_is_the_mean_of_the_members() -> None:
+    theta_N, momentum_N, config = _known(0), torch.zeros(NUM_VALUES), OuterConfig(optimizer="average")
+    members = [_known(1), _known(2), _known(3)]
+    mean_N = sum((theta_N - each for each in members), torch.zeros(NUM_VALUES)) / 3
+    expected_N = torch.stack(members).mean(dim=0)
+    apply_outer_step(theta_N, momentum_N, mean_N, config)
+    torch.testing.assert_close(theta_N, expected_N, rtol=1e-5, atol=1e-6)
+    assert not momentum_N.any()
+
+
+def test_apply_outer_step_average_of_what_is_not_finite_changes_nothing() -> None:
+    theta_N, delta_N = _known(0), _known(2)
+    delta_N[0] = float("inf")
+    with pytest.raises(RoundError, match="not finite"):
+        apply_outer_step(theta_N, torch.zeros(NUM_VALUES), delta_N, OuterConfig(optimizer="average"))
+    assert torch.equal(theta_N, _known(0))
+
+
 @pytest.mark.parametrize("num_threads", [1, 2, 3])
 def test_apply_outer_step_rounds_each_operation_whatever_the_threads(num_threads: int) -> None:
     theta_N, momentum_N, delta_N = _known(0), _known(1), _known(2)

@@ -322,3 +322,15 @@ def test_member_that_spoiled_an_attempt_is_forgiven_only_after_the_next_one() ->
     assert set(state.unreachable) == {OTHERS[0]}
     state, _ = machine.step(state, Reported(peer=OTHERS[0], ready=ready(2)), 2.2)
     assert not state.unreachable
+
+
+def test_peer_that_the_run_does_not_admit_is_told_so_and_counts_for_nothing() -> None:
+    start = terms(LEADER, roster=(), admission=PEERS[:3])
+    stranger = PEERS[3]
+    state, _ = machine.step(machine.begin(start, accused={}), Sighted(peer=stranger), 0.0)
+    assert state.known == ()
+    state, actions = machine.step(state, Reported(peer=stranger, ready=ready()), 1.0)
+    assert [(each.peer, each.reply.kind, each.reply.reason) for each in actions if isinstance(each, Reply)] == [
+        (stranger, "left_out", "the run does not admit it")
+    ]
+    assert not state.ready

@@ -78,7 +78,6 @@ class _Worker:
 
     def __init__(self, assignment: Assignment) -> None:
         local = assignment.local
-        self._rank = assignment.rank
         self._device = torch.device(local.devices[assignment.rank])
         torch.set_num_threads(assignment.num_threads)
         if self._device.type == "cuda":

@@ -2,7 +2,7 @@
 
 Data parallel: each worker has all weights and moments, takes the gradient of its share of the windows, and moves by the
 sum over all workers (gloo on CPUs, NCCL on CUDA devices), so that all have the same weights bit for bit. Worker 0's are
-the replica's. The parent keeps no weights.
+the replica's. The parent keeps none: `load` comes before all else.
 
 A worker that dies or fails ends all of them, at once, and whatever was being computed with a RoundError. `load` starts
 new ones, whose moments begin anew. Blocks; one call at a time.
@@ -52,7 +52,9 @@ class _Failed(Exception):
 
 
 class SeveralDevices:
-    """See `OneDevice` for what the calls mean. All raise RoundError if a worker fails, and until `load` after that.
+    """Takes over `model`, whose weights it drops. See `OneDevice` for what the calls mean.
+
+    All raise RoundError if a worker fails, and from then on until `load`.
 
     Raises ConfigError if the options do not fit the model, or the workers cannot start.
     """
@@ -71,7 +73,7 @@ class SeveralDevices:
         self._local = local
         self._fragments = fragments
         self._layout = Layout.of(model, fragments)
-        self._model, self._loss = _pickled(model, "the model"), _pickled(loss, "its loss function")
+        self._model, self._loss = _pickled(_without_weights(model), "the model"), _pickled(loss, "its loss function")
         self.folder: Path | None = None  # where the workers meet
         self._workers: list[_Worker] = []
         try:
@@ -135,16 +137,14 @@ class SeveralDevices:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def _start(self) -> None:
+        """Raises _Failed, and leaves none, if not all can."""
         self.folder = Path(tempfile.mkdtemp(prefix="swarm-devices-"))
-        context = get_context("spawn")  # a fork copies torch's threads and CUDA's state in no state to be used
-        for rank, device in enumerate(self._local.devices):
-            ours, theirs = context.Pipe()
-            process = context.Process(
-                target=work, args=(self._assignment(rank), theirs), name=f"swarm {device}", daemon=True
-            )
-            process.start()
-            theirs.close()
-            self._workers.append(_Worker(device=device, process=process, pipe=ours))
+        try:
+            for rank, device in enumerate(self._local.devices):
+                self._workers.append(_spawn(device, self._assignment(rank)))
+        except OSError as error:
+            self.close()
+            raise _Failed(f"no process for {device}: {error}") from error
         self._collect(self._workers)
 
     def _assignment(self, rank: int) -> Assignment:
@@ -223,10 +223,27 @@ class SeveralDevices:
         return answer
 
 
+def _spawn(device: str, assignment: Assignment) -> _Worker:
+    # a fork would copy torch's threads, and CUDA's state, in no state to be used
+    context = get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=work, args=(assignment, theirs), name=f"swarm {device}", daemon=True)
+    process.start()
+    theirs.close()
+    return _Worker(device=device, process=process, pipe=ours)
+
+
 def _end_of(worker: _Worker) -> str:
     worker.process.join(_SETTLE_S)
     code = worker.process.exitcode
     return f"the worker process of {worker.device} ended" + (f" by signal {-code}" if code and code < 0 else "")
+
+
+def _without_weights(model: nn.Module) -> nn.Module:
+    """Each parameter one zero, in its shape: enough to send the model, and to send it again."""
+    for parameter in model.parameters():
+        parameter.data = parameter.new_zeros(1).expand(parameter.shape)
+    return model
 
 
 def _pickled(thing: object, what: str) -> bytes:

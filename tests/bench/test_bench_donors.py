@@ -47,6 +47,7 @@ CASES = {
 }
 
 
+@pytest.mark.timeout(300)
 def test_bench_donors_bandwidth_adds_up() -> None:
     report = Report("a state of 64 MiB from several donors, simulated")
     took_s = {}

@@ -21,7 +21,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from swarm_protocol.errors import SwarmError
+from swarm_protocol.errors import RoundError
 from swarm_protocol.training_messages import Contribution
 from torch import Tensor
 
@@ -131,7 +131,7 @@ class Course:
                 await self._take_in()
             has_lease = await self._train(interval, config.interval_steps)
             delta_F = await self._delta(interval) if interval.done.num_tokens else None
-        except SwarmError as error:
+        except RoundError as error:
             self._on_event(IntervalFailed(step=self._step, reason=error.message))
             has_lease, delta_F = False, None
         # who trained for nothing, or not at all, has nothing to follow from

@@ -422,6 +422,25 @@ def test_close_before_run_is_harmless_and_leaves_nothing() -> None:
     virtual_time.run(main())
 
 
+def test_run_whose_data_is_damaged_at_one_member_ends_there_with_the_reason() -> None:
+    def refuse(_theta_N: torch.Tensor) -> torch.Tensor:
+        raise IntegrityError("the tokens are damaged")
+
+    async def main() -> None:
+        async with Swarm(config(min_group=2)) as swarm:
+            await swarm.join("m0")
+            await swarm.join("m1")
+            bad = await swarm.join("bad", inner=SyntheticInner(corrupt=refuse))
+            assert bad.task is not None
+            with pytest.RaisesGroup(pytest.RaisesExc(IntegrityError, match="the tokens are damaged")):
+                await bad.task
+            bad.is_alive = False
+            await bad.trainer.close()
+            assert_equal_steps(await swarm.finish(), 3)
+
+    virtual_time.run(main())
+
+
 def test_kill_of_all_but_one_goes_on_alone_where_the_run_allows_it(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.ERROR)
 

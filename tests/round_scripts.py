@@ -195,7 +195,7 @@ def undecided_vote_is_resumed_by_the_next_attempt() -> tuple[str, Script]:
 
 def reduction_that_fails_is_tried_again_with_the_same_contribution() -> tuple[str, Script]:
     """An owner cannot be reached and nobody has voted: the attempt is aborted, its pseudo-gradient kept."""
-    gone = OTHERS[0]
+    gone = OTHERS[1]
     left_peers = tuple(peer for peer in PEERS if peer != gone)
     leader = coordinator_of(RUN, STEP, 1, left_peers)
     second = signed(left_peers, 1, leader)
@@ -208,7 +208,7 @@ def reduction_that_fails_is_tried_again_with_the_same_contribution() -> tuple[st
         (7.5, Reduced(attempt=1, outcome=outcome(second))),
         (7.5, voted(ME, second, outcome(second))),
         (7.6, voted(LEADER, second, outcome(second))),
-        (7.7, voted(OTHERS[1], second, outcome(second))),
+        (7.7, voted(OTHERS[0], second, outcome(second))),
     ]
 
 

@@ -31,19 +31,12 @@ from swarm.training.data import DEFAULT_DATA, LocalData
 from swarm.training.desk import Desk
 from swarm.training.download import NO_STORE, ChunkStore
 from swarm.training.driver import RoundDriver
-from swarm.training.events import (
-    Admitted,
-    OuterStep,
-    RoundAborted,
-    StateFetched,
-    TrainingEvent,
-    Validated,
-)
-from swarm.training.inner import IntervalResult
+from swarm.training.events import TrainingEvent, Validated
 from swarm.training.interval import Intervals, Materials, prepare
 from swarm.training.local_options import ONE_CPU, LocalOptions
 from swarm.training.methods import Methods
 from swarm.training.replica import Held, Replica
+from swarm.training.reports import StepCost, aborted, committed, record, state_fetched
 from swarm.training.round_events import GiveUp, Offered
 from swarm.training.run_file import SignedRun
 from swarm.training.seat import Seat, terms_of
@@ -143,7 +136,11 @@ class Trainer:
         return self._replica.digest if self._replica else b""
 
     async def run(self) -> None:
-        """Join, and train until all outer steps are committed or `stop`. Raises ConfigError or IntegrityError."""
+        """Join, and train until all outer steps are committed or `stop`.
+
+        Raises ConfigError, also if the run does not admit this peer, and IntegrityError.
+        """
+        self._check_admitted()
         self._announce("joining")
         seat = await self._take_seat()
         async with asyncio.TaskGroup() as background:
@@ -179,15 +176,18 @@ class Trainer:
             await asyncio.to_thread(self._intervals.close)
         await asyncio.to_thread(self._executor.shutdown, cancel_futures=True)
 
+    def _check_admitted(self) -> None:
+        admission = self._run.config.admission
+        if admission and self._network.peer_id not in admission:
+            raise ConfigError(
+                f"{self._run.config.name} admits only the peers that it names, and not {self._network.peer_id}",
+                remedy="ask its author to name this peer, and to sign the run anew",
+            )
+
     # --- joining -----------------------------------------------------------------------------------------------------
 
     async def _take_seat(self) -> Seat:
         config = self._run.config
-        if config.admission and self._network.peer_id not in config.admission:
-            raise ConfigError(
-                f"{config.name} admits only peers that it names, and {self._network.peer_id} is none of them",
-                remedy="ask its author to name this peer, and to sign the run anew",
-            )
         loop = asyncio.get_running_loop()
         options = self._options
         materials = options.materials
@@ -246,16 +246,8 @@ class Trainer:
             self._on_abort(GiveUp(step=proof.origin.step, attempt=proof.attempt, reason=reason, missing=proof.voters))
             return None
         seat.replica.adopt(reached.held, reached.proof)
-        if (fetched := reached.fetched) is not None:
-            self._on_event(
-                StateFetched(
-                    step=reached.proof.outer_step,
-                    digest=seat.replica.digest.hex(),
-                    donors=fetched.donors,
-                    num_bytes=fetched.num_bytes,
-                    seconds=asyncio.get_running_loop().time() - started,
-                )
-            )
+        if reached.fetched is not None:
+            self._on_event(state_fetched(reached, asyncio.get_running_loop().time() - started))
         return reached
 
     def _begin_course(self, seat: Seat, tasks: asyncio.TaskGroup) -> Course:
@@ -298,7 +290,8 @@ class Trainer:
         if reached.fetched is None:
             now = loop.time()
             round_s = 0.0 if offering.cancelled() else now - offering.result()
-            self._report(reached.proof, bytes_sent=driver.bytes_sent, seconds=now - started, round_s=round_s)
+            cost = StepCost(bytes_sent=driver.bytes_sent, seconds=now - started, round_s=round_s)
+            self._on_event(committed(reached.proof, cost, course.latest))
         course.adopted(fetched=reached.fetched is not None)
         self._announce("training")
 
@@ -309,10 +302,6 @@ class Trainer:
         driver.delta_F = offer.delta_F
         driver.feed(Offered(contribution=replace(offer.contribution, leaving=self._stopping)))
         return offer.made_at
-
-    @property
-    def _latest(self) -> IntervalResult | None:
-        return self._course.latest if self._course else None
 
     def _has_left(self) -> bool:
         """Whether the state's other members go on without this one."""
@@ -335,29 +324,7 @@ class Trainer:
 
     def _on_abort(self, notice: GiveUp) -> None:
         logger.warning("attempt %d at outer step %d: %s", notice.attempt, notice.step, notice.reason)
-        self._on_event(
-            RoundAborted(step=notice.step, attempt=notice.attempt, reason=notice.reason, missing=notice.missing)
-        )
-
-    def _report(self, proof: Proof, *, bytes_sent: int, seconds: float, round_s: float) -> None:
-        origin = proof.origin
-        if not origin.num_tokens:
-            self._on_event(Admitted(step=origin.step, group=origin.peer_ids))
-            return
-        loss = sum(member.loss * member.num_tokens for member in origin.members) / origin.num_tokens
-        self._on_event(
-            OuterStep(
-                step=origin.step,
-                loss=loss,
-                digest=proof.outcome.state_digest.hex(),
-                group=origin.peer_ids,
-                num_tokens=origin.num_tokens,
-                bytes_sent=bytes_sent,
-                seconds=seconds,
-                round_s=round_s,
-                tokens_per_s=self._latest.tokens_per_s if self._latest else 0.0,
-            )
-        )
+        self._on_event(aborted(notice))
 
     async def _validate(self, seat: Seat) -> None:
         assert self._intervals is not None
@@ -365,14 +332,5 @@ class Trainer:
         self._on_event(Validated(step=seat.replica.outer_step, loss=loss))
 
     def _announce(self, state: TrainerState) -> None:
-        replica, latest = self._replica, self._latest
-        self._membership.announce(
-            TrainerRecord(
-                run=self._run.run_id,
-                outer_step=replica.outer_step if replica else 0,
-                digest=replica.digest if replica else b"",
-                tokens_per_s=latest.tokens_per_s if latest else 0.0,
-                loss=latest.mean_loss if latest else None,
-                state=state,
-            )
-        )
+        latest = self._course.latest if self._course else None
+        self._membership.announce(record(self._run.run_id, self._replica, latest, state))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import math
 from collections.abc import Callable
@@ -13,13 +14,14 @@ import torch
 from swarm.network.memory import MemoryNetwork
 from swarm.testing import virtual_time
 from swarm.training.certificate import Notary
-from swarm.training.events import OuterStep, RoundAborted
+from swarm.training.events import Admitted, OuterStep, RoundAborted
 from swarm.training.inner import IntervalResult
 from swarm.training.methods import Methods
 from swarm.training.round_events import Signed
 from swarm.training.seat import Seat
 from swarm.training.trainer import Trainer
-from swarm_protocol.errors import RoundError, SwarmError
+from swarm_protocol.errors import ConfigError, RoundError, SwarmError
+from swarm_protocol.identity import Identity
 from swarm_protocol.training_messages import Group, Outcome, Ready
 from training_swarm import Member, SpoiledCodec, Swarm, SyntheticInner, assert_equal_steps, config
 
@@ -216,3 +218,51 @@ class LyingNetwork:
             )
             request = replace(ready, voted=voted, voted_origin=signed.data, voted_attempt=ready.attempt).to_bytes()
         return await self._real.call(peer_id, method, request, timeout_s=timeout_s)
+
+
+def peer_id_of(name: str) -> str:
+    """That of the swarm's member of this name."""
+    return Identity(hashlib.sha256(name.encode()).digest()).peer_id
+
+
+def test_joiner_that_the_run_does_not_admit_ends_with_an_error_in_one_line() -> None:
+    async def main() -> None:
+        admitted = (peer_id_of("m0"), peer_id_of("m1"))
+        async with Swarm(config(min_group=2, admission=admitted)) as swarm:
+            for name in ("m0", "m1"):
+                await swarm.join(name)
+            stranger = await swarm.join("stranger")
+            assert stranger.task is not None
+            with pytest.raises(ConfigError, match=f"and not {stranger.peer_id}") as caught:
+                await stranger.task
+            assert "\n" not in str(caught.value)
+            assert "ask its author" in caught.value.remedy
+            stranger.task = None
+            assert_equal_steps(await swarm.finish("m0", "m1"), NUM_STEPS)
+
+    virtual_time.run(main())
+
+
+def test_peer_that_is_not_admitted_and_does_not_heed_it_is_in_no_group() -> None:
+    """Also not in the first one, whose coordinator anyone could be."""
+
+    class Brazen(Trainer):
+        def _check_admitted(self) -> None:
+            pass
+
+    async def main() -> None:
+        names = ("m0", "m1", "m2")
+        admitted = tuple(map(peer_id_of, names))
+        async with Swarm(config(min_group=2, admission=admitted)) as swarm:
+            strangers = [await swarm.join(f"stranger {index}", kind=Brazen) for index in range(3)]
+            for name in names:
+                await swarm.join(name)
+            members = await swarm.finish(*names)
+            assert_equal_steps(members, NUM_STEPS)
+            for member in members:
+                groups = [set(event.group) for event in (*member.of(Admitted), *member.of(OuterStep))]
+                assert all(group == set(admitted) for group in groups)
+            reasons = {event.reason for each in strangers for event in each.of(RoundAborted)}
+            assert "left out: the run does not admit it" in reasons
+
+    virtual_time.run(main())

@@ -1,0 +1,69 @@
+"""What a trainer tells of what has happened: events to its owner, and the record that other members see. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from swarm_protocol.records import TrainerRecord, TrainerState
+
+from swarm.training.certificate import Proof
+from swarm.training.events import Admitted, OuterStep, RoundAborted, StateFetched
+from swarm.training.inner import IntervalResult
+from swarm.training.replica import Replica
+from swarm.training.round_events import GiveUp
+from swarm.training.sync import Reached
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCost:
+    """What a step took of this member: see `events.OuterStep`."""
+
+    bytes_sent: int
+    seconds: float
+    round_s: float
+
+
+def committed(proof: Proof, cost: StepCost, latest: IntervalResult | None) -> OuterStep | Admitted:
+    """What `proof` has committed. `latest` is what came of this member's last interval."""
+    origin = proof.origin
+    if not origin.num_tokens:
+        return Admitted(step=origin.step, group=origin.peer_ids)
+    return OuterStep(
+        step=origin.step,
+        loss=sum(member.loss * member.num_tokens for member in origin.members) / origin.num_tokens,
+        digest=proof.outcome.state_digest.hex(),
+        group=origin.peer_ids,
+        num_tokens=origin.num_tokens,
+        bytes_sent=cost.bytes_sent,
+        seconds=cost.seconds,
+        round_s=cost.round_s,
+        tokens_per_s=latest.tokens_per_s if latest else 0.0,
+    )
+
+
+def state_fetched(reached: Reached, seconds: float) -> StateFetched:
+    fetched = reached.fetched
+    assert fetched is not None
+    return StateFetched(
+        step=reached.proof.outer_step,
+        digest=reached.held.digest.hex(),
+        donors=fetched.donors,
+        num_bytes=fetched.num_bytes,
+        seconds=seconds,
+    )
+
+
+def aborted(notice: GiveUp) -> RoundAborted:
+    return RoundAborted(step=notice.step, attempt=notice.attempt, reason=notice.reason, missing=notice.missing)
+
+
+def record(run: str, replica: Replica | None, latest: IntervalResult | None, state: TrainerState) -> TrainerRecord:
+    """`replica` is None while the member prepares."""
+    return TrainerRecord(
+        run=run,
+        outer_step=replica.outer_step if replica else 0,
+        digest=replica.digest if replica else b"",
+        tokens_per_s=latest.tokens_per_s if latest else 0.0,
+        loss=latest.mean_loss if latest else None,
+        state=state,
+    )

@@ -33,7 +33,8 @@ from huggingface_hub.file_download import hf_hub_url, http_get
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 from swarm_protocol.errors import ConfigError, IntegrityError, SwarmError
 
-from swarm.serving.model.files import DOWNLOAD, INDEX, SINGLE, SMALL_FILES, ModelFiles, open_model, tensor_names
+from swarm.serving.model.files import DOWNLOAD, INDEX, SINGLE, SMALL_FILES, ModelFiles, open_model
+from swarm.serving.model.header import one_line, read_header
 from swarm.serving.model.weights import needed_shards
 
 OnProgress = Callable[[int, int], None]
@@ -146,7 +147,7 @@ def _fetch(model: HubModel, name: str, size: int, on_bytes: Callable[[int], None
         part.unlink()
         raise IntegrityError(f"{name} of {model.model_id} came with other bytes than its hub says", remedy="try again")
     if name.endswith(".safetensors"):
-        tensor_names(part)  # names the part, which stays to be looked at
+        read_header(part)  # names the part, which stays to be looked at
     part.replace(model.directory / name)
 
 
@@ -221,9 +222,9 @@ def _in_words(model_id: str, revision: str) -> Iterator[None]:
     except RevisionNotFoundError as error:
         raise ConfigError(f"{model_id} has no revision {revision}", remedy="check its name") from error
     except EntryNotFoundError as error:
-        raise ConfigError(f"a file of {model_id} has vanished from the hub: {_one_line(error)}") from error
+        raise ConfigError(f"a file of {model_id} has vanished from the hub: {one_line(error)}") from error
     except SafetensorsParsingError as error:
-        raise IntegrityError(f"{model_id} has a damaged shard: {_one_line(error)}") from error
+        raise IntegrityError(f"{model_id} has a damaged shard: {one_line(error)}") from error
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise ConfigError(f"the disk is full, {model_id} is not whole", remedy="free some and try again") from error
@@ -234,9 +235,5 @@ def _in_words(model_id: str, revision: str) -> Iterator[None]:
 
 def _broken_off(model_id: str, error: Exception) -> ConfigError:
     return ConfigError(
-        f"the download of {model_id} broke off: {_one_line(error)}", remedy="try again: what came is kept"
+        f"the download of {model_id} broke off: {one_line(error)}", remedy="try again: what came is kept"
     )
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
 from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError, IntegrityError
 from transformers import AutoConfig
+
+from swarm.serving.model.header import one_line, read_header
+from swarm.serving.model.shape import context_tokens
 
 SMALL_FILES = (
     "config.json",
@@ -66,7 +67,7 @@ class ModelFiles:
     @property
     def context_tokens(self) -> int:
         """The longest sequence the model was made for; the network's own bound where the config names none."""
-        return int(getattr(self.config, "max_position_embeddings", None) or limits.MAX_SESSION_TOKENS)
+        return context_tokens(self.config)
 
     def revision(self, dtype: str = "float32") -> str:
         """Hex digest that tells apart checkpoints, and what they compute in, so that chains never mix weights.
@@ -115,7 +116,7 @@ def open_model(directory: Path) -> ModelFiles:
         config = AutoConfig.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
         sizes = [getattr(config, name, None) for name in ("num_hidden_layers", "hidden_size", "vocab_size")]
     except Exception as error:  # each family checks its own settings, and raises what it likes
-        raise ConfigError(f"{directory}/config.json is not usable: {_one_line(error)}") from error
+        raise ConfigError(f"{directory}/config.json is not usable: {one_line(error)}") from error
     if not all(isinstance(size, int) and size > 0 for size in sizes):
         raise ConfigError(
             f"{directory}/config.json is not usable: {config.model_type} is no language model of blocks",
@@ -135,7 +136,7 @@ def _find_shards(directory: Path) -> dict[str, Path]:
             f"{directory} holds neither {SINGLE} nor {INDEX}",
             remedy="only safetensors checkpoints are served; convert with save_pretrained",
         )
-    return dict.fromkeys(tensor_names(single), single)
+    return dict.fromkeys(read_header(single), single)
 
 
 def _read_index(directory: Path) -> dict[str, Path]:
@@ -144,7 +145,7 @@ def _read_index(directory: Path) -> dict[str, Path]:
         weight_map = json.loads(path.read_text("utf-8"))["weight_map"]
         shards = {str(name): directory / str(file) for name, file in weight_map.items()}
     except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise IntegrityError(f"{path} is damaged: {_one_line(error)}", remedy="download it again") from error
+        raise IntegrityError(f"{path} is damaged: {one_line(error)}", remedy="download it again") from error
     is_partial = (directory / DOWNLOAD).is_file()
     for shard in sorted(set(shards.values())):
         if shard.parent != directory or not (is_partial or shard.is_file()):
@@ -160,16 +161,7 @@ def _read_download(directory: Path) -> dict[str, Any] | None:
         found = json.loads(path.read_text("utf-8"))
         return {"commit": str(found["commit"]), "tensors": dict(found["tensors"])}
     except (ValueError, KeyError, TypeError) as error:
-        raise IntegrityError(f"{path} is damaged: {_one_line(error)}", remedy="delete it and download again") from error
-
-
-def tensor_names(path: Path) -> list[str]:
-    """Names of the tensors in one safetensors file. Raises IntegrityError if it is truncated or no such file."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            return list(file.keys())
-    except (SafetensorError, OSError) as error:
-        raise IntegrityError(f"{path} is damaged: {_one_line(error)}", remedy="download it again") from error
+        raise IntegrityError(f"{path} is damaged: {one_line(error)}", remedy="delete it and download again") from error
 
 
 def tensor_sizes(files: ModelFiles) -> dict[str, int]:
@@ -178,13 +170,5 @@ def tensor_sizes(files: ModelFiles) -> dict[str, int]:
         return {name: int(download["tensors"][name]) for name in files.shards if name in download["tensors"]}
     sizes: dict[str, int] = {}
     for shard in sorted(set(files.shards.values())):
-        try:
-            with safe_open(shard, framework="pt") as file:
-                sizes.update({name: math.prod(file.get_slice(name).get_shape()) for name in file.keys()})  # noqa: SIM118
-        except (SafetensorError, OSError) as error:
-            raise IntegrityError(f"{shard} is damaged: {_one_line(error)}", remedy="download it again") from error
+        sizes |= {name: entry.num_values for name, entry in read_header(shard).items()}
     return {name: sizes[name] for name in files.shards if name in sizes}
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200]

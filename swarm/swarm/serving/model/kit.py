@@ -21,13 +21,11 @@ from transformers import AutoConfig, AutoTokenizer
 
 from swarm.network.interface import Network
 from swarm.serving.model.files import SMALL_FILES
-from swarm.serving.model.shape import ModelShape
+from swarm.serving.model.shape import ModelShape, context_tokens
 from swarm.serving.model.token_bytes import token_bytes
 
 FILES_TIMEOUT_S = 60.0
 """A large tokenizer over a slow link."""
-
-DEFAULT_CONTEXT_TOKENS = 4096
 
 Message = Mapping[str, Any]
 
@@ -111,10 +109,9 @@ def read_kit(model: str, revision: str, files: Mapping[str, bytes], directory: P
             vocab_size=int(config.vocab_size),
         )
         tokenizer("a")  # the first text may change a tokenizer's settings, which must not happen in two threads
-        context_tokens = int(getattr(config, "max_position_embeddings", None) or DEFAULT_CONTEXT_TOKENS)
         return ModelKit(
             shape=shape,
-            context_tokens=min(context_tokens, limits.MAX_SESSION_TOKENS),
+            context_tokens=context_tokens(config),
             end_ids=_end_ids(files, config, tokenizer),
             tokenizer=tokenizer,
         )

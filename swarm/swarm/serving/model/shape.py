@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from swarm_protocol import limits
 from swarm_protocol.checks import check_int
@@ -24,3 +25,10 @@ class ModelShape:
         # a row of either must fit into a message
         check_int(self.hidden_size, "hidden_size", low=1, high=limits.MAX_MESSAGE_BYTES // 4)
         check_int(self.vocab_size, "vocab_size", low=1, high=limits.MAX_MESSAGE_BYTES // 4)
+
+
+def context_tokens(config: Any) -> int:
+    """The longest sequence that a transformers config names, and no more than the network's own bound."""
+    return min(
+        int(getattr(config, "max_position_embeddings", None) or limits.MAX_SESSION_TOKENS), limits.MAX_SESSION_TOKENS
+    )

@@ -17,7 +17,6 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError
 from torch import Tensor, nn
 
@@ -29,6 +28,7 @@ from swarm.serving.model.files import ModelFiles
 from swarm.serving.model.kv_pool import KVPool, KVShape
 from swarm.serving.model.quantization import Bits
 from swarm.serving.model.ragged import can_be_ragged
+from swarm.serving.model.shape import context_tokens
 from swarm.serving.model.weights import block_of_tensors, read_model
 
 __all__ = ["Span", "block_of_tensors", "load_span"]
@@ -46,7 +46,7 @@ class Span:
         self.num_blocks = num_blocks
         self.hidden_size = int(model.config.hidden_size)
         self.vocab_size = int(model.config.vocab_size)
-        self.context_tokens = int(getattr(model.config, "max_position_embeddings", None) or limits.MAX_SESSION_TOKENS)
+        self.context_tokens = context_tokens(model.config)
         self.dtype: torch.dtype = next(model.parameters()).dtype
         self.device: torch.device = next(model.parameters()).device
         path, self._parent, self._blocks = block_list(model)

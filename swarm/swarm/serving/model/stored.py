@@ -6,7 +6,6 @@ for good. A node that was told how much memory to take could not keep to that.
 
 from __future__ import annotations
 
-import json
 import math
 import mmap
 from dataclasses import dataclass
@@ -14,9 +13,10 @@ from pathlib import Path
 from types import EllipsisType
 
 import torch
-from safetensors import SafetensorError, safe_open
 from swarm_protocol.errors import ConfigError, IntegrityError
 from torch import Tensor
+
+from swarm.serving.model.header import read_header
 
 _DTYPES = {
     "F64": torch.float64,
@@ -65,22 +65,10 @@ def stored_tensors(path: Path) -> dict[str, StoredTensor]:
 
     Raises IntegrityError for a truncated file or none of this kind, ConfigError for numbers of a kind not known here.
     """
-    try:
-        with safe_open(path, framework="pt"), path.open("rb") as file:  # the library checks sizes and offsets
-            header_bytes = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(header_bytes))
-    except (SafetensorError, OSError, ValueError) as error:
-        raise IntegrityError(f"{path} is damaged: {error}", remedy="download it again") from error
-    header.pop("__metadata__", None)
-    if unknown := {entry["dtype"] for entry in header.values()} - _DTYPES.keys():
+    header = read_header(path)
+    if unknown := {entry.kind for entry in header.values()} - _DTYPES.keys():
         raise ConfigError(f"{path} holds numbers of kind {min(unknown)}", remedy="serve a checkpoint in bf16 or fp32")
     return {
-        name: StoredTensor(
-            path=path,
-            name=name,
-            dtype=_DTYPES[entry["dtype"]],
-            shape=tuple(entry["shape"]),
-            offset=8 + header_bytes + entry["data_offsets"][0],
-        )
+        name: StoredTensor(path=path, name=name, dtype=_DTYPES[entry.kind], shape=entry.shape, offset=entry.offset)
         for name, entry in header.items()
     }

@@ -22,8 +22,8 @@ from swarm.remote.call import compute, deadline_s
 from swarm.remote.search import Search
 from swarm.router.routing import Hop
 from swarm.serving.model.shape import ModelShape
+from swarm.serving.session.known_servers import Candidate, KnownServers
 from swarm.serving.session.links import Links
-from swarm.serving.session.recovery import Candidate
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,8 @@ class RemoteBlocks:
         return grad_BTC
 
     def _search(self) -> Search:
-        return Search(self._membership, self._links, self.model, self._servers, salt=self._salt)
+        known = KnownServers(self._membership, self._servers, model=self.model.name, revision=self.model.revision)
+        return Search(known, self._links, salt=self._salt)
 
     async def _forward(self, search: Search, x: Tensor, start: int, end: int) -> tuple[Tensor, list[Part]]:
         parts: list[Part] = []

@@ -38,7 +38,7 @@ LEAVE_RETRY_S = 3.0
 """Between looks for others in the place of a leaving server that still answers."""
 
 MAX_FAILURES = 16
-"""Of servers during one question: beyond that the question itself is what breaks them."""
+"""Of servers during one question or call: beyond that it is itself what breaks them."""
 
 
 class Course:

@@ -37,8 +37,9 @@ from swarm.serving.session.actions import (
 )
 from swarm.serving.session.course import Course
 from swarm.serving.session.hop import Hop, StepTimer
+from swarm.serving.session.known_servers import Candidate
 from swarm.serving.session.lanes import ClientLane, LaneLost
-from swarm.serving.session.recovery import Candidate, Finder
+from swarm.serving.session.recovery import Finder
 from swarm.serving.session.shared import Shared
 from swarm.serving.session.speech import Heard, Left, Opened, Output, Speech
 from swarm.serving.session.trace import HopTrace, Replay, Trace

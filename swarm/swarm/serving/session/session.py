@@ -21,6 +21,7 @@ from swarm.network.membership import Membership
 from swarm.serving.model.shape import ModelShape
 from swarm.serving.session.chain import Limits
 from swarm.serving.session.course import Course
+from swarm.serving.session.known_servers import KnownServers
 from swarm.serving.session.pilot import Pilot
 from swarm.serving.session.recovery import Finder
 from swarm.serving.session.shared import Shared
@@ -72,11 +73,8 @@ class Session:
             model, shared.store, session_id=trace.session_id, max_tokens=max_tokens, codec=options.codec
         )
         finder = Finder(
-            membership,
+            KnownServers(membership, servers, model=model.name, revision=model.revision),
             shared.links,
-            servers,
-            model=model.name,
-            revision=model.revision,
             max_tokens=max_tokens,
             salt=trace.session_id,
             patience_s=options.patience_s,

@@ -134,7 +134,9 @@ MAX_FORWARD_ROWS = 2**20
 MAX_COLUMNS = MAX_MESSAGE_BYTES // 4
 # Random, so that nobody guesses another's.
 SEAT_ID_BYTES = 16
-# One for each 16 tokens of the longest context.
+# Positions in a page of a server's cache. Pages are named and handed over whole, so it is the same everywhere.
+PAGE_TOKENS = 16
+# One for each page of the longest context.
 MAX_PAGE_KEYS = 2**16
 # A server's largest batch, several times over; beyond it a second message costs nothing.
 MAX_FRAMES = 256

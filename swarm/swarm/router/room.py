@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError
 
 SESSION_TOKENS = 2048
 """Prompt and answer of an ordinary session; less where the model's context is shorter."""
 
 COMFORTABLE_SESSIONS = 8
-PAGE_TOKENS = 16
+PAGE_TOKENS = limits.PAGE_TOKENS
 """The least that a session reserves."""
 
 

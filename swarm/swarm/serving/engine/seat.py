@@ -274,10 +274,7 @@ class Seat:
 
     @property
     def _page_bytes(self) -> int:
-        start, end = self._blocks_in_pool
-        pool = self._owner.pool
-        tensors = (*pool.keys_SKD[start:end], *pool.values_SKD[start:end])
-        return sum(tensor.nbytes for tensor in tensors) // pool.num_pages
+        return self._owner.pool.bytes_of_page(*self._blocks_in_pool)
 
     # --- checks -----------------------------------------------------------------------------------------------------
 

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
+from swarm_protocol import limits
 from torch import Tensor
 
-PAGE_TOKENS = 16
-"""Positions in a page of the KV pool. Part of what peers hand over, so that it is the same on every server."""
+PAGE_TOKENS = limits.PAGE_TOKENS
 
 
 class Want(IntEnum):

@@ -58,7 +58,11 @@ class KVPool:
     @property
     def page_bytes(self) -> int:
         """Bytes of one page on all blocks."""
-        return sum(self._page_values) * self.dtype.itemsize
+        return self.bytes_of_page(0, len(self._shapes))
+
+    def bytes_of_page(self, start: int, end: int) -> int:
+        """Of one page on the span's blocks `start` to `end` (counted from the span's first one)."""
+        return sum(self._page_values[start:end]) * self.dtype.itemsize
 
     @property
     def num_bytes(self) -> int:
@@ -89,7 +93,7 @@ class KVPool:
 
         Raises IntegrityError, and changes nothing, for another number of bytes or for numbers that are not finite.
         """
-        expected = len(pages) * sum(self._page_values[start:end]) * self.dtype.itemsize
+        expected = len(pages) * self.bytes_of_page(start, end)
         if len(data) != expected:
             raise IntegrityError(f"{len(data)} bytes of cache for {len(pages)} pages, which take {expected}")
         if not data:

@@ -22,7 +22,7 @@ from swarm_node.config import Config
 from swarm_node.events import Emitter
 
 LOOK_S = 1.0
-NOBODY_S = 10.0
+NOBODY_S = 20.0
 """Members that are there are seen within a second or two."""
 
 

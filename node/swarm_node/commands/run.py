@@ -16,6 +16,7 @@ from swarm_node.home import Home
 from swarm_node.options import Flags
 
 if TYPE_CHECKING:
+    from swarm.training.cost import Cost
     from swarm.training.run_config import RunConfig
     from swarm.training.run_file import Inspected
 
@@ -52,8 +53,10 @@ def sign(flags: Flags) -> int:
     except ImpossibleRun as error:
         for problem in error.problems:
             emitter.emit("run_problem", problem=problem)
-        few = "one setting" if len(error.problems) == 1 else f"{len(error.problems)} settings"
-        raise ConfigError(f"{path} cannot be signed: {few} cannot be", remedy="correct what is listed above") from error
+        few = "one setting is" if len(error.problems) == 1 else f"{len(error.problems)} settings are"
+        raise ConfigError(
+            f"{path} cannot be signed: {few} impossible", remedy="correct what is listed above"
+        ) from error
     run = sign_file(path, identity, data_digest=_data_digest(flags, config, emitter))
     _tell(emitter, path, Inspected(config=run.config, run=run))
     return 0
@@ -126,7 +129,7 @@ def _tell(emitter: Emitter, path: Path, found: Inspected) -> None:
 
     config, run, cost = found.config, found.run, cost_of(found.config)
     if not emitter.json:
-        emitter.result("\n".join(_lines(found)))
+        emitter.result("\n".join(_lines(found, cost)))
         return
     emitter.emit(
         "run",
@@ -147,10 +150,8 @@ def _tell(emitter: Emitter, path: Path, found: Inspected) -> None:
     )
 
 
-def _lines(found: Inspected) -> Iterator[str]:
-    from swarm.training.cost import cost_of  # noqa: PLC0415
-
-    config, run, cost = found.config, found.run, cost_of(found.config)
+def _lines(found: Inspected, cost: Cost) -> Iterator[str]:
+    config, run = found.config, found.run
     if run is None:
         yield f"run        {config.name}"
         yield f"signature  does not hold: {found.problem}"

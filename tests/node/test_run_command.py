@@ -1,0 +1,134 @@
+"""`swarm-node run init`, `sign` and `show`, as a person meets them, mistakes included."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from swarm.training.run_config import RunConfig
+from swarm.training.run_file import load_run
+from swarm_node import cli, event_contract
+from swarm_protocol.identity import Identity
+
+TINY = """\
+name = "tiny"
+model = {model_type = "gpt2", vocab_size = 256, n_embd = 8, n_layer = 1, n_head = 1, n_positions = 128}
+"""
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SWARM_HOME", str(tmp_path / "home"))
+
+
+@pytest.fixture
+def author() -> Identity:
+    Path("home").mkdir()
+    identity = Identity.generate()
+    identity.save(Path("home", "identity.key"))
+    return identity
+
+
+def events(capsys: pytest.CaptureFixture[str]) -> list[dict[str, object]]:
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [problem for event in found for problem in event_contract.problems(event)] == []
+    return found
+
+
+def test_init_names_the_run_after_its_file_and_overwrites_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["run", "init", "story.toml", "--json"]) == 0
+    assert [event["event"] for event in events(capsys)] == ["run_written"]
+    assert cli.run(["run", "init"]) == 0
+    assert cli.run(["run", "init", "No Name.toml"]) == 0
+    names = [Path(path).read_text().split('name = "')[1].split('"')[0] for path in ("story.toml", "run.toml")]
+    assert names == ["story", "my-run"]
+    before = Path("run.toml").read_text()
+    assert cli.run(["run", "init"]) == 1
+    assert "run.toml exists already" in capsys.readouterr().err
+    assert Path("run.toml").read_text() == before
+
+
+def test_sign_pins_the_data_and_show_says_what_it_costs(author: Identity, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("run.toml").write_text(f"# mine\n{TINY}")
+    assert cli.run(["run", "sign", "--json"]) == 0
+    [signed] = events(capsys)
+    run = load_run(Path("run.toml"))
+    assert (signed["signed_by"], signed["run"]) == (author.peer_id, run.run_id)
+    assert signed["data_digest"] == run.config.data.digest != ""
+    assert signed["group_tokens"] == [2 * 10240, 16 * 10240]
+    assert Path("run.toml").read_text().startswith("# mine\n")
+    assert cli.run(["run", "show"]) == 0
+    assert "signature  holds: " + author.peer_id in capsys.readouterr().out
+    assert cli.run(["run", "sign", "--unpinned", "--json"]) == 0
+    Path("run.toml").write_text(Path("run.toml").read_text().replace("tiny", "tidy"))
+    capsys.readouterr()
+    assert cli.run(["run", "show", "--json"]) == 1
+    [shown] = events(capsys)
+    assert (shown["run"], shown["name"], shown["signed_by"]) == (None, "tidy", None)
+    assert "not what its author signed" in str(shown["problem"])
+
+
+def test_sign_with_a_key_of_one_s_own_and_files(capsys: pytest.CaptureFixture[str]) -> None:
+    Identity.generate().save(Path("me.key"))
+    Path("run.toml").write_text(f'{TINY}[data]\nsource = "files"\n')
+    assert cli.run(["run", "sign", "--identity", "me.key", "--json"]) == 0
+    warning, _ = events(capsys)
+    assert (warning["event"], warning["remedy"]) == ("warning", "sign with --data PATH to pin it")
+    assert load_run(Path("run.toml")).peer_id == Identity.load(Path("me.key")).peer_id
+
+
+def test_sign_says_each_impossible_value_in_a_line(author: Identity, capsys: pytest.CaptureFixture[str]) -> None:
+    text = f'{TINY}codec = "int9"\nouter_steps = 0\n[inner]\nbeta1 = 2\n'
+    Path("run.toml").write_text(text)
+    assert cli.run(["run", "sign"]) == 1
+    err = capsys.readouterr().err.splitlines()
+    assert [line.split(" = ")[0].strip() for line in err[:3]] == ["outer_steps", "codec", "inner.beta1"]
+    assert err[3:] == [
+        "error: run.toml cannot be signed: 3 settings are impossible",
+        "  → correct what is listed above",
+    ]
+    assert Path("run.toml").read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (None, "run.toml cannot be read"),
+        ("name = ", "run.toml is not TOML"),
+        ('name = "x"\ncodek = 1\n', "the run has an unknown key 'codek'"),
+        ('name = "x"\n[model]\nmodel_type = "lama"\n', "[model] model_type has an unknown key 'lama'"),
+    ],
+    ids=["missing", "broken", "unknown key", "unknown model"],
+)
+def test_sign_of_what_is_no_run_is_one_line_and_a_remedy(
+    text: str | None, complaint: str, author: Identity, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if text is not None:
+        Path("run.toml").write_text(text)
+    assert cli.run(["run", "sign"]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith(f"error: {complaint}")
+    assert len(err.splitlines()) == 2
+
+
+def test_sign_without_an_identity_says_how_to_get_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["run", "sign"]) == 1
+    assert "swarm-node identity --new --home" in capsys.readouterr().err
+
+
+def test_watch_needs_a_peer_and_a_signed_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert cli.run(["run", "watch"]) == 1
+    assert "no peer to look through" in capsys.readouterr().err
+    Path("run.toml").write_text(TINY)
+    addr = f"/ip4/127.0.0.1/tcp/1/p2p/{Identity.generate().peer_id}"
+    assert cli.run(["run", "watch", "--peers", addr]) == 1
+    assert "run.toml is not signed\n  → sign it first: swarm-node run sign run.toml" in capsys.readouterr().err
+
+
+def test_template_defaults_are_the_run_s() -> None:
+    assert cli.run(["run", "init", "story.toml", "--json"]) == 0
+    Identity.generate().save(Path("me.key"))
+    assert cli.run(["run", "sign", "story.toml", "--identity", "me.key", "--unpinned"]) == 0
+    assert load_run(Path("story.toml")).config == RunConfig(name="story")

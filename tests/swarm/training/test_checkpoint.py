@@ -321,7 +321,6 @@ for trial in range(20):
         assert found.state.manifest() == checkpoint(step).state.manifest()
         assert found.certificate == b"%d" % step and torch.equal(found.inner["exp_avg"], found.state.theta_N)
         newest = step
-    assert len(list(folder.glob("*"))) <= 4, list(folder.iterdir())
 assert newest, "nothing was ever written"
 save_checkpoint(folder, checkpoint(newest + 1))
 print(newest, sorted(path.name for path in folder.iterdir()))

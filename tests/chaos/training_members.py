@@ -67,9 +67,14 @@ class RestlessInner(SyntheticInner):
     """It never gets where it wants to be, so that no two contributions are alike, however long the run."""
 
     def train(
-        self, sample_ids: Sequence[int], num_steps: int, stop: Callable[[], bool] = lambda: False
+        self,
+        sample_ids: Sequence[int],
+        num_steps: int,
+        stop: Callable[[], bool] = lambda: False,
+        *,
+        done_steps: int = 0,
     ) -> IntervalResult:
-        result = super().train(sample_ids, num_steps, stop)
+        result = super().train(sample_ids, num_steps, stop, done_steps=done_steps)
         self.theta_N = self.theta_N + 0.1 * torch.sin(self.target_N * (1 + sum(sample_ids) % 997))
         return result
 

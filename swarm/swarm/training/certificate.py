@@ -11,11 +11,12 @@ all follow the one of higher `rank`: more outer steps, the later admission, more
 from __future__ import annotations
 
 import hashlib
+import logging
 from dataclasses import dataclass
 
 from swarm_protocol import limits
 from swarm_protocol.envelope import Envelope, seal, unseal
-from swarm_protocol.errors import PeerViolation
+from swarm_protocol.errors import IntegrityError, PeerViolation
 from swarm_protocol.identity import Identity
 from swarm_protocol.training_messages import (
     GROUP_PURPOSE,
@@ -29,6 +30,8 @@ from swarm_protocol.training_messages import (
 
 from swarm.training.round_events import Signed
 from swarm.training.vote import tally
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +102,23 @@ class Notary:
             raise PeerViolation("a certificate is of a group or step that the run does not allow")
         voters = tuple(sorted(voter for voter, vote in votes.items() if vote.outcome == outcome))
         return Proof(certificate=data, attempt=group.attempt, origin=origin, outcome=outcome, voters=voters)
+
+    def proof_of(self, state_digest: bytes, data: bytes, now: float) -> Proof | None:
+        """What `data`, kept with that state, proves; None if there is none, or it holds no more.
+
+        Raises IntegrityError if it is another state's.
+        """
+        if not data:
+            return None
+        try:
+            proof = self.check_certificate(data, now)
+        except PeerViolation as error:
+            # too old, or of another network: the state is still one to go on from
+            logger.warning("going on without a certificate: %s", error)
+            return None
+        if proof.outcome.state_digest != state_digest:
+            raise IntegrityError("the certificate to resume with is of another state", remedy="resume without it")
+        return proof
 
     def _seal(self, purpose: str, message: Group | Vote, now: float) -> bytes:
         envelope = seal(

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from swarm_compression import get_codec
-from swarm_protocol.errors import ConfigError, IntegrityError, PeerViolation, SwarmError
+from swarm_protocol.errors import ConfigError, SwarmError
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import TrainerRecord, TrainerState
 
@@ -198,7 +198,8 @@ class Trainer:
         held = await loop.run_in_executor(
             self._executor, Held.of, options.state or ReplicaState.initial(materials.theta_N, config.overlap_steps)
         )
-        self._replica = Replica(config, held, self._proof_of(held), materials.bounds)
+        proof = self._notary.proof_of(held.digest, options.certificate, self._network.now())
+        self._replica = Replica(config, held, proof, materials.bounds)
         methods = Methods(self._run.run_id)
         seat = Seat(
             network=self._network,
@@ -213,20 +214,6 @@ class Trainer:
         self._desk = Desk(seat)
         await self._desk.open()
         return seat
-
-    def _proof_of(self, held: Held) -> Proof | None:
-        """What proves the state to resume from. Raises IntegrityError if that is another state's."""
-        if not self._options.certificate:
-            return None
-        try:
-            proof = self._notary.check_certificate(self._options.certificate, self._network.now())
-        except PeerViolation as error:
-            # too old, or of another network: the state is still one to go on from
-            logger.warning("resuming without a certificate: %s", error)
-            return None
-        if proof.outcome.state_digest != held.digest:
-            raise IntegrityError("the certificate to resume with is of another state", remedy="resume without it")
-        return proof
 
     async def _join(self, seat: Seat) -> None:
         """Get to where the run is."""

@@ -80,7 +80,7 @@ def test_run_reports_what_it_really_sent() -> None:
             await swarm.finish()
             for member in members:
                 for event in member.of(OuterStep):
-                    assert 1.5 < event.bytes_sent / 400_000 < 1.6
+                    assert 1.75 < event.bytes_sent / 400_000 < 1.85
 
     virtual_time.run(main(), compute_s=lambda _: 0.01)
 
@@ -154,7 +154,8 @@ def test_run_with_a_straggler_waits_no_longer_than_the_grace_and_takes_what_it_h
             members = await swarm.finish()
             assert_equal_steps(members, 4)
             quick = swarm.members["m0"]
-            assert all(event.seconds < 1.5 for event in quick.of(OuterStep))
+            # its whole lease would take it 20 s
+            assert all(event.seconds < 5.0 for event in quick.of(OuterStep))
             # told to hurry, it brought part of its lease instead of nothing
             assert any(0 < event.num_steps < 50 for event in slow.of(IntervalDone))
             assert slow.peer_id in quick.of(OuterStep)[-1].group

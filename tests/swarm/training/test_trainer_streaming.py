@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,7 +13,12 @@ from swarm.network.memory_link import Link
 from swarm.testing import virtual_time
 from swarm.testing.faults import Fault, FaultScript
 from swarm.testing.leaks import no_leaks
-from swarm.training.events import IntervalDone, OuterStep, RoundAborted, StateFetched, Validated
+from swarm.training.data import ByteCorpus
+from swarm.training.events import IntervalDone, IntervalFailed, OuterStep, RoundAborted, StateFetched, Validated
+from swarm.training.inner import InnerLoop
+from swarm.training.interval import Materials
+from swarm.training.layout import Layout
+from swarm.training.model import build_model, initial_theta
 from swarm.training.run_config import OuterConfig, RunConfig
 from training_swarm import Member, Swarm, SyntheticInner, assert_equal_steps, config
 
@@ -222,5 +228,55 @@ def test_member_eight_times_slower_contributes_in_its_time_and_delays_nobody() -
                 assert event.num_tokens == 8 * (40 + 40 + 5)
                 assert event.seconds < 40 * STEP_S + 0.1
             assert not quick[0].of(RoundAborted)
+
+    virtual_time.run(main())
+
+
+def test_member_whose_training_diverged_starts_over_and_contributes_again() -> None:
+    async def main() -> None:
+        async with Swarm(streaming(outer_steps=8)) as swarm:
+            for index in range(2):
+                await swarm.join(f"m{index}", inner=inner())
+            sick = inner()
+            sick.corrupt = lambda x_N: x_N * float("nan") if len(sick.trained) == 3 else x_N
+            member = await swarm.join("sick", inner=sick)
+            members = await swarm.finish()
+            assert_equal_steps(members, 8)
+            failed = [event.step for event in member.of(IntervalFailed)]
+            done = [event.step for event in member.of(IntervalDone)]
+            assert failed == [2]
+            # it starts over from the committed state as soon as the round that it missed is over
+            assert [step for step in range(1, 9) if step not in done] == failed
+            assert not swarm.members["m0"].of(RoundAborted)
+
+    virtual_time.run(main())
+
+
+def test_streaming_run_with_the_real_inner_loop_lowers_the_validation_loss(
+    tiny_run: RunConfig, tiny_corpus: ByteCorpus
+) -> None:
+    async def main() -> None:
+        run = replace(
+            tiny_run,
+            min_group=2,
+            outer_steps=6,
+            interval_steps=6,
+            fragments=2,
+            overlap_steps=2,
+            mixing=0.5,
+            codec="int4",
+        )
+        async with Swarm(run) as swarm:
+            for index in range(2):
+                model = build_model(run.model)
+                bounds = Layout.of(model, run.fragments).bounds
+                loop = InnerLoop(run, model, tiny_corpus)
+                await swarm.join(
+                    f"m{index}", materials=Materials(inner=loop, theta_N=initial_theta(run), bounds=bounds)
+                )
+            members = await swarm.finish()
+            assert_equal_steps(members, 6)
+            first, last = members[0].of(Validated)
+            assert last.loss < first.loss
 
     virtual_time.run(main())

@@ -1,0 +1,102 @@
+"""What `run watch` tells, and when it ends: over a scripted observer, in virtual time."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from swarm.testing import virtual_time
+from swarm.training.module_run import module_run
+from swarm.training.observer import CommittedStep
+from swarm.training.run_config import RunConfig
+from swarm.training.run_file import SignedRun, write_run
+from swarm_node.config import Config
+from swarm_node.events import Emitter
+from swarm_node.volunteer import Volunteer, course
+from swarm_node.watching import Watching
+from swarm_protocol.errors import ConfigError, PeerTimeout
+from swarm_protocol.identity import Identity
+from swarm_protocol.records import TrainerRecord
+
+RUN = SignedRun(config=RunConfig(name="x", outer_steps=2), peer_id="author", issued_at=1, signature=b"")
+
+
+def member(state: str = "training") -> TrainerRecord:
+    return TrainerRecord(run=RUN.run_id, outer_step=1, digest=bytes(32), tokens_per_s=50.0, state=state)  # type: ignore[arg-type]
+
+
+def step(number: int) -> CommittedStep:
+    return CommittedStep(outer_step=number, loss=1.5, digest="ab" * 32, group=("a", "b"), num_tokens=10)
+
+
+class Scripted:
+    """Plays back what an observer would find, one look after the other; the last for ever."""
+
+    def __init__(self, *looks: tuple[Mapping[str, TrainerRecord], list[CommittedStep] | PeerTimeout]) -> None:
+        self._looks = list(looks)
+        self.outer_step = 0
+
+    async def members(self) -> Mapping[str, TrainerRecord]:
+        return self._looks[0][0]
+
+    async def look(self, _members: Mapping[str, TrainerRecord]) -> list[CommittedStep]:
+        found = self._looks.pop(0)[1] if len(self._looks) > 1 else self._looks[0][1]
+        if isinstance(found, PeerTimeout):
+            raise found
+        self.outer_step = max([self.outer_step, *(each.outer_step for each in found)])
+        return found
+
+
+def told(observer: Scripted) -> list[dict[str, object]]:
+    out = io.StringIO()
+    watching = Watching(observer, RUN, Emitter(json=True, out=out, err=io.StringIO()))  # type: ignore[arg-type]
+    try:
+        virtual_time.run(watching.until_finished())
+    finally:
+        observer.told = [json.loads(line) for line in out.getvalue().splitlines()]  # type: ignore[attr-defined]
+    return observer.told  # type: ignore[attr-defined, no-any-return]
+
+
+def test_watching_tells_members_and_steps_until_the_run_is_finished() -> None:
+    both = {"a": member(), "b": member("joining")}
+    events = told(Scripted(({}, []), (both, []), (both, [step(1)]), ({"a": member("finished")}, [step(2)])))
+    assert [event["event"] for event in events] == ["members", "committed", "members", "committed", "run_finished"]
+    assert events[0]["summary"] == "1 joining, 1 training"
+    assert (events[1]["step"], events[1]["of"], events[1]["tokens_per_s"]) == (1, 2, 50.0)
+    assert events[-1]["digest"] == "ab" * 32
+
+
+def test_watching_nobody_ends_with_one_line() -> None:
+    with pytest.raises(PeerTimeout, match=f"nobody trains {RUN.run_id} on this network"):
+        told(Scripted(({}, [])))
+
+
+def test_watching_a_run_that_everybody_leaves_says_where_it_stands() -> None:
+    observer = Scripted(({"a": member()}, [step(1)]), ({}, []))
+    with pytest.raises(PeerTimeout, match="any more: it stands at outer step 1 of 2"):
+        told(observer)
+    assert [event["event"] for event in observer.told] == ["members", "committed", "members"]  # type: ignore[attr-defined]
+
+
+def test_watching_members_that_do_not_answer_says_so_once() -> None:
+    silent = ({"a": member()}, PeerTimeout("no answer"))
+    events = told(Scripted(silent, silent, silent, ({"a": member()}, [step(2)])))
+    warnings = [event["message"] for event in events if event["event"] == "warning"]
+    assert warnings == ["cannot see where the run is: no answer"]
+
+
+def test_node_refuses_a_module_run_before_it_joins(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    write_run(path, module_run(RunConfig(name="own"), torch.nn.Linear(2, 1)), Identity.generate())
+    with pytest.raises(ConfigError, match=r"module of its author's own.*swarm\.Trainer"):
+        Volunteer(Config(home=tmp_path, name="test", run=path))
+
+
+def test_course_says_how_a_run_streams() -> None:
+    assert course(RunConfig(name="x")) == "40 outer steps of 20 inner steps"
+    streaming = RunConfig(name="x", fragments=4, overlap_steps=2)
+    assert course(streaming).endswith(", each of which moves one of 4 fragments, beside the next 2 inner steps")

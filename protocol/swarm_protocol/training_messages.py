@@ -27,6 +27,8 @@ from swarm_protocol.proto import training_pb2
 GROUP_PURPOSE = "group"
 VOTE_PURPOSE = "vote"
 
+OpeningKind: TypeAlias = Literal["exchange", "keep", "result", "slices"]
+_OPENING_KINDS = ("exchange", "keep", "result", "slices")
 ReplyKind: TypeAlias = Literal["group", "pending", "attempt", "behind", "left_out"]
 _REPLY_KINDS = ("group", "pending", "attempt", "behind", "left_out")
 
@@ -210,6 +212,34 @@ class Group:
         """Raises PeerViolation."""
         build = wire.flat(cls, {"members": wire.flat(Contribution), "resumes": wire.flat(Outcome)})
         return wire.decode(data, training_pb2.Group, build, max_bytes=limits.MAX_READY_BYTES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReduceOpening:
+    """What a stream of a reduction is for; it comes after the signed group. Frames are the part's, from 0. `kind`:
+
+    exchange  to the owner of `part`: my slices of it follow, and I want its result
+    keep      from its owner to its backup: my own slices follow
+    result    to its backup: its owner fails me, and I want the result from `frame` on
+    slices    from its backup: I stand in for the owner, and want your slices from `frame` on
+    """
+
+    kind: OpeningKind
+    part: int
+    frame: int = 0
+
+    def __post_init__(self) -> None:
+        check_choice(self.kind, "kind", _OPENING_KINDS)
+        check_int(self.part, "part", high=limits.MAX_GROUP_MEMBERS - 1)
+        check_int(self.frame, "frame", high=limits.MAX_PART_VALUES)
+
+    def to_bytes(self) -> bytes:
+        return wire.encode(wire.fill(training_pb2.ReduceOpening, self))
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> ReduceOpening:
+        """Raises PeerViolation."""
+        return wire.decode(data, training_pb2.ReduceOpening, wire.flat(cls), max_bytes=limits.MAX_REQUEST_BYTES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -74,6 +74,16 @@ class ReadyReply(_message.Message):
     reason: str
     def __init__(self, kind: _Optional[str] = ..., group: _Optional[bytes] = ..., attempt: _Optional[int] = ..., certificate: _Optional[bytes] = ..., state_digest: _Optional[bytes] = ..., reason: _Optional[str] = ...) -> None: ...
 
+class ReduceOpening(_message.Message):
+    __slots__ = ("kind", "part", "frame")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    FRAME_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    part: int
+    frame: int
+    def __init__(self, kind: _Optional[str] = ..., part: _Optional[int] = ..., frame: _Optional[int] = ...) -> None: ...
+
 class Group(_message.Message):
     __slots__ = ("run", "step", "attempt", "state_digest", "members", "part_values", "reduce_s", "vote_s", "resumes", "origin")
     RUN_FIELD_NUMBER: _ClassVar[int]

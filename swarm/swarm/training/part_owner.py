@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 from swarm_compression import Codec, CodecError
+from swarm_compression.feedback import ErrorFeedback
 from swarm_protocol.errors import PeerViolation, RoundError
 from swarm_protocol.training_messages import Contribution, Group
 from torch import Tensor
@@ -27,10 +28,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheme:
-    """How a run reduces vectors."""
+    """How a run reduces vectors; `feedback`, where it has one, encodes what this member contributes."""
 
     codec: Codec
     aggregator: Aggregator
+    feedback: ErrorFeedback | None = None
 
 
 class PartOwner:

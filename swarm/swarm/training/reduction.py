@@ -63,9 +63,12 @@ class Reductions:
         self._place(signed.digest).butterfly.set_result(butterfly)
         try:
             reduction = await butterfly.run()
+        except BaseException:
+            self._places.pop(signed.digest, None)
+            raise
         finally:
             self.bytes_sent += butterfly.bytes_sent
-            self._places.pop(signed.digest, None)
+        # its place stays: who stands in for an owner that fails late may need this member's slices
         await self._propose(group.attempt, signed.digest, group, reduction.parts)
 
     async def recover(self, signed: Signed, outcome: Outcome, holders: Sequence[str]) -> None:

@@ -13,6 +13,7 @@ import torch
 from swarm.network.interface import Stream
 from swarm.network.memory import MemoryInternet, MemoryNetwork
 from swarm.network.memory_link import Link
+from swarm.network.phases import FaultHook, no_faults
 from swarm.testing import virtual_time
 from swarm.training import parts as module
 from swarm.training.butterfly import Butterfly, Reduction
@@ -24,7 +25,7 @@ from swarm.trust.aggregation.aggregation import aggregate
 from swarm.trust.aggregation.registry import aggregator_names, get_aggregator
 from swarm_compression import Codec, get_codec
 from swarm_protocol.errors import PeerError, PeerUnreachable, PeerViolation, RoundError, SwarmError
-from swarm_protocol.training_messages import Contribution, Group
+from swarm_protocol.training_messages import Contribution, Group, OpeningKind, ReduceOpening
 from torch import Tensor
 from training_swarm import SpoiledCodec
 
@@ -66,7 +67,7 @@ class Ring:
         self.failures: dict[int, SwarmError] = {}
         self.butterflies: list[Butterfly] = []
 
-    def member(self, index: int, codec: Codec | None = None) -> Butterfly:
+    def member(self, index: int, codec: Codec | None = None, faults: FaultHook = no_faults) -> Butterfly:
         network = self.networks[index]
         has_tokens = self.signed.group.members[index].num_tokens > 0
         return Butterfly(
@@ -77,6 +78,7 @@ class Ring:
             Scheme(codec=codec or self.codec, aggregator=self.aggregator),
             self.executor,
             on_failure=lambda error: self.failures.setdefault(index, error),
+            faults=faults,
         )
 
     async def serve(self, network: MemoryNetwork, butterfly: Butterfly) -> None:
@@ -85,6 +87,15 @@ class Ring:
             await butterfly.attend(peer, stream)
 
         await network.serve_stream("reduce", attend)
+
+    async def start(
+        self, members: list[Butterfly], attended: dict[int, Butterfly] | None = None
+    ) -> list[asyncio.Task[Reduction]]:
+        """`attended`: who answers others instead of the member that runs."""
+        self.butterflies = members
+        for index, network in enumerate(self.networks):
+            await self.serve(network, (attended or {}).get(index, members[index]))
+        return [asyncio.create_task(each.run()) for each in members]
 
     async def run(self, codecs: dict[int, Codec] | None = None) -> list[Reduction]:
         self.butterflies = [self.member(index, (codecs or {}).get(index)) for index in range(len(self.networks))]
@@ -215,8 +226,8 @@ def test_run_sends_about_two_bytes_a_value_with_int8() -> None:
     async def case(ring: Ring) -> None:
         await ring.run()
         for each in ring.butterflies:
-            # (n - 1) / n of the vector both ways, with a scale for each 256 values
-            assert each.bytes_sent / 400_000 == pytest.approx(2 * 0.75 * (1 + 4 / 256), rel=0.01)
+            # (n - 1) / n of the vector both ways and 1 / n to the backup, with a scale for each 256 values
+            assert each.bytes_sent / 400_000 == pytest.approx(1.75 * (1 + 4 / 256), rel=0.01)
 
     in_ring([1] * 4, case, num_values=400_000)
 
@@ -240,6 +251,7 @@ def test_run_with_fewer_blocks_than_members_ends() -> None:
     in_ring([1] * 5, case, num_values=300)
 
 
+EXCHANGE = ReduceOpening(kind="exchange", part=0).to_bytes()
 NAN = torch.tensor([math.nan]).numpy().tobytes()
 
 
@@ -273,6 +285,7 @@ def test_run_with_too_few_frames_names_the_sender(monkeypatch: pytest.MonkeyPatc
         await ring.networks[1].serve_stream("reduce", cheat)
         async with ring.networks[1].stream(ring.networks[0].peer_id, "reduce", timeout_s=5.0) as stream:
             await stream.send(ring.signed.data)
+            await stream.send(EXCHANGE)
             await stream.send(ring.codec.encode(ring.vectors[1][:256]))
             await stream.finish()
             while 0 not in ring.failures:
@@ -337,8 +350,10 @@ def test_attend_for_a_second_stream_of_one_member_is_refused() -> None:
         owner = ring.networks[0].peer_id
         async with ring.networks[1].stream(owner, "reduce", timeout_s=5.0) as first:
             await first.send(ring.signed.data)
+            await first.send(EXCHANGE)
             async with ring.networks[1].stream(owner, "reduce", timeout_s=5.0) as second:
                 await second.send(ring.signed.data)
+                await second.send(EXCHANGE)
                 with pytest.raises(PeerViolation, match="second stream"):
                     await second.receive()
         running.cancel()
@@ -373,7 +388,8 @@ def test_run_with_a_silent_member_names_it_at_its_owners_within_half_the_deadlin
 
 def test_run_with_a_member_that_dies_fails_as_unreachable_by_its_name() -> None:
     async def case(ring: Ring) -> None:
-        ring.internet.link(ring.networks[1].peer_id, ring.networks[0].peer_id, slow_link(latency_s=1.0))
+        for other in (0, 1):
+            ring.internet.link(ring.networks[2].peer_id, ring.networks[other].peer_id, slow_link(latency_s=1.0))
         running = asyncio.create_task(ring.run())
         await asyncio.sleep(0.5)
         ring.internet.crash(ring.networks[2].peer_id)
@@ -387,3 +403,180 @@ def test_run_with_a_member_that_dies_fails_as_unreachable_by_its_name() -> None:
         await asyncio.wait({running})
 
     in_ring([1, 1, 1], case)
+
+
+class Struck:
+    """What happens at a phase, once; `fired` says that it did."""
+
+    def __init__(self, phase: str, strike: Callable[[], Awaitable[None]]) -> None:
+        self._phase = phase
+        self._strike = strike
+        self.fired = False
+
+    async def reached(self, phase: str) -> None:
+        if phase == self._phase and not self.fired:
+            self.fired = True
+            await self._strike()
+
+
+@pytest.mark.parametrize("victim", range(4))
+@pytest.mark.parametrize("phase", ["round.reduced", "round.deliver"])
+@pytest.mark.parametrize("manner", ["killed", "stalls"])
+def test_run_whose_owner_fails_after_its_slices_is_finished_by_the_backup_with_the_same_bytes(
+    manner: str, phase: str, victim: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FRAME_VALUES", 256)
+    tokens, honest = [3, 5, 2, 7], [index for index in range(4) if index != victim]
+    undisturbed: list[Reduction] = []
+
+    async def whole(ring: Ring) -> None:
+        undisturbed.extend(await ring.run())
+
+    async def case(ring: Ring) -> None:
+        async def strike() -> None:
+            await asyncio.sleep(0.5)  # what it has sent is on its way
+            if manner == "killed":
+                ring.internet.crash(ring.networks[victim].peer_id)
+            await asyncio.Event().wait()
+
+        struck, members = Struck(phase, strike), [ring.member(index) for index in range(4)]
+        members[victim] = ring.member(victim, faults=struck)
+        running = await ring.start(members)
+        reductions = [await running[index] for index in honest]
+        assert struck.fired
+        assert not ring.failures
+        for each in reductions:
+            assert each.digests == undisturbed[0].digests
+        running[victim].cancel()
+        await asyncio.wait({running[victim]})
+
+    in_ring(tokens, whole)
+    in_ring(tokens, case)
+
+
+def test_run_whose_owner_dies_before_its_slices_are_there_fails_by_its_name() -> None:
+    async def case(ring: Ring) -> None:
+        async def strike() -> None:
+            ring.internet.crash(ring.networks[2].peer_id)
+            await asyncio.Event().wait()
+
+        struck, members = Struck("round.slice", strike), [ring.member(index) for index in range(3)]
+        members.append(ring.member(3))
+        members[2] = ring.member(2, faults=struck)
+        for other in (0, 1, 3):
+            ring.internet.link(ring.networks[2].peer_id, ring.networks[other].peer_id, slow_link(latency_s=1.0))
+        running = await ring.start(members)
+        async with asyncio.timeout(30):
+            while not {0, 1, 3} <= ring.failures.keys():
+                await asyncio.sleep(0.01)
+        assert struck.fired
+        for index in (0, 1, 3):
+            assert ring.failures[index].peer_id == ring.networks[2].peer_id
+        for each in running:
+            each.cancel()
+        await asyncio.wait(running)
+
+    in_ring([1] * 4, case)
+
+
+@pytest.mark.parametrize("name", ["trimmed_mean", "centered_clip", "multi_krum"])
+def test_run_whose_owner_fails_is_finished_alike_under_an_aggregator_that_surveys(name: str) -> None:
+    undisturbed: list[Reduction] = []
+
+    async def whole(ring: Ring) -> None:
+        undisturbed.extend(await ring.run())
+
+    async def case(ring: Ring) -> None:
+        async def strike() -> None:
+            await asyncio.sleep(0.5)
+            ring.internet.crash(ring.networks[1].peer_id)
+            await asyncio.Event().wait()
+
+        struck, members = Struck("round.reduced", strike), [ring.member(index) for index in range(5)]
+        members[1] = ring.member(1, faults=struck)
+        running = await ring.start(members)
+        reductions = [await running[index] for index in (0, 2, 3, 4)]
+        assert struck.fired
+        assert all(each.digests == undisturbed[0].digests for each in reductions)
+        running[1].cancel()
+        await asyncio.wait({running[1]})
+
+    for each in (whole, case):
+        in_ring([1] * 5, each, aggregator=name)
+
+
+@pytest.mark.parametrize(
+    ("kind", "part"), [("keep", 0), ("keep", 2), ("result", 0), ("result", 1), ("slices", 1), ("exchange", 1)]
+)
+def test_attend_for_what_the_sender_has_no_business_with_is_refused(kind: OpeningKind, part: int) -> None:
+    """Member 1, of three, at member 0, who is the backup of part 2 and whose own is backed up by member 1."""
+
+    async def case(ring: Ring) -> None:
+        honest = ring.member(0)
+        await ring.serve(ring.networks[0], honest)
+        running = asyncio.create_task(honest.run())
+        async with ring.networks[1].stream(ring.networks[0].peer_id, "reduce", timeout_s=5.0) as stream:
+            await stream.send(ring.signed.data)
+            await stream.send(ReduceOpening(kind=kind, part=part).to_bytes())
+            with pytest.raises(PeerViolation, match="wrong one"):
+                await stream.receive()
+        running.cancel()
+        await asyncio.wait({running})
+
+    in_ring([1] * 3, case)
+
+
+def test_run_whose_backup_hands_out_bytes_that_no_encoder_wrote_does_not_take_them() -> None:
+    async def case(ring: Ring) -> None:
+        async def strike() -> None:
+            await asyncio.sleep(0.5)
+            ring.internet.crash(ring.networks[1].peer_id)
+            await asyncio.Event().wait()
+
+        struck, members = Struck("round.reduced", strike), [ring.member(index) for index in range(4)]
+        members[1] = ring.member(1, faults=struck)
+        running = await ring.start(members, {2: Lying(members[2], part=1)})
+        async with asyncio.timeout(30):
+            while not {0, 3} <= ring.failures.keys():
+                await asyncio.sleep(0.01)
+        assert struck.fired
+        for index in (0, 3):
+            assert ring.failures[index].peer_id == ring.networks[1].peer_id, "nobody else failed this member first"
+        for each in running:
+            each.cancel()
+        await asyncio.wait(running)
+
+    in_ring([1] * 4, case)
+
+
+class Lying(Butterfly):
+    """Answers whoever wants the result of `part` with noise."""
+
+    def __init__(self, honest: Butterfly, part: int) -> None:
+        self._honest = honest
+        self._part = part
+
+    async def attend(self, peer: str, stream: Stream) -> None:
+        first = await stream.receive()
+        if ReduceOpening.from_bytes(first).kind != "result":
+            await self._honest.attend(peer, Reread(first, stream))
+            return
+        await stream.send(b"\xff" * self._honest._parts[self._part].frames[0].stop)
+
+
+class Reread:
+    """A stream whose first message is read again."""
+
+    def __init__(self, first: bytes, stream: Stream) -> None:
+        self._first: bytes | None = first
+        self._stream = stream
+
+    async def receive(self) -> bytes:
+        first, self._first = self._first, None
+        return await self._stream.receive() if first is None else first
+
+    async def send(self, message: bytes) -> None:
+        await self._stream.send(message)
+
+    async def finish(self) -> None:
+        await self._stream.finish()

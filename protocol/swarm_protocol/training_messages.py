@@ -84,7 +84,7 @@ class Ready:
 
     `accused` are members that broke their part of an earlier attempt at this step. `voted` is the outcome the member
     last voted for at this step, in `voted_attempt`, with the signed group it came from: perhaps it was committed, so it
-    goes before any other.
+    goes before any other. `bytes_per_s` is what the member has measured in its reductions so far; 0: nothing yet.
     """
 
     run: str
@@ -99,6 +99,7 @@ class Ready:
     voted: Outcome | None = None
     voted_origin: bytes = b""
     leaving: bool = False
+    bytes_per_s: int = 0
 
     def __post_init__(self) -> None:
         _check_round(self.run, self.step, self.attempt)
@@ -106,6 +107,7 @@ class Ready:
         _check_work(self.num_tokens, self.num_samples, self.loss)
         _check_peers(self.accused, "accused")
         check_int(self.voted_attempt, "voted_attempt", high=limits.MAX_ATTEMPT)
+        check_int(self.bytes_per_s, "bytes_per_s", high=limits.MAX_PART_VALUES * 4)
         if (self.voted is None) != (not self.voted_origin):
             raise ValueError("voted and voted_origin come together")
 

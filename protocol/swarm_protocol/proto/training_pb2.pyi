@@ -31,7 +31,7 @@ class Outcome(_message.Message):
     def __init__(self, origin_digest: _Optional[bytes] = ..., part_digests: _Optional[_Iterable[bytes]] = ..., state_digest: _Optional[bytes] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("run", "step", "attempt", "state_digest", "num_tokens", "num_samples", "loss", "accused", "voted_attempt", "voted", "voted_origin", "leaving")
+    __slots__ = ("run", "step", "attempt", "state_digest", "num_tokens", "num_samples", "loss", "accused", "voted_attempt", "voted", "voted_origin", "leaving", "bytes_per_s")
     RUN_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -44,6 +44,7 @@ class Ready(_message.Message):
     VOTED_FIELD_NUMBER: _ClassVar[int]
     VOTED_ORIGIN_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     run: str
     step: int
     attempt: int
@@ -56,7 +57,8 @@ class Ready(_message.Message):
     voted: Outcome
     voted_origin: bytes
     leaving: bool
-    def __init__(self, run: _Optional[str] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., state_digest: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., num_samples: _Optional[int] = ..., loss: _Optional[float] = ..., accused: _Optional[_Iterable[str]] = ..., voted_attempt: _Optional[int] = ..., voted: _Optional[_Union[Outcome, _Mapping]] = ..., voted_origin: _Optional[bytes] = ..., leaving: _Optional[bool] = ...) -> None: ...
+    bytes_per_s: int
+    def __init__(self, run: _Optional[str] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., state_digest: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., num_samples: _Optional[int] = ..., loss: _Optional[float] = ..., accused: _Optional[_Iterable[str]] = ..., voted_attempt: _Optional[int] = ..., voted: _Optional[_Union[Outcome, _Mapping]] = ..., voted_origin: _Optional[bytes] = ..., leaving: _Optional[bool] = ..., bytes_per_s: _Optional[int] = ...) -> None: ...
 
 class ReadyReply(_message.Message):
     __slots__ = ("kind", "group", "attempt", "certificate", "state_digest", "reason")

@@ -8,6 +8,7 @@ weight exceeds its lease, and that all start from its own state.
 from __future__ import annotations
 
 import hashlib
+import statistics
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -17,6 +18,10 @@ from swarm_protocol.training_messages import Contribution, Group, Ready
 
 from swarm.training.round_events import Signed
 from swarm.training.vote import continues
+
+MAX_SKEW = 4.0
+"""How many times the usual part an owner gets at most: whoever boasts is not handed the vector, nor whoever pretends to
+be slow excused from it."""
 
 PART_ALIGNMENT = 256
 """Parts begin at multiples of this many values, so that the codecs' blocks of one vector and of its parts coincide."""
@@ -61,6 +66,16 @@ def coordinator_of(run: str, step: int, attempt: int, candidates: Iterable[str])
     return min(candidates, key=lambda peer: hashlib.sha256(f"{run}/{step}/{attempt}/{peer}".encode()).digest())
 
 
+def fair_shares(bytes_per_s: tuple[int, ...]) -> tuple[float, ...]:
+    """Each owner's share of the work, in proportion to what it says it can carry: claims, so within MAX_SKEW of their
+    median either way. Of whom nothing is known (0), the median is assumed."""
+    known = [each for each in bytes_per_s if each]
+    if not known:
+        return (1.0,) * len(bytes_per_s)
+    usual = statistics.median(known)
+    return tuple(min(max((each or usual) / usual, 1 / MAX_SKEW), MAX_SKEW) for each in bytes_per_s)
+
+
 def part_values(num_values: int, bandwidths: tuple[float, ...]) -> tuple[int, ...]:
     """How many values each owner reduces, in proportion to `bandwidths`. They sum to `num_values`."""
     total, edges, passed = sum(bandwidths), [0], 0.0
@@ -88,13 +103,14 @@ def form_group(terms: Terms, attempt: int, ready: Mapping[str, Ready]) -> tuple[
     votes = [each for peer, each in fit.items() if each.voted and (peer in terms.roster or not terms.roster)]
     latest = max(votes, key=lambda each: each.voted_attempt, default=None)
     reduces = latest is None and any(member.num_tokens for member in members)
+    shares = fair_shares(tuple(fit[member.peer_id].bytes_per_s for member in members))
     group = Group(
         run=terms.run,
         step=terms.step,
         attempt=attempt,
         state_digest=terms.state_digest,
         members=members,
-        part_values=part_values(terms.num_values, (1.0,) * len(members)) if reduces else (),
+        part_values=part_values(terms.num_values, shares) if reduces else (),
         reduce_s=terms.reduce_s,
         vote_s=terms.vote_s,
         resumes=latest.voted if latest else None,

@@ -12,6 +12,7 @@ from swarm.training.coordinator import (
     complaint,
     convict,
     coordinator_of,
+    fair_shares,
     form_group,
     origin_complaint,
     part_values,
@@ -240,3 +241,27 @@ def test_lease_of_one_who_was_left_out_of_the_last_group_still_counts() -> None:
     assert group.peer_ids == (A, B, D)
     assert not left_out
     assert form_group(replace(terms, leased=(A, B)), 0, {A: ready(), B: ready(), D: ready()})[1].keys() == {D}
+
+
+def test_fair_shares_are_in_proportion_to_what_members_carry() -> None:
+    shares = fair_shares((100, 25, 100, 100))
+    values = part_values(4_000_000, shares)
+    average = sum(value for index, value in enumerate(values) if index != 1) / 3
+    assert values[1] == pytest.approx(average / 4, rel=0.01)
+
+
+@pytest.mark.parametrize(("claimed", "share"), [(10**12, 4.0), (1, 0.25), (0, 1.0)])
+def test_fair_shares_of_a_liar_are_clamped_and_of_a_newcomer_usual(claimed: int, share: float) -> None:
+    assert fair_shares((1000, 1000, claimed, 1000)) == (1.0, 1.0, share, 1.0)
+
+
+def test_fair_shares_of_whom_nothing_is_known_are_equal() -> None:
+    assert fair_shares((0, 0, 0)) == (1.0, 1.0, 1.0)
+
+
+def test_form_group_sizes_parts_by_what_the_members_carry() -> None:
+    slow, usual = ready(bytes_per_s=250), ready(bytes_per_s=1000)
+    group, _ = form_group(replace(TERMS, num_values=1_000_000), 0, {A: usual, B: slow, C: usual})
+    parts = dict(zip(group.peer_ids, group.part_values, strict=True))
+    assert parts[B] == pytest.approx((parts[A] + parts[C]) / 2 / 4, rel=0.01)
+    assert sum(group.part_values) == 1_000_000

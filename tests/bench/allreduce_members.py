@@ -1,0 +1,230 @@
+"""Members of an all-reduce for `test_bench_allreduce`, each a process of its own: ours, and hivemind's averager.
+
+A member answers each command that comes through its pipe: `prepare` and `go` are one round, split where its group is
+formed, so that only the reduction is timed. Values are drawn from the member's own seed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import gc
+import multiprocessing
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+import uvloop
+from network_worlds import libp2p_node
+from swarm.network.interface import Stream
+from swarm.network.libp2p import Libp2pNetwork
+from swarm.training.butterfly import Butterfly
+from swarm.training.coordinator import part_values
+from swarm.training.part_owner import Scheme
+from swarm.training.parts import decoded_frames
+from swarm.training.round_events import Signed
+from swarm.trust.aggregation.registry import get_aggregator
+from swarm_compression import get_codec, warm_up
+from swarm_protocol.training_messages import Contribution, Group
+from torch import Tensor
+
+CODEC = get_codec("int8")
+METHOD = "bench.reduce"
+
+
+def vector(index: int, num_values: int) -> Tensor:
+    """What member `index` contributes."""
+    return torch.randn(num_values, generator=torch.Generator().manual_seed(index))
+
+
+def group_of(peer_ids: list[str], num_values: int) -> Group:
+    return Group(
+        run="bench",
+        step=1,
+        attempt=0,
+        state_digest=bytes(32),
+        members=tuple(Contribution(peer_id=peer, num_tokens=1, num_samples=1) for peer in peer_ids),
+        part_values=part_values(num_values, (1.0,) * len(peer_ids)),
+        reduce_s=60.0,
+        vote_s=1.0,
+    )
+
+
+class Member:
+    """Ours. Its peak memory is what the process grows by beyond the vector, in the kernel's count."""
+
+    def __init__(self, node: Libp2pNetwork, index: int) -> None:
+        self._node = node
+        self._index = index
+        self._executor = ThreadPoolExecutor(2)
+        self._delta_N = self._mean_N = torch.empty(0)
+        self._next: asyncio.Future[Butterfly] = asyncio.get_running_loop().create_future()
+        self._butterfly: Butterfly
+
+    async def attend(self, peer: str, stream: Stream) -> None:
+        await stream.receive()
+        await (await asyncio.shield(self._next)).attend(peer, stream)
+
+    def prepare(self, data: bytes) -> None:
+        group = Group.from_bytes(data)
+        if len(self._delta_N) != sum(group.part_values):
+            self._delta_N = self._mean_N = torch.empty(0)
+            self._delta_N = vector(self._index, sum(group.part_values))
+            self._mean_N = torch.zeros_like(self._delta_N)
+        self._group = group
+        self._butterfly = Butterfly(
+            self._node,
+            METHOD,
+            Signed(group=group, signer=group.peer_ids[0], data=data, digest=bytes(32)),
+            self._delta_N,
+            Scheme(codec=CODEC, aggregator=get_aggregator("mean", {})),
+            self._executor,
+            on_failure=lambda error: print("member", self._index, error, flush=True),
+        )
+        self._next.set_result(self._butterfly)
+
+    async def go(self) -> dict[str, float]:
+        """The reduction, and its mean decoded: what hivemind's averager leaves, too."""
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+        gc.collect()
+        before_bytes = psutil.Process().memory_info().rss
+        Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+        since = time.process_time()
+        reduction = await self._butterfly.run()
+        self._next = asyncio.get_running_loop().create_future()
+        peak_bytes = _peak_bytes() - before_bytes
+        await asyncio.to_thread(self._take, reduction.parts)
+        return {
+            "sent_bytes": self._butterfly.bytes_sent,
+            "peak_bytes": peak_bytes,
+            "cpu_s": time.process_time() - since,
+        }
+
+    def _take(self, parts: Any) -> None:
+        for frame, mean_F in decoded_frames(self._group, parts, CODEC):
+            self._mean_N[frame] = mean_F
+
+    def error(self, num_members: int) -> float:
+        """Of the mean, relative to its norm."""
+        mean_N = sum((vector(index, len(self._mean_N)) for index in range(num_members)), torch.zeros(1)) / num_members
+        return float((self._mean_N - mean_N).norm() / mean_N.norm())
+
+
+def _peak_bytes() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+
+
+def ours(pipe: Connection, index: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    warm_up()
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        peers = await loop.run_in_executor(None, pipe.recv)
+        async with await libp2p_node(Path(folder) / f"member{index}", peers=peers) as node:
+            member = Member(node, index)
+            await node.serve_stream(METHOD, member.attend)
+            pipe.send((node.peer_id, await node.addrs()))
+            while (command := await loop.run_in_executor(None, pipe.recv)) is not None:
+                name, *arguments = command
+                result = getattr(member, name)(*arguments)
+                pipe.send(await result if asyncio.iscoroutine(result) else result)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
+
+
+def hiveminds(pipe: Connection, index: int, num_values: int, num_members: int) -> None:
+    from hivemind import DHT  # noqa: PLC0415 - only in its own process
+    from hivemind.averaging import DecentralizedAverager  # noqa: PLC0415
+    from hivemind.averaging.control import AveragingStage  # noqa: PLC0415
+    from hivemind.compression import Float16Compression  # noqa: PLC0415
+
+    multiprocessing.set_start_method("fork", force=True)  # it pickles nothing
+    torch.set_num_threads(1)
+    dht = DHT(initial_peers=pipe.recv(), start=True)
+    averager = DecentralizedAverager(
+        [vector(index, num_values)],
+        dht,
+        start=True,
+        prefix="bench",
+        target_group_size=num_members,
+        min_group_size=num_members,
+        min_matchmaking_time=2.0,
+        request_timeout=1.0,
+        compression=Float16Compression(),
+    )
+    pipe.send((str(dht.peer_id), [str(addr) for addr in dht.get_visible_maddrs()]))
+    while (command := pipe.recv()) is not None:
+        if command[0] == "prepare":
+            control = averager.step(wait=False, require_trigger=True, timeout=60)
+            while control.stage is not AveragingStage.AWAITING_TRIGGER:
+                time.sleep(0.02)
+            pipe.send(None)
+        else:
+            control.allow_allreduce()
+            result = control.result(60)
+            pipe.send({"members": len(result)} if result else None)
+    averager.shutdown()
+    dht.shutdown()
+
+
+class Swarm:
+    """Processes that run `target`, which are told things together. `peer_ids` are sorted, `members` alike."""
+
+    def __init__(self, target: Callable[..., None], num_members: int, *arguments: Any) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._processes = []
+        members, pipes = [], []
+        addrs: list[str] = []
+        for index in range(num_members):
+            pipe, theirs = context.Pipe()
+            process = context.Process(target=target, args=(theirs, index, *arguments))
+            process.start()
+            self._processes.append(process)
+            pipes.append(pipe)
+        # all import at once, which takes longest; the first is whom the others join through
+        for pipe in pipes:
+            pipe.send(tuple(addrs))
+            peer_id, own = pipe.recv()
+            addrs = addrs or list(own)[:1]
+            members.append((peer_id, pipe))
+        self.members = members
+        self.peer_ids = sorted(peer_id for peer_id, _ in members)
+
+    def ask(self, *command: Any) -> list[Any]:
+        for _, pipe in self.members:
+            pipe.send(command)
+        return [pipe.recv() for _, pipe in self.members]
+
+    def round_s(self, *prepare: Any) -> tuple[float, list[Any]]:
+        """How long all of them take, and what they say."""
+        self.ask("prepare", *prepare)
+        since = time.perf_counter()
+        results = self.ask("go")
+        return time.perf_counter() - since, results
+
+    def close(self) -> None:
+        for _, pipe in self.members:
+            pipe.send(None)
+        for process in self._processes:
+            process.join(timeout=20)
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+
+@contextmanager
+def swarm(target: Callable[..., None], num_members: int, *arguments: Any) -> Iterator[Swarm]:
+    members = Swarm(target, num_members, *arguments)
+    try:
+        yield members
+    finally:
+        members.close()

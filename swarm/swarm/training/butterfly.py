@@ -195,6 +195,8 @@ class Butterfly:
         await self._off_loop(self._owner.decide)
         for index, frame in enumerate(part.frames):
             encoded = surveyed.popleft() if surveyed else await self._slices(frame)
+            if index == 0:
+                await self._faults.reached("round.reducing")
             data = await self._off_loop(self._owner.reduce, encoded, num_values(frame))
             if index == 0:
                 await self._faults.reached("round.reduced")

@@ -19,10 +19,12 @@ PHASES = [
     "round.sign",
     "round.signed",
     "round.slice",
+    "round.reducing",
     "round.reduced",
     "round.deliver",
     "round.proposed",
     "round.vote",
+    "round.voted",
     "round.committed",
     "round.applied",
 ]
@@ -155,12 +157,12 @@ def test_votes_that_nobody_counted_are_finished_by_the_next_attempt() -> None:
                 honest = member.network.call
 
                 async def call(
-                    peer_id: str, method: str, request: bytes, *, timeout_s: float, honest: object = honest
+                    peer_id: str, method: str, request: bytes, *, honest: object = honest, **bounds: object
                 ) -> bytes:
                     if method.startswith("train.vote") and len(lost) < 6 and swarm.members["m0"].of(OuterStep):
                         lost.append(peer_id)
                         return b""
-                    return await honest(peer_id, method, request, timeout_s=timeout_s)  # type: ignore[operator]
+                    return await honest(peer_id, method, request, **bounds)  # type: ignore[operator]
 
                 member.network.call = call  # type: ignore[method-assign]
             members = await swarm.finish()

@@ -46,6 +46,7 @@ SCENES = {
     "owner after reducing": ("round.reduced", 1, False),
     "owner half-way handing out": ("round.deliver", 2, False),
     "sender half-way": ("round.slice", 2, False),
+    "backup with its copies": ("round.kept", 1, False),
     "voter before its vote": ("round.vote", 1, False),
     "voter half-way sending it": ("round.voted", 1, False),
     "voter after its vote": ("round.voted", NUM_MEMBERS - 1, False),

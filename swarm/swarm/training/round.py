@@ -128,13 +128,18 @@ def _reduces(state: RoundState, attempt: int) -> bool:
 
 
 def _on_sighted(state: RoundState, peer: str, attempt: int, now: float) -> Step:
-    """Without a roster, whom a member has met and the attempt it is at decide whom it takes for the coordinator."""
+    """A member that is at a later attempt takes this one along. Without a roster, whom a member has met and the attempt
+    it is at decide whom it takes for the coordinator."""
     is_new = peer not in state.known and len(state.known) < MAX_HEARD and state.terms.admits(peer)
     state = replace(state, known=(*state.known, peer)) if is_new else state
-    if not waits(state) or state.terms.roster or not state.terms.admits(peer):
+    is_heeded = peer in state.terms.roster if state.terms.roster else state.terms.admits(peer)
+    if not waits(state) or not is_heeded:
         return state, []
     if attempt > state.attempt:
+        # two members that saw the same death differently would else each wait for the other at its own attempt
         return move(state, attempt, now)
+    if state.terms.roster:
+        return state, []
     if is_new and state.grace_until is not None:
         # it may know others in turn, and a run is to have one first group
         state = replace(state, grace_until=now + state.terms.grace_s)

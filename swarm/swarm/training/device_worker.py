@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import shutil
 import signal
 import sys
 import threading
@@ -17,7 +16,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing import connection, parent_process
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,6 +23,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from swarm_protocol.errors import SwarmError
 from torch import Tensor
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from swarm.training.layout import Layout
 from swarm.training.local_options import LocalOptions
@@ -39,7 +38,7 @@ _LOOK_S = 1.0
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Assignment:
     """What the worker `rank` is to be. `model` is a pickled module, `loss` a pickled `LossFunction`; the workers meet
-    in `folder`."""
+    in a store on this `port` of loopback."""
 
     rank: int
     config: InnerConfig
@@ -47,7 +46,7 @@ class Assignment:
     loss: bytes
     fragments: int
     local: LocalOptions
-    folder: Path
+    port: int
     num_threads: int
 
 
@@ -55,7 +54,7 @@ def work(assignment: Assignment, pipe: connection.Connection) -> None:
     """The process's main function: answers (name, arguments) with ("done", value), ("raised", error) for a SwarmError,
     which all workers then raise alike, or ("broken", message), and ends after that."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to handle: it ends its workers
-    threading.Thread(target=_end_with_parent, args=(assignment.folder,), daemon=True).start()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         worker = _Worker(assignment)
         pipe.send(("done", None))
@@ -67,7 +66,7 @@ def work(assignment: Assignment, pipe: connection.Connection) -> None:
                 answer = ("raised", error)
             pipe.send(answer)
     except (EOFError, BrokenPipeError):
-        _end(assignment.folder)  # nobody asks any more
+        os._exit(1)  # nobody asks any more
     except Exception as error:  # whatever torch and the model raise; the others must not wait for this one
         pipe.send(("broken", f"{type(error).__name__}: {error}"[:500]))
         sys.exit(1)
@@ -82,7 +81,7 @@ class _Worker:
         torch.set_num_threads(assignment.num_threads)
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
-        _meet(assignment.folder, assignment.rank, len(local.devices), self._device.type)
+        _meet(assignment.port, assignment.rank, len(local.devices), self._device.type)
         model = pickle.loads(assignment.model)  # noqa: S301  # our parent's
         self._num_values = Layout.of(model).num_values
         self._steps = OneDevice(
@@ -127,28 +126,24 @@ class _Worker:
         return vector
 
 
-def _meet(folder: Path, rank: int, num_workers: int, kind: str) -> None:
+def _meet(port: int, rank: int, num_workers: int, kind: str) -> None:
     loopback = "lo0" if sys.platform == "darwin" else "lo"
     os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = loopback
+    timeout = timedelta(seconds=COLLECTIVE_S)
     dist.init_process_group(
         "nccl" if kind == "cuda" else "gloo",
-        init_method=(folder / "meeting").as_uri(),
+        store=TCPStore("127.0.0.1", port, is_master=False, timeout=timeout),
         rank=rank,
         world_size=num_workers,
-        timeout=timedelta(seconds=COLLECTIVE_S),
+        timeout=timeout,
     )
 
 
-def _end_with_parent(folder: Path) -> None:
-    """Also on SIGKILL, and if another child of the parent still holds the pipe that tells of its end."""
+def _end_with_parent() -> None:
+    """Also on SIGKILL, and if another child of the parent still holds the pipe that tells of its end. At once: another
+    worker may never come to what this one waits for."""
     parent = parent_process()
     assert parent is not None
     while not connection.wait([parent.sentinel], timeout=_LOOK_S) and os.getppid() == parent.pid:
         pass
-    _end(folder)
-
-
-def _end(folder: Path) -> None:
-    """At once: another worker may never come to what the others wait for."""
-    shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)

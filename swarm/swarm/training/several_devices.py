@@ -4,8 +4,9 @@ Data parallel: each worker has all weights and moments, takes the gradient of it
 sum over all workers (gloo on CPUs, NCCL on CUDA devices), so that all have the same weights bit for bit. Worker 0's are
 the replica's. The parent keeps none: `load` comes before all else.
 
-A worker that dies or fails ends all of them, at once, and whatever was being computed with a RoundError. `load` starts
-new ones, whose moments begin anew. Blocks; one call at a time.
+A worker that dies or fails ends all of them, at once, and whatever was being computed with a RoundError; one that hangs
+in a step, after a while that the steps before it give. `load` starts new ones, whose moments begin anew. Blocks; one
+call at a time.
 
 Shapes: B windows of a step, T tokens a window, N values of the flat vector, F of a slice, V windows that validate.
 """
@@ -14,18 +15,19 @@ from __future__ import annotations
 
 import logging
 import pickle
-import shutil
-import tempfile
+import socket
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import connection, get_context
 from multiprocessing.context import SpawnProcess
-from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from swarm_protocol.errors import ConfigError, RoundError
 from torch import Tensor, nn
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from swarm.training.device_worker import Assignment, work
 from swarm.training.layout import Layout
@@ -35,6 +37,10 @@ from swarm.training.run_config import InnerConfig
 
 ANSWER_S = 900.0
 """A worker may compile, or load a big model, before it answers. One that is dead is noticed at once."""
+STEP_S = 60.0
+"""The least that a step may take: the machine may have much else to do."""
+SLOWER = 20.0
+"""A step may take so many times as long as the longest one before it."""
 _SETTLE_S = 0.5
 
 logger = logging.getLogger(__name__)
@@ -74,7 +80,8 @@ class SeveralDevices:
         self._fragments = fragments
         self._layout = Layout.of(model, fragments)
         self._model, self._loss = _pickled(_without_weights(model), "the model"), _pickled(loss, "its loss function")
-        self.folder: Path | None = None  # where the workers meet
+        self._meeting: TCPStore | None = None
+        self._longest_step_s = 0.0  # of these workers; 0: they have taken none
         self._workers: list[_Worker] = []
         try:
             self._start()
@@ -106,7 +113,10 @@ class SeveralDevices:
 
     def step(self, x_BT: Tensor, factor: float) -> float:
         shares = torch.tensor_split(x_BT, len(self._local.devices))
-        losses: list[float] = self._ask("step", [(share.numpy(), factor, len(x_BT)) for share in shares])
+        arguments = [(share.numpy(), factor, len(x_BT)) for share in shares]
+        started = time.monotonic()
+        losses: list[float] = self._ask("step", arguments, self._step_limit_s())
+        self._longest_step_s = max(self._longest_step_s, time.monotonic() - started)
         return losses[0]
 
     def loss(self, theta_N: Tensor, x_VT: Tensor) -> float:
@@ -132,23 +142,26 @@ class SeveralDevices:
             worker.process.join()
             worker.process.close()
             worker.pipe.close()
-        self._workers = []
-        if self.folder is not None:
-            shutil.rmtree(self.folder, ignore_errors=True)
+        self._workers, self._meeting, self._longest_step_s = [], None, 0.0
 
     def _start(self) -> None:
         """Raises _Failed, and leaves none, if not all can."""
-        self.folder = Path(tempfile.mkdtemp(prefix="swarm-devices-"))
         try:
+            self._meeting = _meeting_on_loopback()
             for rank, device in enumerate(self._local.devices):
-                self._workers.append(_spawn(device, self._assignment(rank)))
-        except OSError as error:
+                self._workers.append(_spawn(device, self._assignment(rank, self._meeting.port)))
+        except (OSError, dist.DistError) as error:
             self.close()
-            raise _Failed(f"no process for {device}: {error}") from error
-        self._collect(self._workers)
+            raise _Failed(f"no process for each device: {error}") from error
+        self._collect(self._workers, ANSWER_S)
 
-    def _assignment(self, rank: int) -> Assignment:
-        assert self.folder is not None
+    def _step_limit_s(self) -> float:
+        """Compilation takes its time in the first step, and again in one with another number of windows."""
+        if self._local.compile or not self._longest_step_s:
+            return ANSWER_S
+        return min(ANSWER_S, max(STEP_S, SLOWER * self._longest_step_s))
+
+    def _assignment(self, rank: int, port: int) -> Assignment:
         return Assignment(
             rank=rank,
             config=self._config,
@@ -156,39 +169,40 @@ class SeveralDevices:
             loss=self._loss,
             fragments=self._fragments,
             local=self._local,
-            folder=self.folder,
+            port=port,
             num_threads=max(1, torch.get_num_threads() // len(self._local.devices)),
         )
 
     def _to_first(self, values: Tensor) -> list[tuple[Any]]:
         return [(values.numpy() if rank == 0 else None,) for rank in range(len(self._local.devices))]
 
-    def _ask(self, name: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+    def _ask(self, name: str, arguments: Sequence[tuple[Any, ...]], limit_s: float = ANSWER_S) -> list[Any]:
         """All workers, each with its own arguments."""
-        return self._exchange(name, list(zip(self._workers, arguments, strict=bool(self._workers))))
+        return self._exchange(name, list(zip(self._workers, arguments, strict=bool(self._workers))), limit_s)
 
     def _ask_first(self, name: str, *arguments: Any) -> Any:
-        [answer] = self._exchange(name, [(worker, arguments) for worker in self._workers[:1]])
+        [answer] = self._exchange(name, [(worker, arguments) for worker in self._workers[:1]], ANSWER_S)
         return answer
 
-    def _exchange(self, name: str, asked: Sequence[tuple[_Worker, tuple[Any, ...]]]) -> list[Any]:
+    def _exchange(self, name: str, asked: Sequence[tuple[_Worker, tuple[Any, ...]]], limit_s: float) -> list[Any]:
         if not self._workers:
             raise RoundError("the worker processes have ended", remedy="load the committed weights first")
         try:
             for worker, arguments in asked:
                 worker.pipe.send((name, arguments))
-            return self._collect([worker for worker, _ in asked])
+            return self._collect([worker for worker, _ in asked], limit_s)
         except (_Failed, OSError) as error:
             raise RoundError(
                 f"training on several devices failed: {error}", remedy="it goes on from the committed weights"
             ) from error
 
-    def _collect(self, asked: Sequence[_Worker]) -> list[Any]:
+    def _collect(self, asked: Sequence[_Worker], limit_s: float) -> list[Any]:
         """The answers. Raises _Failed, or what all of the workers raised; after _Failed, there are none any more."""
         answers: dict[int, Any] = {}
         try:
             while len(answers) < len(asked):
-                self._receive({index: each for index, each in enumerate(asked) if index not in answers}, answers)
+                missing = {index: each for index, each in enumerate(asked) if index not in answers}
+                self._receive(missing, answers, limit_s)
         except _Failed:
             self.close()
             raise
@@ -197,12 +211,13 @@ class SeveralDevices:
                 raise value
         return [answers[index][1] for index in range(len(asked))]
 
-    def _receive(self, waiting: Mapping[int, _Worker], answers: dict[int, Any]) -> None:
+    def _receive(self, waiting: Mapping[int, _Worker], answers: dict[int, Any], limit_s: float) -> None:
         """At least one more answer. Raises _Failed if any worker fails, asked or not."""
         sentinels = [worker.process.sentinel for worker in self._workers]
-        ready = connection.wait([*(worker.pipe for worker in waiting.values()), *sentinels], timeout=ANSWER_S)
+        ready = connection.wait([*(worker.pipe for worker in waiting.values()), *sentinels], timeout=limit_s)
         if not ready:
-            raise _Failed(f"a worker has not answered for {ANSWER_S:g} s")
+            silent = ", ".join(worker.device for worker in waiting.values())
+            raise _Failed(f"no answer from {silent} for {limit_s:.3g} s")
         for index, worker in waiting.items():
             if worker.pipe in ready:
                 answers[index] = self._received(worker)
@@ -221,6 +236,13 @@ class SeveralDevices:
             cause = next((each for each in self._workers if each.process.sentinel in dead), None)
             raise _Failed(_end_of(cause) if cause else f"{worker.device}: {answer[1]}")
         return answer
+
+
+def _meeting_on_loopback() -> TCPStore:
+    """Where the workers find each other. The store alone would listen for the whole network."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    return TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
 
 
 def _spawn(device: str, assignment: Assignment) -> _Worker:

@@ -12,11 +12,13 @@ import time
 from collections.abc import Callable, Iterator
 from multiprocessing import connection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from small_net import VOCABULARY, SmallNet, loss_that_fails_on_the_last_token, small_loss, windows
+from swarm.training import several_devices
 from swarm.training.layout import Layout
 from swarm.training.local_options import LocalOptions
 from swarm.training.one_device import OneDevice
@@ -52,7 +54,7 @@ def _is_gone(pid: int) -> bool:
         return True
 
 
-def _wait_until(condition: Callable[[], bool], limit_s: float = 20.0) -> bool:
+def _wait_until(condition: Callable[[], bool], limit_s: float = 100.0) -> bool:
     until = time.monotonic() + limit_s
     while not condition() and time.monotonic() < until:
         time.sleep(0.02)
@@ -152,11 +154,10 @@ def test_worker_that_dies_or_fails_is_a_round_error_at_once_and_load_starts_anew
 
 
 def _fails(two: SeveralDevices, x_BT: Tensor, message: str) -> None:
-    """The step does, soon; then there are no workers any more."""
-    pids, started = two.pids, time.monotonic()
+    """The step does; then there are no workers any more."""
+    pids = two.pids
     with pytest.raises(RoundError, match=message):
         two.step(x_BT, 1.0)
-    assert time.monotonic() - started < 20.0
     assert all(_is_gone(pid) for pid in pids)
     with pytest.raises(RoundError, match="the worker processes have ended"):
         two.flat()
@@ -176,6 +177,54 @@ def test_options_that_do_not_fit_the_model_are_refused_before_anything_trains() 
         SeveralDevices(CONFIG, nn.Linear(2, 2), local=local)
 
 
+class _Puppet:
+    """In place of a process: answers what it is told beforehand, and is silent then."""
+
+    def __init__(self, pipe: connection.Connection, answers: list[Any]) -> None:
+        self.pid, self.exitcode = 0, None
+        self.is_killed = False
+        self._alive, self._dying = connection.Pipe(duplex=False)
+        self.sentinel = self._alive.fileno()
+        for answer in answers:
+            pipe.send(("done", answer))
+
+    def kill(self) -> None:
+        self.is_killed = True
+
+    def join(self, _timeout_s: float = 0.0) -> None:
+        assert self.is_killed
+
+    def close(self) -> None:
+        self._alive.close()
+        self._dying.close()
+
+
+def test_worker_that_hangs_in_a_step_is_given_up_after_a_multiple_of_the_longest_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    puppets: list[_Puppet] = []
+    pipes: list[connection.Connection] = []
+
+    def spawn(device: str, _assignment: object) -> several_devices._Worker:
+        ours, theirs = connection.Pipe()
+        pipes.append(theirs)
+        puppets.append(_Puppet(theirs, [None, 1.5, 2.5]))
+        return several_devices._Worker(device=device, process=puppets[-1], pipe=ours)
+
+    monkeypatch.setattr(several_devices, "_spawn", spawn)
+    clock = iter([0.0, 4.0, 4.0, 5.0, 5.0])
+    monkeypatch.setattr(several_devices, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    for name, value in (("STEP_S", 0.0), ("SLOWER", 0.01)):
+        monkeypatch.setattr(several_devices, name, value)
+    devices = SeveralDevices(CONFIG, SmallNet(), local=TWO, loss=small_loss)
+    assert [devices.step(windows(4), 1.0) for _ in range(2)] == [1.5, 2.5]
+    with pytest.raises(RoundError, match=r"no answer from cpu, cpu for 0\.04 s"):
+        devices.step(windows(4), 1.0)
+    assert all(puppet.is_killed for puppet in puppets)
+    for pipe in pipes:
+        pipe.close()
+
+
 PARENT = """
     import json, sys
     from small_net import SmallNet, small_loss, windows
@@ -184,15 +233,15 @@ PARENT = """
     from swarm.training.several_devices import SeveralDevices
 
     if __name__ == "__main__":
-        two = SeveralDevices(InnerConfig(), SmallNet(), local=LocalOptions(devices=("cpu", "cpu")), loss=small_loss)
-        print(json.dumps([*two.pids, str(two.folder)]), flush=True)
+        some = SeveralDevices(InnerConfig(), SmallNet(), local=LocalOptions(devices=("cpu",)), loss=small_loss)
+        print(json.dumps(some.pids), flush=True)
         while True:
-            two.step(windows(4), 1.0)
+            some.step(windows(4), 1.0)
 """
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks at processes there")
-def test_workers_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+def test_worker_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     script = tmp_path / "parent.py"
     script.write_text(textwrap.dedent(PARENT))
     paths = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
@@ -201,10 +250,8 @@ def test_workers_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     ) as parent:
         try:
             assert parent.stdout is not None
-            *pids, folder = json.loads(parent.stdout.readline())
-            assert len(pids) == 2
-            assert not any(_is_gone(pid) for pid in pids)
+            [pid] = json.loads(parent.stdout.readline())
+            assert not _is_gone(pid)
         finally:
             parent.kill()
-    assert _wait_until(lambda: all(_is_gone(pid) for pid in pids))
-    assert _wait_until(lambda: not Path(folder).exists())
+    assert _wait_until(lambda: _is_gone(pid))

@@ -8,15 +8,19 @@ Owns its one task.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
 from swarm.training.checkpoint import Checkpoint, save_checkpoint
+from swarm.training.optimizers import NO_MOMENTS
 from swarm.training.state import ReplicaState
-from swarm_protocol.errors import ConfigError
+from swarm_protocol.errors import ConfigError, RoundError
 from torch import Tensor
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -67,7 +71,7 @@ class Saving:
     async def _save_all(self) -> None:
         while (snapshot := self._newest) is not None:
             self._newest = None
-            inner = await asyncio.wrap_future(snapshot.inner)
+            inner = await _moments(snapshot.inner)
             found = Checkpoint(
                 state=snapshot.state, inner=inner, certificate=snapshot.certificate, digest=snapshot.digest
             )
@@ -80,3 +84,12 @@ class Saving:
             else:
                 self._is_failing = False
                 self._on_saved(found.state.outer_step, path)
+
+
+async def _moments(inner: Future[dict[str, Tensor]]) -> Mapping[str, Tensor]:
+    """None where the worker processes that had them have ended: the state is worth a checkpoint without them."""
+    try:
+        return await asyncio.wrap_future(inner)
+    except RoundError as error:
+        logger.warning("a checkpoint is written without the inner optimizer's moments: %s", error)
+        return NO_MOMENTS

@@ -13,10 +13,12 @@ import pytest
 import torch
 from swarm.training.checkpoint import Checkpoint, load_newest
 from swarm.training.interval import Intervals
+from swarm.training.optimizers import InnerOptimizer
+from swarm.training.run_config import InnerConfig
 from swarm.training.state import ReplicaState
 from swarm_node import saving
 from swarm_node.saving import Saving, Snapshot
-from swarm_protocol.errors import ConfigError
+from swarm_protocol.errors import ConfigError, RoundError
 from torch import Tensor
 from training_swarm import SyntheticInner
 
@@ -95,6 +97,28 @@ def test_soon_on_a_disk_that_stays_full_warns_once_and_again_after_it_was_freed(
         assert "no checkpoint could be written" in failed[0].message
 
     asyncio.run(main())
+
+
+def test_soon_without_moments_saves_the_state_and_those_of_no_step(tmp_path: Path) -> None:
+    """As where a replica's worker processes have just ended."""
+
+    async def main() -> None:
+        saved: list[int] = []
+        keeper = make_saving(tmp_path, saved, [])
+        inner: Future[dict[str, Tensor]] = Future()
+        inner.set_exception(RoundError("the worker processes have ended"))
+        for step in (1, 2):
+            keeper.soon(replace(snapshot(step), inner=inner))
+            await keeper.finish()
+        assert saved == [1, 2]
+
+    asyncio.run(main())
+    newest = load_newest(tmp_path)
+    assert newest is not None
+    layer = torch.nn.Linear(2, 2)
+    optimizer = InnerOptimizer(InnerConfig(), dict(layer.named_parameters()))
+    optimizer.load_state(newest.inner)
+    assert optimizer.state().keys() == {"num_steps"}
 
 
 def test_between_intervals_comes_before_the_interval_that_is_asked_for_next() -> None:

@@ -18,6 +18,8 @@ from swarm.training.layout import layer_of
 from swarm.training.run_config import InnerConfig
 from swarm.training.schedule import warmup_factor
 
+NO_MOMENTS: Mapping[str, Tensor] = {"num_steps": torch.tensor([0])}
+"""The state of an optimizer that has taken no step."""
 _MOMENTS = {"adamw": ("exp_avg", "exp_avg_sq"), "muon": ("momentum_buffer",)}
 
 

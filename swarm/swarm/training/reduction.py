@@ -55,7 +55,7 @@ class Reductions:
             self._seat.methods.reduce,
             signed,
             delta_N,
-            Scheme(codec=self._seat.codec, aggregator=self._seat.replica.config.make_aggregator()),
+            self._scheme(group),
             self._seat.executor,
             on_failure=lambda error: self._feed(failure(group.attempt, error)),
             faults=self._seat.faults,
@@ -111,6 +111,11 @@ class Reductions:
         if digest not in self._places:
             self._places[digest] = _Place()
         return self._places[digest]
+
+    def _scheme(self, group: Group) -> Scheme:
+        seat = self._seat
+        feedback = seat.residuals.of(seat.replica.fragment(group.step)) if seat.residuals else None
+        return Scheme(codec=seat.codec, aggregator=seat.replica.config.make_aggregator(), feedback=feedback)
 
     async def _propose(self, attempt: int, digest: bytes, origin: Group, parts: tuple[Data, ...]) -> None:
         try:

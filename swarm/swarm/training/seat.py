@@ -22,6 +22,7 @@ from swarm.training.coordinator import Terms
 from swarm.training.history import MAX_HISTORY_BYTES, MAX_LINKS
 from swarm.training.methods import Methods
 from swarm.training.replica import Replica
+from swarm.training.residuals import Residuals
 from swarm.training.round_events import Event, Grouped, LeftOut, Lost, Moved, Proven, Sighted
 from swarm.training.transfer import SMALL_BYTES, Fetcher
 from swarm.training.vote import continues
@@ -52,7 +53,8 @@ SPARE_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Seat:
-    """What rounds need of a member. `executor` computes for rounds, beside the one that trains."""
+    """What rounds need of a member. `executor` computes for rounds, beside the one that trains. `residuals` are
+    those of a run with error feedback."""
 
     network: Network
     notary: Notary
@@ -62,6 +64,7 @@ class Seat:
     fetcher: Fetcher
     executor: Executor
     faults: FaultHook
+    residuals: Residuals | None = None
 
     @property
     def run(self) -> str:
@@ -103,6 +106,18 @@ def terms_of(seat: Seat) -> Terms:
         reduce_s=min(limits.MAX_PHASE_S, SPARE_S + both_ways_bytes / SLOWEST_BYTES_PER_S),
         vote_s=min(limits.MAX_PHASE_S, SPARE_S + replica.current.manifest.num_values / SLOWEST_VALUES_PER_S),
     )
+
+
+async def settle(seat: Seat, step: int, proof: Proof | None) -> None:
+    """`step` is over, with `proof` of what was committed: what the codec lost of this member's contribution counts if
+    that is part of it."""
+    if seat.residuals is None:
+        return
+    origin = proof.origin if proof is not None and proof.origin.step == step else None
+    members = origin.members if origin is not None else ()
+    counts = any(member.peer_id == seat.network.peer_id and member.num_tokens for member in members)
+    work = seat.residuals.commit if counts else seat.residuals.rollback
+    await asyncio.get_running_loop().run_in_executor(seat.executor, work, seat.replica.fragment(step))
 
 
 async def report_ready(seat: Seat, peer: str, ready: Ready) -> tuple[Event, int]:

@@ -37,9 +37,10 @@ from swarm.training.local_options import ONE_CPU, LocalOptions
 from swarm.training.methods import Methods
 from swarm.training.replica import Held, Replica
 from swarm.training.reports import StepCost, aborted, committed, record, state_fetched
+from swarm.training.residuals import Residuals
 from swarm.training.round_events import GiveUp, Offered
 from swarm.training.run_file import SignedRun
-from swarm.training.seat import Seat, terms_of
+from swarm.training.seat import Seat, settle, terms_of
 from swarm.training.state import ReplicaState
 from swarm.training.sync import Reached, furthest, reach, trainers, whom_to_ask
 from swarm.training.transfer import Fetcher
@@ -201,15 +202,17 @@ class Trainer:
         proof = self._notary.proof_of(held.digest, options.certificate, self._network.now())
         self._replica = Replica(config, held, proof, materials.bounds)
         methods = Methods(self._run.run_id)
+        codec = get_codec(config.codec)
         seat = Seat(
             network=self._network,
             notary=self._notary,
             methods=methods,
             replica=self._replica,
-            codec=get_codec(config.codec),
+            codec=codec,
             fetcher=Fetcher(self._network, methods, self._executor, self._options.chunks),
             executor=self._executor,
             faults=self._faults,
+            residuals=Residuals(codec) if config.error_feedback else None,
         )
         self._desk = Desk(seat)
         await self._desk.open()
@@ -271,6 +274,7 @@ class Trainer:
                 watch.cancel()
         self._accused = driver.accused
         reached = await self._reach(seat, await seat.check(certificate), {})
+        await settle(seat, terms.step, reached.proof if reached else None)
         await self._faults.reached("round.applied")
         if reached is None:
             return

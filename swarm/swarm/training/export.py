@@ -11,11 +11,11 @@ from safetensors import SafetensorError
 from swarm_protocol.errors import ConfigError
 from torch import Tensor
 
-from swarm.training.data.hub import TOKENIZER_FILES
-from swarm.training.data.tokenizer import TokenizerFiles
+from swarm.training.byte_text import BYTE_VOCABULARY
+from swarm.training.data.tokenizer import TOKENIZER_FILES, TokenizerFiles
 from swarm.training.layout import Layout
 from swarm.training.model import build_model
-from swarm.training.run_config import BYTE_VOCABULARY, RunConfig
+from swarm.training.run_config import RunConfig
 
 MAX_SHARD_BYTES = 4 << 30
 

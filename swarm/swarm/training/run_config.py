@@ -17,6 +17,7 @@ from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.identity import check_peer_id
 
+from swarm.training.byte_text import BYTE_VOCABULARY, END_OF_TEXT
 from swarm.trust.aggregation.aggregator import Aggregator
 from swarm.trust.aggregation.registry import aggregator_names, get_aggregator, parameter_names, parameters_of
 
@@ -25,9 +26,6 @@ MAX_FRAGMENTS = 64
 MAX_INTERVAL_S = 86400.0
 MAX_ADMITTED = 1024
 """Several full groups, within a run file's size."""
-BYTE_VOCABULARY = 256
-END_OF_TEXT = 0
-"""The byte between two documents. It does not occur in text, so a byte-level model needs no further token."""
 
 DEFAULT_MODEL: Mapping[str, Any] = MappingProxyType(
     {

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from swarm.training.data import python_source
-from swarm.training.data import ByteCorpus
+from swarm.training.data import ByteCorpus, python_source
 from swarm.training.run_config import DataConfig
 from swarm_protocol.errors import ConfigError, IntegrityError
 

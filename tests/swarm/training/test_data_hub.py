@@ -14,7 +14,7 @@ import pytest
 from local_data_hub import COMMIT, DATA_SET, TOKENIZER, DataHub, local_data_hub
 from swarm.training.data import LocalData, hub, load_corpus
 from swarm.training.data.hub import HubSource, bring_tokenizer
-from swarm.training.data.tokenizer import TokenizerFiles
+from swarm.training.data.tokenizer import TOKENIZER_FILES, TokenizerFiles
 from swarm.training.run_config import DataConfig
 from swarm_protocol.errors import ConfigError
 from text_models import byte_tokenizer
@@ -81,14 +81,17 @@ def test_find_what_the_hub_does_not_have_is_refused(data_hub: DataHub) -> None:
     with pytest.raises(ConfigError, match="hub does not have the data set someone/else"):
         HubSource.find("someone/else", "train", "text")
     with pytest.raises(ConfigError, match="hub does not have the tokenizer someone/else"):
-        bring_tokenizer("someone/else")
+        bring_tokenizer("someone/else", TOKENIZER_FILES)
 
 
 def test_find_hub_that_is_away_is_told_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         point_to(f"http://127.0.0.1:{unused.getsockname()[1]}", tmp_path, monkeypatch)
-        for find in (lambda: HubSource.find(DATA_SET, "train", "text"), lambda: bring_tokenizer(TOKENIZER)):
+        for find in (
+            lambda: HubSource.find(DATA_SET, "train", "text"),
+            lambda: bring_tokenizer(TOKENIZER, TOKENIZER_FILES),
+        ):
             with pytest.raises(ConfigError, match="cannot be had from the hub") as caught:
                 find()
             assert "check the connection" in caught.value.remedy

@@ -92,6 +92,7 @@ def test_worker_ends_with_whoever_started_it(tmp_path: Path) -> None:
     job = endless_job(tmp_path)
     program = (
         "import pickle, sys; from swarm.training.data import LocalData, worker; "
+        "assert 'torch' not in sys.modules, 'which takes seconds and hundreds of MB'; "
         "worker.tokenize(pickle.load(sys.stdin.buffer), LocalData())"
     )
     parent = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE)

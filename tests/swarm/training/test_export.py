@@ -11,10 +11,11 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
+from swarm.training.byte_text import END_OF_TEXT
 from swarm.training.export import export_hf
 from swarm.training.layout import Layout
 from swarm.training.model import build_model, initial_theta
-from swarm.training.run_config import END_OF_TEXT, RunConfig
+from swarm.training.run_config import RunConfig
 from swarm_protocol.errors import ConfigError
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast

@@ -2,14 +2,22 @@
 
 `load_corpus` is the way in. Documents come out of a source (`files`, `hub`, `python_source`) in passages, a worker
 process turns them into tokens in a file (`worker`, `tokenizing`), and a `Corpus` cuts them into windows.
+
+These names are loaded when first used: torch comes with some, and the worker starts without it.
 """
 
-from swarm.training.data.byte_corpus import ByteCorpus
-from swarm.training.data.corpus import Corpus
-from swarm.training.data.loading import load_corpus
-from swarm.training.data.local import DEFAULT_DATA, LocalData, OnProgress, Progress
-from swarm.training.data.token_corpus import TokenCorpus
-from swarm.training.data.worker import PreparationStopped
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from swarm.training.data.byte_corpus import ByteCorpus
+    from swarm.training.data.corpus import Corpus
+    from swarm.training.data.loading import load_corpus
+    from swarm.training.data.local import DEFAULT_DATA, LocalData, OnProgress, Progress
+    from swarm.training.data.token_corpus import TokenCorpus
+    from swarm.training.data.worker import PreparationStopped
 
 __all__ = [
     "DEFAULT_DATA",
@@ -22,3 +30,17 @@ __all__ = [
     "TokenCorpus",
     "load_corpus",
 ]
+
+_MODULES = {
+    "ByteCorpus": "byte_corpus",
+    "Corpus": "corpus",
+    "load_corpus": "loading",
+    "TokenCorpus": "token_corpus",
+    "PreparationStopped": "worker",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'swarm.training.data' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"swarm.training.data.{_MODULES.get(name, 'local')}"), name)

@@ -9,13 +9,15 @@ Shapes: B samples, T window_tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from swarm.training.permutation import permute
+
+if TYPE_CHECKING:  # the process that tokenizes needs no torch
+    from torch import Tensor
 
 VALIDATION_SHARE = 16
 """One document in so many, by hash, is held out."""

@@ -7,7 +7,7 @@ The `datasets` library brings and keeps a data set in its own cache, in the work
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,6 @@ from swarm.training.data.passages import Passage, cut
 
 ANSWER_S = 10.0
 """The longest that a hub may take to say which commit a data set has now."""
-TOKENIZER_FILES = ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "config.json")
 _ROWS = 256
 
 
@@ -78,12 +77,12 @@ class _NoBar(tqdm):
         super().__init__(*arguments, **{**options, "disable": True})  # type: ignore[no-untyped-call]
 
 
-def bring_tokenizer(hub_id: str) -> Path:
-    """A directory with its files: from the hub, or as they were brought before if it does not answer."""
+def bring_tokenizer(hub_id: str, patterns: Sequence[str]) -> Path:
+    """A directory with those of its files: from the hub, or as they were brought before if it does not answer."""
     with _in_words(f"the tokenizer {hub_id}"):
         place = snapshot_download(
             hub_id,
-            allow_patterns=list(TOKENIZER_FILES),
+            allow_patterns=list(patterns),
             endpoint=_endpoint(),
             etag_timeout=ANSWER_S,
             tqdm_class=_NoBar,

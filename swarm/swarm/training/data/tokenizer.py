@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 from swarm_protocol.errors import ConfigError
 
-from swarm.training.data.hub import TOKENIZER_FILES, bring_tokenizer
-from swarm.training.run_config import BYTE_VOCABULARY, END_OF_TEXT
+from swarm.training.byte_text import BYTE_VOCABULARY, END_OF_TEXT
+
+TOKENIZER_FILES = ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "config.json")
 
 
 class Tokenizer(Protocol):
@@ -42,7 +43,7 @@ class TokenizerFiles:
         """`name` is as in the run, `directory` the member's own for "local". Raises ConfigError."""
         if name == "bytes":
             return cls(directory=None, key="bytes")
-        place = directory if name == "local" else bring_tokenizer(name)
+        place = directory if name == "local" else _from_hub(name)
         if place is None:
             raise ConfigError("the run's tokenizer is each member's own", remedy="name its directory: --tokenizer DIR")
         return cls(directory=place, key=_digest(place))
@@ -86,6 +87,12 @@ class FastTokenizer:
 
     def encode(self, texts: Sequence[str]) -> list[NDArray[np.int64]]:
         return [np.asarray(each.ids, np.int64) for each in self._encode(list(texts), add_special_tokens=False)]
+
+
+def _from_hub(name: str) -> Path:
+    from swarm.training.data.hub import bring_tokenizer  # noqa: PLC0415 - workers have the files, and start fast
+
+    return bring_tokenizer(name, TOKENIZER_FILES)
 
 
 def _digest(directory: Path) -> str:

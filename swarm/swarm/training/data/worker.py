@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import select
 import signal
 import subprocess
 import sys
@@ -18,6 +17,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from multiprocessing import connection
 from pathlib import Path
 from typing import IO, Any
 
@@ -97,7 +97,8 @@ def _follow(process: subprocess.Popen[bytes], job: Job, local: LocalData) -> Non
 def _lines(stream: IO[bytes], stop: Callable[[], bool]) -> Iterator[bytes]:
     held = b""
     while not stop():
-        if not select.select([stream], [], [], LOOK_S)[0]:
+        # unlike select, with any number of open files
+        if not connection.wait([stream.fileno()], LOOK_S):
             continue
         data = os.read(stream.fileno(), 1 << 16)
         if not data:

@@ -142,6 +142,20 @@ def test_load_other_tokenizer_or_key_is_made_beside_it(jobs: list[Job], stories:
     assert len({job.path for job in jobs}) == 4
 
 
+def test_load_keeps_within_its_bytes_what_was_used_last(jobs: list[Job], stories: Path) -> None:
+    corpora, others = [], [replace(FILES, text_key=key) for key in ("a", "b", "c")]
+    for index, config in enumerate([*others, others[0]]):
+        corpora.append(load(stories, config))
+        os.utime(jobs[-1].path if index < 3 else jobs[0].path, (index, index))
+    size = jobs[0].path.stat().st_size
+    fourth = load(stories, replace(FILES, text_key="d"), max_cache_bytes=3 * size)
+    assert [job.path.exists() for job in jobs] == [True, False, True, True]
+    assert corpora[1].batch([0]).equal(fourth.batch([0]))  # whoever has them open reads on
+    load(stories, others[2], max_cache_bytes=0)
+    assert [job.path.exists() for job in jobs] == [False, False, True, False]
+    assert len(jobs) == 4
+
+
 def _cut(path: Path) -> None:
     os.truncate(path, path.stat().st_size // 2)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from swarm_protocol.errors import ConfigError, IntegrityError
 
+from swarm.training.data import cache
 from swarm.training.data.byte_corpus import ByteCorpus
 from swarm.training.data.corpus import Corpus
 from swarm.training.data.files import FileSource
@@ -59,6 +60,7 @@ def load_corpus(
         if tokens is None:
             tokenize(Job(source=source, tokenizer=tokenizer, path=path, vocab_size=vocab_size), local)
             tokens = TokenFile(path)
+    cache.used(tokens.path, local.max_cache_bytes)
     check_vocabulary(tokens.header.vocab_size, vocab_size)
     return TokenCorpus.of(tokens, config, seed=seed, source=name)
 

@@ -17,13 +17,16 @@ class Progress:
     tokens_per_s: float
 
 
+MAX_CACHE_BYTES = 64 << 30
+
 OnProgress = Callable[[Progress], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalData:
     """`path` is the file or folder of a run with source "files", `tokenizer` the directory of one with tokenizer
-    "local", `cache` where tokens are kept (None: this user's cache).
+    "local", `cache` where tokens are kept (None: this user's cache), `max_cache_bytes` of them: beyond that, those go
+    that were used least recently, and never those that are loaded.
 
     `on_progress` is called now and then while data is made ready, and at the end; not at all if it is there already.
     Once `stop` says so, it is given up.
@@ -32,6 +35,7 @@ class LocalData:
     path: Path | None = None
     tokenizer: Path | None = None
     cache: Path | None = None
+    max_cache_bytes: int = MAX_CACHE_BYTES
     on_progress: OnProgress = lambda _: None
     stop: Callable[[], bool] = lambda: False
 

@@ -69,6 +69,7 @@ class SyntheticInner:
     step_s: float = 0.0
     virtual_step_s: float = 0.0
     corrupt: Callable[[Tensor], Tensor] = lambda x_N: x_N
+    diverges: bool = False
     trained: list[list[int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -108,7 +109,7 @@ class SyntheticInner:
             num_steps=done,
             num_samples=2 * done,
             num_tokens=2 * done * WINDOW_TOKENS,
-            mean_loss=loss / done if done else float("nan"),
+            mean_loss=loss / done if done and not self.diverges else float("nan"),
             seconds=0.1 * done,
         )
 

@@ -73,6 +73,8 @@ class Course:
         self.end()
         self._offers.clear()
         self._awaited = None
+        # a step that comes again, as after a round that only admitted members, is another interval
+        self._hurried = 0
         self._task = self._tasks.create_task(self._run(), name="intervals")
 
     def adopted(self, *, fetched: bool) -> None:
@@ -165,7 +167,9 @@ class Course:
             delta_F=delta_F,
             made_at=asyncio.get_running_loop().time(),
         )
-        self._offers.pop(self._step - 1, None)
+        # that of a round which still runs may be asked for again
+        for step in [step for step in self._offers if step <= self._seat.replica.outer_step]:
+            del self._offers[step]
         self._place(self._step).set_result(offer)
 
     def _report(self, done: IntervalResult) -> Contribution:

@@ -273,10 +273,14 @@ class Trainer:
                 offering.cancel()
                 watch.cancel()
         self._accused = driver.accused
+        before = seat.replica.digest
         reached = await self._reach(seat, await seat.check(certificate), {})
         await settle(seat, terms.step, reached.proof if reached else None)
         await self._faults.reached("round.applied")
         if reached is None:
+            if seat.replica.digest != before:
+                # it has come part of the way
+                course.adopted(fetched=True)
             return
         if reached.fetched is None:
             now = loop.time()

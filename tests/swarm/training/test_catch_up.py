@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 
 import pytest
+from swarm.network.membership import Membership
 from swarm.testing import virtual_time
-from swarm.training import replica
+from swarm.training import replica, trainer
+from swarm.training.certificate import Proof
 from swarm.training.events import OuterStep, StateFetched
+from swarm.training.seat import Seat
+from swarm.training.sync import Reached
+from swarm_protocol.errors import RoundError
+from swarm_protocol.records import TrainerRecord
 from training_swarm import NUM_VALUES, Swarm, assert_equal_steps, config
 
 STATE_BYTES = 8 * NUM_VALUES
@@ -46,6 +53,32 @@ def test_member_that_missed_a_few_steps_follows_by_their_parts() -> None:
     num_bytes, num_steps = bytes_and_steps_of_a_member_that_was_away()
     assert 2 <= num_steps <= replica.NUM_PARTS
     assert num_steps * NUM_VALUES <= num_bytes < 1.1 * num_steps * NUM_VALUES
+
+
+def test_member_that_comes_only_part_of_the_way_trains_on_from_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The steps in between are adopted one by one, and the last may not be there any more."""
+    real, stranded = trainer.reach, list[int]()
+
+    async def reach(seat: Seat, membership: Membership, proof: Proof, records: Mapping[str, TrainerRecord]) -> Reached:
+        reached = await real(seat, membership, proof, records)
+        if proof.outer_step == 2 and not stranded:
+            stranded.append(proof.outer_step)
+            seat.replica.adopt(reached.held, reached.proof)
+            raise RoundError("what follows is gone")
+        return reached
+
+    monkeypatch.setattr(trainer, "reach", reach)
+
+    async def main() -> None:
+        async with Swarm(config(min_group=3, outer_steps=4)) as swarm:
+            for number in range(3):
+                await swarm.join(f"m{number}")
+            members = await swarm.finish(timeout_s=120)
+            assert_equal_steps(members, 4)
+            assert {event.num_tokens for event in members[0].of(OuterStep)} == {3 * 40}
+
+    virtual_time.run(main())
+    assert stranded == [2]
 
 
 def test_member_whose_missed_parts_are_gone_fetches_the_state(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import subprocess
 import sys
 import tracemalloc
@@ -158,24 +159,14 @@ def test_save_disk_full_at_any_step_leaves_the_former_checkpoint(
 @pytest.mark.parametrize("limit_bytes", [100, 3000, 8100])
 def test_save_refused_by_the_operating_system_leaves_the_former_checkpoint(tmp_path: Path, limit_bytes: int) -> None:
     save_checkpoint(tmp_path, _checkpoint(1))
-    # a file size limit of the process is the nearest to a full disk that needs no privileges
-    code = f"""
-import resource, signal, sys, torch
-from dataclasses import replace
-from dataclasses import replace
-from pathlib import Path
-from swarm.training.checkpoint import load_newest, save_checkpoint
-from swarm_protocol.errors import ConfigError
-folder = Path(sys.argv[1])
-found = load_newest(folder)
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, ({limit_bytes}, {limit_bytes}))
-try:
-    save_checkpoint(folder, replace(found, state=replace(found.state, outer_step=2)))
-except ConfigError as error:
-    sys.exit(7)
-"""
-    assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False, timeout=60).returncode == 7
+    # a file size limit of the process is the nearest to a full disk that needs no privileges; Python ignores its signal
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, hard))
+    try:
+        with pytest.raises(ConfigError, match=r"File too large.*: free space"):
+            save_checkpoint(tmp_path, _checkpoint(2))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert _names(tmp_path) == ["step-0000000000001"]
     assert _newest_step(tmp_path) == 1
 
@@ -298,15 +289,15 @@ import torch
 torch.set_num_threads(1)
 from swarm.training.checkpoint import Checkpoint, load_newest, save_checkpoint
 from swarm.training.state import ReplicaState
-from dataclasses import replace
 
 def checkpoint(step):
     theta_N = torch.full((300_000,), float(step))
     state = replace(ReplicaState.initial(theta_N), outer_step=step)
     return Checkpoint(state=state, inner={"exp_avg": theta_N}, certificate=b"%d" % step)
 
-folder, newest, draw = Path(sys.argv[1]), 0, random.Random(1)
-for trial in range(20):
+folder, newest, draw, num_trials = Path(sys.argv[1]), 0, random.Random(1), 0
+while num_trials < 20 or not newest:  # a busy machine may write nothing in twenty
+    num_trials += 1
     child = os.fork()
     if not child:
         for step in range(newest + 1, newest + 1000):
@@ -321,14 +312,13 @@ for trial in range(20):
         assert found.state.manifest() == checkpoint(step).state.manifest()
         assert found.certificate == b"%d" % step and torch.equal(found.inner["exp_avg"], found.state.theta_N)
         newest = step
-assert newest, "nothing was ever written"
 save_checkpoint(folder, checkpoint(newest + 1))
 print(newest, sorted(path.name for path in folder.iterdir()))
 """
 
 
 def test_kill_of_a_process_that_writes_all_the_time_leaves_a_committed_state(tmp_path: Path) -> None:
-    """SIGKILL at twenty random moments."""
+    """SIGKILL at twenty random moments, or more."""
     found = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", _WRITER, str(tmp_path)],
         check=False,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
@@ -77,6 +78,7 @@ class SyntheticInner:
         self.target_N = torch.randn(self.num_values, generator=generator)
         self.theta_N = torch.zeros(self.num_values)
         self._trained_s = 0.0
+        self.is_closed = False
 
     def clock(self) -> float:
         return self._trained_s if self.virtual_step_s else time.monotonic()
@@ -120,7 +122,7 @@ class SyntheticInner:
         return float((theta_N - self.target_N).square().mean())
 
     def close(self) -> None:
-        pass
+        self.is_closed = True
 
 
 def materials_of(inner: SyntheticInner, fragments: int) -> Materials:
@@ -184,9 +186,10 @@ class Swarm:
         state: ReplicaState | None = None,
         certificate: bytes = b"",
         kind: type[Trainer] = Trainer,
+        bytes_per_s: float = math.inf,
     ) -> Member:
         identity = Identity(hashlib.sha256(name.encode()).digest())
-        network = self.internet.network(identity)
+        network = self.internet.network(identity, up_bytes_per_s=bytes_per_s, down_bytes_per_s=bytes_per_s)
         membership = await self._stack.enter_async_context(Membership(network))
         inner = inner or SyntheticInner()
         events: list[TrainingEvent] = []

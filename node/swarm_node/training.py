@@ -134,7 +134,11 @@ class Training:
         assert isinstance(materials.inner, InnerLoop)
         self._inner = materials.inner
         if resumed is not None:
-            materials.inner.load_state(resumed.inner)
+            try:
+                materials.inner.load_state(resumed.inner)
+            except BaseException:
+                materials.inner.close()
+                raise
         return materials
 
     async def _stop_when_leaving(self, trainer: Trainer) -> None:

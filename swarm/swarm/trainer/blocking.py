@@ -16,11 +16,12 @@ from swarm_compression import warm_up
 from swarm_protocol.errors import ConfigError, SessionError
 from torch import nn
 
-from swarm.trainer.member import Member, cause
+from swarm.trainer.member import Member
 from swarm.trainer.options import AS_USUAL, MemberOptions
 from swarm.trainer.own_module import Batches, Dataset, LossOf, ModuleInner, OptimizerFactory, OwnModule
 from swarm.training.data import PreparationStopped
 from swarm.training.events import OuterStep
+from swarm.training.failure import cause
 from swarm.training.interval import Materials, prepare
 from swarm.training.layout import Layout, fragment_of
 from swarm.training.model import build_model

@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from swarm_protocol.errors import SwarmError
 from swarm_protocol.identity import Identity
 
 from swarm.network.libp2p import Libp2pNetwork, Libp2pOptions
@@ -65,6 +64,13 @@ class Member:
     async def live(self) -> None:
         """Until the run is finished and `leave` was called. Raises SwarmError, and what an author's function raises."""
         materials = await asyncio.to_thread(self._prepare)
+        try:
+            await self._live_with(materials)
+        finally:
+            # also if there is no trainer yet, whose affair it is
+            await asyncio.to_thread(materials.inner.close)
+
+    async def _live_with(self, materials: Materials) -> None:
         async with self._on_network() as (network, identity), Membership(network) as membership:
             trainer = Trainer(
                 network,
@@ -138,11 +144,3 @@ class Member:
                 logger.info("attempt %d at outer step %d: %s", event.attempt, event.step, event.reason)
             case _:
                 pass
-
-
-def cause(error: BaseException) -> BaseException:
-    """The failure inside the groups that tasks wrap it in; of several one of ours, or else the first."""
-    while isinstance(error, BaseExceptionGroup):
-        ours = [each for each in error.exceptions if isinstance(each, SwarmError)]
-        error = (ours or error.exceptions)[0]
-    return error

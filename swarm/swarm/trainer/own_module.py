@@ -108,7 +108,11 @@ class ModuleInner:
         losses: list[float] = []
         while len(losses) < min(num_steps, len(sample_ids) // size) and not stop():
             first = len(losses) * size
-            losses.append(self._step(self._batches(sample_ids[first : first + size])))
+            try:
+                losses.append(self._step(self._batches(sample_ids[first : first + size])))
+            except StopIteration as error:
+                # no future can carry it: whoever waits for this step would wait for ever
+                raise RuntimeError("a function of the module's author raised StopIteration") from error
         num_samples = len(losses) * size
         return IntervalResult(
             num_steps=len(losses),

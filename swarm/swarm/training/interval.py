@@ -68,9 +68,10 @@ def prepare(config: RunConfig, local: LocalOptions = ONE_CPU, data: LocalData = 
     vocab_size = int(getattr(getattr(model, "config", None), "vocab_size", 0))
     corpus = load_corpus(config.data, seed=config.seed, vocab_size=vocab_size, local=data)
     bounds = Layout.of(model, config.fragments).bounds
-    inner = InnerLoop(config, model, corpus, local)
+    theta_N = initial_theta(config)
     warm_up()  # so that the first round does not wait for a compiler
-    return Materials(inner=inner, theta_N=initial_theta(config), bounds=bounds)
+    # last: it may have processes, which whoever gets it has to end
+    return Materials(inner=InnerLoop(config, model, corpus, local), theta_N=theta_N, bounds=bounds)
 
 
 class Intervals:

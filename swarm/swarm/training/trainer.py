@@ -27,13 +27,12 @@ from swarm.network.phases import FaultHook, no_faults
 from swarm.training import round as machine
 from swarm.training.certificate import Notary, Proof
 from swarm.training.course import Course
-from swarm.training.data import DEFAULT_DATA, LocalData
 from swarm.training.desk import Desk
 from swarm.training.download import NO_STORE, ChunkStore
 from swarm.training.driver import RoundDriver
 from swarm.training.events import TrainingEvent, Validated
-from swarm.training.interval import Intervals, Materials, prepare
-from swarm.training.local_options import ONE_CPU, LocalOptions
+from swarm.training.failure import cause
+from swarm.training.interval import Intervals, Materials
 from swarm.training.methods import Methods
 from swarm.training.replica import Held, Replica
 from swarm.training.reports import StepCost, aborted, committed, record, state_fetched
@@ -59,18 +58,16 @@ VALIDATION_BATCHES = 4
 class TrainerOptions:
     """What concerns this member alone.
 
-    It trains as `local` says, on the data of `data`. `max_interval_s` by `clock` bounds its intervals beyond what the
-    run says, so that a slow machine contributes what it can. `state` is one to resume from, with the `certificate` that
-    proved it where there is one. `materials` replace the run's model and data.
+    `materials` are what it trains with (`interval.prepare`); `Trainer.close` closes their inner loop. `max_interval_s`
+    by `clock` bounds its intervals beyond what the run says, so that a slow machine contributes what it can. `state` is
+    one to resume from, with the `certificate` that proved it where there is one.
     """
 
-    local: LocalOptions = ONE_CPU
-    data: LocalData = DEFAULT_DATA
+    materials: Materials
     max_interval_s: float = math.inf
     clock: Callable[[], float] = time.monotonic
     state: ReplicaState | None = None
     certificate: bytes = b""
-    materials: Materials | None = None
     chunks: ChunkStore = NO_STORE
 
 
@@ -89,7 +86,7 @@ class Trainer:
         run: SignedRun,
         *,
         on_event: Callable[[TrainingEvent], None],
-        options: TrainerOptions = TrainerOptions(),
+        options: TrainerOptions,
         faults: FaultHook = no_faults,
     ) -> None:
         self._network = network
@@ -106,7 +103,8 @@ class Trainer:
         self._options = options
         self._faults = faults
         self._executor = ThreadPoolExecutor(2, thread_name_prefix="swarm-round")
-        self._intervals: Intervals | None = None
+        max_interval_s = min(options.max_interval_s, run.config.interval_s or math.inf)
+        self._intervals = Intervals(options.materials.inner, max_interval_s=max_interval_s, clock=options.clock)
         self._course: Course | None = None
         self._desk: Desk | None = None
         self._replica: Replica | None = None
@@ -139,8 +137,19 @@ class Trainer:
     async def run(self) -> None:
         """Join, and train until all outer steps are committed or `stop`.
 
-        Raises ConfigError, also if the run does not admit this peer, and IntegrityError.
+        Raises ConfigError, also if the run does not admit this peer, IntegrityError, and what the inner loop raises,
+        as it was raised. The others then do not wait for this member.
         """
+        try:
+            await self._take_part()
+            return
+        except BaseException as error:  # cancelled, too
+            self._leave()
+            failure = cause(error)
+        # not in the handler: what the failure itself came from stays to be seen
+        raise failure
+
+    async def _take_part(self) -> None:
         self._check_admitted()
         self._announce("joining")
         seat = await self._take_seat()
@@ -165,17 +174,18 @@ class Trainer:
     def between_intervals(self, function: Callable[[], T]) -> Future[T]:
         """Call `function` in the thread that trains, after what it is at: asked for from `on_event`, before it takes
         in what has been committed."""
-        assert self._intervals is not None
         return self._intervals.between(function)
 
     async def close(self) -> None:
         """Hand out nothing more. Waits for a running inner step. Idempotent."""
+        self._leave()
+        await asyncio.to_thread(self._intervals.close)
+        await asyncio.to_thread(self._executor.shutdown, cancel_futures=True)
+
+    def _leave(self) -> None:
         if self._desk is not None:
             self._desk.close()
         self._membership.withdraw("train", self._run.run_id)
-        if self._intervals is not None:
-            await asyncio.to_thread(self._intervals.close)
-        await asyncio.to_thread(self._executor.shutdown, cancel_futures=True)
 
     def _check_admitted(self) -> None:
         admission = self._run.config.admission
@@ -190,12 +200,7 @@ class Trainer:
     async def _take_seat(self) -> Seat:
         config = self._run.config
         loop = asyncio.get_running_loop()
-        options = self._options
-        materials = options.materials
-        if materials is None:
-            materials = await loop.run_in_executor(self._executor, prepare, config, options.local, options.data)
-        max_interval_s = min(options.max_interval_s, config.interval_s or math.inf)
-        self._intervals = Intervals(materials.inner, max_interval_s=max_interval_s, clock=options.clock)
+        options, materials = self._options, self._options.materials
         held = await loop.run_in_executor(
             self._executor, Held.of, options.state or ReplicaState.initial(materials.theta_N, config.overlap_steps)
         )
@@ -241,7 +246,6 @@ class Trainer:
         return reached
 
     def _begin_course(self, seat: Seat, tasks: asyncio.TaskGroup) -> Course:
-        assert self._intervals is not None
         course = Course(seat, self._intervals, tasks=tasks, on_event=self._on_event, is_leaving=self._stopping)
         course.begin()
         return course
@@ -322,7 +326,6 @@ class Trainer:
         self._on_event(aborted(notice))
 
     async def _validate(self, seat: Seat) -> None:
-        assert self._intervals is not None
         loss = await self._intervals.validate(seat.replica.current.state.theta_N, VALIDATION_BATCHES)
         self._on_event(Validated(step=seat.replica.outer_step, loss=loss))
 

@@ -123,6 +123,14 @@ def test_stream_that_ends_is_the_author_s_error() -> None:
         inner.train(range(100), 5)
 
 
+def test_stop_iteration_of_the_author_s_function_is_an_error_that_a_future_can_carry() -> None:
+    def loss(_module: nn.Module, _batch: object) -> Tensor:
+        return next(iter([]))
+
+    with pytest.raises(RuntimeError, match="raised StopIteration"):
+        ModuleInner(run_of(), own(loss=loss)).train(range(7), 5)
+
+
 def test_take_in_mixes_a_slice_and_leaves_the_rest() -> None:
     inner = ModuleInner(run_of(fragments=2), own())
     where, before_N = inner.layout.slice(1), inner.flat()

@@ -31,7 +31,7 @@ from swarm.training.model import build_model, initial_theta
 from swarm.training.run_config import RunConfig
 from swarm.training.trainer import Trainer, TrainerOptions
 from swarm_compression import warm_up
-from swarm_protocol.errors import IntegrityError
+from swarm_protocol.errors import ConfigError, IntegrityError
 from swarm_protocol.identity import Identity
 from training_swarm import NUM_VALUES, Swarm, SyntheticInner, assert_equal_steps, config, signed
 
@@ -433,11 +433,27 @@ def test_run_whose_data_is_damaged_at_one_member_ends_there_with_the_reason() ->
             await swarm.join("m1")
             bad = await swarm.join("bad", inner=SyntheticInner(corrupt=refuse))
             assert bad.task is not None
-            with pytest.RaisesGroup(pytest.RaisesExc(IntegrityError, match="the tokens are damaged")):
+            with pytest.raises(IntegrityError, match="the tokens are damaged"):
                 await bad.task
             bad.is_alive = False
-            await bad.trainer.close()
-            assert_equal_steps(await swarm.finish(), 3)
+            # it is not closed yet, and the others do not wait for it
+            others = await swarm.finish()
+            assert_equal_steps(others, 3)
+            assert max(event.seconds for event in others[0].of(OuterStep)) < 5.0
+
+    virtual_time.run(main())
+
+
+def test_trainer_that_never_trained_ends_what_it_would_have_trained_with() -> None:
+    async def main() -> None:
+        with no_leaks():
+            async with Swarm(config(admission=(Identity(b"o" * 32).peer_id,))) as swarm:
+                stranger = await swarm.join("m0")
+                assert stranger.task is not None
+                with pytest.raises(ConfigError, match="admits only the peers that it names"):
+                    await stranger.task
+                stranger.task = None
+            assert stranger.inner.is_closed
 
     virtual_time.run(main())
 

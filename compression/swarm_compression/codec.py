@@ -26,7 +26,8 @@ class Codec(ABC):
     """Encodes flat fp32 vectors. The same vector gives the same bytes on every machine and device, with any number of
     threads; NaN and infinities are refused both ways.
 
-    What the face promises is checked here, once; a codec adds `encoded_bytes`, `_write` and `_read`.
+    What the face promises is checked here, once; a codec adds `encoded_bytes`, `_write`, `_check` and
+    `_read`.
     """
 
     def __init__(self, name: str) -> None:
@@ -49,6 +50,11 @@ class Codec(ABC):
         if view.readonly:
             raise CodecError("the buffer cannot be written to")
         self._write(x_N, np.frombuffer(view, dtype=np.uint8))
+
+    def check(self, data: Data, num_values: int) -> None:
+        """Raises CodecError where `decode` would, for a fraction of its cost: no value is made."""
+        view = check_size(data, num_values, self.encoded_bytes(num_values))
+        self._check(np.frombuffer(view, dtype=np.uint8), num_values)
 
     def decode(self, data: Data, num_values: int) -> Tensor:
         """A new fp32 CPU tensor [num_values], all finite. Raises CodecError, before anything is allocated if the
@@ -79,6 +85,10 @@ class Codec(ABC):
     @abstractmethod
     def _write(self, x_N: Tensor, wire: NDArray[np.uint8]) -> None:
         """`x_N` is contiguous fp32 on any device, `wire` has `encoded_bytes`. Raises CodecError if not finite."""
+
+    @abstractmethod
+    def _check(self, wire: NDArray[np.uint8], num_values: int) -> None:
+        """`wire` has `encoded_bytes` from anyone, aligned to nothing. Raises CodecError for what no encoder writes."""
 
     @abstractmethod
     def _read(self, wire: NDArray[np.uint8], x_N: Tensor) -> None:

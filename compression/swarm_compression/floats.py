@@ -31,9 +31,16 @@ class FloatCodec(Codec):
         check_finite(wire_N, f"a value is not finite, or larger than {self.name} can hold")
         wire.view(bits)[:] = wire_N.view(_BITS[bits]).numpy()
 
+    def _check(self, wire: NDArray[np.uint8], num_values: int) -> None:  # noqa: ARG002
+        self._checked(wire)
+
     def _read(self, wire: NDArray[np.uint8], x_N: Tensor) -> None:
+        x_N.copy_(self._checked(wire))
+
+    def _checked(self, wire: NDArray[np.uint8]) -> Tensor:
+        """The values [N], all finite, in the format's own type."""
         dtype, bits = _WIRE[self.name]
         # astype copies: torch takes neither foreign byte orders nor memory that is read-only or not aligned
-        bits_N = wire.view(bits).astype(bits[1:])
-        x_N.copy_(torch.from_numpy(bits_N).view(dtype))
-        check_finite(x_N, "a value is not finite")
+        wire_N = torch.from_numpy(wire.view(bits).astype(bits[1:])).view(dtype)
+        check_finite(wire_N, "a value is not finite")
+        return wire_N

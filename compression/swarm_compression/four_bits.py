@@ -74,8 +74,7 @@ class FourBitCodec(Codec):
 
     def _write(self, x_N: Tensor, wire: NDArray[np.uint8]) -> None:
         values_N = x_N.cpu().numpy()
-        bits_K = wire[: 2 * _num_blocks(values_N.size)].view("<u2")
-        code_M = wire[bits_K.nbytes :]
+        bits_K, code_M = _split(wire, values_N.size)
         for start in range(0, values_N.size, _SLAB_VALUES):
             x_S = values_N[start : start + _SLAB_VALUES]
             if gap := -x_S.size % BLOCK_VALUES:
@@ -106,9 +105,8 @@ class FourBitCodec(Codec):
 
     def _read(self, wire: NDArray[np.uint8], x_N: Tensor) -> None:
         num_values = x_N.numel()
-        bits_K = wire[: 2 * _num_blocks(num_values)].view("<u2")
-        code_M = wire[bits_K.nbytes :]
-        self._check(bits_K, code_M, num_values)
+        bits_K, code_M = _split(wire, num_values)
+        self._check(wire, num_values)
         scale_K = (bits_K.astype(np.uint32) << 16).view(np.float32)
         values_N = x_N.numpy()
         for start in range(0, num_values, _SLAB_VALUES):
@@ -123,8 +121,8 @@ class FourBitCodec(Codec):
             np.multiply(whole_KC, scale_of, out=out_S[:cut].reshape(-1, BLOCK_VALUES))
             out_S[cut:] = value_S[cut:] * scale_K[block + num_whole : block + num_whole + 1]
 
-    def _check(self, bits_K: NDArray[np.uint16], code_M: NDArray[np.uint8], num_values: int) -> None:
-        """Refuse what no encoder writes."""
+    def _check(self, wire: NDArray[np.uint8], num_values: int) -> None:
+        bits_K, code_M = _split(wire, num_values)
         in_range_K = (bits_K >= self._min_scale_bits) & (bits_K <= self._max_scale_bits)
         if not bool(((bits_K == 0) | in_range_K).all()):
             raise CodecError("a scale is negative, not finite, or not one that an encoder writes")
@@ -136,6 +134,12 @@ class FourBitCodec(Codec):
 
 def _num_blocks(num_values: int) -> int:
     return -(-num_values // BLOCK_VALUES)
+
+
+def _split(wire: NDArray[np.uint8], num_values: int) -> tuple[NDArray[np.uint16], NDArray[np.uint8]]:
+    """The scales' bits [K] and the bytes of codes [M]."""
+    num_scale_bytes = 2 * _num_blocks(num_values)
+    return wire[:num_scale_bytes].view("<u2"), wire[num_scale_bytes:]
 
 
 def _bits_of(scale: float) -> int:

@@ -50,6 +50,9 @@ class Int8Codec(Codec):
             raise CodecError("a value is not finite")
         wire[: 4 * num_blocks].view("<f4")[:] = scale_K
 
+    def _check(self, wire: NDArray[np.uint8], num_values: int) -> None:
+        _checked(wire, num_values)
+
     def _read(self, wire: NDArray[np.uint8], x_N: Tensor) -> None:
         scale_K, code_N = _checked(wire, x_N.numel())
         dequantize(code_N, scale_K, x_N.numpy())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -111,6 +112,35 @@ def test_decode_bytes_of_the_right_size_gives_a_finite_vector_or_codec_error(
     except CodecError:
         return
     assert bool(torch.isfinite(x_N).all())
+
+
+@every_codec
+@given(x_N=any_vectors, noise=st.data())
+def test_check_refuses_exactly_what_decode_refuses(name: str, x_N: torch.Tensor, noise: st.DataObject) -> None:
+    codec, num_values = get_codec(name), x_N.numel()
+    data = bytearray(codec.encode(x_N.clamp(-60000, 60000)))
+    for place in noise.draw(st.lists(st.integers(0, max(0, len(data) - 1)), max_size=3)):
+        data[place : place + 1] = noise.draw(st.sampled_from([b"\x80", b"\xff", b"\x7f", b"\x08", b""]))
+
+    def refuses(function: Callable[[bytearray, int], object]) -> bool:
+        try:
+            function(data, num_values)
+        except CodecError:
+            return True
+        return False
+
+    assert refuses(codec.check) == refuses(codec.decode)
+
+
+@every_codec
+def test_check_and_decode_refuse_a_value_that_is_not_finite_and_a_size_that_is_wrong(name: str) -> None:
+    codec = get_codec(name)
+    data = codec.encode(known_vector())
+    codec.check(data, 1000)
+    for bad in (b"\xff" * len(data), data[:-1], data + b"\0"):
+        for function in (codec.check, codec.decode):
+            with pytest.raises(CodecError):
+                function(bad, 1000)
 
 
 @every_codec

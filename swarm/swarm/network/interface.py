@@ -16,7 +16,7 @@ from typing import Protocol
 
 from swarm_protocol import limits
 from swarm_protocol.envelope import Envelope
-from swarm_protocol.errors import PeerRefused
+from swarm_protocol.errors import PeerRefused, PeerViolation
 
 BUSY_RETRY_S = 1.0
 """When to ask a peer again that works on too many calls of ours: most calls take less."""
@@ -67,10 +67,19 @@ class Network(Protocol):
     def now(self) -> float:
         """Unix time in seconds, the clock that records are issued and expire by."""
 
-    async def call(self, peer_id: str, method: str, request: bytes, *, timeout_s: float) -> bytes:
-        """Ask `peer_id` once. Any size up to `limits.MAX_MESSAGE_BYTES` both ways.
+    async def call(
+        self,
+        peer_id: str,
+        method: str,
+        request: bytes,
+        *,
+        timeout_s: float,
+        max_bytes: int = limits.MAX_MESSAGE_BYTES,
+    ) -> bytes:
+        """Ask `peer_id` once. Any request up to `limits.MAX_MESSAGE_BYTES`, and an answer up to `max_bytes`.
 
-        Cancelling the call cancels the handler. Raises PeerUnreachable, PeerTimeout (after `timeout_s`),
+        Of a longer answer no more is taken in than a stream's window (4 MiB) beyond `max_bytes`; then it is a
+        PeerViolation. Cancelling the call cancels the handler. Raises PeerUnreachable, PeerTimeout (after `timeout_s`),
         PeerRefused (it does not serve `method`, or it works on `limits.MAX_CALLS_PER_PEER` calls of ours and says when
         to ask again), or the SwarmError that the handler raised.
         """
@@ -112,3 +121,8 @@ def too_many_calls(peer_id: str) -> PeerRefused:
         retry_after_s=BUSY_RETRY_S,
         peer_id=peer_id,
     )
+
+
+def too_long(max_bytes: int, peer_id: str) -> PeerViolation:
+    """What a message that is longer than its receiver takes ends with."""
+    return PeerViolation(f"the peer sent a message of more than {max_bytes} bytes", peer_id=peer_id)

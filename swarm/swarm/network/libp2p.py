@@ -149,7 +149,15 @@ class Libp2pNetwork:
 
     # --- calls and streams --------------------------------------------------------------------------------------------
 
-    async def call(self, peer_id: str, method: str, request: bytes, *, timeout_s: float) -> bytes:
+    async def call(
+        self,
+        peer_id: str,
+        method: str,
+        request: bytes,
+        *,
+        timeout_s: float,
+        max_bytes: int = limits.MAX_MESSAGE_BYTES,
+    ) -> bytes:
         self._check_open()
         if len(request) > limits.MAX_MESSAGE_BYTES:
             raise ValueError(f"request of {len(request)} bytes, more than {limits.MAX_MESSAGE_BYTES}")
@@ -157,7 +165,7 @@ class Libp2pNetwork:
         try:
             async with asyncio.timeout(timeout_s):
                 try:
-                    return await self._calls.call(peer_id, names, request)
+                    return await self._calls.call(peer_id, names, request, max_bytes)
                 except NotServed:
                     raise await explain_refusal(self._host, peer_id, self._network_id, method) from None
         except TimeoutError:
@@ -178,10 +186,11 @@ class Libp2pNetwork:
             yield stream
 
     @contextlib.asynccontextmanager
-    async def _open_unbounded(self, peer_id: str, protocol: str) -> AsyncIterator[Stream]:
+    async def _open_unbounded(self, peer_id: str, protocol: str, max_bytes: int) -> AsyncIterator[Stream]:
         """For calls, which have one deadline for all that they do."""
         reader, writer = await self._host.open_stream(peer_id, protocol)
-        async with _pumped(Libp2pStream(reader, writer, peer_id=peer_id, timeout_s=None)) as stream:
+        stream = Libp2pStream(reader, writer, peer_id=peer_id, timeout_s=None, max_message_bytes=max_bytes)
+        async with _pumped(stream):
             yield stream
 
     async def serve(self, method: str, handler: UnaryHandler) -> None:

@@ -16,7 +16,7 @@ from contextlib import AbstractAsyncContextManager
 from swarm_protocol.errors import PeerRefused, PeerViolation, SwarmError
 from swarm_protocol.failure import decode_failure, encode_failure
 
-from swarm.network.interface import EndOfStream, Stream, StreamHandler, UnaryHandler
+from swarm.network.interface import EndOfStream, Stream, StreamHandler, UnaryHandler, too_long
 from swarm.network.libp2p_host import Host
 from swarm.network.libp2p_unary import UnaryAnswer
 
@@ -29,7 +29,8 @@ MAX_PARCELS_BYTES = 256 * 2**20
 _OK, _FAILURE, _PARCEL = b"\x00", b"\x01", b"\x02"
 _TOKEN_BYTES = 16
 
-OpenStream = Callable[[str, str], AbstractAsyncContextManager[Stream]]
+OpenStream = Callable[[str, str, int], AbstractAsyncContextManager[Stream]]
+"""`open(peer_id, protocol, max_bytes)`: no message that comes is longer."""
 
 logger = logging.getLogger(__name__)
 
@@ -41,23 +42,25 @@ class Calls:
         self._parcels: OrderedDict[bytes, tuple[str, bytes]] = OrderedDict()
         self._num_parcel_bytes = 0
 
-    async def call(self, peer_id: str, names: tuple[str, str, str], request: bytes) -> bytes:
+    async def call(self, peer_id: str, names: tuple[str, str, str], request: bytes, max_bytes: int) -> bytes:
         """`names`: the protocols of the lane, of large requests and of parcels. Deadlines are the caller's."""
         lane_name, bulk_name, parcel_name = names
         if len(request) > LANE_BYTES:
-            return await self._exchange(peer_id, bulk_name, request)
+            return await self._exchange(peer_id, bulk_name, request, max_bytes)
         response = await self._host.call(peer_id, lane_name, request)
         status, body = response[:1], response[1:]
         if status == _OK:
+            if len(body) > max_bytes:  # no more than the daemon's own limit
+                raise too_long(max_bytes, peer_id)
             return body
         if status == _FAILURE:
             raise decode_failure(body, peer_id)
         if status == _PARCEL and len(body) == _TOKEN_BYTES:
-            return await self._exchange(peer_id, parcel_name, body)
+            return await self._exchange(peer_id, parcel_name, body, max_bytes)
         raise PeerViolation("the peer's response has no known form", peer_id=peer_id)
 
-    async def _exchange(self, peer_id: str, name: str, request: bytes) -> bytes:
-        async with self._open_stream(peer_id, name) as stream:
+    async def _exchange(self, peer_id: str, name: str, request: bytes, max_bytes: int) -> bytes:
+        async with self._open_stream(peer_id, name, max_bytes) as stream:
             await stream.send(request)
             try:
                 return await stream.receive()

@@ -16,7 +16,7 @@ from swarm_protocol.failure import decode_failure, encode_failure
 
 from swarm.network import framing
 from swarm.network.framing import Kind
-from swarm.network.interface import EndOfStream
+from swarm.network.interface import EndOfStream, too_long
 
 _GRANT_BYTES = framing.WINDOW_BYTES // 4
 """Credit goes back in steps of this size: often enough that the sender never waits in a steady flow."""
@@ -27,13 +27,20 @@ _COPY_BYTES = 2**16
 
 class Libp2pStream:
     def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, peer_id: str, timeout_s: float | None
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        *,
+        peer_id: str,
+        timeout_s: float | None,
+        max_message_bytes: int = limits.MAX_MESSAGE_BYTES,
     ) -> None:
         """`timeout_s` None: sending and receiving wait for as long as the other side is there."""
         self._reader = reader
         self._writer = writer
         self._peer_id = peer_id
         self._timeout_s = timeout_s
+        self._max_message_bytes = max_message_bytes
         self._received: deque[tuple[Kind, bytes]] = deque()
         self._partial: list[bytes] = []
         self._num_partial_bytes = 0
@@ -180,14 +187,17 @@ class Libp2pStream:
         """The message that the next piece completes, else None."""
         kind, body = self._received.popleft()
         self._grant(framing.cost(len(body)))
+        self._num_partial_bytes += len(body)
+        if self._num_partial_bytes > self._max_message_bytes:
+            self._received.clear()
+            self._partial.clear()
+            violation = too_long(self._max_message_bytes, self._peer_id)
+            self._fail(violation)
+            raise violation
         if kind == Kind.DATA and not self._partial:
+            self._num_partial_bytes = 0
             return body
         self._partial.append(body)
-        self._num_partial_bytes += len(body)
-        if self._num_partial_bytes > limits.MAX_MESSAGE_BYTES:
-            self._received.clear()
-            self._fail(PeerViolation(f"message over {limits.MAX_MESSAGE_BYTES} bytes", peer_id=self._peer_id))
-            return None
         if kind == Kind.MORE:
             return None
         message = b"".join(self._partial)

@@ -229,9 +229,18 @@ class MemoryNetwork:
     def now(self) -> float:
         return EPOCH_S + asyncio.get_running_loop().time() + self._access.clock_offset_s
 
-    async def call(self, peer_id: str, method: str, request: bytes, *, timeout_s: float) -> bytes:
+    async def call(
+        self,
+        peer_id: str,
+        method: str,
+        request: bytes,
+        *,
+        timeout_s: float,
+        max_bytes: int = limits.MAX_MESSAGE_BYTES,
+    ) -> bytes:
         try:
             async with asyncio.timeout(timeout_s), self._conversation(peer_id, f"{_CALL}{method}", timeout_s) as end:
+                end.max_message_bytes = max_bytes
                 await end.send(request)
                 return await end.receive()
         except TimeoutError:

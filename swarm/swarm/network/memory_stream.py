@@ -20,7 +20,7 @@ from swarm_protocol.failure import decode_failure, encode_failure
 
 from swarm.network import framing
 from swarm.network.framing import Kind
-from swarm.network.interface import EndOfStream
+from swarm.network.interface import EndOfStream, too_long
 from swarm.network.memory_link import Pipe
 
 _GRANT_BYTES = framing.WINDOW_BYTES // 4
@@ -37,10 +37,12 @@ class End:
         self.peer_id = peer_id
         self.other: End
         self.handler_task: asyncio.Task[None] | None = None
+        self.max_message_bytes = limits.MAX_MESSAGE_BYTES
         self._pipe = pipe
         self._timeout_s = timeout_s
         self._received: deque[tuple[Kind, bytes]] = deque()
         self._partial: list[bytes] = []
+        self._num_partial_bytes = 0
         self._taken_bytes = 0
         self._credit_bytes = framing.WINDOW_BYTES
         self._accepted = False
@@ -169,10 +171,18 @@ class End:
         while self._received:
             kind, piece = self._received.popleft()
             self._grant(framing.cost(len(piece)))
+            self._num_partial_bytes += len(piece)
+            if self._num_partial_bytes > self.max_message_bytes:
+                self._received.clear()
+                self._partial.clear()
+                violation = too_long(self.max_message_bytes, self.peer_id)
+                self.break_off(violation)
+                raise violation
             self._partial.append(piece)
             if kind == Kind.DATA:
                 message = b"".join(self._partial)
                 self._partial.clear()
+                self._num_partial_bytes = 0
                 return message
         return None
 

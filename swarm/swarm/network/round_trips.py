@@ -93,7 +93,7 @@ class RoundTrips:
         times_s = [loop.time()]
         for _ in range(NUM_PINGS):
             left_s = times_s[0] + timeout_s - times_s[-1]
-            await self._network.call(peer_id, PING_METHOD, b"", timeout_s=left_s)
+            await self._network.call(peer_id, PING_METHOD, b"", timeout_s=left_s, max_bytes=0)
             times_s.append(loop.time())
         return min(later - earlier for earlier, later in pairwise(times_s))
 

@@ -110,7 +110,9 @@ class Fetcher:
 
         async def ask(donor: str, index: int, timeout_s: float) -> bytes:
             request = ChunkRequest(state_digest=digest, index=index).to_bytes()
-            return await self._network.call(donor, self._methods.chunk, request, timeout_s=timeout_s)
+            return await self._network.call(
+                donor, self._methods.chunk, request, timeout_s=timeout_s, max_bytes=CHUNK_BYTES
+            )
 
         download = Download(manifest, ask, self._executor, self._store)
         try:
@@ -146,9 +148,10 @@ class Fetcher:
     ) -> Manifest | None:
         request = ManifestRequest(state_digest=digest).to_bytes()
         try:
-            data = await self._network.call(donor, self._methods.manifest, request, timeout_s=CALL_TIMEOUT_S)
-            if len(data) > (most := _max_manifest_bytes(num_values)):
-                raise PeerViolation(f"its manifest has {len(data)} bytes, more than {most}", peer_id=donor)
+            most = _max_manifest_bytes(num_values)
+            data = await self._network.call(
+                donor, self._methods.manifest, request, timeout_s=CALL_TIMEOUT_S, max_bytes=most
+            )
             is_small = len(data) <= SMALL_BYTES
             manifest = _named(data, digest) if is_small else await self._off_loop(_named, data, digest)
             if manifest.num_values != num_values:

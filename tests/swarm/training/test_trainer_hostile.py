@@ -204,7 +204,7 @@ class LyingNetwork:
     def __getattr__(self, name: str) -> object:
         return getattr(self._real, name)
 
-    async def call(self, peer_id: str, method: str, request: bytes, *, timeout_s: float) -> bytes:
+    async def call(self, peer_id: str, method: str, request: bytes, **bounds: float) -> bytes:
         if method == self._seat.methods.ready and self._seat.replica.proof is not None:
             ready = Ready.from_bytes(request)
             honest = self._seat.replica.proof.origin
@@ -216,7 +216,7 @@ class LyingNetwork:
                 state_digest=bytes(32),
             )
             request = replace(ready, voted=voted, voted_origin=signed.data, voted_attempt=ready.attempt).to_bytes()
-        return await self._real.call(peer_id, method, request, timeout_s=timeout_s)
+        return await self._real.call(peer_id, method, request, **bounds)
 
 
 def peer_id_of(name: str) -> str:

@@ -14,7 +14,7 @@ from hivemind.proto import p2pd_pb2
 from swarm_protocol.errors import PeerRefused, SwarmError
 
 from swarm.network.interface import StreamHandler
-from swarm.network.libp2p_control import STREAM_BUFFER_BYTES, ControlError, peer_id_text, read_message
+from swarm.network.libp2p_control import BACKLOG, STREAM_BUFFER_BYTES, ControlError, peer_id_text, read_message
 from swarm.network.libp2p_host import Host
 from swarm.network.libp2p_stream import Libp2pStream
 
@@ -38,7 +38,9 @@ class StreamServer:
 
     async def start(self) -> None:
         path = self._host.daemon.listen_socket
-        self._server = await asyncio.start_unix_server(self._connected, path, limit=STREAM_BUFFER_BYTES)
+        self._server = await asyncio.start_unix_server(
+            self._connected, path, limit=STREAM_BUFFER_BYTES, backlog=BACKLOG
+        )
 
     def close(self) -> None:
         if self._server is not None:

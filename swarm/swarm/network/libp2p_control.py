@@ -19,6 +19,11 @@ from hivemind.utils.multiaddr import Multiaddr
 STREAM_BUFFER_BYTES = 1 << 20
 """What a reader holds before it stops reading. asyncio's default of 64 KiB halves the throughput of large messages."""
 
+BACKLOG = 4096
+"""Streams that the daemon may have passed to us while our loop was busy. It resets those that find no place, and their
+callers would hear that we have left, not why they are refused; asyncio's default of 100 is less than one peer may have.
+"""
+
 MAX_CONTROL_MESSAGE_BYTES = 8 << 20
 """The daemon is our own child, yet a length prefix is never trusted with an allocation without a bound."""
 

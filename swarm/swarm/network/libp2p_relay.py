@@ -33,6 +33,7 @@ from swarm.network.libp2p_circuit import (
     stop_request,
 )
 from swarm.network.libp2p_control import (
+    BACKLOG,
     ControlError,
     peer_id_bytes,
     peer_id_text,
@@ -106,7 +107,7 @@ class Relay:
     async def start(self) -> None:
         """Take the place of the daemon's own relay. Raises PeerUnreachable if the daemon has ended."""
         path = self._host.daemon.relay_socket
-        self._server = await asyncio.start_unix_server(self._connected, path, limit=SPLICE_BYTES)
+        self._server = await asyncio.start_unix_server(self._connected, path, limit=SPLICE_BYTES, backlog=BACKLOG)
         await self._host.accept_streams(HOP, path)
 
     def close(self) -> None:

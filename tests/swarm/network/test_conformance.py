@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 from network_worlds import Libp2pWorld, RelayedWorld, Run, World, eventually, libp2p_runner, run_in_memory
@@ -126,6 +127,26 @@ def test_call_over_the_limit_raises_value_error(run: Run) -> None:
         await world.a.serve(method, echo)
         with pytest.raises(ValueError, match="more than"):
             await world.b.call(world.a.peer_id, method, bytes(limits.MAX_MESSAGE_BYTES + 1), timeout_s=5)
+
+    run(case)
+
+
+@pytest.mark.parametrize("num_request_bytes", [3, 5 * MIB])
+@pytest.mark.parametrize("num_bytes", [100, 2 * MIB, 16 * MIB])
+def test_answer_longer_than_its_caller_takes_is_a_violation(run: Run, num_request_bytes: int, num_bytes: int) -> None:
+    async def case(world: World) -> None:
+        async def handler(_peer_id: str, _request: bytes) -> bytes:
+            return bytes(num_bytes)
+
+        method, request = world.name(), bytes(num_request_bytes)
+        await world.a.serve(method, handler)
+        ask = partial(world.b.call, world.a.peer_id, method, request, timeout_s=30)
+        assert await ask(max_bytes=num_bytes) == bytes(num_bytes)
+        for max_bytes in (num_bytes - 1, 0):
+            with pytest.raises(PeerViolation, match=f"more than {max_bytes} bytes") as caught:
+                await ask(max_bytes=max_bytes)
+            assert caught.value.peer_id == world.a.peer_id
+        assert await ask() == bytes(num_bytes)
 
     run(case)
 
@@ -407,6 +428,26 @@ def test_messages_before_a_failure_arrive_before_it(run: Run) -> None:
                 await stream.receive()
             with pytest.raises(SessionError, match="no more"):
                 await stream.send(b"x")
+
+    run(case)
+
+
+def test_streams_that_come_all_at_once_each_hear_why_they_are_refused(run: Run) -> None:
+    async def case(world: World) -> None:
+        async def refuse(_peer_id: str, _stream: Stream) -> None:
+            raise PeerRefused("no room", retry_after_s=2.5)
+
+        method = world.name()
+        await world.a.serve_stream(method, refuse)
+
+        async def ask() -> None:
+            async with world.b.stream(world.a.peer_id, method, timeout_s=30) as stream:
+                await stream.send(b"a request")
+                await stream.receive()
+
+        for _ in range(2):
+            errors = await asyncio.gather(*(ask() for _ in range(200)), return_exceptions=True)
+            assert {(type(error), getattr(error, "retry_after_s", 0.0)) for error in errors} == {(PeerRefused, 2.5)}
 
     run(case)
 

@@ -8,7 +8,9 @@
     signature = "…"
 
 The signature is over a canonical form of every value in the file, so comments and spacing are free, while a changed,
-added or removed value is an IntegrityError. Reads and writes block; no state.
+added or removed value is an IntegrityError. Signing writes down every setting, so that what a run is does not change
+with the defaults of a later version; of [model] those of its type stay out, which are transformers'. Reads and writes
+block; no state.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from swarm_protocol.identity import Identity, verify
 
 from swarm.training.model import check_model
 from swarm.training.run_config import RunConfig, refuse_unknown_keys
-from swarm.training.run_text import template, to_toml, with_signature, with_value
+from swarm.training.run_text import template, to_toml, with_missing, with_signature, with_value
 
 MAX_RUN_FILE_BYTES = 1 << 16
 MAX_KEY_WORDS = 32
@@ -91,16 +93,17 @@ def new_run_file(path: Path, config: RunConfig) -> None:
 def sign_file(path: Path, identity: Identity, *, data_digest: str = "", issued_at: int | None = None) -> SignedRun:
     """Sign the run file at `path`, now unless `issued_at` says otherwise, in place of an earlier signature.
 
-    Comments and spacing stay. `data_digest`, unless empty, becomes the run's data.digest. The file is rewritten whole
-    or not at all. Raises ConfigError if it cannot be a run, cannot be written, or is written in a way that cannot be
-    changed line by line.
+    Comments and spacing stay, and settings that are left out are written down. `data_digest`, unless empty, becomes the
+    run's data.digest. The file is rewritten whole or not at all. Raises ConfigError if it cannot be a run, cannot be
+    written, or is written in a way that cannot be changed line by line.
     """
     text = _read(path)
-    mapping = _unsigned(_parsed(text, path))
-    RunConfig.from_mapping(mapping)
+    written = _unsigned(_parsed(text, path))
+    mapping = _completed(written, RunConfig.from_mapping(written))
+    text = with_missing(text, written, mapping)
     if data_digest:
         text = with_value(text, "data", "digest", data_digest)
-        mapping["data"] = {**mapping.get("data", {}), "digest": data_digest}
+        mapping["data"] = {**mapping["data"], "digest": data_digest}
     config = RunConfig.from_mapping(mapping)
     check_model(config)
     issued_at = int(time.time()) if issued_at is None else issued_at
@@ -114,6 +117,15 @@ def sign_file(path: Path, identity: Identity, *, data_digest: str = "", issued_a
         )
     _write_whole(path, signed)
     return run
+
+
+def _completed(written: Mapping[str, Any], config: RunConfig) -> dict[str, Any]:
+    """`config` as `written`, and as it has become where nothing is."""
+    full = {**config.to_mapping(), **written}
+    for key, table in config.to_mapping().items():
+        if isinstance(table, Mapping):
+            full[key] = {**table, **written.get(key, {})}
+    return full
 
 
 def read_config(path: Path) -> RunConfig:

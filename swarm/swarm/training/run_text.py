@@ -21,7 +21,7 @@ from swarm.trust.aggregation.registry import aggregator_names
 _WIDTH = 110
 _HEAD = """\
 # A run: what is trained, on what, and how. All its members share these settings.
-# Every setting is here as it is by default: change what you need. Those left out are as by default. Then:
+# Every setting is here as it is by default: change what you need. Signing writes down those left out. Then:
 #
 #     swarm-node run sign {path}
 #     swarm-node join --run {path} --peers ADDR
@@ -61,6 +61,7 @@ ABOUT: Mapping[str, str] = {
     "data.source": f"{', '.join(SOURCES)}: the standard library's source, each member's own files (join --data), or a "
     "data set of the Hugging Face hub.",
     "data.hub_id": 'OWNER/NAME of the data set, with source = "hub".',
+    "data.hub_config": "Which of its configurations; empty: its only or usual one.",
     "data.split": "Which split of it.",
     "data.text_key": "Which column of it, or key of JSON lines, holds the text.",
     "data.tokenizer": '"bytes", OWNER/NAME on the hub, or "local": each member names the directory of its own copy.',
@@ -128,6 +129,33 @@ def with_value(text: str, table: str, key: str, value: object) -> str:
         lines += ["", f"[{table}]"]
         at = len(lines)
     lines.insert(at, f"{key} = {toml_value(value)}")
+    return "\n".join(lines) + "\n"
+
+
+def with_missing(text: str, written: Mapping[str, Any], full: Mapping[str, Any]) -> str:
+    """`text`, which says `written`, with all that only `full` has: values at the end of their table, tables at the end
+    of `text`."""
+    for key, value in full.items():
+        if isinstance(value, Mapping):
+            given = written.get(key, {})
+            missing = {name: each for name, each in value.items() if name not in given}
+            if key not in written:
+                text = f"{text.rstrip()}\n\n[{key}]\n"
+            text = _with_lines(text, key, missing)
+        elif key not in written:
+            text = _with_lines(text, "", {key: value})
+    return text
+
+
+def _with_lines(text: str, table: str, values: Mapping[str, Any]) -> str:
+    """At the end of [table]; before the first table, if that is empty."""
+    lines, at, inside = text.splitlines(), 0, not table
+    for index, line in enumerate(lines):
+        if header := _table_of(line):
+            inside = header == table
+        if inside and line.strip() and not line.lstrip().startswith("#"):
+            at = index + 1
+    lines[at:at] = [f"{key} = {toml_value(value)}" for key, value in values.items()]
     return "\n".join(lines) + "\n"
 
 

@@ -262,12 +262,34 @@ def test_sign_file_signs_what_a_person_wrote_and_keeps_the_comments(tmp_path: Pa
     assert path.read_text().count("[signature]") == 1
 
 
-def test_sign_file_of_few_settings_can_be_joined(tmp_path: Path) -> None:
-    """What is left out is as by default; the signature is over what is there."""
+def test_sign_file_of_few_settings_writes_down_those_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "run.toml"
-    path.write_text('name = "few"\ninner = {batch_windows = 2}\n')
-    assert sign_file(path, AUTHOR) == load_run(path)
-    assert load_run(path).config == RunConfig(name="few", inner=InnerConfig(batch_windows=2))
+    head = '# mine\nname = "few"  # so it is\nmin_group = 5\naggregator = "trimmed_mean"\n'
+    path.write_text(f"{head}\n[inner]\nbatch_windows = 2  # small\n\n# no tables follow\n")
+    run = sign_file(path, AUTHOR)
+    assert run == load_run(path)
+    assert run.config == RunConfig(
+        name="few", min_group=5, aggregator="trimmed_mean", inner=InnerConfig(batch_windows=2)
+    )
+    text = path.read_text()
+    assert text.startswith(head)
+    assert "[inner]\nbatch_windows = 2  # small\n" in text
+    written = tomllib.loads(text)
+    del written["signature"]
+    assert written == run.config.to_mapping()
+    # a later version with other defaults, for which it is the same run
+    monkeypatch.setattr(InnerConfig.__init__, "__kwdefaults__", {**InnerConfig.__init__.__kwdefaults__, "beta2": 0.5})
+    assert load_run(path).run_id == run.run_id
+    assert InnerConfig().beta2 == 0.5
+
+
+def test_sign_file_again_changes_the_signature_alone(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('name = "few"\n')
+    sign_file(path, AUTHOR, issued_at=7)
+    before = path.read_text()
+    sign_file(path, AUTHOR, issued_at=7)
+    assert path.read_text() == before
 
 
 @pytest.mark.parametrize("data_digest", ["", "ab" * 32], ids=["signature", "digest"])

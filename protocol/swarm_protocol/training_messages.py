@@ -32,6 +32,9 @@ _OPENING_KINDS = ("exchange", "keep", "result", "slices")
 ReplyKind: TypeAlias = Literal["group", "pending", "attempt", "behind", "left_out"]
 _REPLY_KINDS = ("group", "pending", "attempt", "behind", "left_out")
 
+MAX_BYTES_PER_S = 2**40
+"""Of what a member says to carry; more than any line does."""
+
 
 def round_subject(run: str, step: int, attempt: int) -> str:
     """What the envelopes of this round's group and votes are about."""
@@ -107,7 +110,7 @@ class Ready:
         _check_work(self.num_tokens, self.num_samples, self.loss)
         _check_peers(self.accused, "accused")
         check_int(self.voted_attempt, "voted_attempt", high=limits.MAX_ATTEMPT)
-        check_int(self.bytes_per_s, "bytes_per_s", high=limits.MAX_PART_VALUES * 4)
+        check_int(self.bytes_per_s, "bytes_per_s", high=MAX_BYTES_PER_S)
         if (self.voted is None) != (not self.voted_origin):
             raise ValueError("voted and voted_origin come together")
 
@@ -268,6 +271,24 @@ class Vote:
         """Raises PeerViolation."""
         build = wire.flat(cls, {"outcome": wire.flat(Outcome)})
         return wire.decode(data, training_pb2.Vote, build, max_bytes=limits.MAX_VOTE_BYTES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VoteReply:
+    """Your slices came here at this rate, in bytes a second; 0: not measured. So members learn what they carry."""
+
+    bytes_per_s: int = 0
+
+    def __post_init__(self) -> None:
+        check_int(self.bytes_per_s, "bytes_per_s", high=MAX_BYTES_PER_S)
+
+    def to_bytes(self) -> bytes:
+        return wire.encode(wire.fill(training_pb2.VoteReply, self))
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> VoteReply:
+        """Raises PeerViolation."""
+        return wire.decode(data, training_pb2.VoteReply, wire.flat(cls), max_bytes=limits.MAX_REQUEST_BYTES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

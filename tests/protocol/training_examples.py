@@ -15,6 +15,7 @@ from swarm_protocol.training_messages import (
     Standing,
     StandingRequest,
     Vote,
+    VoteReply,
 )
 from swarm_protocol.transfer_messages import ChunkRequest, ManifestRequest, PartRequest
 
@@ -70,6 +71,7 @@ EXAMPLES: tuple[object, ...] = (
     ReduceOpening(kind="exchange", part=0),
     ReduceOpening(kind="slices", part=1, frame=3),
     Vote(run="stdlib-1f00ba44", step=3, attempt=1, group_digest=DIGEST, outcome=OUTCOME),
+    VoteReply(bytes_per_s=12_500_000),
     Certificate(group=b"signed group", votes=(b"signed vote", b"another")),
     Abort(
         run="stdlib-1f00ba44", step=3, attempt=1, group_digest=DIGEST, reason="a part did not come", accused=(SECOND,)

@@ -132,6 +132,12 @@ class Certificate(_message.Message):
     votes: _containers.RepeatedScalarFieldContainer[bytes]
     def __init__(self, group: _Optional[bytes] = ..., votes: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
+class VoteReply(_message.Message):
+    __slots__ = ("bytes_per_s",)
+    BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    bytes_per_s: int
+    def __init__(self, bytes_per_s: _Optional[int] = ...) -> None: ...
+
 class Abort(_message.Message):
     __slots__ = ("run", "step", "attempt", "group_digest", "reason", "accused")
     RUN_FIELD_NUMBER: _ClassVar[int]

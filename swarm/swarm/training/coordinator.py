@@ -23,6 +23,9 @@ MAX_SKEW = 4.0
 """How many times the usual part an owner gets at most: whoever boasts is not handed the vector, nor whoever pretends to
 be slow excused from it."""
 
+NOISE = 1.5
+"""Measurements that differ by less are of equal lines: parts that follow the noise only make the largest one larger."""
+
 PART_ALIGNMENT = 256
 """Parts begin at multiples of this many values, so that the codecs' blocks of one vector and of its parts coincide."""
 
@@ -37,6 +40,7 @@ class Terms:
     `tokens_per_sample` tokens for this step. The run admits only the peers of `admission`; empty: anyone. The fragment
     that the step moves has `num_values`. `first_attempt` follows the one that committed the state. Times are in
     seconds: `grace_s` after enough members are ready, `patience_s` until a coordinator says that too few are.
+    `bytes_per_s` is what this member's line carries (see `meter`).
     """
 
     run: str
@@ -56,6 +60,7 @@ class Terms:
     patience_s: float
     reduce_s: float
     vote_s: float
+    bytes_per_s: int = 0
 
     def admits(self, peer: str) -> bool:
         return not self.admission or peer in self.admission
@@ -73,7 +78,11 @@ def fair_shares(bytes_per_s: tuple[int, ...]) -> tuple[float, ...]:
     if not known:
         return (1.0,) * len(bytes_per_s)
     usual = statistics.median(known)
-    return tuple(min(max((each or usual) / usual, 1 / MAX_SKEW), MAX_SKEW) for each in bytes_per_s)
+    return tuple(_share((each or usual) / usual) for each in bytes_per_s)
+
+
+def _share(ratio: float) -> float:
+    return 1.0 if 1 / NOISE < ratio < NOISE else min(max(ratio, 1 / MAX_SKEW), MAX_SKEW)
 
 
 def part_values(num_values: int, bandwidths: tuple[float, ...]) -> tuple[int, ...]:

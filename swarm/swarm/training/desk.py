@@ -10,7 +10,7 @@ import asyncio
 from dataclasses import replace
 
 from swarm_protocol.errors import PeerRefused, PeerViolation, RoundError
-from swarm_protocol.training_messages import Abort, Ready, ReadyReply, StandingRequest
+from swarm_protocol.training_messages import Abort, Ready, ReadyReply, StandingRequest, VoteReply
 
 from swarm.network.interface import Stream
 from swarm.training.coordinator import Terms, origin_complaint
@@ -114,7 +114,7 @@ class Desk:
             raise PeerViolation("a vote comes from its voter", peer_id=peer)
         if self._driver is not None and self._driver.terms.step == vote.step:
             self._driver.feed(Voted(peer=voter, vote=vote, data=request))
-        return b""
+        return VoteReply(bytes_per_s=self._seat.meter.rate_from(peer)).to_bytes()
 
     async def _on_abort(self, peer: str, request: bytes) -> bytes:
         abort = Abort.from_bytes(request)

@@ -17,6 +17,7 @@ from torch import Tensor
 from swarm.network.interface import Stream
 from swarm.training.butterfly import Butterfly
 from swarm.training.coordinator import short
+from swarm.training.meter import MeteredStream
 from swarm.training.part_owner import Scheme
 from swarm.training.round_events import Event, Reduced, ReduceFailed, Signed
 from swarm.training.seat import Seat
@@ -46,20 +47,21 @@ class Reductions:
 
     async def reduce(self, signed: Signed, delta_N: Tensor | None) -> None:
         """Take part. Ends with Reduced; after ReduceFailed it goes on until cancelled (see `butterfly`)."""
-        group = signed.group
+        seat, group = self._seat, signed.group
         if not group.part_values:
             await self._propose(group.attempt, signed.digest, group, ())
             return
         butterfly = Butterfly(
-            self._seat.network,
-            self._seat.methods.reduce,
+            seat.network,
+            seat.methods.reduce,
             signed,
             delta_N,
             self._scheme(group),
-            self._seat.executor,
+            seat.executor,
             on_failure=lambda error: self._feed(failure(group.attempt, error)),
-            faults=self._seat.faults,
+            faults=seat.faults,
         )
+        seat.meter.begin([peer for peer in group.peer_ids if peer != seat.network.peer_id])
         self._place(signed.digest).butterfly.set_result(butterfly)
         try:
             reduction = await butterfly.run()
@@ -87,6 +89,7 @@ class Reductions:
     async def attend(self, peer: str, signed: Signed, stream: Stream) -> None:
         """Lead `peer`'s stream to the butterfly of its group, once this member takes part in it. Raises RoundError."""
         butterfly, place = None, self._place(signed.digest)
+        metered = MeteredStream(stream, lambda rate: self._seat.meter.arrived(peer, rate))
         place.num_waiting += 1
         try:
             async with asyncio.timeout(GROUP_WAIT_S):
@@ -99,7 +102,7 @@ class Reductions:
                 self._places.pop(signed.digest, None)
         if butterfly is None:
             raise RoundError(f"this member takes no part in attempt {signed.group.attempt}")
-        await butterfly.attend(peer, stream)
+        await butterfly.attend(peer, metered)
 
     def close(self) -> None:
         """The step is over: streams that wait for a group wait in vain."""

@@ -112,6 +112,7 @@ def own_ready(state: RoundState) -> Ready:
         voted=state.ballot.outcome if state.ballot else None,
         voted_origin=state.ballot.origin if state.ballot else b"",
         leaving=mine.leaving,
+        bytes_per_s=state.terms.bytes_per_s,
     )
 
 

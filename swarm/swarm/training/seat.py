@@ -8,18 +8,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from swarm_compression import Codec
 from swarm_protocol import limits
 from swarm_protocol.errors import PeerRefused, PeerUnreachable, PeerViolation, SwarmError
-from swarm_protocol.training_messages import Abort, Ready, ReadyReply, Standing, StandingRequest
+from swarm_protocol.training_messages import Abort, Ready, ReadyReply, Standing, StandingRequest, VoteReply
 
 from swarm.network.interface import EndOfStream, Network
 from swarm.network.phases import FaultHook
 from swarm.training.certificate import Notary, Proof
 from swarm.training.coordinator import Terms
 from swarm.training.history import MAX_HISTORY_BYTES, MAX_LINKS
+from swarm.training.meter import Meter
 from swarm.training.methods import Methods
 from swarm.training.replica import Replica
 from swarm.training.residuals import Residuals
@@ -65,6 +66,7 @@ class Seat:
     executor: Executor
     faults: FaultHook
     residuals: Residuals | None = None
+    meter: Meter = field(default_factory=Meter)
 
     @property
     def run(self) -> str:
@@ -101,6 +103,7 @@ def terms_of(seat: Seat) -> Terms:
         samples_per_member=config.samples_per_interval,
         tokens_per_sample=config.data.window_tokens,
         num_values=num_values,
+        bytes_per_s=seat.meter.bytes_per_s,
         grace_s=grace_s,
         patience_s=grace_s + PATIENCE_S,
         reduce_s=min(limits.MAX_PHASE_S, SPARE_S + both_ways_bytes / SLOWEST_BYTES_PER_S),
@@ -221,7 +224,8 @@ async def _walk(seat: Seat, peer: str, proof: Proof) -> list[Proof]:
 
 async def send_vote(seat: Seat, peer: str, vote: bytes) -> Event | None:
     try:
-        await seat.network.call(peer, seat.methods.vote, vote, timeout_s=CALL_TIMEOUT_S)
+        reply = await seat.network.call(peer, seat.methods.vote, vote, timeout_s=CALL_TIMEOUT_S)
+        seat.meter.told(peer, VoteReply.from_bytes(reply).bytes_per_s)
     except PeerUnreachable as error:
         return Lost(peer=peer, reason=error.message)
     except SwarmError as error:

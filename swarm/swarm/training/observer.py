@@ -76,16 +76,20 @@ class Observer:
         """
         claims = {peer: each.outer_step for peer, each in members.items() if each.digest}
         failure: SwarmError | None = None
+        has_answer = False
         for peer in sorted(claims, key=lambda peer: (-claims[peer], peer))[:MAX_ASKED]:
             try:
                 links = await self._links(peer)
             except SwarmError as error:
                 failure = error
                 continue
+            has_answer = True
             before = self.outer_step
             self._remember(links)
-            return [_step(link) for link in links if link.outer_step > before and link.origin.num_tokens]
-        if failure is not None:
+            # whoever says that it is further, and shows nothing new, does not hide what others show
+            if steps := [_step(link) for link in links if link.outer_step > before and link.origin.num_tokens]:
+                return steps
+        if failure is not None and not has_answer:
             raise failure
         return []
 

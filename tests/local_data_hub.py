@@ -18,12 +18,16 @@ COMMIT = "c0ffee" * 6 + "c0ff"
 
 
 class DataHub(http.server.ThreadingHTTPServer):
-    """Serves the files of `folder/datasets` and `folder/models`. `asked` are the paths, in order."""
+    """Serves the files of `folder/datasets` and `folder/models`. `asked` are the paths, in order. Once `falls_silent`,
+    it sends half of the next file, and then nothing of any."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(("127.0.0.1", 0), _Answer)
         self.folder = folder
         self.asked: list[str] = []
+        self.falls_silent = False
+        self.fell_silent = threading.Event()
+        self.closing = threading.Event()
         self.endpoint = f"http://127.0.0.1:{self.server_address[1]}"
 
 
@@ -84,7 +88,13 @@ class _Answer(http.server.BaseHTTPRequestHandler):
         for name, value in {**headers, "Content-Length": str(len(data))}.items():
             self.send_header(name, value)
         self.end_headers()
-        if self.command != "HEAD":
+        if self.command == "GET" and self.server.falls_silent and "ETag" in headers:
+            if not self.server.fell_silent.is_set():
+                self.server.fell_silent.set()
+                self.wfile.write(data[: len(data) // 2])
+            self.server.closing.wait()
+            self.close_connection = True
+        elif self.command != "HEAD":
             self.wfile.write(data)
 
     def _refuse(self, what: str) -> None:
@@ -112,6 +122,7 @@ def local_data_hub(folder: Path) -> Iterator[DataHub]:
     try:
         yield hub
     finally:
+        hub.closing.set()
         hub.shutdown()
         hub.server_close()
         thread.join()

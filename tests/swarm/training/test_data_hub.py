@@ -7,10 +7,12 @@ import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import datasets
 import huggingface_hub.constants
 import pytest
+from huggingface_hub import file_download
 from local_data_hub import COMMIT, DATA_SET, TOKENIZER, DataHub, local_data_hub
 from swarm.training.data import LocalData, hub, load_corpus
 from swarm.training.data.hub import HubSource, bring_tokenizer
@@ -103,6 +105,18 @@ def test_find_hub_that_accepts_and_says_nothing_is_given_up(tmp_path: Path, monk
         point_to(f"http://127.0.0.1:{silent.getsockname()[1]}", tmp_path, monkeypatch)
         with pytest.raises(ConfigError, match="cannot be had from the hub"):
             HubSource.find(DATA_SET, "train", "text")
+
+
+def test_bring_from_a_hub_that_falls_silent_half_way_is_given_up(
+    data_hub: DataHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Six times the library's timeout, which is ten seconds; data sets come through the same call."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.05)
+    monkeypatch.setattr(file_download, "time", SimpleNamespace(sleep=lambda _: None))
+    data_hub.falls_silent = True
+    with pytest.raises(ConfigError, match=r"the tokenizer .* cannot be had from the hub: timed out"):
+        bring_tokenizer(TOKENIZER, TOKENIZER_FILES)
+    assert data_hub.fell_silent.wait(60.0)
 
 
 def test_tokenizer_that_was_brought_is_used_while_the_hub_is_away(

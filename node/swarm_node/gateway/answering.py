@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
 
 from starlette.types import Scope
-from swarm.client.request import DEFAULT_MAX_TOKENS
+from swarm.client.request import DEFAULT_MAX_TOKENS, Request
+from swarm.client.request import Question as Prompt
 
 from swarm_node.gateway.access import ALLOWANCE
 from swarm_node.gateway.admission import Gate
@@ -26,11 +26,11 @@ from swarm_node.gateway.traces import Trace, TraceStore
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A request as both endpoints come to it: `n` choices for each of `prompts`, which are arguments of
-    `Backend.generate`. `max_tokens` None: as many as are usual and fit. The tools of these names may be called."""
+    """A request as both endpoints come to it: `n` choices for each of `prompts`. `max_tokens` None: as many as are
+    usual and fit. The tools of these names may be called."""
 
     request: SamplingRequest
-    prompts: Sequence[Mapping[str, Any]]
+    prompts: Sequence[Prompt]
     max_tokens: int | None
     num_logprobs: int | None
     tools: Sequence[str] = ()
@@ -90,20 +90,18 @@ class Answerer:
                 allowance.settle(reserved, used.prompt_tokens + used.completion_tokens)
 
     def _generations(self, question: Question) -> Iterator[Generation]:
-        request = question.request
+        asked = question.request
         for prompt in question.prompts:
-            for seed in request.seeds():
-                yield self._client.generate(
-                    **prompt,
-                    model=request.model,
+            for sampling in asked.samplings():
+                request = Request(
+                    model=asked.model,
+                    question=prompt,
                     max_tokens=question.max_tokens,
-                    temperature=request.temperature,
-                    top_p=request.top_p,
-                    top_k=request.top_k,
-                    seed=seed,
-                    stop=request.stop,
+                    sampling=sampling,
                     num_logprobs=question.num_logprobs,
+                    stream=True,
                 )
+                yield self._client.answer(request)
 
     async def _timed(self, steps: AsyncIterator[Step], times: RequestTimes) -> AsyncGenerator[Step, None]:
         async for index, token in steps:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse, Response
+from swarm.client.request import Question as Prompt
 
 from swarm_node.gateway import bounds, described, errors, metrics
 from swarm_node.gateway.access import Access
@@ -88,7 +89,7 @@ class Gateway:
         shape = CompletionShape(_shaping("cmpl", body, with_logprobs=body.logprobs is not None))
         question = Question(
             request=body,
-            prompts=[{"prompt": prompt} for prompt in body.prompt],
+            prompts=[Prompt(prompt=prompt) for prompt in body.prompt],
             max_tokens=body.num_new_tokens,
             num_logprobs=body.logprobs,
         )
@@ -100,7 +101,7 @@ class Gateway:
         tools = body.offered_tools()
         question = Question(
             request=body,
-            prompts=[{"messages": [message.flat() for message in body.messages], "tools": tools or None}],
+            prompts=[Prompt(prompt=None, messages=[message.flat() for message in body.messages], tools=tools)],
             max_tokens=body.num_new_tokens,
             num_logprobs=body.num_logprobs,
             tools=[tool["function"]["name"] for tool in tools],

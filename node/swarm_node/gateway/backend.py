@@ -5,8 +5,10 @@ Kept apart from the client so that the HTTP side can be tested alone, and so tha
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Protocol
+
+from swarm.client.request import Request
 
 
 class Likely(Protocol):
@@ -80,18 +82,4 @@ class Backend(Protocol):
 
     async def model(self, name: str) -> ModelStatus | None: ...
 
-    def generate(  # noqa: PLR0913 the names of every text API
-        self,
-        *,
-        model: str,
-        prompt: str | Sequence[int] | None = None,
-        messages: Sequence[Mapping[str, Any]] | None = None,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        max_tokens: int | None,
-        temperature: float,
-        top_p: float,
-        top_k: int,
-        seed: int | None,
-        stop: Sequence[str],
-        num_logprobs: int | None,
-    ) -> Generation: ...
+    def answer(self, request: Request) -> Generation: ...

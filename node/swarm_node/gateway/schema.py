@@ -7,11 +7,13 @@ neutral value: to ignore `suffix` or `logit_bias` silently would be to answer an
 from __future__ import annotations
 
 import hashlib
+import secrets
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
+from swarm.serving.sampling import Sampling
 
 from swarm_node.gateway import bounds
 
@@ -89,13 +91,22 @@ class SamplingRequest(BaseModel):
     def include_usage(self) -> bool:
         return self.stream and self.stream_options.include_usage
 
-    def seeds(self) -> Sequence[int | None]:
-        """One for each of the `n` answers: the first has the request's own, the others follow from it."""
-        return [_derived(self.seed, index) for index in range(self.n)]
+    def samplings(self) -> Sequence[Sampling]:
+        """One for each of the `n` answers: the first has the request's own seed, the others' follow from it."""
+        return [
+            Sampling(
+                temperature=self.temperature,
+                top_p=self.top_p,
+                top_k=self.top_k,
+                seed=secrets.randbits(63) if self.seed is None else _derived(self.seed, index),
+                stop=tuple(self.stop),
+            )
+            for index in range(self.n)
+        ]
 
 
-def _derived(seed: int | None, index: int) -> int | None:
-    if seed is None or index == 0:
+def _derived(seed: int, index: int) -> int:
+    if index == 0:
         return seed
     digest = hashlib.blake2b(f"choice {seed}/{index}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1

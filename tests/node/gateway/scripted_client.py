@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from openai import AsyncOpenAI
+from swarm.client.request import Request
 from swarm.testing.leaks import no_leaks
 from swarm_node.gateway.app import GatewayOptions, create_app
 from swarm_node.gateway.server import listen, serving
@@ -96,7 +97,7 @@ class ScriptedClient:
 
     num_open: int = 0
     num_finished: int = 0
-    asked: list[dict[str, object]] = field(default_factory=list)
+    asked: list[Request] = field(default_factory=list)
     num_listed: int = 0
     reached: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -107,8 +108,8 @@ class ScriptedClient:
     async def model(self, name: str) -> ScriptedModel | None:
         return next((model for model in self.served if model.name == name), None)
 
-    def generate(self, **asked: object) -> ScriptedGeneration:
-        self.asked.append(asked)
+    def answer(self, request: Request) -> ScriptedGeneration:
+        self.asked.append(request)
         script = self.scripts[len(self.asked) - 1] if self.scripts else self.script
         return ScriptedGeneration(self, script)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from node.gateway.scripted_client import Hang, ScriptedClient, ScriptedModel, ScriptedToken, converse
 from openai import AsyncOpenAI
+from swarm.client.request import Question, Request
+from swarm.serving.sampling import Sampling
 
 HELLO = [{"role": "user", "content": "hi"}]
 
@@ -81,17 +83,14 @@ def test_sampling_fields_reach_the_client() -> None:
 
     converse(client, conversation)
     assert client.asked == [
-        {
-            "prompt": "hi",
-            "model": "tiny",
-            "max_tokens": 9,
-            "temperature": 0.0,
-            "top_p": 0.5,
-            "top_k": 4,
-            "seed": 7,
-            "stop": ["x"],
-            "num_logprobs": None,
-        }
+        Request(
+            model="tiny",
+            question=Question(prompt="hi"),
+            max_tokens=9,
+            sampling=Sampling(temperature=0.0, top_p=0.5, top_k=4, seed=7, stop=("x",)),
+            num_logprobs=None,
+            stream=True,
+        )
     ]
 
 
@@ -113,9 +112,9 @@ def test_chat_fields_are_flattened_and_unknown_ones_ignored() -> None:
 
     converse(client, conversation)
     (asked,) = client.asked
-    assert asked["messages"] == [{"role": "system", "content": "be brief"}, {"role": "user", "content": "ab"}]
-    assert asked["max_tokens"] == 6
-    assert asked["temperature"] == 1.0
+    assert asked.question.messages == [{"role": "system", "content": "be brief"}, {"role": "user", "content": "ab"}]
+    assert asked.max_tokens == 6
+    assert asked.sampling.temperature == 1.0
 
 
 def test_models_are_listed_and_shown() -> None:

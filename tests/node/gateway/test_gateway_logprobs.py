@@ -41,7 +41,7 @@ def test_chat_tokens_have_their_exact_bytes_and_the_likeliest() -> None:
         assert [(top.token, top.logprob) for top in content[0].top_logprobs] == [("a ", -0.5), ("zz", -3.0)]
 
     converse(client, conversation)
-    assert client.asked[0]["num_logprobs"] == 2
+    assert client.asked[0].num_logprobs == 2
 
 
 def test_chat_without_top_logprobs_asks_for_the_tokens_own() -> None:
@@ -56,7 +56,7 @@ def test_chat_without_top_logprobs_asks_for_the_tokens_own() -> None:
         assert plain.choices[0].logprobs is None
 
     converse(client, conversation)
-    assert [asked["num_logprobs"] for asked in client.asked] == [0, None]
+    assert [asked.num_logprobs for asked in client.asked] == [0, None]
 
 
 def test_completion_offsets_point_into_the_text() -> None:

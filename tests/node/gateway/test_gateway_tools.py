@@ -42,7 +42,7 @@ def test_call_becomes_openais_and_the_reason_says_so() -> None:
         assert json.loads(call.function.arguments) == {"city": "Paris"}
 
     converse(client, conversation)
-    assert client.asked[0]["tools"] == [WEATHER]
+    assert client.asked[0].question.tools == [WEATHER]
 
 
 def test_streamed_calls_are_numbered() -> None:
@@ -89,7 +89,7 @@ def test_call_is_text_where_no_tools_were_offered() -> None:
             assert answer.choices[0].message.content == CALL
 
     converse(client, conversation)
-    assert [asked["tools"] for asked in client.asked] == [None, None]
+    assert [asked.question.tools for asked in client.asked] == [[], []]
 
 
 def test_conversation_with_calls_and_their_results_reaches_the_template() -> None:
@@ -111,7 +111,7 @@ def test_conversation_with_calls_and_their_results_reaches_the_template() -> Non
         )
 
     converse(client, conversation)
-    assert client.asked[0]["messages"] == [
+    assert client.asked[0].question.messages == [
         {"role": "user", "content": "hi"},
         {
             "role": "assistant",

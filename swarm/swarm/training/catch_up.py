@@ -6,6 +6,7 @@ than the run for an outer step would otherwise fetch one state after the other, 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 
@@ -22,6 +23,9 @@ logger = logging.getLogger(__name__)
 
 MAX_LINKS = 4 * NUM_PARTS
 """Rounds that only admit members lie between those that leave parts."""
+
+LINKS_S = 3 * CALL_TIMEOUT_S
+"""For all peers together: whoever drips or is silent delays a member by no more."""
 
 
 async def rebuild(seat: Seat, proof: Proof, holders: Sequence[str]) -> tuple[Held, int]:
@@ -45,7 +49,8 @@ async def catch_up(seat: Seat, proof: Proof, holders: Sequence[str]) -> Fetched 
     """
     num_bytes = 0
     try:
-        chain = await _chain(seat, proof, holders)
+        async with asyncio.timeout(LINKS_S):
+            chain = await _chain(seat, proof, holders)
         for link in chain:
             others = (peer for peer in link.voters if peer != seat.network.peer_id)
             held, size = await rebuild(seat, link, list(dict.fromkeys((*holders, *others))))
@@ -54,6 +59,8 @@ async def catch_up(seat: Seat, proof: Proof, holders: Sequence[str]) -> Fetched 
                 donors = tuple(sorted(holders))
                 return Fetched(state=held.state, manifest=held.manifest, donors=donors, num_bytes=num_bytes)
             seat.replica.adopt(held, link)
+    except TimeoutError:
+        logger.warning("fetching the state, since nobody showed what led to it within %.0f s", LINKS_S)
     except SwarmError as error:
         logger.warning("fetching the state, since the parts in between cannot be had: %s", error)
     return None

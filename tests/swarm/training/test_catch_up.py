@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from swarm.network.interface import Stream
 from swarm.network.membership import Membership
+from swarm.network.memory import MemoryInternet
 from swarm.testing import virtual_time
 from swarm.training import replica, trainer
+from swarm.training.catch_up import MAX_LINKS, catch_up
 from swarm.training.certificate import Proof
 from swarm.training.events import OuterStep, StateFetched
-from swarm.training.seat import Seat
+from swarm.training.methods import Methods
+from swarm.training.seat import CALL_TIMEOUT_S, Seat
 from swarm.training.sync import Reached
 from swarm_protocol.errors import RoundError
 from swarm_protocol.records import TrainerRecord
@@ -86,3 +92,32 @@ def test_member_whose_missed_parts_are_gone_fetches_the_state(monkeypatch: pytes
     num_bytes, num_steps = bytes_and_steps_of_a_member_that_was_away()
     assert num_steps >= 2
     assert num_bytes == STATE_BYTES
+
+
+def test_catch_up_with_peers_that_drip_links_gives_up_in_time() -> None:
+    """Each link comes in time, and leads nowhere."""
+
+    async def drip(_peer: str, stream: Stream) -> None:
+        for number in range(MAX_LINKS):
+            await asyncio.sleep(0.9 * CALL_TIMEOUT_S)
+            await stream.send(bytes([number]))
+
+    async def check(data: bytes) -> SimpleNamespace:
+        return SimpleNamespace(outcome=SimpleNamespace(state_digest=data))
+
+    async def main() -> None:
+        internet = MemoryInternet()
+        mine, *others = (internet.network() for _ in range(5))
+        for network in others:
+            await network.serve_stream(Methods("run").history, drip)
+        present = SimpleNamespace(outer_step=1, digest=bytes(32))
+        seat: Any = SimpleNamespace(network=mine, methods=Methods("run"), run="run", replica=present, check=check)
+        wanted: Any = SimpleNamespace(origin=SimpleNamespace(state_digest=b"far"))
+        now = asyncio.get_running_loop().time
+        started = now()
+        assert await catch_up(seat, wanted, [network.peer_id for network in others]) is None
+        assert now() - started < 20.0
+        for network in (mine, *others):
+            await network.close()
+
+    virtual_time.run(main())

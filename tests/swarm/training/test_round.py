@@ -172,6 +172,13 @@ def test_attempt_that_leaves_no_room_for_later_ones_is_not_believed() -> None:
     assert state.attempt == 0
 
 
+def test_member_that_votes_twice_is_accused_and_its_first_vote_counts() -> None:
+    first, second = voted(LEADER, FIRST, OUTCOME), voted(LEADER, FIRST, outcome(FIRST, b"x"))
+    state, _ = run([(0.0, OFFER), (0.1, Grouped(signed=FIRST)), (0.2, first), (0.3, second)])
+    assert state.accused == {LEADER: "voted twice"}
+    assert state.votes[LEADER] == first
+
+
 def test_strangers_that_vote_twice_are_not_accused() -> None:
     """There is no end of them, and a report names only so many."""
     other = outcome(FIRST, b"t")

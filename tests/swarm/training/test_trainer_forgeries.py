@@ -196,7 +196,8 @@ def test_made_up_vote_of_a_stranger_does_not_hand_it_the_run() -> None:
             async def claim(target: Member) -> None:
                 desk = target.trainer._desk
                 assert desk is not None
-                while desk._driver is None:
+                # the one that is still at the first step would be further before it has read this
+                while desk._driver is None or desk._driver.terms.step < 2:
                     await asyncio.sleep(0.001)
                 terms, attempt = desk._driver.terms, desk._driver.attempt
                 round_of = {"run": terms.run, "step": terms.step, "attempt": attempt}

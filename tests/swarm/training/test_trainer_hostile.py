@@ -8,6 +8,7 @@ import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pytest
 import torch
@@ -20,10 +21,11 @@ from swarm.training.methods import Methods
 from swarm.training.round_events import Signed
 from swarm.training.seat import Seat
 from swarm.training.trainer import Trainer
+from swarm_compression import get_codec
 from swarm_protocol.errors import ConfigError, RoundError, SwarmError
 from swarm_protocol.identity import Identity
-from swarm_protocol.training_messages import Group, Outcome, Ready
-from training_swarm import Member, SpoiledCodec, Swarm, SyntheticInner, assert_equal_steps, config
+from swarm_protocol.training_messages import Group, Outcome, Ready, Vote
+from training_swarm import NUM_VALUES, Member, SpoiledCodec, Swarm, SyntheticInner, assert_equal_steps, config
 
 NUM_STEPS = 3
 
@@ -51,12 +53,27 @@ async def run_with_liar(kind: type[Trainer], *, inner: SyntheticInner | None = N
 
 
 NAN = torch.tensor([math.nan]).numpy().tobytes()
+INF = torch.tensor([math.inf]).numpy().tobytes()
+
+
+def in_codec(name: str, data: bytes) -> bytes:
+    """What `data` says in int8, as another codec says it."""
+    int8 = get_codec("int8")
+    num_values = next(number for number in range(NUM_VALUES + 1) if int8.encoded_bytes(number) == len(data))
+    return get_codec(name).encode(int8.decode(data, num_values))
 
 
 @pytest.mark.parametrize(
     "spoil",
-    [lambda data: NAN + data[4:], lambda data: data[:-1], lambda data: data + b"x"],
-    ids=["nan", "short", "long"],
+    [
+        lambda data: NAN + data[4:],
+        lambda data: INF + data[4:],
+        lambda data: data[:-1],
+        lambda data: data + b"x",
+        partial(in_codec, "fp16"),
+        partial(in_codec, "int4"),
+    ],
+    ids=["nan", "inf", "short", "long", "fp16", "int4"],
 )
 def test_sender_of_bad_slices_and_results_is_named_and_left_out(spoil: Callable[[bytes], bytes]) -> None:
     class Liar(Trainer):
@@ -192,6 +209,46 @@ def test_made_up_vote_for_an_outcome_without_parts_delays_but_decides_nothing() 
         assert any(liar.peer_id not in event.group for event in members[0].of(OuterStep))
 
     virtual_time.run(main())
+
+
+def test_member_that_votes_for_two_outcomes_makes_nobody_commit_another_state() -> None:
+    """Others hear its false vote first. That it is accused when both are heard in time, `test_round` shows."""
+
+    class Equivocator(Trainer):
+        async def _take_seat(self) -> Seat:
+            seat = await super()._take_seat()
+            return replace(seat, network=TwoVotesNetwork(seat, sent))  # type: ignore[arg-type]
+
+    sent: list[str] = []
+
+    async def main() -> None:
+        members, _ = await run_with_liar(Equivocator)
+        assert sent
+        assert_equal_steps(members, NUM_STEPS)
+        assert not any(member.of(RoundAborted) for member in members)
+
+    virtual_time.run(main())
+
+
+class TwoVotesNetwork:
+    """Sends a second vote, for another outcome, before each of its owner's."""
+
+    def __init__(self, seat: Seat, sent: list[str]) -> None:
+        self._real = seat.network
+        self._seat = seat
+        self._sent = sent
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._real, name)
+
+    async def call(self, peer_id: str, method: str, request: bytes, **bounds: float) -> bytes:
+        if method == self._seat.methods.vote:
+            _, vote = self._seat.notary.read_vote(request, self._real.now())
+            other: Vote = replace(vote, outcome=replace(vote.outcome, state_digest=bytes(32)))
+            data = self._seat.notary.sign_vote(other, self._real.now())
+            await self._real.call(peer_id, method, data, timeout_s=1.0)
+            self._sent.append(peer_id)
+        return await self._real.call(peer_id, method, request, **bounds)
 
 
 class LyingNetwork:

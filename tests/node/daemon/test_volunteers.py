@@ -41,7 +41,9 @@ def named(node: Node, name: str) -> list[dict[str, object]]:
 
 
 @pytest.mark.timeout(240)
-def test_join_trains_a_run_and_then_serves_it(seed: Seed, start_node: StartNode, tmp_path: Path) -> None:
+def test_join_trains_a_run_that_can_be_watched_and_then_serves_it(
+    seed: Seed, start_node: StartNode, tmp_path: Path
+) -> None:
     run = written_run(tmp_path, outer_steps=2)
     serve = ("--then-serve", "--max-blocks", "2")
     nodes = [start_node(*JOIN, "--peers", seed.addr, "--run", run, *serve, home=name) for name in ("a", "b")]
@@ -63,6 +65,12 @@ def test_join_trains_a_run_and_then_serves_it(seed: Seed, start_node: StartNode,
     assert status["state"] == "serving"
     assert isinstance(status["serving"], dict)
     assert status["serving"]["model"] == finished[0]["run"]
+    watched = run_node("run", "watch", run, "--network-id", "tests", "--peers", seed.addr)
+    assert watched.code == 0
+    assert [event["event"] for event in watched.events] == ["watching", "members", "committed", "run_finished"]
+    assert (watched.events[2]["step"], watched.events[2]["digest"]) == steps[0][-1]
+    assert watched.events[0]["run"] == run_id
+    assert watched.events[-1]["digest"] == finished[0]["digest"]
     for node in nodes:
         node.process.send_signal(signal.SIGTERM)
     assert [node.wait_end() for node in nodes] == [0, 0]

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from swarm.trainer import MemberOptions, Step, module_run
+from swarm.trainer import MemberOptions, module_run
 from swarm.training.module_run import weights_digest
 from swarm.training.run_config import DataConfig, InnerConfig, RunConfig
 from swarm.training.run_file import write_run
@@ -65,49 +64,33 @@ def own_trainer(run_path: Path, peers: tuple[str, ...], module: nn.Module) -> Tr
     return Trainer(run_path, peers=peers, model=module, optimizer=sgd, data=Points(), loss=loss, options=OPTIONS)
 
 
-def test_two_trainers_of_an_own_module_end_with_equal_weights(run_path: Path) -> None:
-    modules = [make_module(), make_module()]
-    steps: list[list[Step]] = [[], []]
-    before = weights_digest(modules[0])
-    with own_trainer(run_path, (), modules[0]) as first, own_trainer(run_path, first.addrs, modules[1]) as second:
-        other = threading.Thread(target=lambda: steps[1].extend(second))
-        other.start()
-        steps[0].extend(first)
-        other.join(60)
-        assert list(first) == []
-    assert [step.outer_step for step in steps[0]] == [1, 2, 3]
-    assert [step.digest for step in steps[0]] == [step.digest for step in steps[1]]
-    assert {len(step.group) for step in steps[0]} == {2}
-    assert {weights_digest(module) for module in modules} != {before}
-    assert weights_digest(modules[0]) == weights_digest(modules[1])
-    assert first.module is modules[0]
-    assert steps[0][-1].loss < steps[0][0].loss
-
-
-def test_two_processes_of_an_own_module_end_with_equal_weights(run_path: Path, tmp_path: Path) -> None:
-    """The real thing: the same script twice, as two people would run it."""
+@pytest.mark.timeout(300)
+def test_trainers_of_an_own_module_in_two_processes_end_with_equal_weights(run_path: Path, tmp_path: Path) -> None:
+    """The real thing: here one person's member, and in a script of its own another's."""
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-
-    def start(*arguments: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, str(script), str(run_path), *arguments], stdout=subprocess.PIPE, text=True
+    module = make_module()
+    before = weights_digest(module)
+    with own_trainer(run_path, (), module) as trainer:
+        other = subprocess.Popen(
+            [sys.executable, str(script), str(run_path), trainer.addrs[0]], stdout=subprocess.PIPE, text=True
         )
-
-    first = start()
-    try:
-        assert first.stdout is not None
-        addr = first.stdout.readline().strip()
-        second = start(addr)
         try:
-            said, other = first.communicate(timeout=100)[0], second.communicate(timeout=100)[0]
+            steps = list(trainer)
+            said = other.communicate()[0].splitlines()
         finally:
-            second.kill()
-    finally:
-        first.kill()
-    lines = said.splitlines()
-    assert [line.split()[0] for line in lines] == ["1", "2", "3", "weights"]
-    assert lines == other.splitlines()[1:]
+            other.kill()
+            other.wait()
+        assert list(trainer) == []
+    assert [step.outer_step for step in steps] == [1, 2, 3]
+    assert {len(step.group) for step in steps} == {2}
+    assert [line.split() for line in said] == [
+        *([str(step.outer_step), step.digest] for step in steps),
+        ["weights", weights_digest(module)],
+    ]
+    assert weights_digest(module) != before
+    assert trainer.module is module
+    assert steps[-1].loss < steps[0].loss
 
 
 SCRIPT = """
@@ -129,7 +112,6 @@ with Trainer(
     loss=lambda module, batch: (module(batch[0]).squeeze(1) - batch[1]).square().mean(),
     options=MemberOptions(network_id="test"),
 ) as trainer:
-    print(trainer.addrs[0], flush=True)
     for step in trainer:
         print(step.outer_step, step.digest, flush=True)
 print("weights", weights_digest(module))

@@ -17,6 +17,7 @@ from torch import Tensor
 from swarm.network.interface import Stream
 from swarm.training.butterfly import Butterfly
 from swarm.training.coordinator import short
+from swarm.training.mending import mend
 from swarm.training.meter import MeteredStream
 from swarm.training.part_owner import Scheme
 from swarm.training.round_events import Event, Reduced, ReduceFailed, Signed
@@ -48,6 +49,7 @@ class Reductions:
     async def reduce(self, signed: Signed, delta_N: Tensor | None) -> None:
         """Take part. Ends with Reduced; after ReduceFailed it goes on until cancelled (see `butterfly`)."""
         seat, group = self._seat, signed.group
+        await mend(seat, group)
         if not group.part_values:
             await self._propose(group.attempt, signed.digest, group, ())
             return
@@ -76,6 +78,7 @@ class Reductions:
     async def recover(self, signed: Signed, outcome: Outcome, holders: Sequence[str]) -> None:
         """Get the parts of `outcome`. Ends with Reduced or ReduceFailed."""
         seat, attempt = self._seat, signed.group.attempt
+        await mend(seat, signed.group)
         if seat.replica.proposal(outcome) is not None:
             self._feed(Reduced(attempt=attempt, outcome=outcome))
             return

@@ -178,6 +178,17 @@ class Replica:
     def held(self, digest: bytes) -> Held | None:
         return self.current if digest == self.digest else self._former.get(digest)
 
+    def damaged(self) -> Held | None:
+        """What the committed state has become, if it is not what was committed: a fault of the memory. Blocks."""
+        found = Held.of(self.current.state)
+        return None if found.digest == self.digest else found
+
+    def mend(self, held: Held) -> None:
+        """`held` is the committed state, undamaged. What was proposed from the damaged one is no more."""
+        assert held.digest == self.digest
+        self.current = held
+        self._proposals.clear()
+
     def adopt(self, held: Held, proof: Proof) -> None:
         """`held` is the committed state from now on."""
         self._former[self.digest] = self.current

@@ -76,14 +76,20 @@ def disagreement(
     """Whom votes that differ from `mine` convict, and whom they only make suspect.
 
     The owner of a part that more than a third sees otherwise: not all of these lie, so it gave different results. Who
-    has the same parts and another state. A vote that differs in parts of others proves nothing: either it is made up,
+    has the same parts and a state that fewer have than mine; where as many have it, it may be mine that is damaged (see
+    `mending`). A vote that differs in parts of others proves nothing: either it is made up,
     or an owner gave its voter something else; one vote could otherwise turn all honest members against each other.
     """
     differing = {peer: _owners_of_other_parts(mine, vote.outcome, owners) for peer, vote in votes.items()}
     counts = Counter(owner for differ in differing.values() for owner in differ)
     convicted = {owner for owner, count in counts.items() if 3 * count > len(owners)}
     suspects = {peer for peer, differ in differing.items() if differ - convicted}
-    convicted |= {peer for peer, vote in votes.items() if vote.outcome != mine and not differing[peer]}
+    supporters = Counter(vote.outcome for vote in votes.values())
+    convicted |= {
+        peer
+        for peer, vote in votes.items()
+        if vote.outcome != mine and not differing[peer] and supporters[vote.outcome] < supporters[mine]
+    }
     return tuple(sorted(convicted)), tuple(sorted(suspects - convicted))
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from swarm.testing import virtual_time
 from swarm.training import manifest, state
-from swarm.training.events import OuterStep, StateFetched
+from swarm.training.events import OuterStep, RoundAborted, StateFetched
 from training_swarm import NUM_VALUES, Member, Swarm, assert_equal_steps, config
 
 CHUNK_BYTES = 1 << 12
@@ -85,5 +85,24 @@ def test_damage_in_a_fragment_that_is_not_moved_is_found_too() -> None:
             repaired = members[2].of(StateFetched)
             assert len(repaired) == 1
             assert repaired[0].num_bytes == 2 * CHUNK_BYTES
+
+    virtual_time.run(main(), compute_s=_cost)
+
+
+@pytest.mark.parametrize(("victim", "what"), [(0, "momentum"), (1, "momentum"), (1, "theta")])
+def test_damage_at_one_of_two_is_found_by_it_and_mended_before_the_next_outcome(
+    victim: int, what: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=6)) as swarm:
+            members = [await swarm.join(f"m{number}") for number in range(2)]
+            await reach_step(members[victim], 2)
+            flip(members[victim], what, 2900)
+            assert_equal_steps(await swarm.finish(), 6)
+            assert all(member.of(RoundAborted) for member in members)
+            assert [event.step for event in members[0].of(OuterStep)] == list(range(1, 7))
+        assert caplog.text.count("is damaged: repairing") == 1
 
     virtual_time.run(main(), compute_s=_cost)

@@ -56,8 +56,14 @@ def test_disagreement_of_one_over_parts_of_others_convicts_nobody() -> None:
     assert disagreement(MINE, votes, MEMBERS) == ((), ("d",))
 
 
-def test_disagreement_over_the_state_alone_convicts_the_voter() -> None:
-    assert disagreement(MINE, {"c": vote(b"x", parts=PARTS)}, MEMBERS) == (("c",), ())
+def test_disagreement_over_the_state_alone_convicts_the_fewer() -> None:
+    other, mine = vote(b"x", parts=PARTS), vote(parts=PARTS)
+    assert disagreement(MINE, {"a": mine, "b": mine, "c": other}, MEMBERS) == (("c",), ())
+    assert disagreement(MINE, {"a": mine, "b": other, "c": other}, MEMBERS) == ((), ())
+
+
+def test_disagreement_of_as_many_over_the_state_alone_convicts_nobody() -> None:
+    assert disagreement(MINE, {"a": vote(parts=PARTS), "c": vote(b"x", parts=PARTS)}, MEMBERS) == ((), ())
 
 
 @pytest.mark.parametrize(

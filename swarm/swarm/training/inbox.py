@@ -12,7 +12,7 @@ from swarm_protocol.errors import PeerUnreachable, PeerViolation, SwarmError
 from swarm.network.interface import EndOfStream, Stream
 
 ROOM_FRAMES = 16
-"""Received and not yet taken: 4 MiB of int8, as much as a stream's own window lets be on the way."""
+"""Received and not yet taken: more than members have on their way (`exchange`), unless whole parts are surveyed."""
 
 
 class Inbox:

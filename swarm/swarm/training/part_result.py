@@ -68,6 +68,11 @@ class PartResult:
                 raise self._failure
             await self._news.wait()
 
+    async def has(self, have: int) -> None:
+        """Until so many frames of the result are there, whatever happens."""
+        while self.have < have:
+            await self._news.wait()
+
     async def keeps(self, kept: int) -> None:
         """Until so many of the owner's slices have come, or so much of the result."""
         while max(self.have, self.kept) < kept:

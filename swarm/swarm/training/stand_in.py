@@ -12,17 +12,15 @@ whole part, once results have come and taken the place of the slices that it wou
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import Executor
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Sequence
 
 from swarm_protocol.errors import PeerUnreachable, RoundError, SwarmError
-from swarm_protocol.training_messages import Contribution, Group, ReduceOpening
+from swarm_protocol.training_messages import Contribution, ReduceOpening
 
-from swarm.network.interface import Stream
 from swarm.training.inbox import Inbox
-from swarm.training.part_owner import PartOwner, Scheme
+from swarm.training.part_owner import PartOwner
 from swarm.training.part_result import PartResult
+from swarm.training.part_streams import PartStreams
 from swarm.training.parts import num_values
 
 MIN_MEMBERS = 3
@@ -34,37 +32,22 @@ def backup_of(part: int, num_members: int) -> int:
     return (part + 1) % num_members
 
 
-Open = Callable[[str, ReduceOpening], AbstractAsyncContextManager[Stream]]
-
-
 class StandIn:
-    """For the owner of `part`. `encoded` gives the slice that the member `me` contributes to a frame."""
+    """For the owner of `part`."""
 
-    def __init__(
-        self,
-        open_stream: Open,
-        group: Group,
-        me: str,
-        part: PartResult,
-        *,
-        scheme: Scheme,
-        executor: Executor,
-        encoded: Callable[[slice], Awaitable[bytes]],
-    ) -> None:
-        self._open = open_stream
-        self._me = me
-        self._work = PartOwner(scheme, group)
+    def __init__(self, streams: PartStreams, part: PartResult) -> None:
+        self._streams = streams
+        self._work = PartOwner(streams.scheme, streams.group)
         self._part = part
-        self._executor = executor
-        self._encoded = encoded
-        self._limit_s = group.reduce_s / 2
+        self._limit_s = streams.group.reduce_s / 2
 
     async def run(self) -> None:
         """Until the part is complete. Raises PeerError with the name of whoever lets it down, and RoundError."""
         part, failure = self._part, None
         if self._work.has_survey and part.have:
             raise RoundError("the owner has failed in the midst of its results, which its backup cannot make")
-        others = [member.peer_id for member in self._work.contributors if member.peer_id not in (self._me, part.owner)]
+        here = (self._streams.me, part.owner)
+        others = [member.peer_id for member in self._work.contributors if member.peer_id not in here]
         inboxes, first = {peer: Inbox(peer) for peer in others}, part.have
         async with asyncio.TaskGroup() as tasks:
             pulls = [tasks.create_task(self._pull(peer, first, inbox)) for peer, inbox in inboxes.items()]
@@ -79,31 +62,31 @@ class StandIn:
 
     async def _pull(self, peer: str, first: int, inbox: Inbox) -> None:
         try:
-            async with self._open(peer, ReduceOpening(kind="slices", part=self._part.index, frame=first)) as stream:
+            opening = ReduceOpening(kind="slices", part=self._part.index, frame=first)
+            async with self._streams.open(peer, opening) as stream:
                 await inbox.fill(stream)
         except SwarmError as error:
             inbox.fail(error)
 
     async def _reduce(self, first: int, inboxes: dict[str, Inbox]) -> None:
-        loop, part, work = asyncio.get_running_loop(), self._part, self._work
+        off_loop, part, work = self._streams.off_loop, self._part, self._work
         surveyed = []
         for index in range(first, len(part.frames)) if work.has_survey else ():
             surveyed.append(await self._slices(index, inboxes))
-            await loop.run_in_executor(self._executor, work.survey, surveyed[-1], num_values(part.frames[index]))
-        await loop.run_in_executor(self._executor, work.decide)
+            await off_loop(work.survey, surveyed[-1], num_values(part.frames[index]))
+        await off_loop(work.decide)
         for index in range(first, len(part.frames)):
             encoded = surveyed[index - first] if surveyed else await self._slices(index, inboxes)
             if part.have <= index:
-                frame = part.frames[index]
-                part.put(index, await loop.run_in_executor(self._executor, work.reduce, encoded, num_values(frame)))
+                part.put(index, await off_loop(work.reduce, encoded, num_values(part.frames[index])))
 
     async def _slices(self, index: int, inboxes: dict[str, Inbox]) -> Sequence[bytes]:
         return [await self._slice_of(member, index, inboxes) for member in self._work.contributors]
 
     async def _slice_of(self, member: Contribution, index: int, inboxes: dict[str, Inbox]) -> bytes:
         peer = member.peer_id
-        if peer == self._me:
-            return await self._encoded(self._part.frames[index])
+        if peer == self._streams.me:
+            return await self._streams.encoded(self._part.frames[index])
         try:
             async with asyncio.timeout(self._limit_s):
                 if peer != self._part.owner:

@@ -1,0 +1,137 @@
+"""What travels over the streams of one reduction: openings, this member's slices of parts, and parts' results.
+
+Whoever calls owns the stream. Encoding runs in the executor; a result is checked, which takes microseconds, as it
+comes. Shapes: N values of the vector.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Executor
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, TypeVar
+
+from swarm_compression import CodecError
+from swarm_protocol.errors import PeerError, PeerRefused, PeerViolation, RoundError, SwarmError
+from swarm_protocol.training_messages import ReduceOpening
+from torch import Tensor
+
+from swarm.network.interface import EndOfStream, Network, Stream
+from swarm.network.phases import FaultHook
+from swarm.training.part_owner import Scheme
+from swarm.training.part_result import PartResult
+from swarm.training.parts import num_values
+from swarm.training.round_events import Signed
+
+T = TypeVar("T")
+
+
+class PartStreams:
+    """One member's. `delta_N`: fp32, what it contributes; None: nothing."""
+
+    def __init__(
+        self,
+        network: Network,
+        method: str,
+        signed: Signed,
+        delta_N: Tensor | None,
+        scheme: Scheme,
+        executor: Executor,
+        *,
+        faults: FaultHook,
+    ) -> None:
+        self.me = network.peer_id
+        self.group = signed.group
+        self.scheme = scheme
+        self.faults = faults
+        self.contributes = delta_N is not None
+        self.bytes_sent = 0
+        self._network = network
+        self._method = method
+        self._signed = signed
+        self._delta_N = delta_N
+        self._executor = executor
+
+    @asynccontextmanager
+    async def open(self, peer: str, opening: ReduceOpening) -> AsyncIterator[Stream]:
+        async with self._network.stream(peer, self._method, timeout_s=self.group.reduce_s) as stream:
+            await self._send(stream, self._signed.data)
+            await self._send(stream, opening.to_bytes())
+            yield stream
+
+    async def encoded(self, frame: slice) -> bytes:
+        """This member's slice for one frame. Raises RoundError."""
+        return await self.off_loop(self._encode, frame)
+
+    async def send_slices(
+        self, stream: Stream, part: PartResult, first: int = 0, *, ahead: int | None = None, phase: str = ""
+    ) -> None:
+        """From frame `first` on, at most `ahead` frames further than the part's result is here."""
+        for index in range(first, len(part.frames) if self.contributes else 0):
+            if ahead is not None:
+                await part.has(index - ahead + 1)
+            data = await self.encoded(part.frames[index])
+            with blamed(part.owner):
+                await self._send(stream, data)
+            if phase:
+                await self.faults.reached(phase)
+
+    async def send_result(self, stream: Stream, part: PartResult, first: int = 0, *, phase: str = "") -> None:
+        for index in range(first, len(part.frames)):
+            await part.reached(index + 1)
+            if phase and index == 0:
+                await self.faults.reached(phase)
+            await self._send(stream, part.frame(index))
+
+    async def take_result(self, stream: Stream, part: PartResult, peer: str, first: int = 0) -> None:
+        """What `peer` sends. Nobody but `peer` is to blame for bytes that cannot be decoded."""
+        codec = self.scheme.codec
+        for index in range(first, len(part.frames)):
+            try:
+                data = await stream.receive()
+                codec.check(data, num_values(part.frames[index]))
+            except EndOfStream:
+                raise PeerViolation("it sent too little of its result", peer_id=peer) from None
+            except SwarmError as error:
+                raise not_of_others(error, peer) from error
+            except CodecError as error:
+                raise PeerViolation(f"it sent a bad result: {error}", peer_id=peer) from error
+            part.put(index, data)
+
+    async def off_loop(self, function: Callable[..., T], *arguments: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, function, *arguments)
+
+    async def _send(self, stream: Stream, data: bytes) -> None:
+        await stream.send(data)
+        self.bytes_sent += len(data)
+
+    def _encode(self, frame: slice) -> bytes:
+        assert self._delta_N is not None
+        try:
+            if self.scheme.feedback is not None:
+                return self.scheme.feedback.encode(self._delta_N[frame], frame.start)
+            return self.scheme.codec.encode(self._delta_N[frame])
+        except CodecError as error:
+            raise RoundError(f"this member's contribution cannot be encoded: {error}") from error
+
+
+@contextmanager
+def blamed(peer: str) -> Iterator[None]:
+    """What `peer`'s stream raises inside is `peer`'s."""
+    try:
+        yield
+    except PeerRefused as error:
+        raise PeerError(f"it refuses its part: {error}", peer_id=peer) from error
+    except SwarmError as error:
+        raise not_of_others(error, peer) from error
+
+
+def not_of_others(error: SwarmError, peer: str) -> SwarmError:
+    """`error`, as it came over `peer`'s stream: that it blames another one proves nothing about the other.
+
+    One that blames nobody is `peer`'s own, or it could give up one attempt after the other.
+    """
+    if isinstance(error, PeerError) and error.peer_id == peer:
+        return error
+    return PeerError(f"it gave up: {error.message}", peer_id=peer)

@@ -34,9 +34,13 @@ class Attacker(SyntheticInner):
         super().load(theta_N)
         self.start_N = theta_N.clone()
 
-    def flat(self) -> Tensor:
+    def take_in(self, where: slice, theta_F: Tensor, mixing: float) -> None:
+        super().take_in(where, theta_F, mixing)
+        self.start_N = self.theta_N.clone()
+
+    def flat(self, where: slice = slice(None)) -> Tensor:
         self.num_attacks += 1
-        return self.start_N + self.attack * (self.theta_N - self.start_N)
+        return (self.start_N + self.attack * (self.theta_N - self.start_N))[where]
 
 
 async def run_with_attacker(aggregator: str, attack: float, num_steps: int = NUM_STEPS) -> list[Member]:

@@ -60,7 +60,8 @@ class Generation(Protocol):
 
 
 class ModelStatus(Protocol):
-    """What the swarm has of one model: the spans that no record offers, and those that nobody could be reached for."""
+    """What the swarm has of one model: the spans that no record offers, those that nobody could be reached for, and how
+    long ago a server that is counted on was last heard of."""
 
     @property
     def name(self) -> str: ...
@@ -73,6 +74,9 @@ class ModelStatus(Protocol):
 
     @property
     def unreachable(self) -> Sequence[tuple[int, int]]: ...
+
+    @property
+    def age_s(self) -> float: ...
 
 
 class Backend(Protocol):

@@ -8,7 +8,7 @@ from typing import Any
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from openai.types import Completion, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 
 class ErrorDetail(BaseModel):
@@ -33,6 +33,7 @@ class ModelHealth(BaseModel):
     id: str
     num_blocks: int
     missing_blocks: list[tuple[int, int]]
+    age_s: float = Field(description="since the server counted on that was heard of least recently was: 30 s is usual")
 
 
 class Health(BaseModel):

@@ -42,7 +42,9 @@ class Models:
     async def health(self) -> Json:
         """`status` is "ok" while some model can be answered whole: anyone can announce a part of one.
 
-        A server that could not be reached just now counts as gone, whatever its record says.
+        A server that could not be reached just now counts as gone, whatever its record says. `age_s` tells how old the
+        rest is: a server that nobody has tried to reach since it was killed counts until its record expires (60 s);
+        the living are heard of every 30 s.
         """
         models = await self._client.models()
         whole = any(not model.unreachable for model in models)
@@ -55,6 +57,7 @@ class Models:
                     "id": model.name,
                     "num_blocks": model.num_blocks,
                     "missing_blocks": [list(gap) for gap in model.unreachable],
+                    "age_s": round(model.age_s, 1),
                 }
                 for model in models
             ],

@@ -38,6 +38,8 @@ class ModelStatus:
     """What the swarm has of a model. It can answer when no blocks are `missing`.
 
     `unreachable` has also the blocks of servers that this client has just failed to reach, whatever their records say.
+    `age_s`: of the servers that are counted on, none was last heard of longer ago; one that was killed is counted on
+    until its record expires or somebody here has tried to reach it.
     """
 
     name: str
@@ -46,6 +48,7 @@ class ModelStatus:
     num_servers: int
     missing: tuple[tuple[int, int], ...]
     unreachable: tuple[tuple[int, int], ...]
+    age_s: float
 
 
 class Catalog:
@@ -105,7 +108,7 @@ class Catalog:
         return self._kits[key]
 
 
-def status_of(name: str, servers: Servers, avoid: Collection[str]) -> ModelStatus:
+def status_of(name: str, servers: Servers, avoid: Collection[str], ages_s: Mapping[str, float]) -> ModelStatus:
     """Of one server or more; those to `avoid` cannot be reached."""
     record = next(iter(servers.values()))
     reached = {peer_id: record for peer_id, record in servers.items() if peer_id not in avoid}
@@ -116,6 +119,7 @@ def status_of(name: str, servers: Servers, avoid: Collection[str]) -> ModelStatu
         num_servers=sum(record.state == "serving" for record in servers.values()),
         missing=missing_spans(servers, record.num_blocks),
         unreachable=missing_spans(reached, record.num_blocks),
+        age_s=max((ages_s.get(peer_id, 0.0) for peer_id in reached), default=0.0),
     )
 
 

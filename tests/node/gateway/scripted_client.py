@@ -41,6 +41,7 @@ class ScriptedModel:
     num_blocks: int = 4
     missing: Sequence[tuple[int, int]] = ()
     lost: Sequence[tuple[int, int]] = ()
+    age_s: float = 12.34
 
     @property
     def unreachable(self) -> Sequence[tuple[int, int]]:

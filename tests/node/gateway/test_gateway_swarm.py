@@ -17,6 +17,8 @@ from swarm.client import AsyncClient
 from swarm.network.membership import Membership
 from swarm.network.memory import MemoryInternet
 from swarm.serving.server import SpanServer
+from swarm.serving.server_options import ServerOptions
+from swarm.testing.leaks import no_leaks
 from swarm.training.export import export_hf
 from swarm.training.model import initial_theta
 from swarm.training.run_config import DEFAULT_MODEL, RunConfig
@@ -28,6 +30,7 @@ from swarm_protocol.records import NodeRecord
 from transformers import AutoModelForCausalLM
 
 PROMPT = "def fibonacci(n):\n"
+KV_BYTES = 2**17
 SMALL = {**DEFAULT_MODEL, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "initializer_range": 0.3}
 
 
@@ -46,12 +49,17 @@ class Swarm:
     client: AsyncClient
     servers: dict[str, SpanServer] = field(default_factory=dict)
 
+    def num_free_tokens(self) -> list[int]:
+        return [server.record.free_kv_tokens for server in self.servers.values()]
+
     def num_sessions(self) -> int:
         return sum(len(server.sessions) for server in self.servers.values())
 
 
 @asynccontextmanager
-async def _swarm(checkpoint: Path, *spans: tuple[int, int]) -> AsyncIterator[Swarm]:
+async def _swarm(
+    checkpoint: Path, *spans: tuple[int, int], options: ServerOptions | None = None
+) -> AsyncIterator[Swarm]:
     internet = MemoryInternet()
     async with AsyncExitStack() as stack:
         network = internet.network()
@@ -63,7 +71,7 @@ async def _swarm(checkpoint: Path, *spans: tuple[int, int]) -> AsyncIterator[Swa
         )
         swarm = Swarm(internet, openai, client)
         for start, end in spans:
-            peer_id, server = await _serve(internet, stack, checkpoint, start, end)
+            peer_id, server = await _serve(internet, stack, checkpoint, start, end, options)
             swarm.servers[peer_id] = server
         async with asyncio.timeout(60):
             while len(await membership.servers("small")) < len(spans) or not await membership.models():
@@ -72,7 +80,12 @@ async def _swarm(checkpoint: Path, *spans: tuple[int, int]) -> AsyncIterator[Swa
 
 
 async def _serve(
-    internet: MemoryInternet, stack: AsyncExitStack, checkpoint: Path, start: int, end: int
+    internet: MemoryInternet,
+    stack: AsyncExitStack,
+    checkpoint: Path,
+    start: int,
+    end: int,
+    options: ServerOptions | None,
 ) -> tuple[str, SpanServer]:
     network = internet.network()
     membership = await stack.enter_async_context(Membership(network))
@@ -88,7 +101,7 @@ async def _serve(
             started_at=0.0,
         )
     )
-    server = SpanServer(network, membership, checkpoint, name="small", start=start, end=end)
+    server = SpanServer(network, membership, checkpoint, name="small", start=start, end=end, options=options)
     await server.start()
     stack.push_async_callback(server.close)
     return network.peer_id, server
@@ -148,7 +161,9 @@ def test_model_with_a_gap_is_unavailable_and_the_blocks_are_named(checkpoint: Pa
             assert error.value.status_code == 503
             health = await swarm.openai._client.get(str(swarm.openai.base_url).replace("/v1/", "/health"))
             assert health.status_code == 503
-            assert health.json()["models"] == [{"id": "small", "num_blocks": 4, "missing_blocks": [[3, 4]]}]
+            [small] = health.json()["models"]
+            assert 0 <= small.pop("age_s") < 60
+            assert small == {"id": "small", "num_blocks": 4, "missing_blocks": [[3, 4]]}
 
     asyncio.run(main())
 
@@ -161,6 +176,46 @@ def test_prompt_over_the_context_is_a_bad_request(checkpoint: Path) -> None:
             assert swarm.num_sessions() == 0
 
     asyncio.run(main())
+
+
+def test_prompt_over_the_cache_of_every_server_is_refused_and_the_session_beside_it_goes_on(checkpoint: Path) -> None:
+    """One that fits in no server ever, and one that does not while another session is there."""
+
+    async def main() -> None:
+        async with _swarm(checkpoint, (0, 2), (2, 4), options=ServerOptions(kv_bytes=KV_BYTES)) as swarm:
+            budget = min(server.max_kv_tokens for server in swarm.servers.values())
+            assert 200 < budget < 900  # under the context of 1024, or the refusal would be another
+            before = swarm.num_free_tokens()
+            honest = await swarm.openai.completions.create(
+                model="small", prompt=PROMPT, max_tokens=100, temperature=0, stream=True
+            )
+            chunks = aiter(honest)
+            texts = [(await anext(chunks)).choices[0].text]
+            during = swarm.num_free_tokens()
+            for prompt, max_tokens in (("x" * budget, 16), ("x", budget), ("x" * (budget - 64), 16)):
+                with pytest.raises(api.APIStatusError) as refused:
+                    await swarm.openai.completions.create(model="small", prompt=prompt, max_tokens=max_tokens)
+                assert refused.value.status_code in (429, 503)
+                assert int(refused.value.response.headers["retry-after"]) >= 1
+                error = refused.value.response.json()["error"]
+                assert set(error) == {"message", "type", "param", "code"}
+                assert "not available" in error["message"]
+                small = await swarm.openai.completions.create(model="small", prompt="y", max_tokens=2)
+                assert small.usage is not None
+                assert small.usage.completion_tokens == 2
+                await _until(lambda: swarm.num_sessions() == 2)
+                assert swarm.num_sessions() == 2
+                assert swarm.num_free_tokens() == during
+            texts += [chunk.choices[0].text async for chunk in chunks]
+            assert "".join(texts) == await asyncio.to_thread(reference.complete, checkpoint, PROMPT, 100)
+            await _until(lambda: swarm.num_sessions() == 0)
+            assert swarm.num_free_tokens() == before
+
+    async def counted() -> None:
+        with no_leaks():
+            await main()
+
+    asyncio.run(counted())
 
 
 def test_seeded_sampling_repeats_and_usage_counts_tokens(checkpoint: Path) -> None:

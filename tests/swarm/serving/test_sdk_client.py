@@ -212,6 +212,25 @@ def test_models_tells_what_is_served_and_what_is_missing(boxes: Any, llama_dir: 
     virtual_time.run(scenario())
 
 
+def test_models_tell_how_long_ago_a_server_that_is_counted_on_was_heard_of(boxes: Any, llama_dir: Path) -> None:
+    async def main() -> None:
+        async with boxes(llama_dir, [(0, 3), (3, 6)]) as box:
+            await asyncio.sleep(100)
+            (alive,) = await box.client.models()
+            assert alive.age_s <= limits.RECORD_LIFETIME_S / 2 + 1
+            box.internet.crash(box.who["s1"])
+            await asyncio.sleep(limits.RECORD_LIFETIME_S / 2)
+            (dead,) = await box.client.models()
+            assert (dead.missing, dead.unreachable) == ((), ())  # nobody has tried to reach it
+            assert dead.age_s >= limits.RECORD_LIFETIME_S / 2
+            await asyncio.sleep(limits.RECORD_LIFETIME_S / 2 + 3)
+            (gone,) = await box.client.models()
+            assert gone.missing == ((3, 6),)
+            assert gone.age_s <= limits.RECORD_LIFETIME_S / 2 + 1
+
+    virtual_time.run(main())
+
+
 def test_model_is_looked_up_alone_and_once_for_what_follows(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> None:
         async with boxes(llama_dir, HALVES) as box:

@@ -83,7 +83,7 @@ class Watching:
     async def _tell(self, members: Mapping[str, TrainerRecord]) -> bool:
         """Whether the run is finished."""
         self._tell_members(members)
-        speed = sum(each.tokens_per_s for each in members.values() if each.state == "training")
+        speed = sum(each.tokens_per_s for each in members.values() if each.state != "joining")
         last = self._run.config.outer_steps
         for step in await self._observer.look(members):
             fields = asdict(step)

@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
+from swarm.training.module_run import module_run
 from swarm.training.run_config import RunConfig
-from swarm.training.run_file import load_run
+from swarm.training.run_file import load_run, write_run
 from swarm_node import cli, event_contract
 from swarm_protocol.identity import Identity
 
@@ -79,6 +81,35 @@ def test_sign_with_a_key_of_one_s_own_and_files(capsys: pytest.CaptureFixture[st
     assert load_run(Path("run.toml")).peer_id == Identity.load(Path("me.key")).peer_id
 
 
+def test_sign_again_without_the_data_leaves_its_pin_and_says_so(
+    author: Identity, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("run.toml").write_text(f'{TINY}[data]\nsource = "files"\ndigest = "{"ab" * 32}"\n')
+    assert cli.run(["run", "sign", "--json"]) == 0
+    warning, _ = events(capsys)
+    assert "was not looked at: it stays pinned to abababababab" in str(warning["message"])
+    assert load_run(Path("run.toml")).config.data.digest == "ab" * 32
+
+
+def test_show_of_a_module_s_run_names_no_data_and_no_optimizer_of_the_file_s(
+    author: Identity, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = module_run(RunConfig(name="own"), torch.nn.Linear(2, 1), num_samples=100)
+    write_run(Path("run.toml"), run, author)
+    assert cli.run(["run", "show"]) == 0
+    out = capsys.readouterr().out
+    assert "data       its author's own" in out
+    assert "samples    80 a member" in out
+    assert "python-stdlib" not in out
+    assert "adamw" not in out
+
+
+def test_sign_of_settings_that_do_not_fit_says_which(author: Identity, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("run.toml").write_text('name = "x"\n[model]\nmodel_type = "llama"\nhidden_size = 33\n')
+    assert cli.run(["run", "sign"]) == 1
+    assert "error: [model] is refused: The hidden size (33) is not a multiple" in capsys.readouterr().err
+
+
 def test_sign_says_each_impossible_value_in_a_line(author: Identity, capsys: pytest.CaptureFixture[str]) -> None:
     text = f'{TINY}codec = "int9"\nouter_steps = 0\n[inner]\nbeta1 = 2\n'
     Path("run.toml").write_text(text)
@@ -98,7 +129,7 @@ def test_sign_says_each_impossible_value_in_a_line(author: Identity, capsys: pyt
         (None, "run.toml cannot be read"),
         ("name = ", "run.toml is not TOML"),
         ('name = "x"\ncodek = 1\n', "the run has an unknown key 'codek'"),
-        ('name = "x"\n[model]\nmodel_type = "lama"\n', "[model] model_type has an unknown key 'lama'"),
+        ('name = "x"\n[model]\nmodel_type = "lama"\n', "[model] model_type = 'lama' is not known"),
     ],
     ids=["missing", "broken", "unknown key", "unknown model"],
 )

@@ -110,6 +110,8 @@ def _data_digest(flags: Flags, config: RunConfig, emitter: Emitter) -> str:
     }
     if missing := [option for option, lacks in lacking.items() if lacks]:
         message = f"the data ({_data(config)}) is not pinned: each member trains on what it has"
+        if config.data.digest:
+            message = f"the data ({_data(config)}) was not looked at: it stays pinned to {config.data.digest[:12]}"
         emitter.emit("warning", message=message, remedy=f"sign with {' and '.join(missing)} to pin it")
         return ""
     local = LocalData(
@@ -151,6 +153,8 @@ def _tell(emitter: Emitter, path: Path, found: Inspected) -> None:
 
 
 def _lines(found: Inspected, cost: Cost) -> Iterator[str]:
+    from swarm.training.module_run import is_module_run  # noqa: PLC0415
+
     config, run = found.config, found.run
     if run is None:
         yield f"run        {config.name}"
@@ -160,13 +164,18 @@ def _lines(found: Inspected, cost: Cost) -> Iterator[str]:
         yield f"run        {run.run_id}"
         yield f"signature  holds: {run.peer_id}, {signed}"
     yield f"model      {config.model.get('model_type')}, {cost.num_parameters:,} parameters"
-    pinned = f"pinned to {config.data.digest[:12]}" if config.data.digest else "not pinned"
-    yield f"data       {_data(config)}, {pinned}"
+    unit = "tokens"
+    if is_module_run(config):
+        unit = "samples"
+        yield "data       its author's own, as is the inner optimizer"
+    else:
+        pinned = f"pinned to {config.data.digest[:12]}" if config.data.digest else "not pinned"
+        yield f"data       {_data(config)}, {pinned}"
     yield f"training   {config.outer_steps} outer steps of {_interval(config)}; {_streaming(config)}"
     least, most = cost.group_tokens
     yield f"group      {config.min_group} to {config.max_group} members, {config.aggregator}, {_admission(config)}"
-    yield f"tokens     {cost.member_tokens:,} a member and outer step; {least:,} to {most:,} a group"
-    yield f"traffic    up to {cost.member_bytes / 1e6:,.2f} MB a member and outer step, as {config.codec}"
+    yield f"{unit:<10} {cost.member_tokens:,} a member and outer step; {least:,} to {most:,} a group"
+    yield f"traffic    up to {cost.member_bytes / 1e6:,.4g} MB a member and outer step, as {config.codec}"
 
 
 def _data(config: RunConfig) -> str:
@@ -176,7 +185,10 @@ def _data(config: RunConfig) -> str:
 
 def _interval(config: RunConfig) -> str:
     limit = f", {config.interval_s:g} s at most" if config.interval_s else ""
-    return f"{config.interval_steps} inner steps ({config.inner.optimizer}){limit}"
+    from swarm.training.module_run import is_module_run  # noqa: PLC0415
+
+    optimizer = "" if is_module_run(config) else f" ({config.inner.optimizer})"
+    return f"{config.interval_steps} inner steps{optimizer}{limit}"
 
 
 def _streaming(config: RunConfig) -> str:

@@ -8,6 +8,7 @@ Shapes: N values of the flat parameter vector, in the order of the run's `Layout
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -41,7 +42,7 @@ def check_model(run: RunConfig) -> int:
         with torch.device("meta"):
             model = _from_config(config)
     except Exception as error:  # whatever an architecture raises when its settings do not fit together
-        raise ConfigError(f"[model] cannot be built: {_first_line(error)}", remedy="correct its settings") from error
+        raise ConfigError(f"[model] cannot be built: {_last_line(error)}", remedy="correct its settings") from error
     num_values = Layout.of(model, run.fragments).num_values
     if num_values > MAX_STATE_VALUES:
         raise ConfigError(f"[model] has {num_values} parameters, over {MAX_STATE_VALUES}", remedy="make it smaller")
@@ -102,7 +103,10 @@ def _transformers_config(model: Mapping[str, Any]) -> Any:
     model_type = keys.pop("model_type", None)
     if not isinstance(model_type, str):
         raise ConfigError("[model] has no model_type", remedy='add a line such as model_type = "llama"')
-    refuse_unknown_keys({model_type: None}, CONFIG_MAPPING.keys(), "[model] model_type")
+    if model_type not in CONFIG_MAPPING:
+        close = difflib.get_close_matches(model_type, CONFIG_MAPPING.keys(), n=1)
+        remedy = f"did you mean {close[0]!r}?" if close else "use a family of decoders that transformers has, as llama"
+        raise ConfigError(f"[model] model_type = {model_type[:80]!r} is not known", remedy=remedy)
     known = {key for key in AutoConfig.for_model(model_type).to_dict() if not key.startswith("_")}
     refuse_unknown_keys(keys, known - _REFUSED_KEYS, "[model]")
     for key, value in keys.items():
@@ -111,7 +115,7 @@ def _transformers_config(model: Mapping[str, Any]) -> Any:
     try:
         config = AutoConfig.for_model(model_type, **keys)
     except Exception as error:  # transformers validates with many kinds of exception
-        raise ConfigError(f"[model] is refused: {_first_line(error)}", remedy="correct its settings") from error
+        raise ConfigError(f"[model] is refused: {_last_line(error)}", remedy="correct its settings") from error
     if getattr(config, "num_hidden_layers", _MAX_LAYERS + 1) > _MAX_LAYERS:
         raise ConfigError(f"[model] has no number of layers up to {_MAX_LAYERS}", remedy="use a decoder-only model")
     return config
@@ -124,5 +128,7 @@ def _from_config(config: Any) -> Any:
         return AutoModelForCausalLM.from_config(config)
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+def _last_line(error: Exception) -> str:
+    """Which is the reason, where the lines before say what was being validated."""
+    line = (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()
+    return line.removeprefix("ValueError: ")[:200]

@@ -29,7 +29,7 @@ _HEAD = """\
 """
 
 ABOUT: Mapping[str, str] = {
-    "name": "Beginning of the run's id, which also has a digest of all settings.",
+    "name": "Beginning of the run's id. The rest is a digest of all settings, of who signed them, and when.",
     "seed": "Of the model's first weights and of the order of the samples.",
     "outer_steps": "How often the members' work is put together before the run is finished.",
     "interval_steps": "Inner steps that each member takes on its own between two outer steps.",
@@ -195,7 +195,9 @@ def _setting(where: str, key: str, value: object) -> str:
 
 
 def _comment(text: str) -> str:
-    return "".join(f"# {line}\n" for line in textwrap.wrap(text, _WIDTH - 2))
+    whole = text.replace("Default: ", "Default:\N{NO-BREAK SPACE}")  # a lone value on a line tells nothing
+    lines = textwrap.wrap(whole, _WIDTH - 2)
+    return "".join(f"# {line}\n" for line in lines).replace("\N{NO-BREAK SPACE}", " ")
 
 
 def _table_of(line: str) -> str:

@@ -89,9 +89,10 @@ def test_sender_of_bad_slices_and_results_is_named_and_left_out(spoil: Callable[
     virtual_time.run(main())
 
 
-def test_member_that_refuses_its_part_in_every_reduction_costs_no_attempt() -> None:
-    """It breaks no rule, reports ready each time, and answers each slice with an error of the harmless kind:
-    its part is its backup's then."""
+def test_member_that_refuses_its_part_in_every_reduction_costs_one_attempt_a_step_at_most() -> None:
+    """It breaks no rule, reports ready each time, and answers each slice with an error of the harmless kind: its part
+    is its backup's then, unless the backup asks for its slices before they are there. Then the next attempt goes
+    without it."""
 
     class Spoiler(Trainer):
         async def _take_seat(self) -> Seat:
@@ -109,12 +110,12 @@ def test_member_that_refuses_its_part_in_every_reduction_costs_no_attempt() -> N
     spoiled: list[int] = []
 
     async def main() -> None:
-        members, liar = await run_with_liar(Spoiler)
+        members, _ = await run_with_liar(Spoiler)
         assert spoiled
         assert_equal_steps(members, NUM_STEPS)
         for member in members:
-            assert not member.of(RoundAborted)
-            assert liar.peer_id in member.of(OuterStep)[0].group
+            aborted = [event.step for event in member.of(RoundAborted)]
+            assert len(aborted) == len(set(aborted))
 
     virtual_time.run(main())
 

@@ -83,8 +83,8 @@ def too_few(state: RoundState, now: float) -> Step:
     terms, here = state.terms, present_members(state).keys() | {state.terms.me}
     reason = f"{len(here)} of at least {terms.min_group} members are ready{names}"
     if not continues(terms.roster, here, terms.min_group):
-        needed = num_electors(terms.roster, terms.min_group)
-        reason = f"of {len(terms.roster)} members of the state {needed} must be ready, and it is {len(here)}{names}"
+        needed, num_here = num_electors(terms.roster, terms.min_group), len(here & set(terms.roster))
+        reason = f"of {len(terms.roster)} members of the state {needed} must be ready, and it is {num_here}{names}"
     return give_up(state, reason, absent, now)
 
 

@@ -11,6 +11,7 @@ nobody, where later ones wait until all others' have been reduced. One task owns
 from __future__ import annotations
 
 import asyncio
+import statistics
 from collections.abc import Callable, Collection
 
 from swarm_protocol.training_messages import MAX_BYTES_PER_S
@@ -37,7 +38,8 @@ class Meter:
     def bytes_per_s(self) -> int:
         """What this member carries, with as many others as lately; 0: not known."""
         ways = [rates.values() for rates in (self._from, self._to) if rates]
-        rate = min((sum(way) / len(way) for way in ways), default=0.0)
+        # the usual one: those whose own lines are slower, or who lie, say nothing about this member's
+        rate = min(map(statistics.median, ways), default=0.0)
         return int(min(rate * self._num_others, MAX_BYTES_PER_S))
 
     def begin(self, others: Collection[str]) -> None:

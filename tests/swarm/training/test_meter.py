@@ -15,10 +15,10 @@ from swarm.training.meter import MIN_BYTES, Meter, MeteredStream
 from swarm_protocol.training_messages import MAX_BYTES_PER_S
 from training_swarm import Swarm, SyntheticInner, assert_equal_steps, config
 
-LINE_BYTES_PER_S = 2e6
-NUM_STEPS = 6
-LAST_STEPS = (4, 5, 6)
-NUM_VALUES = 500_000
+LINE_BYTES_PER_S = 4e6
+NUM_STEPS = 5
+LAST_STEPS = (3, 4, 5)
+NUM_VALUES = 1_000_000
 
 
 @pytest.fixture(autouse=True)
@@ -59,6 +59,14 @@ def test_meter_of_what_liars_tell_stays_within_what_a_report_holds() -> None:
     for peer in ("a", "b"):
         meter.told(peer, MAX_BYTES_PER_S)
     assert meter.bytes_per_s == MAX_BYTES_PER_S
+
+
+def test_meter_does_not_take_the_slow_line_of_another_for_its_own() -> None:
+    meter = Meter()
+    meter.begin(["a", "b", "c"])
+    for peer, rate in (("a", 10), ("b", 100), ("c", 100)):
+        meter.told(peer, rate)
+    assert meter.bytes_per_s == 3 * 100
 
 
 class Dripping:

@@ -13,7 +13,7 @@ import multiprocessing
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,14 @@ from torch import Tensor
 
 CODEC = get_codec("int8")
 METHOD = "bench.reduce"
+START_S = 90.0
+"""For members to import and to find each other on a busy machine."""
+ROUND_S = 30.0
+"""For members to form a group, and again for them to reduce."""
+
+
+class Stuck(Exception):
+    """Members that did not answer in time, or ended."""
 
 
 def vector(index: int, num_values: int) -> Tensor:
@@ -65,7 +73,8 @@ class Member:
         self._executor = ThreadPoolExecutor(2)
         self._delta_N = self._mean_N = torch.empty(0)
         self._next: asyncio.Future[Butterfly] = asyncio.get_running_loop().create_future()
-        self._butterfly: Butterfly
+        self._butterfly: Butterfly | None = None
+        self._before_bytes = 0
 
     async def attend(self, peer: str, stream: Stream) -> None:
         await stream.receive()
@@ -78,6 +87,10 @@ class Member:
             self._delta_N = vector(self._index, sum(group.part_values))
             self._mean_N = torch.zeros_like(self._delta_N)
         self._group = group
+        self._butterfly = None
+        gc.collect()
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+        self._before_bytes = psutil.Process().memory_info().rss
         self._butterfly = Butterfly(
             self._node,
             METHOD,
@@ -91,17 +104,15 @@ class Member:
 
     async def go(self) -> dict[str, float]:
         """The reduction, and its mean decoded: what hivemind's averager leaves, too."""
-        ctypes.CDLL("libc.so.6").malloc_trim(0)
-        gc.collect()
-        before_bytes = psutil.Process().memory_info().rss
         Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
-        since = time.process_time()
-        reduction = await self._butterfly.run()
+        since, butterfly = time.process_time(), self._butterfly
+        assert butterfly is not None
+        reduction = await butterfly.run()
         self._next = asyncio.get_running_loop().create_future()
-        peak_bytes = _peak_bytes() - before_bytes
+        peak_bytes = _peak_bytes() - self._before_bytes
         await asyncio.to_thread(self._take, reduction.parts)
         return {
-            "sent_bytes": self._butterfly.bytes_sent,
+            "sent_bytes": butterfly.bytes_sent,
             "peak_bytes": peak_bytes,
             "cpu_s": time.process_time() - since,
         }
@@ -164,24 +175,31 @@ def hiveminds(pipe: Connection, index: int, num_values: int, num_members: int) -
     pipe.send((str(dht.peer_id), [str(addr) for addr in dht.get_visible_maddrs()]))
     while (command := pipe.recv()) is not None:
         if command[0] == "prepare":
-            control = averager.step(wait=False, require_trigger=True, timeout=60)
-            while control.stage is not AveragingStage.AWAITING_TRIGGER:
+            control = averager.step(wait=False, require_trigger=True, timeout=ROUND_S)
+            while control.stage is not AveragingStage.AWAITING_TRIGGER and not control.done():
                 time.sleep(0.02)
             pipe.send(None)
         else:
-            control.allow_allreduce()
-            result = control.result(60)
+            try:
+                control.allow_allreduce()
+                result = control.result(ROUND_S)
+            except (TimeoutError, RuntimeError):  # what it gives up with
+                result = None
             pipe.send({"members": len(result)} if result else None)
     averager.shutdown()
     dht.shutdown()
 
 
 class Swarm:
-    """Processes that run `target`, which are told things together. `peer_ids` are sorted, `members` alike."""
+    """Processes that run `target`, which are told things together. `peer_ids` are sorted, `members` alike.
+
+    No wait is endless: members that do not answer in time are Stuck, and of no use from then on.
+    """
 
     def __init__(self, target: Callable[..., None], num_members: int, *arguments: Any) -> None:
         context = multiprocessing.get_context("spawn")
-        self._processes = []
+        self._processes: list[Any] = []
+        self.members: list[tuple[str, Connection]] = []
         members, pipes = [], []
         addrs: list[str] = []
         for index in range(num_members):
@@ -191,34 +209,61 @@ class Swarm:
             self._processes.append(process)
             pipes.append(pipe)
         # all import at once, which takes longest; the first is whom the others join through
-        for pipe in pipes:
-            pipe.send(tuple(addrs))
-            peer_id, own = pipe.recv()
-            addrs = addrs or list(own)[:1]
-            members.append((peer_id, pipe))
+        try:
+            for pipe in pipes:
+                pipe.send(tuple(addrs))
+                peer_id, own = _answer(pipe, START_S)
+                addrs = addrs or list(own)[:1]
+                members.append((peer_id, pipe))
+        except Stuck:
+            self.close()
+            raise
         self.members = members
         self.peer_ids = sorted(peer_id for peer_id, _ in members)
 
     def ask(self, *command: Any) -> list[Any]:
         for _, pipe in self.members:
             pipe.send(command)
-        return [pipe.recv() for _, pipe in self.members]
+        return [_answer(pipe, 2 * ROUND_S) for _, pipe in self.members]
 
-    def round_s(self, *prepare: Any) -> tuple[float, list[Any]]:
-        """How long all of them take, and what they say."""
+    def round_s(self, *prepare: Any) -> tuple[float, float, list[Any]]:
+        """How long all of them take, the CPU seconds of all their processes, and what they say."""
         self.ask("prepare", *prepare)
-        since = time.perf_counter()
+        since, cpu_s = time.perf_counter(), self._cpu_s()
         results = self.ask("go")
-        return time.perf_counter() - since, results
+        return time.perf_counter() - since, self._cpu_s() - cpu_s, results
 
     def close(self) -> None:
+        """Members end by themselves, or are killed with all that they have started."""
         for _, pipe in self.members:
-            pipe.send(None)
+            with suppress(OSError):
+                pipe.send(None)
+        started = self._started()
+        deadline = time.monotonic() + (10 if self.members else 0)
         for process in self._processes:
-            process.join(timeout=20)
-            if process.is_alive():
-                process.kill()
-                process.join()
+            process.join(timeout=max(0.0, deadline - time.monotonic()))
+        for each in started:
+            with suppress(psutil.NoSuchProcess):
+                each.kill()
+        for process in self._processes:
+            process.join()
+
+    def _started(self) -> list[psutil.Process]:
+        """All members, and their children: daemons of the network, and what hivemind forks."""
+        own = [psutil.Process(process.pid) for process in self._processes if process.is_alive()]
+        return [each for parent in own for each in (parent, *parent.children(recursive=True))]
+
+    def _cpu_s(self) -> float:
+        return sum(each.cpu_times().user + each.cpu_times().system for each in self._started())
+
+
+def _answer(pipe: Connection, limit_s: float) -> Any:
+    if not pipe.poll(limit_s):
+        raise Stuck(f"did not finish within {limit_s:.0f} s")
+    try:
+        return pipe.recv()
+    except EOFError:
+        raise Stuck("has ended") from None
 
 
 @contextmanager

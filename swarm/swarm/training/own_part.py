@@ -121,7 +121,7 @@ class OwnPart:
             await self._streams.send_result(stream, self._part, phase="round.deliver")
             await stream.finish()
         except SwarmError as error:
-            logger.warning("could not hand a result to %s: %s", peer[-6:], error)
+            logger.info("could not hand a result to %s: %s", peer[-6:], error)
 
     async def _leave_with_backup(self) -> None:
         num_members = len(self._group.members)

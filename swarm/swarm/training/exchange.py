@@ -23,7 +23,7 @@ from swarm.training.stand_in import MIN_MEMBERS, backup_of
 logger = logging.getLogger(__name__)
 
 AHEAD_FRAMES = 12
-"""How many slices a member has on its way to all owners together: 1.5 MiB of int8, 100 Mbit/s over 0.1 s."""
+"""How many slices a member has on its way to all owners together: 1.5 MiB of int8."""
 
 MIN_AHEAD_FRAMES = 2
 """To one owner: one travels while the other is worked on."""

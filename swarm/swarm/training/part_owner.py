@@ -1,6 +1,6 @@
 """What the owner of a part makes of the members' encoded slices: the aggregation, between decoding and encoding.
 
-`butterfly` brings the slices and hands out the result. Everything here blocks: call it off the loop, one frame after
+`own_part` brings the slices and hands out the result. Everything here blocks: call it off the loop, one frame after
 the other. Shapes: F values of a frame.
 """
 

@@ -39,7 +39,7 @@ proto: $(STAMP)
 	$(BIN)/python protocol/generate.py
 
 bench: $(STAMP)
-	$(BIN)/python -m pytest tests/bench -m bench -s
+	$(BIN)/python -m pytest tests/bench -m bench -s -rx
 
 chaos: $(STAMP)
 	$(BIN)/python -m pytest tests/chaos -m chaos -s

@@ -7,7 +7,16 @@ import platform
 import time
 from pathlib import Path
 
+import pytest
+
 BENCH_FILE = Path("build/bench.jsonl")
+
+
+def aim(**reached: bool) -> None:
+    """What the project aims at, and may not have reached: a bench that misses some is shown as an expected failure that
+    names them (`make bench` lists these), and passes once they are all `reached`. Say it last."""
+    if missed := [name.replace("_", " ") for name, is_reached in reached.items() if not is_reached]:
+        pytest.xfail(f"not reached: {', '.join(missed)}")
 
 
 class Report:

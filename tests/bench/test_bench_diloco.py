@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 from bench.curves import Curve, Method, draw, train
-from bench.report import Report
+from bench.report import Report, aim
 from swarm.training.run_config import InnerConfig, OuterConfig, RunConfig
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(3600)]
@@ -76,8 +76,10 @@ def test_replicas_that_seldom_talk_learn_as_much_from_the_same_tokens() -> None:
         report.row(curve.name, seconds=curve.seconds)
     report.show()
     draw((pretrained, *curves), PLOT)
-    assert diloco.loss <= MOST_DILOCO * data_parallel.loss
-    assert streaming.loss <= MOST_STREAMING * data_parallel.loss
+    aim(
+        DiLoCo_within_1_percent=diloco.loss <= MOST_DILOCO * data_parallel.loss,
+        streaming_within_1_5_percent=streaming.loss <= MOST_STREAMING * data_parallel.loss,
+    )
 
 
 def _against(curve: Curve, other: Curve) -> str:

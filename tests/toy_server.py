@@ -94,7 +94,10 @@ class ToySeat:
 
 
 class ToyServer:
-    """Blocks `[start, end)` of `num_blocks`. `spoil` may change a result before it is sent."""
+    """Blocks `[start, end)` of `num_blocks`. `spoil` may change a result before it is sent.
+
+    `room_tokens` is what a session may have, whatever the record says.
+    """
 
     def __init__(self, network: MemoryNetwork, membership: Membership, start: int, end: int, num_blocks: int) -> None:
         self.network = network
@@ -108,6 +111,7 @@ class ToyServer:
         self.hand_over_s = 0.05
         self.pages: list[States] = []
         self.is_leaving = False
+        self.room_tokens = 10_000
         self._membership = membership
         self._lanes = Lanes(network)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -178,6 +182,8 @@ class ToyServer:
     def _open(self, peer_id: str, lane: Lane, opened: Open) -> None:
         if self.is_leaving:
             self._end(peer_id, opened.seat_id, lane, PeerRefused("the server is leaving"))
+        elif opened.max_tokens > self.room_tokens:
+            self._end(peer_id, opened.seat_id, lane, PeerRefused("full", retry_after_s=5.0))
         elif opened.take_over is not None:
             task = asyncio.get_running_loop().create_task(self._take_over(peer_id, lane, opened))
             self._tasks.add(task)

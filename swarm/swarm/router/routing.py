@@ -69,7 +69,8 @@ class Chain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
-    """What the asking client knows: links, its own open sessions by peer, and whom to avoid for now.
+    """What the asking client knows: links, its own open sessions by peer, whom to avoid for now, and who just had no
+    room for so many tokens.
 
     `salt` decides between chains of equal cost, so that clients with different salts spread over them. A part in the
     middle of a chain comes from `previous_peer_id` and goes on to `next_peer_id`; empty: the client.
@@ -78,6 +79,7 @@ class Outlook:
     rtt_ms: Mapping[str, float]
     load: Mapping[str, int]
     avoid: Collection[str] = ()
+    full: Collection[str] = ()
     max_tokens: int = 1
     salt: str = ""
     previous_peer_id: str = ""
@@ -90,7 +92,8 @@ Usable = Sequence[tuple[str, ServeRecord]]
 def find_chain(servers: Mapping[str, ServeRecord], start: int, end: int, outlook: Outlook) -> Chain:
     """The cheapest chain for blocks `[start, end)`; a server may be used for a part of its span.
 
-    `servers` are of one revision. Considers those in state "serving", with cache room, and not avoided. Raises NoChain.
+    `servers` are of one revision. Considers those in state "serving", with cache room, neither avoided nor full.
+    Raises NoChain.
     """
     usable = [
         (peer_id, record)
@@ -100,6 +103,7 @@ def find_chain(servers: Mapping[str, ServeRecord], start: int, end: int, outlook
         and record.start < end
         and start < record.end
         and peer_id not in outlook.avoid
+        and peer_id not in outlook.full
     ]
     num_usable = len(usable)
     covers_PB = _covers(usable, start, end)

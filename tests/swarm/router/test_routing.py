@@ -193,6 +193,12 @@ def test_chain_only_server_full_says_there_is_no_room() -> None:
         spans({"a": record(0, 8, free_kv_tokens=10)}, max_tokens=100)
 
 
+def test_chain_server_that_just_had_no_room_is_gone_around_and_alone_says_so() -> None:
+    assert spans({"a": record(0, 8), "b": record(0, 8)}, full={"a"}) == [("b", 0, 8)]
+    with pytest.raises(NoChain, match="cache room for 100 tokens"):
+        spans({"a": record(0, 8)}, full={"a"}, max_tokens=100)
+
+
 def test_chain_part_of_the_model_is_routed_alone() -> None:
     chain = find_chain({"a": record(0, 5), "b": record(4, 8)}, 3, 6, outlook())
     assert (chain.hops[0].start, chain.hops[-1].end) == (3, 6)

@@ -1,4 +1,5 @@
-"""What a client has learnt about servers: which failed lately, how many sessions it has there, and how far they are.
+"""What a client has learnt about servers: which failed or had no room lately, how many sessions it has there, and how
+far they are.
 
 One per client, shared by its sessions; touched only from its event loop. Round trips are the membership's: the time
 that a step takes says little of the client's own link, for what a chain computes goes from server to server. `measure`
@@ -11,6 +12,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from swarm_protocol.errors import PeerRefused, PeerViolation, SwarmError
 
@@ -37,11 +39,18 @@ class _Failures:
     avoid_until_s: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    num_tokens: int
+    until_s: float
+
+
 class Links:
     def __init__(self, membership: Membership) -> None:
         self._membership = membership
         self._measuring: asyncio.Task[object] | None = None
         self._failures: dict[str, _Failures] = {}
+        self._refusals: dict[str, _Refusal] = {}
         self._load: Counter[str] = Counter()
 
     async def close(self) -> None:
@@ -60,6 +69,11 @@ class Links:
         """Who failed lately."""
         now_s = asyncio.get_running_loop().time()
         return {peer_id for peer_id, failures in self._failures.items() if failures.avoid_until_s > now_s}
+
+    def full(self, max_tokens: int) -> set[str]:
+        """Who lately refused a session of no more tokens."""
+        now_s = asyncio.get_running_loop().time()
+        return {p for p, said in self._refusals.items() if said.until_s > now_s and said.num_tokens <= max_tokens}
 
     @property
     def load(self) -> Mapping[str, int]:
@@ -80,6 +94,7 @@ class Links:
             rtt_ms=self._membership.known_rtts_ms(peer_ids),
             load=self._load,
             avoid=self.avoid,
+            full=self.full(max_tokens),
             max_tokens=max_tokens,
             salt=salt,
             previous_peer_id=previous_peer_id,
@@ -97,17 +112,32 @@ class Links:
     def worked(self, peer_id: str) -> None:
         """Something came back."""
         self._failures.pop(peer_id, None)
+        self._refusals.pop(peer_id, None)
+
+    def refused(self, peer_id: str, num_tokens: int, retry_after_s: float) -> None:
+        """Do not ask the peer for as many tokens or more until then; it is healthy, and may have room for fewer."""
+        now_s = asyncio.get_running_loop().time()
+        known = self._refusals.pop(peer_id, None)
+        if known is not None and known.until_s > now_s:
+            num_tokens = min(num_tokens, known.num_tokens)
+        self._refusals[peer_id] = _Refusal(num_tokens, now_s + retry_after_s)
+        _bound(self._refusals)
 
     def failed(self, peer_id: str, error: SwarmError) -> None:
-        """Avoid the peer: as long as it asked, else twice as long as the last time."""
+        """Avoid the peer, each time twice as long as the last time, or until one that is leaving has left."""
         failures = self._failures.pop(peer_id, _Failures())
         failures.num_in_row += 1
         backoff_s = min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2 ** (failures.num_in_row - 1))
         if isinstance(error, PeerViolation):
             backoff_s = VIOLATION_BACKOFF_S
         elif isinstance(error, PeerRefused):
-            backoff_s = error.retry_after_s or LEAVING_BACKOFF_S
+            backoff_s = LEAVING_BACKOFF_S
         failures.avoid_until_s = asyncio.get_running_loop().time() + backoff_s
         self._failures[peer_id] = failures
-        if len(self._failures) > MAX_PEERS:
-            del self._failures[next(iter(self._failures))]
+        _bound(self._failures)
+
+
+def _bound(by_peer: dict[str, Any]) -> None:
+    """The oldest goes when there are too many."""
+    if len(by_peer) > MAX_PEERS:
+        del by_peer[next(iter(by_peer))]

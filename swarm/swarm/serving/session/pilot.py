@@ -16,7 +16,7 @@ from collections.abc import Coroutine
 from functools import partial
 from typing import Any
 
-from swarm_protocol.errors import ConfigError, PeerError, PeerViolation, SwarmError
+from swarm_protocol.errors import ConfigError, PeerError, PeerRefused, PeerViolation, SwarmError
 from swarm_protocol.lane_messages import Frame
 from torch import Tensor
 
@@ -165,7 +165,10 @@ class Pilot:
         if isinstance(error, PeerViolation) and blame.cause is not Cause.JUDGED:
             # who finds fault with us is not at fault
             error = PeerError(error.message, peer_id=blame.peer_id)
-        self._links.failed(blame.peer_id, error)
+        if isinstance(error, PeerRefused) and error.retry_after_s:
+            self._links.refused(blame.peer_id, self._speech.max_tokens, error.retry_after_s)
+        else:
+            self._links.failed(blame.peer_id, error)
 
     def _note_repair(self, action: Repaired) -> None:
         repair = action.repair

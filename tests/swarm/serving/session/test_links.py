@@ -63,17 +63,39 @@ def test_success_forgets_failures() -> None:
 @pytest.mark.parametrize(
     ("error", "wait_s"),
     [
-        (PeerRefused("full", retry_after_s=7), 7),
         (PeerRefused("leaving"), LEAVING_BACKOFF_S),
         (PeerViolation("nonsense"), VIOLATION_BACKOFF_S),
     ],
-    ids=["asked for", "left", "violation"],
+    ids=["left", "violation"],
 )
 def test_failure_of_each_kind_is_avoided_for_its_time(error: SwarmError, wait_s: float) -> None:
     async def scenario(links: Links) -> None:
         links.failed("a", error)
         assert await avoided_s(links) == wait_s
         assert not is_avoided(links, "b")
+
+    run(scenario)
+
+
+def test_refusal_counts_for_as_many_tokens_or_more_and_for_as_long_as_was_said() -> None:
+    async def scenario(links: Links) -> None:
+        links.refused("a", 500, 7.0)
+        assert not is_avoided(links)
+        assert [bool(links.outlook(["a"], num_tokens, "").full) for num_tokens in (499, 500, 501)] == [
+            False,
+            True,
+            True,
+        ]
+        await asyncio.sleep(3)
+        links.refused("a", 100, 7.0)
+        links.refused("a", 300, 7.0)
+        assert (links.full(99), links.full(100)) == (set(), {"a"})
+        await asyncio.sleep(7)
+        assert links.full(1000) == set()
+        links.refused("a", 500, 7.0)
+        assert links.full(100) == set()
+        links.worked("a")
+        assert links.full(500) == set()
 
     run(scenario)
 
@@ -128,6 +150,7 @@ def test_memory_of_strangers_is_bounded() -> None:
     def scenario(links: Links) -> None:
         for index in range(2 * MAX_PEERS):
             links.failed(f"q{index}", PeerTimeout("late"))
-        assert len(links.avoid) == MAX_PEERS
+            links.refused(f"q{index}", 1, 7.0)
+        assert len(links.avoid) == len(links.full(1)) == MAX_PEERS
 
     run(scenario)

@@ -45,12 +45,14 @@ class World:
         return self.servers[session._course.hops[index].peer_id]
 
     @asynccontextmanager
-    async def session(self, trace: Trace | None = None, **options: Any) -> AsyncIterator[Session]:
+    async def session(
+        self, trace: Trace | None = None, *, max_tokens: int = 200, **options: Any
+    ) -> AsyncIterator[Session]:
         session = Session(
             self.shared,
             self.membership,
             ModelShape(name=MODEL, revision="r", num_blocks=NUM_BLOCKS, hidden_size=COLUMNS, vocab_size=VOCAB),
-            max_tokens=200,
+            max_tokens=max_tokens,
             servers=await self.membership.servers(MODEL),
             trace=trace or Trace(model=MODEL),
             options=SessionOptions(**options),
@@ -552,6 +554,23 @@ def test_session_that_is_asked_for_more_than_it_has_room_says_so() -> None:
         async with world(THIRDS) as w, w.session() as session:
             with pytest.raises(ConfigError, match="201 tokens"):
                 await session.next_token([0] * 201, Pick())
+
+    run(scenario())
+
+
+def test_session_refused_for_want_of_room_keeps_no_smaller_one_from_the_server() -> None:
+    async def scenario() -> None:
+        async with world(THIRDS) as w:
+            for server in w.servers.values():
+                server.room_tokens = 100
+            for _ in range(2):
+                async with w.session() as session:
+                    with pytest.raises(NoChain, match="no server has cache room for 200 tokens"):
+                        await generate(session)
+            async with w.session(max_tokens=100) as session:
+                assert await generate(session) == EXPECTED
+            assert not w.shared.links.avoid
+            await w.all_freed()
 
     run(scenario())
 

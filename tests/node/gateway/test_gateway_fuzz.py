@@ -118,6 +118,7 @@ def test_hostile_body_is_a_bad_request(content: bytes) -> None:
         )
         assert response.status_code == 400, response.text
         assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+        assert (await openai.completions.create(model="tiny", prompt="hi")).choices[0].text == "hello!"
 
     converse(ScriptedClient(), conversation)
 

@@ -137,11 +137,15 @@ def test_streamed_tokens_are_the_models_own_also_when_a_server_dies(checkpoint: 
 def test_client_that_disconnects_frees_every_server(checkpoint: Path, stream: bool) -> None:
     async def main() -> None:
         async with _swarm(checkpoint, (0, 2), (2, 4)) as swarm:
+            before = swarm.num_free_tokens()
             asking = asyncio.create_task(_ask(swarm.openai, stream=stream))
             await _until(lambda: swarm.num_sessions() == 2)
             asking.cancel()
             await asyncio.wait([asking])
-            await _until(lambda: swarm.num_sessions() == 0)
+            # a step that runs keeps its pages until it has
+            await _until(lambda: swarm.num_sessions() == 0 and swarm.num_free_tokens() == before)
+            answer = await swarm.openai.completions.create(model="small", prompt=PROMPT, max_tokens=5, temperature=0)
+            assert answer.choices[0].text == await asyncio.to_thread(reference.complete, checkpoint, PROMPT, 5)
 
     asyncio.run(main())
 
@@ -168,14 +172,41 @@ def test_model_with_a_gap_is_unavailable_and_the_blocks_are_named(checkpoint: Pa
     asyncio.run(main())
 
 
-def test_prompt_over_the_context_is_a_bad_request(checkpoint: Path) -> None:
+BAD_BODIES = [
+    (400, "over the context", b'{"model": "small", "prompt": "' + b"x" * 2000 + b'"}'),
+    (404, "'small'", b'{"model": "large", "prompt": "x"}'),
+    (400, "temperature", b'{"model": "small", "prompt": "x", "temperature": 1e999}'),
+    (400, "top_p", b'{"model": "small", "prompt": "x", "top_p": -1}'),
+    (400, "", b'{"model": "small", "prompt": "\xff\xfe"}'),
+]
+
+
+def test_bad_requests_are_refused_and_the_session_beside_them_goes_on(checkpoint: Path) -> None:
     async def main() -> None:
         async with _swarm(checkpoint, (0, 4)) as swarm:
-            with pytest.raises(api.BadRequestError, match="over the context"):
-                await swarm.openai.completions.create(model="small", prompt="x" * 2000)
-            assert swarm.num_sessions() == 0
+            before = swarm.num_free_tokens()
+            honest = await swarm.openai.completions.create(
+                model="small", prompt=PROMPT, max_tokens=100, temperature=0, stream=True
+            )
+            chunks = aiter(honest)
+            texts = [(await anext(chunks)).choices[0].text]
+            for status, what, body in BAD_BODIES:
+                refused = await swarm.openai._client.post(
+                    f"{swarm.openai.base_url}completions", content=body, headers={"content-type": "application/json"}
+                )
+                assert refused.status_code == status
+                assert what in refused.json()["error"]["message"]
+                assert swarm.num_sessions() <= 1
+            texts += [chunk.choices[0].text async for chunk in chunks]
+            assert "".join(texts) == await asyncio.to_thread(reference.complete, checkpoint, PROMPT, 100)
+            await _until(lambda: swarm.num_sessions() == 0)
+            assert swarm.num_free_tokens() == before
 
-    asyncio.run(main())
+    async def counted() -> None:
+        with no_leaks():
+            await main()
+
+    asyncio.run(counted())
 
 
 def test_prompt_over_the_cache_of_every_server_is_refused_and_the_session_beside_it_goes_on(checkpoint: Path) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import shutil
 import weakref
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from unittest.mock import AsyncMock, patch
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from served_chain import Talk, floats, hidden_rows, seat_id, token_rows
 from swarm.serving.deployment import Deployment
 from swarm.serving.model.files import open_model
@@ -187,6 +189,41 @@ def test_start_of_a_damaged_model_fails_by_name_and_leaves_nothing(boxes: Any, t
         async with boxes(tmp_path, []) as box:
             with pytest.raises(ConfigError, match=r"no config\.json"):
                 await box.add(0, 3)
+
+    with no_leaks():
+        virtual_time.run(scenario())
+
+
+def truncate(shard: Path) -> None:
+    shard.write_bytes(shard.read_bytes()[:-100])
+
+
+def corrupt(shard: Path) -> None:
+    shard.write_bytes(b"\xff" * 64)
+
+
+def lose_a_tensor(shard: Path) -> None:
+    tensors = load_file(shard)
+    tensors.popitem()
+    save_file(tensors, shard)
+
+
+@pytest.mark.parametrize("damage", [truncate, corrupt, lose_a_tensor])
+def test_start_of_a_damaged_shard_names_it_leaves_nothing_and_others_answer(
+    boxes: Any, llama_dir: Path, tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    damaged = shutil.copytree(llama_dir, tmp_path / "damaged")
+    shard = min(damaged.glob("model*.safetensors"))
+    damage(shard)
+
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 6)]) as box:
+            box.directory = damaged
+            with pytest.raises(IntegrityError, match=shard.name):
+                await box.add(0, 6)
+            box.directory = llama_dir
+            assert await box.tokens() == box.expected()
+            await box.all_freed()
 
     with no_leaks():
         virtual_time.run(scenario())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from served_chain import (
     COLUMNS,
     MAX_STEP_TOKENS,
     MODEL,
+    Server,
     Talk,
     World,
     floats,
@@ -261,6 +264,36 @@ def test_frame_that_only_servers_say_ends_the_lane(frame: Any) -> None:
     with_servers(work)
 
 
+def absurd_step() -> Step:
+    pick = Pick(temperature=1.0)
+    object.__setattr__(pick, "temperature", math.nan)
+    return Step(seat_id=seat_id(1), position=0, want="token", pick=pick, rows=token_rows(1))
+
+
+BROKEN: dict[str, Callable[[Server], bytes]] = {
+    "invalid UTF-8": lambda server: (
+        Frames((opening(server, session_id="name"),)).to_bytes().replace(b"name", b"\xff" * 4)
+    ),
+    "absurd sampling": lambda server: Frames((absurd_step(),)).to_bytes(),
+    "half a message": lambda server: Frames((opening(server),)).to_bytes()[:-5],
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_message_that_is_none_ends_its_lane_with_all_seats_and_no_other(case: str) -> None:
+    async def work(world: World) -> None:
+        talk, other = await world.talk(), await world.talk()
+        await talk.open(1)
+        await other.open(2)
+        await talk.lane._stream.send(BROKEN[case](world.servers[0]))
+        with pytest.raises(PeerViolation):
+            await talk.next(Result)
+        assert list(world.servers[0].lanes.seats) == [(world.client.peer_id, seat_id(2))]
+        await other.step(token_rows(1), 0, 2)
+
+    with_servers(work)
+
+
 # --- who gets in ------------------------------------------------------------------------------------------------------
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
@@ -275,10 +308,13 @@ def test_open_what_is_not_served_is_refused_for_good(case: str) -> None:
     changes, message = REFUSED[case]
 
     async def work(world: World) -> None:
-        error = await (await world.talk()).refused(**changes)
+        talk = await world.talk()
+        error = await talk.refused(**changes)
         assert isinstance(error, PeerRefused)
         assert message in str(error)
         assert error.retry_after_s == 0
+        await talk.open()
+        await talk.step(token_rows(1), 0)
 
     with_servers(work)
 
@@ -312,11 +348,14 @@ def test_thousands_of_seats_on_one_lane_are_bounded_by_admission() -> None:
 
 def test_open_twice_ends_the_lane() -> None:
     async def work(world: World) -> None:
-        talk = await world.talk()
+        talk, other = await world.talk(), await world.talk(client=world.internet.network())
         await talk.open()
+        await other.open()
         talk.lane.send(opening(world.servers[0]))
         with pytest.raises(PeerViolation, match="twice"):
             await talk.next(Ready)
+        assert world.servers[0].engine.num_seats == 1
+        await other.step(token_rows(1), 0)
 
     with_servers(work)
 

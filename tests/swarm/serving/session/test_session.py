@@ -411,6 +411,10 @@ def test_session_server_that_sends_nonsense_is_replaced_and_not_asked_again(lie:
                 assert await generate(session, 10, strike) == EXPECTED
             (replay,) = trace.replays
             assert replay.lost_peer == liar[0].network.peer_id
+            async with w.session() as honest:
+                assert await generate(honest) == EXPECTED
+                assert w.hop(honest, 1) is not liar[0]
+            await w.all_freed()
             w.internet.crash(replay.new_peers[0])
             async with w.session(patience_s=3) as session:
                 with pytest.raises(NoChain):

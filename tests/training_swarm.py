@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
@@ -186,10 +185,11 @@ class Swarm:
         state: ReplicaState | None = None,
         certificate: bytes = b"",
         kind: type[Trainer] = Trainer,
-        bytes_per_s: float = math.inf,
+        bytes_per_s: float | None = None,
     ) -> Member:
         identity = Identity(hashlib.sha256(name.encode()).digest())
-        network = self.internet.network(identity, up_bytes_per_s=bytes_per_s, down_bytes_per_s=bytes_per_s)
+        access = {} if bytes_per_s is None else {"up_bytes_per_s": bytes_per_s, "down_bytes_per_s": bytes_per_s}
+        network = self.internet.network(identity, **access)
         membership = await self._stack.enter_async_context(Membership(network))
         inner = inner or SyntheticInner()
         events: list[TrainingEvent] = []

@@ -37,6 +37,22 @@ E = TypeVar("E")
 NUM_VALUES = 3000
 WINDOW_TOKENS = 4
 LAN = Link(latency_s=0.005)
+PHASES = [
+    "interval",
+    "round.ready",
+    "round.sign",
+    "round.signed",
+    "round.slice",
+    "round.reducing",
+    "round.reduced",
+    "round.deliver",
+    "round.proposed",
+    "round.vote",
+    "round.voted",
+    "round.committed",
+    "round.applied",
+]
+"""Of a step, at which faults can strike a member."""
 
 
 def config(**changes: object) -> RunConfig:

@@ -11,23 +11,8 @@ from swarm.testing import virtual_time
 from swarm.testing.faults import Fault, FaultScript
 from swarm.testing.leaks import no_leaks
 from swarm.training.events import OuterStep, RoundAborted
-from training_swarm import Member, Swarm, assert_equal_steps, config
+from training_swarm import PHASES, Member, Swarm, assert_equal_steps, config
 
-PHASES = [
-    "interval",
-    "round.ready",
-    "round.sign",
-    "round.signed",
-    "round.slice",
-    "round.reducing",
-    "round.reduced",
-    "round.deliver",
-    "round.proposed",
-    "round.vote",
-    "round.voted",
-    "round.committed",
-    "round.applied",
-]
 NUM_STEPS = 3
 UNDISTURBED_S = 2.2
 """Virtual seconds of such a run without a kill: 2 of them are the first group's grace."""

@@ -20,23 +20,8 @@ from swarm.training.interval import Materials
 from swarm.training.layout import Layout
 from swarm.training.model import build_model, initial_theta
 from swarm.training.run_config import OuterConfig, RunConfig
-from training_swarm import Member, Swarm, SyntheticInner, assert_equal_steps, config
+from training_swarm import PHASES, Member, Swarm, SyntheticInner, assert_equal_steps, config
 
-PHASES = [
-    "interval",
-    "round.ready",
-    "round.sign",
-    "round.signed",
-    "round.slice",
-    "round.reducing",
-    "round.reduced",
-    "round.deliver",
-    "round.proposed",
-    "round.vote",
-    "round.voted",
-    "round.committed",
-    "round.applied",
-]
 STEP_S = 0.1
 """Virtual seconds of an inner step."""
 

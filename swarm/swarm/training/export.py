@@ -12,7 +12,7 @@ from swarm_protocol.errors import ConfigError
 from torch import Tensor
 
 from swarm.training.byte_text import BYTE_VOCABULARY
-from swarm.training.data.tokenizer import TOKENIZER_FILES, TokenizerFiles
+from swarm.training.data.tokenizer import TokenizerFiles, tokenizer_files
 from swarm.training.layout import Layout
 from swarm.training.model import build_model
 from swarm.training.run_config import RunConfig
@@ -64,8 +64,7 @@ def _write_tokenizer(files: TokenizerFiles, directory: Path, max_tokens: int) ->
     if files.directory is None:
         _write_byte_tokenizer(directory, max_tokens)
     else:
-        found = {path for pattern in TOKENIZER_FILES for path in files.directory.glob(pattern) if path.is_file()}
-        for path in found:
+        for path in tokenizer_files(files.directory):
             if path.name != "config.json":  # which is of another model
                 shutil.copyfile(path, directory / path.name)
     return files.load().end_of_text

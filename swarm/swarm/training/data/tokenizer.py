@@ -95,10 +95,15 @@ def _from_hub(name: str) -> Path:
     return bring_tokenizer(name, TOKENIZER_FILES)
 
 
+def tokenizer_files(directory: Path) -> list[Path]:
+    """Those in `directory` that make up a tokenizer, by name."""
+    return sorted({path for pattern in TOKENIZER_FILES for path in directory.glob(pattern) if path.is_file()})
+
+
 def _digest(directory: Path) -> str:
     digest = hashlib.blake2b(digest_size=16)
     try:
-        files = sorted({path for pattern in TOKENIZER_FILES for path in directory.glob(pattern) if path.is_file()})
+        files = tokenizer_files(directory)
         for path in files:
             data = path.read_bytes()
             digest.update(repr((path.name, len(data))).encode() + data)

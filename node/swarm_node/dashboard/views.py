@@ -1,0 +1,236 @@
+"""What the dashboard shows, as the JSON API gives it. The one contract between the collector, the API and the pages.
+
+Values only. Every text in them comes from peers or users, bounded by the protocol's limits: whoever shows it escapes
+it. Times are Unix seconds; a `None` is "not known", never zero.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+
+class View(BaseModel):
+    """Frozen, and strict about its fields."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+# --- nodes ------------------------------------------------------------------------------------------------------------
+
+
+class NodeView(View):
+    """One node, as its newest signed record says. Speeds are tokens a second of a probe, None: not measured."""
+
+    peer_id: str
+    name: str
+    version: str
+    device: str
+    state: Literal["alive", "leaving", "gone"]
+    reachability: Literal["public", "relay", "unknown"]
+    memory_bytes: int
+    free_memory_bytes: int
+    prefill_tokens_per_s: float | None
+    decode_tokens_per_s: float | None
+    training_tokens_per_s: float | None
+    started_at: float
+    age_s: float  # since its record was signed
+    models: tuple[str, ...]
+    runs: tuple[str, ...]
+
+
+class PresenceView(View):
+    """A time in which a node was seen. `until` is None while it is there."""
+
+    since: float
+    until: float | None
+
+
+class NodeDetail(View):
+    """One node with what the history knows of it."""
+
+    node: NodeView
+    presence: tuple[PresenceView, ...]  # the newest 30 days, oldest first
+    uptime_share: float | None  # of the time since it was first seen, at most 30 days
+    tokens_trained: int  # in committed steps that this dashboard has seen
+    rounds: int
+    serving: tuple[ServerView, ...]
+    training: tuple[ContributorView, ...]
+
+
+# --- models -----------------------------------------------------------------------------------------------------------
+
+
+class ServerView(View):
+    """One server of a model's blocks `[start, end)`."""
+
+    peer_id: str
+    name: str  # the node's, or the peer id's end while the node is not known
+    model: str
+    start: int
+    end: int
+    state: Literal["joining", "serving", "draining"]
+    queue_depth: int
+    free_kv_tokens: int
+    prefill_ms_per_token: float
+    decode_ms_per_block: float
+    tokens_per_s: float | None  # that it computed of late; None: its version does not say
+    relayed: bool
+    next_start: int | None  # where it is about to move
+    next_end: int | None
+    age_s: float
+
+
+class SpanView(View):
+    peer_id: str
+    name: str
+    start: int
+    end: int
+
+
+class ChainView(View):
+    """The spans that a new session would use now, and what a token costs in them."""
+
+    spans: tuple[SpanView, ...]
+    ms_per_token: float
+
+
+class ModelView(View):
+    """`words` is its health in one sentence."""
+
+    name: str
+    revision: str
+    num_blocks: int
+    health: Literal["whole", "thin", "incomplete"]  # thin: some block has a single server
+    words: str
+    num_servers: int
+    missing: tuple[tuple[int, int], ...]  # [start, end) that nobody serves
+    weakest_block: int | None
+    weakest_replicas: int
+    tokens_per_s: float | None
+
+
+class ModelDetail(View):
+    model: ModelView
+    servers: tuple[ServerView, ...]  # by start, then end
+    replicas: tuple[int, ...]  # per block
+    chains: tuple[ChainView, ...]  # the cheapest, then others without a common server
+
+
+# --- runs -------------------------------------------------------------------------------------------------------------
+
+
+class StepView(View):
+    """A committed outer step. What only members know is None where no record told it in time."""
+
+    outer_step: int
+    at: float  # when it was seen here
+    loss: float
+    digest: str
+    group: tuple[str, ...]  # peer ids
+    num_tokens: int
+    seconds: float | None  # since the step before
+    phases_s: dict[str, float]  # duration by phase, the group's median: interval, group, reduce, commit, apply
+    bytes_per_parameter: float | None  # sent by a member, the group's median
+
+
+class RefusalView(View):
+    """A contribution that a member refused, and why, in its words."""
+
+    outer_step: int
+    at: float
+    peer_id: str
+    name: str
+    by_peer_id: str
+    reason: str
+
+
+class ContributorView(View):
+    peer_id: str
+    name: str
+    run: str
+    state: Literal["joining", "training", "finished", "leaving", "gone"]
+    outer_step: int
+    tokens_per_s: float | None
+    tokens: int  # in the committed steps seen here
+    rounds: int
+    uptime_s: float | None
+
+
+class RunView(View):
+    """`run` is its id; `name` and the numbers of its file are None until a member has given the signed file."""
+
+    run: str
+    name: str | None
+    signed_by: str | None
+    state: Literal["training", "finished", "waiting", "gone"]
+    words: str
+    outer_step: int
+    outer_steps: int | None
+    loss: float | None
+    losses: tuple[float, ...]  # of the newest committed steps, at most 60, for a sparkline
+    num_members: int
+    num_agreeing: int  # members at the newest committed step whose digest is the committed one
+    num_at_step: int  # members that say that they are at that step
+    digest: str
+    tokens_per_s: float | None
+    projected_end: float | None
+
+
+class CheckpointFile(View):
+    name: str
+    num_bytes: int
+    url: str
+
+
+class RunDetail(View):
+    run: RunView
+    num_parameters: int | None
+    steps: tuple[StepView, ...]  # oldest first, downsampled to at most 500
+    refusals: tuple[RefusalView, ...]  # newest first, at most 100
+    contributors: tuple[ContributorView, ...]  # most tokens first
+    checkpoint: tuple[CheckpointFile, ...]
+
+
+# --- the whole --------------------------------------------------------------------------------------------------------
+
+
+class Happening(View):
+    """A line of the log of what changed: a node that came or went, a model that became whole, a run's step."""
+
+    at: float
+    kind: Literal["join", "leave", "model", "run"]
+    peer_id: str | None
+    words: str
+
+
+class Series(View):
+    """One number over time, evenly spaced; None where nothing was known."""
+
+    name: str
+    unit: str
+    start: float
+    step_s: float
+    values: tuple[float | None, ...]
+
+
+class Overview(View):
+    """`at` is when the records were last looked at; `stale` says why they are older than they should be."""
+
+    at: float
+    stale: str | None
+    network_id: str
+    version: str
+    num_nodes: int
+    nodes_by_state: dict[str, int]  # alive, leaving
+    nodes_by_reachability: dict[str, int]
+    models: tuple[ModelView, ...]
+    runs: tuple[RunView, ...]
+    tokens_per_s: float | None  # over all models
+    first_token_p50_s: float | None  # of the gateways' requests of the last minutes
+    first_token_p95_s: float | None
+    joins_24h: int
+    leaves_24h: int
+    happenings: tuple[Happening, ...]  # newest first, at most 20
+    join_command: str

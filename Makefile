@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.stamp
-# What Apache-2.0 may depend on. atheris, a fuzzer used by tests alone, is Apache-2.0 but its wheel does not say so.
+# What Apache-2.0 may depend on. atheris (Apache-2.0) and axe-playwright-python (MIT), used by tests alone, do not say so in their wheels.
 LICENCES := MIT;BSD;Apache;MPL;Mozilla Public License;Unlicense;PSF;Python Software Foundation;ISC;CC0
 
 .PHONY: setup demo test check fix bench chaos proto constraints clean
@@ -28,7 +28,7 @@ check: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/vulture
-	$(BIN)/pip-licenses --partial-match --ignore-packages atheris torchao --output-file /dev/null --allow-only "$(LICENCES)"
+	$(BIN)/pip-licenses --partial-match --ignore-packages atheris axe-playwright-python torchao --output-file /dev/null --allow-only "$(LICENCES)"
 	$(BIN)/python protocol/generate.py --check
 
 fix: $(STAMP)

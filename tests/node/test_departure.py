@@ -160,7 +160,6 @@ def test_signals_that_nohup_has_ignored_stay_ignored() -> None:
 def test_signals_first_drain_then_force(number: signal.Signals, reason: str) -> None:
     async def scene() -> None:
         departure = Departure()
-        before = signal.getsignal(number)
         with signals_to(departure):
             os.kill(os.getpid(), number)
             await departure.leaving.wait()
@@ -168,6 +167,10 @@ def test_signals_first_drain_then_force(number: signal.Signals, reason: str) -> 
             assert not departure.forced.is_set()
             os.kill(os.getpid(), number)
             await departure.forced.wait()
-        assert signal.getsignal(number) in {before, signal.SIG_DFL, signal.default_int_handler}
+        assert signal.getsignal(number) in {signal.SIG_DFL, signal.default_int_handler}
 
-    asyncio.run(scene())
+    before = signal.signal(number, signal.SIG_DFL)  # under nohup the tests themselves ignore SIGHUP
+    try:
+        asyncio.run(scene())
+    finally:
+        signal.signal(number, before)

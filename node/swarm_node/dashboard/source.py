@@ -1,6 +1,6 @@
 """Where the API, the pages and the live events read what they show: the newest views, held in memory.
 
-All but `wait_changed` answer at once and from memory, so that a visitor costs no lookup. Owned by the collector's loop.
+Nothing here asks a peer: a visitor costs no lookup. What needs the history is awaited. Owned by the collector's loop.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Source(Protocol):
 
     def model(self, name: str) -> ModelDetail | None: ...
 
-    def run(self, run: str) -> RunDetail | None:
+    async def run(self, run: str) -> RunDetail | None:
         """By its id."""
         ...
 
@@ -25,9 +25,9 @@ class Source(Protocol):
         """By name, then peer id."""
         ...
 
-    def node(self, peer_id: str) -> NodeDetail | None: ...
+    async def node(self, peer_id: str) -> NodeDetail | None: ...
 
-    def series(self, name: str, hours: float) -> Series | None:
+    async def series(self, name: str, hours: float) -> Series | None:
         """The newest `hours` of a number by its name; `/api/v1/series` says which names there are."""
         ...
 

@@ -106,6 +106,17 @@ MAX_RTT_MS = 60_000.0
 MAX_OUTER_STEP = 2**40
 # Cross-entropy starts near ln(vocabulary), about 12; a diverged run is still shown.
 MAX_LOSS = 1e6
+# What a member measures of a round: five phases, and room for a finer division.
+MAX_PHASES = 8
+MAX_PHASE_NAME_BYTES = 32
+# A day: a round waits for members as long as it takes, and a number beyond this says no more than this.
+MAX_MEASURED_S = 86_400.0
+# One member's traffic of one round; 1 PiB is beyond any link.
+MAX_ROUND_BYTES = 2**50
+# Refusals of one round that a record tells: with a line each they fill most of it, and eight are a pattern.
+MAX_REFUSALS = 8
+# Two lines of a terminal.
+MAX_REFUSAL_CHARS = 200
 # sha256 names all content.
 DIGEST_BYTES = 32
 

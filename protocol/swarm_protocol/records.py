@@ -29,6 +29,7 @@ Reachability: TypeAlias = Literal["public", "relay", "unknown"]
 NodeState: TypeAlias = Literal["alive", "leaving"]
 ServeState: TypeAlias = Literal["joining", "serving", "draining"]
 TrainerState: TypeAlias = Literal["joining", "training", "finished", "leaving"]
+Role: TypeAlias = Literal["seed", "gateway", "volunteer", ""]
 Kind: TypeAlias = Literal["nodes", "serve", "train"]
 
 
@@ -36,7 +37,9 @@ Kind: TypeAlias = Literal["nodes", "serve", "train"]
 class NodeRecord:
     """One node: who, what hardware, how to reach it. Speeds are measured on a real block; 0: not measured.
 
-    `models` and `runs` name what it serves and trains, so that looking up the nodes tells what the network has.
+    `models` and `runs` name what it serves and trains, so that looking up the nodes tells what the network has. `role`
+    is what it was started as, "" if its version does not say. The time to first token is a gateway's, median and 95th
+    percentile of its requests of the last minutes; both are None where there were none, and of nodes that take none.
     """
 
     name: str
@@ -53,6 +56,9 @@ class NodeRecord:
     state: NodeState = "alive"
     models: tuple[str, ...] = ()
     runs: tuple[str, ...] = ()
+    role: Role = ""
+    first_token_p50_s: float | None = None
+    first_token_p95_s: float | None = None
 
     def __post_init__(self) -> None:
         check_text(self.name, "name", max_chars=limits.MAX_NODE_NAME_CHARS, empty=False)
@@ -73,6 +79,9 @@ class NodeRecord:
         check_float(self.training_tokens_per_s, "training_tokens_per_s", high=limits.MAX_TOKENS_PER_S)
         check_float(self.started_at, "started_at", high=limits.MAX_TIME_S)
         check_choice(self.state, "state", ("alive", "leaving"))
+        check_choice(self.role, "role", ("seed", "gateway", "volunteer", ""))
+        _check_known(self.first_token_p50_s, "first_token_p50_s", high=limits.MAX_MEASURED_S)
+        _check_known(self.first_token_p95_s, "first_token_p95_s", high=limits.MAX_MEASURED_S)
 
     def to_bytes(self) -> bytes:
         return wire.encode(wire.fill(records_pb2.NodeRecord, self))
@@ -90,7 +99,8 @@ class ServeRecord:
     `revision` names the weights: servers of different revisions never form one chain. `prefill_ms_per_token` and
     `decode_ms_per_block` are the times of one block for one token; `rtt_ms` are round trips to neighbours by peer id.
     `relayed`: it is reached through another peer. `[next_start, next_end)` is the span it is about to move to; 0, 0 if
-    it stays.
+    it stays. `tokens_per_s` are those that it took through its span of late, prompts' included; None: its version does
+    not say.
     """
 
     model: str
@@ -107,6 +117,7 @@ class ServeRecord:
     relayed: bool = False
     next_start: int = 0
     next_end: int = 0
+    tokens_per_s: float | None = None
 
     def __post_init__(self) -> None:
         check_name(self.model, "model")
@@ -124,6 +135,7 @@ class ServeRecord:
         check_count(tuple(self.rtt_ms), "rtt_ms", max_items=limits.MAX_RTT_PEERS)
         for peer_id, rtt_ms in self.rtt_ms.items():
             check_float(rtt_ms, f"rtt_ms of {check_peer_id(peer_id)}", high=limits.MAX_RTT_MS)
+        _check_known(self.tokens_per_s, "tokens_per_s", high=limits.MAX_TOKENS_PER_S)
         # a copy, so that the caller's dict can change without changing this record
         object.__setattr__(self, "rtt_ms", dict(self.rtt_ms))
 
@@ -137,8 +149,54 @@ class ServeRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """A contribution, or a member, that was refused in a round, and why, in the words of who refused it."""
+
+    peer_id: str
+    reason: str
+
+    def __post_init__(self) -> None:
+        check_peer_id(self.peer_id)
+        check_text(self.reason, "reason", max_chars=limits.MAX_REFUSAL_CHARS, empty=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundReport:
+    """What one member measured of the round that committed `outer_step`.
+
+    `phases_s` are durations by name, over all attempts at the step: "interval" of the inner steps, "group" until the
+    signed group was here, "reduce" until this member could vote, "commit" until the certificate was here, "apply" until
+    the state was adopted. With overlap an interval runs beside the round before. A phase without a measurement is
+    absent. `bytes_sent` is all that this member sent for the step.
+    """
+
+    outer_step: int
+    phases_s: Mapping[str, float] = field(default_factory=dict, hash=False)
+    bytes_sent: int
+    refused: tuple[Refusal, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_int(self.outer_step, "report's outer_step", high=limits.MAX_OUTER_STEP)
+        check_count(tuple(self.phases_s), "phases_s", max_items=limits.MAX_PHASES)
+        for phase, seconds in self.phases_s.items():
+            check_name(phase, "phases_s", max_bytes=limits.MAX_PHASE_NAME_BYTES)
+            check_float(seconds, f"phases_s of {phase}", high=limits.MAX_MEASURED_S)
+        check_int(self.bytes_sent, "bytes_sent", high=limits.MAX_ROUND_BYTES)
+        check_count(self.refused, "refused", max_items=limits.MAX_REFUSALS)
+        object.__setattr__(self, "phases_s", dict(self.phases_s))
+
+
+_build_report = wire.flat(RoundReport, {"refused": wire.flat(Refusal)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerRecord:
-    """A peer's place in a run: the committed outer step and state digest it has, empty while it has none."""
+    """A peer's place in a run: the committed outer step and state digest it has, empty while it has none.
+
+    `report` is of the newest round that it took part in and that was committed, which may be an earlier one; None until
+    there is one. `num_parameters` are those that the run trains; None while it prepares. Both are None where its
+    version does not say.
+    """
 
     run: str
     outer_step: int
@@ -146,15 +204,18 @@ class TrainerRecord:
     tokens_per_s: float = 0.0
     loss: float | None = None
     state: TrainerState
+    report: RoundReport | None = None
+    num_parameters: int | None = None
 
     def __post_init__(self) -> None:
         check_name(self.run, "run")
         check_int(self.outer_step, "outer_step", high=limits.MAX_OUTER_STEP)
         check_digest(self.digest, "digest", empty=True)
         check_float(self.tokens_per_s, "tokens_per_s", high=limits.MAX_TOKENS_PER_S)
-        if self.loss is not None:
-            check_float(self.loss, "loss", low=-limits.MAX_LOSS, high=limits.MAX_LOSS)
+        _check_known(self.loss, "loss", low=-limits.MAX_LOSS, high=limits.MAX_LOSS)
         check_choice(self.state, "state", ("joining", "training", "finished", "leaving"))
+        if self.num_parameters is not None:
+            check_int(self.num_parameters, "num_parameters", high=limits.MAX_PART_VALUES)
 
     def to_bytes(self) -> bytes:
         return wire.encode(wire.fill(records_pb2.TrainerRecord, self))
@@ -162,7 +223,8 @@ class TrainerRecord:
     @classmethod
     def from_bytes(cls, data: bytes) -> TrainerRecord:
         """Raises PeerViolation."""
-        return wire.decode(data, records_pb2.TrainerRecord, wire.flat(cls), max_bytes=limits.MAX_RECORD_BYTES)
+        build = wire.flat(cls, {"report": _build_report})
+        return wire.decode(data, records_pb2.TrainerRecord, build, max_bytes=limits.MAX_RECORD_BYTES)
 
 
 Record: TypeAlias = NodeRecord | ServeRecord | TrainerRecord
@@ -187,6 +249,12 @@ def lookup_keys(kind: Kind, name: str = "") -> tuple[str, ...]:
         raise ValueError("the nodes have no name")
     prefix = kind if kind == "nodes" else f"{kind}/{check_name(name, 'name')}"
     return tuple(f"{prefix}/{shard}" for shard in range(limits.NUM_KEY_SHARDS))
+
+
+def _check_known(value: object, field_name: str, *, low: float = 0.0, high: float) -> None:
+    """`check_float`, where None is "not known"."""
+    if value is not None:
+        check_float(value, field_name, low=low, high=high)
 
 
 def _shard(peer_id: str) -> int:

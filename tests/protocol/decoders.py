@@ -14,7 +14,7 @@ from swarm_protocol.envelope import seal, unseal
 from swarm_protocol.errors import PeerRefused, RoundError, SessionError
 from swarm_protocol.failure import decode_failure, encode_failure
 from swarm_protocol.identity import Identity
-from swarm_protocol.records import NodeRecord, ServeRecord, TrainerRecord, publish_key
+from swarm_protocol.records import NodeRecord, Refusal, RoundReport, ServeRecord, TrainerRecord, publish_key
 from swarm_protocol.signed_record import read_record, seal_record, unseal_record
 from swarm_protocol.version import Hello
 
@@ -72,6 +72,9 @@ NODE = NodeRecord(
     state="alive",
     models=("meta-llama/Llama-3.1-8B",),
     runs=("stdlib-1f00ba44",),
+    role="gateway",
+    first_token_p50_s=0.4,
+    first_token_p95_s=1.25,
 )
 SERVE = ServeRecord(
     model="meta-llama/Llama-3.1-8B",
@@ -85,9 +88,22 @@ SERVE = ServeRecord(
     free_kv_tokens=100_000,
     queue_depth=3,
     rtt_ms={NEIGHBOUR: 25.5},
+    tokens_per_s=41.5,
 )
 TRAINER = TrainerRecord(
-    run="stdlib-1f00ba44", outer_step=17, digest=bytes(range(32)), tokens_per_s=20_000.0, loss=2.5, state="training"
+    run="stdlib-1f00ba44",
+    outer_step=17,
+    digest=bytes(range(32)),
+    tokens_per_s=20_000.0,
+    loss=2.5,
+    state="training",
+    report=RoundReport(
+        outer_step=17,
+        phases_s={"interval": 60.5, "group": 0.25, "reduce": 3.0, "commit": 0.5, "apply": 0.0},
+        bytes_sent=12_345_678,
+        refused=(Refusal(peer_id=NEIGHBOUR, reason="it sent a bad slice: 3 bytes, not 4"),),
+    ),
+    num_parameters=7_000_000_000,
 )
 JOINING_TRAINER = TrainerRecord(run="stdlib-1f00ba44", outer_step=0, state="joining")
 HELLO = Hello(network_id="swarm-main", software_version="0.1.0", sent_at=NOW)

@@ -8,10 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from protocol.decoders import JOINING_TRAINER, NEIGHBOUR, NODE, SERVE, TRAINER
-from swarm_protocol import limits
+from swarm_protocol import limits, wire
 from swarm_protocol.errors import PeerViolation
 from swarm_protocol.identity import peer_id_of
-from swarm_protocol.records import NodeRecord, Record, ServeRecord, TrainerRecord, lookup_keys, publish_key
+from swarm_protocol.proto import records_pb2
+from swarm_protocol.records import (
+    NodeRecord,
+    Record,
+    Refusal,
+    RoundReport,
+    ServeRecord,
+    TrainerRecord,
+    lookup_keys,
+    publish_key,
+)
 
 PEER_IDS = st.binary(min_size=32, max_size=32).map(peer_id_of)
 NAMES = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9._:@+-]{0,40}(/[A-Za-z0-9_][A-Za-z0-9._-]{0,20})?", fullmatch=True)
@@ -45,6 +55,9 @@ def node_records(draw: st.DrawFn) -> NodeRecord:
         state=draw(st.sampled_from(("alive", "leaving"))),
         models=draw(tuples(NAMES, limits.MAX_MODELS_PER_NODE)),
         runs=draw(tuples(NAMES, limits.MAX_RUNS_PER_NODE)),
+        role=draw(st.sampled_from(("seed", "gateway", "volunteer", ""))),
+        first_token_p50_s=draw(st.none() | numbers(limits.MAX_MEASURED_S)),
+        first_token_p95_s=draw(st.none() | numbers(limits.MAX_MEASURED_S)),
     )
 
 
@@ -68,6 +81,19 @@ def serve_records(draw: st.DrawFn) -> ServeRecord:
         relayed=draw(st.booleans()),
         next_start=draw(st.integers(0, max(next_end - 1, 0))),
         next_end=next_end,
+        tokens_per_s=draw(st.none() | numbers(limits.MAX_TOKENS_PER_S)),
+    )
+
+
+@st.composite
+def round_reports(draw: st.DrawFn) -> RoundReport:
+    phases = st.sampled_from(("interval", "group", "reduce", "commit", "apply", "a-new.phase"))
+    refusals = st.builds(Refusal, peer_id=PEER_IDS, reason=TEXTS)
+    return RoundReport(
+        outer_step=draw(st.integers(0, limits.MAX_OUTER_STEP)),
+        phases_s=draw(st.dictionaries(phases, numbers(limits.MAX_MEASURED_S), max_size=limits.MAX_PHASES)),
+        bytes_sent=draw(st.integers(0, limits.MAX_ROUND_BYTES)),
+        refused=draw(st.lists(refusals, max_size=limits.MAX_REFUSALS, unique=True).map(tuple)),
     )
 
 
@@ -80,6 +106,8 @@ def trainer_records(draw: st.DrawFn) -> TrainerRecord:
         tokens_per_s=draw(numbers(limits.MAX_TOKENS_PER_S)),
         loss=draw(st.none() | st.floats(-limits.MAX_LOSS, limits.MAX_LOSS)),
         state=draw(st.sampled_from(("joining", "training", "finished", "leaving"))),
+        report=draw(st.none() | round_reports()),
+        num_parameters=draw(st.none() | st.integers(0, limits.MAX_PART_VALUES)),
     )
 
 
@@ -112,6 +140,9 @@ def test_records_at_every_bound_fit_a_record() -> None:
         state="leaving",
         models=names,
         runs=names[: limits.MAX_RUNS_PER_NODE],
+        role="volunteer",
+        first_token_p50_s=limits.MAX_MEASURED_S,
+        first_token_p95_s=limits.MAX_MEASURED_S,
     )
     serve = replace(
         SERVE,
@@ -119,8 +150,19 @@ def test_records_at_every_bound_fit_a_record() -> None:
         revision="r" * limits.MAX_REVISION_BYTES,
         rtt_ms={peer_id_of(bytes([number] * 32)): limits.MAX_RTT_MS for number in range(limits.MAX_RTT_PEERS)},
         relayed=True,
+        tokens_per_s=limits.MAX_TOKENS_PER_S,
     )
-    for record in (node, serve, replace(TRAINER, run=names[0])):
+    reasons = [chr(0x1F600 + number) * limits.MAX_REFUSAL_CHARS for number in range(limits.MAX_REFUSALS)]
+    report = RoundReport(
+        outer_step=limits.MAX_OUTER_STEP,
+        phases_s={
+            f"{n}{'p' * (limits.MAX_PHASE_NAME_BYTES - 1)}": limits.MAX_MEASURED_S for n in range(limits.MAX_PHASES)
+        },
+        bytes_sent=limits.MAX_ROUND_BYTES,
+        refused=tuple(Refusal(peer_id=NEIGHBOUR, reason=reason) for reason in reasons),
+    )
+    trainer = replace(TRAINER, run=names[0], report=report, num_parameters=limits.MAX_PART_VALUES)
+    for record in (node, serve, trainer):
         assert len(record.to_bytes()) <= limits.MAX_RECORD_BYTES
         assert type(record).from_bytes(record.to_bytes()) == record
 
@@ -179,6 +221,14 @@ def test_records_at_every_bound_fit_a_record() -> None:
         (TRAINER, {"loss": -math.inf}),
         (TRAINER, {"tokens_per_s": "fast"}),
         (TRAINER, {"state": "idle"}),
+        (NODE, {"role": "admin"}),
+        (NODE, {"role": None}),
+        (NODE, {"first_token_p50_s": math.nan}),
+        (NODE, {"first_token_p95_s": -0.1}),
+        (SERVE, {"tokens_per_s": math.inf}),
+        (SERVE, {"tokens_per_s": -1.0}),
+        (TRAINER, {"num_parameters": -1}),
+        (TRAINER, {"num_parameters": limits.MAX_PART_VALUES + 1}),
     ],
 )
 def test_record_with_a_bad_field_is_refused_by_name(record: Record, change: dict[str, Any]) -> None:
@@ -193,6 +243,88 @@ def test_record_from_bytes_with_a_bad_value_is_a_violation_with_its_reason() -> 
     assert lying != honest
     with pytest.raises(PeerViolation, match="TrainerRecord is invalid: state is none of"):
         TrainerRecord.from_bytes(lying)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"outer_step": -1},
+        {"phases_s": {"re duce": 1.0}},
+        {"phases_s": {"<script>": 1.0}},
+        {"phases_s": {"p" * (limits.MAX_PHASE_NAME_BYTES + 1): 1.0}},
+        {"phases_s": {"reduce": math.nan}},
+        {"phases_s": {"reduce": -1.0}},
+        {"phases_s": {"reduce": math.inf}},
+        {"phases_s": {f"phase-{number}": 1.0 for number in range(limits.MAX_PHASES + 1)}},
+        {"bytes_sent": -1},
+        {"bytes_sent": limits.MAX_ROUND_BYTES + 1},
+        {"refused": [Refusal(peer_id=NEIGHBOUR, reason="late")]},
+        {"refused": (Refusal(peer_id=NEIGHBOUR, reason="late"),) * 2},
+        {
+            "refused": tuple(
+                Refusal(peer_id=NEIGHBOUR, reason=f"reason {number}") for number in range(limits.MAX_REFUSALS + 1)
+            )
+        },
+    ],
+)
+def test_round_report_with_a_bad_field_is_refused_by_name(change: dict[str, Any]) -> None:
+    assert TRAINER.report is not None
+    with pytest.raises(ValueError, match=next(iter(change))):
+        replace(TRAINER.report, **change)
+
+
+@pytest.mark.parametrize(
+    ("peer_id", "reason"),
+    [
+        ("someone", "late"),
+        (NEIGHBOUR, ""),
+        (NEIGHBOUR, "a\x1b[2Jb"),
+        (NEIGHBOUR, "a\u202eb"),
+        (NEIGHBOUR, "two\nlines"),
+        (NEIGHBOUR, "r" * (limits.MAX_REFUSAL_CHARS + 1)),
+    ],
+)
+def test_refusal_that_could_not_be_shown_is_refused(peer_id: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=r"peer id|reason"):
+        Refusal(peer_id=peer_id, reason=reason)
+
+
+def test_trainer_record_with_a_bad_report_is_a_violation() -> None:
+    honest = TRAINER.to_bytes()
+    lying = honest.replace(b"a bad slice", b"a bad\nslice")
+    assert lying != honest
+    with pytest.raises(PeerViolation, match="TrainerRecord is invalid: reason is not one line"):
+        TrainerRecord.from_bytes(lying)
+
+
+def test_records_of_an_older_version_say_that_they_do_not_know() -> None:
+    # by hand: what a version without the newer fields sends
+    node = records_pb2.NodeRecord(
+        name="old", version="0.0.1", device="cpu", reachability="unknown", state="alive", started_at=1.0
+    )
+    serve = records_pb2.ServeRecord(model="m", revision="r", num_blocks=4, start=0, end=4, state="serving")
+    trainer = records_pb2.TrainerRecord(run="r", outer_step=3, state="training")
+    old_node = NodeRecord.from_bytes(wire.encode(node))
+    assert (old_node.role, old_node.first_token_p50_s, old_node.first_token_p95_s) == ("", None, None)
+    assert ServeRecord.from_bytes(wire.encode(serve)).tokens_per_s is None
+    old_trainer = TrainerRecord.from_bytes(wire.encode(trainer))
+    assert (old_trainer.report, old_trainer.num_parameters) == (None, None)
+
+
+def test_records_tell_zero_from_not_known() -> None:
+    assert ServeRecord.from_bytes(replace(SERVE, tokens_per_s=0.0).to_bytes()).tokens_per_s == 0.0
+    assert NodeRecord.from_bytes(replace(NODE, first_token_p50_s=0.0).to_bytes()).first_token_p50_s == 0.0
+    assert TrainerRecord.from_bytes(replace(TRAINER, num_parameters=0).to_bytes()).num_parameters == 0
+    empty = RoundReport(outer_step=0, bytes_sent=0)
+    assert TrainerRecord.from_bytes(replace(TRAINER, report=empty).to_bytes()).report == empty
+
+
+def test_round_report_keeps_a_copy_of_its_phases() -> None:
+    phases_s = {"reduce": 1.0}
+    report = RoundReport(outer_step=1, phases_s=phases_s, bytes_sent=0)
+    phases_s.clear()
+    assert report.phases_s == {"reduce": 1.0}
+    assert hash(report) == hash(replace(report))
 
 
 def test_trainer_record_tells_no_loss_from_a_loss_of_zero() -> None:

@@ -20,6 +20,8 @@ class Flat:
     tokens_per_s: float
     loss: float | None
     state: str
+    report: None = None
+    num_parameters: int | None = None
 
     def __post_init__(self) -> None:
         if self.outer_step == 13:

@@ -93,7 +93,7 @@ class AsyncClient(Asked[Generation]):
         return self._status(name, servers) if servers else None
 
     def _status(self, name: str, servers: Mapping[str, ServeRecord]) -> ModelStatus:
-        return status_of(name, servers, self._shared.links.avoid, self._membership.server_ages_s(name))
+        return status_of(name, servers, self._shared.links.avoid, self._membership.ages_s("serve", name))
 
     def answer(self, request: Request) -> Generation:
         """As `generate`."""

@@ -145,18 +145,19 @@ class Membership:
         """Who serves `model`, draining ones included. Raises ValueError if that cannot be a model's name."""
         return await self._look_up(ServeRecord, "serve", model, timeout_s)
 
-    def server_ages_s(self, model: str) -> dict[str, float]:
-        """How many seconds ago each server of `model` that the last lookup knew last spoke for itself. Asks nobody.
-
-        The living do so every half of RECORD_LIFETIME_S, and the dead are listed for all of it.
-        """
-        now = self._network.now()
-        view = self._views.get(("serve", model), {})
-        return {peer_id: max(0.0, now - seen.envelope.issued_at) for peer_id, seen in view.items()}
-
     async def trainers(self, run: str, *, timeout_s: float = LOOKUP_TIMEOUT_S) -> dict[str, TrainerRecord]:
         """Who trains `run`, finished and leaving ones included. Raises ValueError if that cannot be a run's name."""
         return await self._look_up(TrainerRecord, "train", run, timeout_s)
+
+    def ages_s(self, kind: Kind, name: str = "") -> dict[str, float]:
+        """How many seconds ago each peer that the last lookup of `kind` and `name` knew last spoke for itself.
+
+        Asks nobody. The living do so every half of RECORD_LIFETIME_S, and the dead are listed for all of it. A peer
+        whose clock is ahead spoke just now.
+        """
+        now = self._network.now()
+        view = self._views.get((kind, name), {})
+        return {peer_id: max(0.0, now - seen.envelope.issued_at) for peer_id, seen in view.items()}
 
     async def models(self, *, timeout_s: float = LOOKUP_TIMEOUT_S) -> tuple[str, ...]:
         """The models that live nodes say they serve a span of, sorted; of very many those that most nodes name."""

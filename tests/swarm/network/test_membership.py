@@ -131,6 +131,30 @@ async def test_records_are_republished_before_half_their_life_and_never_lapse() 
 
 
 @in_virtual_time
+async def test_ages_are_by_kind_and_name_and_grow_from_when_each_peer_last_spoke() -> None:
+    internet = make_internet()
+    a, b, c = internet.network(), internet.network(), internet.network()
+    async with Membership(a) as at_a, Membership(b) as at_b, Membership(c) as at_c:
+        at_a.announce(node_record("a"))
+        at_a.announce(serve_record())
+        await asyncio.sleep(5)
+        at_b.announce(trainer_record())
+        await asyncio.sleep(5)
+        assert at_c.ages_s("nodes") == {}  # nobody has been asked
+        await at_c.nodes()
+        await at_c.servers("tiny")
+        await at_c.trainers("run")
+        assert at_c.ages_s("nodes") == pytest.approx({a.peer_id: 10}, abs=SEEN_S)
+        assert at_c.ages_s("serve", "tiny") == pytest.approx({a.peer_id: 10}, abs=SEEN_S)
+        assert at_c.ages_s("train", "run") == pytest.approx({b.peer_id: 5}, abs=SEEN_S)
+        assert at_c.ages_s("train", "another") == {}
+        internet.crash(a.peer_id)
+        await asyncio.sleep(30)
+        assert at_c.ages_s("nodes") == pytest.approx({a.peer_id: 40}, abs=SEEN_S)
+    await internet.close()
+
+
+@in_virtual_time
 async def test_announcing_again_replaces_at_once() -> None:
     internet = make_internet()
     a, b = internet.network(), internet.network()

@@ -29,7 +29,7 @@ from swarm.network.interface import Stream, StreamHandler, UnaryHandler
 from swarm.network.libp2p_accept import StreamServer
 from swarm.network.libp2p_calls import Calls
 from swarm.network.libp2p_daemon import DaemonOptions
-from swarm.network.libp2p_dht import RecordDht
+from swarm.network.libp2p_dht import DhtCounts, RecordDht
 from swarm.network.libp2p_host import Host, NotServed
 from swarm.network.libp2p_join import HELLO, check_identity_is_free, explain_refusal, hello_answer, join
 from swarm.network.libp2p_relay import NO_RELAY, Relay, RelayCounts, RelayLimits
@@ -38,6 +38,7 @@ from swarm.network.libp2p_stream import Libp2pStream
 from swarm.network.libp2p_watch import Watch
 from swarm.network.multiaddr import PeerAddr, check_announce_addr, check_listen_addr, parse_peer_addr
 from swarm.network.record_validator import RecordValidator
+from swarm.network.traffic import Traffic
 
 logger = logging.getLogger(__name__)
 
@@ -144,6 +145,21 @@ class Libp2pNetwork:
         """What this node carries for others."""
         return self._relay.counts
 
+    @property
+    def traffic(self) -> Traffic:
+        """What this node sends and receives itself."""
+        return self._host.traffic
+
+    @property
+    def dht_counts(self) -> DhtCounts:
+        """What the record DHT holds here, as of now."""
+        return self._dht.counts
+
+    @property
+    def daemon_pid(self) -> int:
+        """Of the libp2p daemon's process, a child of ours."""
+        return self._host.daemon.pid
+
     def now(self) -> float:
         return time.time()
 
@@ -182,14 +198,22 @@ class Libp2pNetwork:
                     raise await explain_refusal(self._host, peer_id, self._network_id, method) from None
         except TimeoutError:
             raise PeerTimeout(f"{method!r} was not opened within {timeout_s:g} s", peer_id=peer_id) from None
-        async with _pumped(Libp2pStream(reader, writer, peer_id=peer_id, timeout_s=timeout_s)) as stream:
+        opened = Libp2pStream(reader, writer, peer_id=peer_id, timeout_s=timeout_s, traffic=self._host.traffic)
+        async with _pumped(opened) as stream:
             yield stream
 
     @contextlib.asynccontextmanager
     async def _open_unbounded(self, peer_id: str, protocol: str, max_bytes: int) -> AsyncIterator[Stream]:
         """For calls, which have one deadline for all that they do."""
         reader, writer = await self._host.open_stream(peer_id, protocol)
-        stream = Libp2pStream(reader, writer, peer_id=peer_id, timeout_s=None, max_message_bytes=max_bytes)
+        stream = Libp2pStream(
+            reader,
+            writer,
+            peer_id=peer_id,
+            timeout_s=None,
+            traffic=self._host.traffic,
+            max_message_bytes=max_bytes,
+        )
         async with _pumped(stream):
             yield stream
 

@@ -61,7 +61,7 @@ class StreamServer:
             writer.transport.abort()
             return
         peer_id = peer_id_text(info.peer)
-        stream = Libp2pStream(reader, writer, peer_id=peer_id, timeout_s=None)
+        stream = Libp2pStream(reader, writer, peer_id=peer_id, timeout_s=None, traffic=self._host.traffic)
         self._num_streams[peer_id] += 1
         try:
             if self._num_streams[peer_id] > MAX_STREAMS_PER_PEER:

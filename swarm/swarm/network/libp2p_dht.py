@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -84,6 +85,16 @@ class LaneTransport:
         return output_protobuf_type.FromString(response)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DhtCounts:
+    """`num_records` are held here for everyone, `num_refused` were offered since the start and not in order, and
+    `num_peers` are in the routing table."""
+
+    num_records: int
+    num_refused: int
+    num_peers: int
+
+
 class RecordDht:
     def __init__(self, protocol: DHTProtocol, validator: RecordValidator) -> None:
         self._protocol = protocol
@@ -110,6 +121,16 @@ class RecordDht:
     def peers(self) -> tuple[str, ...]:
         """Everyone in the routing table."""
         return tuple(peer.to_base58() for peer in self._protocol.routing_table.peer_id_to_uid)
+
+    @property
+    def counts(self) -> DhtCounts:
+        """As of now; of records also those that have expired and are not cleared away yet."""
+        held = self._protocol.storage.data.values()
+        return DhtCounts(
+            num_records=sum(len(each.value.data) for each in held if isinstance(each.value, DictionaryDHTValue)),
+            num_refused=self._validator.num_refused,
+            num_peers=len(self.peers()),
+        )
 
     async def ping(self, peer_id: str) -> bool:
         """Make `peer_id` and this node known to each other."""

@@ -14,6 +14,7 @@ from swarm.network.interface import too_many_calls
 from swarm.network.libp2p_control import Control, ControlError
 from swarm.network.libp2p_daemon import Daemon, DaemonOptions
 from swarm.network.libp2p_unary import BUSY, NOT_SERVED, LaneClosed, RemoteLaneError, UnaryAnswer, UnaryLane
+from swarm.network.traffic import Traffic
 
 CONTROL_FAILURES = (ControlError, OSError, asyncio.IncompleteReadError)
 """What a request to the daemon can end with: its own complaint, or its death."""
@@ -31,6 +32,7 @@ class Host:
         self.control = control
         self.lane = lane
         self.peer_id = peer_id
+        self.traffic = Traffic()
 
     @classmethod
     async def start(cls, options: DaemonOptions) -> Host:
@@ -69,14 +71,24 @@ class Host:
     async def call(self, peer_id: str, protocol: str, request: bytes) -> bytes:
         """Raises PeerUnreachable, PeerRefused (it works on too many calls of ours) or NotServed."""
         try:
-            return await self.lane.call(peer_id, protocol, request)
+            self.traffic.sent(peer_id, len(request))
+            response = await self.lane.call(peer_id, protocol, request)
         except (ControlError, LaneClosed, RemoteLaneError) as error:
             raise translate(error, peer_id) from None
+        self.traffic.received(peer_id, len(response))
+        return response
 
     async def serve(self, protocol: str, answer: UnaryAnswer) -> None:
         """Raises PeerUnreachable if the daemon has ended."""
+
+        async def counted(peer_id: str, request: bytes) -> bytes:
+            self.traffic.received(peer_id, len(request))
+            response = await answer(peer_id, request)
+            self.traffic.sent(peer_id, len(response))
+            return response
+
         try:
-            await self.lane.serve(protocol, answer)
+            await self.lane.serve(protocol, counted)
         except (ControlError, LaneClosed) as error:
             raise translate(error, self.peer_id) from None
 

@@ -17,6 +17,7 @@ from swarm_protocol.failure import decode_failure, encode_failure
 from swarm.network import framing
 from swarm.network.framing import Kind
 from swarm.network.interface import EndOfStream, too_long
+from swarm.network.traffic import Traffic
 
 _GRANT_BYTES = framing.WINDOW_BYTES // 4
 """Credit goes back in steps of this size: often enough that the sender never waits in a steady flow."""
@@ -33,13 +34,15 @@ class Libp2pStream:
         *,
         peer_id: str,
         timeout_s: float | None,
+        traffic: Traffic | None = None,
         max_message_bytes: int = limits.MAX_MESSAGE_BYTES,
     ) -> None:
-        """`timeout_s` None: sending and receiving wait for as long as the other side is there."""
+        """`timeout_s` None: sending and receiving wait for as long as the other side is there. `traffic` is counted."""
         self._reader = reader
         self._writer = writer
         self._peer_id = peer_id
         self._timeout_s = timeout_s
+        self._traffic = traffic or Traffic()
         self._max_message_bytes = max_message_bytes
         self._received: deque[tuple[Kind, bytes]] = deque()
         self._partial: list[bytes] = []
@@ -138,6 +141,7 @@ class Libp2pStream:
                 if self._remote_finished:
                     raise PeerViolation("the peer sent data after it had finished")
                 self._received.append((kind, body))
+                self._traffic.received(self._peer_id, length)
             case Kind.CREDIT:
                 self._send_credit += length
                 if self._send_credit > framing.WINDOW_BYTES:
@@ -170,6 +174,7 @@ class Libp2pStream:
 
     def _write_piece(self, kind: Kind, piece: memoryview) -> None:
         header = framing.HEADER.pack(kind, len(piece))
+        self._traffic.sent(self._peer_id, len(piece))
         if len(piece) <= _COPY_BYTES:
             self._writer.write(header + piece)
         else:

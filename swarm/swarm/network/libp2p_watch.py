@@ -67,6 +67,7 @@ class Watch:
     async def _heal(self) -> bool:
         """True while somebody is missing whom we keep trying to reach."""
         connected = await self._host.connected_peers()
+        self._host.traffic.note(connected)
         for peer_id in self._dht.peers():
             self._known[peer_id] = None
             self._known.move_to_end(peer_id)

@@ -47,13 +47,18 @@ def pack(value: str | bytes) -> bytes:
 
 
 class RecordValidator(RecordValidatorBase):  # type: ignore[misc]
+    """`num_refused` counts records that others wanted to store here."""
+
     def __init__(self, network_id: str, now: Callable[[], float] = time.time) -> None:
         self._network_id = network_id
         self._now = now
+        self.num_refused = 0
         self._checked: OrderedDict[tuple[bytes, bytes], Envelope] = OrderedDict()
 
     def validate(self, record: DHTRecord) -> bool:
-        return self.envelope(record) is not None
+        is_valid = self.envelope(record) is not None
+        self.num_refused += not is_valid
+        return is_valid
 
     def envelope(self, record: DHTRecord) -> Envelope | None:
         """None: refused. A record that has expired since it was issued passes: whoever looks it up leaves it out."""

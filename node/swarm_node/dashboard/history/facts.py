@@ -19,7 +19,7 @@ class HistoryError(SwarmError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One number of a named series, for example `tokens_per_s` or `tokens_per_s/MODEL`. What is not finite is dropped."""
+    """One number of a series, for example `tokens_per_s` or `tokens_per_s/MODEL`. What is not finite is dropped."""
 
     name: str
     unit: str

@@ -1,0 +1,162 @@
+"""What the history can tell, each in one transaction of the caller's. The views' own classes go out.
+
+All answers are bounded, whatever the tables hold.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+
+from sqlalchemy import ColumnElement, Connection, func, select
+
+from swarm_node.dashboard.history.bounds import HOUR_S, Bounds
+from swarm_node.dashboard.history.facts import Contribution, Turnover
+from swarm_node.dashboard.history.tables import (
+    contributions,
+    happenings,
+    nodes,
+    presence,
+    refusals,
+    runs,
+    samples,
+    series,
+    steps,
+)
+from swarm_node.dashboard.history.texts import bounded
+from swarm_node.dashboard.views import Happening, PresenceView, RefusalView, Series, StepView
+
+MAX_STEPS = 500
+MAX_PRESENCES = 500
+MAX_CONTRIBUTORS = 1000
+MAX_REFUSALS = 100
+_NODES_AT_ONCE = 500
+
+
+def read_presence(connection: Connection, peer_id: str, since: float) -> tuple[PresenceView, ...]:
+    """The newest, oldest first, cut at `since`."""
+    found = connection.execute(
+        select(presence.c.since, presence.c.until)
+        .join_from(presence, nodes)
+        .where(nodes.c.peer_id == bounded(peer_id), presence.c.until.is_(None) | (presence.c.until > since))
+        .order_by(presence.c.since.desc())
+        .limit(MAX_PRESENCES)
+    )
+    return tuple(PresenceView(since=max(row.since, since), until=row.until) for row in reversed(found.all()))
+
+
+def read_turnover(connection: Connection, since: float) -> Turnover:
+    def count(*which: ColumnElement[bool]) -> int:
+        return int(connection.scalar(select(func.count()).select_from(presence).where(*which)) or 0)
+
+    return Turnover(
+        joins=count(presence.c.since >= since, presence.c.saw_join),
+        leaves=count(presence.c.until >= since, presence.c.saw_leave),
+    )
+
+
+def read_series(connection: Connection, name: str, hours: float, now: float, bounds: Bounds) -> Series | None:
+    """Averages; None for a name that never had a value, or none for so long that it is forgotten."""
+    hours = min(max(hours, 1 / 60), bounds.max_age_s / HOUR_S)
+    found = connection.execute(select(series).where(series.c.name == bounded(name))).one_or_none()
+    if found is None:
+        return None
+    width_s = bounds.width_s(hours)
+    first, last = int((now - hours * HOUR_S) // width_s), int(now // width_s)
+    rows = connection.execute(
+        select(samples.c.bucket, samples.c.total / samples.c.num).where(
+            samples.c.series_id == found.id, samples.c.width_s == width_s, samples.c.bucket.between(first, last)
+        )
+    )
+    means = {bucket: mean for bucket, mean in rows}  # noqa: C416 - a result is no iterable of pairs to mypy
+    values = tuple(means.get(bucket) for bucket in range(first, last + 1))
+    return Series(name=name, unit=found.unit, start=float(first * width_s), step_s=float(width_s), values=values)
+
+
+def read_steps(connection: Connection, run: str, limit: int) -> tuple[StepView, ...]:
+    """Evenly chosen by number among those that are kept, oldest first; the first and the last always."""
+    of_run = select(steps).join_from(steps, runs).where(runs.c.run == bounded(run))
+    kept = connection.scalars(of_run.with_only_columns(steps.c.outer_step).order_by(steps.c.outer_step)).all()
+    chosen = [kept[at] for at in spread(len(kept), min(limit, MAX_STEPS))]
+    rows = connection.execute(of_run.where(steps.c.outer_step.in_(chosen)).order_by(steps.c.outer_step)).all()
+    members = [json.loads(row.members) for row in rows]
+    peers = _peers(connection, sorted({number for each in members for number in each}))
+    return tuple(
+        StepView(
+            outer_step=row.outer_step,
+            at=row.at,
+            loss=math.nan if row.loss is None else row.loss,
+            digest=row.digest,
+            group=tuple(peers[number] for number in numbers if number in peers),
+            num_tokens=row.num_tokens,
+            seconds=row.seconds,
+            phases_s=json.loads(row.phases),
+            bytes_per_parameter=row.bytes_per_parameter,
+        )
+        for row, numbers in zip(rows, members, strict=True)
+    )
+
+
+def spread(count: int, limit: int) -> list[int]:
+    """At most `limit` places of `count`, evenly spaced, with both ends."""
+    if count <= limit or limit < 2:
+        return list(range(max(0, count - limit), count))
+    return [round(at * (count - 1) / (limit - 1)) for at in range(limit)]
+
+
+def _peers(connection: Connection, numbers: list[int]) -> dict[int, str]:
+    peers: dict[int, str] = {}
+    for at in range(0, len(numbers), _NODES_AT_ONCE):
+        rows = connection.execute(select(nodes).where(nodes.c.id.in_(numbers[at : at + _NODES_AT_ONCE])))
+        peers.update((row.id, row.peer_id) for row in rows)
+    return peers
+
+
+def read_contributions(connection: Connection, run: str) -> tuple[Contribution, ...]:
+    rows = connection.execute(
+        select(nodes.c.peer_id, contributions.c.tokens, contributions.c.rounds)
+        .join_from(contributions, nodes)
+        .join(runs)
+        .where(runs.c.run == bounded(run))
+        .order_by(contributions.c.tokens.desc(), contributions.c.rounds.desc(), nodes.c.peer_id)
+        .limit(MAX_CONTRIBUTORS)
+    )
+    return tuple(Contribution(peer_id=row.peer_id, tokens=row.tokens, rounds=row.rounds) for row in rows)
+
+
+def read_contribution(connection: Connection, peer_id: str) -> Contribution:
+    """Over all runs that are remembered."""
+    tokens, rounds = connection.execute(
+        select(func.sum(contributions.c.tokens), func.sum(contributions.c.rounds))
+        .join_from(contributions, nodes)
+        .where(nodes.c.peer_id == bounded(peer_id))
+    ).one()
+    return Contribution(peer_id=peer_id, tokens=int(tokens or 0), rounds=int(rounds or 0))
+
+
+def read_refusals(connection: Connection, run: str, limit: int) -> tuple[RefusalView, ...]:
+    rows = connection.execute(
+        select(refusals)
+        .join_from(refusals, runs)
+        .where(runs.c.run == bounded(run))
+        .order_by(refusals.c.at.desc(), refusals.c.id.desc())
+        .limit(min(limit, MAX_REFUSALS))
+    )
+    return tuple(
+        RefusalView(
+            outer_step=row.outer_step,
+            at=row.at,
+            peer_id=row.peer_id,
+            name=row.name,
+            by_peer_id=row.by_peer_id,
+            reason=row.reason,
+        )
+        for row in rows
+    )
+
+
+def read_happenings(connection: Connection, limit: int) -> tuple[Happening, ...]:
+    rows = connection.execute(
+        select(happenings).order_by(happenings.c.at.desc(), happenings.c.id.desc()).limit(min(limit, MAX_REFUSALS))
+    )
+    return tuple(Happening(at=row.at, kind=row.kind, peer_id=row.peer_id, words=row.words) for row in rows)

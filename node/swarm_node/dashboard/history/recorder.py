@@ -1,0 +1,248 @@
+"""Writes facts, each batch in one transaction of the caller's. Written for both dialects; all values are bound.
+
+A batch that was rolled back leaves the database and, after `forget`, the recorder as they were.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+from sqlalchemy import Connection, Table, case, func, insert, literal, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from swarm_node.dashboard.history.bounds import WIDTHS_S, Bounds
+from swarm_node.dashboard.history.facts import Step
+from swarm_node.dashboard.history.inbox import Fact, Look, Refused, Samples
+from swarm_node.dashboard.history.tables import (
+    collector,
+    contributions,
+    happenings,
+    nodes,
+    presence,
+    refusals,
+    runs,
+    samples,
+    series,
+    steps,
+)
+from swarm_node.dashboard.history.texts import MAX_WORDS, bounded, finite, phases_text, whole
+from swarm_node.dashboard.views import Happening
+
+GAP_S = 600.0
+"""Nobody looked for longer than this: who left and came in it is not known."""
+
+MAX_PRESENT = 20_000
+MAX_MEMBERS = 1024
+_AT_ONCE = 500  # names in one query
+
+_T = TypeVar("_T")
+
+
+class Recorder:
+    """Of one database."""
+
+    def __init__(self, bounds: Bounds) -> None:
+        self._bounds = bounds
+        self._present: dict[str, int] | None = None  # the number of each node whose presence is open
+        self._looked_at: float | None = None
+        self._num_dropped = 0
+
+    def forget(self) -> None:
+        """After a rollback, or in another database: what is there is read again."""
+        self._present = None
+
+    def write(self, connection: Connection, facts: Sequence[Fact]) -> int:
+        """How much had no place: series and peers beyond the bounds."""
+        self._num_dropped = 0
+        for fact in facts:
+            match fact:
+                case Look():
+                    self._look(connection, fact)
+                case Step():
+                    self._step(connection, fact)
+                case Refused():
+                    _refusal(connection, fact)
+                case Happening():
+                    _happening(connection, fact)
+                case Samples():
+                    pass
+        self._samples(connection, [fact for fact in facts if isinstance(fact, Samples)])
+        return self._num_dropped
+
+    # --- who is there -------------------------------------------------------------------------------------------------
+
+    def _look(self, connection: Connection, look: Look) -> None:
+        present = self._known_present(connection)
+        there = {bounded(peer) for peer in look.peer_ids}
+        if len(there) > MAX_PRESENT:
+            self._num_dropped += len(there) - MAX_PRESENT
+            there = set(sorted(there, key=lambda peer: (peer not in present, peer))[:MAX_PRESENT])
+        is_gap = self._looked_at is None or abs(look.at - self._looked_at) > GAP_S
+        if is_gap:
+            ended_at = look.at if self._looked_at is None else min(self._looked_at, look.at)
+            _end(connection, present.values(), ended_at, saw_leave=False)
+            present.clear()
+        left = [present.pop(peer) for peer in present.keys() - there]
+        _end(connection, left, look.at, saw_leave=True)
+        came = _numbers(connection, nodes, "peer_id", there - present.keys())
+        rows = [
+            {"node_id": node, "since": look.at, "saw_join": not is_gap, "saw_leave": False} for node in came.values()
+        ]
+        if rows:
+            connection.execute(insert(presence), rows)
+        present.update(came)
+        self._looked_at = look.at
+        _replace(connection, collector, ["id"], {"id": 1, "looked_at": look.at})
+
+    def _known_present(self, connection: Connection) -> dict[str, int]:
+        if self._present is None:
+            self._looked_at = connection.scalar(select(collector.c.looked_at))
+            rows = connection.execute(
+                select(nodes.c.peer_id, nodes.c.id).join_from(presence, nodes).where(presence.c.until.is_(None))
+            )
+            self._present = {row.peer_id: row.id for row in rows}
+        return self._present
+
+    # --- numbers over time --------------------------------------------------------------------------------------------
+
+    def _samples(self, connection: Connection, told: Sequence[Samples]) -> None:
+        sums: dict[tuple[str, int, int], list[float]] = defaultdict(list)
+        units: dict[str, str] = {}
+        for each in told:
+            for sample in each.samples:
+                name = bounded(sample.name)
+                units[name] = bounded(sample.unit, 40)
+                for width_s in WIDTHS_S:
+                    sums[name, width_s, int(each.at // width_s)].append(sample.value)
+        known = self._series(connection, units)
+        rows = [
+            {"series_id": known[name], "width_s": width_s, "bucket": bucket, "num": len(values), "total": sum(values)}
+            for (name, width_s, bucket), values in sums.items()
+            if name in known
+        ]
+        if rows:
+            connection.execute(_adding(connection, samples, ["series_id", "width_s", "bucket"], "num", "total"), rows)
+
+    def _series(self, connection: Connection, units: dict[str, str]) -> dict[str, int]:
+        known = _known_numbers(connection, series, "name", units)
+        new = sorted(units.keys() - known.keys())
+        if not new:
+            return known
+        room = self._bounds.max_series - int(connection.scalar(select(func.count()).select_from(series)) or 0)
+        taken = new[: max(0, room)]
+        self._num_dropped += len(new) - len(taken)
+        for name in taken:
+            _replace(connection, series, ["name"], {"name": name, "unit": units[name]})
+        return known | _known_numbers(connection, series, "name", taken)
+
+    # --- runs ---------------------------------------------------------------------------------------------------------
+
+    def _step(self, connection: Connection, step: Step) -> None:
+        run = _run(connection, step.run, step.at)
+        group = {bounded(peer): whole(step.tokens.get(peer, 0)) for peer in step.group[:MAX_MEMBERS]}
+        numbers = _numbers(connection, nodes, "peer_id", group)
+        row = _step_row(step) | {"run_id": run, "members": json.dumps([numbers[peer] for peer in group])}
+        key = (steps.c.run_id == run, steps.c.outer_step == row["outer_step"])
+        if connection.scalar(select(steps.c.run_id).where(*key)) is not None:
+            late = ("phases", "seconds", "bytes_per_parameter")
+            known = {name: row[name] for name in late if row[name] not in (None, "{}")}
+            if known:
+                connection.execute(update(steps).where(*key).values(known))
+            return
+        connection.execute(insert(steps), row)
+        parts = [{"run_id": run, "node_id": numbers[p], "tokens": tokens, "rounds": 1} for p, tokens in group.items()]
+        if parts:
+            connection.execute(_adding(connection, contributions, ["run_id", "node_id"], "tokens", "rounds"), parts)
+
+
+def _step_row(step: Step) -> dict[str, object]:
+    return {
+        "outer_step": whole(step.outer_step),
+        "at": step.at,
+        "loss": finite(step.loss),
+        "digest": bounded(step.digest),
+        "num_tokens": whole(step.num_tokens),
+        "seconds": finite(step.seconds),
+        "phases": phases_text(step.phases_s),
+        "bytes_per_parameter": finite(step.bytes_per_parameter),
+    }
+
+
+def _refusal(connection: Connection, fact: Refused) -> None:
+    told = fact.refusal
+    row = {
+        "run_id": _run(connection, fact.run, told.at),
+        "outer_step": whole(told.outer_step),
+        "at": told.at,
+        "peer_id": bounded(told.peer_id),
+        "name": bounded(told.name),
+        "by_peer_id": bounded(told.by_peer_id),
+        "reason": bounded(told.reason, MAX_WORDS),
+    }
+    key = [refusals.c[name] == row[name] for name in ("run_id", "outer_step", "peer_id", "by_peer_id")]
+    if connection.scalar(select(refusals.c.id).where(*key)) is None:
+        connection.execute(insert(refusals), row)
+
+
+def _happening(connection: Connection, told: Happening) -> None:
+    peer_id = None if told.peer_id is None else bounded(told.peer_id)
+    row = {"at": told.at, "kind": told.kind, "peer_id": peer_id, "words": bounded(told.words, MAX_WORDS)}
+    connection.execute(insert(happenings), row)
+
+
+def _run(connection: Connection, name: str, at: float) -> int:
+    """Its number; its age begins anew."""
+    bounded_name = bounded(name)
+    _replace(connection, runs, ["run"], {"run": bounded_name, "newest_at": at})
+    return _known_numbers(connection, runs, "run", [bounded_name])[bounded_name]
+
+
+def _end(connection: Connection, ended: Iterable[int], at: float, *, saw_leave: bool) -> None:
+    """A clock that was set back ends nothing before it began."""
+    until = case((presence.c.since > at, presence.c.since), else_=literal(at))
+    for numbers in _chunks(sorted(ended)):
+        still = (presence.c.node_id.in_(numbers), presence.c.until.is_(None))
+        connection.execute(update(presence).where(*still).values(until=until, saw_leave=saw_leave))
+
+
+def _numbers(connection: Connection, table: Table, name: str, values: Iterable[str]) -> dict[str, int]:
+    """The numbers of `values`, which get one where they have none."""
+    wanted = list(values)
+    known = _known_numbers(connection, table, name, wanted)
+    new = [value for value in wanted if value not in known]
+    if new:
+        connection.execute(insert(table), [{name: value} for value in new])
+    return known | _known_numbers(connection, table, name, new)
+
+
+def _known_numbers(connection: Connection, table: Table, name: str, values: Iterable[str]) -> dict[str, int]:
+    column = table.c[name]
+    found: dict[str, int] = {}
+    for chunk in _chunks(sorted(values)):
+        rows = connection.execute(select(column, table.c.id).where(column.in_(chunk)))
+        found.update((value, number) for value, number in rows)
+    return found
+
+
+def _chunks(values: list[_T]) -> Iterable[list[_T]]:
+    return (values[at : at + _AT_ONCE] for at in range(0, len(values), _AT_ONCE))
+
+
+def _dialect_insert(connection: Connection, table: Table) -> postgresql.Insert | sqlite.Insert:
+    return (sqlite if connection.dialect.name == "sqlite" else postgresql).insert(table)
+
+
+def _replace(connection: Connection, table: Table, key: list[str], row: dict[str, object]) -> None:
+    values = {name: value for name, value in row.items() if name not in key}
+    statement = _dialect_insert(connection, table).values(row)
+    connection.execute(statement.on_conflict_do_update(index_elements=key, set_=values))
+
+
+def _adding(connection: Connection, table: Table, key: list[str], *sums: str) -> postgresql.Insert | sqlite.Insert:
+    """An insert that adds to the row that is there."""
+    statement = _dialect_insert(connection, table)
+    added = {name: table.c[name] + statement.excluded[name] for name in sums}
+    return statement.on_conflict_do_update(index_elements=key, set_=added)

@@ -1,0 +1,218 @@
+"""The thread that writes the history, and what it does when the database fails.
+
+A database that fails is tried again for `patience_s`; then the history goes on in memory, begun with a copy of what
+was there, and every `again_s` the database is opened anew. Once it takes what it missed, the memory is let go.
+Owns the open store; readers use `store` as it is at that moment.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from swarm_node.dashboard.history.bounds import Bounds
+from swarm_node.dashboard.history.engine import is_damage, reason
+from swarm_node.dashboard.history.facts import HistoryError
+from swarm_node.dashboard.history.inbox import Fact, Inbox
+from swarm_node.dashboard.history.recorder import Recorder
+from swarm_node.dashboard.history.retention import Retention
+from swarm_node.dashboard.history.store import Store, open_memory, open_store
+
+logger = logging.getLogger(__name__)
+
+_IDLE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """`tidy_s` between two passes of retention, `retry_s` between two attempts to write one batch."""
+
+    patience_s: float = 30.0
+    retry_s: float = 1.0
+    again_s: float = 15.0
+    tidy_s: float = 60.0
+
+
+class Writer:
+    """`warn` is called in the writer's thread. Of a running writer others use `inbox`, `suspect` and the attributes."""
+
+    def __init__(
+        self,
+        place: Path | str,
+        *,
+        bounds: Bounds,
+        pace: Pace,
+        clock: Callable[[], float],
+        warn: Callable[[HistoryError], None],
+    ) -> None:
+        self.inbox = Inbox()
+        self.store: Store | None = None
+        self.problem: HistoryError | None = None
+        self.is_open = threading.Event()
+        self._place = place
+        self._bounds = bounds
+        self._pace = pace
+        self._clock = clock
+        self._warn = warn
+        self._recorder = Recorder(bounds)
+        self._missed = Inbox()  # by the database, while the history is in memory
+        self._failing_since: float | None = None
+        self._again_at = 0.0
+        self._suspicion: HistoryError | None = None
+        self._tidying: Iterator[None] | None = None
+        self._tidy_at = 0.0
+        self._thread = threading.Thread(target=self._run, name="history-write", daemon=True)
+
+    @property
+    def num_dropped(self) -> int:
+        return self.inbox.num_dropped + self._missed.num_dropped
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self, wait_s: float) -> bool:
+        """Writes what is waiting and ends. False if the database holds the thread up: it is left behind."""
+        self.inbox.close()
+        self._thread.join(wait_s)
+        return not self._thread.is_alive()
+
+    def suspect(self, problem: HistoryError) -> None:
+        """A read found the file damaged."""
+        self._suspicion = problem
+
+    # --- the thread ---------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._use(self._opened())
+        except HistoryError as error:
+            self._go_to_memory(error)
+        self.is_open.set()
+        while not self.inbox.is_closed or len(self.inbox):
+            self._turn()
+        if self.problem is not None:
+            self._try_again()
+        assert self.store is not None
+        self.store.close()
+
+    def _turn(self) -> None:
+        facts = self.inbox.take(0.0 if self._tidying else _IDLE_S)
+        try:
+            self._write(facts)
+            self._failing_since = None
+            facts = []
+            self._tidy()
+        except Exception as error:
+            self._failed(error, facts)
+        finally:
+            self.inbox.done()
+        if self.problem is not None and time.monotonic() >= self._again_at:
+            self._try_again()
+
+    def _write(self, facts: Sequence[Fact]) -> None:
+        """Raises what the database raises where it is at fault; a fact that no database takes is dropped."""
+        assert self.store is not None
+        try:
+            self._commit(self.store, self._recorder, facts)
+        except Exception as error:
+            if reason(error, self.store.place) is not None:
+                raise
+            if len(facts) > 1:
+                for fact in facts:
+                    self._write([fact])
+                return
+            logger.warning("a fact was not written to the history: %s: %s", type(error).__name__, error)
+            self.inbox.drop(len(facts))
+            return
+        if self.problem is not None:
+            for fact in facts:
+                self._missed.put(fact)
+
+    def _commit(self, store: Store, recorder: Recorder, facts: Sequence[Fact]) -> None:
+        if not facts:
+            return
+        try:
+            with store.writing() as connection:
+                num_dropped = recorder.write(connection, facts)
+        except BaseException:
+            recorder.forget()
+            raise
+        self.inbox.drop(num_dropped)
+
+    def _tidy(self) -> None:
+        """One step of retention, if it is time. Raises for a file that is damaged or gone."""
+        assert self.store is not None
+        if self._suspicion is not None:
+            raise self._suspicion
+        if self._tidying is None and time.monotonic() >= self._tidy_at:
+            self.store.check_place()
+            self._tidying = self._retention.tidy(self._clock())
+            self._tidy_at = time.monotonic() + self._pace.tidy_s
+        if self._tidying is not None and next(self._tidying, self) is self:
+            self._tidying = None
+
+    # --- when the database fails --------------------------------------------------------------------------------------
+
+    def _failed(self, error: Exception, unwritten: Sequence[Fact]) -> None:
+        self._tidying = None
+        self._suspicion = None
+        known = reason(error, str(self._place))
+        if known is None or self.problem is not None:
+            logger.warning("the history was not tidied: %s: %s", type(error).__name__, error)
+            return
+        self.inbox.put_back(unwritten)
+        now = time.monotonic()
+        self._failing_since = self._failing_since or now
+        is_lasting = is_damage(error) or isinstance(error, HistoryError)
+        if is_lasting or self.inbox.is_closed or now - self._failing_since >= self._pace.patience_s:
+            self._go_to_memory(known, is_damaged=is_damage(error))
+        else:
+            self.inbox.pause(self._pace.retry_s)
+
+    def _go_to_memory(self, problem: HistoryError, *, is_damaged: bool = False) -> None:
+        failing = self.store
+        self._use(open_memory(None if is_damaged else failing))
+        if failing is not None:
+            failing.close()
+        self.problem = problem
+        self._again_at = time.monotonic() + (0.0 if is_damaged else self._pace.again_s)
+        self._warn(problem)
+
+    def _try_again(self) -> None:
+        """Into the database with what it missed, or memory for a while longer."""
+        memory, recorder, facts = self.store, Recorder(self._bounds), list[Fact]()
+        try:
+            store = self._opened()
+            try:
+                while facts := self._missed.take(0.0):
+                    self._commit(store, recorder, facts)
+            except BaseException:
+                store.close()
+                raise
+        except Exception as error:
+            self._missed.put_back(facts)
+            self._again_at = time.monotonic() + self._pace.again_s
+            logger.debug("the history stays in memory: %s", error)
+            return
+        self._use(store)
+        self.problem = None
+        if memory is not None:
+            memory.close()
+        logger.warning("the history is in %s again", store.place)
+
+    def _opened(self) -> Store:
+        store, news = open_store(self._place)
+        if news is not None:
+            self._warn(news)
+        return store
+
+    def _use(self, store: Store) -> None:
+        self._recorder = Recorder(self._bounds)
+        self._retention = Retention(store, self._bounds)
+        self._tidying = None
+        self._failing_since = None
+        self.store = store

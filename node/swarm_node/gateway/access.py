@@ -53,7 +53,7 @@ class Access:
 
     def _identify(self, scope: Scope) -> Allowance:
         if self._keys is None:
-            return self._allowances.of(_address(scope), self._rates)
+            return self._allowances.of(network_of((scope.get("client") or ("", 0))[0]), self._rates)
         secret = _bearer(dict(scope["headers"]))
         if not secret:
             raise ApiError(
@@ -74,9 +74,8 @@ def _bearer(headers: Mapping[bytes, bytes]) -> str:
     return secret.strip().decode("latin-1") if scheme.lower() == b"bearer" else ""
 
 
-def _address(scope: Scope) -> str:
-    """Of IPv6 the network: whoever has one address there has them all."""
-    host = (scope.get("client") or ("", 0))[0]
+def network_of(host: str) -> str:
+    """The caller that an address stands for. Of IPv6 the network: whoever has one address there has them all."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

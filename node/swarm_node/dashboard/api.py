@@ -1,0 +1,143 @@
+"""The JSON API under `/api/v1`: the views as they are, for the pages and for anyone else. Public and read-only.
+
+Described by `/api/v1/openapi.json`. Names of models have slashes, which may be percent-encoded or not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query
+from fastapi.responses import FileResponse, Response
+from pydantic import BaseModel, TypeAdapter
+
+from swarm_node.dashboard.answers import ErrorBody, Refused, unknown
+from swarm_node.dashboard.checkpoints import Checkpoints
+from swarm_node.dashboard.live import NOTHING, EventStream, Live, Page
+from swarm_node.dashboard.source import Source
+from swarm_node.dashboard.views import ModelDetail, NodeDetail, NodeView, Overview, RunDetail, Series
+
+MAX_NAME_CHARS = 256
+"""Longer than any name that a record can hold, so that it is simply not found."""
+
+MAX_NODES = 5000
+MAX_HOURS = 30 * 24.0
+
+SERIES = (
+    "Names: `nodes`, `tokens_per_s`, `first_token_p50_s`, `first_token_p95_s`; of each model `tokens_per_s/MODEL` and "
+    "`replicas/MODEL` (of its weakest block); of each run `training_tokens_per_s/RUN` and `members/RUN`."
+)
+EVENTS = (
+    "Server-sent events: `overview` with an Overview whenever the collector has looked, at most once a second; "
+    "`heartbeat` with `{at}` after 10 s without; with `page` and `name` also `detail`, with what that page's own route "
+    "answers, or null once it is gone. A stream ends after 15 minutes at the latest."
+)
+
+Name = Annotated[str, Path(max_length=MAX_NAME_CHARS)]
+_NODES = TypeAdapter(list[NodeView])
+
+
+def router(source: Source, live: Live, checkpoints: Checkpoints | None = None) -> APIRouter:
+    """All of the API's routes."""
+    api = Api(source, live, checkpoints)
+    routes = APIRouter(prefix="/api/v1")
+    for path, endpoint, model in (
+        ("/overview", api.overview, Overview),
+        ("/models/{name:path}", api.model, ModelDetail),
+        ("/runs/{run:path}", api.run, RunDetail),
+        ("/nodes", api.nodes, list[NodeView]),
+        ("/nodes/{peer_id}", api.node, NodeDetail),
+        ("/series", api.series, Series),
+    ):
+        answers: dict[int | str, dict[str, Any]] = {200: {"model": model}, **_failures(400, 404)}
+        routes.add_api_route(path, endpoint, methods=["GET"], response_model=None, responses=answers)
+    events = {"text/event-stream": {"schema": {"type": "string", "description": EVENTS}}}
+    routes.add_api_route(
+        "/events",
+        api.events,
+        methods=["GET"],
+        response_model=None,
+        description=EVENTS,
+        responses={200: {"content": events}, **_failures(400, 404, 503)},
+    )
+    routes.add_api_route(
+        "/checkpoints/{run}/{name}",
+        api.checkpoint,
+        methods=["GET"],
+        response_class=FileResponse,
+        response_model=None,
+        responses=_failures(404),
+    )
+    return routes
+
+
+class Api:
+    def __init__(self, source: Source, live: Live, checkpoints: Checkpoints | None) -> None:
+        self._source = source
+        self._live = live
+        self._checkpoints = checkpoints
+
+    async def overview(self) -> Response:
+        """The whole swarm in one answer."""
+        return _json(self._source.overview())
+
+    async def model(self, name: Name) -> Response:
+        """One model: its servers, replicas per block, and the chains that a new session would use."""
+        if (found := self._source.model(name)) is None:
+            raise unknown("model", name, "/api/v1/overview lists the models that somebody serves")
+        return _json(found)
+
+    async def run(self, run: Name) -> Response:
+        """One training run by its id: its steps, contributors, refusals, and files to download."""
+        if (found := await self._source.run(run)) is None:
+            raise unknown("run", run, "/api/v1/overview lists the runs by their ids")
+        return _json(found)
+
+    async def nodes(
+        self,
+        limit: Annotated[int, Query(ge=1, le=MAX_NODES)] = 500,
+        offset: Annotated[int, Query(ge=0, le=10**6)] = 0,
+        state: Annotated[str, Query(pattern="^(alive|leaving|gone)$")] | None = None,
+    ) -> Response:
+        """Nodes by name, those that went within the last day included."""
+        found = [node for node in self._source.nodes() if state is None or node.state == state]
+        return Response(_NODES.dump_json(found[offset : offset + limit]), media_type="application/json")
+
+    async def node(self, peer_id: Name) -> Response:
+        """One node: what it says of itself, and what the history knows of it."""
+        if (found := await self._source.node(peer_id)) is None:
+            raise unknown("node", peer_id, "/api/v1/nodes lists the nodes by their peer ids")
+        return _json(found)
+
+    async def series(
+        self,
+        name: Annotated[str, Query(max_length=MAX_NAME_CHARS, description=SERIES)],
+        hours: Annotated[float, Query(gt=0, le=MAX_HOURS)] = 24.0,
+    ) -> Response:
+        """One number over the newest hours, evenly spaced; null where nothing was known."""
+        if (found := await self._source.series(name, hours)) is None:
+            raise unknown("series", name, "/api/v1/openapi.json says which there are")
+        return _json(found)
+
+    async def events(
+        self, page: Page | None = None, name: Annotated[str, Query(max_length=MAX_NAME_CHARS)] = ""
+    ) -> Response:
+        if page is not None and await self._live.detail(page, name) == NOTHING:
+            raise unknown(page, name, "/api/v1/overview and /api/v1/nodes list what there is")
+        return EventStream(self._live, page, name)
+
+    async def checkpoint(self, run: Name, name: Name) -> Response:
+        """A file of a run's checkpoint, whole or a range of it; `RunDetail.checkpoint` lists them."""
+        found = None if self._checkpoints is None else await asyncio.to_thread(self._checkpoints.find, run, name)
+        if found is None:
+            raise Refused(404, "there is no such file to download", remedy="/api/v1/runs/RUN lists a run's files")
+        return FileResponse(found, media_type="application/octet-stream", filename=found.name)
+
+
+def _json(view: BaseModel) -> Response:
+    return Response(view.model_dump_json(), media_type="application/json")
+
+
+def _failures(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    return {status: {"model": ErrorBody} for status in (*statuses, 429, 500)}

@@ -1,0 +1,71 @@
+"""Checkpoints of runs that this machine gives away: a folder whose subfolders are named by run id.
+
+As a node's home has them: `RUN/RUN/` holds the exported model, else `RUN/` itself its files. Only plain files that the
+server lists itself are given: a name is looked for among them, never joined to a path. Blocks; keeps no state.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+from swarm_node.dashboard.shown import shown
+from swarm_node.dashboard.views import CheckpointFile
+
+MAX_FILES = 256
+"""Of one run: a model's shards and its small files."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoints:
+    """What lies in `folder`, read anew each time."""
+
+    folder: Path
+
+    def files(self, run: str) -> tuple[CheckpointFile, ...]:
+        """Of the run, by name; empty if there is nothing, or nothing that can be read."""
+        return tuple(
+            CheckpointFile(
+                name=shown(path.name),
+                num_bytes=num_bytes,
+                url=f"/api/v1/checkpoints/{quote(run, safe='')}/{quote(path.name, safe='')}",
+            )
+            for path, num_bytes in self._plain_files(run)
+        )
+
+    def find(self, run: str, name: str) -> Path | None:
+        """The file of that name among the run's."""
+        return next((path for path, _ in self._plain_files(run) if path.name == name), None)
+
+    def _plain_files(self, run: str) -> list[tuple[Path, int]]:
+        folder = _subfolder(self.folder, run)
+        if folder is None:
+            return []
+        return _plain_files(_subfolder(folder, run) or folder)
+
+
+def _subfolder(folder: Path, name: str) -> Path | None:
+    """The real directory, no link, of that name in `folder`."""
+    try:
+        with os.scandir(folder) as entries:
+            return next(
+                (Path(entry.path) for entry in entries if entry.name == name and entry.is_dir(follow_symlinks=False)),
+                None,
+            )
+    except OSError:
+        return None
+
+
+def _plain_files(folder: Path) -> list[tuple[Path, int]]:
+    try:
+        with os.scandir(folder) as entries:
+            found = [
+                (Path(entry.path), entry.stat(follow_symlinks=False).st_size)
+                for entry in entries
+                if entry.is_file(follow_symlinks=False) and not entry.name.startswith(".") and entry.name.isprintable()
+            ]
+    except OSError:
+        return []
+    return sorted(found)[:MAX_FILES]

@@ -1,0 +1,200 @@
+"""Live events for visitors: one encoding of each for all of them, and nothing queued for anyone.
+
+A stream sends what is newest when it can, and what was replaced meanwhile is never sent: that is the whole queue of a
+slow reader. Streams are bounded, in number and in time; a reader comes back by itself. Each stream is owned by the task
+of its request, `Live` by the loop that they run on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+from pydantic import BaseModel
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from swarm_node.dashboard.answers import Refused
+from swarm_node.dashboard.source import Source
+from swarm_node.dashboard.views import Overview
+from swarm_node.dashboard.visitors import address_of
+
+Page = Literal["model", "run", "node"]
+Over = asyncio.Task[Any]
+"""Done when a stream is over."""
+
+MAX_STREAMS = 512
+"""Each holds a connection and a task, some 50 KiB."""
+
+MAX_STREAMS_EACH = 64
+"""Of one address: a school behind one, not a flood."""
+
+HEARTBEAT_S = 10.0
+PAUSE_S = 1.0
+"""Between two sendings to one reader."""
+
+MAX_STREAM_S = 900.0
+"""Then a stream ends and its reader, if there still is one, opens the next."""
+
+RETRY_AFTER_S = 10.0
+HEADERS = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-store",
+    "x-accel-buffering": "no",  # or a proxy would keep events until it has a page of them
+}
+
+
+class Live:
+    """`now` is Unix time in seconds."""
+
+    def __init__(self, source: Source, now: Callable[[], float]) -> None:
+        self._source = source
+        self._now = now
+        self._streams: Counter[str] = Counter()
+        self._overview: tuple[Overview, bytes] | None = None
+        self._details: dict[tuple[Page, str], tuple[Overview, bytes]] = {}
+        self._encoding = asyncio.Lock()
+        self.closed = asyncio.Event()
+
+    @property
+    def num_streams(self) -> int:
+        return self._streams.total()
+
+    def close(self) -> None:
+        """End all streams, so that a server that stops need not wait for them."""
+        self.closed.set()
+
+    @contextmanager
+    def seat(self, address: str) -> Iterator[None]:
+        """A stream's place while the context lasts. Raises Refused."""
+        if self.num_streams >= MAX_STREAMS or self.closed.is_set():
+            raise Refused(
+                503,
+                f"all {MAX_STREAMS} live streams of this dashboard are taken",
+                remedy="the pages and /api/v1/overview tell the same, without being live",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        if self._streams[address] >= MAX_STREAMS_EACH:
+            raise Refused(
+                429,
+                f"this address has {MAX_STREAMS_EACH} live streams open already",
+                remedy="close some of them",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        self._streams[address] += 1
+        try:
+            yield
+        finally:
+            self._streams[address] -= 1
+            if not self._streams[address]:
+                del self._streams[address]
+
+    async def wait_changed(self) -> None:
+        await self._source.wait_changed()
+
+    def overview(self) -> tuple[Overview, bytes]:
+        """The newest, and its event, encoded once."""
+        overview = self._source.overview()
+        if self._overview is None or self._overview[0] is not overview:
+            self._overview = overview, event("overview", overview.model_dump_json())
+        return self._overview
+
+    async def detail(self, page: Page, name: str) -> bytes:
+        """The event of what a page shows beyond the overview, once for all that look at it; NOTHING if it is gone."""
+        overview = self._source.overview()
+        async with self._encoding:
+            known = self._details.get((page, name))
+            if known is None or known[0] is not overview:
+                found = await self._found(page, name)
+                known = overview, event("detail", found.model_dump_json()) if found else NOTHING
+                # what nobody has asked for since the last look is forgotten
+                self._details = {key: each for key, each in self._details.items() if each[0] is overview}
+                self._details[page, name] = known
+        return known[1]
+
+    def heartbeat(self) -> bytes:
+        return event("heartbeat", f'{{"at": {self._now():.3f}}}')
+
+    async def _found(self, page: Page, name: str) -> BaseModel | None:
+        match page:
+            case "model":
+                return self._source.model(name)
+            case "run":
+                return await self._source.run(name)
+            case "node":
+                return await self._source.node(name)
+
+
+def event(kind: str, data: str) -> bytes:
+    """`data` is JSON, so it has no line breaks."""
+    return f"event: {kind}\ndata: {data}\n\n".encode(errors="replace")
+
+
+NOTHING = event("detail", "null")
+"""Whatever the page was about is not known, or not any more."""
+
+
+class EventStream(Response):
+    """The answer to one visitor. `page` and `name` add the detail of a page."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, live: Live, page: Page | None, name: str) -> None:
+        super().__init__(headers=HEADERS)
+        self._live = live
+        self._page = page
+        self._name = name
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            with self._live.seat(address_of(scope)):
+                await self._stream(receive, send)
+        except Refused as refused:
+            await refused.response()(scope, receive, send)
+
+    async def _stream(self, receive: Receive, send: Send) -> None:
+        headers = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        gone = asyncio.create_task(_gone(receive), name="visitor left")
+        over: list[Over] = [
+            gone,
+            asyncio.create_task(self._live.closed.wait(), name="dashboard closes"),
+            asyncio.create_task(asyncio.sleep(MAX_STREAM_S), name="stream is old"),
+        ]
+        try:
+            await self._send_news(send, over)
+        finally:
+            for task in over:
+                task.cancel()
+        if not gone.done():
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send_news(self, send: Send, over: Sequence[Over]) -> None:
+        seen: Overview | None = None
+        while not any(task.done() for task in over):
+            overview, data = self._live.overview()
+            if overview is seen:
+                data = self._live.heartbeat()
+            elif self._page is not None:
+                data += await self._live.detail(self._page, self._name)
+            seen = overview
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+            await asyncio.wait(over, timeout=PAUSE_S, return_when=asyncio.FIRST_COMPLETED)
+            if self._live.overview()[0] is seen:
+                await self._wait_changed(over)
+
+    async def _wait_changed(self, over: Sequence[Over]) -> None:
+        """Until there is news, the next heartbeat is due, or the stream is over."""
+        news = asyncio.create_task(self._live.wait_changed(), name="news for a visitor")
+        try:
+            await asyncio.wait([*over, news], timeout=HEARTBEAT_S - PAUSE_S, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            news.cancel()
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

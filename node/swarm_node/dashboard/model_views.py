@@ -1,0 +1,139 @@
+"""How a model is served, in words and numbers. Pure: records in, views out; chains are the router's own choice."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+import numpy as np
+from swarm.router.cover import runs
+from swarm.router.routing import Chain, NoChain, Outlook, best_revision, find_chain, missing_spans
+from swarm_protocol.records import ServeRecord
+
+from swarm_node.dashboard.look import Listed
+from swarm_node.dashboard.shown import blocks, ending, plural, shown
+from swarm_node.dashboard.views import ChainView, ModelDetail, ModelView, ServerView, SpanView
+
+MAX_CHAINS = 4
+"""Of one model: the cheapest, and others that share no server with those before."""
+
+Names = Mapping[str, str]
+"""Of nodes by peer id, already fit to be shown."""
+
+Spans = tuple[tuple[int, int], ...]
+
+
+def model_detail(
+    model: str, listed: Listed[ServeRecord], names: Names, rtts_ms: Mapping[str, float]
+) -> ModelDetail | None:
+    """Of the revision that serves most of the model; None if nobody serves any of it."""
+    servers = best_revision(listed.records)
+    if not servers:
+        return None
+    record = next(iter(servers.values()))
+    num_blocks = record.num_blocks
+    replicas = _replicas(servers, num_blocks)
+    missing = missing_spans(servers, num_blocks)
+    weakest = int(np.argmin(replicas))
+    view = ModelView(
+        name=shown(model),
+        revision=shown(record.revision),
+        num_blocks=num_blocks,
+        health="incomplete" if missing else "thin" if replicas[weakest] == 1 else "whole",
+        words=_words(servers, missing, replicas),
+        num_servers=len(servers),
+        missing=missing,
+        weakest_block=weakest,
+        weakest_replicas=replicas[weakest],
+        tokens_per_s=_tokens_per_s(servers, num_blocks),
+    )
+    views = (server_view(peer_id, each, names, listed.age_s(peer_id)) for peer_id, each in servers.items())
+    return ModelDetail(
+        model=view,
+        servers=tuple(sorted(views, key=lambda server: (server.start, server.end, server.name, server.peer_id))),
+        replicas=tuple(replicas),
+        chains=() if missing else _chains(servers, num_blocks, names, rtts_ms),
+    )
+
+
+def server_view(peer_id: str, record: ServeRecord, names: Names, age_s: float) -> ServerView:
+    moves = record.next_end > 0
+    return ServerView(
+        peer_id=peer_id,
+        name=names.get(peer_id) or ending(peer_id),
+        model=shown(record.model),
+        start=record.start,
+        end=record.end,
+        state=record.state,
+        queue_depth=record.queue_depth,
+        free_kv_tokens=record.free_kv_tokens,
+        prefill_ms_per_token=record.prefill_ms_per_token,
+        decode_ms_per_block=record.decode_ms_per_block,
+        tokens_per_s=record.tokens_per_s,
+        relayed=record.relayed,
+        next_start=record.next_start if moves else None,
+        next_end=record.next_end if moves else None,
+        age_s=age_s,
+    )
+
+
+def _replicas(servers: Mapping[str, ServeRecord], num_blocks: int) -> list[int]:
+    changes = np.zeros(num_blocks + 1, dtype=np.int64)
+    for record in servers.values():
+        if record.state == "serving":
+            changes[record.start] += 1
+            changes[record.end] -= 1
+    return [int(count) for count in np.cumsum(changes[:-1])]
+
+
+def _words(servers: Mapping[str, ServeRecord], missing: Spans, replicas: Sequence[int]) -> str:
+    num_blocks = len(replicas)
+    if missing:
+        coming = sum(
+            record.state == "joining" and any(record.start < end and start < record.end for start, end in missing)
+            for record in servers.values()
+        )
+        hope = f"; {plural(coming, 'server')} {'is' if coming == 1 else 'are'} loading some of them" if coming else ""
+        return f"It cannot answer: nobody serves {blocks(missing, num_blocks)}{hope}."
+    single = runs([count == 1 for count in replicas])
+    if not single:
+        return f"It answers: each of its {plural(num_blocks, 'block')} has {min(replicas)} servers or more."
+    if single == ((0, num_blocks),):
+        return f"It answers, but each of its {plural(num_blocks, 'block')} has a single server."
+    return f"It answers, but {blocks(single, num_blocks)} have a single server."
+
+
+def _tokens_per_s(servers: Mapping[str, ServeRecord], num_blocks: int) -> float | None:
+    """Every token passes each block once, so any block's servers tell it together: the median of what blocks say, which
+    no few servers can choose. None if none says."""
+    told = [record for record in servers.values() if record.tokens_per_s is not None]
+    if not told:
+        return None
+    rate_B = np.zeros(num_blocks)
+    for record in told:
+        rate_B[record.start : record.end] += record.tokens_per_s or 0.0
+    return float(median(rate_B.tolist()))
+
+
+def _chains(
+    servers: Mapping[str, ServeRecord], num_blocks: int, names: Names, rtts_ms: Mapping[str, float]
+) -> tuple[ChainView, ...]:
+    """As a client here would find them, with the round trips known here."""
+    used: set[str] = set()
+    found: list[ChainView] = []
+    while len(found) < MAX_CHAINS:
+        try:
+            chain = find_chain(servers, 0, num_blocks, Outlook(rtt_ms=rtts_ms, load={}, avoid=used))
+        except NoChain:
+            break
+        used.update(hop.peer_id for hop in chain.hops)
+        found.append(_chain_view(chain, names))
+    return tuple(found)
+
+
+def _chain_view(chain: Chain, names: Names) -> ChainView:
+    spans = tuple(
+        SpanView(peer_id=hop.peer_id, name=names.get(hop.peer_id) or ending(hop.peer_id), start=hop.start, end=hop.end)
+        for hop in chain.hops
+    )
+    return ChainView(spans=spans, ms_per_token=chain.cost_ms)

@@ -1,0 +1,68 @@
+"""Nodes as they say they are, and the sums over them. Pure: records in, views out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from statistics import median
+
+from swarm_protocol.records import NodeRecord
+
+from swarm_node.dashboard.look import Listed
+from swarm_node.dashboard.shown import shown
+from swarm_node.dashboard.views import NodeView, PresenceView
+
+MONTH_S = 30 * 86400.0
+
+
+def node_view(peer_id: str, record: NodeRecord, *, at: float, age_s: float) -> NodeView:
+    return NodeView(
+        peer_id=peer_id,
+        name=shown(record.name),
+        version=shown(record.version),
+        device=shown(record.device),
+        state=record.state,
+        reachability=record.reachability,
+        memory_bytes=record.memory_bytes,
+        free_memory_bytes=record.free_memory_bytes,
+        prefill_tokens_per_s=record.prefill_tokens_per_s or None,
+        decode_tokens_per_s=record.decode_tokens_per_s or None,
+        training_tokens_per_s=record.training_tokens_per_s or None,
+        started_at=min(record.started_at, at),  # nobody has started tomorrow, whatever their clock says
+        age_s=age_s,
+        models=tuple(map(shown, record.models)),
+        runs=tuple(map(shown, record.runs)),
+    )
+
+
+def node_views(nodes: Listed[NodeRecord], at: float) -> dict[str, NodeView]:
+    return {
+        peer_id: node_view(peer_id, record, at=at, age_s=nodes.age_s(peer_id))
+        for peer_id, record in nodes.records.items()
+    }
+
+
+def counted(nodes: Iterable[NodeView]) -> tuple[dict[str, int], dict[str, int]]:
+    """How many there are by state and, of those that are alive, by reachability."""
+    by_state = Counter(node.state for node in nodes)
+    by_reachability = Counter(node.reachability for node in nodes if node.state == "alive")
+    return (
+        {state: by_state[state] for state in ("alive", "leaving")},
+        {kind: by_reachability[kind] for kind in ("public", "relay", "unknown")},
+    )
+
+
+def first_token_s(nodes: Mapping[str, NodeRecord]) -> tuple[float | None, float | None]:
+    """The gateways' times to a first token, p50 and p95: of several gateways the median of what each says."""
+    alive = [record for record in nodes.values() if record.state == "alive"]
+    p50s = [record.first_token_p50_s for record in alive if record.first_token_p50_s is not None]
+    p95s = [record.first_token_p95_s for record in alive if record.first_token_p95_s is not None]
+    return median(p50s) if p50s else None, median(p95s) if p95s else None
+
+
+def uptime_share(presence: Iterable[PresenceView], at: float) -> float | None:
+    """Of the time since a node was first seen, at most 30 days. None if it was never seen, or only just."""
+    periods = [(max(period.since, at - MONTH_S), period.until or at) for period in presence]
+    first = min((since for since, _ in periods), default=at)
+    there_s = sum(max(0.0, until - since) for since, until in periods)
+    return min(1.0, there_s / (at - first)) if at > first else None

@@ -1,0 +1,200 @@
+"""How a run goes, in words and numbers. Pure: its file, its members' records and its committed steps in, views out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Literal
+
+from swarm.training.observer import CommittedStep
+from swarm_protocol.records import RoundReport, TrainerRecord
+
+from swarm_node.dashboard.history.facts import Contribution
+from swarm_node.dashboard.look import Listed
+from swarm_node.dashboard.shown import ending, plural, shown
+from swarm_node.dashboard.views import ContributorView, RunView, StepView
+
+MAX_LOSSES = 60
+MAX_CONTRIBUTORS = 1000
+
+Names = Mapping[str, str]
+Trainers = Mapping[str, TrainerRecord]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFile:
+    """What the dashboard shows of a run's signed file."""
+
+    name: str
+    signed_by: str
+    outer_steps: int
+    min_group: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFacts:
+    """All that is known of a run. `steps` are the newest committed ones, oldest first; `file` None: nobody gave it."""
+
+    run: str
+    file: RunFile | None
+    trainers: Listed[TrainerRecord]
+    steps: Sequence[StepView]
+
+
+def run_view(facts: RunFacts, at: float) -> RunView:
+    members = active(facts.trainers.records)
+    outer_step, digest = _newest(facts, members)
+    at_step = [record for record in members.values() if record.outer_step == outer_step and record.digest]
+    state = _state(facts, members, outer_step)
+    losses = tuple(step.loss for step in facts.steps[-MAX_LOSSES:])
+    return RunView(
+        run=shown(facts.run),
+        name=shown(facts.file.name) if facts.file else None,
+        signed_by=facts.file.signed_by if facts.file else None,
+        state=state,
+        words=_words(facts, state, members, outer_step),
+        outer_step=outer_step,
+        outer_steps=facts.file.outer_steps if facts.file else None,
+        loss=losses[-1] if losses else None,
+        losses=losses,
+        num_members=len(members),
+        num_agreeing=sum(record.digest.hex() == digest for record in at_step),
+        num_at_step=len(at_step),
+        digest=digest,
+        tokens_per_s=sum(each.tokens_per_s for each in members.values() if each.state == "training") or None,
+        projected_end=_projected_end(facts, at) if state == "training" else None,
+    )
+
+
+def active(trainers: Trainers) -> dict[str, TrainerRecord]:
+    """Those that have not said goodbye."""
+    return {peer_id: record for peer_id, record in trainers.items() if record.state != "leaving"}
+
+
+def num_parameters(trainers: Trainers) -> int | None:
+    told = [record.num_parameters for record in trainers.values() if record.num_parameters]
+    return Counter(told).most_common(1)[0][0] if told else None
+
+
+def step_view(
+    step: CommittedStep, before: StepView | None, reports: Mapping[str, RoundReport], parameters: int | None, at: float
+) -> StepView:
+    """`reports` are of this step, by member; those of others than its group count for nothing."""
+    told = [report for peer_id, report in reports.items() if peer_id in step.group]
+    phases = sorted({phase for report in told for phase in report.phases_s})
+    follows = before is not None and before.outer_step == step.outer_step - 1
+    sent = [report.bytes_sent for report in told]
+    return StepView(
+        outer_step=step.outer_step,
+        at=at,
+        loss=step.loss,
+        digest=step.digest,
+        group=step.group,
+        num_tokens=step.num_tokens,
+        seconds=max(0.0, at - before.at) if before is not None and follows else None,
+        phases_s={
+            shown(phase): median(report.phases_s[phase] for report in told if phase in report.phases_s)
+            for phase in phases
+        },
+        bytes_per_parameter=median(sent) / parameters if sent and parameters else None,
+    )
+
+
+def contributors(
+    facts: RunFacts, done: Iterable[Contribution], names: Names, since: Mapping[str, float], at: float
+) -> tuple[ContributorView, ...]:
+    """Members, and whoever was one in a step that this dashboard has seen; most tokens first."""
+    by_peer = {each.peer_id: each for each in done}
+    members = active(facts.trainers.records)
+    views = [
+        contributor_view(
+            peer_id, facts.run, members.get(peer_id), by_peer.get(peer_id), name=names.get(peer_id), since=since, at=at
+        )
+        for peer_id in members.keys() | by_peer.keys()
+    ]
+    views.sort(key=lambda view: (-view.tokens, view.name, view.peer_id))
+    return tuple(views[:MAX_CONTRIBUTORS])
+
+
+def contributor_view(
+    peer_id: str,
+    run: str,
+    record: TrainerRecord | None,
+    done: Contribution | None,
+    *,
+    name: str | None,
+    since: Mapping[str, float],
+    at: float,
+) -> ContributorView:
+    """`record` None: it is no member any more. `since`: when members were first seen here."""
+    return ContributorView(
+        peer_id=peer_id,
+        name=name or ending(peer_id),
+        run=shown(run),
+        state=record.state if record else "gone",
+        outer_step=record.outer_step if record else 0,
+        tokens_per_s=(record.tokens_per_s or None) if record else None,
+        tokens=done.tokens if done else 0,
+        rounds=done.rounds if done else 0,
+        uptime_s=max(0.0, at - since[peer_id]) if record and peer_id in since else None,
+    )
+
+
+def downsampled(steps: Sequence[StepView], most: int) -> tuple[StepView, ...]:
+    """At most so many, evenly, with the first and the last."""
+    if len(steps) <= most:
+        return tuple(steps)
+    last = len(steps) - 1
+    return tuple(steps[round(index * last / (most - 1))] for index in range(most))
+
+
+def _newest(facts: RunFacts, members: Trainers) -> tuple[int, str]:
+    """The newest committed step and its digest: as proved, else as most members say."""
+    if facts.steps:
+        return facts.steps[-1].outer_step, facts.steps[-1].digest
+    claims = sorted(record.outer_step for record in members.values() if record.digest)
+    if not claims:
+        return 0, ""
+    # half of the members are there or further, so that one who claims 2**40 moves nothing
+    outer_step = claims[(len(claims) - 1) // 2]
+    digests = Counter(record.digest.hex() for record in members.values() if record.outer_step == outer_step)
+    return outer_step, digests.most_common(1)[0][0]
+
+
+def _state(facts: RunFacts, members: Trainers, outer_step: int) -> Literal["training", "finished", "waiting", "gone"]:
+    if facts.file is not None and outer_step >= facts.file.outer_steps:
+        return "finished"
+    if not members:
+        return "gone"
+    states = Counter(record.state for record in members.values())
+    if not states["training"] and states["finished"]:
+        return "finished"
+    least = facts.file.min_group if facts.file else 1
+    return "training" if states["training"] >= least else "waiting"
+
+
+def _words(facts: RunFacts, state: str, members: Trainers, outer_step: int) -> str:
+    of = f" of {facts.file.outer_steps}" if facts.file else ""
+    if state == "finished":
+        return f"Finished: outer step {outer_step}{of} is committed."
+    if state == "gone":
+        return f"Nobody trains it any more: it stands at outer step {outer_step}{of}."
+    if state == "waiting":
+        need = f" of the {facts.file.min_group} that it needs" if facts.file else ""
+        ready = sum(record.state == "training" for record in members.values())
+        joining = len(members) - ready
+        more = f", {joining} joining" if joining else ""
+        return f"It waits for members: {ready}{need} {'is' if ready == 1 else 'are'} there{more}."
+    return f"Training: outer step {outer_step}{of} is committed, {plural(len(members), 'member')}."
+
+
+def _projected_end(facts: RunFacts, at: float) -> float | None:
+    """At the pace of the newest steps that were seen here."""
+    recent = facts.steps[-20:]
+    if facts.file is None or len(recent) < 2:
+        return None
+    first, last = recent[0], recent[-1]
+    pace_s = (last.at - first.at) / (last.outer_step - first.outer_step)
+    return max(at, last.at + pace_s * (facts.file.outer_steps - last.outer_step)) if pace_s > 0 else None

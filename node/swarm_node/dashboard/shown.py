@@ -1,0 +1,40 @@
+"""Makes what peers and users wrote fit to be shown: one line of printable text. The one place where views are cleaned.
+
+The protocol refuses most of it already; this is for what reaches a view another way, such as a file or an error.
+Escaping for HTML is for whoever writes HTML.
+"""
+
+from __future__ import annotations
+
+MAX_SHOWN_CHARS = 300
+NOTHING = "—"
+MAX_SPANS = 4
+
+
+def shown(text: str, *, max_chars: int = MAX_SHOWN_CHARS) -> str:
+    """`text` in one line without control, bidirectional and other invisible characters, cut with "…"; "—" if empty.
+
+    `str.isprintable` is false for all of Unicode's "other" and "separator" categories but the space.
+    """
+    # cut first, so that ten megabytes cost no more than a line; what is taken out makes the line shorter, no more
+    line = "".join(character if character.isprintable() else " " for character in text[: 4 * max_chars])
+    line = " ".join(line.split())
+    return (line if len(line) <= max_chars else f"{line[: max_chars - 1]}…") or NOTHING
+
+
+def blocks(spans: tuple[tuple[int, int], ...], num_blocks: int) -> str:
+    """The half-open spans as people read them: "blocks 4 to 8 and 10 to 12 of 32"; of many the first."""
+    told = [f"{start} to {end}" for start, end in spans[:MAX_SPANS]]
+    if more := len(spans) - len(told):
+        told.append(f"{plural(more, 'more span')}")
+    *others, last = told
+    return f"blocks {', '.join(others)}{' and ' if others else ''}{last} of {num_blocks}"
+
+
+def ending(peer_id: str) -> str:
+    """What stands for the name of a node that is not known."""
+    return f"…{peer_id[-8:]}"
+
+
+def plural(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"

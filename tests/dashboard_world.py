@@ -1,0 +1,197 @@
+"""A swarm of records on a simulated internet, for the collector: peers that announce, and a plain history."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+
+from swarm.network.interface import Network
+from swarm.network.membership import Membership
+from swarm.network.memory import MemoryInternet, MemoryNetwork
+from swarm.training.run_file import SignedRun
+from swarm_node.dashboard.collector import Collector
+from swarm_node.dashboard.history.facts import Contribution, HistoryError, Sample, Step, Turnover
+from swarm_node.dashboard.picture import Place
+from swarm_node.dashboard.remembering import Remembering
+from swarm_node.dashboard.views import Happening, PresenceView, RefusalView, Series, StepView
+from swarm_protocol.errors import PeerRefused
+from swarm_protocol.identity import Identity
+from swarm_protocol.records import NodeRecord, Record, ServeRecord, TrainerRecord
+
+PLACE = Place(network_id="test", version="1", join_command="swarm-node join --peers /ip4/192.0.2.1/tcp/1/p2p/x")
+SETTLED_S = 15.0
+"""After it, a dashboard tells who comes and who goes."""
+
+
+def node_record(name: str = "node", **changes: object) -> NodeRecord:
+    record = NodeRecord(
+        name=name,
+        version="1",
+        addrs=(),
+        device="cpu",
+        memory_bytes=8,
+        free_memory_bytes=4,
+        reachability="public",
+        started_at=1.0,
+    )
+    return replace(record, **changes)  # type: ignore[arg-type]
+
+
+def serve_record(start: int = 0, end: int = 4, **changes: object) -> ServeRecord:
+    record = ServeRecord(
+        model="tiny",
+        revision="r1",
+        num_blocks=4,
+        start=start,
+        end=end,
+        state="serving",
+        prefill_ms_per_token=1.0,
+        decode_ms_per_block=1.0,
+        free_kv_tokens=1000,
+    )
+    return replace(record, **changes)  # type: ignore[arg-type]
+
+
+def trainer_record(outer_step: int = 1, **changes: object) -> TrainerRecord:
+    record = TrainerRecord(
+        run="story", outer_step=outer_step, digest=bytes(32), tokens_per_s=50.0, loss=2.0, state="training"
+    )
+    return replace(record, **changes)  # type: ignore[arg-type]
+
+
+@dataclass
+class PlainHistory:
+    """Lists instead of a database, and `failure` instead of what they hold."""
+
+    present: list[frozenset[str]] = field(default_factory=list)
+    samples: list[tuple[float, list[Sample]]] = field(default_factory=list)
+    told_steps: dict[tuple[str, int], Step] = field(default_factory=dict)
+    told_refusals: list[RefusalView] = field(default_factory=list)
+    told: list[Happening] = field(default_factory=list)
+    failure: HistoryError | None = None
+
+    @property
+    def status(self) -> SimpleNamespace:
+        return SimpleNamespace(problem=self.failure)
+
+    def record_nodes(self, peer_ids: Iterable[str], at: float) -> None:
+        self.present.append(frozenset(peer_ids))
+
+    def record_samples(self, samples: Iterable[Sample], at: float) -> None:
+        self.samples.append((at, list(samples)))
+
+    def record_step(self, step: Step) -> None:
+        self.told_steps[step.run, step.outer_step] = step
+
+    def record_refusal(self, run: str, refusal: RefusalView) -> None:
+        self.told_refusals.append(refusal)
+
+    def record_happening(self, happening: Happening) -> None:
+        self.told.append(happening)
+
+    async def turnover(self) -> Turnover:
+        kinds = [each.kind for each in self._kept(self.told)]
+        return Turnover(joins=kinds.count("join"), leaves=kinds.count("leave"))
+
+    async def happenings(self) -> tuple[Happening, ...]:
+        return tuple(self._kept(self.told)[::-1][:20])
+
+    async def presence(self, peer_id: str) -> tuple[PresenceView, ...]:
+        return (
+            (PresenceView(since=1.0, until=None),) if any(peer_id in each for each in self._kept(self.present)) else ()
+        )
+
+    async def series(self, name: str, hours: float) -> Series | None:
+        values = [(at, each.value) for at, samples in self._kept(self.samples) for each in samples if each.name == name]
+        if not values:
+            return None
+        return Series(name=name, unit="?", start=values[0][0], step_s=1.0, values=tuple(value for _, value in values))
+
+    async def steps(self, run: str) -> tuple[StepView, ...]:
+        found = [step for _, step in sorted(self.told_steps.items()) if step.run == run]
+        names = StepView.model_fields
+        return tuple(StepView(**{name: getattr(step, name) for name in names}) for step in self._kept(found))
+
+    async def refusals(self, run: str) -> tuple[RefusalView, ...]:
+        return tuple(self._kept(self.told_refusals))
+
+    async def contributions(self, run: str) -> tuple[Contribution, ...]:
+        found: dict[str, Contribution] = {}
+        for step in self._kept(list(self.told_steps.values())):
+            for peer_id, tokens in step.tokens.items():
+                before = found.get(peer_id, Contribution(peer_id=peer_id, tokens=0, rounds=0))
+                found[peer_id] = replace(before, tokens=before.tokens + tokens, rounds=before.rounds + 1)
+        return tuple(found.values())
+
+    async def contribution(self, peer_id: str) -> Contribution:
+        found = [each for each in await self.contributions("") if each.peer_id == peer_id]
+        return found[0] if found else Contribution(peer_id=peer_id, tokens=0, rounds=0)
+
+    def _kept(self, what: list) -> list:  # type: ignore[type-arg]
+        if self.failure is not None:
+            raise self.failure
+        return what
+
+
+async def fetch_nothing(_network: Network, peer_id: str, _run: str) -> SignedRun:
+    raise PeerRefused("this member does not have the run's file", peer_id=peer_id)
+
+
+@dataclass
+class World:
+    """Peers by name on one internet, and a dashboard beside them."""
+
+    internet: MemoryInternet
+    stack: AsyncExitStack
+    network: MemoryNetwork
+    membership: Membership
+    history: PlainHistory
+    collector: Collector
+    peers: dict[str, tuple[MemoryNetwork, Membership, AsyncExitStack]] = field(default_factory=dict)
+
+    async def join(self, name: str, *records: Record, **changes: object) -> str:
+        """A node of that name that announces `records`, too. Its peer id."""
+        own = AsyncExitStack()
+        network = self.internet.network(Identity(name.encode().ljust(32, b".")[:32]))
+        own.push_async_callback(network.close)
+        membership = await own.enter_async_context(Membership(network))
+        membership.announce(node_record(name, **changes))
+        for record in records:
+            membership.announce(record)
+        self.peers[name] = network, membership, own
+        return network.peer_id
+
+    def announce(self, name: str, record: Record) -> None:
+        self.peers[name][1].announce(record)
+
+    async def leave(self, name: str) -> None:
+        await self.peers.pop(name)[2].aclose()
+
+    async def looks(self, num: int = 1) -> None:
+        """Until the collector has looked so many times more."""
+        for _ in range(num):
+            await self.collector.wait_changed()
+
+
+@asynccontextmanager
+async def world(fetch_run=fetch_nothing) -> AsyncIterator[World]:  # type: ignore[no-untyped-def]
+    internet = MemoryInternet()
+    async with AsyncExitStack() as stack:
+        network = internet.network(Identity(b"dashboard".ljust(32, b".")))
+        stack.push_async_callback(network.close)
+        membership = await stack.enter_async_context(Membership(network))
+        history = PlainHistory()
+        remembering = Remembering(history)  # type: ignore[arg-type]
+        collector = Collector(network, membership, remembering, place=PLACE, fetch_run=fetch_run)
+        found = World(internet, stack, network, membership, history, collector)
+        looking = asyncio.create_task(collector.keep_looking())
+        try:
+            yield found
+        finally:
+            looking.cancel()
+            await asyncio.wait({looking})
+            for name in list(found.peers):
+                await found.leave(name)

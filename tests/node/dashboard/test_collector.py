@@ -1,0 +1,306 @@
+"""What the collector makes of a swarm's records: nodes that come and go, models, numbers; and that nothing ends it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import wraps
+
+import pytest
+from dashboard_world import SETTLED_S, World, serve_record, world
+from swarm.network.membership import Membership
+from swarm.testing import virtual_time
+from swarm_node.dashboard import collector as collector_module
+from swarm_node.dashboard.history.facts import HistoryError
+from swarm_node.dashboard.views import ModelView
+from swarm_protocol import limits
+from swarm_protocol.errors import PeerTimeout
+from swarm_protocol.records import NodeRecord
+
+
+def in_a_world(test: Callable[[World], Awaitable[None]]) -> Callable[[], None]:
+    async def scene() -> None:
+        async with world() as found:
+            await test(found)
+
+    @wraps(test)
+    def run() -> None:
+        virtual_time.run(scene())
+
+    del run.__wrapped__  # or pytest would look for a fixture
+    return run
+
+
+def the_model(found: World) -> ModelView:
+    [model] = found.collector.overview().models
+    return model
+
+
+@in_a_world
+async def test_before_the_first_look_it_says_so(found: World) -> None:
+    overview = found.collector.overview()
+    assert overview.stale == "the network has not been looked at yet"
+    assert (overview.num_nodes, overview.models, overview.runs) == (0, (), ())
+    await found.looks()
+    assert found.collector.overview().stale is None
+
+
+@in_a_world
+async def test_nodes_are_counted_and_shown_by_name(found: World) -> None:
+    await found.join("birch", reachability="relay")
+    alder = await found.join("alder", decode_tokens_per_s=20.0)
+    await asyncio.sleep(1)
+    await found.looks(2)
+    overview = found.collector.overview()
+    assert overview.num_nodes == 2
+    assert overview.nodes_by_state == {"alive": 2, "leaving": 0}
+    assert overview.nodes_by_reachability == {"public": 1, "relay": 1, "unknown": 0}
+    assert [node.name for node in found.collector.nodes()] == ["alder", "birch"]
+    detail = await found.collector.node(alder)
+    assert detail is not None
+    assert (detail.node.decode_tokens_per_s, detail.node.prefill_tokens_per_s) == (20.0, None)
+    assert detail.presence
+    assert await found.collector.node("12D3KooWnobody") is None
+
+
+@in_a_world
+async def test_who_was_there_has_not_come_and_who_comes_and_goes_is_told(found: World) -> None:
+    await found.join("alder")
+    await asyncio.sleep(SETTLED_S)
+    assert found.collector.overview().joins_24h == 0
+    birch = await found.join("birch")
+    await asyncio.sleep(5)
+    await found.leave("birch")
+    await asyncio.sleep(5)
+    overview = found.collector.overview()
+    assert (overview.joins_24h, overview.leaves_24h) == (1, 1)
+    assert [(each.kind, each.words) for each in overview.happenings] == [
+        ("leave", "birch left"),
+        ("join", "birch joined"),
+    ]
+    assert {node.name: node.state for node in found.collector.nodes()} == {"alder": "alive", "birch": "leaving"}
+    await asyncio.sleep(2 * limits.RECORD_LIFETIME_S)
+    assert {node.name: node.state for node in found.collector.nodes()} == {"alder": "alive", "birch": "gone"}
+    assert len(found.collector.overview().happenings) == 2, "one departure is told once"
+    detail = await found.collector.node(birch)
+    assert detail is not None
+    assert detail.node.age_s > limits.RECORD_LIFETIME_S
+
+
+@in_a_world
+async def test_node_that_falls_silent_is_gone_when_its_record_expires(found: World) -> None:
+    await found.join("alder")
+    await asyncio.sleep(SETTLED_S)
+    await found.peers["alder"][0].close()  # as if its power had failed
+    await asyncio.sleep(limits.RECORD_LIFETIME_S + 5)
+    assert found.collector.overview().num_nodes == 0
+    assert found.collector.overview().happenings[0].words == "alder is gone: it says nothing any more"
+
+
+@in_a_world
+async def test_model_is_incomplete_then_thin_then_whole(found: World) -> None:
+    await found.join("alder", serve_record(0, 2))
+    await found.join("birch", serve_record(2, 4, state="joining"))
+    await asyncio.sleep(5)
+    model = the_model(found)
+    assert (model.health, model.missing, model.weakest_replicas) == ("incomplete", ((2, 4),), 0)
+    assert model.words == "It cannot answer: nobody serves blocks 2 to 4 of 4; 1 server is loading some of them."
+    detail = found.collector.model("tiny")
+    assert detail is not None
+    assert detail.chains == ()
+
+    found.announce("birch", serve_record(2, 4))
+    await asyncio.sleep(5)
+    model = the_model(found)
+    assert (model.health, model.missing, model.words) == (
+        "thin",
+        (),
+        "It answers, but each of its 4 blocks has a single server.",
+    )
+
+    await found.join("cedar", serve_record(1, 4))
+    await asyncio.sleep(5)
+    assert the_model(found).words == "It answers, but blocks 0 to 1 of 4 have a single server."
+    await found.join("elm", serve_record(0, 4))
+    await asyncio.sleep(5)
+    assert (the_model(found).health, the_model(found).weakest_replicas) == ("whole", 2)
+    kinds = [(each.kind, each.words.split(":")[0]) for each in found.collector.overview().happenings]
+    assert ("model", "tiny is whole") in kinds
+
+
+@in_a_world
+async def test_model_shows_chains_replicas_and_speed(found: World) -> None:
+    await found.join("alder", serve_record(0, 4, decode_ms_per_block=1.0, tokens_per_s=8.0))
+    await found.join("birch", serve_record(0, 2, decode_ms_per_block=9.0, tokens_per_s=4.0, relayed=True))
+    await found.join("cedar", serve_record(2, 4, decode_ms_per_block=9.0, tokens_per_s=4.0, next_start=0, next_end=2))
+    await asyncio.sleep(5)
+    detail = found.collector.model("tiny")
+    assert detail is not None
+    assert detail.replicas == (2, 2, 2, 2)
+    assert [[span.name for span in chain.spans] for chain in detail.chains] == [["alder"], ["birch", "cedar"]]
+    assert detail.chains[0].ms_per_token < detail.chains[1].ms_per_token
+    assert [server.name for server in detail.servers] == ["birch", "alder", "cedar"]
+    assert (detail.servers[0].relayed, detail.servers[2].next_start, detail.servers[2].next_end) == (True, 0, 2)
+    assert detail.servers[1].next_end is None
+    assert (detail.model.tokens_per_s, found.collector.overview().tokens_per_s) == (12.0, 12.0)
+    series = await found.collector.series("tokens_per_s/tiny", 1)
+    assert series is not None
+    assert series.values[-1] == 12.0
+
+
+@in_a_world
+async def test_gateways_say_how_long_a_first_token_takes(found: World) -> None:
+    await found.join("alder", role="gateway", first_token_p50_s=0.5, first_token_p95_s=2.0)
+    await found.join("birch", role="gateway", first_token_p50_s=1.5, first_token_p95_s=4.0)
+    await found.join("cedar", role="volunteer")
+    await asyncio.sleep(5)
+    overview = found.collector.overview()
+    assert (overview.first_token_p50_s, overview.first_token_p95_s) == (1.0, 3.0)
+
+
+@in_a_world
+async def test_node_whose_clock_is_ahead_by_a_day_is_not_believed(found: World) -> None:
+    network = found.internet.network()
+    network.now = lambda: found.network.now() + 86400.0  # type: ignore[method-assign]
+    async with Membership(network) as membership:
+        membership.announce(NodeRecord(**{**_plain(), "name": "tomorrow"}))
+        await found.join("alder", started_at=found.network.now() + 86400.0)
+        await asyncio.sleep(5)
+        [node] = found.collector.nodes()
+        assert node.name == "alder"
+        assert node.started_at <= found.network.now()
+        assert node.age_s >= 0
+    await network.close()
+
+
+def _plain() -> dict[str, object]:
+    return {
+        "version": "1",
+        "addrs": (),
+        "device": "cpu",
+        "memory_bytes": 8,
+        "free_memory_bytes": 4,
+        "reachability": "public",
+        "started_at": 1.0,
+    }
+
+
+@in_a_world
+async def test_lookup_that_fails_is_told_and_the_picture_stays(found: World) -> None:
+    await found.join("alder", serve_record())
+    await asyncio.sleep(5)
+    seen_at = found.collector.overview().at
+    look_up, found.membership.nodes = found.membership.nodes, _failing  # type: ignore[method-assign]
+    await asyncio.sleep(5)
+    overview = found.collector.overview()
+    assert overview.stale == "the network cannot be looked at: no answer"
+    assert (overview.at - seen_at, overview.num_nodes, len(overview.models)) == (pytest.approx(0, abs=3), 1, 1)
+    assert found.collector.counters.num_failed_looks > 0
+    found.membership.nodes = look_up  # type: ignore[method-assign]
+    await asyncio.sleep(5)
+    assert found.collector.overview().stale is None
+    assert found.collector.overview().at > seen_at
+
+
+async def _failing() -> dict[str, NodeRecord]:
+    raise PeerTimeout("no answer")
+
+
+@in_a_world
+async def test_lookup_of_one_model_that_fails_leaves_the_rest_fresh(found: World) -> None:
+    await found.join("alder", serve_record())
+    await asyncio.sleep(5)
+    seen_at = found.collector.overview().at
+
+    async def fail(_model: str) -> dict[str, object]:
+        raise PeerTimeout("no answer")
+
+    found.membership.servers = fail  # type: ignore[method-assign,assignment]
+    await asyncio.sleep(5)
+    overview = found.collector.overview()
+    assert overview.stale == "tiny could not be looked up: no answer"
+    assert overview.at > seen_at
+    assert the_model(found).health == "thin"
+
+
+@in_a_world
+async def test_lookup_that_takes_long_is_told_meanwhile(found: World) -> None:
+    await found.join("alder")
+    await asyncio.sleep(5)
+
+    async def slow() -> dict[str, NodeRecord]:
+        await asyncio.sleep(60)
+        return {}
+
+    found.membership.nodes = slow  # type: ignore[method-assign]
+    await asyncio.sleep(2)
+    num_changes = 0
+    async with asyncio.timeout(30):
+        while num_changes < 5:
+            await found.looks()
+            num_changes += 1
+    overview = found.collector.overview()
+    assert overview.stale == "the network takes long to answer"
+    assert overview.num_nodes == 1
+
+
+@in_a_world
+async def test_bug_in_making_views_ends_nothing(found: World) -> None:
+    await found.join("alder")
+    await asyncio.sleep(5)
+    whole = collector_module.picture
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(collector_module, "picture", _broken)
+        await asyncio.sleep(5)
+        assert "failed to look" in (found.collector.overview().stale or "")
+        assert found.collector.counters.num_bugs > 0
+        assert found.collector.overview().num_nodes == 1
+    assert collector_module.picture is whole
+    await asyncio.sleep(5)
+    assert found.collector.overview().stale is None
+
+
+def _broken(*_: object) -> None:
+    raise ZeroDivisionError("a bug")
+
+
+@in_a_world
+async def test_history_that_fails_is_told_and_everything_else_goes_on(found: World) -> None:
+    alder = await found.join("alder", serve_record())
+    found.history.failure = HistoryError("the database is locked", remedy="end the other program")
+    await asyncio.sleep(5)
+    overview = found.collector.overview()
+    assert overview.stale == "the database is locked: end the other program"
+    assert (overview.num_nodes, overview.joins_24h, overview.happenings) == (1, 0, ())
+    detail = await found.collector.node(alder)
+    assert detail is not None
+    assert (detail.presence, detail.uptime_share) == ((), None)
+    assert found.collector.counters.num_history_failures > 0
+
+
+@in_a_world
+async def test_made_up_models_and_runs_do_not_make_a_look_dearer(found: World) -> None:
+    await found.join("alder", serve_record())
+    for number in range(12):
+        names = tuple(f"fake-{number}-{index}" for index in range(limits.MAX_MODELS_PER_NODE))
+        network = found.internet.network()
+        found.stack.push_async_callback(network.close)
+        membership = await found.stack.enter_async_context(Membership(network))
+        for name in names[:4]:
+            membership.announce(serve_record(model=name))
+        membership.announce(NodeRecord(**{**_plain(), "name": f"liar {number}"}))
+    await asyncio.sleep(2)
+    asked: list[str] = []
+    servers = found.membership.servers
+
+    async def count(model: str) -> object:
+        asked.append(model)
+        return await servers(model)
+
+    found.membership.servers = count  # type: ignore[method-assign,assignment]
+    await found.looks(2)
+    asked.clear()
+    await found.looks(4)
+    assert len(asked) <= 4 * 8
+    assert len(set(asked)) == len(asked), "each in turn"
+    assert len(found.collector.overview().models) <= 32

@@ -46,3 +46,7 @@ class Methods:
     @property
     def chunk(self) -> str:
         return f"train.chunk/{self.run}"
+
+    @property
+    def run_file(self) -> str:
+        return f"train.run_file/{self.run}"

@@ -23,7 +23,7 @@ import re
 import time
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +45,17 @@ _SIGNATURE_KEYS = ("peer_id", "issued_at", "signature")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignedRun:
-    """A run and who answers for it. `sign_run` and `load_run` make it, so its signature and its model are checked."""
+    """A run and who answers for it. `sign_run` and `load_run` make it, so its signature and its model are checked;
+    `read_run` does, too, and checks no model.
+
+    `text` is a run file with the values that were signed, as they were written, and no comments: what `read_run` takes.
+    """
 
     config: RunConfig
     peer_id: str
     issued_at: int
     signature: bytes
+    text: str = field(default="", repr=False, compare=False)
 
     @property
     def run_id(self) -> str:
@@ -62,8 +67,7 @@ class SignedRun:
 def sign_run(config: RunConfig, identity: Identity, *, issued_at: int) -> SignedRun:
     """`issued_at`: Unix seconds. Raises ConfigError if the model cannot be built."""
     check_model(config)
-    signature = identity.sign(_signed_bytes(config.to_mapping(), identity.peer_id, issued_at))
-    return SignedRun(config=config, peer_id=identity.peer_id, issued_at=issued_at, signature=signature)
+    return _signed(config, config.to_mapping(), identity, issued_at)
 
 
 def write_run(path: Path, config: RunConfig, identity: Identity, *, issued_at: int | None = None) -> SignedRun:
@@ -72,7 +76,7 @@ def write_run(path: Path, config: RunConfig, identity: Identity, *, issued_at: i
     Raises ConfigError if the model cannot be built or `path` cannot be written.
     """
     run = sign_run(config, identity, issued_at=int(time.time()) if issued_at is None else issued_at)
-    _write_whole(path, to_toml({**config.to_mapping(), "signature": _signature_table(run)}))
+    _write_whole(path, run.text)
     return run
 
 
@@ -107,8 +111,7 @@ def sign_file(path: Path, identity: Identity, *, data_digest: str = "", issued_a
     config = RunConfig.from_mapping(mapping)
     check_model(config)
     issued_at = int(time.time()) if issued_at is None else issued_at
-    signature = identity.sign(_signed_bytes(mapping, identity.peer_id, issued_at))
-    run = SignedRun(config=config, peer_id=identity.peer_id, issued_at=issued_at, signature=signature)
+    run = _signed(config, mapping, identity, issued_at)
     signed = with_signature(text, _signature_table(run))
     if _parsed_or_none(signed, path) != {**mapping, "signature": _signature_table(run)}:
         raise ConfigError(
@@ -159,8 +162,24 @@ def load_run(path: Path) -> SignedRun:
     return _checked(_parsed(_read(path), path), path)
 
 
+def read_run(data: bytes, where: str) -> SignedRun:
+    """What another machine gave as a run file, which came from `where`. The model is not built, which takes seconds
+    and memory that nobody should spend on a run for having heard of it. Blocks for milliseconds.
+
+    Raises ConfigError if it cannot be a run, IntegrityError if it is not what was signed.
+    """
+    return _verified(_parsed(_decoded(data, where), where), where)
+
+
 def _checked(mapping: dict[str, Any], path: Path) -> SignedRun:
     """Raises as `load_run`."""
+    run = _verified(mapping, path)
+    check_model(run.config)
+    return run
+
+
+def _verified(mapping: dict[str, Any], path: Path | str) -> SignedRun:
+    """Raises as `read_run`."""
     table, mapping = mapping.get("signature"), _unsigned(mapping)
     if not isinstance(table, Mapping):
         raise ConfigError(f"{path} is not signed", remedy=f"sign it first: swarm-node run sign {path}")
@@ -173,8 +192,15 @@ def _checked(mapping: dict[str, Any], path: Path) -> SignedRun:
             f"{path} is not what its author signed", remedy="get the file again, or sign it anew", peer_id=peer_id
         ) from error
     config = RunConfig.from_mapping(mapping)
-    check_model(config)
-    return SignedRun(config=config, peer_id=peer_id, issued_at=issued_at, signature=signature)
+    text = to_toml({**mapping, "signature": table})
+    return SignedRun(config=config, peer_id=peer_id, issued_at=issued_at, signature=signature, text=text)
+
+
+def _signed(config: RunConfig, mapping: Mapping[str, Any], identity: Identity, issued_at: int) -> SignedRun:
+    """`mapping` is `config` as it is written."""
+    signature = identity.sign(_signed_bytes(mapping, identity.peer_id, issued_at))
+    run = SignedRun(config=config, peer_id=identity.peer_id, issued_at=issued_at, signature=signature)
+    return replace(run, text=to_toml({**mapping, "signature": _signature_table(run)}))
 
 
 def _config_of(mapping: Mapping[str, Any]) -> RunConfig:
@@ -211,6 +237,10 @@ def _read(path: Path) -> str:
             data = file.read(MAX_RUN_FILE_BYTES + 1)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}", remedy="check the path") from error
+    return _decoded(data, path)
+
+
+def _decoded(data: bytes, path: Path | str) -> str:
     if len(data) > MAX_RUN_FILE_BYTES:
         raise ConfigError(f"{path} is too large for a run file", remedy="check that it is the right one")
     try:
@@ -226,7 +256,7 @@ def _parsed_or_none(text: str, path: Path) -> dict[str, Any] | None:
         return None
 
 
-def _parsed(text: str, path: Path) -> dict[str, Any]:
+def _parsed(text: str, path: Path | str) -> dict[str, Any]:
     try:
         too_deep = _LONG_KEY.search(text) is not None
         mapping = {} if too_deep else tomllib.loads(text)
@@ -239,7 +269,7 @@ def _parsed(text: str, path: Path) -> dict[str, Any]:
     return mapping
 
 
-def _signature_of(table: Mapping[str, Any], path: Path) -> tuple[str, int, bytes]:
+def _signature_of(table: Mapping[str, Any], path: Path | str) -> tuple[str, int, bytes]:
     peer_id, issued_at, text = (table.get(key) for key in _SIGNATURE_KEYS)
     if isinstance(peer_id, str) and type(issued_at) is int and isinstance(text, str):
         try:

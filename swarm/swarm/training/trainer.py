@@ -38,6 +38,7 @@ from swarm.training.replica import Held, Replica
 from swarm.training.reports import StepCost, aborted, committed, record, state_fetched
 from swarm.training.residuals import Residuals
 from swarm.training.round_events import GiveUp, Offered
+from swarm.training.run_copy import serve_run
 from swarm.training.run_file import SignedRun
 from swarm.training.seat import Seat, settle, terms_of
 from swarm.training.state import ReplicaState
@@ -134,6 +135,11 @@ class Trainer:
         """The name of `state`, as it was committed."""
         return self._replica.digest if self._replica else b""
 
+    @property
+    def num_mismatches(self) -> int:
+        """See `Replica`."""
+        return self._replica.num_mismatches if self._replica else 0
+
     async def run(self) -> None:
         """Join, and train until all outer steps are committed or `stop`.
 
@@ -221,6 +227,7 @@ class Trainer:
         )
         self._desk = Desk(seat)
         await self._desk.open()
+        await serve_run(self._network, self._run)
         return seat
 
     async def _join(self, seat: Seat) -> None:

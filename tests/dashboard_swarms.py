@@ -86,16 +86,16 @@ class ExampleSource:
     def model(self, name: str) -> ModelDetail | None:
         return self.model_details.get(name)
 
-    def run(self, run: str) -> RunDetail | None:
+    async def run(self, run: str) -> RunDetail | None:
         return self.run_details.get(run)
 
     def nodes(self) -> tuple[NodeView, ...]:
         return tuple(detail.node for detail in self.node_details.values())
 
-    def node(self, peer_id: str) -> NodeDetail | None:
+    async def node(self, peer_id: str) -> NodeDetail | None:
         return self.node_details.get(peer_id)
 
-    def series(self, name: str, hours: float) -> Series | None:
+    async def series(self, name: str, hours: float) -> Series | None:
         return self.all_series.get(name)
 
     async def wait_changed(self) -> None:
@@ -153,12 +153,16 @@ class _Invention:
     def _model(self, name: str, num_blocks: int) -> ModelDetail:
         servers: list[ServerView] = []
         takers = [peer for i, peer in enumerate(self.peers) if i % 3 != 2 or self.num_nodes < 100]
-        takers = takers[:6] if self.num_nodes < 100 else takers[list(self.models).index(name) :: len(self.models)]
+        which = list(self.models).index(name)  # of many nodes the second model lacks its end, the third has few servers
+        if self.num_nodes < 100:
+            takers = takers[: max(6, self.num_nodes * 3 // 4)]
+        else:
+            takers = takers[which :: len(self.models)][: 3 if which == 2 else None]
         span = num_blocks // 3
         for i, peer in enumerate(takers):
-            start = (i % 3) * span if i < 3 else self.random.randrange(0, num_blocks - span + 1)
-            end = num_blocks if i == 2 else start + span
-            servers.append(self._server(name, peer, start, end, i))
+            start = (i % 3) * span if i < 6 else self.random.randrange(0, num_blocks - span + 1)
+            end = num_blocks if i % 3 == 2 and i < 6 else start + span
+            servers.append(self._server(name, peer, start, min(end, num_blocks - (which == 1)), i))
         servers.sort(key=lambda server: (server.start, server.end, server.peer_id))
         for server in servers:
             self.serving.setdefault(server.peer_id, []).append(server)
@@ -170,7 +174,7 @@ class _Invention:
             model=self._model_view(name, num_blocks, servers, replicas),
             servers=tuple(servers),
             replicas=replicas,
-            chains=tuple(self._chains(servers, num_blocks)),
+            chains=tuple(sorted(self._chains(servers, num_blocks), key=lambda chain: chain.ms_per_token)),
         )
 
     def _server(self, name: str, peer: str, start: int, end: int, i: int) -> ServerView:
@@ -181,7 +185,7 @@ class _Invention:
             model=name,
             start=start,
             end=end,
-            state="joining" if i % 11 == 4 else "draining" if i % 23 == 9 else "serving",
+            state="joining" if i % 11 == 7 else "draining" if i % 23 == 9 else "serving",
             queue_depth=self.random.choice((0, 0, 0, 1, 1, 2, 5)),
             free_kv_tokens=self.random.randrange(2_000, 180_000),
             prefill_ms_per_token=self.random.uniform(0.02, 0.6),

@@ -1,0 +1,142 @@
+"""The geometry of the pages' charts: numbers in, coordinates out. Templates draw them, plain SVG without text, so that
+a chart stretches to its place and its labels stay HTML.
+
+Every chart is 100 wide; `y` goes down from 0 to 100. Pure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+WIDTH = HEIGHT = 100.0
+NUM_TICKS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """`line` and `area` are SVG path data; `y_ticks` are values at even distances, from the top."""
+
+    line: str
+    area: str
+    y_ticks: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """A piece of a bar, of `kind` (a CSS class)."""
+
+    x: float
+    width: float
+    kind: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    x: float
+    width: float
+    y: float
+    height: float
+    kind: str
+
+
+def curve(values: Sequence[float | None], *, from_zero: bool = False) -> Curve | None:
+    """A line through `values` at even distances, broken where one is None. None where there is nothing to draw."""
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    if len(known) < 2:
+        return None
+    ticks = _ticks(0.0 if from_zero else min(known), max(known))
+    low, high = ticks[-1], ticks[0]
+    step = WIDTH / (len(values) - 1)
+    pieces: list[list[str]] = [[]]
+    for i, value in enumerate(values):
+        if value is None or not math.isfinite(value):
+            pieces.append([])
+        else:
+            pieces[-1].append(f"{i * step:.2f} {HEIGHT * (high - value) / (high - low):.2f}")
+    drawn = [piece for piece in pieces if piece]
+    areas = [f"M{_x(piece[0])} {HEIGHT:g}L{'L'.join(piece)}L{_x(piece[-1])} {HEIGHT:g}Z" for piece in drawn]
+    return Curve(line="".join("M" + "L".join(piece) for piece in drawn), area="".join(areas), y_ticks=ticks)
+
+
+def _x(point: str) -> str:
+    return point.split(" ", 1)[0]
+
+
+def _ticks(low: float, high: float) -> tuple[float, ...]:
+    """NUM_TICKS + 1 round values that enclose both, the highest first."""
+    if high <= low:
+        low, high = low - (abs(low) or 1.0) / 2, high + (abs(high) or 1.0) / 2
+    raw = (high - low) / NUM_TICKS
+    power = 10.0 ** math.floor(math.log10(raw))
+    for factor in (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 15.0, 20.0):
+        size = factor * power
+        bottom = math.floor(low / size + 1e-9) * size
+        if bottom + NUM_TICKS * size >= high * (1 - 1e-12):
+            return tuple(bottom + i * size for i in reversed(range(NUM_TICKS + 1)))
+    return tuple(low + (high - low) * i / NUM_TICKS for i in reversed(range(NUM_TICKS + 1)))
+
+
+def marks(first: int, last: int, most: int = 4) -> tuple[int, ...]:
+    """Whole numbers from `first` to `last` at distances as even as whole numbers can be."""
+    steps = max(1, min(most, last - first))
+    return tuple(round(first + (last - first) * i / steps) for i in range(steps + 1))
+
+
+def span(start: int, end: int, num_blocks: int, kind: str) -> Segment:
+    """Blocks `[start, end)` of all, inside the bar whatever a record says."""
+    scale = WIDTH / max(num_blocks, 1)
+    left = min(max(start, 0), num_blocks) * scale
+    right = min(max(end, 0), num_blocks) * scale
+    return Segment(x=left, width=max(right - left, 0.0), kind=kind)
+
+
+def shares(parts: Iterable[tuple[str, float]]) -> tuple[Segment, ...]:
+    """Parts of a whole, one after the other."""
+    known = [(kind, value) for kind, value in parts if math.isfinite(value) and value > 0]
+    total = sum(value for _, value in known)
+    segments: list[Segment] = []
+    x = 0.0
+    for kind, value in known:
+        width = WIDTH * value / total
+        segments.append(Segment(x=x, width=width, kind=kind))
+        x += width
+    return tuple(segments)
+
+
+def columns(replicas: Sequence[int]) -> tuple[Column, ...]:
+    """Servers per block. A block without one is marked over the whole height."""
+    most = max(replicas, default=0) or 1
+    width = WIDTH / max(len(replicas), 1)
+    drawn: list[Column] = []
+    for i, value in enumerate(replicas):
+        height = HEIGHT * (value / most if value else 1.0)
+        kind = "none" if not value else "thin" if value == 1 else "good"
+        drawn.append(
+            Column(x=i * width + width * 0.06, width=width * 0.88, y=HEIGHT - height, height=height, kind=kind)
+        )
+    return tuple(drawn)
+
+
+def presence(times: Iterable[tuple[float, float | None]], *, now: float, seconds: float) -> tuple[Segment, ...]:
+    """When somebody was there, over the newest `seconds`."""
+    begin = now - seconds
+    segments: list[Segment] = []
+    for since, until in times:
+        left = min(max((since - begin) / seconds, 0.0), 1.0) * WIDTH
+        right = min(max(((now if until is None else until) - begin) / seconds, 0.0), 1.0) * WIDTH
+        if right > left:
+            segments.append(Segment(x=left, width=max(right - left, 0.3), kind="good"))
+    return tuple(segments)
+
+
+def runs_of(replicas: Sequence[int]) -> tuple[tuple[int, int, int], ...]:
+    """Neighbouring blocks with as many servers, as `(start, end, replicas)`: the same picture in words."""
+    found: list[tuple[int, int, int]] = []
+    for block, value in enumerate(replicas):
+        if found and found[-1][2] == value:
+            found[-1] = (found[-1][0], block + 1, value)
+        else:
+            found.append((block, block + 1, value))
+    return tuple(found)

@@ -1,0 +1,317 @@
+"""The dashboard's pages: HTML from the same views that the API gives, complete without JavaScript.
+
+A page is rendered at most once a second however many look at it; `static/live.js` fetches it anew whenever the live
+events say that the collector has looked. Geometry is `charts`', formats are `wording`'s. Owned by the app's loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any, Generic, TypeVar
+from urllib.parse import urlencode
+
+from fastapi import APIRouter, Request, Response
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from swarm_node.dashboard import charts, wording
+from swarm_node.dashboard.source import Source
+from swarm_node.dashboard.views import NodeView, RunDetail
+
+HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+}
+KINDS = {
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+ROWS = 50
+STEP_ROWS = 15
+"""Of a table; more are on its next pages."""
+CARDS = 12
+"""Models or runs that the overview draws; more are listed by name."""
+MAX_LISTED = 400
+PRESENCE_S = 30 * wording.DAY_S
+MAX_RENDERED = 256
+"""Pages that are kept for their second."""
+MAX_QUERY_CHARS = 64
+MAX_NAME_IN_URL = 512
+SORTS: Mapping[str, Callable[[NodeView], Any]] = {
+    "name": lambda node: (wording.named(node.name, node.peer_id).casefold(), node.peer_id),
+    "speed": lambda node: -(node.decode_tokens_per_s or 0.0),
+    "memory": lambda node: -node.memory_bytes,
+    "newest": lambda node: -node.started_at,
+}
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Paged(Generic[T]):
+    """One page of a table: its rows, and where they are among all."""
+
+    rows: Sequence[T]
+    page: int
+    size: int
+    total: int
+
+    @property
+    def num_pages(self) -> int:
+        return max(1, -(-self.total // self.size))
+
+    @property
+    def first(self) -> int:
+        return (self.page - 1) * self.size + 1 if self.total else 0
+
+    @property
+    def last(self) -> int:
+        return max(self.first + len(self.rows) - 1, 0)
+
+
+def paged(rows: Sequence[T], asked: str | None, size: int = ROWS) -> Paged[T]:
+    """The page that was asked for, or the nearest that there is."""
+    last = max(1, -(-len(rows) // size))
+    page = min(max(int(asked), 1), last) if asked and asked.isdecimal() and len(asked) < 7 else 1
+    return Paged(rows[(page - 1) * size : page * size], page, size, len(rows))
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """What goes out, as it is and compressed."""
+
+    plain: bytes
+    packed: bytes
+    kind: str
+    status: int = 200
+
+    @classmethod
+    def of(cls, data: bytes, kind: str, status: int = 200) -> Body:
+        return cls(data, gzip.compress(data, 5, mtime=0), kind, status)
+
+    def answer(self, request: Request) -> Response:
+        packs = "gzip" in request.headers.get("accept-encoding", "")
+        headers = {**HEADERS, "cache-control": "no-cache", "vary": "accept-encoding", "content-type": self.kind}
+        if packs:
+            headers["content-encoding"] = "gzip"
+        return Response(self.packed if packs else self.plain, self.status, headers)
+
+
+Content = tuple[str, dict[str, Any]] | None
+"""A template and what it is told; None: there is no such thing."""
+
+
+def router(source: Source, has_chat: bool = False) -> APIRouter:
+    """The pages, and `/static/…`. `has_chat`: this is a gateway, so one can try it."""
+    pages = _Pages(source, has_chat=has_chat)
+    routes = APIRouter(include_in_schema=False)
+    found = [
+        ("/", pages.overview),
+        ("/nodes", pages.nodes),
+        ("/nodes/{name:path}", pages.node),
+        ("/models/{name:path}", pages.model),
+        ("/runs/{name:path}", pages.run),
+        *([("/try", pages.chat)] if has_chat else []),
+    ]
+    for path, content in found:
+        routes.add_api_route(path, pages.endpoint(content), methods=["GET", "HEAD"], response_model=None)
+    routes.add_api_route("/static/{name:path}", pages.static, methods=["GET", "HEAD"], response_model=None)
+    return routes
+
+
+class _Pages:
+    def __init__(self, source: Source, *, has_chat: bool) -> None:
+        self._source = source
+        self._has_chat = has_chat
+        self._templates = _environment()
+        self._static = _static_files()
+        self._rendered: dict[str, Body] = {}
+        self._second: tuple[int, float] = (0, 0.0)
+
+    def endpoint(self, content: Callable[[Request], Any]) -> Callable[[Request], Any]:
+        lock = asyncio.Lock()
+
+        async def answer(request: Request) -> Response:
+            async with lock:  # who waits for the same page finds it rendered
+                body = await self._body(request, content)
+            return body.answer(request)
+
+        return answer
+
+    async def static(self, request: Request, name: str) -> Response:
+        """A file by its name alone: there is no path that could leave the folder."""
+        body = self._static.get(name)
+        if body is None:
+            return self._missing(request, "This file").answer(request)
+        return body.answer(request)
+
+    # --- rendering ------------------------------------------------------------------------------------------------
+
+    async def _body(self, request: Request, content: Callable[[Request], Any]) -> Body:
+        second = (int(time.monotonic()), self._source.overview().at)
+        if second != self._second or len(self._rendered) >= MAX_RENDERED:
+            self._second = second
+            self._rendered.clear()
+        key = f"{request.url.path}?{request.url.query}"
+        if key not in self._rendered:
+            found = await content(request)
+            body = self._render(request, *found) if found else self._missing(request, "What you look for")
+            if found is None:
+                return body
+            self._rendered[key] = body
+        return self._rendered[key]
+
+    def _missing(self, request: Request, what: str) -> Body:
+        return self._render(request, "missing.html", {"what": what}, status=404)
+
+    def _render(self, request: Request, template: str, told: dict[str, Any], *, status: int = 200) -> Body:
+        overview = self._source.overview()
+        now = time.time()
+        values = {
+            "overview": overview,
+            "now": now,
+            "age_s": max(0.0, now - overview.at),
+            "has_chat": self._has_chat,
+            "here": request.url.path,
+            "link": _linker(request),
+            **told,
+        }
+        html = self._templates.get_template(template).render(values)
+        return Body.of(html.encode(errors="replace"), "text/html; charset=utf-8", status)
+
+    # --- what each page is told -----------------------------------------------------------------------------------
+
+    async def overview(self, _request: Request) -> Content:
+        overview = self._source.overview()
+        state, headline = wording.verdict(overview)
+        series = await self._source.series("tokens_per_s", 24)
+        return "overview.html", {
+            "verdict": state,
+            "headline": headline,
+            "situation": wording.situation(overview),
+            "series": series,
+            "activity": charts.curve(series.values, from_zero=True) if series else None,
+            "max_cards": CARDS,
+            "max_listed": MAX_LISTED,
+        }
+
+    async def model(self, request: Request) -> Content:
+        detail = self._source.model(_name(request))
+        if detail is None:
+            return None
+        return "model.html", {
+            "detail": detail,
+            "model": detail.model,
+            "servers": paged(detail.servers, request.query_params.get("page")),
+        }
+
+    async def run(self, request: Request) -> Content:
+        detail = await self._source.run(_name(request))
+        if detail is None:
+            return None
+        return "run.html", {
+            "detail": detail,
+            "run": detail.run,
+            "loss": charts.curve([step.loss for step in detail.steps]),
+            "phases": _newest_phases(detail),
+            "bytes_per_parameter": _newest_bytes(detail),
+            "steps": paged(detail.steps[::-1], request.query_params.get("steps"), STEP_ROWS),
+            "people": paged(detail.contributors, request.query_params.get("people")),
+            "names": {one.peer_id: one.name for one in detail.contributors},
+        }
+
+    async def nodes(self, request: Request) -> Content:
+        asked = {
+            "q": wording.plain(request.query_params.get("q", ""), MAX_QUERY_CHARS),
+            "state": request.query_params.get("state", ""),
+            "reach": request.query_params.get("reach", ""),
+            "sort": request.query_params.get("sort", "name"),
+        }
+        asked["sort"] = asked["sort"] if asked["sort"] in SORTS else "name"
+        found = [node for node in self._source.nodes() if _matches(node, asked)]
+        found.sort(key=SORTS[asked["sort"]])
+        rows = paged(found, request.query_params.get("page"))
+        return "nodes.html", {"asked": asked, "nodes": rows}
+
+    async def node(self, request: Request) -> Content:
+        detail = await self._source.node(_name(request))
+        if detail is None:
+            return None
+        return "node.html", {"detail": detail, "node": detail.node, "history_s": PRESENCE_S}
+
+    async def chat(self, _request: Request) -> Content:
+        return "try.html", {}
+
+
+# --- parts ------------------------------------------------------------------------------------------------------------
+
+
+def _name(request: Request) -> str:
+    return str(request.path_params["name"])[:MAX_NAME_IN_URL]
+
+
+def _matches(node: NodeView, asked: Mapping[str, str]) -> bool:
+    text = f"{node.name} {node.peer_id} {node.device} {' '.join(node.models)}".casefold()
+    return (
+        asked["q"].casefold() in text
+        and asked["state"] in {"", node.state}
+        and asked["reach"] in {"", node.reachability}
+    )
+
+
+def _newest_phases(detail: RunDetail) -> tuple[tuple[str, float], ...]:
+    told = next((step.phases_s for step in reversed(detail.steps) if step.phases_s), {})
+    return tuple(told.items())
+
+
+def _newest_bytes(detail: RunDetail) -> float | None:
+    known = (step.bytes_per_parameter for step in reversed(detail.steps))
+    return next((value for value in known if value is not None), None)
+
+
+def _linker(request: Request) -> Callable[..., str]:
+    """The same page with other query values: `link(page=2)`."""
+
+    def link(**changed: object) -> str:
+        query = {key: value[:MAX_QUERY_CHARS] for key, value in list(request.query_params.items())[:8]}
+        return "?" + urlencode({**query, **{key: str(value) for key, value in changed.items()}}, errors="replace")
+
+    return link
+
+
+def _safe_url(url: str) -> str:
+    """`url` if following it cannot run anything."""
+    return url if url.startswith(("/", "https://", "http://")) else ""
+
+
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("swarm_node.dashboard"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+    )
+    formats = ("ago", "clock", "count", "counted", "duration", "in_url", "iso", "loss", "named", "num_bytes", "number")
+    environment.filters |= {name: getattr(wording, name) for name in (*formats, "plain", "share", "tail", "until")}
+    environment.filters["safe_url"] = _safe_url
+    environment.globals |= {"charts": charts, "UNKNOWN": wording.UNKNOWN, "DAY_S": wording.DAY_S}
+    return environment
+
+
+def _static_files() -> dict[str, Body]:
+    folder = resources.files("swarm_node.dashboard") / "static"
+    files = {file.name: file for file in folder.iterdir() if file.is_file()}
+    return {
+        name: Body.of(file.read_bytes(), kind)
+        for name, file in files.items()
+        for suffix, kind in KINDS.items()
+        if name.endswith(suffix)
+    }

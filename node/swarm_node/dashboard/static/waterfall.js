@@ -1,0 +1,99 @@
+// Draws the trace of a request: where the whole time went, then what an average token does at each hop.
+
+import { duration } from "./wording.js";
+
+const SVG = "http://www.w3.org/2000/svg";
+
+export function showTrace(place, trace) {
+  const hops = trace.hops ?? [];
+  if (!hops.length) {
+    place.replaceChildren(make("p", { class: "quiet" }, "The trace of this answer names no hop."));
+    return;
+  }
+  place.replaceChildren(summary(trace), table(hops), legend(), ...replays(trace.replays ?? []));
+}
+
+const ms = (value) => duration((value ?? 0) / 1000);
+const short = (peer) => `…${peer.slice(-8)}`;
+
+function summary(trace) {
+  const answered = Math.max((trace.total_ms ?? 0) - (trace.first_token_ms ?? 0), 0);
+  const rate = trace.num_tokens > 1 && answered ? `, ${((1000 * (trace.num_tokens - 1)) / answered).toFixed(1)} tokens a second` : "";
+  return make(
+    "p",
+    { class: "lead strong" },
+    `${trace.num_tokens} tokens over ${trace.hops.length} hops: ${ms(trace.opening_ms)} to find servers, first token after ` +
+      `${ms(trace.first_token_ms)}, all of it in ${ms(trace.total_ms)}${rate}.`,
+  );
+}
+
+// one after the other, as a token passes them: the next hop's bar begins where this one's ends
+function table(hops) {
+  const total = hops.reduce((sum, hop) => sum + hop.ms_per_step, 0) || 1;
+  const head = make("tr", {}, ...["Hop", "A token's way", "Blocks", "Waits", "Computes", "Travels", "Sum"].map((text, i) => heading(text, i)));
+  let begun = 0;
+  const rows = hops.map((hop) => {
+    const row = hopRow(hop, begun, total);
+    begun += hop.ms_per_step;
+    return row;
+  });
+  return make("table", { class: "fall" }, make("caption", { class: "unseen" }, "What an average token did at each hop"), make("thead", {}, head), make("tbody", {}, ...rows));
+}
+
+function heading(text, i) {
+  return make("th", { scope: "col", class: i === 1 ? "blocks" : i > 2 ? "num" : "" }, text);
+}
+
+function hopRow(hop, begun, total) {
+  const steps = Math.max(hop.num_steps, 1);
+  const parts = [hop.queue_ms / steps, hop.compute_ms / steps, hop.wire_ms / steps];
+  const link = make("a", { href: `/nodes/${encodeURIComponent(hop.peer_id)}` }, short(hop.peer_id));
+  return make(
+    "tr",
+    {},
+    make("th", { scope: "row" }, link),
+    make("td", { class: "blocks" }, bar(parts, begun, total)),
+    make("td", { class: "nowrap" }, `${hop.start}–${hop.end}`),
+    ...[...parts, hop.ms_per_step].map((value) => make("td", { class: "num nowrap" }, ms(value))),
+  );
+}
+
+function bar(parts, begun, total) {
+  const scale = 100 / total;
+  let x = begun * scale;
+  const drawn = parts.map((value, i) => {
+    const rect = draw("rect", { class: `fill hop${[1, 0, 2][i]}`, x, width: value * scale, height: 10 });
+    x += value * scale;
+    return rect;
+  });
+  const ground = draw("rect", { class: "ground", width: 100, height: 10 });
+  return draw("svg", { class: "strip", viewBox: "0 0 100 10", preserveAspectRatio: "none", "aria-hidden": "true" }, ground, ...drawn);
+}
+
+function legend() {
+  const entries = [["hop1", "waits for its turn"], ["hop0", "is computed"], ["hop2", "travels"]];
+  return make("ul", { class: "legend" }, ...entries.map(([kind, text]) => make("li", {}, make("span", { class: `swatch ${kind}`, "aria-hidden": "true" }), text)));
+}
+
+function replays(all) {
+  if (!all.length) return [];
+  const lines = all.map((one) => {
+    const how = one.was_handed_over ? "handed them over" : `had ${one.num_tokens} tokens computed again`;
+    return make("li", {}, `Blocks ${one.start}–${one.end}: ${short(one.lost_peer)} was lost (${one.reason}), ${one.new_peers.map(short).join(", ")} took over and ${how}, a pause of ${ms(one.failover_ms)}.`);
+  });
+  return [make("h3", {}, "On the way"), make("ul", { class: "tasks" }, ...lines)];
+}
+
+function make(name, attributes, ...children) {
+  return put(document.createElement(name), attributes, children);
+}
+
+function draw(name, attributes, ...children) {
+  return put(document.createElementNS(SVG, name), attributes, children);
+}
+
+function put(element, attributes, children) {
+  for (const [name, value] of Object.entries(attributes)) if (value !== "") element.setAttribute(name, value);
+  element.append(...children);
+  return element;
+}

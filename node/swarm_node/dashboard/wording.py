@@ -1,0 +1,195 @@
+"""How the pages write numbers, times and names: the one place that formats. Pure.
+
+None is "not known" and is written as a dash that a screen reader says in words. Names and texts of peers leave here
+without what could reorder, hide or pile up the text around them; whoever writes HTML still escapes them.
+"""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+from datetime import UTC, datetime
+from urllib.parse import quote
+
+from markupsafe import Markup
+
+from swarm_node.dashboard.views import Overview
+
+UNKNOWN = Markup('<span class="none"><span aria-hidden="true">–</span><span class="unseen">not known</span></span>')
+MAX_NAME_CHARS = 48
+MAX_TEXT_CHARS = 200
+MAX_MARKS = 2
+"""Combining marks on one letter: living languages need no more."""
+
+BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+MINUTE_S, HOUR_S, DAY_S = 60.0, 3600.0, 86_400.0
+
+
+# --- numbers ----------------------------------------------------------------------------------------------------------
+
+
+def number(value: float | None) -> str:
+    """Three digits that matter: 0.41, 3.2, 58, 3.1k, 2.4M."""
+    if value is None or not math.isfinite(value):
+        return UNKNOWN
+    for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size * 0.99995:
+            return _digits(value / size) + unit
+    return _digits(value)
+
+
+def _digits(value: float) -> str:
+    decimals = 0 if abs(value) >= 99.95 else 1 if abs(value) >= 9.995 else 2
+    written = f"{value:.{decimals}f}"
+    return written.rstrip("0").rstrip(".") if "." in written else written
+
+
+def count(value: int | None) -> str:
+    return UNKNOWN if value is None else f"{value:,}"
+
+
+def counted(value: int, one: str, many: str | None = None) -> str:
+    """1 node, 2 nodes."""
+    return f"{value:,} {one if value == 1 else many or one + 's'}"
+
+
+def loss(value: float | None) -> str:
+    return UNKNOWN if value is None or not math.isfinite(value) else f"{value:.3f}"
+
+
+def share(value: float | None) -> str:
+    """A part of 1 as a percentage, and 100 % only where it is all."""
+    if value is None or not math.isfinite(value):
+        return UNKNOWN
+    return "100 %" if value >= 1 else f"{math.floor(value * 1000) / 10:g} %"
+
+
+def num_bytes(value: float | None) -> str:
+    if value is None or not math.isfinite(value):
+        return UNKNOWN
+    power = min(int(math.log2(value) // 10), len(BYTE_UNITS) - 1) if value >= 1 else 0
+    return f"{_digits(value / 2 ** (10 * power))} {BYTE_UNITS[power]}"
+
+
+# --- times ------------------------------------------------------------------------------------------------------------
+
+
+def duration(seconds: float | None) -> str:
+    """320 ms, 4.2 s, 12 s, 3 min 31 s, 25 min, 3 h 12 min, 4 days. `static/wording.js` writes the same."""
+    if seconds is None or not math.isfinite(seconds):
+        return UNKNOWN
+    if seconds < 99.5:
+        return _short(seconds)
+    if seconds < 10 * MINUTE_S - 0.5:
+        return _two(round(seconds), 60, "min", "s")
+    if seconds < HOUR_S - 30:
+        return f"{seconds / MINUTE_S:.0f} min"
+    minutes = round(seconds / MINUTE_S)
+    if minutes < 2 * 24 * 60:
+        return _two(minutes, 60, "h", "min")
+    return f"{minutes // (24 * 60)} days"
+
+
+def _short(seconds: float) -> str:
+    if seconds < 0.9995:
+        return f"{_digits(max(seconds, 0) * 1000)} ms"
+    return f"{_digits(round(seconds, 1))} s" if seconds < 9.95 else f"{seconds:.0f} s"
+
+
+def _two(value: int, size: int, large: str, small: str) -> str:
+    rest = f" {value % size} {small}" if value % size else ""
+    return f"{value // size} {large}{rest}"
+
+
+def ago(seconds: float) -> str:
+    if seconds < 1:
+        return "just now"
+    return f"{duration(round(seconds) if seconds < 100 else round(seconds / MINUTE_S) * MINUTE_S)} ago"
+
+
+def until(seconds: float) -> str:
+    return f"in {duration(seconds)}" if seconds > 0 else "any moment now"
+
+
+def clock(at: float) -> str:
+    """A Unix time in words, UTC; what no calendar holds is not known."""
+    try:
+        return f"{datetime.fromtimestamp(at, UTC):%d %b %H:%M} UTC"
+    except (OverflowError, ValueError, OSError):
+        return UNKNOWN
+
+
+def iso(at: float) -> str:
+    try:
+        return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%dT%H:%M:%SZ}"
+    except (OverflowError, ValueError, OSError):
+        return ""
+
+
+# --- names and texts --------------------------------------------------------------------------------------------------
+
+
+def plain(text: str, limit: int = MAX_TEXT_CHARS) -> str:
+    """`text` on one line of at most `limit` characters: controls, bidirectional overrides and what cannot be seen are
+    blanks, piles of combining marks are cut."""
+    kept: list[str] = []
+    marks = 0
+    for char in text[: 4 * limit]:
+        kind = unicodedata.category(char)
+        marks = marks + 1 if kind in {"Mn", "Me"} else 0
+        if marks <= MAX_MARKS:
+            kept.append(" " if kind[0] in "CZ" else char)
+    line = " ".join("".join(kept).split())
+    return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+def tail(peer_id: str) -> str:
+    """The end of a peer id: its beginning is the same for all."""
+    return "…" + plain(peer_id)[-8:]
+
+
+def named(name: str | None, peer_id: str) -> str:
+    """A name for people: the peer's own, or its id's end."""
+    return plain(name or "", MAX_NAME_CHARS) or tail(peer_id)
+
+
+def in_url(text: str) -> str:
+    return quote(text, safe="", errors="replace")
+
+
+# --- sentences --------------------------------------------------------------------------------------------------------
+
+
+def verdict(overview: Overview) -> tuple[str, str]:
+    """How the swarm is, as `(good | thin | bad | none, sentence)`."""
+    broken = [model for model in overview.models if model.health == "incomplete"]
+    if not overview.num_nodes:
+        return "none", "Nobody is here yet"
+    if broken and len(broken) == len(overview.models):
+        return "bad", "The swarm cannot answer yet"
+    if broken:
+        return "thin", "The swarm answers, but not for every model"
+    if any(model.health == "thin" for model in overview.models):
+        return "thin", "The swarm works, and could use a hand"
+    return "good", "The swarm is healthy"
+
+
+def situation(overview: Overview) -> str:
+    """Who is here and what they do, in one or two sentences."""
+    if not overview.num_nodes:
+        return "As soon as a first node joins with the command on this page, it appears here; no need to reload."
+    answering = sum(model.health != "incomplete" for model in overview.models)
+    training = sum(run.state == "training" for run in overview.runs)
+    said = [f"{counted(overview.num_nodes, 'node')} {'is' if overview.num_nodes == 1 else 'are'} here."]
+    if overview.models:
+        of = "" if answering == len(overview.models) else f" of {len(overview.models)}"
+        verb = "answers" if answering == 1 and not of else "answer"
+        said.append(f"{answering}{of} {'model' if len(overview.models) == 1 else 'models'} {verb} questions;")
+    else:
+        said.append("No model is served yet;")
+    said.append(
+        f"{counted(training, 'run')} {'is' if training == 1 else 'are'} training."
+        if training
+        else "no run is training."
+    )
+    return " ".join(said)

@@ -49,6 +49,7 @@ WORK = (
     "threads",
     "probe",
 )
+HTTP = ("host", "port", "history", "checkpoints")
 DATA = ("data", "tokenizer")
 TRAINING = (
     *DATA,
@@ -117,8 +118,31 @@ COMMANDS = (
         name="gateway",
         purpose="Speak OpenAI's API over a network's models, for any OpenAI client.",
         code="swarm_node.gateway.command:run",
-        settings=(*DAEMON, "host", "port", "api_keys", "open_to_all", "requests_per_min", "tokens_per_min"),
+        settings=(
+            *DAEMON,
+            *HTTP,
+            "dashboard",
+            "api_keys",
+            "open_to_all",
+            "requests_per_min",
+            "tokens_per_min",
+        ),
         example=f"swarm-node gateway --peers {ADDR} --port 8000",
+    ),
+    Command(
+        name="dashboard",
+        purpose="Show a network to whoever looks: its models, runs and nodes, live, read-only.",
+        code="swarm_node.dashboard.command:run",
+        settings=(*DAEMON, *HTTP),
+        example=f"swarm-node dashboard --peers {ADDR} --host 0.0.0.0 --port 8000",
+    ),
+    Command(
+        name="top",
+        purpose="Watch a swarm in the terminal: its models, runs and nodes, live.",
+        code="swarm_node.top.command:run",
+        settings=("peers", "url", "network_id"),
+        example=f"swarm-node top --peers {ADDR}",
+        switches={"once": "Print the picture as plain text and exit, as where there is no terminal."},
     ),
     Command(
         name="status",

@@ -33,6 +33,7 @@ from swarm_node.settings import (
     parse_peer,
     parse_size,
     parse_span,
+    parse_url,
     seconds,
     whole_number,
 )
@@ -64,6 +65,7 @@ class Config:
     name: str
     network_id: str = "swarm"
     peers: tuple[str, ...] = ()
+    url: str = ""
     listen: tuple[str, ...] = ("/ip4/127.0.0.1/tcp/0",)
     announce: tuple[str, ...] = ()
     relay: str = "auto"
@@ -91,6 +93,9 @@ class Config:
     open_to_all: bool = False
     requests_per_min: int | None = None
     tokens_per_min: int = 0
+    dashboard: bool = True
+    history: str = ""
+    checkpoints: Path | None = None
     tethered: bool = False
     drain_s: float = 30.0
     log_format: str = "human"
@@ -123,6 +128,7 @@ SETTINGS: Mapping[str, Setting] = {
     "name": Setting(parse_node_name, "NAME", "Name that others see. Default: this machine's.", example="attic"),
     "network_id": Setting(parse_network_id, "ID", "Network to be part of; others are not spoken to."),
     "peers": Setting(parse_peer, "ADDR…", "Address of a peer to join through, as `seed` prints it.", many=True),
+    "url": Setting(parse_url, "URL", "Dashboard to read from, instead of peers.", example="http://127.0.0.1:8000"),
     "listen": Setting(
         check_listen_addr, "ADDR", "Address to listen on; port 0: any free one; 0.0.0.0: for all to reach.", many=True
     ),
@@ -189,8 +195,8 @@ SETTINGS: Mapping[str, Setting] = {
         parse_bool, "", "Train in less memory: compute activations again for the gradient.", example="true"
     ),
     "compile": Setting(parse_bool, "", "Train a model that torch has compiled; pays in long runs.", example="true"),
-    "host": Setting(str, "HOST", "Address that the gateway listens on; 0.0.0.0: for all to reach."),
-    "port": Setting(whole_number(0, 65535), "PORT", "Port that the gateway listens on; 0: any free one."),
+    "host": Setting(str, "HOST", "Address for HTTP to listen on; 0.0.0.0: for all to reach."),
+    "port": Setting(whole_number(0, 65535), "PORT", "Port for HTTP to listen on; 0: any free one."),
     "api_keys": Setting(
         parse_path,
         "FILE",
@@ -207,6 +213,20 @@ SETTINGS: Mapping[str, Setting] = {
     ),
     "tokens_per_min": Setting(
         whole_number(0, 10**9), "N", "The same for tokens, of prompts and answers; 0: no limit.", example="100000"
+    ),
+    "dashboard": Setting(parse_bool, "", "Show the network at /, to whoever reaches the gateway.", example="true"),
+    "history": Setting(
+        str,
+        "URL",
+        "Database that the dashboard remembers in, such as postgresql+pg8000://user@host/swarm. Default: "
+        "history.sqlite in the home.",
+        example="postgresql+pg8000://user@host/swarm",
+    ),
+    "checkpoints": Setting(
+        parse_path,
+        "DIR",
+        "Let visitors of the dashboard download what lies here, in a folder for each run, named by its id.",
+        example="~/swarm/checkpoints",
     ),
     "tethered": Setting(
         parse_bool, "", "Leave at once when standard input ends: whoever started this node is gone.", example="true"

@@ -255,6 +255,11 @@ EVENTS: Mapping[str, EventSpec] = {
         fields={"url": "text: base URL; OpenAI's API is below it under /v1"},
         text="OpenAI clients use {url}/v1",
     ),
+    "dashboard": EventSpec(
+        about="The dashboard answers HTTP, beside a gateway or alone.",
+        fields={"url": "text: its base URL; the pages are at /, the JSON API below /api/v1"},
+        text="the network is shown at {url}/",
+    ),
     "warning": EventSpec(
         about="Something is wrong that the node can live with.",
         fields={"message": "text: what happened", "remedy": "text: what to do about it, may be empty"},
@@ -307,6 +312,10 @@ EVENTS: Mapping[str, EventSpec] = {
             "serving": "object?: model, start, end, num_sessions, tokens_per_s",
             "memory_bytes": "int: resident memory of the daemon and its libp2p child",
         },
+    ),
+    "overview": EventSpec(
+        about="What `top` prints: the swarm at a glance.",
+        fields={"overview": "object: what a dashboard answers at /api/v1/overview"},
     ),
     "finding": EventSpec(
         about="What `doctor` found in one check.",

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from swarm.network.multiaddr import parse_peer_addr
 from swarm_protocol import limits
@@ -131,6 +132,18 @@ def one_of(*choices: str) -> Callable[[str], str]:
         return text
 
     return parse
+
+
+def parse_url(text: str) -> str:
+    """The address of a web page, as of a dashboard, without its last slash."""
+    try:
+        found = urlsplit(text)
+        is_one = found.scheme in {"http", "https"} and bool(found.hostname) and found.port != 0 and text.isprintable()
+    except ValueError:  # of a port that is none
+        is_one = False
+    if not is_one:
+        raise ValueError("is not an address such as http://127.0.0.1:8000")
+    return text.rstrip("/")
 
 
 def parse_peer(text: str) -> str:

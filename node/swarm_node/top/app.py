@@ -1,0 +1,272 @@
+"""The screen of `swarm-node top`: four tabs over a source of views, drawn anew whenever it has changed.
+
+One worker waits for the source; every text goes to the widgets as `rich.text.Text`, never as markup.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+from rich.text import Text
+from swarm_protocol.errors import SwarmError
+from textual import work
+from textual.app import App, ComposeResult
+from textual.binding import BindingType
+from textual.containers import VerticalScroll
+from textual.events import Resize
+from textual.screen import ModalScreen
+from textual.widgets import DataTable, Footer, Static, TabbedContent, TabPane
+
+from swarm_node.amounts import UNKNOWN, rate, size
+from swarm_node.dashboard.source import Source
+from swarm_node.dashboard.views import ModelView, NodeView, Overview, RunView
+from swarm_node.top import pictures
+from swarm_node.top.cleaning import clean
+
+LATE_S = 15.0
+"""A source that has not changed for so long has lost its swarm, or us."""
+
+TABS = ("overview", "models", "runs", "nodes")
+COLUMNS = {
+    "models": ("health", "model", "blocks", "servers", "speed"),
+    "runs": ("state", "run", "step", "loss", "members", "speed"),
+    "nodes": ("state", "node", "reached", "device", "memory", "models", "runs", "version"),
+}
+HELP = """\
+1 2 3 4      overview, models, runs, nodes
+↑ ↓ PgUp     move: in a table it chooses whose details are shown below
+Tab          from the tabs to the table, and from there to its details
+d            dark or light
+? q          this help; quit
+
+█ a server's blocks   ▒ a part of them   · nobody's
+The digits are servers per block; a cell of a large model tells of its worst block.
+Every number comes from records that nodes sign; – is not known.
+
+any key closes this"""
+"""Drawn as Text: the brackets of markup would vanish."""
+
+Row = tuple[str, tuple[Text, ...]]
+
+
+class Help(ModalScreen[None]):
+    """What the keys do. Any key closes it."""
+
+    CSS = """
+    Help { align: center middle; }
+    Help Static { width: 84; max-width: 95%; padding: 1 2; border: round $accent; background: $surface; }
+    """
+
+    def compose(self) -> ComposeResult:
+        yield Static(Text(HELP))
+
+    def on_key(self) -> None:
+        self.dismiss()
+
+
+class Top(App[None]):
+    """The live picture of `source`. `clock` is monotonic, in seconds."""
+
+    TITLE = "swarm-node top"
+    ENABLE_COMMAND_PALETTE = False
+    CSS = """
+    #head-text { height: 1; background: $panel; }
+    Static { padding: 0 1; width: 100%; }
+    DataTable { height: 40%; min-height: 4; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        *((str(number), f"show('{name}')", name.capitalize()) for number, name in enumerate(TABS, 1)),
+        ("d", "dark", "Dark/light"),
+        ("question_mark", "help", "Help"),
+        ("q", "quit", "Quit"),
+    ]
+
+    def __init__(self, source: Source, *, light: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._source = source
+        self._clock = clock
+        self._seen = source.overview()
+        self._seen_s = clock()
+        # held rather than looked up: what is drawn while the screen closes must find them, too
+        self._texts = {name: Static(id=f"{name}-text") for name in ("head", *TABS)}
+        self._tables: dict[str, DataTable[Text]] = {
+            name: DataTable(id=f"{name}-table", cursor_type="row", zebra_stripes=True) for name in COLUMNS
+        }
+        self.theme = "textual-light" if light else "textual-dark"
+
+    def compose(self) -> ComposeResult:
+        yield self._texts["head"]
+        with TabbedContent(initial="overview") as self._tabs:
+            with TabPane("Overview", id="overview"), VerticalScroll() as self._overview:
+                yield self._texts["overview"]
+            for name in COLUMNS:
+                with TabPane(name.capitalize(), id=name):
+                    yield self._tables[name]
+                    with VerticalScroll():
+                        yield self._texts[name]
+        yield Footer()
+
+    def on_mount(self) -> None:
+        for name, titles in COLUMNS.items():
+            for title in titles:
+                self._tables[name].add_column(title, key=title)
+        self._follow()
+        self.set_interval(1.0, self._draw_head)
+        self.action_show("overview")
+
+    # --- what the keys do ---------------------------------------------------------------------------------------------
+
+    def action_show(self, tab: str) -> None:
+        self._tabs.active = tab
+        (self._tables[tab] if tab in COLUMNS else self._overview).focus()
+
+    def action_dark(self) -> None:
+        self.theme = "textual-dark" if self.theme == "textual-light" else "textual-light"
+
+    def action_help(self) -> None:
+        if not isinstance(self.screen, Help):
+            self.push_screen(Help())
+
+    # --- when to draw -------------------------------------------------------------------------------------------------
+
+    @work(group="source")
+    async def _follow(self) -> None:
+        while True:
+            self._draw()
+            await self._source.wait_changed()
+
+    def on_resize(self, _event: Resize) -> None:
+        self._draw()
+
+    def on_tabbed_content_tab_activated(self) -> None:
+        self._draw()
+
+    def on_data_table_row_highlighted(self) -> None:
+        self._draw_detail()
+
+    # --- drawing ------------------------------------------------------------------------------------------------------
+
+    def _draw(self) -> None:
+        """The tab that is shown; the others are drawn when they are."""
+        view = self._source.overview()
+        if view.at != self._seen.at:
+            self._seen_s = self._clock()
+        self._seen = view
+        self._draw_head()
+        match self._tab:
+            case "overview":
+                self._texts["overview"].update(pictures.overview(view, self._width))
+            case "models":
+                _fill(self._tables["models"], [_model_row(each) for each in view.models])
+            case "runs":
+                _fill(self._tables["runs"], [_run_row(each) for each in view.runs])
+            case "nodes":
+                _fill(self._tables["nodes"], [_node_row(each) for each in self._source.nodes()])
+        self._draw_detail()
+
+    def _draw_head(self) -> None:
+        age_s = self._clock() - self._seen_s
+        words, style = pictures.freshness(self._seen, age_s, late_s=LATE_S)
+        self._texts["head"].update(_head(self._seen, words, style))
+
+    @work(exclusive=True, group="detail")
+    async def _draw_detail(self) -> None:
+        """In a worker, because it may have to be asked for; a newer one takes its place."""
+        tab = self._tab
+        if tab in COLUMNS:
+            chosen = _chosen(self._tables[tab])
+            self._texts[tab].update(await self._detail(tab, chosen) if chosen else Text(f"no {tab}", "dim"))
+
+    async def _detail(self, tab: str, chosen: str) -> Text:
+        try:
+            if tab == "models":
+                model = self._source.model(chosen)
+                return pictures.model(model, self._width) if model else _nothing()
+            if tab == "runs":
+                run = await self._source.run(chosen)
+                return pictures.run(run, self._width) if run else _nothing()
+            node = await self._source.node(chosen)
+            return pictures.node(node, self._width) if node else _nothing()
+        except SwarmError as error:
+            return Text(clean(error.message, 300), "red")
+
+    @property
+    def _tab(self) -> str:
+        return self._tabs.active
+
+    @property
+    def _width(self) -> int:
+        return max(20, self.size.width - 4)  # padding, and the bar of what scrolls
+
+
+def _head(view: Overview, words: str, style: str) -> Text:
+    name = clean(view.network_id, 32)
+    return Text.assemble((name, "bold"), f" · {clean(view.version, 24)} · ", (words, style))
+
+
+def _nothing() -> Text:
+    return Text("nothing is known of it yet, or any more", "dim")
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+def _model_row(model: ModelView) -> Row:
+    return model.name, (
+        Text(*pictures.state(model.health)),
+        Text(clean(model.name, 40)),
+        Text(str(model.num_blocks)),
+        Text(str(model.num_servers)),
+        Text(rate(model.tokens_per_s)),
+    )
+
+
+def _run_row(run: RunView) -> Row:
+    return run.run, (
+        Text(*pictures.state(run.state)),
+        Text(clean(run.name or run.run, 40)),
+        Text(f"{run.outer_step} of {run.outer_steps}" if run.outer_steps else str(run.outer_step)),
+        Text(UNKNOWN if run.loss is None else f"{run.loss:.3f}"),
+        Text(str(run.num_members)),
+        Text(rate(run.tokens_per_s)),
+    )
+
+
+def _node_row(node: NodeView) -> Row:
+    return node.peer_id, (
+        Text(*pictures.state(node.state)),
+        Text(clean(node.name, 24)),
+        Text(node.reachability),
+        Text(clean(node.device, 28)),
+        Text(size(node.memory_bytes)),
+        Text(clean(", ".join(node.models[:4]), 24)),
+        Text(clean(", ".join(node.runs[:4]), 24)),
+        Text(clean(node.version, 16)),
+    )
+
+
+def _fill(table: DataTable[Text], rows: Sequence[Row]) -> None:
+    """Change what has changed: the cursor and the place stay, and a thousand rows cost little where few differ."""
+    rows = list(dict(rows).items())  # a name that is there twice is shown once
+    keys = [key for key, _ in rows]
+    if [row.value for row in table.rows] == keys:
+        for key, cells in rows:
+            for column, old, new in zip(table.columns, table.get_row(key), cells, strict=True):
+                if old != new:
+                    table.update_cell(key, column, new, update_width=True)
+        return
+    chosen = _chosen(table)
+    table.clear()
+    for key, cells in rows:
+        table.add_row(*cells, key=key)
+    if chosen in keys:
+        table.move_cursor(row=keys.index(chosen))
+
+
+def _chosen(table: DataTable[Text]) -> str:
+    """The key of the row under the cursor; empty in an empty table."""
+    if not table.row_count:
+        return ""
+    return table.coordinate_to_cell_key(table.cursor_coordinate).row_key.value or ""

@@ -1,0 +1,235 @@
+"""The live screen, driven by Textual's pilot: its keys, its tables, what it says when it is stale."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from swarm_node.top.app import COLUMNS, LATE_S, Help, Top
+from swarm_protocol.errors import PeerTimeout
+from textual.pilot import Pilot
+from textual.widgets import DataTable, Static, TabbedContent
+from textual.worker import WorkerCancelled
+
+from .conftest import Awaited, swarm
+
+Drive = Callable[[Top, Pilot[None]], Awaitable[None]]
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def driven(source: Any, drive: Drive, *, size: tuple[int, int] = (100, 40), clock: Clock | None = None) -> None:
+    async def run() -> None:
+        app = Top(source, clock=clock or Clock())
+        async with app.run_test(size=size) as pilot:
+            await settled(app, pilot)
+            await drive(app, pilot)
+        assert app.return_code in (None, 0)
+
+    asyncio.run(run())
+
+
+async def settled(app: Top, pilot: Pilot[None]) -> None:
+    """Everything that was asked for is drawn; the worker that waits for the source goes on."""
+    await pilot.pause()
+    for worker in [worker for worker in app.workers if worker.group == "detail" and not worker.is_finished]:
+        with suppress(WorkerCancelled):  # a newer one draws in its place
+            await worker.wait()
+    await pilot.pause()
+
+
+async def press(app: Top, pilot: Pilot[None], *keys: str) -> None:
+    await pilot.press(*keys)
+    await settled(app, pilot)
+
+
+def text_of(app: Top, name: str) -> str:
+    """The plain text of the head, or of a tab's text or detail."""
+    return str(app.screen_stack[0].query_one(f"#{name}-text", Static).content)
+
+
+def table(app: Top, name: str) -> DataTable[Any]:
+    return app.query_one(f"#{name}-table", DataTable)
+
+
+def test_overview_is_shown_first_and_changes_with_its_source() -> None:
+    source = swarm(8)
+
+    async def drive(app: Top, pilot: Pilot[None]) -> None:
+        assert "8 nodes: 8 alive" in text_of(app, "overview")
+        assert text_of(app, "head") == "a-swarm-of-friends · 0.1.0 · updated 0 s ago"
+        source.change(num_nodes=9, joins_24h=77)
+        await settled(app, pilot)
+        assert "9 nodes" in text_of(app, "overview")
+        assert "77 joined" in text_of(app, "overview")
+
+    driven(source, drive)
+
+
+def test_keys_choose_tabs_and_rows_their_details() -> None:
+    source = swarm(8)
+
+    async def drive(app: Top, pilot: Pilot[None]) -> None:
+        await press(app, pilot, "2")
+        assert "replicas per block" in text_of(app, "models")
+        await press(app, pilot, "3")
+        assert "CONTRIBUTORS" in text_of(app, "runs")
+        await press(app, pilot, "4")
+        assert table(app, "nodes").row_count == 8
+        second = source.nodes()[1]
+        await press(app, pilot, "down")
+        assert second.peer_id in text_of(app, "nodes")
+        await press(app, pilot, "1")
+        assert app.query_one(TabbedContent).active == "overview"
+
+    driven(source, drive)
+
+
+def test_chosen_row_stays_when_nodes_come_and_go() -> None:
+    source = swarm(8)
+
+    async def drive(app: Top, pilot: Pilot[None]) -> None:
+        await press(app, pilot, "4", "down", "down")
+        chosen = source.nodes()[2]
+        gone = source.nodes()[0].peer_id
+        del source.example.node_details[gone]
+        source.change()
+        await settled(app, pilot)
+        assert table(app, "nodes").row_count == 7
+        assert table(app, "nodes").cursor_row == 1
+        assert chosen.peer_id in text_of(app, "nodes")
+
+    driven(source, drive)
+
+
+@pytest.mark.parametrize("hostile", [False, True])
+def test_thousand_nodes_are_shown_and_changed_in_place(hostile: bool) -> None:
+    source = swarm(1000, hostile=hostile)
+
+    async def drive(app: Top, pilot: Pilot[None]) -> None:
+        await press(app, pilot, "4")
+        nodes = table(app, "nodes")
+        assert nodes.row_count == 1000
+        rows = list(nodes.rows.values())
+        peer = source.nodes()[700].peer_id
+        detail = source.example.node_details[peer]
+        source.example.node_details[peer] = detail.model_copy(
+            update={"node": detail.node.model_copy(update={"state": "leaving"})}
+        )
+        source.change()
+        await settled(app, pilot)
+        assert str(nodes.get_row(peer)[0]).strip() == "leaving"
+        assert list(nodes.rows.values()) == rows, "no row was made anew"
+
+    driven(source, drive)
+
+
+def test_hostile_names_are_text_and_never_markup() -> None:
+    source = swarm(8)
+    model = source.overview().models[0].model_copy(update={"name": "[bold red]x[/] [@click=app.quit]y[/]"})
+    source.change(models=(model,), network_id="[reverse]net", stale="[/nothing open]")
+
+    async def drive(app: Top, pilot: Pilot[None]) -> None:
+        assert "[bold red]x[/]" in text_of(app, "overview")
+        assert text_of(app, "head").startswith("[reverse]net · ")
+        assert "[/nothing open]" in text_of(app, "head")
+        await press(app, pilot, "2")
+        assert str(table(app, "models").get_row_at(0)[1]).startswith("[bold red]x[/] [@click")
+        assert "nothing is known of it" in text_of(app, "models")
+
+    driven(source, drive)
+
+
+def test_stale_picture_says_so_and_how_old_it_is() -> None:
+    source, clock = swarm(8), Clock()
+
+    async def drive(app: Top, pilot: Pilot[None]) -> None:
+        clock.now_s = LATE_S + 10
+        app._draw_head()
+        assert text_of(app, "head").endswith("no news · last update 25 s ago")
+        at = source.overview().at
+        source.change(at=at, stale="connection lost: refused")
+        await settled(app, pilot)
+        assert text_of(app, "head").endswith("connection lost: refused · last update 25 s ago")
+        source.change(stale=None)
+        await settled(app, pilot)
+        assert text_of(app, "head").endswith("updated 0 s ago")
+
+    driven(source, drive, clock=clock)
+
+
+def test_help_opens_once_and_any_key_closes_it() -> None:
+    async def drive(app: Top, pilot: Pilot[None]) -> None:
+        await press(app, pilot, "question_mark")
+        assert isinstance(app.screen, Help)
+        await press(app, pilot, "x")
+        assert not isinstance(app.screen, Help)
+        await press(app, pilot, "question_mark")
+        app._draw_head()  # as every second, with the help in front
+
+    driven(swarm(8), drive)
+
+
+def test_d_turns_dark_into_light_and_back() -> None:
+    async def drive(app: Top, pilot: Pilot[None]) -> None:
+        before = app.current_theme.dark
+        await press(app, pilot, "d")
+        assert app.current_theme.dark is not before
+        await press(app, pilot, "d")
+        assert app.current_theme.dark is before
+
+    driven(swarm(1), drive)
+
+
+@pytest.mark.parametrize("size", [(20, 6), (40, 12), (240, 70)])
+def test_every_tab_is_drawn_at_any_size_and_after_a_resize(size: tuple[int, int]) -> None:
+    async def drive(app: Top, pilot: Pilot[None]) -> None:
+        await pilot.resize_terminal(*size)
+        for key in "1234":
+            await press(app, pilot, key)
+        await pilot.resize_terminal(100, 30)
+        await settled(app, pilot)
+        assert table(app, "nodes").row_count == 30
+
+    driven(swarm(30, hostile=True), drive)
+
+
+def test_empty_swarm_has_words_in_every_tab() -> None:
+    async def drive(app: Top, pilot: Pilot[None]) -> None:
+        assert "no model is served" in text_of(app, "overview")
+        for key, name in zip("234", COLUMNS, strict=True):
+            await press(app, pilot, key)
+            assert text_of(app, name) == f"no {name}"
+
+    driven(swarm(0), drive)
+
+
+def test_detail_that_cannot_be_had_says_why_and_the_screen_goes_on() -> None:
+    class Silent(Awaited):
+        async def run(self, run: str) -> Any:
+            raise PeerTimeout("the dashboard\nis silent")
+
+    silent = Silent(swarm(8).example)
+
+    async def drive(app: Top, pilot: Pilot[None]) -> None:
+        await press(app, pilot, "3")
+        assert text_of(app, "runs") == "the dashboard�is silent"
+
+    driven(silent, drive)
+
+
+def test_q_ends_it() -> None:
+    async def drive(app: Top, pilot: Pilot[None]) -> None:
+        await pilot.press("q")
+        await pilot.pause()
+        assert not app.is_running
+
+    driven(swarm(1), drive)

@@ -1,4 +1,7 @@
-"""The node's part as a gateway: a client of the swarm on one side, an HTTP server on the other, in one loop."""
+"""The node's part as a gateway: a client of the swarm on one side, an HTTP server on the other, in one loop.
+
+Beside OpenAI's API, which asks for keys where there are any, the dashboard is served at `/`, to everyone, read-only.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,15 @@ import asyncio
 import logging
 import time
 
+from fastapi import FastAPI
+from starlette.types import ASGIApp
 from swarm.client import AsyncClient
 from swarm.serving.model.kit import warm_up
 from swarm_protocol.errors import ConfigError, IntegrityError
 
 from swarm_node.config import Config
+from swarm_node.dashboard.app import beside, create_dashboard
+from swarm_node.dashboard.showing import checkpoints, collecting
 from swarm_node.gateway import bounds
 from swarm_node.gateway.app import GatewayOptions, create_app
 from swarm_node.gateway.keys import KeyRing
@@ -41,16 +48,30 @@ class GatewayRole:
 
     async def run(self, node: Node) -> None:
         client = AsyncClient(network=node.network, membership=node.membership)
-        async with serving(create_app(client, self._options), self._listener) as url:
+        gateway = create_app(client, self._options)
+        if not node.config.dashboard:
+            await self._serve(node, gateway)
+            return
+        async with collecting(node) as collector:
+            dashboard = create_dashboard(collector, has_chat=True, checkpoints=checkpoints(node.config))
+            await self._serve(node, beside(gateway, dashboard), dashboard)
+
+    async def _serve(self, node: Node, app: ASGIApp, dashboard: FastAPI | None = None) -> None:
+        """Until the node leaves. `app` is all that is served, `dashboard` the part of it that shows the network."""
+        async with serving(app, self._listener) as url:
             node.activity.state = "gateway"
             keys = self._options.keys
             whom = "this machine" if is_local(node.config.host) else "whoever reaches it"
             asked = f"for {len(keys)} API keys" if keys else f"for {whom}, without a key"
             node.steps.done("gateway", f"OpenAI's API under {url}/v1, {asked}")
             node.emitter.emit("listening", url=url)
+            if dashboard is not None:
+                node.emitter.emit("dashboard", url=url)
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(_warm_up(), name="warm up")
                 await node.departure.leaving.wait()
+            if dashboard is not None:
+                dashboard.state.live.close()
 
 
 async def _warm_up() -> None:

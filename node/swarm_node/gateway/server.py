@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 import uvicorn
-from fastapi import FastAPI
+from starlette.types import ASGIApp
 from swarm_protocol.errors import StartError
 
 from swarm_node.gateway import bounds, connections
@@ -23,7 +23,7 @@ BACKLOG = 256
 
 
 @asynccontextmanager
-async def serving(app: FastAPI, listener: socket.socket, *, max_connections: int | None = None) -> AsyncIterator[str]:
+async def serving(app: ASGIApp, listener: socket.socket, *, max_connections: int | None = None) -> AsyncIterator[str]:
     """Serve `app` on `listener` while the context lasts, and close it; the value is the base URL.
 
     Leaving gives running answers SHUTDOWN_GRACE_S to finish.
@@ -45,7 +45,7 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _config(app: FastAPI, max_connections: int) -> uvicorn.Config:
+def _config(app: ASGIApp, max_connections: int) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http=connections.bounded_protocol(max_connections),

@@ -1,0 +1,40 @@
+"""The node's part as a dashboard: it looks at the swarm and shows it over HTTP. Public, read-only, without a key.
+
+Beyond this machine it listens only where `--host` says so.
+"""
+
+from __future__ import annotations
+
+from swarm_node.config import Config
+from swarm_node.dashboard.app import create_dashboard
+from swarm_node.dashboard.showing import checkpoints, collecting
+from swarm_node.gateway.server import is_local, listen, serving
+from swarm_node.node import Node, RelayUse
+
+
+class DashboardRole:
+    """Serves pages and API until told to leave. The port is bound with construction, as a gateway's is.
+
+    Raises StartError if it cannot listen.
+    """
+
+    num_steps = 1
+    computes = False
+
+    def __init__(self, config: Config) -> None:
+        self._listener = listen(config.host, config.port)
+
+    def relay(self, _config: Config) -> RelayUse:
+        """Nobody needs to reach a dashboard's libp2p host."""
+        return "none"
+
+    async def run(self, node: Node) -> None:
+        async with collecting(node) as collector:
+            app = create_dashboard(collector, checkpoints=checkpoints(node.config))
+            async with serving(app, self._listener) as url:
+                node.activity.state = "dashboard"
+                whom = "this machine" if is_local(node.config.host) else "whoever reaches it"
+                node.steps.done("dashboard", f"{url}/ for {whom}, read-only")
+                node.emitter.emit("dashboard", url=url)
+                await node.departure.leaving.wait()
+                app.state.live.close()

@@ -7,12 +7,13 @@ refused, for it would not become smaller. A device without kernels for 4 bits is
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any, Literal, TypeGuard
 
 import torch
 from swarm_protocol.errors import ConfigError
 from torch import nn
+
+from swarm.serving.model.heap import give_back
 
 Bits = Literal["int8", "int4"]
 
@@ -38,7 +39,7 @@ def quantize(model: Any, blocks: nn.ModuleList, bits: Bits) -> None:
         apply, config = _torchao(bits, next(blocks.parameters()).device)
         for one in linear:
             apply(blocks, config, filter_fn=lambda module, _name, one=one: module is one)
-            _give_back()
+            give_back()
     except ModuleNotFoundError as error:
         raise ConfigError(f"{bits} weights need {error.name}", remedy="install it: pip install torchao") from error
     except Exception as error:  # a library that differs by device and version in what it lacks
@@ -46,13 +47,6 @@ def quantize(model: Any, blocks: nn.ModuleList, bits: Bits) -> None:
             f"{bits} weights do not work on this device: {' '.join(str(error).split())[:200]}",
             remedy="serve in bfloat16",
         ) from error
-
-
-def _give_back() -> None:
-    """Let the system have the memory that the library freed: glibc would keep several times what the weights take."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
 
 
 def quantized_bytes(bits: Bits, num_values: int, num_rows: int) -> int:

@@ -26,6 +26,7 @@ from swarm.serving.model.caches import RAGGED, GatheredCache, PoolCache, RaggedC
 from swarm.serving.model.cut import block_list
 from swarm.serving.model.files import ModelFiles
 from swarm.serving.model.kv_pool import KVPool, KVShape
+from swarm.serving.model.packing import pack_linears
 from swarm.serving.model.quantization import Bits
 from swarm.serving.model.ragged import can_be_ragged
 from swarm.serving.model.shape import context_tokens
@@ -276,6 +277,7 @@ def load_span(
         model = read_quantized(files, start, end, dtype, device, bits)
     else:
         model = read_model(files, start, end, dtype).to(device).eval().requires_grad_(False)
+        pack_linears(model)
     span = Span(model, start, end, num_blocks)
     _ = span.is_ragged  # tried out now, so that a family that cannot be served is refused before it is announced
     return span

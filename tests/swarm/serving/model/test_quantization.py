@@ -20,10 +20,10 @@ from swarm_protocol.errors import ConfigError
 
 
 def weight_bytes(span: Span) -> int:
-    """Of a quantized tensor those of its parts."""
+    """Of a quantized tensor those of its parts; packed ones are counted as if they were not."""
     total = 0
     for parameter in span._model.parameters():
-        parts = [parameter]
+        parts = [parameter.to_dense() if parameter.is_mkldnn else parameter]
         if hasattr(parameter, "__tensor_flatten__"):
             parts = [getattr(parameter, name) for name in parameter.__tensor_flatten__()[0]]
         total += sum(part.untyped_storage().nbytes() for part in parts)

@@ -1,0 +1,93 @@
+"""Weights of linear layers laid out, once, as this processor's kernels read them: oneDNN's, which torch carries.
+
+A step of decoding is all weights and few rows, and torch's own matrix product for float32 reads them in a layout made
+for large matrices. Packed ones are read as fast for sixteen rows as for one, and a row comes out the same whatever rows
+are beside it. What is packed is the same numbers: gradients go through them as before.
+
+Where torch lacks the kernels, or is on another kind of processor, layers stay as they are.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections import Counter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from swarm.serving.model.heap import give_back
+
+_ROWS = 16
+"""How many rows the layout is made for. It is as good for one, and close to the best for hundreds."""
+
+_DTYPES = (torch.float32, torch.bfloat16)
+
+
+class PackedLinear(nn.Module):
+    """As the nn.Linear that it is made from, frozen: x [..., in] -> [..., out]."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.in_features = linear.in_features
+        self.out_features = linear.out_features
+        packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), _ROWS)
+        self.weight = nn.Parameter(packed, requires_grad=False)
+        self.bias = linear.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.requires_grad and torch.is_grad_enabled():
+            out: Tensor = _Differentiable.apply(x, self.weight, self.bias)  # type: ignore[no-untyped-call]
+            return out
+        return _product(x, self.weight, self.bias)
+
+
+class _Differentiable(torch.autograd.Function):
+    """The packed product, with the gradient of its input."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.weight = weight
+        return _product(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return grad @ ctx.weight.to_dense(), None, None
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    out: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return out
+
+
+def can_pack() -> bool:
+    """Whether this processor and this torch have the kernels."""
+    has_library = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    has_kernels = has_library and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    return has_kernels and platform.machine() in ("x86_64", "AMD64")
+
+
+def pack_linears(model: nn.Module) -> None:
+    """Replace the linear layers of a frozen `model`, one by one, so that no more than one is in memory twice.
+
+    A layer that shares its weight with another module (a tied head) stays as it is: packed, it would take memory again.
+    """
+    if not can_pack():
+        return
+    num_owners = Counter(id(weight) for module in model.modules() for weight in module.parameters(recurse=False))
+    chosen = [
+        name
+        for name, module in model.named_modules()
+        if type(module) is nn.Linear and _fits(module.weight) and num_owners[id(module.weight)] == 1
+    ]
+    for name in chosen:
+        parent, _, own_name = name.rpartition(".")
+        linear = model.get_submodule(name)
+        assert isinstance(linear, nn.Linear)
+        setattr(model.get_submodule(parent), own_name, PackedLinear(linear))
+        del linear
+        give_back()
+
+
+def _fits(weight: Tensor) -> bool:
+    return weight.device.type == "cpu" and weight.dtype in _DTYPES

@@ -1,0 +1,62 @@
+"""Packed linear layers compute what the plain ones do, and take no more memory."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from swarm.serving.model.packing import PackedLinear, can_pack, pack_linears
+from torch import nn
+
+pytestmark = pytest.mark.skipif(not can_pack(), reason="no packed kernels on this processor")
+
+
+def linear(num_in: int, num_out: int, *, bias: bool, dtype: torch.dtype = torch.float32) -> nn.Linear:
+    torch.manual_seed(0)
+    return nn.Linear(num_in, num_out, bias=bias, dtype=dtype).requires_grad_(False)
+
+
+@pytest.mark.parametrize(("dtype", "error"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(64,), (1, 64), (16, 64), (2, 300, 64)])
+def test_packed_linear_any_rows_are_those_of_the_plain_one(
+    shape: tuple[int, ...], bias: bool, dtype: torch.dtype, error: float
+) -> None:
+    plain = linear(64, 37, bias=bias, dtype=dtype)
+    x = torch.randn(shape, dtype=dtype)
+    torch.testing.assert_close(PackedLinear(plain)(x), plain(x), rtol=error, atol=error)
+
+
+def test_packed_linear_a_row_does_not_depend_on_the_rows_beside_it() -> None:
+    packed = PackedLinear(linear(512, 1704, bias=False))
+    x = torch.randn(16, 512)
+    together = packed(x)
+    for row in range(16):
+        assert torch.equal(packed(x[row : row + 1])[0], together[row])
+
+
+def test_packed_linear_gradient_of_its_input_is_that_of_the_plain_one() -> None:
+    plain = linear(48, 80, bias=True)
+    packed = PackedLinear(plain)
+    x = torch.randn(3, 5, 48)
+    grad = torch.randn(3, 5, 80)
+    grads = []
+    for module in (plain, packed):
+        inputs = x.clone().requires_grad_()
+        module(inputs).backward(grad)
+        grads.append(inputs.grad)
+    torch.testing.assert_close(grads[1], grads[0])
+
+
+def test_pack_linears_leaves_what_is_shared_and_what_is_no_plain_layer() -> None:
+    class Own(nn.Linear):
+        """May read its weight as it likes."""
+
+    embedding = nn.Embedding(32, 16)
+    head = nn.Linear(16, 32, bias=False)
+    head.weight = embedding.weight
+    model = nn.ModuleDict({"embedding": embedding, "head": head, "own": Own(16, 16), "plain": nn.Linear(16, 16)})
+    pack_linears(model.requires_grad_(False))
+    assert type(model["head"]) is nn.Linear
+    assert type(model["own"]) is Own
+    assert isinstance(model["plain"], PackedLinear)
+    assert sum(parameter.numel() for parameter in model["plain"].parameters()) == 16 * 16 + 16

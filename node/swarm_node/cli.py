@@ -35,7 +35,7 @@ app = typer.Typer(
 
 HERE = ("home",)
 NETWORK = ("home", "name", "network_id", "peers", "listen", "announce")
-DAEMON = (*NETWORK, "tethered", "drain_s", "log_format", "log_level")
+DAEMON = (*NETWORK, "tethered", "drain_s", "metrics", "otlp", "log_format", "log_level")
 WORK = (
     "relay",
     "run",

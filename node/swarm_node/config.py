@@ -22,10 +22,12 @@ from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError
 
 from swarm_node.settings import (
+    Endpoint,
     HubId,
     one_of,
     parse_bool,
     parse_device,
+    parse_endpoint,
     parse_model,
     parse_network_id,
     parse_node_name,
@@ -98,6 +100,8 @@ class Config:
     checkpoints: Path | None = None
     tethered: bool = False
     drain_s: float = 30.0
+    metrics: Endpoint | None = None
+    otlp: str = ""
     log_format: str = "human"
     log_level: str = "info"
     origins: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
@@ -232,6 +236,18 @@ SETTINGS: Mapping[str, Setting] = {
         parse_bool, "", "Leave at once when standard input ends: whoever started this node is gone.", example="true"
     ),
     "drain_s": Setting(seconds(0, 3600), "SECONDS", "Time that work in flight gets to finish when leaving."),
+    "metrics": Setting(
+        parse_endpoint,
+        "HOST:PORT",
+        "Answer Prometheus there, under /metrics; port 0: any free one. Default: nothing listens.",
+        example="127.0.0.1:9401",
+    ),
+    "otlp": Setting(
+        parse_url,
+        "URL",
+        "Send traces of requests and rounds to this OpenTelemetry collector, by OTLP over HTTP.",
+        example="http://127.0.0.1:4318",
+    ),
     "log_format": Setting(one_of("human", "json"), "FORMAT", "Log lines: human or json."),
     "log_level": Setting(one_of("debug", "info", "warning", "error"), "LEVEL", "Least severe log lines that are kept."),
 }

@@ -146,6 +146,25 @@ def parse_url(text: str) -> str:
     return text.rstrip("/")
 
 
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where to listen. Port 0: any free one."""
+
+    host: str
+    port: int
+
+
+_ENDPOINT = re.compile(r"(?:\[([0-9A-Fa-f:.%]+)\]|([A-Za-z0-9.-]+)):(\d{1,5})")
+
+
+def parse_endpoint(text: str) -> Endpoint:
+    """`HOST:PORT`, an IPv6 address in brackets."""
+    match = _ENDPOINT.fullmatch(text.strip())
+    if match is None or int(match[3]) > 65535:
+        raise ValueError("is not HOST:PORT")
+    return Endpoint(match[1] or match[2], int(match[3]))
+
+
 def parse_peer(text: str) -> str:
     """The address of a peer. ConfigError says what is wrong with it."""
     return str(parse_peer_addr(text))

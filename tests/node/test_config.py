@@ -106,6 +106,10 @@ def test_resolve_unknown_environment_variable_is_refused_with_a_suggestion(varia
         ("drain_s", "nan", "is not a number of seconds"),
         ("then_serve", "perhaps", "is neither true nor false"),
         ("run", "", "is not a path"),
+        ("metrics", "9401", "is not HOST:PORT"),
+        ("metrics", "::1:9401", "is not HOST:PORT"),
+        ("metrics", "localhost:99999", "is not HOST:PORT"),
+        ("otlp", "collector:4318", "is not an address such as"),
     ],
 )
 def test_resolve_bad_flag_names_flag_and_fault(flag: str, value: str | list[str], expected: str) -> None:
@@ -122,6 +126,16 @@ def test_resolve_bad_flag_names_flag_and_fault(flag: str, value: str | list[str]
 )
 def test_resolve_size_with_units_is_in_bytes(text: str, num_bytes: int) -> None:
     assert resolve({"max_memory": text}, env={}).max_memory == num_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [("127.0.0.1:0", "127.0.0.1", 0), ("attic.example:9401", "attic.example", 9401), ("[::1]:65535", "::1", 65535)],
+)
+def test_resolve_endpoint_is_host_and_port(text: str, host: str, port: int) -> None:
+    found = resolve({}, env={"SWARM_METRICS": text}).metrics
+    assert found is not None
+    assert (found.host, found.port) == (host, port)
 
 
 def test_default_text_is_empty_where_it_says_nothing() -> None:

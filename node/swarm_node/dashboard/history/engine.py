@@ -25,6 +25,7 @@ BUSY_S = 2.0
 
 _WAL_BYTES = 4 * 2**20
 _CACHE_KIB = 8192
+_THREADS = {"check_same_thread": False, "isolation_level": None}
 
 _SQLITE = {
     "BUSY": ("another process holds its lock", "end the other program that uses it; it is tried again"),
@@ -98,17 +99,15 @@ def engine_for(url: URL, *, reads_only: bool = False) -> Engine:
 
 def memory_engine() -> Engine:
     """One connection, to be used by one thread at a time."""
-    engine = create_engine("sqlite://", poolclass=StaticPool, connect_args={"check_same_thread": False})
-    _begin_by_hand(engine, "BEGIN")
+    engine = create_engine("sqlite://", poolclass=StaticPool, connect_args=_THREADS)
+    _begin_with(engine, "BEGIN")
     return engine
 
 
 def _sqlite_engine(url: URL, *, reads_only: bool) -> Engine:
-    engine = create_engine(
-        url, pool_size=3, max_overflow=0, connect_args={"timeout": BUSY_S, "check_same_thread": False}
-    )
+    options = _THREADS | {"timeout": BUSY_S}
+    engine = create_engine(url, pool_size=3, max_overflow=0, connect_args=options)
 
-    @event.listens_for(engine, "connect")
     def prepare(connection: Any, _: object) -> None:
         if reads_only:
             connection.execute("PRAGMA query_only = ON")
@@ -120,20 +119,18 @@ def _sqlite_engine(url: URL, *, reads_only: bool) -> Engine:
         connection.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES}")
         connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
 
-    _begin_by_hand(engine, "BEGIN" if reads_only else "BEGIN IMMEDIATE")
+    event.listen(engine, "connect", prepare)
+    _begin_with(engine, "BEGIN" if reads_only else "BEGIN IMMEDIATE")
     return engine
 
 
-def _begin_by_hand(engine: Engine, begin: str) -> None:
-    """Python's module begins transactions late and not around tables; so we do."""
+def _begin_with(engine: Engine, begin: str) -> None:
+    """Python's module would begin transactions late, and none around tables; `isolation_level` None leaves it to us."""
 
-    @event.listens_for(engine, "connect")
-    def leave_it(connection: Any, _: object) -> None:
-        connection.isolation_level = None
-
-    @event.listens_for(engine, "begin")
     def do_it(connection: Connection) -> None:
         connection.exec_driver_sql(begin)
+
+    event.listen(engine, "begin", do_it)
 
 
 def reason(error: Exception, place: str) -> HistoryError | None:

@@ -12,7 +12,6 @@ import math
 import time
 from collections.abc import Callable, Hashable, Iterable
 from pathlib import Path
-from types import TracebackType
 from typing import Self, TypeVar
 
 from sqlalchemy import Connection
@@ -67,9 +66,7 @@ class History:
         await asyncio.to_thread(self._writer.is_open.wait, OPEN_S)
         return self
 
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._asking.close()
         if not await asyncio.to_thread(self._writer.close, CLOSE_S):
             logger.warning("the history's database holds up the end: its last seconds may be missing")

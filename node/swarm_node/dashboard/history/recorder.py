@@ -245,4 +245,5 @@ def _adding(connection: Connection, table: Table, key: list[str], *sums: str) ->
     """An insert that adds to the row that is there."""
     statement = _dialect_insert(connection, table)
     added = {name: table.c[name] + statement.excluded[name] for name in sums}
-    return statement.on_conflict_do_update(index_elements=key, set_=added)
+    adding: postgresql.Insert | sqlite.Insert = statement.on_conflict_do_update(index_elements=key, set_=added)
+    return adding

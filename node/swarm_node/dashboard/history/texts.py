@@ -23,6 +23,8 @@ def bounded(text: str, limit: int = MAX_NAME) -> str:
 
     PostgreSQL takes no zero character, and neither database half a surrogate pair: they become question marks.
     """
+    if len(text) <= limit and text.isascii() and "\0" not in text:
+        return text
     clean = text.replace("\0", "?").encode("utf-8", "replace").decode("utf-8")
     if len(clean) <= limit:
         return clean

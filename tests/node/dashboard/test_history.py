@@ -1,0 +1,293 @@
+"""The same for a SQLite file and for PostgreSQL: what was told is what is answered."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from history_places import place, postgres  # noqa: F401
+from swarm_node.dashboard.history.bounds import DAY_S, HOUR_S, Bounds
+from swarm_node.dashboard.history.facts import Sample, Step, Turnover
+from swarm_node.dashboard.history.history import History
+from swarm_node.dashboard.history.writer import Pace
+from swarm_node.dashboard.views import Happening, RefusalView
+
+NOW = 1_800_000_000.0
+HOSTILE = [
+    "'; DROP TABLE history_nodes; --",
+    "<script>alert(1)</script>",
+    "zero\0byte",
+    "half a pair \ud800",
+    "\u202eright to left",
+    "long " * 2000,
+    "%s %(name)s :name ?",
+    "",
+]
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = NOW
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def remembered(
+    place: Path | str,  # noqa: F811
+    tell: Callable[[History], None],
+    ask: Callable[[History], Awaitable[object]],
+    *,
+    clock: Clock | None = None,
+    bounds: Bounds | None = None,
+) -> None:
+    async def run() -> None:
+        async with History(place, clock=clock or Clock(), bounds=bounds) as history:
+            assert history.status.problem is None
+            tell(history)
+            assert await history.flushed(60)
+            await ask(history)
+
+    asyncio.run(run())
+
+
+def step(number: int, **values: object) -> Step:
+    fields: dict[str, object] = {
+        "run": "run-1",
+        "outer_step": number,
+        "at": NOW - 1e5 + number,
+        "loss": 1.0 / number,
+        "digest": f"d{number}",
+        "group": ("ada", "ben"),
+        "num_tokens": 30,
+        "tokens": {"ada": 10, "ben": 20},
+    }
+    return Step(**(fields | values))  # type: ignore[arg-type]
+
+
+def refusal(number: int, **values: object) -> RefusalView:
+    fields: dict[str, object] = {
+        "outer_step": number,
+        "at": NOW + number,
+        "peer_id": "eve",
+        "name": "Eve",
+        "by_peer_id": "ada",
+        "reason": "its norm is 9",
+    }
+    return RefusalView(**(fields | values))  # type: ignore[arg-type]
+
+
+def test_presence_follows_from_looks(place: Path | str) -> None:  # noqa: F811
+    def tell(history: History) -> None:
+        history.record_nodes({"ada", "ben"}, NOW - 500)
+        history.record_nodes({"ada", "cyd"}, NOW - 400)
+        history.record_nodes({"ada", "ben", "cyd"}, NOW - 300)
+
+    async def ask(history: History) -> None:
+        ben = await history.presence("ben")
+        assert [(each.since, each.until) for each in ben] == [(NOW - 500, NOW - 400), (NOW - 300, None)]
+        assert [(each.since, each.until) for each in await history.presence("ada")] == [(NOW - 500, None)]
+        assert await history.presence("nobody") == ()
+        # those who were there at the first look had not just come
+        assert await history.turnover() == Turnover(joins=2, leaves=1)
+        assert await history.turnover(hours=350 / 3600) == Turnover(joins=1, leaves=0)
+
+    remembered(place, tell, ask)
+
+
+def test_presence_goes_on_over_a_short_restart_and_ends_in_a_long_one(place: Path | str) -> None:  # noqa: F811
+    async def nothing(_: History) -> None: ...
+
+    async def ask(history: History) -> None:
+        assert [(each.since, each.until) for each in await history.presence("ada")] == [
+            (NOW - 9000, NOW - 8900),
+            (NOW - 100, None),
+        ]
+        assert await history.turnover() == Turnover(joins=0, leaves=1)
+
+    remembered(place, lambda history: history.record_nodes({"ada", "ben"}, NOW - 9000), nothing)
+    remembered(place, lambda history: history.record_nodes({"ada"}, NOW - 8900), nothing)
+    remembered(place, lambda history: history.record_nodes({"ada", "ben"}, NOW - 100), ask)
+
+
+def test_presence_survives_a_clock_that_was_a_day_ahead(place: Path | str) -> None:  # noqa: F811
+    def tell(history: History) -> None:
+        history.record_nodes({"ada"}, NOW + DAY_S)
+        history.record_nodes({"ada"}, NOW)
+        history.record_nodes(set(), NOW + 5)
+
+    async def ask(history: History) -> None:
+        spans = await history.presence("ada")
+        assert len(spans) == 2
+        assert all(each.until is not None and each.until >= each.since for each in spans)
+
+    remembered(place, tell, ask)
+
+
+def test_series_averages_and_leaves_gaps(place: Path | str) -> None:  # noqa: F811
+    def tell(history: History) -> None:
+        for ago, value in [(60, 1.0), (59, 3.0), (30, 8.0), (0, math.nan), (0, math.inf), (0, 1e300)]:
+            history.record_samples([Sample(name="tokens_per_s", unit="tok/s", value=value)], NOW - ago)
+        history.record_samples([Sample(name="tokens_per_s", unit="tok/s", value=5.0)], math.nan)
+
+    async def ask(history: History) -> None:
+        fine = await history.series("tokens_per_s", 0.05)
+        assert fine is not None
+        assert (fine.unit, fine.step_s) == ("tok/s", 5.0)
+        assert [value for value in fine.values if value is not None] == [2.0, 8.0]
+        assert fine.values[-7] == 8.0
+        assert fine.values[-1] is None
+        coarse = await history.series("tokens_per_s", 30 * 24)
+        assert coarse is not None
+        assert (coarse.step_s, len(coarse.values)) == (3600.0, 721)
+        assert [value for value in coarse.values if value is not None] == [4.0]
+        minutes = await history.series("tokens_per_s", 24)
+        assert minutes is not None
+        assert (minutes.step_s, len(minutes.values)) == (60.0, 1441)
+        assert await history.series("unknown", 1) is None
+        assert history.status.num_dropped == 1
+
+    remembered(place, tell, ask)
+
+
+def test_steps_are_evenly_chosen_with_both_ends(place: Path | str) -> None:  # noqa: F811
+    def tell(history: History) -> None:
+        for number in range(1, 1201):
+            history.record_step(step(number))
+
+    async def ask(history: History) -> None:
+        steps = await history.steps("run-1", limit=10_000)
+        numbers = [each.outer_step for each in steps]
+        assert len(numbers) == 500
+        assert (numbers[0], numbers[-1]) == (1, 1200)
+        assert {late - early for early, late in itertools.pairwise(numbers)} == {2, 3}
+        newest = steps[-1]
+        assert (newest.loss, newest.digest, newest.group, newest.num_tokens) == (1 / 1200, "d1200", ("ada", "ben"), 30)
+        assert [each.outer_step for each in await history.steps("run-1", limit=1)] == [1200]
+        assert await history.steps("run-2") == ()
+
+    remembered(place, tell, ask)
+
+
+def test_step_told_again_adds_what_is_known_and_counts_once(place: Path | str) -> None:  # noqa: F811
+    def tell(history: History) -> None:
+        history.record_step(step(1, loss=math.nan))
+        history.record_step(step(1, phases_s={"reduce": 2.5}, seconds=60.0))
+        history.record_step(step(1, bytes_per_parameter=0.5))
+
+    async def ask(history: History) -> None:
+        (found,) = await history.steps("run-1")
+        assert math.isnan(found.loss)
+        assert (found.phases_s, found.seconds, found.bytes_per_parameter) == ({"reduce": 2.5}, 60.0, 0.5)
+        told = [(each.peer_id, each.tokens, each.rounds) for each in await history.contributions("run-1")]
+        assert told == [("ben", 20, 1), ("ada", 10, 1)]
+
+    remembered(place, tell, ask)
+    remembered(place, tell, ask)
+
+
+def test_contribution_is_of_all_runs(place: Path | str) -> None:  # noqa: F811
+    def tell(history: History) -> None:
+        history.record_step(step(1))
+        history.record_step(step(2, tokens={}))
+        history.record_step(step(1, run="run-2", group=("ada",), tokens={"ada": 2**70, "eve": 5}))
+
+    async def ask(history: History) -> None:
+        ada = await history.contribution("ada")
+        assert (ada.tokens, ada.rounds) == (2**53 + 10, 3)
+        eve = await history.contribution("eve")
+        assert (eve.tokens, eve.rounds) == (0, 0)
+
+    remembered(place, tell, ask)
+
+
+def test_refusals_and_happenings_come_newest_first(place: Path | str) -> None:  # noqa: F811
+    def tell(history: History) -> None:
+        for number in range(150):
+            history.record_refusal("run-1", refusal(number))
+            history.record_refusal("run-1", refusal(number, reason="told again"))
+            history.record_happening(Happening(at=NOW + number, kind="join", peer_id=None, words=f"no {number}"))
+
+    async def ask(history: History) -> None:
+        refusals = await history.refusals("run-1")
+        assert [each.outer_step for each in refusals] == list(range(149, 49, -1))
+        assert refusals[0] == refusal(149)
+        assert [each.words for each in await history.happenings()] == [f"no {number}" for number in range(149, 129, -1)]
+
+    remembered(place, tell, ask)
+
+
+def test_hostile_names_are_data(place: Path | str) -> None:  # noqa: F811
+    def tell(history: History) -> None:
+        history.record_nodes(HOSTILE, NOW - 10)
+        for number, name in enumerate(HOSTILE):
+            history.record_samples([Sample(name=name, unit=name, value=float(number))], NOW)
+            history.record_step(step(1, run=name, digest=name, group=(name,), tokens={name: 7}, phases_s={name: 1.0}))
+            history.record_refusal(name, refusal(1, peer_id=name, name=name, by_peer_id=name, reason=name))
+            history.record_happening(Happening(at=NOW, kind="run", peer_id=name, words=name))
+
+    async def ask(history: History) -> None:
+        for number, name in enumerate(HOSTILE):
+            assert len(await history.presence(name)) == 1
+            series = await history.series(name, 1)
+            assert series is not None
+            assert series.values[-1] == number
+            (found,) = await history.steps(name)
+            assert len(found.group[0]) <= 256
+            assert (await history.contribution(name)).tokens == 7
+            (refused,) = await history.refusals(name)
+            assert len(refused.reason) <= 1000
+            assert len(refused.peer_id) <= 256
+        assert len(await history.happenings()) == len(HOSTILE)
+        assert history.status.num_dropped == 0
+
+    remembered(place, tell, ask)
+
+
+def test_series_beyond_the_bound_are_dropped_and_counted(place: Path | str) -> None:  # noqa: F811
+    def tell(history: History) -> None:
+        history.record_samples([Sample(name=f"s{number:03}", unit="", value=1.0) for number in range(30)], NOW)
+
+    async def ask(history: History) -> None:
+        assert await history.series("s019", 1) is not None
+        assert await history.series("s020", 1) is None
+        assert history.status.num_dropped == 10
+
+    remembered(place, tell, ask, bounds=Bounds(max_series=20))
+
+
+def test_old_facts_are_forgotten_and_detail_fades(place: Path | str) -> None:  # noqa: F811
+    async def run() -> None:
+        clock = Clock()
+        bounds = Bounds(max_age_s=10 * DAY_S, steps_in_full=10, max_refusals=5, max_happenings=5)
+        async with History(place, clock=clock, bounds=bounds, pace=Pace(tidy_s=0.05)) as history:
+            history.record_nodes({"old"}, NOW)
+            history.record_nodes({"new"}, NOW + 1)
+            history.record_samples([Sample(name="s", unit="", value=1.0)], NOW)
+            history.record_step(step(1, at=NOW, run="over", group=("gone",)))
+            for number in range(1, 41):
+                history.record_step(step(number, at=NOW + 9 * DAY_S))
+                history.record_refusal("run-1", refusal(number, at=NOW + 9 * DAY_S + number))
+                history.record_happening(Happening(at=NOW + 9 * DAY_S, kind="run", peer_id=None, words=str(number)))
+            assert await history.flushed(60)
+            clock.now = NOW + 10 * DAY_S + 2 * HOUR_S
+            async with asyncio.timeout(30):
+                while await history.series("s", 10 * 24) is not None or await history.contributions("over"):
+                    await asyncio.sleep(0.05)
+                while len(await history.happenings()) > 5 or len(await history.steps("run-1")) > 20:
+                    await asyncio.sleep(0.05)
+            assert await history.steps("over") == ()
+            assert await history.presence("old") == ()
+            assert len(await history.presence("new")) == 1
+            numbers = [each.outer_step for each in await history.steps("run-1")]
+            assert numbers[-10:] == list(range(31, 41))
+            assert numbers[0] == 1
+            assert [each.outer_step for each in await history.refusals("run-1")] == [40, 39, 38, 37, 36]
+            # contributions outlast the steps that were thinned out
+            assert (await history.contribution("ada")).rounds == 40
+            assert history.status.problem is None
+
+    asyncio.run(run())

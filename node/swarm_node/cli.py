@@ -235,7 +235,9 @@ def run(arguments: Sequence[str]) -> int:
         return code if isinstance(code, int) else 0
     except TyperException as error:
         emitter.error(
-            ConfigError(error.format_message(), remedy=" ".join(["see swarm-node", *_known(arguments), "--help"]))
+            ConfigError(
+                error.format_message().rstrip("."), remedy=" ".join(["see swarm-node", *_known(arguments), "--help"])
+            )
         )
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort):

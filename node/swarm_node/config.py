@@ -288,8 +288,9 @@ def _from_env(env: Mapping[str, str]) -> _Given:
             continue
         name = variable.removeprefix(ENV_PREFIX).lower()
         if name not in SETTINGS or variable != variable.upper():
-            known = [ENV_PREFIX + setting.upper() for setting in SETTINGS]
-            raise _unknown(f"environment variable {variable}", variable.upper(), known)
+            raise _unknown(
+                f"environment variable {variable}", name, tuple(SETTINGS), lambda at: ENV_PREFIX + at.upper()
+            )
         value = env[variable]
         given[name] = (variable, _split(value) if SETTINGS[name].many else value)
     return given
@@ -353,9 +354,9 @@ def _spelled(name: str, origin: str) -> str:
     return f"{name} = {example}" if example.isdigit() or example == "true" else f'{name} = "{example}"'
 
 
-def _unknown(what: str, name: str, known: Sequence[str]) -> ConfigError:
+def _unknown(what: str, name: str, known: Sequence[str], spelled: Callable[[str], str] = str) -> ConfigError:
     close = difflib.get_close_matches(name, known, n=1)
-    remedy = f"did you mean {close[0]}?" if close else f"known are {', '.join(known)}"
+    remedy = f"did you mean {spelled(close[0])}?" if close else f"known are {', '.join(map(spelled, known))}"
     return ConfigError(f"unknown {what}", remedy=remedy)
 
 

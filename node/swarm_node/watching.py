@@ -13,7 +13,7 @@ from swarm.network.libp2p import Libp2pNetwork, Libp2pOptions
 from swarm.network.membership import Membership
 from swarm.training.observer import Observer
 from swarm.training.run_file import SignedRun, load_run
-from swarm_protocol.errors import ConfigError, PeerTimeout, SwarmError
+from swarm_protocol.errors import PeerTimeout, SwarmError
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import TrainerRecord
 
@@ -27,11 +27,10 @@ NOBODY_S = 20.0
 
 
 def watch_run(path: Path, config: Config, emitter: Emitter) -> int:
-    """Until the run in `path` is finished. Raises ConfigError, IntegrityError, StartError or PeerTimeout."""
-    if not config.peers:
-        raise ConfigError(
-            "no peer to look through is named", remedy="give --peers the address of a seed, or of any node of the run"
-        )
+    """Until the run in `path` is finished, through the peers of `config`.
+
+    Raises ConfigError, IntegrityError, StartError or PeerTimeout.
+    """
     logs.quieten_libraries()
     run = load_run(path)
     return asyncio.run(_watch(run, config, emitter))

@@ -53,6 +53,11 @@ def _check_work(config: Config) -> None:
         raise ConfigError(
             f"{config.run} {found}", remedy="give --run the file that the run's author signed, such as run.toml"
         )
+    check_model(config)
+
+
+def check_model(config: Config) -> None:
+    """Raises ConfigError for a directory that is no model's. What a hub has is found out later."""
     if isinstance(config.model, Path) and not (config.model / "config.json").is_file():
         raise ConfigError(
             f"{config.model} is not a Hugging Face model directory: it holds no config.json",

@@ -11,6 +11,7 @@ from swarm.router.routing import format_spans
 from swarm_protocol.errors import ConfigError
 
 from swarm_node import logs
+from swarm_node.commands.daemons import check_model
 from swarm_node.events import Emitter
 from swarm_node.home import Home
 from swarm_node.memory import PROCESS_BYTES, share_of_told, told_for
@@ -24,6 +25,9 @@ def run(flags: Flags) -> int:
     if model is None or path is None:
         missing = "--nodes FILE" if model else "--model MODEL"
         raise ConfigError(f"{missing} is missing", remedy="see swarm-node plan --help")
+    check_model(config)
+    if not path.is_file():
+        raise ConfigError(f"cannot read {path}: it is no file", remedy="give --nodes a TOML file with a [[nodes]] each")
     # torch takes seconds to import: what is refused above is refused at once
     from swarm.serving.capability import planned_needs  # noqa: PLC0415
     from swarm.serving.server_options import ServerOptions  # noqa: PLC0415

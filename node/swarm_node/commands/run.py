@@ -40,8 +40,8 @@ def init(flags: Flags) -> int:
 
 
 def sign(flags: Flags) -> int:
-    path = _path(flags)
     identity = _identity(flags)
+    path = _existing(flags)
     emitter = Emitter(json=flags.json)
     # torch and transformers take seconds to import: what is refused above is refused at once
     from swarm.training.run_config import ImpossibleRun  # noqa: PLC0415
@@ -63,7 +63,7 @@ def sign(flags: Flags) -> int:
 
 
 def show(flags: Flags) -> int:
-    path = _path(flags)
+    path = _existing(flags)
     from swarm.training.run_file import inspect_run  # noqa: PLC0415
 
     logs.quieten_libraries()
@@ -73,13 +73,30 @@ def show(flags: Flags) -> int:
 
 
 def watch(flags: Flags) -> int:
+    config = flags.resolve()
+    if not config.peers:
+        raise ConfigError(
+            "no peer to look through is named", remedy="give --peers the address of a seed, or of any node of the run"
+        )
+    path = _existing(flags)
     from swarm_node.watching import watch_run  # noqa: PLC0415
 
-    return watch_run(_path(flags), flags.resolve(), Emitter(json=flags.json))
+    return watch_run(path, config, Emitter(json=flags.json))
 
 
 def _path(flags: Flags) -> Path:
     return flags.paths["path"] or DEFAULT_PATH
+
+
+def _existing(flags: Flags) -> Path:
+    """Before what takes seconds to import. Raises ConfigError."""
+    path = _path(flags)
+    if not path.is_file():
+        found = "it is a directory" if path.is_dir() else "it is not there"
+        raise ConfigError(
+            f"{path} cannot be read: {found}", remedy=f"check the path, or write one: swarm-node run init {path.name}"
+        )
+    return path
 
 
 def _identity(flags: Flags) -> Identity:

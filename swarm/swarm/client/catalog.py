@@ -87,7 +87,7 @@ class Catalog:
         try:
             servers = await self.seen_servers(model)
         except ValueError as error:
-            raise ConfigError(str(error)) from error
+            raise ConfigError(str(error), remedy="give the model's name as its servers tell it") from error
         if not servers:
             known = ", ".join(await self._membership.models()) or "none"
             raise ConfigError(f"nobody serves a model {model!r}; known models: {known}", remedy="use one of these")

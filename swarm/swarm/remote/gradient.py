@@ -51,7 +51,10 @@ class Wanted:
         """Raises ConfigError if the model has no such blocks."""
         end = model.num_blocks if self.end is None else self.end
         if not 0 <= self.start < end <= model.num_blocks:
-            raise ConfigError(f"blocks [{self.start}, {end}) are not within [0, {model.num_blocks}) of {model.name}")
+            raise ConfigError(
+                f"blocks [{self.start}, {end}) are not within [0, {model.num_blocks}) of {model.name}",
+                remedy="choose start and end within the model",
+            )
         if self.head and end < model.num_blocks:
             raise ConfigError("the head follows the last block", remedy=f"run the blocks to {model.num_blocks}")
         return self.start, end
@@ -103,7 +106,10 @@ def check_input(x: Tensor, model: ModelShape, start: int) -> None:
         raise ConfigError(f"the input has {num_positions} positions", remedy=f"give {limits.MAX_FORWARD_ROWS} at most")
     if x.is_floating_point():
         if x.shape[-1] != model.hidden_size:
-            raise ConfigError(f"the input has {x.shape[-1]} columns, and {model.name} {model.hidden_size}")
+            raise ConfigError(
+                f"the input has {x.shape[-1]} columns, and {model.name} {model.hidden_size}",
+                remedy="give hidden states of this model",
+            )
         if not bool(torch.isfinite(x).all()):
             raise ConfigError("the input is not finite", remedy="check the learning rate")
     elif start:

@@ -25,7 +25,7 @@ class ForwardBounds:
 
     def __post_init__(self) -> None:
         if min(self.max_bytes, self.max_calls, self.max_client_calls) < 1:
-            raise ConfigError("bounds of calls on whole sequences must be above 0")
+            raise ConfigError("bounds of calls on whole sequences must be above 0", remedy="use 1 or more")
 
 
 class ForwardRoom:

@@ -60,7 +60,7 @@ class Pick:
 
     def __post_init__(self) -> None:
         if self.index < 0:
-            raise ConfigError(f"the index of a token is {self.index}")
+            raise ConfigError(f"the index of a token is {self.index}", remedy="count from 0")
         if self.num_logprobs is not None and not 0 <= self.num_logprobs <= MAX_LOGPROBS:
             raise ConfigError(f"{self.num_logprobs} likeliest tokens are wanted", remedy=f"use 0 to {MAX_LOGPROBS}")
 

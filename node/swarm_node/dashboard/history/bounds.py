@@ -39,7 +39,10 @@ class Bounds:
 
     def __post_init__(self) -> None:
         if not 0 < self.raw_age_s <= self.minute_age_s <= self.max_age_s:
-            raise ConfigError("a history keeps raw values no longer than minutes, and those no longer than all")
+            raise ConfigError(
+                "a history keeps raw values no longer than minutes, and those no longer than all",
+                remedy="order its ages so",
+            )
         if self.max_bytes < 2**20 or min(self.steps_in_full, self.max_refusals, self.max_happenings) < 1:
             raise ConfigError("a history this small keeps nothing", remedy="give it at least 1 MiB and one of each")
 

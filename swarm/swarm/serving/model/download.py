@@ -222,7 +222,10 @@ def _in_words(model_id: str, revision: str) -> Iterator[None]:
     except RevisionNotFoundError as error:
         raise ConfigError(f"{model_id} has no revision {revision}", remedy="check its name") from error
     except EntryNotFoundError as error:
-        raise ConfigError(f"a file of {model_id} has vanished from the hub: {one_line(error)}") from error
+        raise ConfigError(
+            f"a file of {model_id} has vanished from the hub: {one_line(error)}",
+            remedy="try again, or name a revision that has it: OWNER/NAME@REVISION",
+        ) from error
     except SafetensorsParsingError as error:
         raise IntegrityError(f"{model_id} has a damaged shard: {one_line(error)}") from error
     except OSError as error:

@@ -116,7 +116,10 @@ def open_model(directory: Path) -> ModelFiles:
         config = AutoConfig.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
         sizes = [getattr(config, name, None) for name in ("num_hidden_layers", "hidden_size", "vocab_size")]
     except Exception as error:  # each family checks its own settings, and raises what it likes
-        raise ConfigError(f"{directory}/config.json is not usable: {one_line(error)}") from error
+        raise ConfigError(
+            f"{directory}/config.json is not usable: {one_line(error)}",
+            remedy="restore the file that came with the model, or serve another one",
+        ) from error
     if not all(isinstance(size, int) and size > 0 for size in sizes):
         raise ConfigError(
             f"{directory}/config.json is not usable: {config.model_type} is no language model of blocks",

@@ -60,7 +60,10 @@ class ModelKit:
                 return_dict=False,
             )
         except Exception as error:  # the template is the model's, and raises what it likes
-            raise ConfigError(f"the model's chat template refuses these messages: {error}") from error
+            raise ConfigError(
+                f"the model's chat template refuses these messages: {error}",
+                remedy="send roles and an order that the model knows, such as user and assistant in turn",
+            ) from error
         return [int(token_id) for token_id in encoded]
 
     def decode(self, token_ids: Sequence[int]) -> str:

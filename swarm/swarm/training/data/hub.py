@@ -67,7 +67,10 @@ class HubSource:
                     if text is None:
                         continue
                     if not isinstance(text, str):
-                        raise ConfigError(f"column {self.text_key!r} of {self.name} is no text")
+                        raise ConfigError(
+                            f"column {self.text_key!r} of {self.name} is no text",
+                            remedy="name one that is in the run's data.text_key",
+                        )
                     for piece, ends in cut(text):
                         yield Passage(piece, ends, done / len(rows))
 

@@ -50,7 +50,9 @@ def load_corpus(
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"tokens cannot be kept in {folder}: {error.strerror}") from error
+        raise ConfigError(
+            f"tokens cannot be kept in {folder}: {error.strerror}", remedy="make it writable, or choose another home"
+        ) from error
     tokens, name = _pinned(folder, config.digest), "the run"
     if tokens is None:
         tokenizer = TokenizerFiles.find(config.tokenizer, local.tokenizer)

@@ -59,7 +59,9 @@ class PythonSource:
             try:
                 text = data.decode()
             except UnicodeDecodeError as error:
-                raise ConfigError(f"{name} in {standard_library()} is not UTF-8 text") from error
+                raise ConfigError(
+                    f"{name} in {standard_library()} is not UTF-8 text", remedy="train with an unchanged Python"
+                ) from error
             for piece, ends in cut(text):
                 yield Passage(piece, ends, (index + 1) / len(files))
 

@@ -73,7 +73,10 @@ class FastTokenizer:
             tokenizer: Any = AutoTokenizer.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
         except Exception as error:  # transformers raises many kinds, some from Rust
             told = " ".join(str(error).split())[:200]
-            raise ConfigError(f"{directory} holds no tokenizer that can be read: {told}") from error
+            raise ConfigError(
+                f"{directory} holds no tokenizer that can be read: {told}",
+                remedy="name a directory with the tokenizer.json of a model",
+            ) from error
         if not tokenizer.is_fast:
             raise ConfigError(f"the tokenizer in {directory} is not a fast one", remedy="use one with a tokenizer.json")
         if tokenizer.eos_token_id is None:

@@ -1,0 +1,187 @@
+"""What people meet when they do it wrong, as a set: what happened, what to do now, soon, and never a traceback."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from swarm_node import cli
+from swarm_protocol.identity import Identity
+
+PEER = "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWHoK2zDpTB25vHJF4swgbFQqKcK3ruE4pJzSFjXSEDigi"
+JOIN = ("join", "--peers", PEER)
+SOON_CPU_S = 3.0
+"""Of computing, imports included: what can be seen at once is said at once, also on a busy machine."""
+
+TINY = '{"model_type": "gpt2", "n_embd": 8, "n_layer": 2, "n_head": 1, "vocab_size": 256}'
+FILES = {
+    "broken.toml": "name = ",
+    "typo.toml": 'peeers = ["x"]\n',
+    "unsigned.toml": 'name = "x"\n[model]\nmodel_type = "gpt2"\n',
+    "nodes.toml": "[[nodes]]\n",
+    "open.keys": "ann sk-0123456789abcdef0123456789abcdef\n",
+    "model/config.json": TINY,
+}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in FILES.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    (tmp_path / "open.keys").chmod(0o644)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SWARM_HOME", str(tmp_path / "home"))
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    """The exit code, and the error as `message → remedy`. Fails unless it is one line each and nothing else."""
+    since = time.process_time()
+    code = cli.run(arguments)
+    took_s = time.process_time() - since
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "Traceback" not in captured.err
+    message, remedy = captured.err.splitlines()
+    assert re.fullmatch(r"error: \S.*[^.\s]", message)
+    assert re.fullmatch(r"  → \S.*\S", remedy)
+    assert took_s < SOON_CPU_S
+    return code, f"{message.removeprefix('error: ')} → {remedy.removeprefix('  → ')}"
+
+
+WRONG = [
+    (("frobnicate",), "No such command 'frobnicate' → see swarm-node --help"),
+    (("run", "sing"), "→ see swarm-node run --help"),
+    (("join", "--bogus"), "--bogus"),
+    (("demo", "--nodes", "many"), "'--nodes'"),
+    (("join",), "no peer to join through is named → give --peers"),
+    (("join", "--peers", "seed.example:4001"), "is malformed: it does not start with / → write it like /ip4/"),
+    (("join", "--peers", "/ip4/1.2.3.4/tcp/99999/p2p/x"), "--peers: address"),
+    (("join", "--peers", "--run", "x.toml"), "--peers is followed by --run and has no value → give it one"),
+    (("seed", "--listen", "localhost"), "--listen: address 'localhost' is malformed"),
+    ((*JOIN, "--run", "missing.toml"), "missing.toml is not there → give --run the file that"),
+    ((*JOIN, "--run", "x", "--model", "y"), "a node either trains or serves → give --run or --model"),
+    ((*JOIN, "--model", "/nowhere"), "holds no config.json → give --model the directory"),
+    ((*JOIN, "--model", "model", "--blocks", "8:2"), "'8:2' is not a span START:END"),
+    ((*JOIN, "--model", "model", "--max-memory", "lots"), "'lots' is not a size such as 6GiB or 500MB → write --max"),
+    ((*JOIN, "--blocks", "0:2"), "there is nothing to serve, so --blocks means nothing → give --model"),
+    ((*JOIN, "--device", "tpu"), "'tpu' is not one of auto, cpu, cuda, mps → write --device auto"),
+    ((*JOIN, "--network-id", "no good"), "is not a network id"),
+    ((*JOIN, "--config", "missing.toml"), "there is no config file missing.toml → check --config"),
+    ((*JOIN, "--config", "broken.toml"), "config file broken.toml cannot be read"),
+    ((*JOIN, "--config", "typo.toml"), "unknown setting 'peeers' in typo.toml → did you mean peers?"),
+    (("seed", "--home", "/proc/x"), "cannot use the home directory /proc/x"),
+    (("gateway", "--peers", PEER, "--port", "99999"), "'99999' is not a whole number from 0 to 65535 → write --port"),
+    (("status",), "no daemon is running"),
+    (("drain",), "no daemon is running"),
+    (("identity",), "there is no identity in"),
+    (("run", "sign", "unsigned.toml"), "there is no identity in"),
+    (("run", "show", "missing.toml"), "missing.toml cannot be read: it is not there → check the path, or write one"),
+    (("run", "show", "model"), "model cannot be read: it is a directory"),
+    (("run", "watch", "unsigned.toml"), "no peer to look through is named → give --peers"),
+    (("run", "watch", "missing.toml", "--peers", PEER), "missing.toml cannot be read: it is not there"),
+    (("plan",), "--model MODEL is missing"),
+    (("plan", "--model", "/nowhere", "--nodes", "nodes.toml"), "holds no config.json"),
+    (("plan", "--model", "model", "--nodes", "missing.toml"), "missing.toml: it is no file → give --nodes"),
+    (("top",), "no swarm to look at is named → give --url"),
+    (("top", "--url", "localhost"), "'localhost' is not an address such as http://127.0.0.1:8000 → write --url"),
+    (("top", "--url", "http://127.0.0.1:1", "--peers", PEER), "--url and --peers are both given"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "expected"), WRONG, ids=[" ".join(arguments) for arguments, _ in WRONG])
+def test_wrong_invocation_is_a_line_and_a_remedy_and_soon(
+    arguments: tuple[str, ...], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, error = said(capsys, *arguments)
+    assert code in {1, 2}
+    assert expected in error
+
+
+@pytest.mark.parametrize(
+    ("content", "mode", "expected"),
+    [
+        (b"not a key", 0o600, "is not a libp2p Ed25519 private key → restore it from a backup"),
+        (None, 0o644, "can be read or changed by other users (mode 0644) → if nobody else can have copied it: chmod"),
+    ],
+)
+def test_unusable_key_is_a_line_and_a_remedy(
+    content: bytes | None, mode: int, expected: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    key = home / "identity.key"
+    Identity.generate().save(key)
+    if content is not None:
+        key.write_bytes(content)
+    key.chmod(mode)
+    assert expected in said(capsys, *JOIN)[1]
+
+
+def test_unknown_variable_suggests_by_its_own_part(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SWARM_PEER", PEER)
+    assert "environment variable SWARM_PEER → did you mean SWARM_PEERS?" in said(capsys, "status")[1]
+    monkeypatch.delenv("SWARM_PEER")
+    monkeypatch.setenv("SWARM_QQQ", "1")
+    assert "→ known are SWARM_HOME, SWARM_NAME" in said(capsys, "status")[1]
+
+
+def run_process(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [str(Path(sys.executable).with_name("swarm-node")), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+
+
+def test_dashboard_that_does_not_answer_is_a_line_and_a_remedy() -> None:
+    done = run_process("top", "--url", "http://127.0.0.1:1", "--once")
+    assert done.returncode == 1
+    message, remedy = done.stderr.splitlines()
+    assert message.startswith("error: no dashboard answers at http://127.0.0.1:1: ")
+    assert remedy.startswith("  → check --url")
+
+
+def test_occupied_port_of_a_gateway_is_a_line_and_a_remedy() -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = str(holder.getsockname()[1])
+        done = run_process("gateway", "--peers", PEER, "--port", port, "--json")
+    assert done.returncode == 1
+    event = json.loads(done.stdout.splitlines()[-1])
+    assert event["message"].startswith(f"cannot listen on 127.0.0.1 port {port}")
+    assert "choose another --port" in event["remedy"]
+    assert "Traceback" not in done.stderr
+
+
+ROOT = Path(__file__).parents[2]
+TOLD = {"ConfigError", "StartError"}
+SOURCES = [
+    path
+    for package in ("node/swarm_node", "swarm/swarm", "protocol/swarm_protocol", "compression/swarm_compression")
+    for path in (ROOT / package).rglob("*.py")
+]
+
+
+def test_every_error_of_the_user_s_says_what_to_do() -> None:
+    lacking = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in SOURCES
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in TOLD
+        if not any(_says_something(keyword) for keyword in node.keywords)
+    ]
+    assert len(SOURCES) > 100
+    assert lacking == []
+
+
+def _says_something(keyword: ast.keyword) -> bool:
+    return keyword.arg == "remedy" and not (isinstance(keyword.value, ast.Constant) and not keyword.value.value)

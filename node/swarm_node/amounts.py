@@ -29,6 +29,13 @@ def size(num_bytes: float) -> str:
     return f"{told[:-1]} {told[-1].upper()}B" if told[-1:].isalpha() else f"{num_bytes:.0f} B"
 
 
+def progress(num_bytes: float, total_bytes: float, cells: int = 20) -> str:
+    """`[█████·····] 50 %, 1.2 GB of 2.4 GB`."""
+    share = min(1.0, max(0.0, num_bytes / total_bytes)) if total_bytes > 0 else 1.0
+    full = int(share * cells)
+    return f"[{'█' * full}{'·' * (cells - full)}] {int(share * 100)} %, {size(num_bytes)} of {size(total_bytes)}"
+
+
 def duration(seconds: float | None) -> str:
     """`41 s`, `3 min`, `2 h 5 min`, `4 d 2 h`; what is negative, as between two clocks, is no time at all."""
     if seconds is None or _is_unknown(seconds):

@@ -25,11 +25,17 @@ TYPES: Mapping[str, tuple[type, ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventSpec:
-    """`fields` maps a name to "type: meaning". `text` is the line for people, empty where they need none."""
+    """`fields` maps a name to "type: meaning". `text` is the line for people, empty where they need none.
+
+    `live`: on a terminal that line takes the place of the one before. `complaint` names the field with which the same
+    line would come again and again: people then read it the first time, the 10th, the 100th….
+    """
 
     about: str
     fields: Mapping[str, str]
     text: str = ""
+    live: bool = False
+    complaint: str = ""
 
     def field_type(self, name: str) -> tuple[str, bool]:
         """The type's name and whether null is allowed."""
@@ -76,7 +82,8 @@ EVENTS: Mapping[str, EventSpec] = {
             "num_bytes": "int: bytes that are there",
             "total_bytes": "int: all that will be",
         },
-        text="downloading {model}: {num_bytes} of {total_bytes} bytes",
+        text="downloading {model}: {bar}",
+        live=True,
     ),
     "serving": EventSpec(
         about="This node answers for the span `[start, end)` of a model.",
@@ -87,7 +94,7 @@ EVENTS: Mapping[str, EventSpec] = {
             "revision": "text: digest of the checkpoint; servers of different revisions never mix",
             "reason": "text: why these blocks",
         },
-        text="serving blocks {start} to {end} of {model}: {reason}",
+        text="serving blocks {start}–{end} of {model}: {reason}",
     ),
     "tokenizing": EventSpec(
         about="The run's data becomes tokens, which are kept for the next start: now and then, and at the end.",
@@ -98,6 +105,7 @@ EVENTS: Mapping[str, EventSpec] = {
             "tokens_per_s": "number: how fast they come",
         },
         text="tokenizing: {share:.0%} read, {num_tokens} tokens, {tokens_per_s:.0f} tokens/s",
+        live=True,
     ),
     "training": EventSpec(
         about="This node holds the run's state and takes part from the next interval on.",
@@ -166,6 +174,7 @@ EVENTS: Mapping[str, EventSpec] = {
             "missing": "list: peer ids that were absent or at fault, as far as is known",
         },
         text="step {step}, attempt {attempt}: {reason}",
+        complaint="reason",
     ),
     "checkpoint": EventSpec(
         about="A checkpoint of the committed state is safely on disk.",
@@ -264,6 +273,7 @@ EVENTS: Mapping[str, EventSpec] = {
         about="Something is wrong that the node can live with.",
         fields={"message": "text: what happened", "remedy": "text: what to do about it, may be empty"},
         text="warning: {message}",
+        complaint="message",
     ),
     "error": EventSpec(
         about="The command cannot go on; it exits non-zero. A daemon that had begun to start says `stopped` after it.",

@@ -9,18 +9,34 @@ from __future__ import annotations
 import json as json_module
 import logging
 import math
+import re
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TextIO
 
 from swarm_protocol.errors import SwarmError
 
 from swarm_node import event_contract
+from swarm_node.amounts import progress
+from swarm_node.live_line import LiveLine
 
 logger = logging.getLogger(__name__)
 
 _MARKS = {"ready": "●", "serving": "●", "training": "●", "warning": "!", "draining": "○", "stopped": "○"}
+
+
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
+_TOLD_AGAIN = frozenset(10**power for power in range(1, 10))
+
+
+@dataclass(frozen=True, slots=True)
+class _Complaint:
+    """What was last complained of, its numbers aside, and how often in a row."""
+
+    reason: str
+    number: int
 
 
 class Emitter:
@@ -30,6 +46,8 @@ class Emitter:
         self.json = json
         self._out = out or sys.stdout
         self._err = err or sys.stderr
+        self._line = LiveLine(self._err)
+        self._complaints: dict[str, _Complaint] = {}
 
     def emit(self, event: str, **fields: object) -> None:
         """Print one event of the contract. AssertionError if it is not in the contract."""
@@ -39,8 +57,14 @@ class Emitter:
         logger.debug("%s %s", event, fields)
         if self.json:
             self._print(json_module.dumps(line, allow_nan=False), self._out)
-        text = _text(event, fields)
-        if text:
+        if event == "stopped":
+            self._guarded(self._line.end)
+        spec, text = event_contract.EVENTS[event], _text(event, fields)
+        if spec.complaint:
+            text = self._counted(event, str(fields[spec.complaint]), text)
+        if text and spec.live:
+            self.status(event, text)
+        elif text:
             self._print(text, self._err)
 
     def error(self, error: SwarmError) -> None:
@@ -48,6 +72,10 @@ class Emitter:
         text = f"error: {error.message}"
         self._print(f"{text}\n  → {error.remedy}" if error.remedy else text, self._err)
         self.emit("error", message=error.message, remedy=error.remedy)
+
+    def status(self, kind: str, text: str) -> None:
+        """How it goes: the line at the foot of a terminal, or a line now and then for each `kind`."""
+        self._guarded(lambda: self._line.show(kind, text))
 
     def say(self, text: str) -> None:
         """A line for people that programs have no use for."""
@@ -57,13 +85,30 @@ class Emitter:
         """What a person asked for: on stdout, unless that is the programs'."""
         self._print(text, self._err if self.json else self._out)
 
+    def _counted(self, event: str, reason: str, text: str) -> str:
+        """`text`, but for a complaint that was the last of its kind too: then it is told the 10th, 100th… time."""
+        same = _NUMBER.sub("#", reason)  # what only differs in a number is the same to whoever reads it
+        last = self._complaints.get(event)
+        number = last.number + 1 if last and last.reason == same else 1
+        self._complaints[event] = _Complaint(same, number)
+        if number == 1:
+            return text
+        return f"{text} ({number} times by now)" if number in _TOLD_AGAIN else ""
+
     def _print(self, text: str, stream: TextIO) -> None:
+        self._guarded(lambda: self._line.above(text) if stream is self._err else _write(stream, text))
+
+    def _guarded(self, write: Callable[[], None]) -> None:
         try:
-            stream.write(text + "\n")
-            stream.flush()
+            write()
         except OSError as error:
             # the reader went away (a closed pipe, a full disk); a daemon goes on without it
             logger.warning("output is lost: %s", error)
+
+
+def _write(stream: TextIO, text: str) -> None:
+    stream.write(text + "\n")
+    stream.flush()
 
 
 def _plain(value: object) -> object:
@@ -84,6 +129,8 @@ def _text(event: str, fields: Mapping[str, object]) -> str:
     known: dict[str, object] = dict(fields)
     known |= {f"num_{name}": len(v) for name, v in fields.items() if isinstance(v, list | tuple)}
     known |= {name: math.nan for name, v in fields.items() if v is None}
+    if event == "downloading":
+        known["bar"] = progress(*(float(str(fields[name])) for name in ("num_bytes", "total_bytes")))
     text = template.format_map(known)
     if event == "warning" and fields.get("remedy"):
         text += f"\n  → {fields['remedy']}"

@@ -15,8 +15,9 @@ from swarm_protocol.checks import check_name
 from swarm_protocol.control_messages import ServingStatus
 from swarm_protocol.errors import ConfigError, SessionError
 
+from swarm_node.amounts import rate, size
 from swarm_node.memory import held_bytes, share_of_free, share_of_told
-from swarm_node.model_source import Reports, find_source
+from swarm_node.model_source import Bring, Reports, find_source
 from swarm_node.node import Node
 from swarm_node.settings import HubId
 
@@ -56,6 +57,7 @@ class Serving:
         self._name = name
         self._numbered = numbered
         self._rate = TokenRate()
+        self._num_bytes = 0  # of the first download, as far as it is
         self._volunteer: Volunteer | None = None
 
     async def until_leaving(self) -> None:
@@ -67,7 +69,8 @@ class Serving:
             self._node.membership,
             source.directory,
             name=self._name,
-            options=replace(_options(self._node), bring=source.bring),
+            options=replace(_options(self._node), bring=self._bringing(source.bring)),
+            on_choice=self._chosen,
             on_decision=self._decided,
         )
         try:
@@ -75,7 +78,7 @@ class Serving:
             while not self._node.departure.leaving.is_set():
                 if failure := volunteer.failure:
                     raise failure
-                self._node.activity.serving = self._status(volunteer)
+                self._say(volunteer)
                 try:
                     async with asyncio.timeout(1.0):
                         await self._node.departure.leaving.wait()
@@ -93,7 +96,24 @@ class Serving:
         """Called in the thread that downloads."""
         if self._node.departure.leaving.is_set():
             raise SessionError(f"the node leaves, and {self._name} is not whole")
+        self._num_bytes = num_bytes
         self._node.emitter.emit("downloading", model=self._name, num_bytes=num_bytes, total_bytes=total_bytes)
+
+    def _chosen(self, decision: Decision) -> None:
+        if self._numbered:
+            blocks = f"blocks {decision.start}–{decision.end} of {self._name}"
+            self._node.steps.done("takes", f"{blocks}: {decision.reason}")
+
+    def _bringing(self, bring: Bring) -> Bring:
+        """`bring`, which is a step the first time. Called in a thread."""
+
+        def brought(start: int, end: int) -> None:
+            bring(start, end)
+            if self._numbered:
+                had = f"{size(self._num_bytes)} came from the hub" if self._num_bytes else "everything is here already"
+                self._node.steps.done("weights", had)
+
+        return brought
 
     def _decided(self, decision: Decision) -> None:
         assert self._volunteer is not None
@@ -101,8 +121,7 @@ class Serving:
         assert server is not None
         if self._numbered:
             self._numbered = False
-            blocks = f"blocks {decision.start} to {decision.end} of {self._name}"
-            self._node.steps.done("takes", f"{blocks}: {decision.reason}")
+            self._node.steps.done("warm-up", f"{decision.end - decision.start} blocks are loaded and measured")
             self._node.steps.done("serving", "open for sessions")
         self._node.activity.state = "serving"
         self._node.emitter.emit(
@@ -114,16 +133,24 @@ class Serving:
             reason=decision.reason,
         )
 
-    def _status(self, volunteer: Volunteer) -> ServingStatus:
+    def _say(self, volunteer: Volunteer) -> None:
         server = volunteer.server
         assert server is not None
-        return ServingStatus(
+        status = self._node.activity.serving = ServingStatus(
             model=self._name,
             start=server.start_block,
             end=server.end_block,
             num_sessions=len(server.sessions),
             tokens_per_s=self._rate.update(asyncio.get_running_loop().time(), server.num_tokens),
         )
+        self._node.emitter.status("serving", told(status, server.record.num_blocks))
+
+
+def told(status: ServingStatus, num_blocks: int) -> str:
+    """`SERVING blocks 12–20 of 32, 41 tok/s`."""
+    blocks = f"blocks {status.start}–{status.end} of {num_blocks}"
+    sessions = f", {status.num_sessions} sessions" if status.num_sessions > 1 else ""
+    return f"SERVING {blocks}, {rate(status.tokens_per_s)}{sessions}"
 
 
 def _options(node: Node) -> VolunteerOptions:

@@ -37,6 +37,7 @@ from swarm.training.trainer import Trainer, TrainerOptions
 from swarm_protocol.control_messages import TrainingStatus
 from swarm_protocol.errors import ConfigError
 
+from swarm_node.amounts import rate
 from swarm_node.chunk_folder import ChunkFolder
 from swarm_node.config import Config
 from swarm_node.home import explained
@@ -77,6 +78,8 @@ class Training:
         resumed = await asyncio.to_thread(load_newest, self._folder)
         materials = await asyncio.to_thread(self._prepare, resumed)
         self._show(resumed.state.outer_step if resumed else 0)
+        found = f"from the checkpoint of outer step {resumed.state.outer_step}" if resumed else "from the run's start"
+        self._node.steps.done("warm-up", f"data and model are ready; {found}, unless others are further")
         self._trainer = Trainer(
             self._node.network,
             self._node.membership,
@@ -151,6 +154,7 @@ class Training:
         self._tell_begin(event)
         match event:
             case IntervalDone():
+                self._say(event.step, event.tokens_per_s)
                 told = {name: value for name, value in asdict(event).items() if name != "num_steps"}
                 self._emit("interval", **told)
             case IntervalFailed():
@@ -165,6 +169,7 @@ class Training:
                 pass
         if isinstance(event, OuterStep):
             self._show(event.step, loss=event.loss, tokens_per_s=event.tokens_per_s)
+            self._say(event.step, event.tokens_per_s)
             self._save_soon()
 
     def _tell_begin(self, event: TrainingEvent) -> None:
@@ -174,13 +179,19 @@ class Training:
         self._begun = True
         has_step = isinstance(event, StateFetched | Validated)
         self._node.activity.state = "training"
-        self._emit("training", outer_step=event.step if has_step else event.step - 1)
+        step = event.step if has_step else event.step - 1
+        self._node.steps.done("training", f"from outer step {step} of {self._run.config.outer_steps}")
+        self._emit("training", outer_step=step)
 
     def _tokenizing(self, progress: Progress) -> None:
         self._emit("tokenizing", **asdict(progress))
 
     def _emit(self, name: str, **fields: object) -> None:
         self._node.emitter.emit(name, run=self._run.run_id, **fields)
+
+    def _say(self, step: int, tokens_per_s: float) -> None:
+        of = self._run.config.outer_steps
+        self._node.emitter.status("training", f"TRAINING step {step} of {of}, {rate(tokens_per_s)}")
 
     def _show(self, step: int, *, loss: float | None = None, tokens_per_s: float = 0.0) -> None:
         self._node.activity.training = TrainingStatus(

@@ -20,10 +20,10 @@ from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Static, TabbedContent, TabPane
 
 from swarm_node.amounts import UNKNOWN, rate, size
+from swarm_node.cleaning import clean
 from swarm_node.dashboard.source import Source
 from swarm_node.dashboard.views import ModelView, NodeView, Overview, RunView
 from swarm_node.top import pictures
-from swarm_node.top.cleaning import clean
 
 LATE_S = 15.0
 """A source that has not changed for so long has lost its swarm, or us."""

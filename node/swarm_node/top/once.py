@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from swarm_node.cleaning import clean
 from swarm_node.dashboard.source import Source
 from swarm_node.dashboard.views import Overview
 from swarm_node.top import pictures
-from swarm_node.top.cleaning import clean
 
 MAX_DETAILS = 8
 """Models and runs that are drawn in full; the overview has them all."""

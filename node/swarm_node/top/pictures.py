@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from rich.text import Text
 
 from swarm_node.amounts import UNKNOWN, count, duration, rate, seconds, size
+from swarm_node.cleaning import clean
 from swarm_node.dashboard.views import (
     Happening,
     ModelDetail,
@@ -22,7 +23,6 @@ from swarm_node.dashboard.views import (
     ServerView,
 )
 from swarm_node.top.block_map import missing_row, replica_row, span_row, sparkline
-from swarm_node.top.cleaning import clean
 
 STYLES = {
     "whole": "green", "thin": "yellow", "incomplete": "red",

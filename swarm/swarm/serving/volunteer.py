@@ -41,7 +41,8 @@ LINKS_WITHIN_S = 2.0
 
 
 class Volunteer:
-    """`on_decision` hears of the first span and of each move, after it is served."""
+    """`on_choice` hears of the first span before its weights are had; `on_decision` of it and of each move, after it is
+    served."""
 
     def __init__(
         self,
@@ -51,6 +52,7 @@ class Volunteer:
         *,
         name: str,
         options: VolunteerOptions,
+        on_choice: Callable[[Decision], None] | None = None,
         on_decision: Callable[[Decision], None] | None = None,
     ) -> None:
         self.server: SpanServer | None = None
@@ -60,6 +62,7 @@ class Volunteer:
         self._model_dir = model_dir
         self._name = name
         self._options = options
+        self._on_choice = on_choice
         self._on_decision = on_decision
         self._watch: asyncio.Task[None] | None = None
         self._failure: SessionError | None = None
@@ -76,6 +79,8 @@ class Volunteer:
             else:
                 start, end = self._options.span
                 decision = Decision(start=start, end=end, reason="as told")
+            if self._on_choice is not None:
+                self._on_choice(decision)
             await asyncio.to_thread(self._options.bring, decision.start, decision.end)
             server = SpanServer(
                 self._network,

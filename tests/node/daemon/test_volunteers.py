@@ -51,6 +51,10 @@ def test_join_trains_a_run_that_can_be_watched_and_then_serves_it(
     steps = [[(event["step"], event["digest"]) for event in named(node, "outer_step")] for node in nodes]
     assert [step for step, _ in steps[0]] == [1, 2]
     assert steps[0] == steps[1], "replicas are bit-identical"
+    numbered = named(nodes[0], "step")
+    assert [event["title"] for event in numbered[4:]] == ["takes", "course", "warm-up", "training"]
+    assert {numbered[-1]["number"], *(event["of"] for event in numbered)} == {8}, "all steps are done"
+    assert "TRAINING step 1 of 2" in nodes[0].err_path.read_text()
     finished = [named(node, "run_finished")[0] for node in nodes]
     assert {event["digest"] for event in finished} == {steps[0][-1][1]}
     assert sorted((event["start"], event["end"]) for event in serving) == [(0, 2), (2, 4)]

@@ -16,6 +16,7 @@ from swarm_node.dashboard.collector import Collector
 from swarm_node.dashboard.history.facts import Contribution, HistoryError, Sample, Step, Turnover
 from swarm_node.dashboard.picture import Place
 from swarm_node.dashboard.remembering import Remembering
+from swarm_node.dashboard.runs_seen import FetchRun
 from swarm_node.dashboard.views import Happening, PresenceView, RefusalView, Series, StepView
 from swarm_protocol.errors import PeerRefused
 from swarm_protocol.identity import Identity
@@ -177,8 +178,8 @@ class World:
 
 
 @asynccontextmanager
-async def world(fetch_run=fetch_nothing) -> AsyncIterator[World]:  # type: ignore[no-untyped-def]
-    internet = MemoryInternet()
+async def world(fetch_run: FetchRun = fetch_nothing, internet: MemoryInternet | None = None) -> AsyncIterator[World]:
+    internet = internet or MemoryInternet()
     async with AsyncExitStack() as stack:
         network = internet.network(Identity(b"dashboard".ljust(32, b".")))
         stack.push_async_callback(network.close)

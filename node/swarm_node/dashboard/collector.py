@@ -42,8 +42,8 @@ from swarm_node.dashboard.views import (
 )
 
 LOOK_S = 2.0
-PAUSE_S = 1.0
-"""At least so long between two looks, however long one takes: visitors hear at most once a second."""
+REST_S = 0.5
+"""At least so long between two looks, however long one takes."""
 
 PATIENCE_S = 4.0
 """Visitors hear at least every 5 s, also while a look takes longer."""
@@ -113,7 +113,7 @@ class Collector:
                 looking = tasks.create_task(self._look_once(tasks), name="dashboard look")
                 while not (await asyncio.wait({looking}, timeout=PATIENCE_S))[0]:
                     self._publish("the network takes long to answer")
-                await asyncio.sleep(max(PAUSE_S, next_s - loop.time()))
+                await asyncio.sleep(max(REST_S, next_s - loop.time()))
         raise AssertionError("the loop above has no end")
 
     async def _look_once(self, tasks: asyncio.TaskGroup) -> None:

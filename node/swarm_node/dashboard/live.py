@@ -33,8 +33,8 @@ MAX_STREAMS_EACH = 64
 """Of one address: a school behind one, not a flood."""
 
 HEARTBEAT_S = 10.0
-PAUSE_S = 1.0
-"""Between two sendings to one reader."""
+PAUSE_S = 0.9
+"""Between two sendings to one reader: at most one a second, with room for a collector that looks every second."""
 
 MAX_STREAM_S = 900.0
 """Then a stream ends and its reader, if there still is one, opens the next."""

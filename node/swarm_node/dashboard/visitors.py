@@ -17,6 +17,9 @@ from swarm_node.gateway.access import network_of
 from swarm_node.gateway.errors import ApiError
 from swarm_node.gateway.limits import Allowances, Rates
 
+PRIVATE = tuple(map(ipaddress.ip_network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7")))
+"""Where proxies and load balancers live: RFC 1918 and RFC 4193."""
+
 REQUESTS_PER_MIN = 600
 """Of one address. A page with its files and its newest state is ten requests, then one every two seconds."""
 
@@ -64,4 +67,4 @@ def _may_be_proxy(host: str) -> bool:
         address = ipaddress.ip_address(host)
     except ValueError:
         return False
-    return address.is_loopback or address.is_private
+    return address.is_loopback or any(address in network for network in PRIVATE)

@@ -1,0 +1,119 @@
+"""A dashboard of a made-up swarm in a process of its own: `python dashboard_server.py NUM_NODES HISTORY`.
+
+All but the network is what `swarm-node dashboard` runs: records are signed and checked, looked up through Membership,
+shown over real HTTP. Each record is signed anew every 30 s, as members do. Prints its URL, and ends with its stdin.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import swarm.network.libp2p  # noqa: F401 what a daemon has loaded, for the sake of its memory
+import uvloop
+from dashboard_world import PLACE, fetch_nothing, node_record, serve_record, trainer_record
+from swarm.network.membership import Membership
+from swarm_node.dashboard import collector as collector_module
+from swarm_node.dashboard.app import create_dashboard
+from swarm_node.dashboard.collector import Collector
+from swarm_node.dashboard.history.history import History
+from swarm_node.dashboard.remembering import Remembering
+from swarm_node.gateway.server import listen, serving
+from swarm_protocol.envelope import Envelope
+from swarm_protocol.identity import Identity
+from swarm_protocol.records import NodeRecord, Record, publish_key
+from swarm_protocol.signed_record import seal_record, unseal_record
+
+REFRESH_S = 30.0
+LOOK_S = 1.0  # 60 events a minute
+NUM_BLOCKS = 64
+MODELS = ("large", "middle", "small")
+
+
+class Peers:
+    """Implements what Membership asks of a Network: many peers' records, some signed anew with each lookup."""
+
+    peer_id = Identity(b"d" * 32).peer_id
+    network_id = "bench"
+
+    def __init__(self, num_nodes: int) -> None:
+        self._identities = [Identity(index.to_bytes(32, "big")) for index in range(1, num_nodes + 1)]
+        self._held: dict[str, dict[str, Envelope]] = {}
+        self._due: list[tuple[float, int]] = []
+        for index in range(num_nodes):
+            self._sign(index)
+            self._due.append((time.time() + REFRESH_S * index / num_nodes, index))
+
+    def now(self) -> float:
+        return time.time()
+
+    def _sign(self, index: int) -> None:
+        for record in _records(index):
+            identity = self._identities[index]
+            key = publish_key(record, identity.peer_id)
+            sealed = seal_record(
+                identity, network_id="bench", key=key, payload=record.to_bytes(), issued_at=self.now(), lifetime_s=60
+            )
+            held = self._held.setdefault(key, {})
+            held[identity.peer_id] = unseal_record(sealed.to_bytes(), network_id="bench", key=key, now=self.now())
+
+    async def lookup(self, keys: Sequence[str], *, timeout_s: float) -> list[Envelope]:
+        for place, (due_at, index) in enumerate(self._due):
+            if due_at <= self.now():
+                self._sign(index)
+                self._due[place] = (due_at + REFRESH_S, index)
+        return [envelope for key in keys for envelope in self._held.get(key, {}).values()]
+
+    async def serve(self, method: str, handler: object) -> None:
+        pass
+
+    async def publish(self, key: str, payload: bytes, *, lifetime_s: float) -> bool:
+        return True
+
+
+def _records(index: int) -> list[Record]:
+    """A node, and what it does: two of three serve, the others train."""
+    model = MODELS[index % len(MODELS)]
+    start = index * 7 % (NUM_BLOCKS - 8)
+    work: Record = serve_record(
+        start, start + 8, model=model, num_blocks=NUM_BLOCKS, tokens_per_s=20.0, decode_ms_per_block=1 + index % 5
+    )
+    if index % 3 == 2:
+        work = trainer_record(int(time.time() // 10) % 1000)
+    node: NodeRecord = node_record(
+        f"node {index}",
+        models=(model,) if index % 3 != 2 else (),
+        runs=("story",) if index % 3 == 2 else (),
+        decode_tokens_per_s=20.0,
+        device="NVIDIA GeForce RTX 4090",
+    )
+    return [node, work]
+
+
+async def main(num_nodes: int, history: Path) -> None:
+    collector_module.LOOK_S = LOOK_S
+    network = Peers(num_nodes)
+    async with Membership(network) as membership, History(history) as remembered:  # type: ignore[arg-type]
+        remembering = Remembering(remembered)
+        collector = Collector(
+            network,  # type: ignore[arg-type]
+            membership,
+            remembering,
+            place=PLACE,
+            fetch_run=fetch_nothing,
+        )
+        looking = asyncio.create_task(collector.keep_looking())
+        app = create_dashboard(collector)
+        async with serving(app, listen("127.0.0.1", 0)) as url:
+            print(url, flush=True)
+            await asyncio.to_thread(sys.stdin.read)
+            app.state.live.close()
+        looking.cancel()
+        await asyncio.wait({looking})
+
+
+if __name__ == "__main__":
+    uvloop.run(main(int(sys.argv[1]), Path(sys.argv[2])))

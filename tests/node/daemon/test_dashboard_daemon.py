@@ -1,0 +1,36 @@
+"""`swarm-node dashboard` as a process on a real network: it shows who is there, live, and leaves when told to."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+import httpx
+from node.daemon.conftest import Node, Seed, StartNode, wait_until
+
+
+def test_dashboard_shows_a_real_network(seed: Seed, member: Node, start_node: StartNode) -> None:
+    node = start_node("dashboard", "--network-id", "tests", "--peers", seed.addr, "--port", "0", home="dashboard")
+    url = str(node.wait_for("dashboard")["url"])
+
+    def names() -> set[str]:
+        return {each["name"] for each in httpx.get(f"{url}/api/v1/nodes", timeout=10).json()}
+
+    wait_until(lambda: len(names()) == 3, "the seed, the member and itself")
+    overview = httpx.get(f"{url}/api/v1/overview", timeout=10).json()
+    assert overview["stale"] is None
+    assert overview["nodes_by_state"] == {"alive": 3, "leaving": 0}
+    assert overview["join_command"] == f"swarm-node join --peers {seed.addr} --network-id tests"
+    page = httpx.get(url, timeout=10)
+    assert page.status_code == 200
+    assert page.headers["content-type"].startswith("text/html")
+    assert "script-src 'self'" in page.headers["content-security-policy"]
+    with httpx.stream("GET", f"{url}/api/v1/events", timeout=30) as events:
+        lines = events.iter_lines()
+        assert next(lines) == "event: overview"
+        assert json.loads(next(lines).removeprefix("data: "))["network_id"] == "tests"
+        node.process.send_signal(signal.SIGTERM)
+        rest = list(lines)
+    assert all(line == "" or line.startswith(("event: ", "data: ")) for line in rest), "an ending, no broken connection"
+    assert node.wait_end() == 0
+    assert (node.home / "history.sqlite").is_file()

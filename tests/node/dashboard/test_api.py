@@ -1,0 +1,275 @@
+"""The JSON API over an example swarm: every route, what it refuses and how, and downloads that stay in their folder."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from urllib.parse import quote
+
+import httpx
+import pytest
+from dashboard_swarms import ExampleSource, example_source
+from starlette.responses import PlainTextResponse
+from swarm_node.dashboard import visitors
+from swarm_node.dashboard.app import beside, create_dashboard
+from swarm_node.dashboard.checkpoints import Checkpoints
+from swarm_node.dashboard.shown import MAX_SHOWN_CHARS, shown
+from swarm_node.dashboard.views import ModelDetail, NodeDetail, NodeView, Overview, RunDetail, Series
+
+RUN = "story-0123456789ab"
+
+
+@pytest.fixture(scope="module")
+def source() -> ExampleSource:
+    return example_source(30)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """As a home exports: checkpoints of a run beside its model, and things that are nobody's business."""
+    (tmp_path / "secret").write_bytes(b"key")
+    model = tmp_path / "checkpoints" / RUN / RUN
+    model.mkdir(parents=True)
+    (model / "model.safetensors").write_bytes(bytes(range(256)))
+    (model / "config.json").write_text("{}")
+    (model / ".hidden").write_text("x")
+    (model / "link").symlink_to(tmp_path / "secret")
+    (model / "folder").mkdir()
+    (tmp_path / "checkpoints" / "plain").mkdir()
+    (tmp_path / "checkpoints" / "plain" / "a b.bin").write_text("plain")
+    (tmp_path / "checkpoints" / "elsewhere").symlink_to(tmp_path)
+    return tmp_path / "checkpoints"
+
+
+@asynccontextmanager
+async def visiting(source: ExampleSource, folder: Path | None = None) -> AsyncIterator[httpx.AsyncClient]:
+    app = create_dashboard(source, checkpoints=Checkpoints(folder) if folder else None)
+    transport = httpx.ASGITransport(app, client=("203.0.113.9", 1), raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://swarm.test") as client:
+        yield client
+
+
+def get(source: ExampleSource, *paths: str, folder: Path | None = None, **headers: str) -> list[httpx.Response]:
+    async def main() -> list[httpx.Response]:
+        async with visiting(source, folder) as client:
+            return [await client.get(path, headers=headers) for path in paths]
+
+    return asyncio.run(main())
+
+
+def test_api_gives_the_views_as_they_are(source: ExampleSource) -> None:
+    model, run, peer = (next(iter(each)) for each in (source.model_details, source.run_details, source.node_details))
+    series = next(iter(source.all_series))
+    answers = get(
+        source,
+        "/api/v1/overview",
+        f"/api/v1/models/{quote(model, safe='')}",
+        f"/api/v1/models/{model}",
+        f"/api/v1/runs/{quote(run, safe='')}",
+        f"/api/v1/nodes/{peer}",
+        f"/api/v1/series?name={quote(series, safe='')}&hours=24",
+    )
+    kinds = (Overview, ModelDetail, ModelDetail, RunDetail, NodeDetail, Series)
+    wanted = (
+        source.overview(),
+        source.model(model),
+        source.model(model),
+        source.run_details[run],
+        source.node_details[peer],
+        source.all_series[series],
+    )
+    for answer, kind, view in zip(answers, kinds, wanted, strict=True):
+        assert answer.status_code == 200
+        assert answer.headers["content-type"] == "application/json"
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert "default-src 'none'" in answer.headers["content-security-policy"]
+        assert kind.model_validate_json(answer.content) == view
+
+
+def test_nodes_come_in_pages_and_by_state(source: ExampleSource) -> None:
+    everyone, some, last, gone = get(
+        source,
+        "/api/v1/nodes",
+        "/api/v1/nodes?limit=7",
+        "/api/v1/nodes?limit=7&offset=28",
+        "/api/v1/nodes?state=gone",
+    )
+    nodes = source.nodes()
+    assert [NodeView(**each) for each in everyone.json()] == list(nodes)
+    assert [each["peer_id"] for each in some.json()] == [node.peer_id for node in nodes[:7]]
+    assert len(last.json()) == 2
+    assert len(gone.json()) == sum(node.state == "gone" for node in nodes)
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/api/v1/models/nobody's", 404),
+        ("/api/v1/runs/none", 404),
+        ("/api/v1/nodes/12D3KooWnobody", 404),
+        ("/api/v1/series?name=made-up", 404),
+        ("/api/v1/events?page=model&name=nobody's", 404),
+        ("/api/v1/nothing", 404),
+        ("/api/v1/nodes?limit=5001", 400),
+        ("/api/v1/nodes?limit=0", 400),
+        ("/api/v1/nodes?offset=-1", 400),
+        ("/api/v1/nodes?state=odd", 400),
+        ("/api/v1/series", 400),
+        ("/api/v1/series?name=nodes&hours=721", 400),
+        ("/api/v1/series?name=nodes&hours=nan", 400),
+        ("/api/v1/events?page=odd", 400),
+        (f"/api/v1/series?name={'x' * 10_000}", 400),
+        (f"/api/v1/models/{'x' * 10_000}", 400),
+        ("/api/v1/models/%E2%80%AE%00%1B%5B31m<script>", 404),
+    ],
+)
+def test_refusals_are_json_in_words(source: ExampleSource, path: str, status: int) -> None:
+    [answer] = get(source, path)
+    assert answer.status_code == status
+    error = answer.json()["error"]
+    assert error["message"].isprintable()
+    assert 0 < len(error["message"]) < 500
+    assert error["remedy"]
+    assert answer.headers["content-type"] == "application/json"
+
+
+def test_nothing_can_be_changed(source: ExampleSource) -> None:
+    async def main() -> None:
+        async with visiting(source) as client:
+            for method in ("POST", "PUT", "DELETE", "PATCH"):
+                answer = await client.request(method, "/api/v1/overview", content=b"x" * 10_000)
+                assert answer.status_code == 405
+                assert "error" in answer.json()
+
+    asyncio.run(main())
+
+
+def test_openapi_describes_every_route(source: ExampleSource) -> None:
+    [answer] = get(source, "/api/v1/openapi.json")
+    described = answer.json()
+    assert set(described["paths"]) == {
+        "/api/v1/overview",
+        "/api/v1/models/{name}",
+        "/api/v1/runs/{run}",
+        "/api/v1/nodes",
+        "/api/v1/nodes/{peer_id}",
+        "/api/v1/series",
+        "/api/v1/events",
+        "/api/v1/checkpoints/{run}/{name}",
+    }
+    ok = described["paths"]["/api/v1/overview"]["get"]["responses"]["200"]["content"]["application/json"]
+    assert ok["schema"]["$ref"].endswith("/Overview")
+    assert "ErrorBody" in described["components"]["schemas"]
+
+
+def test_bug_in_a_view_is_a_500_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = example_source(0)
+    monkeypatch.setattr(source, "overview", lambda: 1 / 0)
+    [answer] = get(source, "/api/v1/overview")
+    assert answer.status_code == 500
+    assert answer.json() == {"error": {"message": "the dashboard failed to answer", "remedy": "its log says why"}}
+
+
+def test_address_that_asks_too_often_is_told_when_to_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(visitors.Bounded.__init__.__kwdefaults__, "requests_per_min", 5)
+    answers = get(example_source(0), *["/api/v1/overview"] * 6)
+    assert [answer.status_code for answer in answers] == [200] * 5 + [429]
+    assert "5 requests a minute" in answers[-1].json()["error"]["message"]
+    assert int(answers[-1].headers["retry-after"]) > 0
+
+
+@pytest.mark.parametrize(
+    ("client", "forwarded", "address"),
+    [
+        ("203.0.113.9", "", "203.0.113.9"),
+        ("203.0.113.9", "198.51.100.1", "203.0.113.9"),
+        ("127.0.0.1", "", "127.0.0.1"),
+        ("127.0.0.1", "192.0.2.7, 198.51.100.1", "198.51.100.1"),
+        ("10.0.0.3", "198.51.100.1", "198.51.100.1"),
+        ("127.0.0.1", "nonsense", "127.0.0.1"),
+        ("2001:db8::1:2:3:4", "198.51.100.1", "2001:db8::/64"),
+        ("::1", "2001:db8::5", "2001:db8::/64"),
+    ],
+)
+def test_visitor_is_known_by_address_or_by_what_a_near_proxy_says(client: str, forwarded: str, address: str) -> None:
+    headers = [(b"x-forwarded-for", forwarded.encode())] if forwarded else []
+    assert visitors.address_of({"type": "http", "client": (client, 1), "headers": headers}) == address
+
+
+# --- checkpoints ------------------------------------------------------------------------------------------------------
+
+
+def test_checkpoint_lists_plain_files_that_can_be_downloaded(source: ExampleSource, folder: Path) -> None:
+    files = Checkpoints(folder).files(RUN)
+    assert [(file.name, file.num_bytes) for file in files] == [("config.json", 2), ("model.safetensors", 256)]
+    [plain] = Checkpoints(folder).files("plain")
+    assert plain.url == "/api/v1/checkpoints/plain/a%20b.bin"
+    whole, blank = get(source, files[1].url, plain.url, folder=folder)
+    assert whole.content == bytes(range(256))
+    assert "attachment" in whole.headers["content-disposition"]
+    assert blank.text == "plain"
+    [part] = get(source, files[1].url, folder=folder, range="bytes=10-19")
+    assert (part.status_code, part.content) == (206, bytes(range(10, 20)))
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "../secret",
+        "..%2Fsecret",
+        "%2e%2e/secret",
+        f"{RUN}/link",
+        f"{RUN}/.hidden",
+        f"{RUN}/folder",
+        f"{RUN}/..%2F..%2F..%2Fsecret",
+        f"{RUN}/%2Fetc%2Fpasswd",
+        "elsewhere/secret",
+        "./plain",
+        "plain/a%00b",
+        f"{RUN}/config.json%00",
+    ],
+)
+def test_nothing_outside_the_list_can_be_downloaded(source: ExampleSource, folder: Path, path: str) -> None:
+    [answer] = get(source, f"/api/v1/checkpoints/{path}", folder=folder)
+    assert answer.status_code == 404
+    assert answer.content != b"key"
+    assert "error" in answer.json()
+
+
+def test_no_folder_means_no_downloads(source: ExampleSource, tmp_path: Path) -> None:
+    [answer] = get(source, f"/api/v1/checkpoints/{RUN}/config.json")
+    assert answer.status_code == 404
+    assert Checkpoints(tmp_path / "missing").files(RUN) == ()
+
+
+# --- beside a gateway -------------------------------------------------------------------------------------------------
+
+
+def test_gateway_keeps_what_is_its_own(source: ExampleSource) -> None:
+    app = beside(PlainTextResponse("the gateway's"), create_dashboard(source, has_chat=True))
+
+    async def main() -> None:
+        transport = httpx.ASGITransport(app, client=("203.0.113.9", 1))
+        async with httpx.AsyncClient(transport=transport, base_url="http://swarm.test") as client:
+            for path in ("/v1/models", "/v1", "/health", "/metrics", "/openapi.json"):
+                assert (await client.get(path)).text == "the gateway's"
+            for path in ("/", "/api/v1/overview", "/v10", "/nodes"):
+                answer = await client.get(path)
+                assert answer.text != "the gateway's"
+
+    asyncio.run(main())
+
+
+# --- text -------------------------------------------------------------------------------------------------------------
+
+
+def test_shown_is_one_bounded_printable_line() -> None:
+    assert shown("a\u202eb\x00\x1b[31m\nc") == "a b [31m c"
+    assert shown("<b>") == "<b>"
+    assert shown("\u200b\u2066 ") == "—"
+    assert len(shown("x" * 10_000)) == MAX_SHOWN_CHARS
+    assert shown("x" * 10_000).endswith("…")
+    assert json.loads(json.dumps(shown("\ud800x"))) == "x"

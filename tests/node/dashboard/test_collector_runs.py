@@ -1,0 +1,172 @@
+"""What the collector makes of runs: real trainers on a simulated internet, and members that say what they like."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+from dashboard_world import World, node_record, trainer_record, world
+from swarm.network.interface import Network
+from swarm.testing import virtual_time
+from swarm.training.events import OuterStep
+from swarm.training.run_file import SignedRun
+from swarm_node.dashboard.look import Listed
+from swarm_node.dashboard.run_views import RunFacts, RunFile, downsampled, run_view
+from swarm_node.dashboard.views import RunDetail, StepView
+from swarm_protocol.errors import PeerTimeout
+from swarm_protocol.records import Refusal, RoundReport
+from training_swarm import Swarm, SyntheticInner, config
+
+
+def fetching(run: SignedRun, asked: list[str]) -> Callable:  # type: ignore[type-arg]
+    async def fetch(_network: Network, peer_id: str, run_id: str) -> SignedRun:
+        assert run_id == run.run_id
+        asked.append(peer_id)
+        if len(asked) == 1:
+            raise PeerTimeout("no answer", peer_id=peer_id)
+        return run
+
+    return fetch
+
+
+async def detail_of(found: World, run: str) -> RunDetail:
+    detail = await found.collector.run(run)
+    assert detail is not None
+    return detail
+
+
+@pytest.mark.timeout(700)
+def test_run_is_followed_from_its_file_to_its_end() -> None:
+    async def main() -> None:
+        async with Swarm(config(outer_steps=4, min_group=2)) as swarm:
+            asked: list[str] = []
+            async with world(fetching(swarm.run, asked), swarm.internet) as found:
+                for name in ("a", "b"):
+                    member = await swarm.join(name, inner=SyntheticInner(virtual_step_s=1.5))
+                    member.trainer._membership.announce(node_record(name))
+                await asyncio.sleep(12)
+                run = swarm.run.run_id
+                [view] = found.collector.overview().runs
+                assert (view.run, view.name, view.signed_by) == (run, "test", swarm.run.peer_id)
+                assert (view.state, view.outer_steps, view.num_members) == ("training", 4, 2)
+                assert view.words.startswith("Training: outer step ")
+                assert len(asked) == 2, "the member after the one that did not answer, and nobody more"
+                await swarm.finish()
+                await asyncio.sleep(6)
+                events = {event.step: event for event in swarm.members["a"].of(OuterStep)}
+                detail = await detail_of(found, run)
+                assert [step.outer_step for step in detail.steps][-2:] == [3, 4]
+                for step in detail.steps:
+                    event = events[step.outer_step]
+                    assert (step.digest, set(step.group)) == (event.digest, set(event.group))
+                    assert step.loss == pytest.approx(event.loss)
+                assert detail.run.state == "finished"
+                assert detail.run.words == "Finished: outer step 4 of 4 is committed."
+                assert detail.run.losses == tuple(step.loss for step in detail.steps)
+                assert detail.run.digest == events[4].digest
+                assert {each.name for each in detail.contributors} == {"a", "b"}
+                assert all(each.rounds == len(detail.steps) and each.tokens > 0 for each in detail.contributors)
+                node = await found.collector.node(swarm.members["a"].peer_id)
+                assert node is not None
+                assert node.rounds == len(detail.steps)
+                assert node.training[0].tokens > 0
+                assert ["Finished" in each.words for each in found.history.told if each.kind == "run"] == [True]
+
+    virtual_time.run(main(), real_timeout_s=600)
+
+
+def test_run_whose_file_nobody_gives_is_shown_as_its_members_say() -> None:
+    async def main() -> None:
+        async with world() as found:
+            await found.join("alder", trainer_record(7, num_parameters=1000))
+            await found.join("birch", trainer_record(7))
+            await found.join("cedar", trainer_record(7, digest=b"x" * 32))
+            await found.join("liar", trainer_record(2**40, tokens_per_s=1e9))
+            await asyncio.sleep(6)
+            detail = await detail_of(found, "story")
+            assert (detail.run.name, detail.run.outer_steps, detail.run.loss) == (None, None, None)
+            assert (detail.run.outer_step, detail.run.digest) == (7, bytes(32).hex())
+            assert (detail.run.num_agreeing, detail.run.num_at_step, detail.run.num_members) == (2, 3, 4)
+            assert (detail.num_parameters, detail.steps) == (1000, ())
+            assert await found.collector.run("nobody's") is None
+
+    virtual_time.run(main())
+
+
+def test_run_that_everybody_leaves_stays_and_says_so() -> None:
+    async def main() -> None:
+        async with world() as found:
+            await found.join("alder", trainer_record(3))
+            await asyncio.sleep(6)
+            await found.leave("alder")
+            await asyncio.sleep(130)
+            detail = await detail_of(found, "story")
+            assert detail.run.state == "gone"
+            assert detail.run.words.startswith("Nobody trains it any more")
+
+    virtual_time.run(main())
+
+
+def test_what_members_refuse_is_shown_once() -> None:
+    async def main() -> None:
+        async with world() as found:
+            bad = await found.join("bad", trainer_record(7))
+            refusal = Refusal(peer_id=bad, reason="its slice is not finite")
+            report = RoundReport(outer_step=7, phases_s={"reduce": 2.0}, bytes_sent=500, refused=(refusal,))
+            by = await found.join("alder", trainer_record(7, report=report))
+            await asyncio.sleep(40)
+            detail = await detail_of(found, "story")
+            [told] = detail.refusals
+            assert (told.name, told.by_peer_id, told.reason) == ("bad", by, "its slice is not finite")
+            assert found.history.told_refusals == [told]
+
+    virtual_time.run(main())
+
+
+# --- pure ---------------------------------------------------------------------------------------------------------
+
+
+def step(number: int, at: float = 0.0) -> StepView:
+    return StepView(
+        outer_step=number,
+        at=at,
+        loss=2.0,
+        digest="00" * 32,
+        group=("a",),
+        num_tokens=10,
+        seconds=None,
+        phases_s={},
+        bytes_per_parameter=None,
+    )
+
+
+def facts(*steps: StepView, states: tuple[str, ...] = ("training",)) -> RunFacts:
+    records = {f"peer {index}": trainer_record(state=state) for index, state in enumerate(states)}
+    return RunFacts(
+        run="story",
+        file=RunFile(name="story", signed_by="author", outer_steps=100, min_group=2),
+        trainers=Listed(records=records, ages_s={}),
+        steps=steps,
+    )
+
+
+def test_run_with_too_few_members_waits() -> None:
+    view = run_view(facts(states=("training", "joining")), 0.0)
+    assert view.state == "waiting"
+    assert view.words == "It waits for members: 1 of the 2 that it needs is there, 1 joining."
+    assert view.projected_end is None
+
+
+def test_projected_end_is_at_the_pace_of_the_newest_steps() -> None:
+    known = facts(step(10, 1000.0), step(20, 1100.0), states=("training", "training"))
+    assert run_view(known, 1100.0).projected_end == 1100.0 + 80 * 10
+    assert run_view(facts(step(10, 1000.0), states=("training", "training")), 1100.0).projected_end is None
+
+
+def test_downsampled_keeps_first_and_last() -> None:
+    steps = [step(number) for number in range(1, 1001)]
+    kept = downsampled(steps, 500)
+    assert (len(kept), kept[0].outer_step, kept[-1].outer_step) == (500, 1, 1000)
+    assert len({each.outer_step for each in kept}) == 500
+    assert downsampled(steps[:3], 500) == tuple(steps[:3])

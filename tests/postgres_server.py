@@ -57,16 +57,8 @@ class PostgresServer:
         # the server outlives pg_ctl and would hold a pipe open
         command = [str(self._programs / program), "-D", f"{self._folder}/data", *arguments]
         with (self._folder / f"{program}.out").open("ab") as out:
-            subprocess.run(
-                command,
-                check=True,
-                user=self._user,
-                cwd="/",
-                stdout=out,
-                stderr=out,
-                stdin=subprocess.DEVNULL,
-                timeout=90,
-            )
+            quiet: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": out}
+            subprocess.run(command, check=True, user=self._user, cwd="/", timeout=90, **quiet)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ the fault of a statement or of a value, not of the database.
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 import sqlite3
 from pathlib import Path
@@ -25,6 +26,7 @@ BUSY_S = 2.0
 
 _WAL_BYTES = 4 * 2**20
 _CACHE_KIB = 8192
+_POOL = "history"
 _THREADS = {"check_same_thread": False, "isolation_level": None}
 
 _SQLITE = {
@@ -94,7 +96,11 @@ def engine_for(url: URL, *, reads_only: bool = False) -> Engine:
     if url.get_backend_name() == "sqlite":
         return _sqlite_engine(url, reads_only=reads_only)
     options = {"timeout": 30} if url.get_driver_name() == "pg8000" else {}
-    return create_engine(url, pool_size=2, max_overflow=0, pool_pre_ping=True, connect_args=options)
+    # the pool would tell, with a traceback, that a connection to a server that has gone could not be closed
+    logging.getLogger(f"sqlalchemy.pool.impl.QueuePool.{_POOL}").setLevel(logging.CRITICAL)
+    return create_engine(
+        url, pool_size=3, max_overflow=0, pool_pre_ping=True, connect_args=options, pool_logging_name=_POOL
+    )
 
 
 def memory_engine() -> Engine:

@@ -1,0 +1,141 @@
+"""Thirty days of a thousand nodes that come and go, in a real file and virtual time."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from sqlalchemy import Connection
+from swarm_node.dashboard.history import reader
+from swarm_node.dashboard.history.bounds import DAY_S, HOUR_S, Bounds
+from swarm_node.dashboard.history.facts import Sample, Step
+from swarm_node.dashboard.history.inbox import Fact, Look, Samples
+from swarm_node.dashboard.history.recorder import Recorder
+from swarm_node.dashboard.history.retention import Retention
+from swarm_node.dashboard.history.store import Store, open_store
+
+START = 1_800_000_000.0
+DAYS = 30
+NODES = [f"12D3KooW{number:044}" for number in range(1000)]
+SERIES = [f"tokens_per_s/model-{number}" for number in range(12)]
+GROUP = 16
+
+
+class Swarm:
+    """A node stays for about four hours and is away for one: about five sessions a day each."""
+
+    def __init__(self) -> None:
+        self._random = random.Random(5)
+        self._present = set(NODES)
+
+    def look(self, at: float, since_s: float) -> Look:
+        away = sorted(set(NODES) - self._present)
+        leave = round(len(self._present) * since_s / (4 * HOUR_S))
+        come = round(len(away) * since_s / HOUR_S)
+        self._present -= set(self._random.sample(sorted(self._present), leave))
+        self._present |= set(self._random.sample(away, come))
+        return Look(at, frozenset(self._present))
+
+    def step(self, number: int, at: float) -> Step:
+        group = tuple(self._random.sample(NODES[:64], GROUP))
+        return Step(
+            run="run-1",
+            outer_step=number,
+            at=at,
+            loss=3.0,
+            digest="d" * 64,
+            group=group,
+            num_tokens=GROUP * 1000,
+            tokens=dict.fromkeys(group, 1000),
+            seconds=600.0,
+            phases_s={"interval": 500.0, "group": 1.0, "reduce": 60.0, "commit": 2.0, "apply": 1.0},
+        )
+
+
+def samples(at: float) -> Samples:
+    return Samples(at, tuple(Sample(name=name, unit="tok/s", value=at % 97) for name in SERIES))
+
+
+def commit(store: Store, recorder: Recorder, facts: list[Fact]) -> None:
+    with store.writing() as connection:
+        assert recorder.write(connection, facts) == 0
+
+
+def tidy(retention: Retention, now: float) -> None:
+    for _ in retention.tidy(now):
+        pass
+
+
+def test_thirty_days_of_a_thousand_nodes_stay_small_and_fast(tmp_path: Path) -> None:
+    file = tmp_path / "history.sqlite3"
+    bounds = Bounds(steps_in_full=500)
+    store, _ = open_store(file)
+    recorder, retention, swarm = Recorder(bounds), Retention(store, bounds), Swarm()
+    recorder_start = START - (DAYS + 3) * DAY_S  # three days more than are kept
+    num_hours = (DAYS + 3) * 24
+    for hour in range(num_hours):
+        began = recorder_start + hour * HOUR_S
+        facts: list[Fact] = [swarm.look(began + at, 600.0) for at in range(0, 3600, 600)]
+        sample_every = 60 if hour >= num_hours - 48 else 3600
+        facts += [samples(began + at) for at in range(0, 3600, 5 if hour >= num_hours - 2 else sample_every)]
+        facts += [swarm.step(hour * 2 + at, began + at * 1800.0) for at in range(2)]
+        commit(store, recorder, facts)
+        if hour % 12 == 11:
+            tidy(retention, began + HOUR_S)
+    tidy(retention, START)
+    used = store.used_bytes()
+    on_disk = sum(path.stat().st_size for path in tmp_path.iterdir())
+    print(f"{used / 2**20:.1f} MiB used, {on_disk / 2**20:.1f} MiB on disk")
+    assert retention.squeeze == 0
+    assert used > 2**20
+    assert used < bounds.max_bytes / 4
+    assert on_disk < bounds.max_bytes / 2
+    asked: dict[str, Callable[[Connection], object]] = {
+        "presence": lambda found: reader.read_presence(found, NODES[7], START - DAYS * DAY_S),
+        "turnover": lambda found: reader.read_turnover(found, START - DAY_S),
+        "month": lambda found: reader.read_series(found, SERIES[3], 720, START, bounds),
+        "day": lambda found: reader.read_series(found, SERIES[3], 24, START, bounds),
+        "steps": lambda found: reader.read_steps(found, "run-1", 500),
+        "contributions": lambda found: reader.read_contributions(found, "run-1"),
+    }
+    took = {name: cpu_s(store, read) for name, read in asked.items()}
+    print({name: f"{seconds * 1000:.1f} ms" for name, seconds in took.items()})
+    assert max(took.values()) < 0.25
+    store.close()
+
+
+def cpu_s(store: Store, read: Callable[[Connection], object]) -> float:
+    """Of this thread: a busy machine does not count."""
+    with store.reading(60.0) as connection:
+        began = time.thread_time()
+        assert read(connection)
+        return time.thread_time() - began
+
+
+def test_above_its_bytes_all_ages_shrink_until_it_fits(tmp_path: Path) -> None:
+    file = tmp_path / "history.sqlite3"
+    bounds = Bounds(max_bytes=2**20)
+    store, _ = open_store(file)
+    recorder, retention = Recorder(bounds), Retention(store, bounds)
+    for hour in range(24 * 25):
+        began = START + hour * HOUR_S
+        # strangers by the hundred, each there for half an hour
+        strangers = frozenset(f"stranger-{hour}-{number}" for number in range(40))
+        commit(
+            store, recorder, [Look(began + at, strangers if at < 1800 else frozenset()) for at in range(0, 3600, 600)]
+        )
+        if hour % 6 == 5:
+            tidy(retention, began + HOUR_S)
+    now = START + 25 * DAY_S
+    for _ in range(3):
+        tidy(retention, now)
+    assert retention.squeeze > 0
+    assert store.used_bytes() <= bounds.max_bytes
+    assert file.stat().st_size <= bounds.max_bytes * 1.25
+    with store.reading(60.0) as connection:
+        # what is left is the newest
+        assert reader.read_presence(connection, f"stranger-{24 * 25 - 1}-0", START)
+        assert not reader.read_presence(connection, "stranger-0-0", START)
+    store.close()

@@ -1,0 +1,328 @@
+"""A database that is locked, damaged, read-only, on a full disk, gone or too new: told in a line, and lived through."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import resource
+import signal
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+from history_places import postgres  # noqa: F401
+from postgres_server import PostgresServer
+from sqlalchemy import text
+from swarm_node.dashboard.history.engine import reason
+from swarm_node.dashboard.history.facts import HistoryError, Sample
+from swarm_node.dashboard.history.history import History
+from swarm_node.dashboard.history.inbox import MAX_OFTEN, MAX_ONCE, Inbox, Samples
+from swarm_node.dashboard.history.store import open_store
+from swarm_node.dashboard.history.writer import Pace
+from swarm_node.dashboard.views import Happening
+from swarm_protocol.errors import ConfigError
+
+HASTY = Pace(patience_s=0.0, retry_s=0.01, again_s=0.05, tidy_s=0.05)
+DEADLINE_S = 60
+
+
+@contextmanager
+def locked(file: Path) -> Iterator[None]:
+    """By another connection, as another process would."""
+    with closing(sqlite3.connect(file, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        yield
+
+
+@contextmanager
+def full_disk(most_bytes: int) -> Iterator[None]:
+    """No file of this process may grow beyond `most_bytes`."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    heard = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, heard)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def say(history: History, words: str) -> None:
+    history.record_happening(Happening(at=time.time(), kind="run", peer_id=None, words=words))
+
+
+async def words(history: History) -> list[str]:
+    return [each.words for each in reversed(await history.happenings())]
+
+
+def begun(file: Path, *said: str) -> None:
+    async def run() -> None:
+        async with History(file) as history:
+            for each in said:
+                say(history, each)
+
+    asyncio.run(run())
+
+
+def kept(place: Path | str) -> list[str]:
+    async def run() -> list[str]:
+        async with History(place) as history:
+            assert history.status.problem is None
+            return await words(history)
+
+    return asyncio.run(run())
+
+
+def damage(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[4096:] = b"\x5a" * (len(content) - 4096)
+    file.write_bytes(content)
+
+
+def test_locked_at_the_start_is_a_warning_and_what_was_told_arrives_later(tmp_path: Path) -> None:
+    file = tmp_path / "history.sqlite3"
+    begun(file, "before")
+    heard: list[HistoryError] = []
+
+    async def run() -> None:
+        with locked(file):
+            history = History(file, pace=HASTY, on_warning=heard.append)
+            await history.__aenter__()
+            await until(lambda: history.status.problem is not None)
+            say(history, "meanwhile")
+            assert await history.flushed(DEADLINE_S)
+            assert await words(history) == ["meanwhile"]
+        await until(lambda: history.status.problem is None)
+        await history.__aexit__()
+
+    asyncio.run(run())
+    assert kept(file) == ["before", "meanwhile"]
+    assert "another process holds its lock" in heard[0].message
+    assert heard[0].remedy
+
+
+def test_locked_while_running_goes_on_in_memory_with_what_was_there(tmp_path: Path) -> None:
+    file = tmp_path / "history.sqlite3"
+
+    async def run() -> None:
+        async with History(file, pace=HASTY) as history:
+            say(history, "one")
+            assert await history.flushed(DEADLINE_S)
+            with locked(file):
+                say(history, "two")
+                await until(lambda: history.status.problem is not None)
+                assert await history.flushed(DEADLINE_S)
+                assert await words(history) == ["one", "two"]
+            await until(lambda: history.status.problem is None)
+            say(history, "three")
+
+    asyncio.run(run())
+    assert kept(file) == ["one", "two", "three"]
+
+
+@pytest.mark.parametrize("content", [b"this is no database at all" * 500, b"SQLite format 3\0" + b"\xff" * 9000])
+def test_file_that_is_no_database_is_put_aside(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "history.sqlite3"
+    file.write_bytes(content)
+    heard: list[HistoryError] = []
+
+    async def run() -> None:
+        async with History(file, on_warning=heard.append) as history:
+            await asyncio.sleep(0)
+            assert history.status.problem is None
+            say(history, "new")
+
+    asyncio.run(run())
+    assert kept(file) == ["new"]
+    (aside,) = tmp_path.glob("history.sqlite3.damaged-*Z")
+    assert aside.read_bytes() == content
+    assert str(aside) in heard[0].remedy
+
+
+def test_damage_while_running_is_put_aside_and_a_new_one_begun(tmp_path: Path) -> None:
+    file = tmp_path / "history.sqlite3"
+    begun(file, *("x" * 900 for _ in range(200)))
+    heard: list[HistoryError] = []
+
+    async def run() -> None:
+        async with History(file, pace=HASTY, on_warning=heard.append) as history:
+            damage(file)
+            async with asyncio.timeout(DEADLINE_S):
+                while not list(tmp_path.glob("*.damaged-*Z")):
+                    say(history, "after")
+                    with contextlib.suppress(HistoryError):
+                        await history.happenings(100)
+                    await asyncio.sleep(0.05)
+            await until(lambda: history.status.problem is None)
+            say(history, "last")
+
+    asyncio.run(run())
+    assert kept(file)[-1] == "last"
+    assert heard
+
+
+def test_full_disk_while_running_is_lived_through(tmp_path: Path) -> None:
+    file = tmp_path / "history.sqlite3"
+    heard: list[HistoryError] = []
+
+    async def run() -> None:
+        async with History(file, pace=HASTY, on_warning=heard.append) as history:
+            with full_disk(300_000):
+                for number in range(600):
+                    say(history, f"{number}" + "x" * 900)
+                await until(lambda: history.status.problem is not None)
+                assert await history.flushed(DEADLINE_S)
+                assert (await words(history))[-1].startswith("599x")
+            await until(lambda: history.status.problem is None)
+
+    asyncio.run(run())
+    assert kept(file)[-1].startswith("599x")
+    assert "disk" in heard[0].message
+
+
+def test_sqlite_says_full_in_words(tmp_path: Path) -> None:
+    store, _ = open_store(tmp_path / "history.sqlite3")
+    error = sqlite3.OperationalError("database or disk is full")
+    error.sqlite_errorname = "SQLITE_FULL"
+    with pytest.raises(HistoryError, match="the disk is full: free some space"):
+        raise_told(error, store.place)
+    store.close()
+
+
+def raise_told(error: Exception, place: str) -> None:
+    told = reason(error, place)
+    assert told is not None
+    raise told
+
+
+def test_read_only_file_is_a_warning(tmp_path: Path) -> None:
+    file = tmp_path / "history.sqlite3"
+    begun(file, "before")
+
+    async def run() -> None:
+        place = f"sqlite:///file:{file}?mode=ro&uri=true"
+        async with History(place, pace=HASTY) as history:
+            say(history, "unwritten")
+            await until(lambda: history.status.problem is not None)
+            assert await history.flushed(DEADLINE_S)
+            assert (await words(history))[-1] == "unwritten"
+            assert "read-only" in str(history.status.problem)
+
+    asyncio.run(run())
+    assert kept(file) == ["before"]
+
+
+def test_directory_in_the_way_is_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+
+    async def run(place: Path) -> None:
+        async with History(place, pace=HASTY) as history:
+            say(history, "hello")
+            assert await history.flushed(DEADLINE_S)
+            assert await words(history) == ["hello"]
+            assert history.status.problem is not None
+            assert history.status.problem.remedy
+
+    asyncio.run(run(tmp_path))
+    asyncio.run(run(tmp_path / "file" / "history.sqlite3"))
+
+
+def test_removed_file_is_begun_anew(tmp_path: Path) -> None:
+    file = tmp_path / "history.sqlite3"
+    heard: list[HistoryError] = []
+
+    async def run() -> None:
+        async with History(file, pace=HASTY, on_warning=heard.append) as history:
+            for path in tmp_path.iterdir():
+                path.unlink()
+            await until(lambda: bool(heard))
+            await until(lambda: history.status.problem is None)
+            say(history, "new")
+
+    asyncio.run(run())
+    assert kept(file) == ["new"]
+    assert "removed or replaced" in heard[0].message
+
+
+@pytest.mark.parametrize("place", ["nonsense", "mysql://host/db", "oracle://host/db", "postgresql+nodriver://host/db"])
+def test_place_that_never_can_be_one_is_refused(place: str) -> None:
+    with pytest.raises(ConfigError) as told:
+        History(place)
+    assert told.value.remedy
+
+
+def test_unreachable_server_is_a_warning_without_its_password() -> None:
+    heard: list[HistoryError] = []
+
+    async def run() -> None:
+        place = "postgresql+pg8000://ada:secret@127.0.0.1:1/swarm"
+        async with History(place, pace=HASTY, on_warning=heard.append) as history:
+            say(history, "hello")
+            assert await history.flushed(DEADLINE_S)
+            assert await words(history) == ["hello"]
+
+    asyncio.run(run())
+    assert "secret" not in str(heard[0])
+    assert "127.0.0.1:1" in heard[0].message
+    assert "PostgreSQL runs" in heard[0].remedy
+
+
+def test_server_that_dies_and_returns_misses_nothing(postgres: PostgresServer) -> None:  # noqa: F811
+    place = postgres.new_database()
+
+    async def run() -> None:
+        async with History(place, pace=HASTY) as history:
+            say(history, "one")
+            assert await history.flushed(DEADLINE_S)
+            await asyncio.to_thread(postgres.stop)
+            try:
+                say(history, "two")
+                await until(lambda: history.status.problem is not None)
+                assert await history.flushed(DEADLINE_S)
+                assert await words(history) == ["two"]
+            finally:
+                await asyncio.to_thread(postgres.start)
+            await until(lambda: history.status.problem is None)
+            say(history, "three")
+
+    asyncio.run(run())
+    assert kept(place) == ["one", "two", "three"]
+
+
+def test_telling_never_waits_and_the_oldest_samples_go() -> None:
+    inbox = Inbox()
+    for number in range(MAX_OFTEN + 7):
+        inbox.put(Samples(float(number), (Sample(name="s", unit="", value=1.0),)))
+    for number in range(MAX_ONCE):
+        inbox.put(Happening(at=float(number), kind="run", peer_id=None, words=""))
+    assert inbox.num_dropped == 7
+    assert len(inbox) == MAX_OFTEN + MAX_ONCE
+    facts = inbox.take(0.0)
+    assert not inbox.wait_empty(0.0)
+    inbox.put_back(facts)
+    inbox.done()
+    assert inbox.num_dropped == 7
+    again = inbox.take(0.0)
+    assert again == facts
+    assert min(fact.at for fact in again if isinstance(fact, Samples)) == 7.0
+
+
+def test_slow_read_ends_at_its_deadline(tmp_path: Path) -> None:
+    store, _ = open_store(tmp_path / "history.sqlite3")
+    endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
+    with pytest.raises(Exception, match="interrupted") as raised, store.reading(0.05) as connection:
+        connection.execute(text(endless)).scalar()
+    with pytest.raises(HistoryError, match="it took too long"):
+        raise_told(raised.value, store.place)
+    with store.reading(5.0) as connection:
+        assert connection.execute(text("SELECT 1")).scalar() == 1
+    store.close()

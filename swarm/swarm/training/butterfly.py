@@ -94,6 +94,11 @@ class Butterfly:
         return self._own.report
 
     @property
+    def lessened(self) -> dict[str, float]:
+        """How much of whose pull is left in this member's part, of those for whom that is not all."""
+        return self._own.lessened
+
+    @property
     def bytes_sent(self) -> int:
         return self._streams.bytes_sent
 

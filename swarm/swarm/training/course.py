@@ -35,11 +35,12 @@ from swarm.training.seat import Seat
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Offer:
     """What an interval brings to its round. `delta_F` is the pseudo-gradient of the round's fragment; None: nothing.
-    `made_at` is when, by the loop's clock."""
+    `made_at` is when, by the loop's clock, after `interval_s` seconds of inner steps."""
 
     contribution: Contribution
     delta_F: Tensor | None
     made_at: float
+    interval_s: float
 
 
 class Course:
@@ -139,7 +140,7 @@ class Course:
         # who trained for nothing, or not at all, has nothing to follow from
         self._awaited = self._step if has_lease else None
         self._committed = asyncio.Event()
-        self._offer(self._report(interval.done) if delta_F is not None else None, delta_F)
+        self._offer(self._report(interval.done) if delta_F is not None else None, delta_F, interval.done.seconds)
         return has_lease
 
     async def _train(self, interval: Interval, num_steps: int) -> bool:
@@ -161,11 +162,12 @@ class Course:
         where = self._seat.replica.fragment(self._step)
         return await interval.delta(self._seat.replica.current.state.theta_N[where], where)
 
-    def _offer(self, contribution: Contribution | None, delta_F: Tensor | None) -> None:
+    def _offer(self, contribution: Contribution | None, delta_F: Tensor | None, interval_s: float) -> None:
         offer = Offer(
             contribution=contribution or Contribution(peer_id=self._seat.network.peer_id),
             delta_F=delta_F,
             made_at=asyncio.get_running_loop().time(),
+            interval_s=interval_s,
         )
         # that of a round which still runs may be asked for again
         for step in [step for step in self._offers if step <= self._seat.replica.outer_step]:

@@ -39,6 +39,7 @@ from swarm.training.round_events import (
     Voted,
     Withdrew,
 )
+from swarm.training.round_log import LEFT_OUT, Measured, RoundLog
 from swarm.training.round_state import RoundState
 from swarm.training.seat import POLL_S, Seat, announce, ask_standing, report_ready, send_vote
 
@@ -65,8 +66,9 @@ class RoundDriver:
         self._background = background
         self._on_abort = on_abort
         self.hurry = hurry
+        self.log = RoundLog()
         self._events: asyncio.Queue[Event] = asyncio.Queue()
-        self._reductions = Reductions(seat, self.feed)
+        self._reductions = Reductions(seat, self.feed, self.log)
         self._waiting: dict[str, asyncio.Future[ReadyReply]] = {}
         self._looking_at: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -97,13 +99,17 @@ class RoundDriver:
 
     async def run(self) -> bytes:
         """The certificate that ends the step."""
+        now = asyncio.get_running_loop().time
+        self.log.enter(_measured(self._state), now())
         async with asyncio.TaskGroup() as self._group:
             try:
                 while not self._certificate:
                     event = await self._next()
-                    asked = self._state.asked
-                    self._state, actions = machine.step(self._state, event, asyncio.get_running_loop().time())
-                    if self._state.asked != asked:
+                    before = self._state
+                    self._state, actions = machine.step(before, event, now())
+                    self.log.enter(_measured(self._state), now())
+                    self.log.refuse_new(self._state.accused, before.accused)
+                    if self._state.asked != before.asked:
                         self._end_attempt()
                     for action in actions:
                         await self._act(action)
@@ -216,6 +222,8 @@ class RoundDriver:
             self.look_at(peer)
             standing = self._seat.replica.standing()
             reply = ReadyReply(kind="behind", state_digest=standing.state_digest, certificate=standing.certificate)
+        if reply.kind == "left_out":
+            self.log.refuse(peer, reply.reason, LEFT_OUT)
         if (waiting := self._waiting.pop(peer, None)) and not waiting.done():
             waiting.set_result(reply)
 
@@ -270,3 +278,16 @@ class RoundDriver:
         await self._seat.faults.reached("round.voted")
         if event is not None:
             self.feed(event)
+
+
+def _measured(state: RoundState) -> Measured | None:
+    """What the time is spent on. While its own interval runs, a member waits for nothing."""
+    match state.phase:
+        case "reducing":
+            return "reduce"
+        case "voting":
+            return "commit"
+        case "done":
+            return "apply"
+        case _:
+            return "group" if state.mine is not None else None

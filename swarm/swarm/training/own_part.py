@@ -40,6 +40,10 @@ class OwnPart:
         self._closed = asyncio.Event()
 
     @property
+    def lessened(self) -> dict[str, float]:
+        return self._owner.lessened
+
+    @property
     def is_closed(self) -> bool:
         return self._closed.is_set()
 

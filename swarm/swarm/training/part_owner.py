@@ -58,9 +58,14 @@ class PartOwner:
         self.report = self._aggregation.decide()
         if self.report.note:
             logger.warning("in this member's part, %s", self.report.note)
-        for index in (*self.report.left_out, *self.report.clipped):
-            peer, kept = self.contributors[index].peer_id, self.report.kept[index]
+        for peer, kept in self.lessened.items():
             logger.info("%s keeps %.0f%% of its pull in this member's part", peer[-6:], 100 * kept)
+
+    @property
+    def lessened(self) -> dict[str, float]:
+        """How much of whose pull is left, of those for whom that is not all. After `decide`."""
+        indices = (*self.report.left_out, *self.report.clipped)
+        return {self.contributors[index].peer_id: self.report.kept[index] for index in indices}
 
     def reduce(self, encoded: Sequence[bytes], num_values: int) -> bytes:
         """The frame's encoded result. Raises PeerViolation as `survey` does, and RoundError if the result cannot be

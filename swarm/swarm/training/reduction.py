@@ -6,7 +6,7 @@ Keeps the butterflies of the attempts at one step, and leads members' streams to
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from swarm_compression.codec import Data
@@ -21,6 +21,7 @@ from swarm.training.mending import mend
 from swarm.training.meter import MeteredStream
 from swarm.training.part_owner import Scheme
 from swarm.training.round_events import Event, Reduced, ReduceFailed, Signed
+from swarm.training.round_log import LESSENED, RoundLog
 from swarm.training.seat import Seat
 
 GROUP_WAIT_S = 5.0
@@ -38,12 +39,13 @@ class _Place:
 
 
 class Reductions:
-    """Those of one step. `feed` takes the events that they end in."""
+    """Those of one step. `feed` takes the events that they end in, `log` whose contributions counted for less."""
 
-    def __init__(self, seat: Seat, feed: Callable[[Event], None]) -> None:
+    def __init__(self, seat: Seat, feed: Callable[[Event], None], log: RoundLog) -> None:
         self.bytes_sent = 0
         self._seat = seat
         self._feed = feed
+        self._log = log
         self._places: dict[bytes, _Place] = {}
 
     async def reduce(self, signed: Signed, delta_N: Tensor | None) -> None:
@@ -72,6 +74,7 @@ class Reductions:
             raise
         finally:
             self.bytes_sent += butterfly.bytes_sent
+        self._note(butterfly.lessened)
         # its place stays: who stands in for an owner that fails late may need this member's slices
         await self._propose(group.attempt, signed.digest, group, reduction.parts)
 
@@ -112,6 +115,11 @@ class Reductions:
         for place in self._places.values():
             if not place.butterfly.done():
                 place.butterfly.set_result(None)
+
+    def _note(self, lessened: Mapping[str, float]) -> None:
+        for peer, kept in lessened.items():
+            how = f"keeps {kept:.0%} of its pull" if kept else "is left out"
+            self._log.refuse(peer, f"its contribution {how} in the part that this member reduces", LESSENED)
 
     def _place(self, digest: bytes) -> _Place:
         if digest not in self._places:

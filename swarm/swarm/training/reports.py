@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from swarm_protocol.records import TrainerRecord, TrainerState
+from swarm_protocol.records import RoundReport, TrainerRecord, TrainerState
 
 from swarm.training.certificate import Proof
 from swarm.training.events import Admitted, OuterStep, RoundAborted, StateFetched
@@ -57,8 +57,14 @@ def aborted(notice: GiveUp) -> RoundAborted:
     return RoundAborted(step=notice.step, attempt=notice.attempt, reason=notice.reason, missing=notice.missing)
 
 
-def record(run: str, replica: Replica | None, latest: IntervalResult | None, state: TrainerState) -> TrainerRecord:
-    """`replica` is None while the member prepares."""
+def record(
+    run: str,
+    replica: Replica | None,
+    latest: IntervalResult | None,
+    state: TrainerState,
+    report: RoundReport | None = None,
+) -> TrainerRecord:
+    """`replica` is None while the member prepares. `report` is of the newest round that it was there for."""
     return TrainerRecord(
         run=run,
         outer_step=replica.outer_step if replica else 0,
@@ -66,4 +72,6 @@ def record(run: str, replica: Replica | None, latest: IntervalResult | None, sta
         tokens_per_s=latest.tokens_per_s if latest else 0.0,
         loss=latest.mean_loss if latest else None,
         state=state,
+        report=report,
+        num_parameters=replica.current.manifest.num_values if replica else None,
     )

@@ -19,7 +19,7 @@ from typing import TypeVar
 from swarm_compression import get_codec
 from swarm_protocol.errors import ConfigError, SwarmError
 from swarm_protocol.identity import Identity
-from swarm_protocol.records import TrainerRecord, TrainerState
+from swarm_protocol.records import RoundReport, TrainerRecord, TrainerState
 
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
@@ -110,6 +110,7 @@ class Trainer:
         self._desk: Desk | None = None
         self._replica: Replica | None = None
         self._accused: dict[str, str] = {}
+        self._report: RoundReport | None = None
         self._stopping = False
 
     async def __aenter__(self) -> Trainer:
@@ -139,6 +140,11 @@ class Trainer:
     def num_mismatches(self) -> int:
         """See `Replica`."""
         return self._replica.num_mismatches if self._replica else 0
+
+    @property
+    def report(self) -> RoundReport | None:
+        """What this member measured of the newest committed round that it was there for; set before `OuterStep`."""
+        return self._report
 
     async def run(self) -> None:
         """Join, and train until all outer steps are committed or `stop`.
@@ -288,6 +294,7 @@ class Trainer:
         reached = await self._reach(seat, await seat.check(certificate), {})
         await settle(seat, terms.step, reached.proof if reached else None)
         await self._faults.reached("round.applied")
+        driver.log.enter(None, loop.time())
         if reached is None:
             if seat.replica.digest != before:
                 # it has come part of the way
@@ -297,6 +304,8 @@ class Trainer:
             now = loop.time()
             round_s = 0.0 if offering.cancelled() else now - offering.result()
             cost = StepCost(bytes_sent=driver.bytes_sent, seconds=now - started, round_s=round_s)
+            if reached.proof.origin.num_tokens:
+                self._report = driver.log.report(reached.proof.origin.step, cost.bytes_sent)
             self._on_event(committed(reached.proof, cost, course.latest))
         course.adopted(fetched=reached.fetched is not None)
         self._announce("training")
@@ -306,6 +315,8 @@ class Trainer:
         assert self._course is not None
         offer = await self._course.offer(driver.terms.step)
         driver.delta_F = offer.delta_F
+        if offer.delta_F is not None:
+            driver.log.add("interval", offer.interval_s)
         driver.feed(Offered(contribution=replace(offer.contribution, leaving=self._stopping)))
         return offer.made_at
 
@@ -338,4 +349,4 @@ class Trainer:
 
     def _announce(self, state: TrainerState) -> None:
         latest = self._course.latest if self._course else None
-        self._membership.announce(record(self._run.run_id, self._replica, latest, state))
+        self._membership.announce(record(self._run.run_id, self._replica, latest, state, self._report))

@@ -10,6 +10,7 @@ import pytest
 from round_scripts import FIRST, LEADER, ME
 from swarm.testing import virtual_time
 from swarm.training.reduction import GROUP_WAIT_S, Reductions
+from swarm.training.round_log import RoundLog
 from swarm_protocol.errors import RoundError
 
 
@@ -26,7 +27,7 @@ def attend(reductions: Reductions, peer: str) -> asyncio.Task[None]:
 
 
 def make_reductions() -> Reductions:
-    return Reductions(cast(Any, SimpleNamespace()), feed=lambda event: None)
+    return Reductions(cast(Any, SimpleNamespace()), feed=lambda event: None, log=RoundLog())
 
 
 def test_attend_whose_caller_is_cancelled_leaves_no_entry() -> None:

@@ -227,3 +227,7 @@ class Membership:
         known = {peer_id: self._round_trips.known_s(peer_id) for peer_id in peer_ids}
         found = [(rtt_s * 1e3, peer_id) for peer_id, rtt_s in known.items() if rtt_s is not None]
         return {peer_id: rtt_ms for rtt_ms, peer_id in sorted(found)}
+
+    def all_known_rtts_s(self) -> list[float]:
+        """Seconds of a round trip to every peer whose is known. Asks nobody."""
+        return self._round_trips.all_known_s()

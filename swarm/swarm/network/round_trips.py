@@ -78,6 +78,11 @@ class RoundTrips:
         rtt_s, measured_at_s = self._known.get(peer_id, (0.0, -KEPT_S))
         return rtt_s if asyncio.get_running_loop().time() - measured_at_s < KEPT_S else None
 
+    def all_known_s(self) -> list[float]:
+        """Of every peer whose is known, at most KEPT_S old."""
+        since_s = asyncio.get_running_loop().time() - KEPT_S
+        return [rtt_s for rtt_s, measured_at_s in self._known.values() if measured_at_s > since_s]
+
     def _is_fresh(self, peer_id: str) -> bool:
         _, measured_at_s = self._known.get(peer_id, (0.0, -LIFETIME_S))
         return asyncio.get_running_loop().time() - measured_at_s < LIFETIME_S

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -28,6 +29,7 @@ class ServerOptions:
     A step computes at most `max_batch` sessions' next tokens, and beside them prompt tokens for `max_step_ms`. A
     session that says nothing for `evict_idle_s` makes room when another peer needs it. At most `max_lanes` connections
     are open, and what waits in all sessions together takes up to `max_backlog_bytes`, three quarters for one client.
+    `on_step` hears, in the loop, of every computed step: its positions, and milliseconds that it computed and waited.
 
     Raises ConfigError for values that allow nothing.
     """
@@ -44,6 +46,7 @@ class ServerOptions:
     max_lanes: int = 1024
     max_backlog_bytes: int = 256 * 2**20
     faults: FaultHook = field(default=no_faults)
+    on_step: Callable[[int, float, float], None] = field(default=lambda _positions, _compute_ms, _queue_ms: None)
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -51,6 +54,6 @@ class ServerOptions:
         limited = ("kv_bytes", "max_sessions", "max_batch", "max_step_ms", "idle_s", "evict_idle_s", "max_lanes")
         for name in (*limited, "max_backlog_bytes"):
             if not getattr(self, name) > 0:
-                raise ConfigError(f"{name} must be above 0")
+                raise ConfigError(f"{name} must be above 0", remedy="use 1 or more")
         if not 1 <= self.max_step_tokens <= limits.MAX_STEP_TOKENS:
-            raise ConfigError(f"max_step_tokens must be within 1 and {limits.MAX_STEP_TOKENS}")
+            raise ConfigError(f"max_step_tokens = {self.max_step_tokens}", remedy=f"use 1 to {limits.MAX_STEP_TOKENS}")

@@ -29,6 +29,7 @@ async def mend(seat: Seat, group: Group) -> None:
     if damaged is None or base is not replica.current:
         return
     logger.warning("this member's copy of outer step %d is damaged: repairing what differs", replica.outer_step)
+    replica.num_mismatches += 1
     donors = [peer for peer in group.peer_ids if peer != seat.network.peer_id]
     try:
         fetched = await seat.fetcher.state(base.digest, donors, [damaged])

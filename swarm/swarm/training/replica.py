@@ -58,6 +58,7 @@ class Replica:
     """`proof` is what committed `current`; None for a run's initial state, and for one from a checkpoint.
 
     `bounds` are those of the fragments that outer steps move in turn (see `Layout`); none: each moves everything.
+    `num_mismatches` counts how often this member's state was found to differ from what was committed.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Replica:
         self._bounds = bounds or (0, current.manifest.num_values)
         self.current = current
         self.digest = current.digest
+        self.num_mismatches = 0
         self.proof = proof
         self.history = History(config.min_group, (proof,) if proof else ())
         self._former: dict[bytes, Held] = {}

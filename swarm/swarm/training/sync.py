@@ -116,6 +116,7 @@ async def _obtain(seat: Seat, proof: Proof, records: Mapping[str, TrainerRecord]
     if (damaged := replica.differing(proof.outcome)) is not None:
         logger.warning("this member's copy of outer step %d is damaged: repairing what differs", proof.outer_step)
         own.insert(0, damaged)
+        replica.num_mismatches += 1
     fetched = await seat.fetcher.state(proof.outcome.state_digest, donors, own)
     return Reached(proof=proof, held=Held(state=fetched.state, manifest=fetched.manifest), fetched=fetched)
 

@@ -545,10 +545,12 @@ async def test_round_trips_to_a_set_come_nearest_first_and_without_the_dead_and_
         ]
         assert await at_a.rtts_ms(everyone, max_peers=1, timeout_s=2) == {near.peer_id: found[near.peer_id]}
         assert at_a.known_rtts_ms(everyone) == {a.peer_id: 0.0, **found}
+        assert sorted(at_a.all_known_rtts_s()) == [rtt_ms / 1e3 for rtt_ms in found.values()]
         await asyncio.sleep(round_trips.LIFETIME_S + 1)
         assert at_a.known_rtts_ms([near.peer_id]) == {near.peer_id: found[near.peer_id]}  # old, but better than none
         await asyncio.sleep(round_trips.KEPT_S)
         assert at_a.known_rtts_ms([near.peer_id]) == {}
+        assert at_a.all_known_rtts_s() == []
     await internet.close()
 
 

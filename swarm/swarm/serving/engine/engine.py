@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
@@ -33,6 +34,15 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """Seats whose step is computed now, those whose step waits, and the reserved share of the cache (1 is full)."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    cache_usage: float = 0.0
+
+
 class Engine:
     """`num_done` counts steps of seats, `num_tokens` the positions in them, `num_passes` those over the weights."""
 
@@ -48,6 +58,7 @@ class Engine:
         self.num_passes = 0
         self._revision = revision
         self._evict_idle_s = options.evict_idle_s
+        self._on_step = options.on_step
         self._admission = Admission(options.max_sessions, pool.num_pages)
         self._cost = StepCost(max_step_ms=options.max_step_ms, max_step_tokens=options.max_step_tokens)
         if speed is not None:
@@ -67,6 +78,15 @@ class Engine:
     def num_waiting(self) -> int:
         """Seats whose step is not done."""
         return len(self._scheduler)
+
+    @property
+    def load(self) -> Load:
+        num_running = len(self._running)
+        return Load(
+            num_running=num_running,
+            num_waiting=self.num_waiting - num_running,
+            cache_usage=1 - self.book.num_free / self.pool.num_pages,
+        )
 
     @property
     def num_seats(self) -> int:
@@ -239,8 +259,10 @@ class Engine:
             return
         self._scheduler.remove(step)
         self.num_done += 1
+        done = _done(step, result, batch_size)
+        self._on_step(step.num_run, done.compute_ms, done.queue_ms)
         if not step.future.done():
-            step.future.set_result(_done(step, result, batch_size))
+            step.future.set_result(done)
 
 
 def _done(step: Step, last: Computed, batch_size: int) -> Done:

@@ -13,6 +13,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from typing import Literal, get_args
 
 from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable, PeerViolation, SwarmError
 from swarm_protocol.failure import encode_failure
@@ -69,8 +70,15 @@ class _Connection:
         return self.since_s if self.heard_s is None else self.heard_s
 
 
+Refusal = Literal["busy", "never", "violation", "lanes"]
+"""Why a seat was not opened: not now, not here at all, against the rules; or not even a lane."""
+
+
 class LaneServer:
-    """`offer` gives what new seats are opened on, or raises PeerRefused; `on_changed` hears of each opened or ended."""
+    """`offer` gives what new seats are opened on, or raises PeerRefused; `on_changed` hears of each opened or ended.
+
+    `num_refused` counts by reason what was not opened.
+    """
 
     def __init__(
         self,
@@ -84,6 +92,7 @@ class LaneServer:
         self.seats: dict[tuple[str, bytes], ServedSeat] = {}
         self.pushes = Pushes(network, model)
         self.backlog = Backlog(options.max_backlog_bytes)
+        self.num_refused: dict[Refusal, int] = dict.fromkeys(get_args(Refusal), 0)
         self._network = network
         self._model = model
         self._options = options
@@ -110,10 +119,11 @@ class LaneServer:
 
     async def serve(self, peer_id: str, stream: Stream) -> None:
         """A lane. Raises PeerRefused where there are too many, and what was wrong with what the peer said."""
-        if self._num_lanes[peer_id] >= MAX_LANES_PER_PEER:
-            raise _too_many_lanes("use those you have")
-        if self.num_lanes >= self._options.max_lanes:
-            self._make_room()
+        try:
+            self._check_lanes(peer_id)
+        except PeerRefused:
+            self.num_refused["lanes"] += 1
+            raise
         lane = Lane(stream, peer_id)
         self._num_lanes[peer_id] += 1
         try:
@@ -125,6 +135,12 @@ class LaneServer:
                 del self._num_lanes[peer_id]
         if isinstance(lane.error, PeerViolation | PeerTimeout | PeerRefused):
             raise lane.error
+
+    def _check_lanes(self, peer_id: str) -> None:
+        if self._num_lanes[peer_id] >= MAX_LANES_PER_PEER:
+            raise _too_many_lanes("use those you have")
+        if self.num_lanes >= self._options.max_lanes:
+            self._make_room()
 
     def _make_room(self) -> None:
         """End a lane that holds nothing: of the peer that has most, the one that was silent longest.
@@ -201,6 +217,7 @@ class LaneServer:
         try:
             served = self._admit(wanted, connection)
         except SwarmError as error:
+            self.num_refused[_reason(error)] += 1
             lane.send(Ended(seat_id=wanted.seat_id, failure=encode_failure(error)))
             return
         self.seats[key] = served
@@ -276,6 +293,8 @@ class LaneServer:
 
     def leave(self, seats: Collection[ServedSeat], within_s: float) -> None:
         """Ask the clients of these seats to go elsewhere."""
+        for served in seats:
+            served.leave()
         for lane in {served.lane for served in seats if served.lane.error is None}:
             lane.send(Leaving(within_s=within_s))
 
@@ -320,6 +339,12 @@ def _tell(served: ServedSeat, frame: Step | Link | Hand | Close) -> None:
             served.handed_to.append(frame.to_peer_id)
         case Close():
             served.close()
+
+
+def _reason(error: SwarmError) -> Refusal:
+    if isinstance(error, PeerRefused):
+        return "busy" if error.retry_after_s > 0 else "never"
+    return "violation"
 
 
 def _too_many_lanes(remedy: str) -> PeerRefused:

@@ -21,7 +21,7 @@ from arithmetic_span import (
     sums_of,
     with_engine,
 )
-from swarm.serving.engine.engine import Engine
+from swarm.serving.engine.engine import Engine, Load
 from swarm.serving.engine.prefix import page_keys
 from swarm.serving.engine.seat import Seat
 from swarm.serving.model.batch import PAGE_TOKENS, Want
@@ -115,10 +115,19 @@ def test_engine_steps_that_come_together_run_together_and_waiting_is_told() -> N
         done = await asyncio.gather(*(seat.step(ids(1), Want.LAST) for seat in seats))
         assert [round(one.queue_ms) for one in done] == [0, 0, 100]
         assert [one.batch_size for one in done] == [2, 2, 1]
+        assert told == [(1, one.compute_ms, one.queue_ms) for one in done]
+        await asyncio.gather(seats[0].step(ids(1, 2, 3), Want.LAST), _look(engine))
+        assert told[-1][0] == 3
         for seat in seats:
             seat.close()
 
-    with_engine(work, max_batch=2, compute_s=0.1)
+    async def _look(engine: Engine) -> None:
+        await asyncio.sleep(0.05)
+        usage = pytest.approx(len(seats) * 2 / engine.pool.num_pages)
+        assert engine.load == Load(num_running=1, num_waiting=0, cache_usage=usage)  # type: ignore[arg-type]
+
+    told: list[tuple[int, float, float]] = []
+    with_engine(work, max_batch=2, compute_s=0.1, on_step=lambda *step: told.append(step))
 
 
 # --- sharing prefixes -------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from swarm_protocol.serving_messages import FILES_METHOD, FilesRequest
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
 from swarm.serving.deployment import Deployment
+from swarm.serving.engine.engine import Load
 from swarm.serving.forward import Computer, ForwardServer
 from swarm.serving.model.batch import PAGE_TOKENS
 from swarm.serving.server_options import ServerOptions
@@ -260,6 +261,11 @@ class SpanServer:
     def sessions(self) -> tuple[ServedSeat, ...]:
         """Those that are open, also on blocks that are no longer announced."""
         return tuple(self.lanes.seats.values())
+
+    @property
+    def load(self) -> Load:
+        """Of the blocks that are announced, now; nothing while there are none."""
+        return self._deployed.engine.load if self._deployed is not None else Load()
 
     @property
     def revision(self) -> str:

@@ -113,10 +113,10 @@ class Remote:
                     if name == "overview":
                         self._overview, self._lost = _parsed(data, Overview, self._url), ""
                         self._tell()
-                self._lost = "connection lost: the dashboard ended it"
             except PeerError as error:
                 self._lost = f"connection lost: {error.message}"
-            self._tell()
+                self._tell()
+            # a stream that ended well is opened again: a dashboard ends each after a while
             await asyncio.sleep(RETRY_S)
 
     async def _fetch_asked(self) -> None:

@@ -8,9 +8,9 @@ import pytest
 from dashboard_swarms import HOSTILE_NAMES
 from rich.cells import cell_len
 from swarm_node.amounts import count, duration, rate, seconds, size
+from swarm_node.cleaning import clean
 from swarm_node.top import pictures
 from swarm_node.top.block_map import missing_row, replica_row, span_row, sparkline
-from swarm_node.top.cleaning import clean
 from swarm_node.top.once import picture
 
 from .conftest import swarm

@@ -1,0 +1,77 @@
+"""Shell completion as a shell does it: a real bash sources the script and asks for what may come next."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(sys.executable).parent
+BASH = shutil.which("bash") or ""
+ASK = """
+eval "$(swarm-node --show-completion)"
+COMP_WORDS=({words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
+_swarm_node_completion swarm-node
+printf '%s\\n' "${{COMPREPLY[@]}}"
+complete -p swarm-node
+"""
+
+
+def shell_environment(home: Path) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SWARM_", "_SWARM"))}
+    return kept | {"PATH": f"{FOLDER}:{os.environ['PATH']}", "HOME": str(home), "SHELL": BASH}
+
+
+@pytest.mark.skipif(not BASH, reason="needs bash")
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("swarm-node to", ["top"]),
+        ("swarm-node run s", ["show", "sign"]),
+        ("swarm-node top --o", ["--once"]),
+        ("swarm-node join --max", ["--max-blocks", "--max-memory"]),
+    ],
+)
+def test_bash_completes_commands_and_options(words: str, expected: list[str], tmp_path: Path) -> None:
+    done = subprocess.run(
+        [BASH, "--norc", "--noprofile", "-c", ASK.format(words=words)],
+        env=shell_environment(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    *found, registered = done.stdout.splitlines()
+    assert sorted(found) == expected
+    assert "-o default" in registered, "where nothing else fits, as for a run file, bash completes paths"
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_scripts_are_there_for_each_shell(shell: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [FOLDER / "swarm-node"],
+        env=shell_environment(tmp_path) | {"_SWARM_NODE_COMPLETE": f"source_{shell}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert f"_SWARM_NODE_COMPLETE=complete_{shell}" in done.stdout
+
+
+@pytest.mark.skipif(not BASH, reason="needs bash")
+def test_install_writes_the_script_where_bash_reads_it(tmp_path: Path) -> None:
+    subprocess.run(
+        [BASH, "--norc", "--noprofile", "-c", "swarm-node --install-completion; exit $?"],
+        env=shell_environment(tmp_path),
+        capture_output=True,
+        timeout=60,
+        check=True,
+    )
+    [line] = [line for line in (tmp_path / ".bashrc").read_text().splitlines() if line.startswith("source")]
+    assert "_swarm_node_completion" in Path(line.split(maxsplit=1)[1].strip("'")).read_text()

@@ -1,0 +1,153 @@
+"""The source over HTTP: against the dashboard's own application in a real server, and against servers that lie."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+from swarm_node.dashboard.app import create_dashboard
+from swarm_node.gateway.server import listen, serving
+from swarm_node.top import remote as remote_module
+from swarm_node.top.remote import Remote
+from swarm_protocol.errors import PeerUnreachable, PeerViolation
+
+from .conftest import Awaited, swarm
+
+WITHIN_S = 20.0
+
+
+@asynccontextmanager
+async def dashboard(source: Awaited) -> AsyncIterator[str]:
+    """The URL of a real one over `source`."""
+    app = create_dashboard(source)
+    async with serving(app, listen("127.0.0.1", 0)) as url:
+        yield url
+        app.state.live.close()
+
+
+@asynccontextmanager
+async def following(url: str) -> AsyncIterator[Remote]:
+    async with httpx.AsyncClient() as client:
+        remote = Remote(client, url)
+        await remote.start()
+        task = asyncio.create_task(remote.follow())
+        try:
+            yield remote
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
+
+
+async def until(remote: Remote, condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(WITHIN_S):
+        while not condition():
+            await remote.wait_changed()
+
+
+def test_real_dashboard_is_read_and_its_changes_are_heard() -> None:
+    source = swarm(8)
+
+    async def scene() -> None:
+        async with dashboard(source) as url, following(f"{url}/") as remote:
+            assert remote.overview() == source.overview()
+            name = remote.overview().models[0].name
+            assert remote.model(name) is None, "it was not asked for yet"
+            assert remote.nodes() == ()
+            await until(remote, lambda: remote.model(name) is not None and len(remote.nodes()) == 8)
+            assert remote.model(name) == source.model(name)
+            assert remote.nodes() == source.nodes()
+            run = remote.overview().runs[0].run
+            assert await remote.run(run) == await source.run(run)
+            peer = source.nodes()[3].peer_id
+            assert await remote.node(peer) == await source.node(peer)
+            assert await remote.node("nobody") is None
+            assert (await remote.series("nodes", 24.0)) == await source.series("nodes", 24.0)
+            await asyncio.sleep(0)
+            source.change(num_nodes=77)
+            await until(remote, lambda: remote.overview().num_nodes == 77)
+            assert remote.overview().stale is None
+
+    asyncio.run(scene())
+
+
+def test_dashboard_that_goes_leaves_the_last_picture_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_module, "RETRY_S", 0.01)
+    source = swarm(8)
+
+    async def scene() -> None:
+        async with dashboard(source) as url:
+            context = following(url)
+            remote = await context.__aenter__()
+            await asyncio.sleep(0)
+        try:
+            await until(remote, lambda: bool(remote.overview().stale))
+            assert str(remote.overview().stale).startswith("connection lost: no dashboard answers at http://127.0.0.1")
+            assert remote.overview().num_nodes == 8
+        finally:
+            await context.__aexit__(None, None, None)
+
+    asyncio.run(scene())
+
+
+def answered(handler: Callable[[httpx.Request], httpx.Response], ask: Callable[[Remote], Awaitable[Any]]) -> Any:
+    async def scene() -> Any:
+        async with httpx.AsyncClient(transport=httpx.MockTransport(handler)) as client:
+            return await ask(Remote(client, "http://swarm.example"))
+
+    return asyncio.run(scene())
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"<html>no</html>", "is no Overview: Invalid JSON"),
+        (b"{}", "is no Overview: at: Field required"),
+        (b'{"at": "soon"}', "is no Overview: at: Input should be a valid number"),
+        (b"[" * 100_000, "is no Overview"),
+    ],
+)
+def test_answer_that_is_no_view_is_refused_in_a_line(content: bytes, said: str) -> None:
+    with pytest.raises(PeerViolation, match=said) as caught:
+        answered(lambda _request: httpx.Response(200, content=content), Remote.start)
+    assert len(caught.value.message) <= 300
+    assert "\n" not in caught.value.message
+    assert caught.value.remedy
+
+
+@pytest.mark.parametrize("status", [404, 403, 500, 503])
+def test_server_that_is_no_dashboard_is_named(status: int) -> None:
+    with pytest.raises(PeerUnreachable, match=f"no dashboard answers at http://swarm.example: it answered {status}"):
+        answered(lambda _request: httpx.Response(status, content=b"x"), Remote.start)
+
+
+def test_answer_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_module, "MAX_ANSWER_BYTES", 1000)
+    with pytest.raises(PeerViolation, match="sends more than 1000 bytes"):
+        answered(lambda _request: httpx.Response(200, content=b"x" * 5000), Remote.start)
+
+
+def test_fields_that_a_newer_dashboard_adds_are_ignored() -> None:
+    view = swarm(1).overview()
+    content = view.model_dump_json().replace('{"at":', '{"tomorrow":[1],"at":', 1)
+
+    async def ask(remote: Remote) -> Any:
+        await remote.start()
+        return remote.overview()
+
+    assert answered(lambda _request: httpx.Response(200, content=content), ask) == view
+
+
+def test_names_are_encoded_and_cannot_leave_the_api() -> None:
+    asked: list[str] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        asked.append(request.url.raw_path.decode())
+        return httpx.Response(404)
+
+    for name in ("../../admin?x=1#y", "a b/c"):
+        assert answered(handler, lambda remote, name=name: remote.run(name)) is None
+    assert asked == ["/api/v1/runs/..%2F..%2Fadmin%3Fx%3D1%23y", "/api/v1/runs/a%20b%2Fc"]

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from sqlalchemy import Connection
 from swarm_node.dashboard.history import reader
 from swarm_node.dashboard.history.bounds import DAY_S, HOUR_S, Bounds
@@ -68,6 +69,7 @@ def tidy(retention: Retention, now: float) -> None:
         pass
 
 
+@pytest.mark.timeout(600)  # a busy machine is not a bug
 def test_thirty_days_of_a_thousand_nodes_stay_small_and_fast(tmp_path: Path) -> None:
     file = tmp_path / "history.sqlite3"
     bounds = Bounds(steps_in_full=500)

@@ -232,7 +232,7 @@ def _chunks(values: list[_T]) -> Iterable[list[_T]]:
 
 
 def _dialect_insert(connection: Connection, table: Table) -> postgresql.Insert | sqlite.Insert:
-    return (sqlite if connection.dialect.name == "sqlite" else postgresql).insert(table)
+    return sqlite.insert(table) if connection.dialect.name == "sqlite" else postgresql.insert(table)
 
 
 def _replace(connection: Connection, table: Table, key: list[str], row: dict[str, object]) -> None:
@@ -245,5 +245,4 @@ def _adding(connection: Connection, table: Table, key: list[str], *sums: str) ->
     """An insert that adds to the row that is there."""
     statement = _dialect_insert(connection, table)
     added = {name: table.c[name] + statement.excluded[name] for name in sums}
-    adding: postgresql.Insert | sqlite.Insert = statement.on_conflict_do_update(index_elements=key, set_=added)
-    return adding
+    return statement.on_conflict_do_update(index_elements=key, set_=added)

@@ -154,7 +154,7 @@ class RunsSeen:
             if seen.observer is not None:
                 committed = await seen.observer.look(active(seen.trainers.records))
                 self._take_steps(seen, committed)
-            seen.complaint = ""
+                seen.complaint = ""
         except SwarmError as error:
             self._complain(seen, error)
         except Exception:
@@ -167,8 +167,11 @@ class RunsSeen:
         seen.complaint = error.message
 
     async def _remember(self, seen: RunSeen) -> None:
+        """What an earlier dashboard has seen. Members tell their newest report again to a new one."""
         seen.steps.extend(await self._remembering.steps(seen.run))
-        seen.refusals.extend(await self._remembering.refusals(seen.run))
+        remembered = {_key(refusal): refusal for refusal in await self._remembering.refusals(seen.run)}
+        news = [refusal for refusal in seen.refusals if _key(refusal) not in remembered]
+        seen.refusals = deque([*news, *remembered.values()], maxlen=MAX_REFUSALS)
 
     async def _find_file(self, seen: RunSeen) -> None:
         """Ask a few members, again after a pause if none of them has it. Raises what the last one did."""
@@ -221,6 +224,10 @@ class RunsSeen:
                 **view.model_dump(),
             )
         )
+
+
+def _key(refusal: RefusalView) -> tuple[int, str, str]:
+    return refusal.outer_step, refusal.peer_id, refusal.by_peer_id
 
 
 def _shares(step: CommittedStep) -> dict[str, int]:

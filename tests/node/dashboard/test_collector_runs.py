@@ -61,6 +61,13 @@ def test_run_is_followed_from_its_file_to_its_end() -> None:
                     event = events[step.outer_step]
                     assert (step.digest, set(step.group)) == (event.digest, set(event.group))
                     assert step.loss == pytest.approx(event.loss)
+                measured = detail.steps[-2]
+                assert measured.phases_s["reduce"] > 0
+                assert measured.phases_s["interval"] == pytest.approx(0.5)
+                assert measured.bytes_per_parameter is not None
+                assert 0.5 < measured.bytes_per_parameter < 8
+                assert measured.seconds is not None
+                assert detail.num_parameters == 3000
                 assert detail.run.state == "finished"
                 assert detail.run.words == "Finished: outer step 4 of 4 is committed."
                 assert detail.run.losses == tuple(step.loss for step in detail.steps)

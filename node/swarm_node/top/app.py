@@ -73,7 +73,7 @@ class Top(App[None]):
     ENABLE_COMMAND_PALETTE = False
     CSS = """
     #head-text { height: 1; background: $panel; }
-    Static { padding: 0 1; width: 100%; }
+    .text { padding: 0 1; width: 100%; }
     DataTable { height: 40%; min-height: 4; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -90,7 +90,7 @@ class Top(App[None]):
         self._seen = source.overview()
         self._seen_s = clock()
         # held rather than looked up: what is drawn while the screen closes must find them, too
-        self._texts = {name: Static(id=f"{name}-text") for name in ("head", *TABS)}
+        self._texts = {name: Static(id=f"{name}-text", classes="text") for name in ("head", *TABS)}
         self._tables: dict[str, DataTable[Text]] = {
             name: DataTable(id=f"{name}-table", cursor_type="row", zebra_stripes=True) for name in COLUMNS
         }

@@ -74,6 +74,17 @@ def test_overview_is_shown_first_and_changes_with_its_source() -> None:
     driven(source, drive)
 
 
+def test_tabs_and_what_the_keys_do_are_on_the_screen() -> None:
+    async def drive(app: Top, pilot: Pilot[None]) -> None:
+        lines = ["".join(segment.text for segment in strip) for strip in app.screen._compositor.render_strips()]
+        assert lines[0].startswith(" a-swarm-of-friends · 0.1.0 · updated 0 s ago")
+        assert lines[1].split() == ["Overview", "Models", "Runs", "Nodes"]
+        assert "q Quit" in lines[-1]
+        assert "? Help" in lines[-1]
+
+    driven(swarm(8), drive)
+
+
 def test_keys_choose_tabs_and_rows_their_details() -> None:
     source = swarm(8)
 

@@ -1,0 +1,65 @@
+"""`swarm-node top` as a process: over a real seed, for programs, for pipes, and on a terminal."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import time
+
+from swarm_node.dashboard.views import Overview
+
+from .conftest import COMMAND, START_S, Node, Seed, environment, run_node
+
+
+def test_top_through_a_seed_tells_programs_what_a_dashboard_would(seed: Seed, member: Node) -> None:
+    answer = run_node("top", "--network-id", "tests", "--peers", seed.addr)
+    [event] = answer.events
+    view = Overview.model_validate(event["overview"])
+    assert (answer.code, event["event"], view.network_id) == (0, "overview", "tests")
+    assert view.num_nodes >= 2, "the seed and the member, perhaps some that were killed a moment ago"
+
+
+def test_top_in_a_pipe_prints_its_picture_once(seed: Seed) -> None:
+    done = subprocess.run(
+        [*COMMAND, "top", "--network-id", "tests", "--peers", seed.addr],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=START_S,
+        check=True,
+    )
+    assert done.stdout.startswith("network tests · version ")
+    assert "\x1b" not in done.stdout
+    assert done.stderr == ""
+
+
+def test_top_on_a_terminal_is_live_until_q(seed: Seed) -> None:
+    main, terminal = pty.openpty()
+    process = subprocess.Popen(
+        [*COMMAND, "top", "--network-id", "tests", "--peers", seed.addr],
+        env=environment(TERM="xterm-256color", COLUMNS="100", LINES="30"),
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+    )
+    os.close(terminal)
+    try:
+        assert "JOIN" in read_until(main, "JOIN")
+        os.write(main, b"q")
+        rest = read_until(main, "\x1b[?1049l")  # the terminal is as it was
+        assert process.wait(START_S) == 0
+        assert "Traceback" not in rest
+    finally:
+        process.kill()
+        process.wait()
+        os.close(main)
+
+
+def read_until(descriptor: int, text: str) -> str:
+    """What came until `text` did. Fails if it does not come."""
+    seen, until = "", time.monotonic() + START_S
+    while text not in seen:
+        assert time.monotonic() < until, seen[-2000:]
+        seen += os.read(descriptor, 65536).decode("utf-8", "replace")
+    return seen

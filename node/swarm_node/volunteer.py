@@ -19,7 +19,7 @@ from swarm_node.training import Training, local_options
 class Volunteer:
     """A role for a config with a run or a model. Raises ConfigError or IntegrityError for one that cannot be."""
 
-    num_steps = 2
+    num_steps = 4  # takes, what is needed for it, warm-up, and that it goes
     computes = True
 
     def __init__(self, config: Config) -> None:
@@ -42,7 +42,7 @@ class Volunteer:
 
     async def _train_then_serve(self, node: Node, run: SignedRun) -> None:
         node.steps.done("takes", f"run {run.run_id}, signed by {run.peer_id}: as told by {node.config.origin('run')}")
-        node.steps.done("training", course(run.config))
+        node.steps.done("course", course(run.config))
         training = Training(node, run)
         async with training.taking_part():
             directory = await training.finish()

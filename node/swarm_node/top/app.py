@@ -69,7 +69,6 @@ class Help(ModalScreen[None]):
 class Top(App[None]):
     """The live picture of `source`. `clock` is monotonic, in seconds."""
 
-    TITLE = "swarm-node top"
     ENABLE_COMMAND_PALETTE = False
     CSS = """
     #head-text { height: 1; background: $panel; }

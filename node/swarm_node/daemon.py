@@ -144,6 +144,7 @@ async def _live(config: Config, home: Home, emitter: Emitter, role: Role, depart
             network=network,
             membership=membership,
             steps=steps,
+            role=role.name,
         )
         async with control.serving(home.socket, _handlers(node)), asyncio.TaskGroup() as tasks:
             await _arrive(node)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -16,12 +17,14 @@ from swarm_protocol import limits
 from swarm_protocol.control_messages import ServingStatus, StatusReply, TrainingStatus
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import NodeRecord, Reachability
+from swarm_protocol.records import Role as RoleName
 from swarm_protocol.version import software_version
 
 from swarm_node import probe
 from swarm_node.config import Config
 from swarm_node.departure import Departure
 from swarm_node.events import Emitter
+from swarm_node.gateway.first_tokens import FirstToken
 from swarm_node.home import Home
 from swarm_node.memory import held_bytes
 from swarm_node.probe import Hardware
@@ -31,6 +34,9 @@ RelayUse = Literal["none", "serve", "use"]
 
 class Role(Protocol):
     """What a node does once it is on the network."""
+
+    name: RoleName
+    """As its record says it; "" for one that nobody else has to know."""
 
     num_steps: int
     """Numbered steps that it reports after the daemon's own four."""
@@ -68,6 +74,8 @@ class Activity:
     state: str = "starting"
     training: TrainingStatus | None = None
     serving: ServingStatus | None = None
+    first_token: Callable[[], FirstToken | None] = lambda: None
+    """A gateway's: how long requests of late waited for their first token."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -83,6 +91,7 @@ class Node:
     network: Network
     membership: Membership
     steps: Steps
+    role: RoleName = ""
     reachability: Reachability = "unknown"
     activity: Activity = field(default_factory=Activity)
     num_peers: int = 1
@@ -92,6 +101,7 @@ class Node:
         """Publish what this node is now; again whenever that has changed. Its models and runs membership adds."""
         speeds = self.hardware.speeds
         free_bytes, _ = probe.memory(self.hardware.device)
+        first_token = self.activity.first_token()
         record = NodeRecord(
             name=self.config.name,
             version=software_version(),
@@ -105,6 +115,9 @@ class Node:
             training_tokens_per_s=speeds.training_tokens_per_s,
             started_at=self.started_at,
             state="leaving" if self.departure.leaving.is_set() else "alive",
+            role=self.role,
+            first_token_p50_s=first_token.p50_s if first_token else None,
+            first_token_p95_s=first_token.p95_s if first_token else None,
         )
         self.membership.announce(record)
 

@@ -8,7 +8,7 @@ from swarm.network.multiaddr import is_loopback
 
 from swarm_node import reachability
 from swarm_node.config import Config
-from swarm_node.node import Node, RelayUse
+from swarm_node.node import Node, RelayUse, RoleName
 
 DEFAULT_NETWORK = Config.__dataclass_fields__["network_id"].default
 
@@ -16,6 +16,7 @@ DEFAULT_NETWORK = Config.__dataclass_fields__["network_id"].default
 class Seed:
     """A role that ends only when told to."""
 
+    name: RoleName = "seed"
     num_steps = 0
     computes = False
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from swarm.network.multiaddr import is_loopback
 
 from swarm_node.config import Config
-from swarm_node.node import Node, RelayUse
+from swarm_node.node import Node, RelayUse, RoleName
 
 
 class StandBy:
     """A role that ends only when told to."""
 
+    name: RoleName = "volunteer"
     num_steps = 2
     computes = True
 

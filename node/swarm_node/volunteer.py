@@ -10,7 +10,7 @@ from swarm.training.run_config import RunConfig
 from swarm.training.run_file import SignedRun, load_run
 
 from swarm_node.config import Config
-from swarm_node.node import Node, RelayUse
+from swarm_node.node import Node, RelayUse, RoleName
 from swarm_node.serving import Serving, model_name
 from swarm_node.standby import relay_use
 from swarm_node.training import Training, local_options
@@ -19,6 +19,7 @@ from swarm_node.training import Training, local_options
 class Volunteer:
     """A role for a config with a run or a model. Raises ConfigError or IntegrityError for one that cannot be."""
 
+    name: RoleName = "volunteer"
     num_steps = 4  # takes, what is needed for it, warm-up, and that it goes
     computes = True
 

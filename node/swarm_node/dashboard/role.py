@@ -9,7 +9,7 @@ from swarm_node.config import Config
 from swarm_node.dashboard.app import create_dashboard
 from swarm_node.dashboard.showing import checkpoints, collecting
 from swarm_node.gateway.server import is_local, listen, serving
-from swarm_node.node import Node, RelayUse
+from swarm_node.node import Node, RelayUse, RoleName
 
 
 class DashboardRole:
@@ -18,6 +18,7 @@ class DashboardRole:
     Raises StartError if it cannot listen.
     """
 
+    name: RoleName = ""
     num_steps = 1
     computes = False
 

@@ -43,6 +43,7 @@ def create_app(client: Backend, options: GatewayOptions | None = None) -> FastAP
     options = options or GatewayOptions()
     gateway = Gateway(client, max_requests=options.max_requests)
     app = FastAPI(title="Swarm gateway", docs_url=None, redoc_url=None)
+    app.state.first_tokens = gateway.metrics.first_tokens
     app.add_middleware(BoundedBody)
     allowances = Allowances(time.monotonic)
     app.add_middleware(Access, keys=options.keys, rates=options.rates, allowances=allowances)

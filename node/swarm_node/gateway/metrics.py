@@ -13,6 +13,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, G
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from swarm_node.gateway.errors import REFUSAL
+from swarm_node.gateway.first_tokens import FirstTokens
 from swarm_node.gateway.shapes import Usage
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -24,6 +25,7 @@ class Metrics:
     """One gateway's, in a registry of its own."""
 
     def __init__(self) -> None:
+        self.first_tokens = FirstTokens()
         registry = self._registry = CollectorRegistry()
         self.http = Counter(
             "swarm_gateway_http_requests_total",
@@ -112,6 +114,7 @@ class RequestTimes:
             self._metrics.waiting.dec()
             self._metrics.running.inc()
             self._metrics.first_token.observe(now_s - self._begun_s)
+            self._metrics.first_tokens.add(now_s - self._begun_s)
         elif index in self._last_s:
             self._metrics.next_token.observe(now_s - self._last_s[index])
         self._last_s[index] = now_s

@@ -23,7 +23,7 @@ from swarm_node.gateway.app import GatewayOptions, create_app
 from swarm_node.gateway.keys import KeyRing
 from swarm_node.gateway.limits import Rates
 from swarm_node.gateway.server import is_local, listen, serving
-from swarm_node.node import Node, RelayUse
+from swarm_node.node import Node, RelayUse, RoleName
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +35,7 @@ class GatewayRole:
     cannot be used and for a gateway that would be open to all by accident, StartError if it cannot listen.
     """
 
+    name: RoleName = "gateway"
     num_steps = 1
     computes = False
 
@@ -49,6 +50,7 @@ class GatewayRole:
     async def run(self, node: Node) -> None:
         client = AsyncClient(network=node.network, membership=node.membership)
         gateway = create_app(client, self._options)
+        node.activity.first_token = gateway.state.first_tokens.of_late
         if not node.config.dashboard:
             await self._serve(node, gateway)
             return

@@ -24,6 +24,7 @@ from swarm.serving.deployment import Deployment
 from swarm.serving.engine.engine import Load
 from swarm.serving.forward import Computer, ForwardServer
 from swarm.serving.model.batch import PAGE_TOKENS
+from swarm.serving.recent_rate import RecentRate
 from swarm.serving.server_options import ServerOptions
 from swarm.serving.session.lane_server import LaneServer, Offer
 from swarm.serving.session.served_seat import ServedSeat
@@ -32,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 ANNOUNCE_S = 3.0
 """How often a changed load is published: often enough to spread sessions, rarely enough for the DHT."""
+LOOK_S = 15.0
+"""How often the rate of tokens is looked at, and published while there is one."""
 
 
 class SpanServer:
@@ -68,6 +71,8 @@ class SpanServer:
         self._deployed: Deployment | None = None
         self._retiring: set[Deployment] = set()
         self._num_tokens = 0
+        self._rate: RecentRate | None = None
+        self._tokens_per_s = 0.0
         self._changed = asyncio.Event()
         self._ended = asyncio.Event()
         self._tasks: asyncio.TaskGroup | None = None
@@ -91,6 +96,7 @@ class SpanServer:
             raise
         self._deployed = deployed
         self._state = "serving"
+        self._rate = RecentRate(asyncio.get_running_loop().time())
         self._main = asyncio.create_task(self._run(), name=f"serving {self.name}")
 
     async def move(
@@ -255,6 +261,7 @@ class SpanServer:
             relayed=self.is_relayed,
             next_start=self.moving_to[0],
             next_end=self.moving_to[1],
+            tokens_per_s=self._tokens_per_s,
         )
 
     @property
@@ -293,6 +300,7 @@ class SpanServer:
     def announce(self) -> None:
         """Tell everyone now. While there are no blocks, what was told last stays."""
         if self._deployed is not None:
+            self._look()
             self._membership.announce(self.record)
 
     def _seats_changed(self) -> None:
@@ -300,12 +308,29 @@ class SpanServer:
         self._ended.set()
 
     async def _keep_announcing(self) -> None:
-        """At once, and then whenever the load has changed, but not more often than each ANNOUNCE_S."""
+        """At once, and then whenever the load has changed, but not more often than each ANNOUNCE_S.
+
+        Also while tokens are computed, and once when there are none any more.
+        """
         while True:
             self._changed.clear()
             self.announce()
             await asyncio.sleep(ANNOUNCE_S)
-            await self._changed.wait()
+            is_news = False
+            while not is_news:
+                try:
+                    async with asyncio.timeout(LOOK_S):
+                        is_news = await self._changed.wait()
+                except TimeoutError:
+                    is_news = self._look()
+
+    def _look(self) -> bool:
+        """Whether the rate of tokens is another than when it was last looked at."""
+        before, now = self._tokens_per_s, asyncio.get_running_loop().time()
+        # while the blocks are exchanged, those that are being closed are not counted
+        if self._rate is not None and self._deployed is not None:
+            self._tokens_per_s = self._rate.per_s(self.num_tokens, now)
+        return self._tokens_per_s != before
 
     # --- what others ask for ----------------------------------------------------------------------------------------
 

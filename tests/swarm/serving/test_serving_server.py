@@ -97,6 +97,28 @@ def test_record_tells_measured_times_and_load(boxes: Any, llama_dir: Path) -> No
     virtual_time.run(scenario())
 
 
+def test_record_tells_the_tokens_of_the_last_minute_until_there_are_none(boxes: Any, llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 3)]) as box:
+
+            async def told() -> float:
+                return (await box.membership.servers("tiny"))[box.who["s0"]].tokens_per_s
+
+            await asyncio.sleep(60)
+            assert await told() == 0.0
+            async with talking(box) as talk:
+                await talk.open()
+                await asyncio.sleep(5)
+                await talk.step(TOKENS, 0)
+                # nothing but its tokens changes from then on, and it is told all the same
+                await asyncio.sleep(20)
+                assert await told() == pytest.approx(3 / 60, rel=0.3)
+            await asyncio.sleep(120)
+            assert await told() == 0.0
+
+    virtual_time.run(scenario())
+
+
 def test_closed_server_refuses_and_is_withdrawn(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> None:
         async with boxes(llama_dir, [(0, 3)]) as box:

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from swarm_node.gateway.first_tokens import MAX_KEPT, WINDOW_S, FirstToken, FirstTokens
+from swarm_node.gateway.metrics import Metrics
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_first_tokens_without_requests_are_not_known() -> None:
+    assert FirstTokens().of_late() is None
+
+
+def test_first_tokens_are_the_median_and_the_95th_percentile() -> None:
+    waits = FirstTokens(Clock())
+    for hundredth in range(100, 0, -1):
+        waits.add(hundredth / 100)
+    assert waits.of_late() == FirstToken(p50_s=0.5, p95_s=0.95)
+
+
+def test_first_tokens_of_one_request_are_its_own() -> None:
+    waits = FirstTokens(Clock())
+    waits.add(0.7)
+    assert waits.of_late() == FirstToken(p50_s=0.7, p95_s=0.7)
+
+
+def test_first_tokens_forget_what_is_older_than_their_window() -> None:
+    clock = Clock()
+    waits = FirstTokens(clock)
+    waits.add(9.0)
+    clock.now += WINDOW_S - 1
+    waits.add(1.0)
+    assert waits.of_late() == FirstToken(p50_s=1.0, p95_s=9.0)
+    clock.now += 2
+    assert waits.of_late() == FirstToken(p50_s=1.0, p95_s=1.0)
+    clock.now += WINDOW_S
+    assert waits.of_late() is None
+
+
+def test_first_tokens_of_very_many_requests_are_of_the_newest() -> None:
+    waits = FirstTokens(Clock())
+    for _ in range(MAX_KEPT):
+        waits.add(9.0)
+    for _ in range(MAX_KEPT):
+        waits.add(1.0)
+    assert waits.of_late() == FirstToken(p50_s=1.0, p95_s=1.0)
+
+
+@given(st.lists(st.floats(0, 3600), min_size=1, max_size=50))
+def test_first_tokens_of_any_requests_lie_among_them(seconds: list[float]) -> None:
+    waits = FirstTokens(Clock())
+    for each in seconds:
+        waits.add(each)
+    found = waits.of_late()
+    assert found is not None
+    assert found.p50_s in seconds
+    assert found.p95_s in seconds
+    assert sum(each <= found.p50_s for each in seconds) * 2 >= len(seconds)
+    assert sum(each <= found.p95_s for each in seconds) * 100 >= 95 * len(seconds)
+    assert found.p50_s <= found.p95_s
+
+
+def test_metrics_of_a_request_time_its_first_token_once() -> None:
+    metrics = Metrics()
+    with metrics.request() as times:
+        assert metrics.first_tokens.of_late() is None
+        times.token(0)
+        first = metrics.first_tokens.of_late()
+        times.token(0)
+        times.token(1)
+    assert first is not None
+    assert metrics.first_tokens.of_late() == first
+    with metrics.request():
+        pass  # refused, without a token
+    assert metrics.first_tokens.of_late() == first

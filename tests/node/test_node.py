@@ -1,0 +1,55 @@
+"""What a node's record says of it."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from swarm_node.dashboard.role import DashboardRole
+from swarm_node.gateway.first_tokens import FirstToken
+from swarm_node.gateway.role import GatewayRole
+from swarm_node.node import Activity, Node, RoleName
+from swarm_node.seed import Seed
+from swarm_node.standby import StandBy
+from swarm_node.volunteer import Volunteer
+from swarm_protocol.records import NodeRecord
+
+
+async def no_addrs() -> tuple[str, ...]:
+    return ()
+
+
+def record_of(activity: Activity, role: RoleName) -> NodeRecord:
+    announced: list[NodeRecord] = []
+    speeds = SimpleNamespace(prefill_tokens_per_s=0.0, decode_tokens_per_s=0.0, training_tokens_per_s=0.0)
+    hardware = SimpleNamespace(device="cpu", device_name="cpu", memory_bytes=2**50, speeds=speeds)
+    parts: dict[str, Any] = {
+        "config": SimpleNamespace(name="a node"),
+        "departure": SimpleNamespace(leaving=asyncio.Event()),
+        "hardware": hardware,
+        "network": SimpleNamespace(addrs=no_addrs),
+        "membership": SimpleNamespace(announce=announced.append),
+    }
+    unused = dict.fromkeys(("home", "identity", "emitter", "steps"), cast(Any, None))
+    asyncio.run(Node(**parts, **unused, activity=activity, role=role).announce())
+    return announced[0]
+
+
+@pytest.mark.parametrize("role", ["seed", "gateway", "volunteer", ""])
+def test_record_says_what_the_node_was_started_as(role: RoleName) -> None:
+    record = record_of(Activity(), role)
+    assert record.role == role
+    assert (record.first_token_p50_s, record.first_token_p95_s) == (None, None)
+
+
+def test_record_of_a_gateway_tells_how_long_requests_waited() -> None:
+    activity = Activity(first_token=lambda: FirstToken(p50_s=0.5, p95_s=2.0))
+    record = record_of(activity, "gateway")
+    assert (record.first_token_p50_s, record.first_token_p95_s) == (0.5, 2.0)
+
+
+def test_roles_have_the_names_that_records_know() -> None:
+    names = [each.name for each in (Seed, GatewayRole, Volunteer, StandBy, DashboardRole)]
+    assert names == ["seed", "gateway", "volunteer", "volunteer", ""]

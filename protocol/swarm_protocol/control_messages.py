@@ -15,7 +15,7 @@ from swarm_protocol.identity import check_peer_id
 from swarm_protocol.proto import control_pb2
 from swarm_protocol.version import check_network_id
 
-STATES = ("starting", "seeding", "idle", "training", "serving", "gateway", "draining")
+STATES = ("starting", "seeding", "idle", "training", "serving", "gateway", "dashboard", "draining")
 REACHABILITIES = ("public", "relay", "unknown")
 _MAX_PID = 2**32 - 1
 

@@ -105,7 +105,8 @@ def test_join_through_a_seed_that_is_not_there_says_so(tmp_path: Path) -> None:
 def test_join_of_another_network_says_so(seed: Seed, tmp_path: Path) -> None:
     answer = run_node(*JOIN, "--network-id", "others", "--peers", seed.addr, "--home", tmp_path)
     assert "peer is in network 'tests', and this node in 'others'" in answer.error
-    assert "same network id" in answer.error
+    assert answer.error.count("same network id") == 1
+    assert answer.err.count("same network id") == 1, "it is told once"
     assert answer.code == 1
 
 

@@ -253,7 +253,9 @@ def test_removed_file_is_begun_anew(tmp_path: Path) -> None:
     assert "removed or replaced" in heard[0].message
 
 
-@pytest.mark.parametrize("place", ["nonsense", "mysql://host/db", "oracle://host/db", "postgresql+nodriver://host/db"])
+@pytest.mark.parametrize(
+    "place", ["nonsense://host/db", "://", "mysql://host/db", "oracle://host/db", "postgresql+nodriver://host/db"]
+)
 def test_place_that_never_can_be_one_is_refused(place: str) -> None:
     with pytest.raises(ConfigError) as told:
         History(place)
@@ -326,3 +328,9 @@ def test_slow_read_ends_at_its_deadline(tmp_path: Path) -> None:
     with store.reading(5.0) as connection:
         assert connection.execute(text("SELECT 1")).scalar() == 1
     store.close()
+
+
+def test_text_without_a_scheme_is_a_path(tmp_path: Path) -> None:
+    file = tmp_path / "history.sqlite3"
+    begun(file, "hello")
+    assert kept(str(file)) == ["hello"]

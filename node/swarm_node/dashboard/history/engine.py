@@ -63,9 +63,9 @@ class Damage(HistoryError):
 
 
 def url_of(place: Path | str) -> URL:
-    """Raises ConfigError for what is not the URL of a database whose driver is installed."""
-    if isinstance(place, Path):
-        return URL.create("sqlite", database=str(place.absolute()))
+    """A text without `://` is a path. Raises ConfigError for the URL of no database whose driver is installed."""
+    if isinstance(place, Path) or "://" not in place:
+        return URL.create("sqlite", database=str(Path(place).absolute()))
     try:
         url = make_url(place)
         url.get_dialect().import_dbapi()

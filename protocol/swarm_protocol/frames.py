@@ -6,8 +6,9 @@ rows one after another, which are thus copied once when they are sent and not at
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, TypeAlias
 
 from swarm_protocol import limits, wire
@@ -28,6 +29,7 @@ from swarm_protocol.lane_messages import (
     Ready,
     Result,
     SeatRef,
+    Spent,
     Step,
 )
 from swarm_protocol.proto import lane_pb2
@@ -85,6 +87,7 @@ def _fill_step(sent: _Frame.Step | _Frame.Push, step: Step | Push) -> None:
     _fill_rows(sent.rows, step.rows)
     if isinstance(step, Push):
         sent.client_peer_id = step.client_peer_id  # type: ignore[union-attr]
+        sent.upstream_ms.extend(chain.from_iterable(step.upstream_ms))  # type: ignore[union-attr]
     else:
         sent.forward = step.forward  # type: ignore[union-attr]
 
@@ -108,6 +111,8 @@ def _fill_result(sent: _Frame.Result, result: Result) -> None:
     sent.batch_size = result.batch_size
     sent.push_failed = result.push_failed
     sent.codec_error = result.codec_error
+    sent.passed_on = result.passed_on
+    sent.upstream_ms.extend(chain.from_iterable(result.upstream_ms))
     if (token := result.token) is not None:
         sent.token.token_id = token.token_id
         if token.logprob is not None:
@@ -221,6 +226,7 @@ def _push(sent: _Frame.Push, payload: _Payload) -> Push:
         want=sent.want,
         pick=_pick(sent.pick) if sent.HasField("pick") else None,
         rows=payload.rows(sent.rows),
+        upstream_ms=_pairs(sent.upstream_ms),
     )
 
 
@@ -235,7 +241,13 @@ def _result(sent: _Frame.Result, payload: _Payload) -> Result:
         codec_error=sent.codec_error,
         token=_picked(sent.token) if sent.HasField("token") else None,
         rows=payload.rows(sent.rows) if sent.HasField("rows") else None,
+        passed_on=sent.passed_on,
+        upstream_ms=_pairs(sent.upstream_ms),
     )
+
+
+def _pairs(upstream_ms: Sequence[float]) -> tuple[Spent, ...]:
+    return tuple(zip(upstream_ms[::2], upstream_ms[1::2], strict=True))
 
 
 def _pick(sent: _Frame.Pick) -> Pick:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from swarm_protocol import limits
-from swarm_protocol.checks import check_choice, check_float, check_int, check_name
+from swarm_protocol.checks import check_choice, check_count, check_float, check_int, check_name
 from swarm_protocol.errors import SwarmError
 from swarm_protocol.failure import decode_failure
 from swarm_protocol.identity import check_peer_id
@@ -19,6 +19,9 @@ from swarm_protocol.rows import CODECS, Rows
 
 LANE_METHOD = "serving.lane"
 """A stream of `Frames` both ways. The model's name follows after a slash."""
+
+Spent: TypeAlias = tuple[float, float]
+"""Milliseconds of computing a step, and of waiting for its turn."""
 
 WANTS = ("nothing", "last", "all", "token")
 PAGE_KEY_BYTES = 16
@@ -198,7 +201,9 @@ class Result:
     """The seat holds `position` positions; `rows`: the outputs of the last ones, hidden states or logits, as wanted.
 
     `push_failed`: the next server did not take some of them. `codec_error`: what the codec lost of the rows, relative
-    to their root mean square.
+    to their root mean square. `passed_on`: it tells of single tokens that went on to the next server, whose times come
+    with the last one's result: there `upstream_ms` are compute and queue of the servers before, the nearest last, as
+    far as they are known.
     """
 
     seat_id: bytes
@@ -210,10 +215,13 @@ class Result:
     codec_error: float = 0.0
     token: Picked | None = None
     rows: Rows | None = None
+    passed_on: bool = False
+    upstream_ms: tuple[Spent, ...] = ()
 
     def __post_init__(self) -> None:
         check_seat_id(self.seat_id)
         check_int(self.position, "position", high=limits.MAX_SESSION_TOKENS)
+        _check_upstream(self.upstream_ms)
         check_float(self.compute_ms, "compute_ms", high=limits.MAX_STEP_MS)
         check_float(self.queue_ms, "queue_ms", high=limits.MAX_STEP_MS)
         check_int(self.batch_size, "batch_size", high=limits.MAX_QUEUE_DEPTH)
@@ -253,7 +261,10 @@ class Leaving:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Push:
-    """A Step that comes from the server before; what is wanted is said by the client and handed down."""
+    """A Step that comes from the server before; what is wanted is said by the client and handed down.
+
+    `upstream_ms`: compute and queue of the servers so far, the nearest last, as far as they are known.
+    """
 
     client_peer_id: str
     seat_id: bytes
@@ -261,10 +272,12 @@ class Push:
     want: str
     pick: Pick | None = None
     rows: Rows
+    upstream_ms: tuple[Spent, ...] = ()
 
     def __post_init__(self) -> None:
         check_peer_id(self.client_peer_id)
         check_seat_id(self.seat_id)
+        _check_upstream(self.upstream_ms)
         _check_ask(self.position, self.want, self.pick)
 
 
@@ -296,6 +309,13 @@ def _check_ask(position: int, want: str, pick: Pick | None) -> None:
     check_choice(want, "want", WANTS)
     if (want == "token") != (pick is not None):
         raise ValueError("a token is wanted where it is said which, and only there")
+
+
+def _check_upstream(upstream_ms: tuple[Spent, ...]) -> None:
+    check_count(upstream_ms, "upstream_ms", max_items=limits.MAX_UPSTREAM)
+    for spent in upstream_ms:
+        for part_ms in spent:
+            check_float(part_ms, "upstream_ms", high=limits.MAX_STEP_MS)
 
 
 def _check_failure(failure: bytes) -> None:

@@ -151,8 +151,11 @@ PAGE_TOKENS = 16
 MAX_PAGE_KEYS = 2**16
 # A server's largest batch, several times over; beyond it a second message costs nothing.
 MAX_FRAMES = 256
-# What a frame takes beside its rows: two ids of 52 and 16 bytes, names of 64, some numbers, twenty likeliest tokens.
-FRAME_BYTES = 512
+# Servers whose times a token brings along. Longer chains tell of the nearest.
+MAX_UPSTREAM = 16
+# What a frame takes beside its rows: two ids of 52 and 16 bytes, names of 64, some numbers, twenty likeliest tokens, and
+# two times of each server before.
+FRAME_BYTES = 768
 # The names of a longest prompt's pages (1 MiB), beside the other frames.
 MAX_FRAMES_HEADER_BYTES = 2 * 2**20
 # Beyond it every token is as likely as any other.

@@ -71,7 +71,8 @@ EXAMPLES: tuple[object, ...] = (
             Ready(seat_id=SEAT, max_step_tokens=512, length=32),
             Result(seat_id=SEAT, position=3, compute_ms=1.5, queue_ms=0.25, batch_size=4, push_failed=True),
             Result(seat_id=SEAT, position=4, codec_error=0.125, rows=hidden("bf16", 2, 12)),
-            Result(seat_id=SEAT, position=5, token=Picked(token_id=9)),
+            Result(seat_id=SEAT, position=6, compute_ms=3.0, passed_on=True, rows=hidden("raw", 1, 12)),
+            Result(seat_id=SEAT, position=5, token=Picked(token_id=9), upstream_ms=((1.5, 0.25), (2.0, 0.0))),
             Result(seat_id=SEAT, position=5, token=Picked(token_id=9, logprob=-0.5, top=((9, -0.5), (1, -2.0)))),
             Ended(seat_id=SEAT, failure=FAILURE),
             Leaving(within_s=30.0),
@@ -81,6 +82,14 @@ EXAMPLES: tuple[object, ...] = (
         (
             Push(client_peer_id=PEER, seat_id=SEAT, position=7, want="last", rows=hidden("int8", 2, 10)),
             Push(client_peer_id=PEER, seat_id=SEAT, position=9, want="token", pick=Pick(), rows=hidden("raw", 1, 12)),
+            Push(
+                client_peer_id=PEER,
+                seat_id=SEAT,
+                position=10,
+                want="nothing",
+                rows=hidden("raw", 1, 12),
+                upstream_ms=((1.5, 0.25),),
+            ),
             PushRefused(client_peer_id=PEER, seat_id=SEAT, position=7, failure=FAILURE),
         )
     ),

@@ -127,7 +127,7 @@ class Frame(_message.Message):
         length: int
         def __init__(self, seat_id: _Optional[bytes] = ..., max_step_tokens: _Optional[int] = ..., length: _Optional[int] = ...) -> None: ...
     class Result(_message.Message):
-        __slots__ = ("seat_id", "position", "compute_ms", "queue_ms", "batch_size", "push_failed", "codec_error", "token", "rows")
+        __slots__ = ("seat_id", "position", "compute_ms", "queue_ms", "batch_size", "push_failed", "codec_error", "token", "rows", "passed_on", "upstream_ms")
         SEAT_ID_FIELD_NUMBER: _ClassVar[int]
         POSITION_FIELD_NUMBER: _ClassVar[int]
         COMPUTE_MS_FIELD_NUMBER: _ClassVar[int]
@@ -137,6 +137,8 @@ class Frame(_message.Message):
         CODEC_ERROR_FIELD_NUMBER: _ClassVar[int]
         TOKEN_FIELD_NUMBER: _ClassVar[int]
         ROWS_FIELD_NUMBER: _ClassVar[int]
+        PASSED_ON_FIELD_NUMBER: _ClassVar[int]
+        UPSTREAM_MS_FIELD_NUMBER: _ClassVar[int]
         seat_id: bytes
         position: int
         compute_ms: float
@@ -146,7 +148,9 @@ class Frame(_message.Message):
         codec_error: float
         token: Frame.Picked
         rows: Frame.Rows
-        def __init__(self, seat_id: _Optional[bytes] = ..., position: _Optional[int] = ..., compute_ms: _Optional[float] = ..., queue_ms: _Optional[float] = ..., batch_size: _Optional[int] = ..., push_failed: _Optional[bool] = ..., codec_error: _Optional[float] = ..., token: _Optional[_Union[Frame.Picked, _Mapping]] = ..., rows: _Optional[_Union[Frame.Rows, _Mapping]] = ...) -> None: ...
+        passed_on: bool
+        upstream_ms: _containers.RepeatedScalarFieldContainer[float]
+        def __init__(self, seat_id: _Optional[bytes] = ..., position: _Optional[int] = ..., compute_ms: _Optional[float] = ..., queue_ms: _Optional[float] = ..., batch_size: _Optional[int] = ..., push_failed: _Optional[bool] = ..., codec_error: _Optional[float] = ..., token: _Optional[_Union[Frame.Picked, _Mapping]] = ..., rows: _Optional[_Union[Frame.Rows, _Mapping]] = ..., passed_on: _Optional[bool] = ..., upstream_ms: _Optional[_Iterable[float]] = ...) -> None: ...
     class Ended(_message.Message):
         __slots__ = ("seat_id", "failure")
         SEAT_ID_FIELD_NUMBER: _ClassVar[int]
@@ -160,20 +164,22 @@ class Frame(_message.Message):
         within_s: float
         def __init__(self, within_s: _Optional[float] = ...) -> None: ...
     class Push(_message.Message):
-        __slots__ = ("client_peer_id", "seat_id", "position", "want", "pick", "rows")
+        __slots__ = ("client_peer_id", "seat_id", "position", "want", "pick", "rows", "upstream_ms")
         CLIENT_PEER_ID_FIELD_NUMBER: _ClassVar[int]
         SEAT_ID_FIELD_NUMBER: _ClassVar[int]
         POSITION_FIELD_NUMBER: _ClassVar[int]
         WANT_FIELD_NUMBER: _ClassVar[int]
         PICK_FIELD_NUMBER: _ClassVar[int]
         ROWS_FIELD_NUMBER: _ClassVar[int]
+        UPSTREAM_MS_FIELD_NUMBER: _ClassVar[int]
         client_peer_id: str
         seat_id: bytes
         position: int
         want: str
         pick: Frame.Pick
         rows: Frame.Rows
-        def __init__(self, client_peer_id: _Optional[str] = ..., seat_id: _Optional[bytes] = ..., position: _Optional[int] = ..., want: _Optional[str] = ..., pick: _Optional[_Union[Frame.Pick, _Mapping]] = ..., rows: _Optional[_Union[Frame.Rows, _Mapping]] = ...) -> None: ...
+        upstream_ms: _containers.RepeatedScalarFieldContainer[float]
+        def __init__(self, client_peer_id: _Optional[str] = ..., seat_id: _Optional[bytes] = ..., position: _Optional[int] = ..., want: _Optional[str] = ..., pick: _Optional[_Union[Frame.Pick, _Mapping]] = ..., rows: _Optional[_Union[Frame.Rows, _Mapping]] = ..., upstream_ms: _Optional[_Iterable[float]] = ...) -> None: ...
     class PushRefused(_message.Message):
         __slots__ = ("client_peer_id", "seat_id", "position", "failure")
         CLIENT_PEER_ID_FIELD_NUMBER: _ClassVar[int]

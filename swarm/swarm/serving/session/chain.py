@@ -56,6 +56,7 @@ class Chain:
         self._actions = actions
         self._want = "nothing"
         self._answered = 0
+        self._asked_s = 0.0
         self._chunk = limits.max_step_tokens
         self._links_changed = False
         self._relink_s = math.inf
@@ -72,6 +73,7 @@ class Chain:
     def ask(self, rows: bytes, want: str, now_s: float) -> None:
         assert not self.is_asked, "one question at a time"
         self._answered = self.length
+        self._asked_s = now_s
         self.ledgers[0].append(rows)
         if want != "all":
             self._answered = self.length - 1
@@ -84,6 +86,8 @@ class Chain:
         if not hop.done <= ran.position <= self.length:
             raise PeerViolation(f"the server ran {ran.position} positions, of {self.length} after {hop.done}")
         if hop.end == self.num_blocks:
+            if ran.position == self.length == hop.done + 1:
+                self._note_times(ran, (now_s - self._asked_s) * 1000)
             self._answer(ran)
         else:
             _copy(self.ledgers[hop.end], ran)
@@ -98,6 +102,17 @@ class Chain:
     def needed(self, hop: Hop) -> int:
         """From which position on the hop's outputs are not known yet."""
         return self._answered if hop.end == self.num_blocks else self.ledgers[hop.end].length
+
+    def _note_times(self, ran: Ran, took_ms: float) -> None:
+        """Of a single token, which took `took_ms` through all hops."""
+        before = self.hops[: len(self.hops) - 1]
+        for hop, (compute_ms, queue_ms) in zip(reversed(before), reversed(ran.upstream_ms), strict=False):
+            hop.trace.step(compute_ms, queue_ms)
+        if len(ran.upstream_ms) == len(before):
+            # nobody can tell which link it was
+            wire_ms = took_ms - ran.compute_ms - ran.queue_ms - sum(map(sum, ran.upstream_ms))
+            for hop in self.hops:
+                hop.trace.wire_ms += max(0.0, wire_ms) / len(self.hops)
 
     def _answer(self, ran: Ran) -> None:
         if ran.position <= self._answered:

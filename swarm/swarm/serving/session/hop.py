@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from swarm_protocol.lane_messages import Spent
 from swarm_protocol.records import ServeRecord
 from swarm_protocol.rows import Data
 
@@ -72,7 +73,8 @@ class Ran:
     """What a server said of one step: it has run everything before `position`.
 
     `rows` are the inputs of the next hop that came of it; the last hop has none but `num_outputs` outputs, those of
-    the last positions. `push_failed`: the next hop has not taken some rows.
+    the last positions. `push_failed`: the next hop has not taken some rows. `passed_on`: single tokens,
+    whose times come with the last hop's answer, as `upstream_ms`: compute and queue of the hops before, nearest last.
     """
 
     position: int
@@ -81,6 +83,8 @@ class Ran:
     compute_ms: float = 0.0
     queue_ms: float = 0.0
     push_failed: bool = False
+    passed_on: bool = False
+    upstream_ms: tuple[Spent, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,15 +149,17 @@ class Hop:
         self.done = ran.position
         self.given = max(self.given, ran.position)
         self.known = max(self.known, ran.position)
-        trace = self.trace
-        trace.num_steps += 1
-        trace.compute_ms += ran.compute_ms
-        trace.queue_ms += ran.queue_ms
+        if not ran.passed_on:
+            self.trace.step(ran.compute_ms, ran.queue_ms)
         # else its input came by a push of which nobody had told yet
         if owed:
             took_s = now_s - self.since_s
-            self.timer.took(num_tokens, took_s)
-            trace.wire_ms += max(0.0, took_s * 1000 - ran.compute_ms - ran.queue_ms)
+            if ran.passed_on:
+                self.timer.took(1, took_s / num_tokens)
+            else:
+                self.timer.took(num_tokens, took_s)
+            if num_tokens > 1 and not ran.passed_on:  # of single tokens the chain knows better
+                self.trace.wire_ms += max(0.0, took_s * 1000 - ran.compute_ms - ran.queue_ms)
         self.since_s = now_s
         if self.done >= self.goal:
             self._wait(now_s)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from swarm_protocol import lane_messages, limits
 from swarm_protocol.errors import PeerRefused, PeerViolation, SwarmError
 from swarm_protocol.failure import encode_failure
-from swarm_protocol.lane_messages import Ended, Link, Open, Push, PushRefused, Ready, Result, SeatRef, Step
+from swarm_protocol.lane_messages import Ended, Link, Open, Push, PushRefused, Ready, Result, SeatRef, Spent, Step
 from swarm_protocol.rows import Rows
 from torch import Tensor
 
@@ -29,6 +29,7 @@ from swarm.serving.sampling import Pick, Picked, Sampling
 from swarm.serving.session.backlog import Backlog
 from swarm.serving.session.lane import Lane
 from swarm.serving.session.pushes import Pushes
+from swarm.serving.session.reports import Reports
 from swarm.serving.session.tensors import hidden_of, rows_of, tokens_of
 
 logger = logging.getLogger(__name__)
@@ -57,13 +58,17 @@ class Shape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Work:
-    """A step that was found right. `passes_on`: all its outputs are wanted, here and by the next server."""
+    """A step that was found right. `passes_on`: all its outputs are wanted, here and by the next server.
+
+    `upstream_ms`: what the servers before spent on it, as far as that is known.
+    """
 
     position: int
     x: Tensor
     want: str
     pick: lane_messages.Pick | None
     passes_on: bool
+    upstream_ms: tuple[Spent, ...]
 
 
 class ServedSeat:
@@ -99,8 +104,10 @@ class ServedSeat:
         self._num_refused = 0
         self._expected: int | None = None  # the length after all that waits; None before the first step
         self._is_ready = False
+        self.is_leaving = False
         self._inbox: deque[_Work] = deque()
         self._news = asyncio.Event()
+        self._reports = Reports(lane)
         self._answered: int | None = None
         self.is_closed = False
         self._on_closed = on_closed
@@ -131,11 +138,12 @@ class ServedSeat:
         try:
             if lane.peer_id != self.previous:
                 raise PeerViolation("the client did not name this peer as the one before", peer_id=lane.peer_id)
-            self._take(push, push.rows, passes_on=not self.is_last)
+            self._take(push, push.rows, passes_on=not self.is_last, upstream_ms=push.upstream_ms)
         except SwarmError as error:
             refuse_push(push, lane, error)
 
     def link(self, link: Link) -> None:
+        self._reports.flush()  # whoever takes the next server's place is fed with it
         self.previous = link.previous_peer_id
         self._link(link.next)
         self._is_cut_off, self._num_refused = False, 0
@@ -149,7 +157,7 @@ class ServedSeat:
         if to is not None:
             self._pushes.link(to.peer_id, (self.client, to.seat_id), self._push_failed)
 
-    def _take(self, frame: Step | Push, rows: Rows, *, passes_on: bool) -> None:
+    def _take(self, frame: Step | Push, rows: Rows, *, passes_on: bool, upstream_ms: tuple[Spent, ...] = ()) -> None:
         """Raises PeerViolation, PeerRefused."""
         if not self._is_ready:
             raise PeerRefused("the session is not open yet", retry_after_s=1.0)
@@ -173,7 +181,10 @@ class ServedSeat:
             self.seat.rewind(position)
         self._backlog.take(self.client, x.nbytes)
         self._expected = position + rows.num_rows
-        self._inbox.append(_Work(position=position, x=x, want=frame.want, pick=frame.pick, passes_on=passes_on))
+        work = _Work(
+            position=position, x=x, want=frame.want, pick=frame.pick, passes_on=passes_on, upstream_ms=upstream_ms
+        )
+        self._inbox.append(work)
         self._news.set()
 
     def _check_size(self, rows: Rows, position: int, want: str) -> None:
@@ -224,32 +235,35 @@ class ServedSeat:
                 done = await self.seat.step(work.x, _engine_want(work), self._engine_pick(work))
         finally:
             self._backlog.give_back(self.client, work.x.nbytes)
+        spent_ms = min(done.compute_ms, limits.MAX_STEP_MS), min(done.queue_ms, limits.MAX_STEP_MS)
         rows, codec_error = None, 0.0
         if done.output is not None:
             rows, codec_error = rows_of(done.output, "raw" if self.is_last else self._opened.codec)
         if work.passes_on and rows is not None and self._next is not None:
             await self._faults.reached("serve/push")
-            self._push(work, rows, self._next)
+            self._push(work, rows, self._next, spent_ms)
         await self._faults.reached("serve/reply")
         self._answered = work.position + len(work.x)
-        self.lane.send(
-            Result(
-                seat_id=self.seat_id,
-                position=self._answered,
-                compute_ms=min(done.compute_ms, limits.MAX_STEP_MS),
-                queue_ms=min(done.queue_ms, limits.MAX_STEP_MS),
-                batch_size=done.batch_size,
-                push_failed=work.passes_on and self._is_cut_off,
-                codec_error=codec_error,
-                token=None if done.token is None else _sent(done.token),
-                rows=rows,
-            )
+        result = Result(
+            seat_id=self.seat_id,
+            position=self._answered,
+            compute_ms=spent_ms[0],
+            queue_ms=spent_ms[1],
+            batch_size=done.batch_size,
+            push_failed=work.passes_on and self._is_cut_off,
+            codec_error=codec_error,
+            token=None if done.token is None else _sent(done.token),
+            rows=rows,
+            # a token on its way through the middle: the client waits for what the last server makes of it
+            passed_on=work.passes_on and self._next is not None and len(work.x) == 1,
+            upstream_ms=work.upstream_ms if self.is_last else (),
         )
+        self._reports.tell(result, can_wait=result.passed_on and not self.is_leaving)
 
     def _engine_pick(self, work: _Work) -> Pick | None:
         return None if work.pick is None or not self.is_last else _meant(work.pick)
 
-    def _push(self, work: _Work, rows: Rows, to: SeatRef) -> None:
+    def _push(self, work: _Work, rows: Rows, to: SeatRef, spent_ms: Spent) -> None:
         frame = Push(
             client_peer_id=self.client,
             seat_id=to.seat_id,
@@ -257,6 +271,7 @@ class ServedSeat:
             want=work.want,
             pick=work.pick,
             rows=rows,
+            upstream_ms=(*work.upstream_ms, spent_ms)[-limits.MAX_UPSTREAM :] if len(work.x) == 1 else (),
         )
         try:
             self._pushes.push(to.peer_id, frame)
@@ -274,9 +289,15 @@ class ServedSeat:
         if self._answered is None or self.is_closed or self.lane.error is not None:
             return
         logger.debug("a push was lost: %s", error)
+        self._reports.flush()
         self.lane.send(Result(seat_id=self.seat_id, position=self._answered, push_failed=True))
 
     # --- its end ----------------------------------------------------------------------------------------------------
+
+    def leave(self) -> None:
+        """The client is to go elsewhere, and must have everything at once for that."""
+        self.is_leaving = True
+        self._reports.flush()
 
     def end(self, error: BaseException) -> None:
         """Free it and tell the client. Idempotent."""
@@ -291,6 +312,7 @@ class ServedSeat:
         if self.is_closed:
             return
         self.is_closed = True
+        self._reports.close()
         self.seat.close()
         self._link(None)
         for work in self._inbox:

@@ -183,6 +183,8 @@ class Speech:
             compute_ms=result.compute_ms,
             queue_ms=result.queue_ms,
             push_failed=result.push_failed,
+            passed_on=result.passed_on,
+            upstream_ms=result.upstream_ms,
         )
         return Heard(ran, logits, result.codec_error)
 

@@ -8,7 +8,10 @@ from typing import Any
 
 @dataclass(slots=True, kw_only=True)
 class HopTrace:
-    """One server's part. Milliseconds are sums over `num_steps`; `wire_ms` is what was neither compute nor queue."""
+    """One server's part. Milliseconds are sums over `num_steps`; `wire_ms` is what was neither compute nor queue.
+
+    Of single tokens that is known of the whole chain, and told in equal shares.
+    """
 
     peer_id: str
     start: int
@@ -17,6 +20,11 @@ class HopTrace:
     compute_ms: float = 0.0
     queue_ms: float = 0.0
     wire_ms: float = 0.0
+
+    def step(self, compute_ms: float, queue_ms: float) -> None:
+        self.num_steps += 1
+        self.compute_ms += compute_ms
+        self.queue_ms += queue_ms
 
     @property
     def ms_per_step(self) -> float:

@@ -108,7 +108,8 @@ class ExampleSource:
         self.shown = self.shown.model_copy(update={"at": time.time(), **fields})
         waiting, self._waiting = self._waiting, []
         for loop, changed in waiting:
-            loop.call_soon_threadsafe(changed.set)
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(changed.set)
 
 
 def example_source(num_nodes: int, *, hostile: bool = False, now: Callable[[], float] = time.time) -> ExampleSource:

@@ -1,0 +1,135 @@
+"""How pages write numbers and names, and where charts put their lines."""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+
+import pytest
+from dashboard_swarms import HOSTILE_NAMES, example_source
+from hypothesis import given
+from hypothesis import strategies as st
+from swarm_node.dashboard import charts, wording
+
+numbers = st.one_of(st.none(), st.floats(-1e12, 1e12), st.just(math.nan), st.just(math.inf))
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [(0.0, "0"), (0.414, "0.41"), (9.996, "10"), (58.0, "58"), (999.97, "1k"), (3_140.0, "3.14k"), (2.4e6, "2.4M")],
+)
+def test_number_keeps_three_digits_that_matter(value: float, written: str) -> None:
+    assert wording.number(value) == written
+
+
+@pytest.mark.parametrize(
+    ("seconds", "written"),
+    [
+        (0.0123, "12.3 ms"),
+        (4.21, "4.2 s"),
+        (42.0, "42 s"),
+        (211.0, "3 min 31 s"),
+        (240.0, "4 min"),
+        (1500.0, "25 min"),
+        (11_520.0, "3 h 12 min"),
+        (9 * 86_400.0, "9 days"),
+    ],
+)
+def test_duration_is_written_as_people_say_it(seconds: float, written: str) -> None:
+    assert wording.duration(seconds) == written
+
+
+def test_what_is_not_known_is_said_and_never_zero() -> None:
+    for write in (wording.number, wording.duration, wording.num_bytes, wording.loss, wording.share, wording.count):
+        assert "not known" in write(None)
+
+
+@given(numbers)
+def test_every_number_can_be_written(value: float | None) -> None:
+    for write in (wording.number, wording.duration, wording.loss, wording.share):
+        assert write(value)
+    if value is not None:
+        assert wording.clock(value) is not None
+        assert wording.iso(value) is not None
+
+
+def test_all_is_written_only_where_it_is_all() -> None:
+    assert wording.share(1.0) == "100 %"
+    assert wording.share(0.99999) == "99.9 %"
+
+
+@given(st.one_of(st.text(), st.sampled_from(HOSTILE_NAMES)), st.integers(1, 64))
+def test_plain_text_is_one_line_without_what_hides_or_reorders(text: str, limit: int) -> None:
+    shown = wording.plain(text, limit)
+    assert len(shown) <= limit
+    assert not any(unicodedata.category(char)[0] == "C" for char in shown)
+    assert shown == " ".join(shown.split())
+    marks = [unicodedata.category(char) in {"Mn", "Me"} for char in shown]
+    assert not any(all(marks[i : i + 3]) for i in range(len(marks) - 2))
+
+
+def test_a_name_that_shows_nothing_is_the_end_of_the_peer_id() -> None:
+    assert wording.named("\u200b \x00", "12D3KooWabcdefgh") == "…abcdefgh"
+    assert wording.named("heron", "12D3KooWabcdefgh") == "heron"
+
+
+def test_the_verdict_is_of_the_worst_that_matters() -> None:
+    small, large = example_source(7).overview(), example_source(1000).overview()
+    broken = tuple(model for model in large.models if model.health == "incomplete")
+    assert wording.verdict(example_source(0).overview())[0] == "none"
+    assert wording.verdict(small) == ("good", "The swarm is healthy")
+    assert wording.verdict(large)[0] == "thin"
+    assert wording.verdict(large.model_copy(update={"models": broken}))[0] == "bad"
+    assert wording.situation(large).startswith("1,000 nodes are here. 2 of 3 models answer")
+
+
+@given(st.lists(numbers, max_size=80))
+def test_a_curve_stays_inside_its_chart(values: list[float | None]) -> None:
+    drawn = charts.curve(values)
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    if len(known) < 2:
+        assert drawn is None
+        return
+    assert drawn is not None
+    points = [point.split(" ") for point in drawn.line.replace("M", "L").split("L")[1:]]
+    assert len(points) == len(known)
+    for x, y in points:
+        assert -0.01 <= float(x) <= 100.01
+        assert -0.01 <= float(y) <= 100.01
+    rounding = 1e-9 * (drawn.y_ticks[0] - drawn.y_ticks[-1])
+    assert drawn.y_ticks[-1] <= min(known) + rounding
+    assert drawn.y_ticks[0] >= max(known) - rounding
+
+
+def test_a_curve_is_broken_where_nothing_is_known() -> None:
+    drawn = charts.curve([1.0, 2.0, None, 2.0, 1.0])
+    assert drawn is not None
+    assert drawn.line.count("M") == 2
+    assert drawn.y_ticks == (2.0, 1.75, 1.5, 1.25, 1.0)
+
+
+def test_a_span_from_a_record_cannot_leave_the_bar() -> None:
+    assert charts.span(12, 24, 36, "serving").x == pytest.approx(100 / 3)
+    for start, end in ((-5, 900), (40, 50), (20, 3)):
+        part = charts.span(start, end, 36, "serving")
+        assert 0 <= part.x <= 100
+        assert 0 <= part.x + part.width <= 100
+
+
+def test_columns_show_a_block_without_a_server_over_the_whole_height() -> None:
+    none, one, four = charts.columns([0, 1, 4])
+    assert (none.kind, none.height) == ("none", 100)
+    assert (one.kind, one.height) == ("thin", 25)
+    assert (four.kind, four.height) == ("good", 100)
+    assert charts.columns([]) == ()
+
+
+def test_presence_is_drawn_as_far_as_the_bar_goes() -> None:
+    drawn = charts.presence([(-900.0, 50.0), (90.0, None), (200.0, 300.0)], now=100.0, seconds=100.0)
+    assert [(part.x, part.width) for part in drawn] == [(0, 50), (90, 10)]
+
+
+def test_neighbouring_blocks_with_as_many_servers_are_said_together() -> None:
+    assert charts.runs_of([2, 2, 0, 1, 1]) == ((0, 2, 2), (2, 3, 0), (3, 5, 1))
+    assert charts.marks(0, 36) == (0, 9, 18, 27, 36)
+    assert charts.marks(5, 5) == (5, 5)

@@ -1,0 +1,198 @@
+"""The pages as HTTP gives them: complete, bounded, and closed to what does not belong."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+from dashboard_swarms import ExampleSource, example_source
+from fastapi import FastAPI
+from starlette.testclient import TestClient
+from swarm_node.dashboard import pages
+
+MAX_HTML_BYTES = 250_000
+
+
+def opened(source: ExampleSource, *, has_chat: bool = False) -> TestClient:
+    app = FastAPI()
+    app.include_router(pages.router(source, has_chat))
+    return TestClient(app, raise_server_exceptions=True)
+
+
+@pytest.fixture(scope="module")
+def source() -> ExampleSource:
+    return example_source(1000)
+
+
+@pytest.fixture(scope="module")
+def client(source: ExampleSource) -> Iterator[TestClient]:
+    with opened(source) as client:
+        yield client
+
+
+def rows(html: str) -> list[str]:
+    return re.findall(r'<tr data-key="([^"]+)"', html)
+
+
+def test_pages_allow_nothing_but_their_own_files(client: TestClient) -> None:
+    for path in ("/", "/nodes", "/models/nobody", "/static/live.js"):
+        answer = client.get(path)
+        policy = answer.headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["referrer-policy"] == "no-referrer"
+        if path != "/static/live.js":
+            assert not re.search(r"<style|\sstyle=|\son[a-z]+=|<script(?![^>]*\ssrc=\"/static/)", answer.text)
+
+
+@pytest.mark.parametrize(
+    "path", ["/models/nobody", "/runs/nothing", "/nodes/nowhere", "/models/%00%0a", "/static/x.js"]
+)
+def test_what_is_not_known_is_a_page_that_says_so(client: TestClient, path: str) -> None:
+    answer = client.get(path)
+    assert answer.status_code == 404
+    assert "is not here" in answer.text
+    assert 'href="/"' in answer.text
+
+
+@pytest.mark.parametrize(
+    "path", ["/static/../pages.py", "/static/%2e%2e/pages.py", "/static/..%2fviews.py", "/static/"]
+)
+def test_no_path_leads_out_of_the_static_folder(client: TestClient, path: str) -> None:
+    answer = client.get(path)
+    assert answer.status_code == 404
+    assert "import" not in answer.text
+
+
+def test_try_it_is_there_only_beside_a_gateway(source: ExampleSource) -> None:
+    assert opened(source).get("/try").status_code == 404
+    assert 'href="/try"' not in opened(source).get("/").text
+    there = opened(source, has_chat=True)
+    assert there.get("/try").status_code == 200
+    assert 'href="/try"' in there.get("/").text
+
+
+def test_a_thousand_nodes_come_in_pages_that_miss_none(client: TestClient, source: ExampleSource) -> None:
+    found: list[str] = []
+    for number in range(1, 21):
+        answer = client.get("/nodes", params={"page": number})
+        assert len(answer.content) < MAX_HTML_BYTES
+        found += rows(answer.text)
+    assert sorted(found) == sorted(node.peer_id for node in source.nodes())
+    assert 'rel="next"' not in answer.text
+    assert "951–1,000 of 1,000" in answer.text
+
+
+@pytest.mark.parametrize("asked", ["0", "-1", "99999", "9" * 400, "x", "٣", ""])
+def test_a_page_that_does_not_exist_is_the_nearest_one(client: TestClient, asked: str) -> None:
+    answer = client.get("/nodes", params={"page": asked})
+    assert answer.status_code == 200
+    assert len(rows(answer.text)) == 50
+
+
+def test_nodes_are_found_by_name_and_filtered_by_state(client: TestClient, source: ExampleSource) -> None:
+    some = source.nodes()[123]
+    assert some.peer_id in rows(client.get("/nodes", params={"q": some.name.upper(), "sort": "speed"}).text)
+    leaving = {node.peer_id for node in source.nodes() if node.state == "leaving"}
+    assert set(rows(client.get("/nodes", params={"state": "leaving"}).text)) == leaving
+    both = client.get("/nodes", params={"state": "leaving", "reach": "relay", "page": "1"}).text
+    assert set(rows(both)) == {
+        node.peer_id for node in source.nodes() if (node.state, node.reachability) == ("leaving", "relay")
+    }
+    fastest = rows(client.get("/nodes", params={"sort": "speed"}).text)[0]
+    assert source.node_details[fastest].node.decode_tokens_per_s == 78.0
+
+
+def test_the_next_page_keeps_the_filter_and_bounds_what_it_repeats(client: TestClient) -> None:
+    answer = client.get("/nodes", params={"q": "nvidia", "reach": "public", "junk": "x" * 5_000})
+    following = re.search(r'href="([^"]+)" rel="next"', answer.text)
+    assert following is not None
+    assert "q=nvidia" in following[1]
+    assert "reach=public" in following[1]
+    assert "page=2" in following[1]
+    assert len(following[1]) < 300
+
+
+def test_a_run_shows_its_steps_refusals_contributors_and_files(client: TestClient, source: ExampleSource) -> None:
+    detail = source.run_details[source.overview().runs[0].run]
+    text = client.get(f"/runs/{detail.run.run}").text
+    assert f"{detail.run.num_agreeing} of {detail.run.num_at_step}" in text
+    assert detail.run.digest in text
+    assert "41 times the group&#39;s median" in text
+    assert detail.contributors[0].peer_id in text
+    assert detail.checkpoint[0].url in text
+    assert "1–15 of 118" in text
+    older = client.get(f"/runs/{detail.run.run}", params={"steps": "2"}).text
+    assert "103" in rows(older)
+    assert "118" not in rows(older)
+
+
+def test_a_url_that_could_run_something_is_no_link(source: ExampleSource) -> None:
+    detail = source.run_details[source.overview().runs[0].run]
+    harmful = detail.checkpoint[0].model_copy(update={"url": "javascript:alert(1)"})
+    mine = example_source(14)
+    mine.run_details[detail.run.run] = detail.model_copy(update={"checkpoint": (harmful,)})
+    answer = opened(mine).get(f"/runs/{detail.run.run}")
+    assert answer.status_code == 200
+    assert "javascript:" not in answer.text
+
+
+def test_models_say_in_words_which_blocks_nobody_serves(client: TestClient, source: ExampleSource) -> None:
+    for model in source.overview().models:
+        text = client.get(f"/models/{model.name}").text
+        assert model.words in text
+        assert f">{model.health}</span>" in text
+    assert {model.health for model in source.overview().models} == {"whole", "thin", "incomplete"}
+    assert "block 79: nobody" in client.get(f"/models/{source.overview().models[1].name}").text
+
+
+def test_an_empty_swarm_says_what_to_do_next() -> None:
+    source = example_source(0)
+    client = opened(source)
+    for path in ("/", "/nodes"):
+        assert source.overview().join_command in client.get(path).text
+    text = client.get("/").text
+    assert "Nobody is here yet" in text
+    assert "--model OWNER/NAME" in text
+    assert "swarm-node run init" in text
+
+
+def test_an_old_picture_says_how_old_it_is_and_why() -> None:
+    source = example_source(7, now=lambda: 0.0)
+    source.shown = source.shown.model_copy(update={"stale": "no <b>peer</b> answers"})
+    text = opened(source).get("/").text
+    assert "no &lt;b&gt;peer&lt;/b&gt; answers" in text
+    assert re.search(r"updated <span[^>]*>\d+ days ago", text)
+
+
+def test_pages_and_files_are_packed_for_whoever_can_unpack_them(client: TestClient) -> None:
+    packed = client.get("/nodes", headers={"accept-encoding": "gzip"})
+    assert packed.headers["content-encoding"] == "gzip"
+    assert int(packed.headers["content-length"]) < len(packed.content) / 3
+    plain = client.get("/nodes", headers={"accept-encoding": "identity"})
+    assert "content-encoding" not in plain.headers
+    assert len(plain.content) == int(plain.headers["content-length"])
+
+
+def test_many_visitors_of_one_moment_cost_one_rendering(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = example_source(7)
+    asked: list[float] = []
+    original = source.series
+
+    async def counted(name: str, hours: float) -> object:
+        asked.append(hours)
+        return await original(name, hours)
+
+    monkeypatch.setattr(source, "series", counted)
+    monkeypatch.setattr(pages, "time", SimpleNamespace(monotonic=lambda: 100.0, time=time.time))
+    client = opened(source)
+    for _ in range(20):
+        client.get("/")
+    assert len(asked) == 1
+    source.change(num_nodes=8)
+    assert "8 nodes are here" in client.get("/").text
+    assert len(asked) == 2

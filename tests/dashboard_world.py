@@ -46,14 +46,14 @@ def serve_record(start: int = 0, end: int = 4, **changes: object) -> ServeRecord
         model="tiny",
         revision="r1",
         num_blocks=4,
-        start=start,
-        end=end,
+        start=0,
+        end=4,
         state="serving",
         prefill_ms_per_token=1.0,
         decode_ms_per_block=1.0,
         free_kv_tokens=1000,
     )
-    return replace(record, **changes)  # type: ignore[arg-type]
+    return replace(record, start=start, end=end, **changes)  # type: ignore[arg-type]
 
 
 def trainer_record(outer_step: int = 1, **changes: object) -> TrainerRecord:

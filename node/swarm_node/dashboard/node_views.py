@@ -23,6 +23,7 @@ def node_view(peer_id: str, record: NodeRecord, *, at: float, age_s: float) -> N
         device=shown(record.device),
         state=record.state,
         reachability=record.reachability,
+        role=record.role,
         memory_bytes=record.memory_bytes,
         free_memory_bytes=record.free_memory_bytes,
         prefill_tokens_per_s=record.prefill_tokens_per_s or None,

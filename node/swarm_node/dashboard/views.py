@@ -29,6 +29,7 @@ class NodeView(View):
     device: str
     state: Literal["alive", "leaving", "gone"]
     reachability: Literal["public", "relay", "unknown"]
+    role: Literal["seed", "gateway", "volunteer", ""] = ""  # what it was started as; "": it does not say
     memory_bytes: int
     free_memory_bytes: int
     prefill_tokens_per_s: float | None

@@ -6,7 +6,7 @@ import json
 import signal
 
 import httpx
-from node.daemon.conftest import Node, Seed, StartNode, wait_until
+from node.daemon.conftest import START_S, Node, Seed, StartNode, wait_until
 
 
 def test_dashboard_shows_a_real_network(seed: Seed, member: Node, start_node: StartNode) -> None:
@@ -16,7 +16,7 @@ def test_dashboard_shows_a_real_network(seed: Seed, member: Node, start_node: St
     def names() -> set[str]:
         return {each["name"] for each in httpx.get(f"{url}/api/v1/nodes", timeout=10).json()}
 
-    wait_until(lambda: len(names()) == 3, "the seed, the member and itself")
+    wait_until(lambda: len(names()) == 3, "the seed, the member and itself", START_S)
     overview = httpx.get(f"{url}/api/v1/overview", timeout=10).json()
     assert overview["stale"] is None
     assert overview["nodes_by_state"] == {"alive": 3, "leaving": 0}

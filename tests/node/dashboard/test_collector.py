@@ -70,8 +70,9 @@ async def test_who_was_there_has_not_come_and_who_comes_and_goes_is_told(found: 
     await found.join("alder")
     await asyncio.sleep(SETTLED_S)
     assert found.collector.overview().joins_24h == 0
-    birch = await found.join("birch")
+    birch = await found.join("birch", role="gateway")
     await asyncio.sleep(5)
+    assert {node.name: node.role for node in found.collector.nodes()} == {"alder": "", "birch": "gateway"}
     await found.leave("birch")
     await asyncio.sleep(5)
     overview = found.collector.overview()

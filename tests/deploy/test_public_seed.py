@@ -1,0 +1,191 @@
+"""The way to a public seed: what its script writes is what daemons start with, and Caddy leads to the dashboard."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from deploy_commands import DEPLOY, PEER_ID, ROOT, text
+from swarm_node.config import Config, resolve
+
+SCRIPT = text("public-seed")
+NAME = "seed.example.org"
+START_S = 60.0  # imports take 2 s on an idle machine; this is for one that is not
+PROGRAM = str(Path(sys.executable).with_name("swarm-node"))
+
+
+def settings(role: str, *, domain: str = NAME, peer_id: str = PEER_ID) -> str:
+    """The file that the script writes for `role`."""
+    [body] = re.findall(rf"cat > /etc/swarm/{role}\.toml <<END\n(.*?)^END$", SCRIPT, flags=re.MULTILINE | re.DOTALL)
+    return body.replace("$domain", domain).replace("$peer_id", peer_id)
+
+
+def resolved(role: str, folder: Path) -> Config:
+    path = folder / f"{role}.toml"
+    path.write_text(settings(role), encoding="utf-8")
+    return resolve({"home": str(folder)}, env={}, file=path)
+
+
+def refused(*words: str) -> str:
+    done = subprocess.run([DEPLOY / "public-seed", *words], capture_output=True, text=True, check=False, timeout=10)
+    assert done.returncode == 2
+    return done.stderr
+
+
+def test_a_name_that_is_none_is_refused_before_anything_is_done() -> None:
+    for name in ("localhost", "a b.org", "$(id).org", "-x.org", ".org", "x.", "ü.org"):
+        assert "is not a " in refused(name)
+    assert "usage" in refused()
+
+
+def test_the_shell_takes_the_script() -> None:
+    assert os.access(DEPLOY / "public-seed", os.X_OK)
+    subprocess.run(["sh", "-n", DEPLOY / "public-seed"], check=True, timeout=10)
+
+
+def test_shellcheck_finds_nothing() -> None:
+    shellcheck = shutil.which("shellcheck")
+    if not shellcheck:
+        pytest.skip("shellcheck is not installed: a shell has parsed the script, no more")
+    # the words of $pip are meant to be several
+    done = subprocess.run(
+        [shellcheck, "--exclude=SC2086", DEPLOY / "public-seed"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_the_firewall_lets_in_what_listens_and_nothing_else(tmp_path: Path) -> None:
+    opened = {int(port) for port in re.findall(r"^ufw allow (\d+)", SCRIPT, flags=re.MULTILINE)}
+    seed, dashboard = resolved("seed", tmp_path), resolved("dashboard", tmp_path)
+    assert seed.listen == ("/ip4/0.0.0.0/tcp/4001",)
+    assert seed.announce == (f"/dns4/{NAME}/tcp/4001",)
+    assert dashboard.host == "127.0.0.1"
+    assert all(address.startswith("/ip4/127.") for address in dashboard.listen)
+    assert opened == {22, 80, 443, 4001}
+
+
+def test_caddy_leads_to_the_dashboard_and_not_to_its_numbers(tmp_path: Path) -> None:
+    caddyfile = text("Caddyfile")
+    dashboard = resolved("dashboard", tmp_path)
+    assert re.findall(r"reverse_proxy (\S+)", caddyfile) == [f"{dashboard.host}:{dashboard.port}"]
+    assert "respond /metrics 404" in caddyfile
+    # an event that waits for a compressor's buffer comes late
+    assert re.search(r"@pages not path /api/v1/events\n\s*encode @pages", caddyfile)
+    assert caddyfile.count("{") == caddyfile.count("}")
+
+
+def test_caddy_takes_its_file() -> None:
+    caddy = shutil.which("caddy")
+    if not caddy:
+        pytest.skip("caddy is not installed: its file was read by the test beside this one alone")
+    command = [caddy, "validate", "--adapter", "caddyfile", "--config", DEPLOY / "Caddyfile"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_name_is_put_in_wherever_it_stands() -> None:
+    assert 'sed "s/seed\\.example\\.org/$domain/" deploy/Caddyfile' in SCRIPT
+    assert text("Caddyfile").count(NAME) == 1
+
+
+def test_cloud_init_runs_the_script_with_the_operators_two_values() -> None:
+    text_ = text("cloud-init.yaml")
+    assert text_.startswith("#cloud-config\n")
+    data: dict[str, Any] = yaml.safe_load(text_)
+    [values] = data["write_files"]
+    [command] = data["runcmd"]
+    assert values["content"].split() == [f"NAME={NAME}", "SOURCE=https://git.example.org/swarm.git"]
+    assert f". {values['path']};" in command
+    path = re.search(r'/opt/swarm-source/(\S+) "\$NAME"$', command)
+    assert path
+    assert (ROOT / path[1]).is_file()
+    assert "git" in data["packages"]
+
+
+def test_cloud_init_takes_its_file() -> None:
+    cloud_init = shutil.which("cloud-init")
+    if not cloud_init:
+        pytest.skip("cloud-init is not installed: its file was read as YAML alone")
+    command = [cloud_init, "schema", "--config-file", DEPLOY / "cloud-init.yaml"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [found.getsockname()[1] for found in sockets]
+
+
+def wait_for(condition: Callable[[], bool], what: str) -> None:
+    until = time.monotonic() + START_S
+    while not condition():
+        assert time.monotonic() < until, f"{what} within {START_S:.0f} s"
+        time.sleep(0.05)
+
+
+@contextlib.contextmanager
+def running(role: str, home: Path, file: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """The daemon of `role` as the unit starts it; it is there once `status` answers."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SWARM_")}
+    with (home.with_suffix(".log")).open("wb") as log:
+        process = subprocess.Popen(
+            [PROGRAM, role, "--home", home, "--config", file], env=environment, stdout=log, stderr=log
+        )
+    try:
+        log = home.with_suffix(".log")
+        wait_for(lambda: (home / "control.sock").exists() or process.poll() is not None, f"{role} is not there")
+        assert process.poll() is None, log.read_text()
+        subprocess.run([PROGRAM, "status", "--json", "--home", home], capture_output=True, check=True, timeout=START_S)
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.timeout(300)
+def test_seed_and_dashboard_live_with_what_the_script_writes_and_drain_on_sigterm(tmp_path: Path) -> None:
+    """Real daemons, under the name localhost and at ports of their own."""
+    seed_home, home = tmp_path / "seed", tmp_path / "dashboard"
+    made = subprocess.run(
+        [PROGRAM, "identity", "--new", "--home", seed_home], capture_output=True, text=True, check=True, timeout=60
+    )
+    ports = dict(zip(("4001", "8000", "9401", "9402"), free_ports(4), strict=True))
+    files = {}
+    for role in ("seed", "dashboard"):
+        written = settings(role, domain="localhost", peer_id=made.stdout.strip())
+        written = re.sub(r"\b(4001|8000|9401|9402)\b", lambda port: str(ports[port[1]]), written)
+        files[role] = tmp_path / f"{role}.toml"
+        files[role].write_text(written.replace("/var/lib/swarm", str(tmp_path)), encoding="utf-8")
+    with (
+        running("seed", seed_home, files["seed"]) as seed,
+        running("dashboard", home, files["dashboard"]) as dashboard,
+    ):
+        log = home.with_suffix(".log")
+        wait_for(lambda: "read-only" in log.read_text(), "the dashboard is not shown")
+        with urllib.request.urlopen(f"http://127.0.0.1:{ports['8000']}/", timeout=30) as page:
+            shown = page.read().decode()
+        # a visitor is told the public name, not the way that the dashboard itself takes
+        assert f"/dns4/localhost/tcp/{ports['4001']}/p2p/{made.stdout.strip()}" in shown
+        assert f"/ip4/127.0.0.1/tcp/{ports['4001']}" not in shown
+        for process in (dashboard, seed):
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 0
+    assert (home / "history.sqlite").exists()

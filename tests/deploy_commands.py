@@ -1,0 +1,43 @@
+"""What the files in `deploy/` would have `swarm-node` do, put before the program's own parser and settings."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import typer
+from swarm_node import cli
+from swarm_node.config import SETTINGS, Config, resolve
+from swarm_node.options import spread
+from swarm_protocol.identity import Identity
+
+ROOT = Path(__file__).parents[1]
+DEPLOY = ROOT / "deploy"
+PEER_ID = Identity(bytes(32)).peer_id
+NO_HOME = Path("/nonexistent/swarm")
+
+_COMMAND = re.compile(r"swarm-node(?::\w+)? +(?P<words>[a-z][^`|&;#)\n]*)")
+
+
+def text(name: str) -> str:
+    return (DEPLOY / name).read_text(encoding="utf-8")
+
+
+def shell_commands(script: str) -> Iterator[list[str]]:
+    """The words after each `swarm-node` in a script, or after an image of that name."""
+    for found in _COMMAND.finditer(script.replace("\\\n", " ")):
+        yield shlex.split(found["words"].replace("PEER_ID", PEER_ID).rstrip("\"'"))
+
+
+def config_of(words: Sequence[str], environment: Mapping[str, str] | None = None) -> Config:
+    """The settings that `swarm-node WORDS…` gets. Raises what the program would refuse them with."""
+    command, words = typer.main.get_command(cli.app), spread(words)
+    while commands := getattr(command, "commands", None):
+        assert words, "a command is missing"
+        assert words[0] in commands, f"there is no command {words[0]!r}"
+        command, words = commands[words[0]], words[1:]
+    context = command.make_context(command.name, list(words))
+    given = {name: value for name, value in context.params.items() if name in SETTINGS and value not in (None, [], ())}
+    return resolve({"home": str(NO_HOME)} | given, env=environment or {})

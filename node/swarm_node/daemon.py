@@ -26,6 +26,7 @@ from swarm_node.control import ControlHandlers
 from swarm_node.departure import Departure, signals_to
 from swarm_node.events import Emitter
 from swarm_node.home import Home
+from swarm_node.metrics.telling import telling
 from swarm_node.node import Node, Role, Steps
 
 logger = logging.getLogger(__name__)
@@ -146,7 +147,7 @@ async def _live(config: Config, home: Home, emitter: Emitter, role: Role, depart
             steps=steps,
             role=role.name,
         )
-        async with control.serving(home.socket, _handlers(node)), asyncio.TaskGroup() as tasks:
+        async with control.serving(home.socket, _handlers(node)), telling(node, network), asyncio.TaskGroup() as tasks:
             await _arrive(node)
             watches = [
                 tasks.create_task(_keep_announced(node), name="announce"),

@@ -269,6 +269,11 @@ EVENTS: Mapping[str, EventSpec] = {
         fields={"url": "text: its base URL; the pages are at /, the JSON API below /api/v1"},
         text="the network is shown at {url}/",
     ),
+    "metrics": EventSpec(
+        about="Prometheus is answered: `--metrics` was given.",
+        fields={"url": "text: what to scrape"},
+        text="metrics under {url}",
+    ),
     "warning": EventSpec(
         about="Something is wrong that the node can live with.",
         fields={"message": "text: what happened", "remedy": "text: what to do about it, may be empty"},

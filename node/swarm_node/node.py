@@ -27,6 +27,8 @@ from swarm_node.events import Emitter
 from swarm_node.gateway.first_tokens import FirstToken
 from swarm_node.home import Home
 from swarm_node.memory import held_bytes
+from swarm_node.metrics.registry import Registry
+from swarm_node.metrics.traces import NO_TRACES, Traces
 from swarm_node.probe import Hardware
 
 RelayUse = Literal["none", "serve", "use"]
@@ -94,6 +96,8 @@ class Node:
     role: RoleName = ""
     reachability: Reachability = "unknown"
     activity: Activity = field(default_factory=Activity)
+    metrics: Registry = field(default_factory=Registry)
+    traces: Traces = NO_TRACES
     num_peers: int = 1
     started_at: float = field(default_factory=time.time)
 

@@ -17,6 +17,7 @@ from swarm_protocol.errors import ConfigError, SessionError
 
 from swarm_node.amounts import rate, size
 from swarm_node.memory import held_bytes, share_of_free, share_of_told
+from swarm_node.metrics.of_server import ServerMetrics, read_server
 from swarm_node.model_source import Bring, Reports, find_source
 from swarm_node.node import Node
 from swarm_node.settings import HubId
@@ -73,6 +74,10 @@ class Serving:
             on_choice=self._chosen,
             on_decision=self._decided,
         )
+        with self._node.metrics.reading(lambda: read_server(volunteer)):
+            await self._serve(volunteer)
+
+    async def _serve(self, volunteer: Volunteer) -> None:
         try:
             await volunteer.start()
             while not self._node.departure.leaving.is_set():
@@ -169,6 +174,7 @@ def _options(node: Node) -> VolunteerOptions:
             dtype=config.dtype,
             kv_bytes=share.cache_bytes,
             max_backlog_bytes=share.waiting_bytes,
+            on_step=ServerMetrics(node.metrics).step,
         ),
         is_relayed=lambda: node.reachability == "relay",
     )

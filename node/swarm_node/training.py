@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict
@@ -41,6 +42,7 @@ from swarm_node.amounts import rate
 from swarm_node.chunk_folder import ChunkFolder
 from swarm_node.config import Config
 from swarm_node.home import explained
+from swarm_node.metrics.of_trainer import TrainerMetrics, read_trainer
 from swarm_node.node import Node
 from swarm_node.saving import Saving, Snapshot
 
@@ -66,6 +68,7 @@ class Training:
             on_saved=lambda step, path: self._emit("checkpoint", outer_step=step, path=str(path)),
             on_failure=self._warn,
         )
+        self._metrics = TrainerMetrics(node.metrics, run.config.outer_steps)
         self._begun = False
 
     @asynccontextmanager
@@ -95,8 +98,10 @@ class Training:
                 ),
             ),
         )
+        trainer = self._trainer
         try:
-            yield
+            with self._node.metrics.reading(lambda: read_trainer(trainer)):
+                yield
         finally:
             try:
                 await self._saving.finish()
@@ -152,6 +157,7 @@ class Training:
 
     def _tell(self, event: TrainingEvent) -> None:
         self._tell_begin(event)
+        self._measure(event)
         match event:
             case IntervalDone():
                 self._say(event.step, event.tokens_per_s)
@@ -171,6 +177,16 @@ class Training:
             self._show(event.step, loss=event.loss, tokens_per_s=event.tokens_per_s)
             self._say(event.step, event.tokens_per_s)
             self._save_soon()
+
+    def _measure(self, event: TrainingEvent) -> None:
+        assert self._trainer is not None
+        self._metrics.tell(event)
+        report = self._trainer.report
+        if isinstance(event, RoundAborted):
+            self._node.traces.round_aborted(event, time.time())
+        elif isinstance(event, OuterStep) and report is not None:
+            self._metrics.report(report)
+            self._node.traces.outer_step(self._run.run_id, event, report.phases_s, time.time())
 
     def _tell_begin(self, event: TrainingEvent) -> None:
         """The first event of a trainer means that it has the state."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
@@ -22,6 +24,7 @@ from swarm_node.gateway.schema import SamplingRequest
 from swarm_node.gateway.shapes import Shape, Usage
 from swarm_node.gateway.streaming import Answer, Running
 from swarm_node.gateway.traces import Trace, TraceStore
+from swarm_node.metrics.traces import NO_TRACES, Traces
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,12 +46,15 @@ class Question:
 class Answerer:
     """Answers questions. State: the running answers' gate and the newest traces."""
 
-    def __init__(self, client: Backend, models: Models, metrics: Metrics, *, max_requests: int) -> None:
+    def __init__(
+        self, client: Backend, models: Models, metrics: Metrics, *, traces: Traces = NO_TRACES, max_requests: int
+    ) -> None:
         self.gate = Gate(max_requests)
         self.traces = TraceStore()
         self._client = client
         self._models = models
         self._metrics = metrics
+        self._traces = traces
 
     def answer(self, shape: Shape, question: Question) -> Answer:
         @asynccontextmanager
@@ -68,6 +74,7 @@ class Answerer:
         num_per_prompt = question.request.n
         choices = [Choice(question.tools) for _ in range(question.num_choices)]
         generations: list[Generation] = []
+        began_at = time.time()
 
         def usage() -> Usage:
             return _usage(generations[::num_per_prompt], choices)
@@ -85,7 +92,16 @@ class Answerer:
         finally:
             self.traces.finish(trace_id)
             used = usage()
-            self._metrics.used(used, sum(len(one.trace().get("replays", ())) for one in generations))
+            done = [generation.trace() for generation in generations]
+            self._metrics.used(used, done)
+            self._traces.request(
+                trace_id,
+                question.request.model,
+                began_at=began_at,
+                ended_at=time.time(),
+                choices=done,
+                error=sys.exception(),
+            )
             if allowance:
                 allowance.settle(reserved, used.prompt_tokens + used.completion_tokens)
 

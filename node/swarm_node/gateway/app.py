@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import secrets
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse, Response
 from swarm.client.request import Question as Prompt
 
-from swarm_node.gateway import bounds, described, errors, metrics
+from swarm_node.gateway import bounds, described, errors
 from swarm_node.gateway.access import Access
 from swarm_node.gateway.answering import Answerer, Question
 from swarm_node.gateway.backend import Backend
@@ -27,6 +27,8 @@ from swarm_node.gateway.metrics import Counted, Metrics
 from swarm_node.gateway.models import Models
 from swarm_node.gateway.schema import CompletionRequest
 from swarm_node.gateway.shapes import ChatShape, CompletionShape, Json, Shaping
+from swarm_node.metrics.registry import CONTENT_TYPE, Registry
+from swarm_node.metrics.traces import NO_TRACES, Traces
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,12 +38,14 @@ class GatewayOptions:
     max_requests: int = bounds.MAX_RUNNING_REQUESTS
     rates: Rates = Rates()  # noqa: RUF009 it is frozen
     keys: KeyRing | None = None
+    registry: Registry = field(default_factory=Registry)
+    traces: Traces = NO_TRACES
 
 
 def create_app(client: Backend, options: GatewayOptions | None = None) -> FastAPI:
     """The ASGI application. `client` is used, never closed."""
     options = options or GatewayOptions()
-    gateway = Gateway(client, max_requests=options.max_requests)
+    gateway = Gateway(client, options)
     app = FastAPI(title="Swarm gateway", docs_url=None, redoc_url=None)
     app.state.first_tokens = gateway.metrics.first_tokens
     app.add_middleware(BoundedBody)
@@ -65,10 +69,13 @@ def create_app(client: Backend, options: GatewayOptions | None = None) -> FastAP
 class Gateway:
     """Turns requests into generations."""
 
-    def __init__(self, client: Backend, *, max_requests: int) -> None:
-        self.metrics = Metrics()
+    def __init__(self, client: Backend, options: GatewayOptions) -> None:
+        self._registry = options.registry
+        self.metrics = Metrics(options.registry)
         self._models = Models(client)
-        self._answerer = Answerer(client, self._models, self.metrics, max_requests=max_requests)
+        self._answerer = Answerer(
+            client, self._models, self.metrics, traces=options.traces, max_requests=options.max_requests
+        )
 
     async def list_models(self) -> Json:
         return {"object": "list", "data": await self._models.all()}
@@ -83,7 +90,7 @@ class Gateway:
 
     async def show_metrics(self) -> Response:
         """For Prometheus."""
-        return Response(self.metrics.exposition(), media_type=metrics.CONTENT_TYPE)
+        return Response(self._registry.exposition(), media_type=CONTENT_TYPE)
 
     async def complete(self, body: CompletionRequest) -> Response:
         """Continue one prompt or several, each `n` times."""

@@ -1,4 +1,4 @@
-"""What a gateway counts and times, for Prometheus. Names follow vLLM's, where it counts the same.
+"""What a gateway counts and times; `swarm_node.metrics.contract` names it.
 
 No label has a value that a client or a peer can choose. State belongs to the gateway's event loop.
 """
@@ -6,87 +6,53 @@ No label has a value that a client or a peer can choose. State belongs to the ga
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from swarm_node.gateway.errors import REFUSAL
 from swarm_node.gateway.first_tokens import FirstTokens
 from swarm_node.gateway.shapes import Usage
-
-CONTENT_TYPE = CONTENT_TYPE_LATEST
-_TOKEN_S = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5, 5.0, 10.0)
-_REQUEST_S = (0.1, 0.3, 0.6, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0, 300.0, 900.0, 1800.0)
+from swarm_node.metrics.registry import Registry
 
 
 class Metrics:
-    """One gateway's, in a registry of its own."""
+    """One gateway's, in its daemon's registry."""
 
-    def __init__(self) -> None:
+    def __init__(self, registry: Registry) -> None:
         self.first_tokens = FirstTokens()
-        registry = self._registry = CollectorRegistry()
-        self.http = Counter(
-            "swarm_gateway_http_requests_total",
-            "HTTP requests by route and status.",
-            ("route", "method", "status"),
-            registry=registry,
-        )
-        self.refusals = Counter(
-            "swarm_gateway_refusals_total",
-            "Requests that were not answered, by the error's code.",
-            ("reason",),
-            registry=registry,
-        )
-        self.running = Gauge("swarm_gateway_num_requests_running", "Requests with a first token.", registry=registry)
-        self.waiting = Gauge("swarm_gateway_num_requests_waiting", "Requests without one yet.", registry=registry)
-        self.first_token = Histogram(
-            "swarm_gateway_time_to_first_token_seconds",
-            "From a request's admission to its first token.",
-            buckets=_REQUEST_S,
-            registry=registry,
-        )
-        self.next_token = Histogram(
-            "swarm_gateway_inter_token_latency_seconds",
-            "Between a choice's tokens.",
-            buckets=_TOKEN_S,
-            registry=registry,
-        )
-        self.whole = Histogram(
-            "swarm_gateway_e2e_request_latency_seconds",
-            "From a request's admission to its end.",
-            buckets=_REQUEST_S,
-            registry=registry,
-        )
-        self.prompt_tokens = Counter("swarm_gateway_prompt_tokens_total", "Tokens of prompts.", registry=registry)
-        self.cached_tokens = Counter(
-            "swarm_gateway_prompt_tokens_cached_total", "Of these, found in servers' caches.", registry=registry
-        )
-        self.generation_tokens = Counter(
-            "swarm_gateway_generation_tokens_total", "Tokens of answers.", registry=registry
-        )
-        self.success = Counter(
-            "swarm_gateway_request_success_total",
-            "Choices that were answered to their end, by reason.",
-            ("finished_reason",),
-            registry=registry,
-        )
-        self.replays = Counter(
-            "swarm_gateway_replays_total",
-            "Spans that were lost in mid-answer and run again by other servers.",
-            registry=registry,
-        )
+        self.http = registry.counter("swarm_gateway_http_requests_total")
+        self.refusals = registry.counter("swarm_gateway_refusals_total")
+        self.running = registry.gauge("swarm_gateway_num_requests_running")
+        self.waiting = registry.gauge("swarm_gateway_num_requests_waiting")
+        self.first_token = registry.histogram("swarm_gateway_time_to_first_token_seconds")
+        self.next_token = registry.histogram("swarm_gateway_inter_token_latency_seconds")
+        self.whole = registry.histogram("swarm_gateway_e2e_request_latency_seconds")
+        self.success = registry.counter("swarm_gateway_request_success_total")
+        self._prompt_tokens = registry.counter("swarm_gateway_prompt_tokens_total")
+        self._cached_tokens = registry.counter("swarm_gateway_prompt_tokens_cached_total")
+        self._generation_tokens = registry.counter("swarm_gateway_generation_tokens_total")
+        self._hop = registry.histogram("swarm_gateway_hop_seconds")
+        self._reroutes = registry.counter("swarm_gateway_reroutes_total")
+        self._replayed_tokens = registry.counter("swarm_gateway_replayed_tokens_total")
+        self._failover = registry.histogram("swarm_gateway_failover_seconds")
 
-    def exposition(self) -> bytes:
-        """The text that Prometheus reads."""
-        return generate_latest(self._registry)
-
-    def used(self, usage: Usage, num_replays: int) -> None:
-        self.prompt_tokens.inc(usage.prompt_tokens)
-        self.cached_tokens.inc(usage.cached_tokens)
-        self.generation_tokens.inc(usage.completion_tokens)
-        self.replays.inc(num_replays)
+    def used(self, usage: Usage, traces: Sequence[Mapping[str, Any]]) -> None:
+        """`traces` are those of the request's generations, which have ended."""
+        self._prompt_tokens.inc(usage.prompt_tokens)
+        self._cached_tokens.inc(usage.cached_tokens)
+        self._generation_tokens.inc(usage.completion_tokens)
+        for trace in traces:
+            for hop in trace.get("hops", ()):
+                for part in ("compute", "queue", "wire"):
+                    if hop["num_steps"]:
+                        self._hop.labels(part).observe(hop[f"{part}_ms"] / 1000 / hop["num_steps"])
+            for replay in trace.get("replays", ()):
+                self._reroutes.labels("handover" if replay["was_handed_over"] else "replay").inc()
+                self._replayed_tokens.inc(0 if replay["was_handed_over"] else replay["num_tokens"])
+                self._failover.observe(replay["failover_ms"] / 1000)
 
     @contextmanager
     def request(self) -> Iterator[RequestTimes]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from dataclasses import replace
 
 from fastapi import FastAPI
 from starlette.types import ASGIApp
@@ -49,7 +50,7 @@ class GatewayRole:
 
     async def run(self, node: Node) -> None:
         client = AsyncClient(network=node.network, membership=node.membership)
-        gateway = create_app(client, self._options)
+        gateway = create_app(client, replace(self._options, registry=node.metrics, traces=node.traces))
         node.activity.first_token = gateway.state.first_tokens.of_late
         if not node.config.dashboard:
             await self._serve(node, gateway)

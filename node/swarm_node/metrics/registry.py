@@ -1,0 +1,102 @@
+"""One daemon's metrics: those that are counted as things happen, and those that are read when somebody asks.
+
+Nothing gets in that is not in the contract. State belongs to the daemon's event loop, in which `exposition` is called
+too: a source may read whatever the loop owns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from swarm_node.metrics.contract import METRICS, MetricSpec
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A value that a source gives now; `labels` as the contract names them."""
+
+    name: str
+    value: float
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+Source: TypeAlias = Callable[[], Iterable[Reading]]
+Family: TypeAlias = CounterMetricFamily | GaugeMetricFamily
+
+
+class Registry:
+    """AssertionError for a metric, kind or label that the contract does not have."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self._sources = _Sources()
+        self._registry.register(self._sources)
+        ProcessCollector(registry=self._registry)
+
+    def counter(self, name: str) -> Counter:
+        spec = _spec(name, "counter")
+        return Counter(name, spec.about, tuple(spec.labels), registry=self._registry)
+
+    def gauge(self, name: str) -> Gauge:
+        spec = _spec(name, "gauge")
+        return Gauge(name, spec.about, tuple(spec.labels), registry=self._registry)
+
+    def histogram(self, name: str) -> Histogram:
+        spec = _spec(name, "histogram")
+        return Histogram(name, spec.about, tuple(spec.labels), buckets=spec.buckets, registry=self._registry)
+
+    @contextmanager
+    def reading(self, source: Source) -> Iterator[None]:
+        """Ask `source` at each exposition while the context lasts. Two sources give different metrics."""
+        self._sources.each.append(source)
+        try:
+            yield
+        finally:
+            self._sources.each.remove(source)
+
+    def exposition(self) -> bytes:
+        """The text that Prometheus reads."""
+        return generate_latest(self._registry)
+
+
+class _Sources(Collector):
+    def __init__(self) -> None:
+        self.each: list[Source] = []
+
+    def collect(self) -> Iterator[Family]:
+        families: dict[str, Family] = {}
+        for reading in (reading for source in self.each for reading in source()):
+            family = families.get(reading.name) or families.setdefault(reading.name, _family(reading.name))
+            assert set(reading.labels) == set(METRICS[reading.name].labels), f"{reading} has other labels"
+            family.add_metric([reading.labels[label] for label in METRICS[reading.name].labels], reading.value)
+        yield from families.values()
+
+
+def _family(name: str) -> Family:
+    spec = METRICS[name]
+    kinds: dict[str, type[Family]] = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily}
+    return kinds[spec.kind](name, spec.about, labels=tuple(spec.labels))
+
+
+def _spec(name: str, kind: str) -> MetricSpec:
+    spec = METRICS.get(name)
+    assert spec is not None, f"{name} is not in the contract"
+    assert spec.kind == kind, f"{name} is a {spec.kind}"
+    return spec

@@ -1,0 +1,102 @@
+"""A registry that every part of a daemon has put its metrics into, and its exposition as samples."""
+
+from __future__ import annotations
+
+from unittest.mock import MagicMock
+
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+from swarm.network.libp2p_dht import DhtCounts
+from swarm.network.libp2p_relay import RelayCounts
+from swarm.network.membership import MembershipCounters
+from swarm.network.traffic import Traffic
+from swarm.serving.engine.engine import Load
+from swarm.training.events import IntervalDone, IntervalFailed, OuterStep, RoundAborted, StateFetched, Validated
+from swarm_node.gateway.metrics import Metrics
+from swarm_node.gateway.shapes import Usage
+from swarm_node.metrics.of_node import read_network, read_node
+from swarm_node.metrics.of_server import ServerMetrics, read_server
+from swarm_node.metrics.of_trainer import TrainerMetrics, read_trainer
+from swarm_node.metrics.registry import Registry
+from swarm_protocol.identity import Identity
+from swarm_protocol.records import Refusal, RoundReport
+
+PEER = Identity(b"x" * 32).peer_id
+PHASES_S = {"interval": 4.0, "group": 0.5, "reduce": 1.0, "commit": 0.25, "apply": 0.25}
+OUTER_STEP = OuterStep(
+    step=7, loss=2.5, digest="d", group=("a", "b"), num_tokens=100, bytes_sent=4000, seconds=6.0,
+    round_s=2.0, tokens_per_s=25.0,
+)  # fmt: skip
+TRACE = {
+    "session_id": "s",
+    "num_prompt_tokens": 3,
+    "num_tokens": 5,
+    "opening_ms": 20.0,
+    "first_token_ms": 50.0,
+    "hops": [
+        {"peer_id": "a", "start": 0, "end": 2, "num_steps": 4, "compute_ms": 40.0, "queue_ms": 4.0, "wire_ms": 8.0},
+        {"peer_id": "b", "start": 2, "end": 4, "num_steps": 4, "compute_ms": 80.0, "queue_ms": 0.0, "wire_ms": 16.0},
+        {"peer_id": "c", "start": 2, "end": 4, "num_steps": 0, "compute_ms": 0.0, "queue_ms": 0.0, "wire_ms": 0.0},
+    ],
+    "replays": [
+        {
+            "lost_peer": "b", "start": 2, "end": 4, "reason": "gone", "new_peers": ("c",), "num_tokens": 6,
+            "failover_ms": 300.0, "was_handed_over": handed,
+        }
+        for handed in (False, True)
+    ],
+}  # fmt: skip
+
+
+def whole_exposition() -> list[Sample]:
+    """Every source read once, every event counted once."""
+    registry = Registry()
+    node = MagicMock(num_peers=3, started_at=1.75e9)
+    node.activity.state = "serving"
+    node.departure.leaving.is_set.return_value = False
+    node.network.network_id, node.network.peer_id = "tests", "12D3Koo"
+    node.membership.all_known_rtts_s.return_value = [0.01, 0.02, 0.3]
+    node.membership.counters = MembershipCounters(num_publish_failures=1, num_malformed=2, num_dropped=3)
+    network = MagicMock(traffic=Traffic(), relay_counts=RelayCounts(num_idle=4), daemon_pid=1)
+    network.dht_counts = DhtCounts(num_records=5, num_refused=6, num_peers=7)
+    server = MagicMock(sessions=(1, 2), start_block=4, end_block=8)
+    server.load = Load(num_running=1, num_waiting=2, cache_usage=0.5)
+    server.lanes.num_refused = {"busy": 1, "never": 2, "violation": 3, "lanes": 4}
+    server.lanes.num_lanes, server.lanes.backlog.num_bytes = 9, 10
+    _count(registry)
+    volunteer = MagicMock(server=server, num_failed_moves=1)
+    with (
+        registry.reading(lambda: read_node(node)),
+        registry.reading(lambda: read_network(network)),
+        registry.reading(lambda: read_server(volunteer)),
+        registry.reading(lambda: read_trainer(MagicMock(num_mismatches=2))),
+    ):
+        return samples(registry.exposition().decode())
+
+
+def _count(registry: Registry) -> None:
+    steps = ServerMetrics(registry)
+    steps.step(1, 20.0, 1.0)
+    steps.step(32, 300.0, 50.0)
+    trainer = TrainerMetrics(registry, 40)
+    trainer.tell(IntervalDone(step=7, num_steps=5, num_tokens=50, loss=2.6, seconds=4.0, tokens_per_s=12.5))
+    trainer.tell(IntervalFailed(step=7, reason="the loss is not finite"))
+    trainer.tell(RoundAborted(step=7, attempt=0, reason="gone", missing=("b",)))
+    trainer.tell(StateFetched(step=6, digest="d", donors=("a",), num_bytes=900, seconds=1.0))
+    trainer.tell(Validated(step=7, loss=2.4))
+    trainer.tell(OUTER_STEP)
+    trainer.report(
+        RoundReport(outer_step=7, phases_s=PHASES_S, bytes_sent=4000, refused=(Refusal(peer_id=PEER, reason="lied"),))
+    )
+    gateway = Metrics(registry)
+    with gateway.request() as times:
+        times.token(0)
+        times.token(0)
+    gateway.used(Usage(prompt_tokens=3, completion_tokens=5, cached_tokens=2), [TRACE])
+    gateway.http.labels("/v1/completions", "POST", "200").inc()
+    gateway.refusals.labels("not_found").inc()
+    gateway.success.labels("stop").inc()
+
+
+def samples(text: str) -> list[Sample]:
+    return [sample for family in text_string_to_metric_families(text) for sample in family.samples]

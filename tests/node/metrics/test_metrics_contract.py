@@ -1,0 +1,67 @@
+"""The contract in code, docs/metrics.md, and what registries expose are one."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from swarm_node.metrics import contract
+from swarm_node.metrics.contract import METRICS
+from swarm_node.metrics.registry import Reading, Registry
+
+
+def test_docs_of_metrics_are_what_the_code_says() -> None:
+    page = Path(__file__).parents[3] / "docs" / "metrics.md"
+    assert page.read_text(encoding="utf-8") == contract.render(), (
+        "run python -m swarm_node.metrics.contract > docs/metrics.md"
+    )
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_each_metric_is_named_as_prometheus_does_and_says_when_it_moves(name: str) -> None:
+    spec = METRICS[name]
+    assert re.fullmatch(r"(swarm|process)(_[a-z0-9]+)+", name)
+    assert name.endswith("_total") == (spec.kind == "counter")
+    assert bool(spec.buckets) == (spec.kind == "histogram")
+    assert list(spec.buckets) == sorted(set(spec.buckets))
+    assert spec.about.endswith(".")
+    assert spec.moves
+    assert "|" not in f"{spec.about}{spec.moves}{spec.labels}", "it is shown in a table"
+
+
+def test_source_is_read_at_each_exposition_and_only_while_its_context_lasts() -> None:
+    registry, running = Registry(), 1.0
+
+    def source() -> list[Reading]:
+        return [
+            Reading("swarm_node_num_peers", running),
+            *(Reading("swarm_network_sent_bytes_total", 5, {"peer": peer}) for peer in ("direct", "relayed")),
+        ]
+
+    with registry.reading(source):
+        assert _sample(registry, "swarm_node_num_peers") == 1
+        running = 2.0
+        assert _sample(registry, "swarm_node_num_peers") == 2
+        assert _sample(registry, "swarm_network_sent_bytes_total", peer="relayed") == 5
+    assert _sample(registry, "swarm_node_num_peers") is None
+
+
+def test_what_is_not_in_the_contract_is_a_bug() -> None:
+    registry = Registry()
+    with pytest.raises(AssertionError, match="not in the contract"):
+        registry.counter("swarm_new_total")
+    with pytest.raises(AssertionError, match="is a gauge"):
+        registry.counter("swarm_node_num_peers")
+    wrong = Reading("swarm_node_num_peers", 1, {"peer": "12D3Koo"})
+    with registry.reading(lambda: [wrong]), pytest.raises(AssertionError, match="has other labels"):
+        registry.exposition()
+
+
+def _sample(registry: Registry, name: str, **labels: str) -> float | None:
+    for family in text_string_to_metric_families(registry.exposition().decode()):
+        for sample in family.samples:
+            if sample.name == name and sample.labels == labels:
+                return sample.value
+    return None

@@ -1,0 +1,70 @@
+"""Each metric has the value that its source has, under the labels of the contract."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from exposed_metrics import whole_exposition
+from swarm_node.metrics.contract import METRICS
+
+SUFFIXES = re.compile(r"_(bucket|count|sum|created)$")
+
+
+def test_every_metric_of_the_contract_is_exposed_and_no_other() -> None:
+    found = {sample.name for sample in whole_exposition()}
+    families = {name if name in METRICS else SUFFIXES.sub("", name) for name in found}
+    # what counts the time of a counter's birth is prometheus_client's own
+    known = {name.removesuffix("_total") for name in METRICS} | set(METRICS)
+    assert families <= known
+    assert {name for name in METRICS if name not in families} == set()
+
+
+def test_labels_are_those_of_the_contract() -> None:
+    for sample in whole_exposition():
+        name = sample.name if sample.name in METRICS else SUFFIXES.sub("", sample.name)
+        spec = METRICS.get(name) or METRICS[f"{name}_total"]
+        assert set(sample.labels) - {"le"} == set(spec.labels), sample
+
+
+VALUES: list[tuple[str, dict[str, str], float]] = [
+    ("swarm_node_state", {"state": "serving"}, 1),
+    ("swarm_node_state", {"state": "draining"}, 0),
+    ("swarm_peer_rtt_seconds", {"stat": "median"}, 0.02),
+    ("swarm_dht_records_refused_total", {}, 6),
+    ("swarm_membership_publish_failures_total", {}, 1),
+    ("swarm_relay_refusals_total", {"reason": "idle"}, 4),
+    ("swarm_server_kv_cache_usage_perc", {}, 0.5),
+    ("swarm_server_num_requests_waiting", {}, 2),
+    ("swarm_server_generation_tokens_total", {}, 1),
+    ("swarm_server_prompt_tokens_total", {}, 32),
+    ("swarm_server_step_seconds_sum", {"phase": "compute", "step": "prompt"}, 0.3),
+    ("swarm_server_step_seconds_sum", {"phase": "queue", "step": "generation"}, 0.001),
+    ("swarm_server_refusals_total", {"reason": "violation"}, 3),
+    ("swarm_trainer_outer_step", {}, 7),
+    ("swarm_trainer_num_outer_steps", {}, 40),
+    ("swarm_trainer_tokens_total", {}, 50),
+    ("swarm_trainer_rounds_total", {"result": "committed"}, 1),
+    ("swarm_trainer_rounds_total", {"result": "aborted"}, 1),
+    ("swarm_trainer_phase_seconds_sum", {"phase": "reduce"}, 1.0),
+    ("swarm_trainer_sent_bytes_total", {}, 4000),
+    ("swarm_trainer_fetched_bytes_total", {}, 900),
+    ("swarm_trainer_refusals_total", {}, 1),
+    ("swarm_trainer_digest_mismatches_total", {}, 2),
+    ("swarm_gateway_hop_seconds_sum", {"part": "compute"}, 0.01 + 0.02),
+    ("swarm_gateway_hop_seconds_count", {"part": "wire"}, 2),
+    ("swarm_gateway_reroutes_total", {"how": "replay"}, 1),
+    ("swarm_gateway_reroutes_total", {"how": "handover"}, 1),
+    ("swarm_gateway_replayed_tokens_total", {}, 6),
+    ("swarm_gateway_failover_seconds_sum", {}, 0.6),
+]
+
+
+def test_values_are_the_sources() -> None:
+    found = {(sample.name, tuple(sorted(sample.labels.items()))): sample.value for sample in whole_exposition()}
+    wrong = {
+        (name, *labels.values()): found.get((name, tuple(sorted(labels.items()))))
+        for name, labels, value in VALUES
+        if found.get((name, tuple(sorted(labels.items())))) != pytest.approx(value)
+    }
+    assert wrong == {}

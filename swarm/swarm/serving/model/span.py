@@ -272,7 +272,9 @@ def load_span(
     """
     num_blocks = files.num_blocks
     if not 0 <= start < end <= num_blocks:
-        raise ConfigError(f"blocks {start}:{end} are not within this model's 0:{num_blocks}")
+        raise ConfigError(
+            f"blocks {start}:{end} are not within this model's 0:{num_blocks}", remedy="choose a span within them"
+        )
     if bits:
         model = read_quantized(files, start, end, dtype, device, bits)
     else:

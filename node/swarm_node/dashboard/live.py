@@ -140,8 +140,6 @@ NOTHING = event("detail", "null")
 class EventStream(Response):
     """The answer to one visitor. `page` and `name` add the detail of a page."""
 
-    media_type = "text/event-stream"
-
     def __init__(self, live: Live, page: Page | None, name: str) -> None:
         super().__init__(headers=HEADERS)
         self._live = live

@@ -27,7 +27,6 @@ class Visitor:
         self.headers: dict[str, str] = {}
         self.body = b""
         self.ended = False
-        self.num_writes = 0
         self.reading = asyncio.Event()
         self.reading.set()
         self._asked = False
@@ -60,7 +59,6 @@ class Visitor:
             self.status = message["status"]
             self.headers = {name.decode(): value.decode() for name, value in message["headers"]}
         else:
-            self.num_writes += 1
             self.body += message.get("body", b"")
             self.ended = not message.get("more_body", False)
 

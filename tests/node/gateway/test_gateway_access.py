@@ -10,7 +10,7 @@ import pytest
 from node.gateway.scripted_client import ScriptedClient, ScriptedToken, converse
 from openai import AsyncOpenAI
 from swarm_node.gateway import bounds
-from swarm_node.gateway.access import _address
+from swarm_node.gateway.access import network_of
 from swarm_node.gateway.app import GatewayOptions
 from swarm_node.gateway.errors import ApiError
 from swarm_node.gateway.keys import KeyRing
@@ -157,8 +157,8 @@ def test_callers_are_forgotten_beyond_a_number(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_ipv6_addresses_of_a_network_are_one_caller() -> None:
-    assert _address({"client": ("2001:db8::1", 1)}) == _address({"client": ("2001:db8::ffff", 2)})
-    assert _address({"client": ("203.0.113.1", 1)}) != _address({"client": ("203.0.113.2", 1)})
+    assert network_of("2001:db8::1") == network_of("2001:db8::ffff")
+    assert network_of("203.0.113.1") != network_of("203.0.113.2")
 
 
 def test_keys_are_read_again_when_they_change_and_kept_when_that_fails(

@@ -9,15 +9,14 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeAlias
 
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
-from swarm_protocol import limits
+from swarm_protocol import limits, records
 from swarm_protocol.control_messages import ServingStatus, StatusReply, TrainingStatus
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import NodeRecord, Reachability
-from swarm_protocol.records import Role as RoleName
 from swarm_protocol.version import software_version
 
 from swarm_node import probe
@@ -32,6 +31,7 @@ from swarm_node.metrics.traces import NO_TRACES, Traces
 from swarm_node.probe import Hardware
 
 RelayUse = Literal["none", "serve", "use"]
+RoleName: TypeAlias = records.Role
 
 
 class Role(Protocol):

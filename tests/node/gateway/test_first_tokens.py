@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from swarm_node.gateway.first_tokens import MAX_KEPT, WINDOW_S, FirstToken, FirstTokens
 from swarm_node.gateway.metrics import Metrics
+from swarm_node.metrics.registry import Registry
 
 
 class Clock:
@@ -67,7 +68,7 @@ def test_first_tokens_of_any_requests_lie_among_them(seconds: list[float]) -> No
 
 
 def test_metrics_of_a_request_time_its_first_token_once() -> None:
-    metrics = Metrics()
+    metrics = Metrics(Registry())
     with metrics.request() as times:
         assert metrics.first_tokens.of_late() is None
         times.token(0)

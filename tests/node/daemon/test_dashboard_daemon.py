@@ -13,10 +13,11 @@ def test_dashboard_shows_a_real_network(seed: Seed, member: Node, start_node: St
     node = start_node("dashboard", "--network-id", "tests", "--peers", seed.addr, "--port", "0", home="dashboard")
     url = str(node.wait_for("dashboard")["url"])
 
-    def names() -> set[str]:
-        return {each["name"] for each in httpx.get(f"{url}/api/v1/nodes", timeout=10).json()}
+    def peers() -> set[str]:
+        return {each["peer_id"] for each in httpx.get(f"{url}/api/v1/nodes", timeout=10).json()}
 
-    wait_until(lambda: len(names()) == 3, "the seed, the member and itself", START_S)
+    wait_until(lambda: len(peers()) == 3, "the seed, the member and itself", START_S)
+    assert seed.peer_id in peers()
     overview = httpx.get(f"{url}/api/v1/overview", timeout=10).json()
     assert overview["stale"] is None
     assert overview["nodes_by_state"] == {"alive": 3, "leaving": 0}

@@ -59,7 +59,7 @@ class Served:
     def stop(self) -> None:
         assert self._server is not None
         assert self._thread is not None
-        self._server.should_exit = self._server.force_exit = True
+        self._server.should_exit = True
         self._thread.join(10)
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ from dashboard_swarms import ExampleSource, example_source
 from playwright.sync_api import Browser
 from swarm_node.dashboard.app import create_dashboard
 
-README = (("overview", "light", 1_100), ("model", "light", 1_180), ("run", "dark", 1_130))
+README = (("overview", "light", 885), ("model", "light", 1_225), ("run", "dark", 1_150))
 WIDTH = 1_180
 
 
@@ -47,6 +47,7 @@ def main(folder: Path, *, everything: bool) -> None:
         for name, source in swarms.items():
             served = Served(create_dashboard(source, has_chat=True))
             pages = pages_of(source)
+            source.change()
             if everything:
                 for page, path in pages.items():
                     for scheme in ("light", "dark"):

@@ -7,11 +7,9 @@ events say that the collector has looked. Geometry is `charts`', formats are `wo
 from __future__ import annotations
 
 import asyncio
-import gzip
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from typing import Any, Generic, TypeVar
 from urllib.parse import urlencode
 
@@ -19,20 +17,10 @@ from fastapi import APIRouter, Request, Response
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from swarm_node.dashboard import charts, wording
+from swarm_node.dashboard.bodies import Body, static_files
 from swarm_node.dashboard.source import Source
 from swarm_node.dashboard.views import NodeView, RunDetail
 
-HEADERS = {
-    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
-    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-}
-KINDS = {
-    ".css": "text/css; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
-    ".svg": "image/svg+xml",
-}
 ROWS = 50
 STEP_ROWS = 15
 """Of a table; more are on its next pages."""
@@ -83,27 +71,6 @@ def paged(rows: Sequence[T], asked: str | None, size: int = ROWS) -> Paged[T]:
     return Paged(rows[(page - 1) * size : page * size], page, size, len(rows))
 
 
-@dataclass(frozen=True, slots=True)
-class Body:
-    """What goes out, as it is and compressed."""
-
-    plain: bytes
-    packed: bytes
-    kind: str
-    status: int = 200
-
-    @classmethod
-    def of(cls, data: bytes, kind: str, status: int = 200) -> Body:
-        return cls(data, gzip.compress(data, 5, mtime=0), kind, status)
-
-    def answer(self, request: Request) -> Response:
-        packs = "gzip" in request.headers.get("accept-encoding", "")
-        headers = {**HEADERS, "cache-control": "no-cache", "vary": "accept-encoding", "content-type": self.kind}
-        if packs:
-            headers["content-encoding"] = "gzip"
-        return Response(self.packed if packs else self.plain, self.status, headers)
-
-
 Content = tuple[str, dict[str, Any]] | None
 """A template and what it is told; None: there is no such thing."""
 
@@ -131,7 +98,7 @@ class _Pages:
         self._source = source
         self._has_chat = has_chat
         self._templates = _environment()
-        self._static = _static_files()
+        self._static = static_files()
         self._rendered: dict[str, Body] = {}
         self._second: tuple[int, float] = (0, 0.0)
 
@@ -299,19 +266,11 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         undefined=StrictUndefined,
     )
-    formats = ("ago", "clock", "count", "counted", "duration", "in_url", "iso", "loss", "named", "num_bytes", "number")
-    environment.filters |= {name: getattr(wording, name) for name in (*formats, "plain", "share", "tail", "until")}
-    environment.filters["safe_url"] = _safe_url
-    environment.globals |= {"charts": charts, "UNKNOWN": wording.UNKNOWN, "DAY_S": wording.DAY_S}
+    wording_filters = (
+        *(wording.ago, wording.clock, wording.count, wording.counted, wording.duration, wording.in_url, wording.iso),
+        *(wording.loss, wording.named, wording.num_bytes, wording.number, wording.plain, wording.share, wording.tail),
+        *(wording.until, _safe_url),
+    )
+    environment.filters.update({function.__name__.strip("_"): function for function in wording_filters})
+    environment.globals.update(charts=charts, UNKNOWN=wording.UNKNOWN)
     return environment
-
-
-def _static_files() -> dict[str, Body]:
-    folder = resources.files("swarm_node.dashboard") / "static"
-    files = {file.name: file for file in folder.iterdir() if file.is_file()}
-    return {
-        name: Body.of(file.read_bytes(), kind)
-        for name, file in files.items()
-        for suffix, kind in KINDS.items()
-        if name.endswith(suffix)
-    }

@@ -105,6 +105,7 @@ def test_a_curve_is_broken_where_nothing_is_known() -> None:
     drawn = charts.curve([1.0, 2.0, None, 2.0, 1.0])
     assert drawn is not None
     assert drawn.line.count("M") == 2
+    assert drawn.area.count("Z") == 2
     assert drawn.y_ticks == (2.0, 1.75, 1.5, 1.25, 1.0)
 
 

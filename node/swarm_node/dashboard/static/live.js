@@ -16,6 +16,7 @@ const still = "still" in main.dataset; // a page that the visitor works in is no
 const seconds = () => performance.now() / 1000;
 
 let looked = seconds() - Number(box.dataset.age);
+let shownAt = Number(box.dataset.at);
 let heard = seconds();
 let source;
 let failures = 0;
@@ -43,12 +44,13 @@ function connect() {
   source = new EventSource("/api/v1/events");
   source.addEventListener("overview", (event) => {
     hear();
-    looked = seconds();
+    const at = JSON.parse(event.data).at;
+    if (at !== shownAt) looked = seconds(); // what comes first after connecting may be old
+    shownAt = at;
     if (!still) {
       // visitors do not all come in the same moment
       refreshAt = Math.min(refreshAt, Math.max(seconds(), refreshed + REFRESH_S) + Math.random() / 2);
     }
-    if (JSON.parse(event.data).stale) say("on", "Connected, figures are old");
   });
   source.addEventListener("heartbeat", hear);
   source.addEventListener("error", lose);

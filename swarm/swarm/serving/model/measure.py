@@ -14,6 +14,7 @@ import torch
 from swarm.serving.model.batch import PAGE_TOKENS, Batch, Slice, Want
 from swarm.serving.model.kv_pool import KVPool
 from swarm.serving.model.span import Span
+from swarm.serving.model.threads import worthwhile
 
 PREFILL_TOKENS = 64
 NUM_DECODES = 5
@@ -29,16 +30,25 @@ class SpanSpeed:
 
 
 def measure(span: Span) -> SpanSpeed:
-    """One long prefill to warm up, one to measure, then the median of some decodes."""
+    """One long prefill to warm up, one to measure, then the median of some decodes.
+
+    The span decodes from then on with as many threads as were found worthwhile.
+    """
     num_blocks = span.end - span.start
     num_pages = -(-(PREFILL_TOKENS + NUM_DECODES) // PAGE_TOKENS)
     pool = span.new_pool(num_pages)
     for _ in range(2):
         prefill_ms = _timed_ms(span, pool, 0, PREFILL_TOKENS)
-    decode_ms = statistics.median(_timed_ms(span, pool, PREFILL_TOKENS + step, 1) for step in range(NUM_DECODES))
+
+    def decode_ms(num_threads: int) -> float:
+        span.num_decode_threads = num_threads
+        return statistics.median(_timed_ms(span, pool, PREFILL_TOKENS + step, 1) for step in range(NUM_DECODES))
+
+    if span.device.type == "cpu":
+        span.num_decode_threads = worthwhile(decode_ms, span.num_threads)
     return SpanSpeed(
         prefill_ms=prefill_ms / PREFILL_TOKENS / num_blocks,
-        decode_ms=decode_ms / num_blocks,
+        decode_ms=decode_ms(span.num_decode_threads) / num_blocks,
         kv_bytes_per_token=span.kv_bytes_per_token,
     )
 

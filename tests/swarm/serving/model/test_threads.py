@@ -1,0 +1,64 @@
+"""How many threads a step gets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from swarm.serving.model.batch import Batch, Slice, Want
+from swarm.serving.model.files import open_model
+from swarm.serving.model.span import load_span
+from swarm.serving.model.threads import FEW_ROWS, threads, worthwhile
+
+
+@pytest.mark.parametrize(
+    ("times_ms", "chosen"),
+    [
+        ({1: 10.0}, 1),
+        ({1: 10.0, 2: 8.0}, 1),  # a second core for a fifth
+        ({1: 10.0, 2: 5.5}, 2),
+        ({1: 16.0, 2: 8.0, 4: 4.0, 6: 3.5}, 4),
+        ({1: 16.0, 2: 8.0, 4: 4.0, 6: 2.5}, 6),
+        ({1: 8.0, 2: 9.0, 4: 1.0}, 1),  # no hope beyond a step back
+    ],
+)
+def test_worthwhile_stops_where_twice_as_many_save_less_than_a_third(
+    times_ms: Mapping[int, float], chosen: int
+) -> None:
+    assert worthwhile(times_ms.__getitem__, max(times_ms)) == chosen
+
+
+def test_run_few_rows_with_few_threads_and_many_with_all(llama_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        span = load_span(open_model(llama_dir), 2, 4)
+        span.num_decode_threads = 1
+        seen = []
+        run_ragged = span.run_ragged
+        monkeypatch.setattr(
+            span, "run_ragged", lambda *args: (seen.append(torch.get_num_threads()), run_ragged(*args))[1]
+        )
+        for num_rows in (1, FEW_ROWS, FEW_ROWS + 1):
+            x = torch.zeros(num_rows, span.hidden_size)
+            piece = Slice(num_tokens=num_rows, position=0, pages=range(8), want=Want.NOTHING)
+            span.run(Batch(x=x, slices=(piece,), start=2, end=4), span.new_pool(8))
+            assert torch.get_num_threads() == 2
+        assert seen == [1, 1, 2]
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_threads_are_as_before_also_after_a_failure() -> None:
+    usual = torch.get_num_threads()
+
+    def fail() -> None:
+        with threads(usual + 1, usual):
+            assert torch.get_num_threads() == usual + 1
+            raise ValueError("why not")
+
+    with pytest.raises(ValueError, match="why not"):
+        fail()
+    assert torch.get_num_threads() == usual

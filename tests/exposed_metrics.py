@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from unittest.mock import MagicMock
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -48,8 +50,9 @@ TRACE = {
 }  # fmt: skip
 
 
-def whole_exposition() -> list[Sample]:
-    """Every source read once, every event counted once."""
+@contextmanager
+def whole_registry() -> Iterator[Registry]:
+    """Every source is read while the context lasts, every event was counted once."""
     registry = Registry()
     node = MagicMock(num_peers=3, started_at=1.75e9)
     node.activity.state = "serving"
@@ -71,6 +74,11 @@ def whole_exposition() -> list[Sample]:
         registry.reading(lambda: read_server(volunteer)),
         registry.reading(lambda: read_trainer(MagicMock(num_mismatches=2))),
     ):
+        yield registry
+
+
+def whole_exposition() -> list[Sample]:
+    with whole_registry() as registry:
         return samples(registry.exposition().decode())
 
 

@@ -1,0 +1,71 @@
+"""Real daemons answer Prometheus where they were told to, and nowhere else, and send traces."""
+
+from __future__ import annotations
+
+import socket
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+import psutil
+import pytest
+from exposed_metrics import samples
+from swarm_node.metrics.contract import NODE
+
+from .conftest import Node, Seed, StartNode, run_node, wait_until
+
+
+def scraped(url: str) -> dict[str, float]:
+    with urlopen(url, timeout=10) as response:
+        assert response.headers["content-type"].startswith("text/plain")
+        text = response.read().decode()
+    return {
+        sample.name + "".join(f",{value}" for value in sample.labels.values()): sample.value for sample in samples(text)
+    }
+
+
+def test_seed_answers_under_the_address_that_it_tells(start_node: StartNode) -> None:
+    node = start_node("seed", "--metrics", "127.0.0.1:0")
+    url = str(node.wait_for("metrics")["url"])
+    peer_id = node.wait_for("ready")["peer_id"]
+    node.wait_for("invite")
+    found = scraped(url)
+    [info] = [name for name in found if name.startswith("swarm_node_info,")]
+    assert str(peer_id) in info
+    assert found["swarm_node_state,seeding"] == 1
+    assert found["swarm_node_num_peers"] == 1
+    assert found["swarm_libp2p_memory_bytes"] > 2**20
+    assert found["process_resident_memory_bytes"] > 50 * 2**20
+    assert {name for name in NODE if not any(each.startswith(name) for each in found)} == {"swarm_peer_rtt_seconds"}
+    for path in ("/", "/metrics/x"):
+        with pytest.raises(HTTPError, match="404"):
+            urlopen(url.replace("/metrics", path), timeout=10)
+    node.process.terminate()
+    assert node.wait_end(timeout_s=30) == 0
+
+
+def test_without_the_option_nothing_listens_for_it(seed: Seed) -> None:
+    assert "metrics" not in [event["event"] for event in seed.node.events]
+    listening = [each for each in psutil.Process(seed.node.process.pid).net_connections() if each.status == "LISTEN"]
+    assert listening == []
+
+
+def test_port_that_is_taken_ends_the_start_with_the_reason(seed: Seed) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        answer = run_node("seed", "--home", seed.node.home.with_name("other"), "--metrics", f"127.0.0.1:{port}")
+    assert answer.code == 1
+    assert f"metrics cannot be answered on 127.0.0.1 port {port}" in answer.error
+    assert "give --metrics" in answer.error
+
+
+def test_joining_node_counts_what_it_says_to_the_seed(seed: Seed, start_node: StartNode) -> None:
+    join = ("join", "--network-id", "tests", "--probe", "off", "--device", "cpu", "--peers", seed.addr)
+    node: Node = start_node(*join, "--metrics", "127.0.0.1:0")
+    url = str(node.wait_for("metrics")["url"])
+    node.wait_for("ready")
+    wait_until(lambda: scraped(url)["swarm_network_num_connected_peers,direct"] >= 1, "the seed is connected")
+    found = scraped(url)
+    assert found["swarm_network_sent_bytes_total,direct"] > 0
+    assert found["swarm_network_received_bytes_total,direct"] > 0
+    assert found["swarm_network_sent_bytes_total,relayed"] == 0
+    assert found["swarm_dht_num_peers"] >= 1

@@ -12,11 +12,14 @@ from typing import Any
 
 import pytest
 from exposed_metrics import OUTER_STEP, PHASES_S, TRACE
+from node.gateway.scripted_client import ScriptedClient, converse
+from openai import APIStatusError, AsyncOpenAI
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from swarm.training.events import RoundAborted
+from swarm_node.gateway.app import GatewayOptions
 from swarm_node.metrics.traces import ENVIRONMENT, NO_TRACES, Traces, open_traces, traces_to
 from swarm_protocol.errors import ConfigError
 
@@ -170,3 +173,16 @@ def test_spans_reach_a_real_collector_before_close_returns(by: str, monkeypatch:
         traces.close()
         assert [path for path, _ in collector.received] == ["/v1/traces"]
         assert collector.names == [*PHASES_S, "outer step"]
+
+
+def test_gateway_sends_a_span_of_each_request_that_it_answered() -> None:
+    async def conversation(openai: AsyncOpenAI) -> None:
+        await openai.completions.create(model="tiny", prompt="hi")
+        with pytest.raises(APIStatusError):
+            await openai.completions.create(model="nobody", prompt="hi")
+
+    with collecting() as collector:
+        traces = open_traces(collector.url, {})
+        converse(ScriptedClient(), conversation, options=GatewayOptions(traces=traces))
+        traces.close()
+        assert collector.names == ["open", "choice", "request"]

@@ -68,6 +68,7 @@ def test_damaged_replica_fetches_only_the_chunks_that_differ_and_goes_on(
             assert (repaired.step, repaired.num_bytes) == (step + 1, num_bytes)
             assert [event.step for event in damaged.of(OuterStep)] == [each for each in range(1, 7) if each != step + 1]
             assert damaged.peer_id in damaged.of(OuterStep)[-1].group
+            assert [member.trainer.num_mismatches for member in members] == [0, 1, 0, 0]
             assert not [event for member in members if member is not damaged for event in member.of(StateFetched)]
         assert "is damaged" in caplog.text
 
@@ -103,6 +104,7 @@ def test_damage_at_one_of_two_is_found_by_it_and_mended_before_the_next_outcome(
             assert_equal_steps(await swarm.finish(), 6)
             assert all(member.of(RoundAborted) for member in members)
             assert [event.step for event in members[0].of(OuterStep)] == list(range(1, 7))
+            assert [member.trainer.num_mismatches for member in members] == [int(each == victim) for each in (0, 1)]
         assert caplog.text.count("is damaged: repairing") == 1
 
     virtual_time.run(main(), compute_s=_cost)

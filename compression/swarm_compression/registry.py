@@ -6,7 +6,7 @@ from swarm_compression.codec import Codec, CodecError
 from swarm_compression.floats import FloatCodec
 from swarm_compression.four_bits import E3M0, INT4, FourBitCodec
 from swarm_compression.int8 import Int8Codec
-from swarm_compression.rows import FlatRows, Int8Rows, RowCodec
+from swarm_compression.rows import FlatRows, Int8Rows, RawRows, RowCodec
 
 _CODECS: dict[str, Codec] = {
     codec.name: codec
@@ -21,8 +21,7 @@ _CODECS: dict[str, Codec] = {
 }
 
 _ROW_CODECS: dict[str, RowCodec] = {
-    codec.name: codec
-    for codec in (FlatRows("raw", FloatCodec("fp32")), FlatRows("bf16", FloatCodec("bf16")), Int8Rows())
+    codec.name: codec for codec in (RawRows(), FlatRows("bf16", FloatCodec("bf16")), Int8Rows())
 }
 
 

@@ -130,7 +130,7 @@ def _text(event: str, fields: Mapping[str, object]) -> str:
     known |= {f"num_{name}": len(v) for name, v in fields.items() if isinstance(v, list | tuple)}
     known |= {name: math.nan for name, v in fields.items() if v is None}
     if event == "downloading":
-        known["bar"] = progress(*(float(str(fields[name])) for name in ("num_bytes", "total_bytes")))
+        known["bar"] = progress(int(str(fields["num_bytes"])), int(str(fields["total_bytes"])))
     text = template.format_map(known)
     if event == "warning" and fields.get("remedy"):
         text += f"\n  → {fields['remedy']}"

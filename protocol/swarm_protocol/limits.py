@@ -153,8 +153,8 @@ MAX_PAGE_KEYS = 2**16
 MAX_FRAMES = 256
 # Servers whose times a token brings along. Longer chains tell of the nearest.
 MAX_UPSTREAM = 16
-# What a frame takes beside its rows: two ids of 52 and 16 bytes, names of 64, some numbers, twenty likeliest tokens, and
-# two times of each server before.
+# What a frame takes beside its rows: two ids of 52 and 16 bytes, names of 64, some numbers, twenty likeliest tokens,
+# and two times of each server before.
 FRAME_BYTES = 768
 # The names of a longest prompt's pages (1 MiB), beside the other frames.
 MAX_FRAMES_HEADER_BYTES = 2 * 2**20

@@ -10,7 +10,8 @@ from pathlib import Path
 from urllib.parse import quote
 
 from dashboard_browser import PHONE, Served, browsing
-from dashboard_swarms import ExampleSource, example_source
+from dashboard_source import ExampleSource
+from dashboard_swarms import example_source
 from playwright.sync_api import Browser
 from swarm_node.dashboard.app import create_dashboard
 

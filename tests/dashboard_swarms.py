@@ -1,18 +1,17 @@
 """Swarms that the dashboard is shown with: empty, small, of 1,000 nodes, and with names that mean harm.
 
-`example_source(num_nodes)` is a `Source` of plausible values, the same on every call but for the time.
+`example_source(num_nodes)` shows plausible values, the same on every call but for the time.
 """
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from random import Random
 
+from dashboard_source import ExampleSource
 from swarm_node.dashboard.views import (
     ChainView,
     CheckpointFile,
@@ -67,49 +66,6 @@ PHASES_S = {"interval": 184.0, "group": 1.9, "reduce": 21.4, "commit": 0.8, "app
 def peer_id(number: int) -> str:
     digest = hashlib.sha256(f"peer {number}".encode()).hexdigest()
     return f"12D3KooW{digest[:44]}"
-
-
-@dataclass
-class ExampleSource:
-    """What is put in is what it shows. `change` wakes whoever waits."""
-
-    shown: Overview
-    model_details: dict[str, ModelDetail] = field(default_factory=dict)
-    run_details: dict[str, RunDetail] = field(default_factory=dict)
-    node_details: dict[str, NodeDetail] = field(default_factory=dict)
-    all_series: dict[str, Series] = field(default_factory=dict)
-    _waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = field(default_factory=list)
-
-    def overview(self) -> Overview:
-        return self.shown
-
-    def model(self, name: str) -> ModelDetail | None:
-        return self.model_details.get(name)
-
-    async def run(self, run: str) -> RunDetail | None:
-        return self.run_details.get(run)
-
-    def nodes(self) -> tuple[NodeView, ...]:
-        return tuple(detail.node for detail in self.node_details.values())
-
-    async def node(self, peer_id: str) -> NodeDetail | None:
-        return self.node_details.get(peer_id)
-
-    async def series(self, name: str, hours: float) -> Series | None:
-        return self.all_series.get(name)
-
-    async def wait_changed(self) -> None:
-        changed = asyncio.Event()
-        self._waiting.append((asyncio.get_running_loop(), changed))
-        await changed.wait()
-
-    def change(self, **fields: object) -> None:
-        """Show an overview with these fields changed, looked at now. From any thread."""
-        self.shown = self.shown.model_copy(update={"at": time.time(), **fields})
-        waiting, self._waiting = self._waiting, []
-        for loop, changed in waiting:
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(changed.set)
 
 
 def example_source(num_nodes: int, *, hostile: bool = False, now: Callable[[], float] = time.time) -> ExampleSource:

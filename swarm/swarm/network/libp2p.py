@@ -1,9 +1,10 @@
 """The real network: `Network` over libp2p, which reaches everyone, behind NAT too, through relays if need be.
 
-Puts together what its siblings do: `libp2p_daemon` runs hivemind's go-libp2p daemon, `libp2p_control` and
-`libp2p_unary` speak to it, `libp2p_stream` and `libp2p_calls` carry messages, `libp2p_dht` keeps records, `libp2p_join`
-and `libp2p_watch` find the others, `libp2p_relay` carries what others have to say to each other, and `libp2p_relayed`
-has others reach us so. One task per network, `_run`, owns all others; `close` ends it, and so does the daemon's death.
+Puts together what its siblings do, as `libp2p_options` say: `libp2p_daemon` runs hivemind's go-libp2p daemon,
+`libp2p_control` and `libp2p_unary` speak to it, `libp2p_stream` and `libp2p_calls` carry messages, `libp2p_dht` keeps
+records, `libp2p_join` and `libp2p_watch` find the others, `libp2p_relay` carries what others have to say to each other,
+and `libp2p_relayed` has others reach us so. One task per network, `_run`, owns all others; `close` ends it, and so does
+the daemon's death.
 """
 
 from __future__ import annotations
@@ -13,73 +14,36 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
-from typing import Literal
 
 from swarm_protocol import limits
 from swarm_protocol.envelope import Envelope
-from swarm_protocol.errors import ConfigError, PeerTimeout, PeerUnreachable, StartError, SwarmError
+from swarm_protocol.errors import PeerTimeout, PeerUnreachable, StartError, SwarmError
 from swarm_protocol.identity import Identity
 from swarm_protocol.signed_record import seal_record
-from swarm_protocol.version import PROTOCOL_VERSION, check_network_id
+from swarm_protocol.version import PROTOCOL_VERSION
 
 from swarm.network.interface import Stream, StreamHandler, UnaryHandler
 from swarm.network.libp2p_accept import StreamServer
 from swarm.network.libp2p_calls import Calls
-from swarm.network.libp2p_daemon import DaemonOptions
 from swarm.network.libp2p_dht import DhtCounts, RecordDht
 from swarm.network.libp2p_host import Host, NotServed
 from swarm.network.libp2p_join import HELLO, check_identity_is_free, explain_refusal, hello_answer, join
+from swarm.network.libp2p_options import Libp2pOptions
 from swarm.network.libp2p_relay import NO_RELAY, Relay, RelayCounts, RelayLimits
 from swarm.network.libp2p_relayed import Reservations
 from swarm.network.libp2p_stream import Libp2pStream
 from swarm.network.libp2p_watch import Watch
-from swarm.network.multiaddr import PeerAddr, check_announce_addr, check_listen_addr, parse_peer_addr
+from swarm.network.multiaddr import PeerAddr, parse_peer_addr
 from swarm.network.record_validator import RecordValidator
 from swarm.network.traffic import Traffic
+
+__all__ = ["Libp2pNetwork", "Libp2pOptions"]
 
 logger = logging.getLogger(__name__)
 
 MIN_ISSUE_STEP_S = 0.002
 """Between two records of one key: a later record is one that was issued later, to the DHT's precision."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Libp2pOptions:
-    """`peers`: nodes to join through, as /ip4/…/tcp/…/p2p/<peer id>; none: the first node of a network.
-
-    `relay`: "serve" lets nodes behind NAT be reached through this one, which must be reachable itself; "use" makes this
-    node reachable through its `peers` that serve; "none" does neither. Without `listen` nobody can connect directly.
-    Raises ConfigError, which names the part of an address that is malformed.
-    """
-
-    identity_path: Path
-    network_id: str
-    peers: tuple[str, ...] = ()
-    listen: tuple[str, ...] = ("/ip4/127.0.0.1/tcp/0",)
-    announce: tuple[str, ...] = ()
-    relay: Literal["none", "serve", "use"] = "none"
-    nat_port_map: bool = False
-
-    def __post_init__(self) -> None:
-        try:
-            check_network_id(self.network_id)
-        except ValueError as error:
-            raise ConfigError(str(error), remedy="choose a short name of letters, digits, - and _") from None
-        for peer in self.peers:
-            parse_peer_addr(peer)
-        for addr in self.listen:
-            check_listen_addr(addr)
-        for addr in self.announce:
-            check_announce_addr(addr)
-        if self.relay == "serve" and not self.listen:
-            raise ConfigError("a relay must listen", remedy="give it a listen address, or do not serve as a relay")
-        if self.relay == "use" and not self.peers:
-            raise ConfigError(
-                "there is no peer to be relayed by", remedy="give the address of one that serves as a relay"
-            )
 
 
 class Libp2pNetwork:
@@ -386,14 +350,7 @@ async def _pumped(stream: Libp2pStream) -> AsyncIterator[Libp2pStream]:
 
 async def _start_host(options: Libp2pOptions, peer_id: str, seeds: Sequence[PeerAddr]) -> Host:
     """Our host, if nobody else has our identity; the check runs beside the start, before we connect to anyone."""
-    daemon_options = DaemonOptions(
-        identity_path=options.identity_path,
-        listen=options.listen,
-        # libp2p itself tells others of a relay only if the relay's address is a public one
-        announce=(*options.announce, *(f"{seed}/p2p-circuit" for seed in seeds if options.relay == "use")),
-        reachability={"none": "", "serve": "public", "use": "private"}[options.relay],
-        nat_port_map=options.nat_port_map,
-    )
+    daemon_options = options.for_daemon(seeds)
     if not seeds:
         return await Host.start(daemon_options)
     check = asyncio.create_task(check_identity_is_free(seeds, peer_id))

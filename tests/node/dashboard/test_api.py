@@ -11,7 +11,8 @@ from urllib.parse import quote
 
 import httpx
 import pytest
-from dashboard_swarms import ExampleSource, example_source
+from dashboard_source import ExampleSource
+from dashboard_swarms import example_source
 from starlette.responses import PlainTextResponse
 from swarm_node.dashboard import visitors
 from swarm_node.dashboard.app import beside, create_dashboard

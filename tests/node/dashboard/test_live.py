@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from dashboard_swarms import ExampleSource, example_source
+from dashboard_source import ExampleSource
+from dashboard_swarms import example_source
 from starlette.types import Message
 from swarm.testing import virtual_time
 from swarm_node.dashboard import live as live_module

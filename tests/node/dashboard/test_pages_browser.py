@@ -10,7 +10,8 @@ from urllib.parse import quote
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from dashboard_browser import CHROMIUM, DESKTOP, PHONE, Served, browsing, complaints
-from dashboard_swarms import ExampleSource, example_source
+from dashboard_source import ExampleSource
+from dashboard_swarms import example_source
 from node.gateway.scripted_client import ScriptedClient, ScriptedGeneration, ScriptedModel
 from playwright.sync_api import Browser, Page, expect
 from swarm.client.request import Request

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
-from dashboard_swarms import ExampleSource, example_source
+from dashboard_source import ExampleSource
+from dashboard_swarms import example_source
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 from swarm_node.dashboard import pages

@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from dashboard_swarms import ExampleSource, example_source
+from dashboard_source import ExampleSource
+from dashboard_swarms import example_source
 
 
 class Awaited:

@@ -6,8 +6,18 @@ import re
 from pathlib import Path
 
 import pytest
+from dashboard_swarms import example_source
+from deploy_commands import PEER_ID, config_of, shell_commands
+from node.gateway.scripted_client import ScriptedClient
+from starlette.testclient import TestClient
 from swarm.training.run_file import load_run
 from swarm_node import cli
+from swarm_node.config import SETTINGS
+from swarm_node.dashboard import live, looking, visitors
+from swarm_node.dashboard.app import beside, create_dashboard
+from swarm_node.dashboard.history.bounds import DAY_S, Bounds
+from swarm_node.gateway.app import create_app
+from swarm_node.metrics import endpoint
 
 import swarm
 
@@ -19,23 +29,69 @@ def code_blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
 
 
-COMMANDS = sorted(
-    set(re.findall(r"^swarm-node (run \w+|\w+)([^#\n]*)", "\n".join(code_blocks("sh")), flags=re.MULTILINE))
-)
+WRITTEN = README.replace("ADDR", f"/ip4/203.0.113.7/tcp/4001/p2p/{PEER_ID}").replace("MODEL", "OWNER/NAME")
+SHELL = "\n".join(re.findall(r"```sh\n(.*?)```", WRITTEN, flags=re.DOTALL))
+PROSE = "\n".join(re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", WRITTEN, flags=re.DOTALL)))
+COMMANDS = sorted({tuple(words) for part in (SHELL, PROSE) for words in shell_commands(part)})
+CURLS = re.findall(r"^curl http://127\.0\.0\.1:(\d+)(\S+)", SHELL, flags=re.MULTILINE)
 
 
-@pytest.mark.parametrize(("command", "arguments"), COMMANDS)
-def test_readme_command_has_the_flags_it_is_shown_with(
-    command: str, arguments: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    assert cli.run([*command.split(), "--help"]) == 0
-    text = capsys.readouterr().out
-    assert [flag for flag in re.findall(r"--[a-z-]+", arguments) if f"{flag} " not in text] == []
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_readme_command_is_one_of_the_programs(words: tuple[str, ...]) -> None:
+    config_of(words)
 
 
 def test_readme_shows_every_kind_of_user_a_command() -> None:
-    assert {command for command, _ in COMMANDS} >= {"seed", "join", "gateway", "status", "doctor"}
+    users = {"seed", "join", "gateway", "dashboard", "top", "status", "doctor", "plan", "identity", "drain", "demo"}
+    assert {words[0] for words in COMMANDS} >= users
+    assert {words[1] for words in COMMANDS if words[0] == "run"} == {"init", "sign", "show", "watch"}
+
+
+def test_readme_flags_in_its_prose_are_the_programs() -> None:
+    known = {f"--{name.replace('_', '-')}" for name in SETTINGS} | {
+        f"--{switch}" for command in cli.COMMANDS for switch in (*command.switches, *command.paths)
+    }
+    known |= {f"--no-{flag[2:]}" for flag in known} | {"--help", "--json", "--keep", "--install-completion"}
+    told = {flag for words in PROSE.splitlines() for flag in re.findall(r"(?<![\w-])--[a-z-]+", words)}
+    assert told <= known
+    assert "--otlp" in told, "the test reads the prose"
+
+
+def test_readme_way_to_shell_completion_is_the_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    [flag] = re.findall(r"^swarm-node (--\S+)", SHELL, flags=re.MULTILINE)
+    assert cli.run(["--help"]) == 0
+    assert f"{flag} " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("port", "path"), CURLS)
+def test_readme_curl_asks_a_port_that_a_command_opens_for_what_is_there(port: str, path: str) -> None:
+    configs = [config_of(words) for words in COMMANDS if words[0] in {"gateway", "dashboard", "join"}]
+    assert int(port) in {config.port for config in configs} | {
+        config.metrics.port for config in configs if config.metrics
+    }
+    gateway = create_app(ScriptedClient())
+    answer = TestClient(beside(gateway, create_dashboard(example_source(3)))).get(path)
+    assert answer.status_code == 200
+
+
+def test_readme_pictures_are_there_and_told_in_words() -> None:
+    pictures = re.findall(r"!\[([^\]]*)\]\(([^)]+)\)", README)
+    assert {Path(path).stem for _, path in pictures} == {"architecture", "overview", "model", "run"}
+    assert [path for words, path in pictures if len(words) < 60 or not (ROOT / path).is_file()] == []
+
+
+def test_security_tells_the_bounds_of_dashboard_and_metrics() -> None:
+    text = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
+    for said in (
+        f"{visitors.REQUESTS_PER_MIN} requests a minute",
+        f"{live.MAX_STREAMS_EACH} streams for an address",
+        f"{live.MAX_STREAMS} streams in all",
+        f"{live.MAX_STREAM_S / 60:.0f} minutes each",
+        f"{looking.MAX_MODELS} models and {looking.MAX_RUNS} runs",
+        f"at most {endpoint.MAX_CONNECTIONS} connections",
+        f"the last {Bounds().max_age_s / DAY_S:.0f} days",
+    ):
+        assert said in text.replace("\n", " ")
 
 
 def test_readme_run_commands_lead_from_nothing_to_a_run_that_can_be_joined(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import Connection
-from swarm_node.dashboard.history import reader
+from swarm_node.dashboard.history import reader, recorder
 from swarm_node.dashboard.history.bounds import DAY_S, HOUR_S, Bounds
 from swarm_node.dashboard.history.facts import Sample, Step
 from swarm_node.dashboard.history.inbox import Fact, Look, Samples
@@ -25,18 +25,15 @@ GROUP = 16
 
 
 class Swarm:
-    """A node stays for about four hours and is away for one: about five sessions a day each."""
+    """A node stays for about four hours and is away for one: about five sessions a day each, looked at once an hour."""
 
     def __init__(self) -> None:
         self._random = random.Random(5)
         self._present = set(NODES)
 
-    def look(self, at: float, since_s: float) -> Look:
-        away = sorted(set(NODES) - self._present)
-        leave = round(len(self._present) * since_s / (4 * HOUR_S))
-        come = round(len(away) * since_s / HOUR_S)
-        self._present -= set(self._random.sample(sorted(self._present), leave))
-        self._present |= set(self._random.sample(away, come))
+    def look(self, at: float) -> Look:
+        leaving = self._random.sample(sorted(self._present), len(self._present) // 4)
+        self._present = set(NODES) - set(leaving)
         return Look(at, frozenset(self._present))
 
     def step(self, number: int, at: float) -> Step:
@@ -59,9 +56,9 @@ def samples(at: float) -> Samples:
     return Samples(at, tuple(Sample(name=name, unit="tok/s", value=at % 97) for name in SERIES))
 
 
-def commit(store: Store, recorder: Recorder, facts: list[Fact]) -> None:
+def commit(store: Store, writing: Recorder, facts: list[Fact]) -> None:
     with store.writing() as connection:
-        assert recorder.write(connection, facts) == 0
+        assert writing.write(connection, facts) == 0
 
 
 def tidy(retention: Retention, now: float) -> None:
@@ -69,21 +66,27 @@ def tidy(retention: Retention, now: float) -> None:
         pass
 
 
+@pytest.fixture(autouse=True)
+def _far_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An hour without a look is no gap: rows come of who came and went, and hundreds of looks at the same add none."""
+    monkeypatch.setattr(recorder, "GAP_S", HOUR_S)
+
+
 @pytest.mark.timeout(600)  # a busy machine is not a bug
 def test_thirty_days_of_a_thousand_nodes_stay_small_and_fast(tmp_path: Path) -> None:
     file = tmp_path / "history.sqlite3"
-    bounds = Bounds(steps_in_full=500)
+    bounds = Bounds(steps_in_full=300)
     store, _ = open_store(file)
-    recorder, retention, swarm = Recorder(bounds), Retention(store, bounds), Swarm()
-    recorder_start = START - (DAYS + 3) * DAY_S  # three days more than are kept
+    writing, retention, swarm = Recorder(bounds), Retention(store, bounds), Swarm()
+    first = START - (DAYS + 3) * DAY_S  # three days more than are kept
     num_hours = (DAYS + 3) * 24
     for hour in range(num_hours):
-        began = recorder_start + hour * HOUR_S
-        facts: list[Fact] = [swarm.look(began + at, 600.0) for at in range(0, 3600, 600)]
+        began = first + hour * HOUR_S
+        facts: list[Fact] = [swarm.look(began)]
         sample_every = 60 if hour >= num_hours - 48 else 3600
         facts += [samples(began + at) for at in range(0, 3600, 5 if hour >= num_hours - 2 else sample_every)]
-        facts += [swarm.step(hour * 2 + at, began + at * 1800.0) for at in range(2)]
-        commit(store, recorder, facts)
+        facts.append(swarm.step(hour, began))
+        commit(store, writing, facts)
         if hour % 12 == 11:
             tidy(retention, began + HOUR_S)
     tidy(retention, START)
@@ -120,17 +123,16 @@ def test_above_its_bytes_all_ages_shrink_until_it_fits(tmp_path: Path) -> None:
     file = tmp_path / "history.sqlite3"
     bounds = Bounds(max_bytes=2**20)
     store, _ = open_store(file)
-    recorder, retention = Recorder(bounds), Retention(store, bounds)
-    for hour in range(24 * 25):
+    writing, retention = Recorder(bounds), Retention(store, bounds)
+    num_days = 12
+    for hour in range(24 * num_days):
         began = START + hour * HOUR_S
         # strangers by the hundred, each there for half an hour
-        strangers = frozenset(f"stranger-{hour}-{number}" for number in range(40))
-        commit(
-            store, recorder, [Look(began + at, strangers if at < 1800 else frozenset()) for at in range(0, 3600, 600)]
-        )
+        strangers = frozenset(f"stranger-{hour}-{number}" for number in range(100))
+        commit(store, writing, [Look(began, strangers), Look(began + 1800, frozenset())])
         if hour % 6 == 5:
             tidy(retention, began + HOUR_S)
-    now = START + 25 * DAY_S
+    now = START + num_days * DAY_S
     for _ in range(3):
         tidy(retention, now)
     assert retention.squeeze > 0
@@ -138,6 +140,6 @@ def test_above_its_bytes_all_ages_shrink_until_it_fits(tmp_path: Path) -> None:
     assert file.stat().st_size <= bounds.max_bytes * 1.25
     with store.reading(60.0) as connection:
         # what is left is the newest
-        assert reader.read_presence(connection, f"stranger-{24 * 25 - 1}-0", START)
+        assert reader.read_presence(connection, f"stranger-{24 * num_days - 1}-0", START)
         assert not reader.read_presence(connection, "stranger-0-0", START)
     store.close()

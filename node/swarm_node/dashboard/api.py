@@ -14,7 +14,7 @@ from pydantic import BaseModel, TypeAdapter
 
 from swarm_node.dashboard.answers import ErrorBody, Refused, unknown
 from swarm_node.dashboard.checkpoints import Checkpoints
-from swarm_node.dashboard.live import NOTHING, EventStream, Live, Page
+from swarm_node.dashboard.live import EventStream, Live
 from swarm_node.dashboard.source import Source
 from swarm_node.dashboard.views import ModelDetail, NodeDetail, NodeView, Overview, RunDetail, Series
 
@@ -30,8 +30,8 @@ SERIES = (
 )
 EVENTS = (
     "Server-sent events: `overview` with an Overview whenever the collector has looked, at most once a second; "
-    "`heartbeat` with `{at}` after 10 s without; with `page` and `name` also `detail`, with what that page's own route "
-    "answers, or null once it is gone. A stream ends after 15 minutes at the latest."
+    "`heartbeat` with `{at}` after 10 s without. What more there is, the other routes tell. A stream ends after "
+    "15 minutes at the latest."
 )
 
 Name = Annotated[str, Path(max_length=MAX_NAME_CHARS)]
@@ -59,7 +59,7 @@ def router(source: Source, live: Live, checkpoints: Checkpoints | None = None) -
         methods=["GET"],
         response_model=None,
         description=EVENTS,
-        responses={200: {"content": events}, **_failures(400, 404, 503)},
+        responses={200: {"content": events}, **_failures(503)},
     )
     routes.add_api_route(
         "/checkpoints/{run}/{name}",
@@ -120,12 +120,8 @@ class Api:
             raise unknown("series", name, "/api/v1/openapi.json says which there are")
         return _json(found)
 
-    async def events(
-        self, page: Page | None = None, name: Annotated[str, Query(max_length=MAX_NAME_CHARS)] = ""
-    ) -> Response:
-        if page is not None and await self._live.detail(page, name) == NOTHING:
-            raise unknown(page, name, "/api/v1/overview and /api/v1/nodes list what there is")
-        return EventStream(self._live, page, name)
+    async def events(self) -> Response:
+        return EventStream(self._live)
 
     async def checkpoint(self, run: Name, name: Name) -> Response:
         """A file of a run's checkpoint, whole or a range of it; `RunDetail.checkpoint` lists them."""

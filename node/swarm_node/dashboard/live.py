@@ -1,8 +1,9 @@
 """Live events for visitors: one encoding of each for all of them, and nothing queued for anyone.
 
 A stream sends what is newest when it can, and what was replaced meanwhile is never sent: that is the whole queue of a
-slow reader. Streams are bounded, in number and in time; a reader comes back by itself. Each stream is owned by the task
-of its request, `Live` by the loop that they run on.
+slow reader. An event is the overview alone, so that many streams cost little; what there is beyond it, the API's other
+routes and the pages tell. Streams are bounded, in number and in time; a reader comes back by itself. Each stream is
+owned by the task of its request, `Live` by the loop that they run on.
 """
 
 from __future__ import annotations
@@ -11,9 +12,8 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import BaseModel
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -22,7 +22,6 @@ from swarm_node.dashboard.source import Source
 from swarm_node.dashboard.views import Overview
 from swarm_node.dashboard.visitors import address_of
 
-Page = Literal["model", "run", "node"]
 Over = asyncio.Task[Any]
 """Done when a stream is over."""
 
@@ -55,8 +54,6 @@ class Live:
         self._now = now
         self._streams: Counter[str] = Counter()
         self._overview: tuple[Overview, bytes] | None = None
-        self._details: dict[tuple[Page, str], tuple[Overview, bytes]] = {}
-        self._encoding = asyncio.Lock()
         self.closed = asyncio.Event()
 
     @property
@@ -102,30 +99,8 @@ class Live:
             self._overview = overview, event("overview", overview.model_dump_json())
         return self._overview
 
-    async def detail(self, page: Page, name: str) -> bytes:
-        """The event of what a page shows beyond the overview, once for all that look at it; NOTHING if it is gone."""
-        overview = self._source.overview()
-        async with self._encoding:
-            known = self._details.get((page, name))
-            if known is None or known[0] is not overview:
-                found = await self._found(page, name)
-                known = overview, event("detail", found.model_dump_json()) if found else NOTHING
-                # what nobody has asked for since the last look is forgotten
-                self._details = {key: each for key, each in self._details.items() if each[0] is overview}
-                self._details[page, name] = known
-        return known[1]
-
     def heartbeat(self) -> bytes:
         return event("heartbeat", f'{{"at": {self._now():.3f}}}')
-
-    async def _found(self, page: Page, name: str) -> BaseModel | None:
-        match page:
-            case "model":
-                return self._source.model(name)
-            case "run":
-                return await self._source.run(name)
-            case "node":
-                return await self._source.node(name)
 
 
 def event(kind: str, data: str) -> bytes:
@@ -133,18 +108,12 @@ def event(kind: str, data: str) -> bytes:
     return f"event: {kind}\ndata: {data}\n\n".encode(errors="replace")
 
 
-NOTHING = event("detail", "null")
-"""Whatever the page was about is not known, or not any more."""
-
-
 class EventStream(Response):
-    """The answer to one visitor. `page` and `name` add the detail of a page."""
+    """The answer to one visitor."""
 
-    def __init__(self, live: Live, page: Page | None, name: str) -> None:
+    def __init__(self, live: Live) -> None:
         super().__init__(headers=HEADERS)
         self._live = live
-        self._page = page
-        self._name = name
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -176,8 +145,6 @@ class EventStream(Response):
             overview, data = self._live.overview()
             if overview is seen:
                 data = self._live.heartbeat()
-            elif self._page is not None:
-                data += await self._live.detail(self._page, self._name)
             seen = overview
             await send({"type": "http.response.body", "body": data, "more_body": True})
             await asyncio.wait(over, timeout=PAUSE_S, return_when=asyncio.FIRST_COMPLETED)

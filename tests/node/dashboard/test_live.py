@@ -23,7 +23,7 @@ NOW = 1_750_000_000.0
 class Visitor:
     """An ASGI client of the event stream. `reading` False: it takes nothing more, so sending to it waits."""
 
-    def __init__(self, app: Any, query: str = "", address: str = "203.0.113.9") -> None:
+    def __init__(self, app: Any, address: str = "203.0.113.9") -> None:
         self.status = 0
         self.headers: dict[str, str] = {}
         self.body = b""
@@ -40,7 +40,7 @@ class Visitor:
             "raw_path": b"/api/v1/events",
             "root_path": "",
             "scheme": "http",
-            "query_string": query.encode(),
+            "query_string": b"",
             "headers": [],
             "client": (address, 1),
             "server": ("swarm.test", 80),
@@ -169,30 +169,15 @@ async def test_each_event_is_encoded_once_for_all(source: ExampleSource, app: An
         encoded.append(kind)
         return event(kind, data)
 
-    model = next(iter(source.model_details))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(live_module, "event", count)
-        visitors = [Visitor(app, f"page=model&name={model}") for _ in range(20)]
+        visitors = [Visitor(app) for _ in range(20)]
         await asyncio.sleep(0.5)
         source.change()
         await asyncio.sleep(2)
-        assert encoded.count("overview") == encoded.count("detail") == 2
-        assert all(visitor.kinds() == ["overview", "detail"] * 2 for visitor in visitors)
+        assert encoded.count("overview") == 2
+        assert all(visitor.kinds() == ["overview"] * 2 for visitor in visitors)
         await over(*visitors)
-
-
-@scene
-async def test_page_gets_its_detail_and_null_once_it_is_gone(source: ExampleSource, app: Any) -> None:
-    peer = next(iter(source.node_details))
-    visitor, missing = Visitor(app, f"page=node&name={peer}"), Visitor(app, "page=run&name=none")
-    await asyncio.sleep(0.5)
-    assert missing.status == 404
-    assert visitor.events[1][1]["node"]["peer_id"] == peer
-    del source.node_details[peer]
-    source.change()
-    await asyncio.sleep(2)
-    assert visitor.events[-1] == ("detail", None)
-    await over(visitor)
 
 
 @scene
@@ -211,7 +196,6 @@ async def test_a_thousand_streams_opened_and_forgotten(source: ExampleSource, ap
     for _ in range(5):
         source.change()
         await asyncio.sleep(2)
-    assert len(live._details) == 0
     await over(*crowd)
     assert (live.num_streams, len(live._streams)) == (0, 0)
     late = Visitor(app)

@@ -21,6 +21,10 @@ from swarm.serving.model.heap import give_back
 _ROWS = 16
 """How many rows the layout is made for. It is as good for one, and close to the best for hundreds."""
 
+_STEP_ROWS = 64
+_MOST_ROWS = 512
+"""Computed at once. A program takes 8 ms to make and half a megabyte to keep, so that there must be few of them."""
+
 _DTYPES = (torch.float32, torch.bfloat16)
 
 
@@ -56,8 +60,25 @@ class _Differentiable(torch.autograd.Function):
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    out: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-    return out
+    rows = x.reshape(-1, x.shape[-1])
+    parts = [_piece(part, weight, bias) for part in torch.split(rows, _MOST_ROWS)]
+    out = parts[0] if len(parts) == 1 else torch.cat(parts)
+    return out.view(*x.shape[:-1], -1)
+
+
+def _piece(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    num_rows = len(rows)
+    if missing := _size(num_rows) - num_rows:
+        rows = nn.functional.pad(rows, (0, 0, 0, missing))
+    out: Tensor = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")
+    return out[:num_rows]
+
+
+def _size(num_rows: int) -> int:
+    """The next power of two, or multiple of 64: the library makes, and keeps, a program for each number of rows."""
+    if num_rows <= _STEP_ROWS:
+        return 1 << max(0, num_rows - 1).bit_length()
+    return -(-num_rows // _STEP_ROWS) * _STEP_ROWS
 
 
 def can_pack() -> bool:

@@ -17,7 +17,7 @@ def linear(num_in: int, num_out: int, *, bias: bool, dtype: torch.dtype = torch.
 
 @pytest.mark.parametrize(("dtype", "error"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)])
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("shape", [(64,), (1, 64), (16, 64), (2, 300, 64)])
+@pytest.mark.parametrize("shape", [(64,), (1, 64), (13, 64), (16, 64), (2, 300, 64)])
 def test_packed_linear_any_rows_are_those_of_the_plain_one(
     shape: tuple[int, ...], bias: bool, dtype: torch.dtype, error: float
 ) -> None:
@@ -32,6 +32,22 @@ def test_packed_linear_a_row_does_not_depend_on_the_rows_beside_it() -> None:
     together = packed(x)
     for row in range(16):
         assert torch.equal(packed(x[row : row + 1])[0], together[row])
+
+
+def test_packed_linear_any_number_of_rows_takes_one_of_few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library keeps one for each number of rows that it is asked for, and takes milliseconds to make it."""
+    sizes = set[int]()
+
+    def product(rows: torch.Tensor, *_: object) -> torch.Tensor:
+        sizes.add(len(rows))
+        return torch.zeros(len(rows), 8)
+
+    packed = PackedLinear(linear(4, 8, bias=False))
+    monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", product)
+    for num_rows in range(1, 1100):
+        assert packed(torch.zeros(num_rows, 4)).shape == (num_rows, 8)
+    assert len(sizes) <= 14
+    assert max(sizes) == 512
 
 
 def test_packed_linear_gradient_of_its_input_is_that_of_the_plain_one() -> None:

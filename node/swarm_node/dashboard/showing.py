@@ -1,11 +1,14 @@
-"""Holds what a daemon needs to show the swarm: the history, and the collector's task. Owned by whoever enters it."""
+"""Holds what it takes to show a swarm: the history, and the collector's task. Owned by whoever enters it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
 
+from swarm.network.interface import Network
+from swarm.network.membership import Membership
 from swarm.training.run_copy import fetch_run
 from swarm_protocol.errors import SwarmError
 from swarm_protocol.version import software_version
@@ -20,22 +23,36 @@ from swarm_node.node import Node
 from swarm_node.seed import join_command
 
 
-@asynccontextmanager
-async def collecting(node: Node) -> AsyncIterator[Collector]:
-    """A collector that looks while the context lasts. Raises ConfigError for a history that cannot be one."""
+def collecting(node: Node) -> AbstractAsyncContextManager[Collector]:
+    """A daemon's collector, as `looking_through`."""
 
     def warn(error: SwarmError) -> None:
         node.emitter.emit("warning", message=error.message, remedy=error.remedy)
 
-    config = node.config
-    place = config.history or node.home.path / "history.sqlite"
-    async with History(place, on_warning=warn) as history:
+    place = node.config.history or node.home.path / "history.sqlite"
+    return looking_through(node.network, node.membership, node.config, place, on_warning=warn)
+
+
+@asynccontextmanager
+async def looking_through(
+    network: Network,
+    membership: Membership,
+    config: Config,
+    place: Path | str,
+    *,
+    on_warning: Callable[[SwarmError], None] | None = None,
+) -> AsyncIterator[Collector]:
+    """A collector that looks while the context lasts, and keeps its history in `place`.
+
+    Raises ConfigError for a history that cannot be one.
+    """
+    async with History(place, on_warning=on_warning) as history:
         collector = Collector(
-            node.network,
-            node.membership,
+            network,
+            membership,
             Remembering(history),
             place=Place(
-                network_id=node.network.network_id,
+                network_id=network.network_id,
                 version=software_version(),
                 join_command=join_command(config.peers, config.network_id),
             ),

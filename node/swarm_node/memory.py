@@ -1,7 +1,7 @@
 """How much memory a node holds, and what serving may take of what its owner allows: all of the program counts.
 
 Measured on Linux with a 44M Llama: Python, torch, transformers and libp2p hold about 460 MiB before the first weight;
-loading, computing and answering take up to 160 MiB beside weights and cache (`bench/test_bench_serving_memory.py`).
+loading, computing and answering take up to 85 MiB beside weights and cache (`bench/test_bench_serving_memory.py`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import psutil
 from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError
 
-WORKING_BYTES = 136 * 2**20
+WORKING_BYTES = 96 * 2**20
 """For loading, for what a step computes and for what libraries keep, beside the share that grows with the model."""
 
 PROCESS_BYTES = 460 * 2**20

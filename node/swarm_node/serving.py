@@ -59,6 +59,7 @@ class Serving:
         self._numbered = numbered
         self._rate = TokenRate()
         self._num_bytes = 0  # of the first download, as far as it is
+        self._is_chosen = False
         self._volunteer: Volunteer | None = None
 
     async def until_leaving(self) -> None:
@@ -105,16 +106,17 @@ class Serving:
         self._node.emitter.emit("downloading", model=self._name, num_bytes=num_bytes, total_bytes=total_bytes)
 
     def _chosen(self, decision: Decision) -> None:
+        self._is_chosen = True
         if self._numbered:
             blocks = f"blocks {decision.start}–{decision.end} of {self._name}"
             self._node.steps.done("takes", f"{blocks}: {decision.reason}")
 
     def _bringing(self, bring: Bring) -> Bring:
-        """`bring`, which is a step the first time. Called in a thread."""
+        """`bring`, a step once the span is chosen: a block that comes before is measured. Called in a thread."""
 
         def brought(start: int, end: int) -> None:
             bring(start, end)
-            if self._numbered:
+            if self._numbered and self._is_chosen:
                 had = f"{size(self._num_bytes)} came from the hub" if self._num_bytes else "everything is here already"
                 self._node.steps.done("weights", had)
 

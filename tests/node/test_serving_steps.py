@@ -29,6 +29,7 @@ def test_serving_tells_what_it_takes_before_it_loads_it(numbered: bool, monkeypa
         server.record.num_blocks, server.record.revision = 32, "ab"
 
         async def start() -> None:
+            await asyncio.to_thread(options.bring, 15, 16)  # to be measured
             decision = Decision(start=12, end=20, reason="as told")
             on_choice(decision)
             await asyncio.to_thread(options.bring, 12, 20)

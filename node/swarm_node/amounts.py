@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 UNKNOWN = "–"
+MINUTE_S = 60.0
 
 
 def rate(tokens_per_s: float | None) -> str:
@@ -37,23 +38,40 @@ def progress(num_bytes: float, total_bytes: float, cells: int = 20) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """`41 s`, `3 min`, `2 h 5 min`, `4 d 2 h`; what is negative, as between two clocks, is no time at all."""
+    """`320 ms`, `4.2 s`, `12 s`, `3 min 31 s`, `25 min`, `3 h 12 min`, `4 days`; what is negative, as between two
+    clocks, is no time at all."""
     if seconds is None or _is_unknown(seconds):
         return UNKNOWN
-    whole = int(max(0.0, seconds))
-    minutes, hours, days = whole // 60, whole // 3600, whole // 86400
-    if days:
-        return f"{days} d {hours % 24} h"
-    if hours:
-        return f"{hours} h {minutes % 60} min"
-    return f"{minutes} min" if minutes else f"{whole} s"
+    if seconds < 99.5:
+        return _short(seconds)
+    if seconds < 10 * MINUTE_S - 0.5:
+        return _two(round(seconds), "min", "s")
+    if seconds < 60 * MINUTE_S - 30:
+        return f"{seconds / MINUTE_S:.0f} min"
+    minutes = round(seconds / MINUTE_S)
+    if minutes < 2 * 24 * 60:
+        return _two(minutes, "h", "min")
+    return f"{minutes // (24 * 60)} days"
 
 
-def seconds(value: float | None) -> str:
-    """A short time with what matters of it: `0.42 s`, `12 s`."""
-    if value is None or _is_unknown(value):
-        return UNKNOWN
-    return f"{value:.2f} s" if value < 10 else f"{value:.0f} s"
+def _short(seconds: float) -> str:
+    if seconds <= 0:
+        return "0 s"
+    if seconds < 0.9995:
+        return f"{digits(seconds * 1000)} ms"
+    return f"{digits(round(seconds, 1))} s" if seconds < 9.95 else f"{seconds:.0f} s"
+
+
+def _two(value: int, large: str, small: str) -> str:
+    rest = f" {value % 60} {small}" if value % 60 else ""
+    return f"{value // 60} {large}{rest}"
+
+
+def digits(value: float) -> str:
+    """Three that matter: `0.41`, `3.2`, `58`."""
+    decimals = 0 if abs(value) >= 99.95 else 1 if abs(value) >= 9.995 else 2
+    written = f"{value:.{decimals}f}"
+    return written.rstrip("0").rstrip(".") if "." in written else written
 
 
 def _is_unknown(number: float | None) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from swarm.network.multiaddr import is_loopback
 from swarm_protocol.control_messages import ServingStatus, StatusReply, TrainingStatus
 
+from swarm_node.amounts import duration
 from swarm_node.control import ControlClient
 from swarm_node.events import Emitter
 from swarm_node.home import Home
@@ -27,7 +28,7 @@ def text(reply: StatusReply) -> str:
     """One line a fact, for a terminal."""
     lines = {
         "node": f"{reply.name}  {reply.peer_id}",
-        "state": f"{reply.state}, up {_duration(reply.uptime_s)}",
+        "state": f"{reply.state}, up {duration(reply.uptime_s)}",
         "training": _training(reply.training) if reply.training else "",
         "serving": _serving(reply.serving) if reply.serving else "",
         "network": _network(reply),
@@ -54,8 +55,3 @@ def _training(training: TrainingStatus) -> str:
 def _serving(serving: ServingStatus) -> str:
     blocks = f"blocks {serving.start} to {serving.end} of {serving.model}"
     return f"{blocks}, {serving.num_sessions} sessions, {serving.tokens_per_s:.1f} tokens/s"
-
-
-def _duration(seconds: float) -> str:
-    minutes, hours = int(seconds // 60), int(seconds // 3600)
-    return f"{hours} h {minutes % 60} min" if hours else f"{minutes} min" if minutes else f"{seconds:.0f} s"

@@ -79,8 +79,11 @@ def _ticks(low: float, high: float) -> tuple[float, ...]:
 
 
 def marks(first: int, last: int, most: int = 4) -> tuple[int, ...]:
-    """Whole numbers from `first` to `last` at distances as even as whole numbers can be."""
-    steps = max(1, min(most, last - first))
+    """Whole numbers from `first` to `last` for labels at even distances: few numbers are as even as their labels."""
+    whole = max(1, last - first)
+    even = [steps for steps in range(1, most + 1) if whole % steps == 0]
+    # among many numbers nobody sees that a label is a little off
+    steps = most if whole > 5 * most else even[-1]
     return tuple(round(first + (last - first) * i / steps) for i in range(steps + 1))
 
 

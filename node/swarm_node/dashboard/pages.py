@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 from urllib.parse import urlencode
 
@@ -18,6 +18,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from swarm_node.dashboard import charts, wording
 from swarm_node.dashboard.bodies import Body, static_files
+from swarm_node.dashboard.shown import plain
 from swarm_node.dashboard.source import Source
 from swarm_node.dashboard.views import NodeView, RunDetail
 
@@ -93,22 +94,33 @@ def router(source: Source, has_chat: bool = False) -> APIRouter:
     return routes
 
 
+@dataclass(slots=True)
+class _Page:
+    """One address in its second. Who asks for it while it is rendered waits for that, and for no other page."""
+
+    rendering: asyncio.Lock = field(default_factory=asyncio.Lock)
+    body: Body | None = None
+
+
 class _Pages:
     def __init__(self, source: Source, *, has_chat: bool) -> None:
         self._source = source
         self._has_chat = has_chat
         self._templates = _environment()
         self._static = static_files()
-        self._rendered: dict[str, Body] = {}
+        self._pages: dict[str, _Page] = {}
         self._second: tuple[int, float] = (0, 0.0)
 
     def endpoint(self, content: Callable[[Request], Any]) -> Callable[[Request], Any]:
-        lock = asyncio.Lock()
-
         async def answer(request: Request) -> Response:
-            async with lock:  # who waits for the same page finds it rendered
-                body = await self._body(request, content)
-            return body.answer(request)
+            page = self._fresh(f"{request.url.path}?{request.url.query}")
+            async with page.rendering:
+                if page.body is None:
+                    found = await content(request)
+                    page.body = (
+                        self._render(request, *found) if found else self._missing(request, "What you look for")
+                    )
+            return page.body.answer(request)
 
         return answer
 
@@ -121,19 +133,12 @@ class _Pages:
 
     # --- rendering ------------------------------------------------------------------------------------------------
 
-    async def _body(self, request: Request, content: Callable[[Request], Any]) -> Body:
+    def _fresh(self, address: str) -> _Page:
         second = (int(time.monotonic()), self._source.overview().at)
-        if second != self._second or len(self._rendered) >= MAX_RENDERED:
+        if second != self._second or len(self._pages) >= MAX_RENDERED:
             self._second = second
-            self._rendered.clear()
-        key = f"{request.url.path}?{request.url.query}"
-        if key not in self._rendered:
-            found = await content(request)
-            body = self._render(request, *found) if found else self._missing(request, "What you look for")
-            if found is None:
-                return body
-            self._rendered[key] = body
-        return self._rendered[key]
+            self._pages = {}
+        return self._pages.setdefault(address, _Page())
 
     def _missing(self, request: Request, what: str) -> Body:
         return self._render(request, "missing.html", {"what": what}, status=404)
@@ -196,7 +201,7 @@ class _Pages:
 
     async def nodes(self, request: Request) -> Content:
         asked = {
-            "q": wording.plain(request.query_params.get("q", ""), MAX_QUERY_CHARS),
+            "q": plain(request.query_params.get("q", ""), MAX_QUERY_CHARS),
             "state": request.query_params.get("state", ""),
             "reach": request.query_params.get("reach", ""),
             "sort": request.query_params.get("sort", "name"),
@@ -262,14 +267,15 @@ def _environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("swarm_node.dashboard"),
         autoescape=True,
+        auto_reload=False,  # a daemon goes on with what it knows while its files are replaced
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=StrictUndefined,
     )
     wording_filters = (
-        *(wording.ago, wording.clock, wording.count, wording.counted, wording.duration, wording.in_url, wording.iso),
-        *(wording.loss, wording.named, wording.num_bytes, wording.number, wording.plain, wording.share, wording.tail),
-        *(wording.until, _safe_url),
+        *(wording.ago, wording.clock, wording.count, wording.counted, wording.doing, wording.in_url, wording.iso),
+        *(wording.loss, wording.named, wording.num_bytes, wording.number, plain, wording.share, wording.tail),
+        *(wording.duration, wording.until, _safe_url),
     )
     environment.filters.update({function.__name__.strip("_"): function for function in wording_filters})
     environment.globals.update(charts=charts, UNKNOWN=wording.UNKNOWN)

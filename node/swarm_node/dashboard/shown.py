@@ -6,20 +6,43 @@ Escaping for HTML is for whoever writes HTML.
 
 from __future__ import annotations
 
+import unicodedata
+
 MAX_SHOWN_CHARS = 300
+MAX_MARKS = 2
+"""Combining marks on one letter: living languages need no more."""
+
 NOTHING = "—"
 MAX_SPANS = 4
 
 
 def shown(text: str, *, max_chars: int = MAX_SHOWN_CHARS) -> str:
-    """`text` in one line without control, bidirectional and other invisible characters, cut with "…"; "—" if empty.
+    """`text` made `plain`; "—" if that shows nothing."""
+    return plain(text, max_chars) or NOTHING
+
+
+def plain(text: str, max_chars: int = MAX_SHOWN_CHARS) -> str:
+    """`text` in one line of at most `max_chars`, cut with "…": controls, bidirectional overrides and what cannot be
+    seen are blanks, piles of combining marks are cut.
 
     `str.isprintable` is false for all of Unicode's "other" and "separator" categories but the space.
     """
     # cut first, so that ten megabytes cost no more than a line; what is taken out makes the line shorter, no more
-    line = "".join(character if character.isprintable() else " " for character in text[: 4 * max_chars])
+    line = text[: 4 * max_chars]
+    if not (line.isascii() and line.isprintable()):
+        line = _legible(line)
     line = " ".join(line.split())
-    return (line if len(line) <= max_chars else f"{line[: max_chars - 1]}…") or NOTHING
+    return line if len(line) <= max_chars else f"{line[: max_chars - 1]}…"
+
+
+def _legible(text: str) -> str:
+    kept: list[str] = []
+    num_marks = 0
+    for character in text:
+        num_marks = num_marks + 1 if unicodedata.category(character) in {"Mn", "Me"} else 0
+        if num_marks <= MAX_MARKS:
+            kept.append(character if character.isprintable() else " ")
+    return "".join(kept)
 
 
 def blocks(spans: tuple[tuple[int, int], ...], num_blocks: int) -> str:

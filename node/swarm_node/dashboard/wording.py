@@ -1,28 +1,26 @@
 """How the pages write numbers, times and names: the one place that formats. Pure.
 
-None is "not known" and is written as a dash that a screen reader says in words. Names and texts of peers leave here
-without what could reorder, hide or pile up the text around them; whoever writes HTML still escapes them.
+None is "not known" and is written as a dash that a screen reader says in words. Names of peers leave here `plain`;
+whoever writes HTML still escapes them.
 """
 
 from __future__ import annotations
 
 import math
-import unicodedata
 from datetime import UTC, datetime
 from urllib.parse import quote
 
 from markupsafe import Markup
 
-from swarm_node.dashboard.views import Overview
+from swarm_node import amounts
+from swarm_node.dashboard.shown import plain
+from swarm_node.dashboard.views import NodeView, Overview
 
 UNKNOWN = Markup('<span class="none"><span aria-hidden="true">–</span><span class="unseen">not known</span></span>')
 MAX_NAME_CHARS = 48
-MAX_TEXT_CHARS = 200
-MAX_MARKS = 2
-"""Combining marks on one letter: living languages need no more."""
 
 BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
-MINUTE_S, HOUR_S, DAY_S = 60.0, 3600.0, 86_400.0
+MINUTE_S, DAY_S = 60.0, 86_400.0
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------
@@ -34,14 +32,8 @@ def number(value: float | None) -> str:
         return UNKNOWN
     for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size * 0.99995:
-            return _digits(value / size) + unit
-    return _digits(value)
-
-
-def _digits(value: float) -> str:
-    decimals = 0 if abs(value) >= 99.95 else 1 if abs(value) >= 9.995 else 2
-    written = f"{value:.{decimals}f}"
-    return written.rstrip("0").rstrip(".") if "." in written else written
+            return amounts.digits(value / size) + unit
+    return amounts.digits(value)
 
 
 def count(value: int | None) -> str:
@@ -68,37 +60,15 @@ def num_bytes(value: float | None) -> str:
     if value is None or not math.isfinite(value):
         return UNKNOWN
     power = min(int(math.log2(value) // 10), len(BYTE_UNITS) - 1) if value >= 1 else 0
-    return f"{_digits(value / 2 ** (10 * power))} {BYTE_UNITS[power]}"
+    return f"{amounts.digits(value / 2 ** (10 * power))} {BYTE_UNITS[power]}"
 
 
 # --- times ------------------------------------------------------------------------------------------------------------
 
 
 def duration(seconds: float | None) -> str:
-    """320 ms, 4.2 s, 12 s, 3 min 31 s, 25 min, 3 h 12 min, 4 days. `static/wording.js` writes the same."""
-    if seconds is None or not math.isfinite(seconds):
-        return UNKNOWN
-    if seconds < 99.5:
-        return _short(seconds)
-    if seconds < 10 * MINUTE_S - 0.5:
-        return _two(round(seconds), 60, "min", "s")
-    if seconds < HOUR_S - 30:
-        return f"{seconds / MINUTE_S:.0f} min"
-    minutes = round(seconds / MINUTE_S)
-    if minutes < 2 * 24 * 60:
-        return _two(minutes, 60, "h", "min")
-    return f"{minutes // (24 * 60)} days"
-
-
-def _short(seconds: float) -> str:
-    if seconds < 0.9995:
-        return f"{_digits(max(seconds, 0) * 1000)} ms"
-    return f"{_digits(round(seconds, 1))} s" if seconds < 9.95 else f"{seconds:.0f} s"
-
-
-def _two(value: int, size: int, large: str, small: str) -> str:
-    rest = f" {value % size} {small}" if value % size else ""
-    return f"{value // size} {large}{rest}"
+    """As `amounts.duration`. `static/wording.js` writes the same."""
+    return UNKNOWN if seconds is None or not math.isfinite(seconds) else amounts.duration(seconds)
 
 
 def ago(seconds: float) -> str:
@@ -129,20 +99,6 @@ def iso(at: float) -> str:
 # --- names and texts --------------------------------------------------------------------------------------------------
 
 
-def plain(text: str, limit: int = MAX_TEXT_CHARS) -> str:
-    """`text` on one line of at most `limit` characters: controls, bidirectional overrides and what cannot be seen are
-    blanks, piles of combining marks are cut."""
-    kept: list[str] = []
-    marks = 0
-    for char in text[: 4 * limit]:
-        kind = unicodedata.category(char)
-        marks = marks + 1 if kind in {"Mn", "Me"} else 0
-        if marks <= MAX_MARKS:
-            kept.append(" " if kind[0] in "CZ" else char)
-    line = " ".join("".join(kept).split())
-    return line if len(line) <= limit else line[: limit - 1] + "…"
-
-
 def tail(peer_id: str) -> str:
     """The end of a peer id: its beginning is the same for all."""
     return "…" + plain(peer_id)[-8:]
@@ -158,6 +114,12 @@ def in_url(text: str) -> str:
 
 
 # --- sentences --------------------------------------------------------------------------------------------------------
+
+
+def doing(node: NodeView) -> str:
+    """What a node is there for, in a word or two."""
+    work = [word for word, has in (("serves", node.models), ("trains", node.runs)) if has]
+    return " and ".join(work) or {"seed": "seed", "gateway": "gateway"}.get(node.role, "stands by")
 
 
 def verdict(overview: Overview) -> tuple[str, str]:

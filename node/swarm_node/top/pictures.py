@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from rich.text import Text
 
-from swarm_node.amounts import UNKNOWN, count, duration, rate, seconds, size
+from swarm_node.amounts import UNKNOWN, count, duration, rate, size
 from swarm_node.cleaning import clean
 from swarm_node.dashboard.views import (
     Happening,
@@ -52,8 +52,8 @@ def _overview_lines(view: Overview, width: int) -> Iterator[Line]:
     yield Text(f"{_plural(view.num_nodes, 'node')}: {_counted(view.nodes_by_state)}")
     yield Text(f"reached: {_counted(view.nodes_by_reachability)}", "dim")
     yield Text(
-        f"{rate(view.tokens_per_s)} over all models · first token {seconds(view.first_token_p50_s)} p50, "
-        f"{seconds(view.first_token_p95_s)} p95 · 24 h: {view.joins_24h} joined, {view.leaves_24h} left"
+        f"{rate(view.tokens_per_s)} over all models · first token {duration(view.first_token_p50_s)} p50, "
+        f"{duration(view.first_token_p95_s)} p95 · 24 h: {view.joins_24h} joined, {view.leaves_24h} left"
     )
     yield _title("MODELS")
     for model in view.models:
@@ -158,7 +158,7 @@ def _run_detail_lines(view: RunDetail, width: int) -> Iterator[Line]:
     yield Text(f"{_agreement(shown)} on {clean(shown.digest[:12], 12) or UNKNOWN}")
     yield _title("STEPS")
     for step in reversed(view.steps[-8:]):
-        phases = ", ".join(f"{clean(name, 12)} {seconds(took)}" for name, took in step.phases_s.items())
+        phases = ", ".join(f"{clean(name, 12)} {duration(took)}" for name, took in step.phases_s.items())
         facts = f"step {step.outer_step}: loss {step.loss:.3f}, {_plural(len(step.group), 'member')}, {phases}"
         yield _fitted(Text(facts.removesuffix(", ")), width)
     yield _title("CONTRIBUTORS")
@@ -207,12 +207,12 @@ def _node_detail_lines(view: NodeDetail, width: int) -> Iterator[Line]:
 
 def freshness(view: Overview, age_s: float, *, late_s: float) -> tuple[str, str]:
     """How old the picture is, in words, and their style; `age_s` since it last changed here."""
-    ago = f"last update {duration(age_s)} ago"
+    ago = f"last update {duration(round(age_s))} ago"
     if view.stale:
         return f"{clean(view.stale, 120)} · {ago}", "bold red"
     if age_s > late_s:
         return f"no news · {ago}", "bold yellow"
-    return f"updated {duration(age_s)} ago", "dim"
+    return f"updated {duration(round(age_s))} ago", "dim"
 
 
 def _title(text: str) -> Line:

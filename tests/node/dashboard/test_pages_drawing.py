@@ -10,6 +10,7 @@ from dashboard_swarms import HOSTILE_NAMES, example_source
 from hypothesis import given
 from hypothesis import strategies as st
 from swarm_node.dashboard import charts, wording
+from swarm_node.dashboard.shown import plain
 
 numbers = st.one_of(st.none(), st.floats(-1e12, 1e12), st.just(math.nan), st.just(math.inf))
 
@@ -60,7 +61,7 @@ def test_all_is_written_only_where_it_is_all() -> None:
 
 @given(st.one_of(st.text(), st.sampled_from(HOSTILE_NAMES)), st.integers(1, 64))
 def test_plain_text_is_one_line_without_what_hides_or_reorders(text: str, limit: int) -> None:
-    shown = wording.plain(text, limit)
+    shown = plain(text, limit)
     assert len(shown) <= limit
     assert not any(unicodedata.category(char)[0] == "C" for char in shown)
     assert shown == " ".join(shown.split())
@@ -134,3 +135,6 @@ def test_neighbouring_blocks_with_as_many_servers_are_said_together() -> None:
     assert charts.runs_of([2, 2, 0, 1, 1]) == ((0, 2, 2), (2, 3, 0), (3, 5, 1))
     assert charts.marks(0, 36) == (0, 9, 18, 27, 36)
     assert charts.marks(5, 5) == (5, 5)
+    assert charts.marks(0, 6) == (0, 2, 4, 6)
+    assert charts.marks(0, 7) == (0, 7)
+    assert charts.marks(0, 101) == (0, 25, 50, 76, 101)

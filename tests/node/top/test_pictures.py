@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from dashboard_swarms import HOSTILE_NAMES
 from rich.cells import cell_len
-from swarm_node.amounts import count, duration, rate, seconds, size
+from swarm_node.amounts import count, duration, rate, size
 from swarm_node.cleaning import clean
 from swarm_node.top import pictures
 from swarm_node.top.block_map import missing_row, replica_row, span_row, sparkline
@@ -55,17 +55,16 @@ def test_amounts_are_told_in_a_few_characters() -> None:
         *("–", "0 tok/s", "4.1 tok/s", "41 tok/s", "1.0k tok/s", "3.1k tok/s", "2.4M tok/s")
     ]
     assert [size(each) for each in (0, 512, 4.8e9, 250e9)] == ["0 B", "512 B", "4.8 GB", "250 GB"]
-    assert [duration(each) for each in (-5, 41.9, 200, 7500, 360000)] == [
-        *("0 s", "41 s", "3 min", "2 h 5 min", "4 d 4 h")
+    assert [duration(each) for each in (-5, 0.415, 41.9, 200, 7500, 360000)] == [
+        *("0 s", "415 ms", "42 s", "3 min 20 s", "2 h 5 min", "4 days")
     ]
-    assert [seconds(each) for each in (None, 0.415, 12.3)] == ["–", "0.41 s", "12 s"]
-    assert count(float("nan")) == duration(float("inf")) == seconds(float("nan")) == "–"
+    assert count(float("nan")) == duration(float("inf")) == duration(None) == "–"
 
 
 SNAPSHOT = """\
 8 nodes: 8 alive
 reached: 6 public, 2 relay
-52 tok/s over all models · first token 0.41 s p50, 1.38 s p95 · 24 h: 2 joined, 1 left
+52 tok/s over all models · first token 410 ms p50, 1.4 s p95 · 24 h: 2 joined, 1 left
 
 MODELS
 thin       Qwen/Qwen3-8B            36 blocks, 6 servers, 52 tok/s

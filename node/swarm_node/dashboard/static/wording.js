@@ -1,4 +1,4 @@
-// Durations as `wording.py` writes them; a test compares the two.
+// Durations as `amounts.py` writes them; a test compares the two.
 
 const digits = (value) => {
   const decimals = Math.abs(value) >= 99.95 ? 0 : Math.abs(value) >= 9.995 ? 1 : 2;
@@ -8,7 +8,8 @@ const digits = (value) => {
 
 export function duration(seconds) {
   if (!Number.isFinite(seconds)) return "–";
-  if (seconds < 0.9995) return `${digits(Math.max(seconds, 0) * 1000)} ms`;
+  if (seconds <= 0) return "0 s";
+  if (seconds < 0.9995) return `${digits(seconds * 1000)} ms`;
   if (seconds < 9.95) return `${digits(Math.round(seconds * 10) / 10)} s`;
   if (seconds < 99.5) return `${seconds.toFixed(0)} s`;
   if (seconds < 599.5) return two(Math.round(seconds), "min", "s");

@@ -117,9 +117,7 @@ class _Pages:
             async with page.rendering:
                 if page.body is None:
                     found = await content(request)
-                    page.body = (
-                        self._render(request, *found) if found else self._missing(request, "What you look for")
-                    )
+                    page.body = self._render(request, *found) if found else self._missing(request, "What you look for")
             return page.body.answer(request)
 
         return answer

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 
+import httpx
 import pytest
 from dashboard_source import ExampleSource
 from dashboard_swarms import example_source
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 from swarm_node.dashboard import pages
+from swarm_node.dashboard.views import NodeDetail
 
 MAX_HTML_BYTES = 250_000
 
@@ -197,3 +200,45 @@ def test_many_visitors_of_one_moment_cost_one_rendering(monkeypatch: pytest.Monk
     source.change(num_nodes=8)
     assert "8 nodes are here" in client.get("/").text
     assert len(asked) == 2
+
+
+class SlowSource(ExampleSource):
+    """The history does not tell of one node before `answers` is set."""
+
+    def hold_up(self, peer: str) -> None:
+        self.slow, self.num_asked = peer, 0
+        self.asked, self.answers = asyncio.Event(), asyncio.Event()
+
+    async def node(self, peer_id: str) -> NodeDetail | None:
+        if peer_id == self.slow:
+            self.num_asked += 1
+            self.asked.set()
+            await self.answers.wait()
+        return await super().node(peer_id)
+
+
+def test_a_page_that_takes_long_holds_up_no_other_and_is_made_once_for_all() -> None:
+    example = example_source(7)
+    source = SlowSource(example.shown, node_details=example.node_details)
+    slow, other = list(source.node_details)[:2]
+    app = FastAPI()
+    app.include_router(pages.router(source))
+
+    async def visit() -> None:
+        source.hold_up(slow)
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://swarm.test") as client:
+            waiting = [asyncio.create_task(client.get(f"/nodes/{slow}")) for _ in range(5)]
+            async with asyncio.timeout(20):
+                await source.asked.wait()
+                assert (await client.get(f"/nodes/{other}")).status_code == 200
+                waiting[0].cancel()
+                assert not any(task.done() for task in waiting[1:])
+                source.answers.set()
+                answers = await asyncio.gather(*waiting[1:])
+        assert [answer.status_code for answer in answers] == [200] * 4
+        assert source.num_asked == 2, "by the one who left, and by the one who was next"
+
+    with pytest.MonkeyPatch.context() as patch:
+        # all of it within the page's second
+        patch.setattr(pages, "time", SimpleNamespace(monotonic=lambda: 1.0, time=time.time))
+        asyncio.run(visit())

@@ -8,13 +8,14 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+from dashboard_source import ExampleSource
 from swarm_node.top.app import COLUMNS, LATE_S, Help, Top
 from swarm_protocol.errors import PeerTimeout
 from textual.pilot import Pilot
 from textual.widgets import DataTable, Static, TabbedContent
 from textual.worker import WorkerCancelled
 
-from .conftest import Awaited, swarm
+from .conftest import swarm
 
 Drive = Callable[[Top, Pilot[None]], Awaitable[None]]
 
@@ -111,7 +112,7 @@ def test_chosen_row_stays_when_nodes_come_and_go() -> None:
         await press(app, pilot, "4", "down", "down")
         chosen = source.nodes()[2]
         gone = source.nodes()[0].peer_id
-        del source.example.node_details[gone]
+        del source.node_details[gone]
         source.change()
         await settled(app, pilot)
         assert table(app, "nodes").row_count == 7
@@ -131,8 +132,8 @@ def test_thousand_nodes_are_shown_and_changed_in_place(hostile: bool) -> None:
         assert nodes.row_count == 1000
         rows = list(nodes.rows.values())
         peer = source.nodes()[700].peer_id
-        detail = source.example.node_details[peer]
-        source.example.node_details[peer] = detail.model_copy(
+        detail = source.node_details[peer]
+        source.node_details[peer] = detail.model_copy(
             update={"node": detail.node.model_copy(update={"state": "leaving"})}
         )
         source.change()
@@ -224,11 +225,12 @@ def test_empty_swarm_has_words_in_every_tab() -> None:
 
 
 def test_detail_that_cannot_be_had_says_why_and_the_screen_goes_on() -> None:
-    class Silent(Awaited):
+    class Silent(ExampleSource):
         async def run(self, run: str) -> Any:
             raise PeerTimeout("the dashboard\nis silent")
 
-    silent = Silent(swarm(8).example)
+    example = swarm(8)
+    silent = Silent(example.shown, run_details=example.run_details)
 
     async def drive(app: Top, pilot: Pilot[None]) -> None:
         await press(app, pilot, "3")

@@ -113,7 +113,7 @@ def test_whole_picture_keeps_to_its_width_and_holds_nothing_that_moves_the_curso
 
 def test_once_tells_everything_of_a_swarm_and_that_it_is_old() -> None:
     source = swarm(8)
-    source.example.shown = source.overview().model_copy(update={"stale": "no node\nanswers"})
+    source.shown = source.overview().model_copy(update={"stale": "no node\nanswers"})
     text = asyncio.run(picture(source, 100))
     head, *_ = text.splitlines()
     assert head == (

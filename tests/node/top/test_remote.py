@@ -9,19 +9,20 @@ from typing import Any
 
 import httpx
 import pytest
+from dashboard_source import ExampleSource
 from swarm_node.dashboard.app import create_dashboard
 from swarm_node.gateway.server import listen, serving
 from swarm_node.top import remote as remote_module
 from swarm_node.top.remote import Remote
 from swarm_protocol.errors import PeerUnreachable, PeerViolation
 
-from .conftest import Awaited, swarm
+from .conftest import swarm
 
 WITHIN_S = 20.0
 
 
 @asynccontextmanager
-async def dashboard(source: Awaited) -> AsyncIterator[str]:
+async def dashboard(source: ExampleSource) -> AsyncIterator[str]:
     """The URL of a real one over `source`."""
     app = create_dashboard(source)
     async with serving(app, listen("127.0.0.1", 0)) as url:

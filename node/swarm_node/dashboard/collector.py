@@ -1,4 +1,4 @@
-"""Looks at the network's signed records every couple of seconds, and holds the views that everyone is shown.
+"""Looks at the network's signed records every second, and holds the views that everyone is shown.
 
 It never dies: what fails is a warning, a counter and words in `Overview.stale`, and the views of before stay.
 `keep_looking` is its one task; whoever reads its views does so on the same loop. Views are made in a thread, from
@@ -41,7 +41,7 @@ from swarm_node.dashboard.views import (
     ServerView,
 )
 
-LOOK_S = 2.0
+LOOK_S = 1.0
 REST_S = 0.5
 """At least so long between two looks, however long one takes."""
 
@@ -90,6 +90,7 @@ class Collector:
         self._checkpoints = checkpoints
         self._runs = RunsSeen(network, membership, remembering, fetch=fetch_run)
         self._changes = Changes()
+        self._early: set[str] = set()  # who came while others were still being found
         self._changed = asyncio.Event()
         self._num_failed_looks = 0
         self._num_bugs = 0
@@ -162,10 +163,21 @@ class Collector:
 
     def _record(self, made: Picture, at: float) -> None:
         models = {name: detail.model for name, detail in made.models.items()}
-        self._remembering.nodes((peer_id for peer_id, node in made.nodes.items() if node.state == "alive"), at)
         self._remembering.samples(numbers(made), at)
-        for happening in self._changes.look(at, made.nodes, models, made.runs):
+        told = self._changes.look(at, made.nodes, models, made.runs)
+        for happening in told:
             self._remembering.happening(happening)
+        self._record_nodes({peer_id for peer_id, node in made.nodes.items() if node.state == "alive"}, told, at)
+
+    def _record_nodes(self, present: set[str], told: list[Happening], at: float) -> None:
+        """The history takes who is missing in a look for gone, and who is new for come: not before all are found."""
+        if self._changes.is_settling:
+            self._early.update(each.peer_id for each in told if each.peer_id is not None)
+            return
+        if self._early:
+            self._remembering.nodes(present - self._early, at)
+            self._early.clear()
+        self._remembering.nodes(present, at)
 
     async def _recall(self) -> None:
         """What the history says of late: shown with the next look, which does not wait for it."""

@@ -10,13 +10,15 @@ from collections.abc import Iterator, Mapping
 from swarm_node.dashboard.views import Happening, ModelView, NodeView, RunView
 
 SETTLE_S = 10.0
-"""From the first look on: a node's own lookups take a few to find all that are there."""
+"""From the first look on: a node's own lookups take a few to find all that are there. Who is found so late has come
+only if it says that it started since."""
 
 
 class Changes:
-    """Told every look, it says what is new. Owned by the collector's task."""
+    """Told every look, it says what is new. Owned by the collector's task. `is_settling`: not all are found yet."""
 
     def __init__(self) -> None:
+        self.is_settling = True
         self._first_at: float | None = None
         self._present: dict[str, str] = {}
         self._models: dict[str, str] = {}
@@ -34,7 +36,11 @@ class Changes:
             *self._of_models(at, models),
             *self._of_runs(at, runs),
         ]
-        return told if at - first_at > SETTLE_S else []
+        self.is_settling = at - first_at <= SETTLE_S
+        if not self.is_settling:
+            return told
+        new = {peer_id for peer_id, node in nodes.items() if node.started_at > first_at}
+        return [one for one in told if one.kind == "join" and one.peer_id in new]
 
     def _of_nodes(self, at: float, nodes: Mapping[str, NodeView]) -> Iterator[Happening]:
         present = {peer_id: node.name for peer_id, node in nodes.items() if node.state == "alive"}

@@ -18,6 +18,7 @@ from swarm_node.dashboard.views import ContributorView, RunView, StepView
 
 MAX_LOSSES = 60
 MAX_CONTRIBUTORS = 1000
+PHASES = ("interval", "group", "reduce", "commit", "apply")
 
 Names = Mapping[str, str]
 Trainers = Mapping[str, TrainerRecord]
@@ -83,7 +84,7 @@ def step_view(
 ) -> StepView:
     """`reports` are of this step, by member; those of others than its group count for nothing."""
     told = [report for peer_id, report in reports.items() if peer_id in step.group]
-    phases = sorted({phase for report in told for phase in report.phases_s})
+    phases = sorted({phase for report in told for phase in report.phases_s}, key=_place)
     follows = before is not None and before.outer_step == step.outer_step - 1
     sent = [report.bytes_sent for report in told]
     return StepView(
@@ -100,6 +101,11 @@ def step_view(
         },
         bytes_per_parameter=median(sent) / parameters if sent and parameters else None,
     )
+
+
+def _place(phase: str) -> tuple[int, str]:
+    """In the order in which they follow each other; those of other versions last."""
+    return (PHASES.index(phase) if phase in PHASES else len(PHASES)), phase
 
 
 def contributors(
@@ -170,7 +176,8 @@ def _state(facts: RunFacts, members: Trainers, outer_step: int) -> Literal["trai
         return "gone"
     states = Counter(record.state for record in members.values())
     if not states["training"] and states["finished"]:
-        return "finished"
+        # whoever says that it is finished has a proof of the last step, which is here with one of the next looks
+        return "finished" if facts.file is None else "training"
     least = facts.file.min_group if facts.file else 1
     return "training" if states["training"] >= least else "waiting"
 

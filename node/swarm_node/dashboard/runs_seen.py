@@ -197,9 +197,12 @@ class RunsSeen:
             raise failure
 
     def _take_steps(self, seen: RunSeen, committed: list[CommittedStep]) -> None:
-        for step in committed:
+        now = self._network.now()
+        since = seen.steps[-1].at if seen.steps else now
+        for number, step in enumerate(committed, 1):
             seen.committed[step.outer_step] = step
-            self._show_step(seen, step.outer_step, self._network.now())
+            # when each of those that came since the last look was committed, no certificate says
+            self._show_step(seen, step.outer_step, since + (now - since) * number / len(committed))
         while len(seen.committed) > MAX_OPEN_STEPS:
             del seen.committed[min(seen.committed)]
 

@@ -61,8 +61,11 @@ async def test_nodes_are_counted_and_shown_by_name(found: World) -> None:
     detail = await found.collector.node(alder)
     assert detail is not None
     assert (detail.node.decode_tokens_per_s, detail.node.prefill_tokens_per_s) == (20.0, None)
-    assert detail.presence
     assert await found.collector.node("12D3KooWnobody") is None
+    await asyncio.sleep(SETTLED_S)
+    detail = await found.collector.node(alder)
+    assert detail is not None
+    assert detail.presence
 
 
 @in_a_world
@@ -88,6 +91,20 @@ async def test_who_was_there_has_not_come_and_who_comes_and_goes_is_told(found: 
     detail = await found.collector.node(birch)
     assert detail is not None
     assert detail.node.age_s > limits.RECORD_LIFETIME_S
+
+
+@in_a_world
+async def test_who_starts_after_the_dashboard_has_come_also_while_others_are_still_being_found(found: World) -> None:
+    await asyncio.sleep(5)
+    await found.join("alder", started_at=1.0)  # it was there, and is only found now
+    birch = await found.join("birch", started_at=found.network.now())
+    await asyncio.sleep(3)
+    assert found.history.present == [], "who is not found yet has not left"
+    assert [each.words for each in found.collector.overview().happenings] == ["birch joined"]
+    await asyncio.sleep(SETTLED_S)
+    first, *later = found.history.present
+    assert later
+    assert all(present - first == {birch} for present in later), "the history counts one who came"
 
 
 @in_a_world

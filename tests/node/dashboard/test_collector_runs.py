@@ -10,9 +10,11 @@ from dashboard_world import World, node_record, trainer_record, world
 from swarm.network.interface import Network
 from swarm.testing import virtual_time
 from swarm.training.events import OuterStep
+from swarm.training.observer import CommittedStep
 from swarm.training.run_file import SignedRun
 from swarm_node.dashboard.look import Listed
 from swarm_node.dashboard.run_views import RunFacts, RunFile, downsampled, run_view
+from swarm_node.dashboard.runs_seen import RunSeen
 from swarm_node.dashboard.views import RunDetail, StepView
 from swarm_protocol.errors import PeerTimeout
 from swarm_protocol.records import Refusal, RoundReport
@@ -101,6 +103,26 @@ def test_run_whose_file_nobody_gives_is_shown_as_its_members_say() -> None:
     virtual_time.run(main())
 
 
+def test_steps_that_come_together_took_equal_parts_of_the_time_and_phases_are_in_their_order() -> None:
+    async def main() -> None:
+        async with world() as found:
+            runs = found.collector._runs
+            seen = RunSeen(run="story", trainers=Listed(records={}, ages_s={}), seen_at=0.0)
+            phases_s = dict.fromkeys(("apply", "new", "group"), 1.0)
+            seen.reports[3] = {"a": RoundReport(outer_step=3, phases_s=phases_s, bytes_sent=1)}
+            runs._take_steps(seen, [committed(1)])
+            await asyncio.sleep(6)
+            runs._take_steps(seen, [committed(number) for number in (2, 3, 4)])
+            assert [each.seconds for each in seen.steps] == [None, *[pytest.approx(2.0)] * 3]
+            assert list(seen.steps[2].phases_s) == ["group", "apply", "new"]
+
+    virtual_time.run(main())
+
+
+def committed(number: int) -> CommittedStep:
+    return CommittedStep(outer_step=number, loss=2.0, digest="00" * 32, group=("a",), num_tokens=10)
+
+
 def test_run_that_everybody_leaves_stays_and_says_so() -> None:
     async def main() -> None:
         async with world() as found:
@@ -159,6 +181,8 @@ def facts(*steps: StepView, states: tuple[str, ...] = ("training",)) -> RunFacts
 
 
 def test_run_with_too_few_members_waits() -> None:
+    assert run_view(facts(step(99), states=("finished",)), 0.0).state == "training", "the last step is not proved yet"
+    assert run_view(facts(step(100), states=("finished",)), 0.0).state == "finished"
     view = run_view(facts(states=("training", "joining")), 0.0)
     assert view.state == "waiting"
     assert view.words == "It waits for members: 1 of the 2 that it needs is there, 1 joining."

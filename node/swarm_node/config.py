@@ -41,6 +41,9 @@ from swarm_node.settings import (
 )
 
 ENV_PREFIX = "SWARM_"
+MAX_TOLD_CHARS = 120
+"""Of a setting that is refused: a message stays a line."""
+
 Value = str | bool | Sequence[str] | None
 """What a source gives for one setting, before it is parsed."""
 
@@ -340,7 +343,8 @@ def _parse(name: str, origin: str, value: Value) -> Any:
         except ConfigError as error:
             raise ConfigError(f"{origin}: {error.message}", remedy=error.remedy) from error
         except ValueError as error:
-            raise ConfigError(f"{origin}: {text!r} {error}", remedy=f"write {_spelled(name, origin)}") from error
+            told = text if len(text) <= MAX_TOLD_CHARS else f"{text[:MAX_TOLD_CHARS]}…"
+            raise ConfigError(f"{origin}: {told!r} {error}", remedy=f"write {_spelled(name, origin)}") from error
     return tuple(parsed) if setting.many else parsed[0]
 
 

@@ -120,6 +120,12 @@ def test_resolve_bad_flag_names_flag_and_fault(flag: str, value: str | list[str]
     assert error.value.remedy
 
 
+def test_resolve_long_bad_value_is_told_in_a_line() -> None:
+    with pytest.raises(ConfigError) as error:
+        resolve({"name": "A" * 10_000}, env={})
+    assert len(error.value.message) < 300
+
+
 @pytest.mark.parametrize(
     ("text", "num_bytes"),
     [("0", 0), ("4096", 4096), ("6GiB", 6 * 2**30), ("1.5 GB", 1_500_000_000), ("500mb", 500_000_000), ("2tib", 2**41)],

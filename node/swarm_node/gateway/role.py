@@ -19,6 +19,7 @@ from swarm_protocol.errors import ConfigError, IntegrityError
 from swarm_node.config import Config
 from swarm_node.dashboard.app import beside, create_dashboard
 from swarm_node.dashboard.showing import checkpoints, collecting
+from swarm_node.dashboard.shown import plural
 from swarm_node.gateway import bounds
 from swarm_node.gateway.app import GatewayOptions, create_app
 from swarm_node.gateway.keys import KeyRing
@@ -65,7 +66,7 @@ class GatewayRole:
             node.activity.state = "gateway"
             keys = self._options.keys
             whom = "this machine" if is_local(node.config.host) else "whoever reaches it"
-            asked = f"for {len(keys)} API keys" if keys else f"for {whom}, without a key"
+            asked = f"for {plural(len(keys), 'API key')}" if keys else f"for {whom}, without a key"
             node.steps.done("gateway", f"OpenAI's API under {url}/v1, {asked}")
             node.emitter.emit("listening", url=url)
             if dashboard is not None:

@@ -219,8 +219,13 @@ def test_without_scripts_everything_is_there(browser: Browser, swarms: Swarms) -
     context.close()
 
 
-def test_a_question_is_answered_and_its_way_is_drawn(page: Page, swarms: Swarms) -> None:
-    _, served = swarms["small"]
+def test_a_question_is_answered_and_its_way_is_drawn(
+    page: Page, swarms: Swarms, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, served = swarms["small"]
+    for name, detail in source.model_details.items():
+        known = detail.servers[0].model_copy(update={"peer_id": "peer-of-cedar", "name": "<i>cedar"})
+        monkeypatch.setitem(source.model_details, name, detail.model_copy(update={"servers": (known,)}))
     heard = complaints(page)
     page.goto(f"{served.url}/try")
     for mode in ("chat", "complete"):
@@ -231,7 +236,7 @@ def test_a_question_is_answered_and_its_way_is_drawn(page: Page, swarms: Swarms)
         assert page.locator("#answer").inner_text() == "hello!"
         rows = page.locator("#trace tbody tr")
         expect(rows).to_have_count(2)
-        assert rows.nth(0).inner_text().split() == ["…of-cedar", "0–12", "1", "ms", "10", "ms", "20", "ms", "31", "ms"]
+        assert rows.nth(0).inner_text().split() == ["<i>cedar", "0–12", "1", "ms", "10", "ms", "20", "ms", "31", "ms"]
         ends = [_ends(page, i) for i in range(2)]
         assert ends[0][1] == pytest.approx(ends[1][0]), "the second hop begins where the first ends"
         assert ends[1][1] == pytest.approx(100)

@@ -43,7 +43,7 @@ async function ask() {
     running = undefined;
     toggle(false);
   }
-  if (trace) await follow(trace);
+  if (trace) await follow(trace, field("model").value);
 }
 
 function headers() {
@@ -98,14 +98,24 @@ async function* decoded(stream) {
   }
 }
 
-async function follow(id) {
+async function follow(id, model) {
   const place = field("trace");
   try {
     const response = await fetch(`/v1/traces/${encodeURIComponent(id)}`, { headers: headers() });
     if (!response.ok) throw new Error(await failure(response));
-    showTrace(place, await response.json());
+    showTrace(place, await response.json(), await names(model));
   } catch (error) {
     place.textContent = `Its trace could not be read: ${error.message}`;
+  }
+}
+
+// of the model's servers, by peer id; without them the waterfall tells the ends of ids
+async function names(model) {
+  try {
+    const response = await fetch(`/api/v1/models/${encodeURIComponent(model)}`);
+    return new Map((await response.json()).servers.map((server) => [server.peer_id, server.name]));
+  } catch {
+    return new Map();
   }
 }
 

@@ -4,17 +4,18 @@ import { duration } from "./wording.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 
-export function showTrace(place, trace) {
+// `names` are the nodes' own by peer id; who has none is told by the end of the id
+export function showTrace(place, trace, names = new Map()) {
   const hops = trace.hops ?? [];
   if (!hops.length) {
     place.replaceChildren(make("p", { class: "quiet" }, "The trace of this answer names no hop."));
     return;
   }
-  place.replaceChildren(summary(trace), table(hops), legend(), ...replays(trace.replays ?? []));
+  const short = (peer) => names.get(peer) || `…${peer.slice(-8)}`;
+  place.replaceChildren(summary(trace), table(hops, short), legend(), ...replays(trace.replays ?? [], short));
 }
 
 const ms = (value) => duration((value ?? 0) / 1000);
-const short = (peer) => `…${peer.slice(-8)}`;
 
 function summary(trace) {
   const answered = Math.max((trace.total_ms ?? 0) - (trace.first_token_ms ?? 0), 0);
@@ -28,12 +29,12 @@ function summary(trace) {
 }
 
 // one after the other, as a token passes them: the next hop's bar begins where this one's ends
-function table(hops) {
+function table(hops, short) {
   const total = hops.reduce((sum, hop) => sum + hop.ms_per_step, 0) || 1;
   const head = make("tr", {}, ...["Hop", "A token's way", "Blocks", "Waits", "Computes", "Travels", "Sum"].map((text, i) => heading(text, i)));
   let begun = 0;
   const rows = hops.map((hop) => {
-    const row = hopRow(hop, begun, total);
+    const row = hopRow(hop, begun, total, short);
     begun += hop.ms_per_step;
     return row;
   });
@@ -44,10 +45,10 @@ function heading(text, i) {
   return make("th", { scope: "col", class: i === 1 ? "blocks" : i > 2 ? "num" : "" }, text);
 }
 
-function hopRow(hop, begun, total) {
+function hopRow(hop, begun, total, short) {
   const steps = Math.max(hop.num_steps, 1);
   const parts = [hop.queue_ms / steps, hop.compute_ms / steps, hop.wire_ms / steps];
-  const link = make("a", { href: `/nodes/${encodeURIComponent(hop.peer_id)}` }, short(hop.peer_id));
+  const link = make("a", { href: `/nodes/${encodeURIComponent(hop.peer_id)}` }, make("bdi", {}, short(hop.peer_id)));
   return make(
     "tr",
     {},
@@ -75,7 +76,7 @@ function legend() {
   return make("ul", { class: "legend" }, ...entries.map(([kind, text]) => make("li", {}, make("span", { class: `swatch ${kind}`, "aria-hidden": "true" }), text)));
 }
 
-function replays(all) {
+function replays(all, short) {
   if (!all.length) return [];
   const lines = all.map((one) => {
     const how = one.was_handed_over ? "handed them over" : `had ${one.num_tokens} tokens computed again`;

@@ -281,6 +281,9 @@ class SpoiledCodec:
     def encode(self, x_N: Tensor) -> bytes:
         return self._spoil(self._honest.encode(x_N))
 
+    def encode_into(self, x_N: Tensor, buffer: bytearray) -> None:
+        buffer[:] = self.encode(x_N)
+
     def check(self, data: bytes | bytearray | memoryview, num_values: int) -> None:
         pass
 

@@ -71,7 +71,7 @@ def pieces(message: bytes) -> Iterator[tuple[Kind, memoryview]]:
     yield Kind.DATA, view[(len(view) - 1) // CHUNK_BYTES * CHUNK_BYTES :] if view else view
 
 
-def parse_header(header: bytes) -> tuple[Kind, int]:
+def parse_header(header: bytes | memoryview) -> tuple[Kind, int]:
     """Kind and length, the length checked before anything is read or allocated. Raises PeerViolation."""
     number, length = HEADER.unpack(header)
     try:

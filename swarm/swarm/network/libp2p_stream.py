@@ -1,14 +1,15 @@
 """A stream of messages over one byte stream of the libp2p daemon: framing, credit, deadlines, typed failures.
 
 `pump` is the one task that reads; whoever opened or accepted the stream owns it. It never stops reading (credit bounds
-what it may be sent), so that the other side's leaving is noticed at once. Leaves protocol names and handlers to
-`libp2p`.
+what it may be sent), so that the other side's leaving is noticed at once. What need not wait takes no timer and no turn
+of the loop. Leaves protocol names and handlers to `libp2p`, and bytes to `libp2p_wire`.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
+from typing import cast
 
 from swarm_protocol import limits
 from swarm_protocol.errors import PeerTimeout, PeerUnreachable, PeerViolation, SwarmError
@@ -17,13 +18,14 @@ from swarm_protocol.failure import decode_failure, encode_failure
 from swarm.network import framing
 from swarm.network.framing import Kind
 from swarm.network.interface import EndOfStream, too_long
+from swarm.network.libp2p_wire import Wire
 from swarm.network.traffic import Traffic
 
 _GRANT_BYTES = framing.WINDOW_BYTES // 4
 """Credit goes back in steps of this size: often enough that the sender never waits in a steady flow."""
 
-_COPY_BYTES = 2**16
-"""Up to here copying a message behind its header costs less than a second write."""
+_COPY_BYTES = 2**14
+"""Up to here copying a message behind its header costs less than to write from two places."""
 
 
 class Libp2pStream:
@@ -40,6 +42,7 @@ class Libp2pStream:
         """`timeout_s` None: sending and receiving wait for as long as the other side is there. `traffic` is counted."""
         self._reader = reader
         self._writer = writer
+        self._wire = Wire(self._check_frame, self._accept)
         self._peer_id = peer_id
         self._timeout_s = timeout_s
         self._traffic = traffic or Traffic()
@@ -63,36 +66,37 @@ class Libp2pStream:
             raise ValueError(f"message of {len(message)} bytes, more than {limits.MAX_MESSAGE_BYTES}")
         if self._finished:
             raise ValueError("send after finish")
+        is_out = self._send_at_once(message)
+        if is_out and self._wire.has_room:
+            return
         try:
             async with asyncio.timeout(self._timeout_s):
-                for kind, piece in framing.pieces(message):
+                for kind, piece in () if is_out else framing.pieces(message):
                     await self._spend(framing.cost(len(piece)))
-                    self._write_piece(kind, piece)
                     await self._drain()
+                    self._write_piece(kind, piece)
+                await self._drain()
         except TimeoutError:
             # part of the message may be out, so nothing more can be said on this stream
             self._fail(self._timed_out("took no more data"))
             raise self._timed_out("took no more data") from None
 
     async def receive(self) -> bytes:
+        message = self._take_message()
+        if message is not None:
+            return message
         try:
             async with asyncio.timeout(self._timeout_s):
-                while True:
-                    while self._received:
-                        message = self._take_piece()
-                        if message is not None:
-                            return message
-                    if self._remote_finished:
-                        raise EndOfStream
-                    if self._error is not None:
-                        raise self._error.with_traceback(None)
+                while message is None:
                     self._changed.clear()
                     await self._changed.wait()
+                    message = self._take_message()
         except TimeoutError:
             raise self._timed_out("sent nothing") from None
+        return message
 
     async def finish(self) -> None:
-        if self._finished or self._error is not None:
+        if self._finished or self._is_over:
             return
         self._finished = True
         self._writer.write(framing.frame(Kind.FINISH))
@@ -103,11 +107,7 @@ class Libp2pStream:
     async def pump(self) -> None:
         """Read until the other side leaves or breaks the protocol. Never raises but CancelledError."""
         try:
-            while True:
-                kind, length = framing.parse_header(await self._reader.readexactly(framing.HEADER.size))
-                body = b"" if kind == Kind.CREDIT else await self._reader.readexactly(length)
-                self._accept(kind, length, body)
-        except (asyncio.IncompleteReadError, ConnectionError):
+            await self._wire.run(self._reader, cast("asyncio.Transport", self._writer.transport))
             self._fail(PeerUnreachable("the peer left the stream", peer_id=self._peer_id))
         except PeerViolation as violation:
             violation.peer_id = self._peer_id
@@ -115,7 +115,7 @@ class Libp2pStream:
 
     async def end(self, error: BaseException | None = None) -> None:
         """Tell the other side that this side has ended, and why if it failed."""
-        if self._error is None:
+        if not self._is_over:
             last = framing.frame(Kind.END) if error is None else framing.frame(Kind.FAILURE, encode_failure(error))
             self._writer.write(last)
             self._finished = True
@@ -132,14 +132,17 @@ class Libp2pStream:
 
     # ----------------------------------------------------------------------------------------------------------------
 
+    def _check_frame(self, kind: Kind, length: int) -> None:
+        if kind in (Kind.MORE, Kind.DATA):
+            if self._unread_bytes + framing.cost(length) > framing.WINDOW_BYTES:
+                raise PeerViolation("the peer sent more than it was allowed to")
+            if self._remote_finished:
+                raise PeerViolation("the peer sent data after it had finished")
+
     def _accept(self, kind: Kind, length: int, body: bytes) -> None:
         match kind:
             case Kind.MORE | Kind.DATA:
                 self._unread_bytes += framing.cost(length)
-                if self._unread_bytes > framing.WINDOW_BYTES:
-                    raise PeerViolation("the peer sent more than it was allowed to")
-                if self._remote_finished:
-                    raise PeerViolation("the peer sent data after it had finished")
                 self._received.append((kind, body))
                 self._traffic.received(self._peer_id, length)
             case Kind.CREDIT:
@@ -156,11 +159,25 @@ class Libp2pStream:
                 self._fail(PeerUnreachable("the peer has ended the stream", peer_id=self._peer_id))
         self._changed.set()
 
+    @property
+    def _is_over(self) -> bool:
+        # a lost connection becomes an error in the pump's next turn, and must not be written to before
+        return self._error is not None or self._wire.is_lost
+
     def _fail(self, error: SwarmError) -> None:
         if self._error is None:
             self._error = error
         self._changed.set()
         self._granted.set()
+
+    def _send_at_once(self, message: bytes) -> bool:
+        """Whether that can be done, and then it is: the usual case."""
+        fits = len(message) <= framing.CHUNK_BYTES and framing.cost(len(message)) <= self._send_credit
+        if not fits or self._error is not None or not self._wire.has_room:
+            return False
+        self._send_credit -= framing.cost(len(message))
+        self._write_piece(Kind.DATA, memoryview(message))
+        return True
 
     async def _spend(self, num_bytes: int) -> None:
         while self._send_credit < num_bytes:
@@ -178,15 +195,26 @@ class Libp2pStream:
         if len(piece) <= _COPY_BYTES:
             self._writer.write(header + piece)
         else:
-            self._writer.write(header)
-            self._writer.write(piece)
+            self._writer.writelines((header, piece))
 
     async def _drain(self) -> None:
         try:
-            await self._writer.drain()
+            await self._wire.drained()
         except ConnectionError:
             # the pump may yet find the other side's reason in what it sent before it left
             raise self._error or PeerUnreachable("the peer left the stream", peer_id=self._peer_id) from None
+
+    def _take_message(self) -> bytes | None:
+        """The next one, or None if it is not there yet. Raises what `receive` does, once there is nothing more."""
+        while self._received:
+            message = self._take_piece()
+            if message is not None:
+                return message
+        if self._remote_finished:
+            raise EndOfStream
+        if self._error is not None:
+            raise self._error.with_traceback(None)
+        return None
 
     def _take_piece(self) -> bytes | None:
         """The message that the next piece completes, else None."""
@@ -211,7 +239,7 @@ class Libp2pStream:
 
     def _grant(self, num_bytes: int) -> None:
         self._taken_bytes += num_bytes
-        if self._taken_bytes >= _GRANT_BYTES and self._error is None:
+        if self._taken_bytes >= _GRANT_BYTES and not self._is_over:
             self._writer.write(framing.credit(self._taken_bytes))
             self._unread_bytes -= self._taken_bytes
             self._taken_bytes = 0

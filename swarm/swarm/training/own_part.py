@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 
+from swarm_compression.codec import Data
 from swarm_protocol.errors import PeerError, SwarmError
 from swarm_protocol.training_messages import ReduceOpening
 
@@ -76,21 +78,26 @@ class OwnPart:
 
     async def reduce(self) -> None:
         """Frame after frame."""
-        part, off_loop, faults = self._part, self._streams.off_loop, self._streams.faults
-        surveyed = deque[list[bytes]]()
+        part, off_loop = self._part, self._streams.off_loop
+        surveyed = deque[list[Data]]()
         for frame in part.frames if self._owner.has_survey else ():
             surveyed.append(await self._slices(frame))
             await off_loop(self._owner.survey, surveyed[-1], num_values(frame))
         await off_loop(self._owner.decide)
         self.report = self._owner.report
         for index, frame in enumerate(part.frames):
-            encoded = surveyed.popleft() if surveyed else await self._slices(frame)
-            if index == 0:
-                await faults.reached("round.reducing")
-            data = await off_loop(self._owner.reduce, encoded, num_values(frame))
-            if index == 0:
-                await faults.reached("round.reduced")
-            part.put(index, data)
+            # nobody holds a frame's slices while those of the next one come
+            await self._reduce_frame(index, surveyed.popleft() if surveyed else await self._slices(frame))
+
+    async def _reduce_frame(self, index: int, encoded: Sequence[Data]) -> None:
+        streams, frame = self._streams, self._part.frames[index]
+        if index == 0:
+            await streams.faults.reached("round.reducing")
+        buffer = streams.buffer(frame)
+        await streams.off_loop(self._owner.reduce, encoded, num_values(frame), buffer)
+        if index == 0:
+            await streams.faults.reached("round.reduced")
+        self._part.put(index, buffer)
 
     async def hand_out(self) -> None:
         """Give all others the result, and meanwhile the backup what it would need to make it."""
@@ -102,10 +109,10 @@ class OwnPart:
                         self._delivering[peer] = deliveries.create_task(self._deliver(peer), name="deliver")
             keeping.cancel()
 
-    async def _slices(self, frame: slice) -> list[bytes]:
+    async def _slices(self, frame: slice) -> list[Data]:
         return [await self._slice_of(member.peer_id, frame) for member in self._owner.contributors]
 
-    async def _slice_of(self, peer: str, frame: slice) -> bytes:
+    async def _slice_of(self, peer: str, frame: slice) -> Data:
         if peer == self._part.owner:
             return await self._streams.encoded(frame)
         # half of what members wait for the result: the owner is to find out, and to say, who keeps all waiting

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 from swarm_compression import Codec, CodecError
+from swarm_compression.codec import Data
 from swarm_compression.feedback import ErrorFeedback
 from swarm_protocol.errors import PeerViolation, RoundError
 from swarm_protocol.training_messages import Contribution, Group
@@ -43,6 +44,7 @@ class PartOwner:
         self.contributors: Sequence[Contribution] = [member for member in group.members if member.num_tokens]
         self.report = Report()
         self._codec = scheme.codec
+        self._sum_F = torch.empty(0)
         self._aggregation = Aggregation(scheme.aggregator, [member.num_tokens for member in self.contributors])
 
     @property
@@ -50,7 +52,7 @@ class PartOwner:
         """Whether each frame goes through `survey` before the first one goes through `reduce`."""
         return self._aggregation.has_survey
 
-    def survey(self, encoded: Sequence[bytes], num_values: int) -> None:
+    def survey(self, encoded: Sequence[Data], num_values: int) -> None:
         """Raises PeerViolation that names the sender of what cannot be decoded."""
         self._aggregation.survey(self._rows(encoded, num_values))
 
@@ -67,27 +69,29 @@ class PartOwner:
         indices = (*self.report.left_out, *self.report.clipped)
         return {self.contributors[index].peer_id: self.report.kept[index] for index in indices}
 
-    def reduce(self, encoded: Sequence[bytes], num_values: int) -> bytes:
-        """The frame's encoded result. Raises PeerViolation as `survey` does, and RoundError if the result cannot be
-        encoded."""
+    def reduce(self, encoded: Sequence[Data], num_values: int, buffer: bytearray) -> None:
+        """The frame's encoded result, into `buffer`. Raises PeerViolation as `survey` does, and RoundError if the
+        result cannot be encoded."""
         if self._aggregation.is_sum:
             result_F = self._sum(encoded, num_values)
         else:
             result_F = torch.from_numpy(self._aggregation.combine(self._rows(encoded, num_values)))
         try:
-            return self._codec.encode(result_F)
+            self._codec.encode_into(result_F, buffer)
         except CodecError as error:
             raise RoundError(f"the result cannot be encoded: {error}") from error
 
-    def _sum(self, encoded: Sequence[bytes], num_values: int) -> Tensor:
-        """The bits of `Aggregation.combine`, without a decoded frame in between."""
-        sum_F = torch.zeros(num_values)
+    def _sum(self, encoded: Sequence[Data], num_values: int) -> Tensor:
+        """The bits of `Aggregation.combine`, without a decoded frame in between. Valid until the next frame's."""
+        if num_values > len(self._sum_F):
+            self._sum_F = torch.empty(num_values)
+        sum_F = self._sum_F[:num_values].zero_()
         for member, data, coefficient in zip(self.contributors, encoded, self._aggregation.coefficients, strict=True):
             with _blamed(member):
                 self._codec.accumulate(data, coefficient, sum_F)
         return sum_F
 
-    def _rows(self, encoded: Sequence[bytes], num_values: int) -> Iterator[NDArray[Any]]:
+    def _rows(self, encoded: Sequence[Data], num_values: int) -> Iterator[NDArray[Any]]:
         for member, data in zip(self.contributors, encoded, strict=True):
             with _blamed(member):
                 x_F = self._codec.decode(data, num_values)

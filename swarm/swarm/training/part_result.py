@@ -10,6 +10,7 @@ import asyncio
 from itertools import accumulate, pairwise
 
 from swarm_compression import Codec
+from swarm_compression.codec import Data
 from swarm_protocol.errors import SwarmError
 from swarm_protocol.training_messages import Group
 
@@ -35,14 +36,14 @@ class PartResult:
     def complete(self) -> bool:
         return self.have == len(self.frames)
 
-    def put(self, frame: int, data: bytes) -> None:
+    def put(self, frame: int, data: Data) -> None:
         """The result's frame, whose size has been checked. One that is there already is ignored."""
         if frame == self.have:
             self.data[self._places[frame]] = data
             self.have += 1
             self._tell()
 
-    def keep(self, frame: int, data: bytes) -> bool:
+    def keep(self, frame: int, data: Data) -> bool:
         """The owner's slice of the frame; False if its size is wrong."""
         if len(data) != self._places[frame].stop - self._places[frame].start:
             return False
@@ -52,9 +53,9 @@ class PartResult:
         self._tell()
         return True
 
-    def frame(self, frame: int) -> bytes:
-        """What is at its place: the result, or else the owner's slice."""
-        return bytes(memoryview(self.data)[self._places[frame]])
+    def frame(self, frame: int) -> memoryview:
+        """Its place, where the result is, or else the owner's slice. Once the result is there, nothing changes it."""
+        return memoryview(self.data)[self._places[frame]]
 
     def fail(self, error: SwarmError) -> None:
         """Whoever waits for frames waits in vain."""

@@ -10,9 +10,10 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from swarm_compression import CodecError
+from swarm_compression.codec import Data
 from swarm_protocol.errors import PeerError, PeerRefused, PeerViolation, RoundError, SwarmError
 from swarm_protocol.training_messages import ReduceOpening
 from torch import Tensor
@@ -60,9 +61,16 @@ class PartStreams:
             await self._send(stream, opening.to_bytes())
             yield stream
 
-    async def encoded(self, frame: slice) -> bytes:
+    async def encoded(self, frame: slice) -> bytearray:
         """This member's slice for one frame. Raises RoundError."""
-        return await self.off_loop(self._encode, frame)
+        buffer = self.buffer(frame)
+        await self.off_loop(self._encode, frame, buffer)
+        return buffer
+
+    def buffer(self, frame: slice) -> bytearray:
+        """For the frame, encoded. All are made here, on the loop: what threads allocate, each in a heap of its own, is
+        not given to others when it is free, and adds up."""
+        return bytearray(self.scheme.codec.encoded_bytes(num_values(frame)))
 
     async def send_slices(
         self, stream: Stream, part: PartResult, first: int = 0, *, ahead: int | None = None, phase: str = ""
@@ -71,9 +79,7 @@ class PartStreams:
         for index in range(first, len(part.frames) if self.contributes else 0):
             if ahead is not None:
                 await part.has(index - ahead + 1)
-            data = await self.encoded(part.frames[index])
-            with blamed(part.owner):
-                await self._send(stream, data)
+            await self._send_slice(stream, part, index)
             if phase:
                 await self.faults.reached(phase)
 
@@ -86,32 +92,42 @@ class PartStreams:
 
     async def take_result(self, stream: Stream, part: PartResult, peer: str, first: int = 0) -> None:
         """What `peer` sends. Nobody but `peer` is to blame for bytes that cannot be decoded."""
-        codec = self.scheme.codec
         for index in range(first, len(part.frames)):
-            try:
-                data = await stream.receive()
-                codec.check(data, num_values(part.frames[index]))
-            except EndOfStream:
-                raise PeerViolation("it sent too little of its result", peer_id=peer) from None
-            except SwarmError as error:
-                raise not_of_others(error, peer) from error
-            except CodecError as error:
-                raise PeerViolation(f"it sent a bad result: {error}", peer_id=peer) from error
-            part.put(index, data)
+            part.put(index, await self._receive_result(stream, num_values(part.frames[index]), peer))
 
     async def off_loop(self, function: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, function, *arguments)
 
-    async def _send(self, stream: Stream, data: bytes) -> None:
-        await stream.send(data)
+    async def _send_slice(self, stream: Stream, part: PartResult, index: int) -> None:
+        # in a call of its own, so that nobody holds a slice that is out
+        data = await self.encoded(part.frames[index])
+        with blamed(part.owner):
+            await self._send(stream, data)
+
+    async def _receive_result(self, stream: Stream, num_values: int, peer: str) -> bytes:
+        try:
+            data = await stream.receive()
+            self.scheme.codec.check(data, num_values)
+        except EndOfStream:
+            raise PeerViolation("it sent too little of its result", peer_id=peer) from None
+        except SwarmError as error:
+            raise not_of_others(error, peer) from error
+        except CodecError as error:
+            raise PeerViolation(f"it sent a bad result: {error}", peer_id=peer) from error
+        return data
+
+    async def _send(self, stream: Stream, data: Data) -> None:
+        # any buffer that stays as it is will do, and streams copy none
+        await stream.send(cast("bytes", data))
         self.bytes_sent += len(data)
 
-    def _encode(self, frame: slice) -> bytes:
+    def _encode(self, frame: slice, buffer: bytearray) -> None:
         assert self._delta_N is not None
         try:
             if self.scheme.feedback is not None:
-                return self.scheme.feedback.encode(self._delta_N[frame], frame.start)
-            return self.scheme.codec.encode(self._delta_N[frame])
+                buffer[:] = self.scheme.feedback.encode(self._delta_N[frame], frame.start)
+            else:
+                self.scheme.codec.encode_into(self._delta_N[frame], buffer)
         except CodecError as error:
             raise RoundError(f"this member's contribution cannot be encoded: {error}") from error
 

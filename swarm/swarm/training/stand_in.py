@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from swarm_compression.codec import Data
 from swarm_protocol.errors import PeerUnreachable, RoundError, SwarmError
 from swarm_protocol.training_messages import Contribution, ReduceOpening
 
@@ -78,12 +79,15 @@ class StandIn:
         for index in range(first, len(part.frames)):
             encoded = surveyed[index - first] if surveyed else await self._slices(index, inboxes)
             if part.have <= index:
-                part.put(index, await off_loop(work.reduce, encoded, num_values(part.frames[index])))
+                frame = part.frames[index]
+                buffer = self._streams.buffer(frame)
+                await off_loop(work.reduce, encoded, num_values(frame), buffer)
+                part.put(index, buffer)
 
-    async def _slices(self, index: int, inboxes: dict[str, Inbox]) -> Sequence[bytes]:
+    async def _slices(self, index: int, inboxes: dict[str, Inbox]) -> Sequence[Data]:
         return [await self._slice_of(member, index, inboxes) for member in self._work.contributors]
 
-    async def _slice_of(self, member: Contribution, index: int, inboxes: dict[str, Inbox]) -> bytes:
+    async def _slice_of(self, member: Contribution, index: int, inboxes: dict[str, Inbox]) -> Data:
         peer = member.peer_id
         if peer == self._streams.me:
             return await self._streams.encoded(self._part.frames[index])
@@ -94,4 +98,4 @@ class StandIn:
                 await self._part.keeps(index + 1)
         except TimeoutError:
             raise PeerUnreachable("its slices are not all there", peer_id=peer) from None
-        return self._part.frame(index)
+        return bytes(self._part.frame(index))  # the result may take its place meanwhile

@@ -1,0 +1,161 @@
+"""The frames of one stream, as their bytes come over a connection to the libp2p daemon, and room to write there.
+
+A protocol of asyncio's instead of a StreamReader: a frame is handed on in the same turn of the loop in which its last
+byte came, without a task to wake, and a long body is read to its own place. What frames mean is `libp2p_stream`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+
+from swarm_protocol.errors import PeerViolation
+
+from swarm.network import framing
+from swarm.network.framing import Kind
+
+SCRATCH_BYTES = 2**14
+"""What is read at once where headers and short bodies come: several messages of a model's server."""
+
+
+class Wire(asyncio.BufferedProtocol):
+    """`announced(kind, length)` hears of a frame before anything is allocated for it, and `accept(kind, length, body)`
+    gets it whole; both may raise PeerViolation, which ends the reading. One task owns it: the one that runs `run`."""
+
+    def __init__(self, announced: Callable[[Kind, int], None], accept: Callable[[Kind, int, bytes], None]) -> None:
+        self._announced = announced
+        self._accept = accept
+        self._scratch = bytearray(SCRATCH_BYTES)
+        self._num_scratch = 0  # bytes there, of a frame that is not whole
+        self._body = bytearray()  # of a frame that is longer than the scratch; empty: there is none
+        self._num_body = 0
+        self._kind = Kind.DATA
+        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._room = asyncio.Event()
+        self._room.set()
+        self.is_lost = False  # nobody can write any more
+
+    @property
+    def has_room(self) -> bool:
+        """Whether `drained` would return at once."""
+        return self._room.is_set() and not self.is_lost
+
+    async def run(self, reader: asyncio.StreamReader, transport: asyncio.Transport) -> None:
+        """Take the connection over from `reader`, with what it holds, until the other side leaves. Raises
+        PeerViolation."""
+        transport.pause_reading()
+        transport.set_protocol(self)
+        # a sender waits until the system has its message, and then nobody holds it
+        transport.set_write_buffer_limits(high=0)
+        try:
+            for data in _unread(reader):
+                self._feed(data)
+            if transport.is_closing():
+                self.connection_lost(None)
+            elif reader.at_eof():
+                self.eof_received()
+            transport.resume_reading()
+            await self._ended
+        finally:
+            transport.pause_reading()
+
+    async def drained(self) -> None:
+        """Until there is room to write. Raises ConnectionError if the connection is lost."""
+        await self._room.wait()
+        if self.is_lost:
+            raise ConnectionError
+
+    # --- what the loop calls ----------------------------------------------------------------------------------------
+
+    def get_buffer(self, _sizehint: int) -> memoryview:
+        if self._body:
+            return memoryview(self._body)[self._num_body :]
+        return memoryview(self._scratch)[self._num_scratch :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        try:
+            self._advance(nbytes)
+        except PeerViolation as violation:
+            self._end(violation)
+
+    def eof_received(self) -> bool:
+        self._end(None)
+        return True  # what is queued may still leave
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - however it was lost
+        self.is_lost = True
+        self._room.set()
+        self._end(None)
+
+    def pause_writing(self) -> None:
+        self._room.clear()
+
+    def resume_writing(self) -> None:
+        self._room.set()
+
+    # ----------------------------------------------------------------------------------------------------------------
+
+    def _feed(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            place = self.get_buffer(-1)
+            num_bytes = min(len(place), len(view))
+            place[:num_bytes] = view[:num_bytes]
+            self._advance(num_bytes)
+            view = view[num_bytes:]
+
+    def _advance(self, num_bytes: int) -> None:
+        """So many more bytes are where `get_buffer` wanted them."""
+        if self._ended.done():
+            return
+        if not self._body:
+            self._num_scratch += num_bytes
+            self._parse()
+            return
+        self._num_body += num_bytes
+        if self._num_body == len(self._body):
+            body, self._body = bytes(self._body), bytearray()
+            self._accept(self._kind, len(body), body)
+
+    def _parse(self) -> None:
+        """Accept the whole frames in the scratch; what is left moves to its beginning, or to a body of its own."""
+        view, at = memoryview(self._scratch)[: self._num_scratch], 0
+        while len(view) - at >= framing.HEADER.size:
+            kind, length = framing.parse_header(view[at : at + framing.HEADER.size])
+            self._announced(kind, length)
+            start = at + framing.HEADER.size
+            num_bytes = 0 if kind == Kind.CREDIT else length
+            if start + num_bytes <= len(view):
+                at = start + num_bytes
+                self._accept(kind, length, bytes(view[start:at]))
+            elif framing.HEADER.size + num_bytes > len(self._scratch):
+                self._kind, self._body, self._num_body = kind, bytearray(num_bytes), len(view) - start
+                self._body[: self._num_body] = view[start:]
+                at = len(view)
+            else:
+                break
+        self._num_scratch = len(view) - at
+        self._scratch[: self._num_scratch] = view[at:]
+
+    def _end(self, violation: PeerViolation | None) -> None:
+        if self._ended.done():
+            return
+        if violation is None:
+            self._ended.set_result(None)
+        else:
+            self._ended.set_exception(violation)
+
+
+def _unread(reader: asyncio.StreamReader) -> Iterator[bytes]:
+    """What `reader` holds, without waiting for more."""
+    while not reader.at_eof():
+        reading = reader.read(framing.WINDOW_BYTES)
+        try:
+            reading.send(None)
+        except StopIteration as done:
+            yield done.value
+        except ConnectionError:
+            return
+        else:
+            reading.close()  # it would wait
+            return

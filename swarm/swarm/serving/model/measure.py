@@ -8,16 +8,17 @@ from __future__ import annotations
 import statistics
 import time
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from swarm.serving.model.batch import PAGE_TOKENS, Batch, Slice, Want
 from swarm.serving.model.kv_pool import KVPool
 from swarm.serving.model.span import Span
-from swarm.serving.model.threads import worthwhile
+from swarm.serving.model.threads import STEPS, worthwhile
 
 PREFILL_TOKENS = 64
-NUM_DECODES = 5
+NUM_STEPS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,20 +36,21 @@ def measure(span: Span) -> SpanSpeed:
     The span decodes from then on with as many threads as were found worthwhile.
     """
     num_blocks = span.end - span.start
-    num_pages = -(-(PREFILL_TOKENS + NUM_DECODES) // PAGE_TOKENS)
+    num_pages = -(-(PREFILL_TOKENS + max(STEPS)) // PAGE_TOKENS)
     pool = span.new_pool(num_pages)
     for _ in range(2):
         prefill_ms = _timed_ms(span, pool, 0, PREFILL_TOKENS)
 
-    def decode_ms(num_threads: int) -> float:
-        span.num_decode_threads = num_threads
-        return statistics.median(_timed_ms(span, pool, PREFILL_TOKENS + step, 1) for step in range(NUM_DECODES))
+    def step_ms(num_rows: int, num_threads: int) -> float:
+        span.step_threads[num_rows] = num_threads
+        return statistics.median(_timed_ms(span, pool, PREFILL_TOKENS, num_rows) for _ in range(NUM_STEPS))
 
     if span.device.type == "cpu":
-        span.num_decode_threads = worthwhile(decode_ms, span.num_threads)
+        for num_rows in STEPS:
+            span.step_threads[num_rows] = worthwhile(partial(step_ms, num_rows), span.num_threads)
     return SpanSpeed(
         prefill_ms=prefill_ms / PREFILL_TOKENS / num_blocks,
-        decode_ms=decode_ms(span.num_decode_threads) / num_blocks,
+        decode_ms=step_ms(1, span.step_threads[1]) / num_blocks,
         kv_bytes_per_token=span.kv_bytes_per_token,
     )
 

@@ -30,7 +30,7 @@ from swarm.serving.model.packing import pack_linears
 from swarm.serving.model.quantization import Bits
 from swarm.serving.model.ragged import can_be_ragged
 from swarm.serving.model.shape import context_tokens
-from swarm.serving.model.threads import FEW_ROWS, threads
+from swarm.serving.model.threads import STEPS, step_like, threads
 from swarm.serving.model.weights import block_of_tensors, read_model
 
 __all__ = ["Span", "block_of_tensors", "load_span"]
@@ -58,7 +58,7 @@ class Span:
         self._local_attention = model.config._attn_implementation
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         self.num_threads = torch.get_num_threads()
-        self.num_decode_threads = self.num_threads  # `measure` finds out how many are worth it
+        self.step_threads = dict.fromkeys(STEPS, self.num_threads)  # `measure` finds out how many are worth it
 
     @property
     def is_first(self) -> bool:
@@ -107,8 +107,8 @@ class Span:
         """
         x = batch.x.to(self.device, self.dtype if batch.x.is_floating_point() else None)
         self._choose(batch.start, batch.end)
-        num_threads = self.num_decode_threads if len(x) <= FEW_ROWS else self.num_threads
-        with threads(num_threads, self.num_threads):
+        step = step_like(len(x))
+        with threads(self.step_threads[step] if step else self.num_threads, self.num_threads):
             if not self.is_ragged:
                 return self.run_alone(x, batch.slices, pool)
             return self.run_ragged(x, batch.slices, pool)

@@ -11,11 +11,18 @@ from contextlib import contextmanager
 
 import torch
 
-FEW_ROWS = 32
-"""In a step of no more rows than this, weights are most of what is read."""
+STEPS = (1, 16)
+"""Numbers of rows for which it is found out: one session's next token, and many sessions'."""
 
 _WORTH = 2 / 3
 """Twice as many threads have to bring the time down to this."""
+
+
+def step_like(num_rows: int) -> int | None:
+    """Which of STEPS a step of so many rows is like; None for a prompt's, which every core is worth."""
+    if num_rows < STEPS[1] // 2:
+        return STEPS[0]
+    return STEPS[1] if num_rows <= 2 * STEPS[1] else None
 
 
 def worthwhile(time_ms: Callable[[int], float], most: int) -> int:

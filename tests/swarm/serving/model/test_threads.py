@@ -10,7 +10,7 @@ import torch
 from swarm.serving.model.batch import Batch, Slice, Want
 from swarm.serving.model.files import open_model
 from swarm.serving.model.span import load_span
-from swarm.serving.model.threads import FEW_ROWS, threads, worthwhile
+from swarm.serving.model.threads import threads, worthwhile
 
 
 @pytest.mark.parametrize(
@@ -30,23 +30,23 @@ def test_worthwhile_stops_where_twice_as_many_save_less_than_a_third(
     assert worthwhile(times_ms.__getitem__, max(times_ms)) == chosen
 
 
-def test_run_few_rows_with_few_threads_and_many_with_all(llama_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_steps_with_the_threads_found_for_their_like(llama_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
         span = load_span(open_model(llama_dir), 2, 4)
-        span.num_decode_threads = 1
+        span.step_threads = {1: 1, 16: 3}
         seen = []
         run_ragged = span.run_ragged
         monkeypatch.setattr(
             span, "run_ragged", lambda *args: (seen.append(torch.get_num_threads()), run_ragged(*args))[1]
         )
-        for num_rows in (1, FEW_ROWS, FEW_ROWS + 1):
+        for num_rows in (1, 7, 8, 32, 33):
             x = torch.zeros(num_rows, span.hidden_size)
             piece = Slice(num_tokens=num_rows, position=0, pages=range(8), want=Want.NOTHING)
             span.run(Batch(x=x, slices=(piece,), start=2, end=4), span.new_pool(8))
             assert torch.get_num_threads() == 2
-        assert seen == [1, 1, 2]
+        assert seen == [1, 1, 3, 3, 2]
     finally:
         torch.set_num_threads(before)
 

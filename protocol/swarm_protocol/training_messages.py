@@ -338,12 +338,16 @@ class Abort:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandingRequest:
-    """Where are you in the run? I am at `attempt` of `step`. With `hurry`: its group forms, come with what you have."""
+    """Where are you in the run? I am at `attempt` of `step`. With `hurry`: its group forms, come with what you have.
+
+    Who only `watches` is no member, and nothing is to be expected of it.
+    """
 
     run: str
     step: int
     attempt: int = 0
     hurry: bool = False
+    watches: bool = False
 
     def __post_init__(self) -> None:
         _check_round(self.run, self.step, self.attempt)

@@ -77,6 +77,7 @@ EXAMPLES: tuple[object, ...] = (
         run="stdlib-1f00ba44", step=3, attempt=1, group_digest=DIGEST, reason="a part did not come", accused=(SECOND,)
     ),
     StandingRequest(run="stdlib-1f00ba44", step=3, attempt=1, hurry=True),
+    StandingRequest(run="stdlib-1f00ba44", step=3, watches=True),
     Standing(outer_step=2, state_digest=DIGEST, certificate=b"certificate", known=(FIRST, SECOND), attempt=1),
     PartRequest(origin_digest=DIGEST, index=1),
     ManifestRequest(state_digest=DIGEST),

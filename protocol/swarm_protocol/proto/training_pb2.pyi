@@ -155,16 +155,18 @@ class Abort(_message.Message):
     def __init__(self, run: _Optional[str] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., group_digest: _Optional[bytes] = ..., reason: _Optional[str] = ..., accused: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class StandingRequest(_message.Message):
-    __slots__ = ("run", "step", "hurry", "attempt")
+    __slots__ = ("run", "step", "hurry", "attempt", "watches")
     RUN_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     HURRY_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    WATCHES_FIELD_NUMBER: _ClassVar[int]
     run: str
     step: int
     hurry: bool
     attempt: int
-    def __init__(self, run: _Optional[str] = ..., step: _Optional[int] = ..., hurry: _Optional[bool] = ..., attempt: _Optional[int] = ...) -> None: ...
+    watches: bool
+    def __init__(self, run: _Optional[str] = ..., step: _Optional[int] = ..., hurry: _Optional[bool] = ..., attempt: _Optional[int] = ..., watches: _Optional[bool] = ...) -> None: ...
 
 class Standing(_message.Message):
     __slots__ = ("outer_step", "state_digest", "certificate", "known", "attempt")

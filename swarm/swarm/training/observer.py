@@ -102,7 +102,7 @@ class Observer:
 
     async def _links(self, peer: str) -> list[Proof]:
         """From the last seen state to where `peer` is. Raises SwarmError."""
-        request = StandingRequest(run=self._run_id, step=self.outer_step + 1)
+        request = StandingRequest(run=self._run_id, step=self.outer_step + 1, watches=True)
         data = await self._network.call(peer, self._methods.standing, request.to_bytes(), timeout_s=CALL_TIMEOUT_S)
         certificate = Standing.from_bytes(data).certificate
         newest = await self._checked(certificate) if certificate else None

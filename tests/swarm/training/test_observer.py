@@ -16,7 +16,7 @@ from swarm.training.observer import CommittedStep, Observer
 from swarm_protocol.errors import PeerViolation, SwarmError
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import TrainerRecord
-from swarm_protocol.training_messages import Standing
+from swarm_protocol.training_messages import Standing, StandingRequest
 from training_swarm import Swarm, config
 
 WATCHER = Identity(b"w" * 32)
@@ -67,6 +67,27 @@ def test_observer_sees_the_steps_that_members_commit(pause_s: float) -> None:
     numbers = [step.outer_step for step in seen]
     # from the first one that it sees on, none is missed: the members' histories have them
     assert numbers == list(range(numbers[0], 9))
+
+
+def test_observer_is_never_taken_for_a_member() -> None:
+    """Whom the members have met decides who coordinates a run's first round."""
+
+    async def main() -> tuple[str, ...]:
+        async with Swarm(config(min_group=2)) as swarm:
+            await swarm.join("a")
+            network = swarm.internet.network(WATCHER)
+            async with Membership(network) as membership:
+                observer = Observer(network, membership, swarm.run)
+                await asyncio.sleep(60)  # it looks for a group by then
+                members = await found(observer)
+                await observer.look(members)
+                request = StandingRequest(run=swarm.run.run_id, step=1, watches=True).to_bytes()
+                standing = Methods(swarm.run.run_id).standing
+                told = await network.call(next(iter(members)), standing, request, timeout_s=5)
+            await network.close()
+            return Standing.from_bytes(told).known
+
+    assert WATCHER.peer_id not in virtual_time.run(main())
 
 
 def test_observer_of_nobody_sees_nothing() -> None:

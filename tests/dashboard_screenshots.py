@@ -12,7 +12,7 @@ from urllib.parse import quote
 from dashboard_browser import PHONE, Served, browsing
 from dashboard_source import ExampleSource
 from dashboard_swarms import example_source
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, expect
 from swarm_node.dashboard.app import create_dashboard
 
 README = (("overview", "light", 885), ("model", "light", 1_225), ("run", "dark", 1_150))
@@ -35,7 +35,7 @@ def shoot(browser: Browser, url: str, file: Path, *, scheme: str, size: dict[str
     context = browser.new_context(viewport=size, color_scheme=scheme)
     page = context.new_page()
     page.goto(url)
-    page.wait_for_function("document.getElementById('live-state').textContent === 'Live'")
+    expect(page.locator("#live-state")).to_have_text("Live")
     page.screenshot(path=file, full_page=whole)
     context.close()
 

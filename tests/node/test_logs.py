@@ -2,32 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from swarm_node import logs
 from swarm_protocol.errors import ConfigError
-
-
-@pytest.fixture(autouse=True)
-def _undo() -> Iterator[None]:
-    root = logging.getLogger()
-    level, handlers = root.level, list(root.handlers)
-    yield
-    for handler in root.handlers:
-        if handler not in handlers:
-            with contextlib.suppress(OSError):  # the full disk of a test
-                handler.close()
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    logging.captureWarnings(capture=False)
-    for name in logs.OURS:
-        logging.getLogger(name).setLevel(logging.NOTSET)
 
 
 def test_set_up_sends_libraries_to_the_file_and_our_errors_to_the_terminal(

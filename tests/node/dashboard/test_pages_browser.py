@@ -114,13 +114,17 @@ def test_pages_on_a_desk_in_the_light_are_accessible_too(page: Page, swarms: Swa
         assert found.violations_count == 0, f"{path}: {found.generate_report()}"
 
 
+FIRST_PAINT = """() => new Promise(resolve => new PerformanceObserver(list => {
+    for (const entry of list.getEntriesByName("first-contentful-paint")) resolve(entry.startTime);
+}).observe({type: "paint", buffered: true}))"""
+
+
 @pytest.mark.parametrize("path", ["/", "/nodes"])
 def test_pages_of_a_thousand_nodes_paint_within_a_second(page: Page, swarms: Swarms, path: str) -> None:
     painted: list[float] = []
     for _ in range(3):  # the best of them: others use this machine too
         page.goto(swarms["large"][1].url + path)
-        page.wait_for_function("performance.getEntriesByName('first-contentful-paint').length")
-        painted.append(page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime"))
+        painted.append(page.evaluate(FIRST_PAINT))
     assert min(painted) < MAX_FIRST_PAINT_MS
 
 

@@ -1,0 +1,26 @@
+"""What a command sets up for the whole process is undone after each test."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+
+import pytest
+from swarm_node import logs
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_before() -> Iterator[None]:
+    root = logging.getLogger()
+    level, handlers = root.level, list(root.handlers)
+    yield
+    for handler in root.handlers:
+        if handler not in handlers:
+            with contextlib.suppress(OSError):  # the full disk of a test
+                handler.close()
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    logging.captureWarnings(capture=False)
+    for name in logs.OURS:
+        logging.getLogger(name).setLevel(logging.NOTSET)

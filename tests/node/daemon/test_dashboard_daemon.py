@@ -16,11 +16,11 @@ def test_dashboard_shows_a_real_network(seed: Seed, member: Node, start_node: St
     def peers() -> set[str]:
         return {each["peer_id"] for each in httpx.get(f"{url}/api/v1/nodes", timeout=10).json()}
 
-    wait_until(lambda: len(peers()) == 3, "the seed, the member and itself", START_S)
-    assert seed.peer_id in peers()
+    # others may be listed, too: the seed remembers for a minute those of the tests before
+    wait_until(lambda: seed.peer_id in peers() and len(peers()) >= 3, "the seed, the member and itself", START_S)
     overview = httpx.get(f"{url}/api/v1/overview", timeout=10).json()
     assert overview["stale"] is None
-    assert overview["nodes_by_state"] == {"alive": 3, "leaving": 0}
+    assert overview["nodes_by_state"]["alive"] >= 3
     assert overview["join_command"] == f"swarm-node join --peers {seed.addr} --network-id tests"
     page = httpx.get(url, timeout=10)
     assert page.status_code == 200

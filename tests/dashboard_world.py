@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 
+from plain_records import node_record
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
 from swarm.network.memory import MemoryInternet, MemoryNetwork
@@ -20,25 +21,11 @@ from swarm_node.dashboard.runs_seen import FetchRun
 from swarm_node.dashboard.views import Happening, PresenceView, RefusalView, Series, StepView
 from swarm_protocol.errors import PeerRefused
 from swarm_protocol.identity import Identity
-from swarm_protocol.records import NodeRecord, Record, ServeRecord, TrainerRecord
+from swarm_protocol.records import Record, ServeRecord, TrainerRecord
 
 PLACE = Place(network_id="test", version="1", join_command="swarm-node join --peers /ip4/192.0.2.1/tcp/1/p2p/x")
 SETTLED_S = 15.0
 """After it, a dashboard tells who comes and who goes."""
-
-
-def node_record(name: str = "node", **changes: object) -> NodeRecord:
-    record = NodeRecord(
-        name=name,
-        version="1",
-        addrs=(),
-        device="cpu",
-        memory_bytes=8,
-        free_memory_bytes=4,
-        reachability="public",
-        started_at=1.0,
-    )
-    return replace(record, **changes)  # type: ignore[arg-type]
 
 
 def serve_record(start: int = 0, end: int = 4, **changes: object) -> ServeRecord:

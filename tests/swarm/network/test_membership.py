@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import wraps
 
 import pytest
+from plain_records import node_record
 from swarm.network import membership as membership_module
 from swarm.network import round_trips
 from swarm.network.membership import Membership
@@ -19,7 +20,7 @@ from swarm.testing import virtual_time
 from swarm_protocol import limits
 from swarm_protocol.errors import PeerTimeout, PeerUnreachable, PeerViolation, SwarmError
 from swarm_protocol.identity import Identity
-from swarm_protocol.records import NodeRecord, ServeRecord, TrainerRecord, lookup_keys, publish_key
+from swarm_protocol.records import ServeRecord, TrainerRecord, lookup_keys, publish_key
 from swarm_protocol.signed_record import seal_record
 
 LATENCY_S = 0.03
@@ -37,20 +38,6 @@ def in_virtual_time(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
 
 def make_internet() -> MemoryInternet:
     return MemoryInternet(default_link=Link(latency_s=LATENCY_S))
-
-
-def node_record(name: str = "node", **changes: object) -> NodeRecord:
-    record = NodeRecord(
-        name=name,
-        version="1",
-        addrs=(),
-        device="cpu",
-        memory_bytes=8,
-        free_memory_bytes=4,
-        reachability="public",
-        started_at=1.0,
-    )
-    return replace(record, **changes)
 
 
 def serve_record(model: str = "tiny", **changes: object) -> ServeRecord:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import statistics
 import time
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 
 import torch
 
@@ -41,6 +41,7 @@ def measure(span: Span) -> SpanSpeed:
     for _ in range(2):
         prefill_ms = _timed_ms(span, pool, 0, PREFILL_TOKENS)
 
+    @cache  # the number of threads that is chosen has been measured
     def step_ms(num_rows: int, num_threads: int) -> float:
         span.step_threads[num_rows] = num_threads
         return statistics.median(_timed_ms(span, pool, PREFILL_TOKENS, num_rows) for _ in range(NUM_STEPS))

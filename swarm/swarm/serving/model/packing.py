@@ -23,7 +23,7 @@ _ROWS = 16
 
 _STEP_ROWS = 64
 _MOST_ROWS = 512
-"""Computed at once. A program takes 8 ms to make and half a megabyte to keep, so that there must be few of them."""
+"""Computed at once. A program takes milliseconds to make and half a megabyte to keep, so there must be few of them."""
 
 _DTYPES = (torch.float32, torch.bfloat16)
 
@@ -61,8 +61,10 @@ class _Differentiable(torch.autograd.Function):
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     rows = x.reshape(-1, x.shape[-1])
-    parts = [_piece(part, weight, bias) for part in torch.split(rows, _MOST_ROWS)]
-    out = parts[0] if len(parts) == 1 else torch.cat(parts)
+    if len(rows) <= _MOST_ROWS:
+        out = _piece(rows, weight, bias)
+    else:
+        out = torch.cat([_piece(part, weight, bias) for part in torch.split(rows, _MOST_ROWS)])
     return out.view(*x.shape[:-1], -1)
 
 

@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import gc
 import os
 import signal
+from collections.abc import Generator
+
+import pytest
 
 # a shell ignores Ctrl-C for what it starts in the background, and what the tests start would inherit that
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
@@ -15,3 +19,17 @@ from hypothesis import settings
 # a busy machine is not a bug: examples have no deadline of their own, tests have pytest's timeout
 settings.register_profile("swarm", deadline=None)
 settings.load_profile("swarm")
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is imported and made here stays to the end: no garbage collection looks through its million objects.
+
+    A full collection would take a second, and tests of leaks ask for many.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()

@@ -1,9 +1,11 @@
-"""What loading a span leaves in memory, seen from the system: in a process of its own, for a heap remembers."""
+"""What loading a span leaves in memory, seen from the system: each in a process of its own, for a heap remembers."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -11,11 +13,19 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 SPARE_BYTES = 16e6
-"""What a few tensors on their way and a fragmented heap take; the files of these models have 68 MB."""
+"""What a few tensors on their way and a fragmented heap take; the files of the smaller model have 68 MB."""
 
+CASES = [["int8", 8], ["int8", 24], ["int4", 24], ["float32", 8]]
+"""Type of the weights, number of blocks."""
+
+# the processes are forks of one that has imported what all need, and has loaded nothing
 LOAD = """
+import json
+import os
 import sys
 from pathlib import Path
+import torchao.prototype.quantization.int4
+import transformers.models.llama.modeling_llama
 from swarm.serving.model.files import open_model
 from swarm.serving.model.loading import load, weigh
 from swarm.serving.server_options import ServerOptions
@@ -23,19 +33,51 @@ from swarm.serving.server_options import ServerOptions
 def status(name):
     return 1024 * int(Path("/proc/self/status").read_text().partition(f"{name}:")[2].split()[0])
 
-directory, num_blocks, options = Path(sys.argv[1]), int(sys.argv[3]), ServerOptions(dtype=sys.argv[2], kv_bytes=2**20)
-load(directory, 0, 1, options)  # the libraries' own share
-held, resident = status("RssAnon"), status("VmRSS")
-Path("/proc/self/clear_refs").write_text("5")  # the peak is from here on
-span = load(directory, 0, num_blocks, options).span
-needs = weigh(open_model(directory), options)
-weights = num_blocks * needs.block_bytes + needs.ends_bytes
-print(status("RssAnon") - held, status("VmHWM") - resident, weights, needs.loading_bytes)
+def measure(dtype, num_blocks):
+    directory, options = Path(sys.argv[1], str(num_blocks)), ServerOptions(dtype=dtype, kv_bytes=2**20)
+    load(directory, 0, 1, options)  # the libraries' own share
+    held, resident = status("RssAnon"), status("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is from here on
+    span = load(directory, 0, num_blocks, options).span
+    needs = weigh(open_model(directory), options)
+    weights = num_blocks * needs.block_bytes + needs.ends_bytes
+    figures = {"held": status("RssAnon") - held, "peak": status("VmHWM") - resident}
+    print(json.dumps(figures | {"needed": weights, "loading": needs.loading_bytes}), flush=True)
+
+for case in json.loads(sys.argv[2]):
+    pid = os.fork()
+    if not pid:
+        measure(*case)
+        os._exit(0)
+    os.waitpid(pid, 0)
 """
 
 
-def _load(directory: Path, dtype: str, num_blocks: int = 8) -> tuple[int, int, int, int]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
     """Bytes held after, most bytes resident meanwhile, bytes that the weights take, and more of them while loading."""
+
+    held: int
+    peak: int
+    needed: int
+    loading: int
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], Loaded]:
+    if sys.platform != "linux":
+        pytest.skip("reads /proc")
+    models = tmp_path_factory.mktemp("models")
+    for num_blocks in {num_blocks for _, num_blocks in CASES}:
+        _save_model(models / str(num_blocks), num_blocks)
+    command = [sys.executable, "-c", LOAD, models, json.dumps(CASES)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=110)
+    figures = [Loaded(**json.loads(line)) for line in done.stdout.splitlines()]
+    assert len(figures) == len(CASES), done.stderr
+    return {(dtype, num_blocks): one for (dtype, num_blocks), one in zip(CASES, figures, strict=True)}
+
+
+def _save_model(directory: Path, num_blocks: int) -> None:
     config = LlamaConfig(
         vocab_size=64, hidden_size=512, intermediate_size=2048, num_hidden_layers=num_blocks, num_attention_heads=4
     )
@@ -43,31 +85,28 @@ def _load(directory: Path, dtype: str, num_blocks: int = 8) -> tuple[int, int, i
         model = LlamaForCausalLM(config).to(torch.bfloat16)
     weights = {name: torch.zeros(tensor.shape, dtype=tensor.dtype) for name, tensor in model.state_dict().items()}
     model.save_pretrained(directory, state_dict=weights)
-    command = [sys.executable, "-c", LOAD, directory, dtype, str(num_blocks)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
-    held, peak, needed, loading = map(int, done.stdout.split())
-    return held, peak, needed, loading
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_load_of_8_bit_weights_leaves_little_more_in_memory_than_they_take(tmp_path: Path) -> None:
-    held, _, needed, _ = _load(tmp_path, "int8")
-    assert needed > 30e6
-    assert held < 1.5 * needed + SPARE_BYTES
+def test_load_of_8_bit_weights_leaves_little_more_in_memory_than_they_take(
+    loaded: dict[tuple[str, int], Loaded],
+) -> None:
+    one = loaded["int8", 8]
+    assert one.needed > 30e6
+    assert one.held < 1.5 * one.needed + SPARE_BYTES
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
-def test_load_of_few_bits_takes_at_no_time_the_bytes_of_the_files(tmp_path: Path, dtype: str) -> None:
+def test_load_of_few_bits_takes_at_no_time_the_bytes_of_the_files(
+    loaded: dict[tuple[str, int], Loaded], dtype: str
+) -> None:
     """What is counted for loading, one block of 24, is enough: the files have 202 MB, and are never in memory whole."""
-    _, peak, needed, loading = _load(tmp_path, dtype, 24)
-    assert 0 < loading < 15e6
-    assert peak < needed + loading + 3 * SPARE_BYTES < 190e6
+    one = loaded[dtype, 24]
+    assert 0 < one.loading < 15e6
+    assert one.peak < one.needed + one.loading + 3 * SPARE_BYTES < 190e6
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_load_takes_at_no_time_much_more_than_the_weights(tmp_path: Path) -> None:
+def test_load_takes_at_no_time_much_more_than_the_weights(loaded: dict[tuple[str, int], Loaded]) -> None:
     """The files' own bytes, half as many as these weights take, are not in memory beside them."""
-    _, peak, needed, _ = _load(tmp_path, "float32")
-    assert needed > 120e6
-    assert peak < needed + 3 * SPARE_BYTES
+    one = loaded["float32", 8]
+    assert one.needed > 120e6
+    assert one.peak < one.needed + 3 * SPARE_BYTES

@@ -85,12 +85,13 @@ async def _start_seed(demo: Demo) -> tuple[str, ...]:
 
 
 async def _start_volunteers(demo: Demo, run_path: Path, addrs: tuple[str, ...]) -> None:
+    # all on the same cores at once, they would measure each other: no probe
     for index in range(demo.plan.num_nodes):
         await demo.fleet.spawn(
             f"node-{index + 1}",
             "join",
             *("--peers", *addrs[:1], "--run", str(run_path), "--then-serve"),
-            *("--max-blocks", str(demo.plan.blocks_per_node), "--threads", "1"),
+            *("--max-blocks", str(demo.plan.blocks_per_node), "--threads", "1", "--probe", "off"),
         )
     trainers = [demo.board.node(f"node-{index + 1}") for index in range(demo.plan.num_nodes)]
     await demo.fleet.until(

@@ -15,16 +15,18 @@ from contextlib import asynccontextmanager, suppress
 import uvloop
 from swarm.network.libp2p import Libp2pNetwork, Libp2pOptions
 from swarm.network.membership import Membership
+from swarm.own_thread import in_own_thread
 from swarm_protocol import limits
 from swarm_protocol.control_messages import LeaveReply, LeaveRequest, StatusReply, StatusRequest
 from swarm_protocol.errors import PeerError
 from swarm_protocol.identity import Identity
 
-from swarm_node import control, failure, probe, reachability, tether
+from swarm_node import control, failure, hardware, reachability, tether
 from swarm_node.config import Config
 from swarm_node.control import ControlHandlers
 from swarm_node.departure import Departure, signals_to
 from swarm_node.events import Emitter
+from swarm_node.hardware import Hardware
 from swarm_node.home import Home
 from swarm_node.metrics.telling import telling
 from swarm_node.node import Node, Role, Steps
@@ -130,9 +132,8 @@ async def _first(life: asyncio.Task[None], *events: asyncio.Event, timeout_s: fl
 async def _live(config: Config, home: Home, emitter: Emitter, role: Role, departure: Departure) -> None:
     """The node's task: up, work, down."""
     steps = Steps(emitter, NUM_STEPS + role.num_steps)
-    when = config.probe if role.computes else "off"
-    hardware = await asyncio.to_thread(probe.examine, config.device, home.cache, probe=when, threads=config.threads)
-    steps.done("hardware", str(hardware))
+    machine = await in_own_thread(_examine, config, home, role)
+    steps.done("hardware", str(machine))
     identity = Identity.load(home.identity)
     async with _on_network(config, home, role) as network, Membership(network) as membership:
         node = Node(
@@ -141,7 +142,7 @@ async def _live(config: Config, home: Home, emitter: Emitter, role: Role, depart
             identity=identity,
             emitter=emitter,
             departure=departure,
-            hardware=hardware,
+            hardware=machine,
             network=network,
             membership=membership,
             steps=steps,
@@ -158,6 +159,16 @@ async def _live(config: Config, home: Home, emitter: Emitter, role: Role, depart
             departure.finished.set()
             for watch in watches:
                 watch.cancel()
+
+
+def _examine(config: Config, home: Home, role: Role) -> Hardware:
+    """Blocks, for seconds where the role computes. Raises ConfigError."""
+    if not role.computes:
+        return hardware.survey()
+    # with it comes torch: seconds of a core, and 250 MB that only who computes should spend
+    from swarm_node import probe  # noqa: PLC0415
+
+    return probe.examine(config.device, home.cache, probe=config.probe, threads=config.threads)
 
 
 @asynccontextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -16,17 +17,26 @@ from swarm.serving.server_options import ServerOptions
 class Deployment:
     """`run` computes until it is cancelled; `close` gives the memory back."""
 
-    def __init__(self, loaded: LoadedSpan, pool: KVPool, options: ServerOptions) -> None:
+    def __init__(self, loaded: LoadedSpan, pool: KVPool, options: ServerOptions, thread: ThreadPoolExecutor) -> None:
         self.loaded = loaded
         self.options = options
-        self.engine = Engine(loaded.span, pool, options, revision=loaded.revision, speed=loaded.speed)
+        self.engine = Engine(loaded.span, pool, options, revision=loaded.revision, speed=loaded.speed, thread=thread)
         self._running: asyncio.Task[None] | None = None
 
     @classmethod
     async def load(cls, model_dir: Path, start: int, end: int, options: ServerOptions) -> Deployment:
         """Raises ConfigError or IntegrityError. Cancelled, loading may take minutes more, unseen."""
-        loaded, pool = await asyncio.get_running_loop().run_in_executor(None, _load, model_dir, start, end, options)
-        return cls(loaded, pool, options)
+        # what is measured while loading is the engine's own thread: OpenMP gives each thread a team of its own, and
+        # with more teams than cores their members sleep between any two loops
+        thread = ThreadPoolExecutor(1, thread_name_prefix="swarm-engine")
+        try:
+            loaded, pool = await asyncio.get_running_loop().run_in_executor(
+                thread, _load, model_dir, start, end, options
+            )
+        except BaseException:
+            thread.shutdown(wait=False)
+            raise
+        return cls(loaded, pool, options, thread)
 
     @property
     def blocks(self) -> tuple[int, int]:

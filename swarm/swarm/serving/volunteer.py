@@ -18,6 +18,7 @@ from swarm_protocol.records import ServeRecord
 
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
+from swarm.own_thread import in_own_thread
 from swarm.router.placement import Capacity, Decision, choose_move, choose_span, only_here, rank
 from swarm.router.routing import format_spans
 from swarm.serving.capability import Capability, VolunteerOptions, measure_capability, options_for
@@ -72,9 +73,7 @@ class Volunteer:
         able: Capability | None = None
         try:
             if self._options.span is None:
-                able = await asyncio.to_thread(
-                    measure_capability, self._model_dir, self._network.peer_id, self._options
-                )
+                able = await in_own_thread(measure_capability, self._model_dir, self._network.peer_id, self._options)
                 decision = await self._decide(able)
             else:
                 start, end = self._options.span

@@ -47,9 +47,19 @@ class Engine:
     """`num_done` counts steps of seats, `num_tokens` the positions in them, `num_passes` those over the weights."""
 
     def __init__(
-        self, span: Runs, pool: KVPool, options: ServerOptions, *, revision: str, speed: SpanSpeed | None = None
+        self,
+        span: Runs,
+        pool: KVPool,
+        options: ServerOptions,
+        *,
+        revision: str,
+        speed: SpanSpeed | None = None,
+        thread: ThreadPoolExecutor | None = None,
     ) -> None:
-        """With the `speed` that was measured on the span the first prompt's steps are of the right length already."""
+        """With the `speed` that was measured on the span the first prompt's steps are of the right length already.
+
+        `thread` is where the span was loaded, of one worker, and the engine's from now on.
+        """
         self.span = span
         self.pool = pool
         self.book = PageBook(pool.num_pages)
@@ -70,7 +80,7 @@ class Engine:
         self._running: frozenset[Seat] = frozenset()
         self._ready = asyncio.Event()
         self._has_ended = False
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="swarm-engine")
+        self._thread = thread or ThreadPoolExecutor(1, thread_name_prefix="swarm-engine")
 
     # --- what others see --------------------------------------------------------------------------------------------
 

@@ -242,7 +242,7 @@ class _Invention:
             at=self.at - (newest - step) * 211 - 40,
             loss=2.05 + 4.6 * math.exp(-step / 34) + wobble(-0.035, 0.035),
             digest=hashlib.sha256(f"step {step}".encode()).hexdigest()[:16],
-            group=tuple(members[: max(1, len(members) - (step % 9 == 0))][:64]),
+            num_members=len(members[: max(1, len(members) - (step % 9 == 0))][:64]),
             num_tokens=len(members) * 131_072,
             seconds=211 * wobble(0.95, 1.06),
             phases_s={name: value * wobble(0.9, 1.15) for name, value in PHASES_S.items()} if told else {},

@@ -100,8 +100,11 @@ class PlainHistory:
 
     async def steps(self, run: str) -> tuple[StepView, ...]:
         found = [step for _, step in sorted(self.told_steps.items()) if step.run == run]
-        names = StepView.model_fields
-        return tuple(StepView(**{name: getattr(step, name) for name in names}) for step in self._kept(found))
+        names = StepView.model_fields.keys() - {"num_members"}
+        return tuple(
+            StepView(num_members=len(step.group), **{name: getattr(step, name) for name in names})
+            for step in self._kept(found)
+        )
 
     async def refusals(self, run: str) -> tuple[RefusalView, ...]:
         return tuple(self._kept(self.told_refusals))

@@ -16,7 +16,6 @@ import swarm.network.libp2p  # noqa: F401 what a daemon has loaded, for the sake
 import uvloop
 from dashboard_world import PLACE, fetch_nothing, node_record, serve_record, trainer_record
 from swarm.network.membership import Membership
-from swarm_node.dashboard import collector as collector_module
 from swarm_node.dashboard.app import create_dashboard
 from swarm_node.dashboard.collector import Collector
 from swarm_node.dashboard.history.history import History
@@ -28,7 +27,6 @@ from swarm_protocol.records import NodeRecord, Record, publish_key
 from swarm_protocol.signed_record import seal_record, unseal_record
 
 REFRESH_S = 30.0
-LOOK_S = 1.0  # 60 events a minute
 NUM_BLOCKS = 64
 MODELS = ("large", "middle", "small")
 
@@ -94,7 +92,6 @@ def _records(index: int) -> list[Record]:
 
 
 async def main(num_nodes: int, history: Path) -> None:
-    collector_module.LOOK_S = LOOK_S
     network = Peers(num_nodes)
     async with Membership(network) as membership, History(history) as remembered:  # type: ignore[arg-type]
         remembering = Remembering(remembered)

@@ -21,11 +21,18 @@ from swarm_node.dashboard.happenings import Changes
 from swarm_node.dashboard.history.facts import Turnover
 from swarm_node.dashboard.look import Listed, Look
 from swarm_node.dashboard.looking import Found, Looking
-from swarm_node.dashboard.model_views import server_view
+from swarm_node.dashboard.model_views import seen_now, server_view
 from swarm_node.dashboard.node_views import uptime_share
-from swarm_node.dashboard.picture import Picture, Place, numbers, picture
+from swarm_node.dashboard.picture import Drafts, Picture, Place, numbers, picture
 from swarm_node.dashboard.remembering import Remembering
-from swarm_node.dashboard.run_views import contributor_view, contributors, downsampled, num_parameters
+from swarm_node.dashboard.run_views import (
+    RunFacts,
+    contributor_view,
+    contributors,
+    downsampled,
+    num_parameters,
+    remembered_view,
+)
 from swarm_node.dashboard.runs_seen import MAX_REFUSALS, MAX_STEPS, FetchRun, RunsSeen
 from swarm_node.dashboard.shown import shown
 from swarm_node.dashboard.views import (
@@ -42,8 +49,7 @@ from swarm_node.dashboard.views import (
 )
 
 LOOK_S = 1.0
-REST_S = 0.5
-"""At least so long between two looks, however long one takes."""
+"""From the begin of a look to that of the next, by the clock: one that takes longer skips turns."""
 
 PATIENCE_S = 4.0
 """Visitors hear at least every 5 s, also while a look takes longer."""
@@ -98,7 +104,8 @@ class Collector:
         self._recent: tuple[Turnover, tuple[Happening, ...]] = Turnover(joins=0, leaves=0), ()
         self._recalling: asyncio.Task[None] | None = None
         self._look = Look(at=network.now(), nodes=Listed(records={}, ages_s={}), models={}, runs={})
-        self._picture = picture(self._look, (), place)
+        self._drafts = Drafts()
+        self._picture = picture(self._look, (), place, self._drafts)
         self._nodes: dict[str, NodeView] = {}
         self._overview = self._picture.overview
         self._publish("the network has not been looked at yet")
@@ -108,13 +115,14 @@ class Collector:
     async def keep_looking(self) -> NoReturn:
         """Until cancelled."""
         loop = asyncio.get_running_loop()
+        due_s = loop.time()
         async with asyncio.TaskGroup() as tasks:
             while True:
-                next_s = loop.time() + LOOK_S
                 looking = tasks.create_task(self._look_once(tasks), name="dashboard look")
                 while not (await asyncio.wait({looking}, timeout=PATIENCE_S))[0]:
                     self._publish("the network takes long to answer")
-                await asyncio.sleep(max(REST_S, next_s - loop.time()))
+                due_s += LOOK_S * (1 + max(0.0, loop.time() - due_s) // LOOK_S)
+                await asyncio.sleep(due_s - loop.time())
         raise AssertionError("the loop above has no end")
 
     async def _look_once(self, tasks: asyncio.TaskGroup) -> None:
@@ -135,7 +143,7 @@ class Collector:
         names = {peer_id: shown(record.name) for peer_id, record in look.nodes.records.items()}
         self._runs.look(tasks, look.runs, names, look.at)
         facts = tuple(seen.facts for seen in self._runs.runs.values())
-        made = await asyncio.to_thread(picture, look, facts, self._place)
+        made = await asyncio.to_thread(picture, look, facts, self._place, self._drafts)
         self._bury(made, look.at)
         self._look, self._picture = look, made
         self._record(made, look.at)
@@ -224,7 +232,7 @@ class Collector:
     async def run(self, run: str) -> RunDetail | None:
         view, seen = self._picture.runs.get(run), self._runs.runs.get(run)
         if view is None or seen is None:
-            return None
+            return await self._remembered(run)
         remembered = {step.outer_step: step for step in await self._remembering.steps(run)}
         steps = {**remembered, **{step.outer_step: step for step in seen.steps}}
         refusals = tuple(seen.refusals) or await self._remembering.refusals(run)
@@ -235,6 +243,22 @@ class Collector:
             steps=downsampled([steps[outer_step] for outer_step in sorted(steps)], MAX_STEPS),
             refusals=refusals[:MAX_REFUSALS],
             contributors=contributors(seen.facts, done, self._names(), seen.since, self._look.at),
+            checkpoint=await self._files(run),
+        )
+
+    async def _remembered(self, run: str) -> RunDetail | None:
+        """What the history knows of a run that was not there since this dashboard started."""
+        steps = await self._remembering.steps(run)
+        if not steps:
+            return None
+        facts = RunFacts(run=run, file=None, trainers=Listed(records={}, ages_s={}), steps=steps)
+        done = await self._remembering.contributions(run)
+        return RunDetail(
+            run=remembered_view(facts, self._look.at),
+            num_parameters=None,
+            steps=steps,
+            refusals=await self._remembering.refusals(run),
+            contributors=contributors(facts, done, self._names(), {}, self._look.at),
             checkpoint=await self._files(run),
         )
 
@@ -262,7 +286,7 @@ class Collector:
 
     def _serving(self, peer_id: str) -> tuple[ServerView, ...]:
         return tuple(
-            server_view(peer_id, listed.records[peer_id], self._names(), listed.age_s(peer_id))
+            seen_now(server_view(peer_id, listed.records[peer_id]), self._names(), listed.age_s(peer_id))
             for _, listed in sorted(self._look.models.items())
             if peer_id in listed.records
         )

@@ -32,8 +32,14 @@ MAX_STREAMS_EACH = 64
 """Of one address: a school behind one, not a flood."""
 
 HEARTBEAT_S = 10.0
-PAUSE_S = 0.9
-"""Between two sendings to one reader: at most one a second, with room for a collector that looks every second."""
+PERIOD_S = 1.0
+"""Of events, on average: at most one a second, the same ones for all."""
+
+SLACK_S = 0.5
+"""How much earlier one may come whose forerunner was late: a look every second does not take equally long each time."""
+
+EARLY_S = 0.01
+"""What a timer may be off."""
 
 MAX_STREAM_S = 900.0
 """Then a stream ends and its reader, if there still is one, opens the next."""
@@ -53,7 +59,9 @@ class Live:
         self._source = source
         self._now = now
         self._streams: Counter[str] = Counter()
-        self._overview: tuple[Overview, bytes] | None = None
+        self._told: tuple[Overview, bytes] | None = None
+        self._next_at = 0.0
+        self._news: asyncio.Task[None] | None = None
         self.closed = asyncio.Event()
 
     @property
@@ -88,16 +96,27 @@ class Live:
             self._streams[address] -= 1
             if not self._streams[address]:
                 del self._streams[address]
-
-    async def wait_changed(self) -> None:
-        await self._source.wait_changed()
+            if not self._streams and self._news is not None:
+                self._news.cancel()
 
     def overview(self) -> tuple[Overview, bytes]:
-        """The newest, and its event, encoded once."""
-        overview = self._source.overview()
-        if self._overview is None or self._overview[0] is not overview:
-            self._overview = overview, event("overview", overview.model_dump_json())
-        return self._overview
+        """What everyone is told now, and its event, encoded once."""
+        now, overview = asyncio.get_running_loop().time(), self._source.overview()
+        if self._told is None or (overview is not self._told[0] and now >= self._next_at - EARLY_S):
+            self._next_at = max(self._next_at, now - SLACK_S) + PERIOD_S
+            self._told = overview, event("overview", overview.model_dump_json())
+        return self._told
+
+    def news(self) -> asyncio.Task[None]:
+        """Done when everyone is to be told something else. One for all, who do not cancel it."""
+        if self._news is None or self._news.done():
+            self._news = asyncio.create_task(self._wait_news(self.overview()[0]), name="news for all visitors")
+        return self._news
+
+    async def _wait_news(self, told: Overview) -> None:
+        while self._source.overview() is told:
+            await self._source.wait_changed()
+        await asyncio.sleep(self._next_at - asyncio.get_running_loop().time())
 
     def heartbeat(self) -> bytes:
         return event("heartbeat", f'{{"at": {self._now():.3f}}}')
@@ -147,17 +166,9 @@ class EventStream(Response):
                 data = self._live.heartbeat()
             seen = overview
             await send({"type": "http.response.body", "body": data, "more_body": True})
-            await asyncio.wait(over, timeout=PAUSE_S, return_when=asyncio.FIRST_COMPLETED)
             if self._live.overview()[0] is seen:
-                await self._wait_changed(over)
-
-    async def _wait_changed(self, over: Sequence[Over]) -> None:
-        """Until there is news, the next heartbeat is due, or the stream is over."""
-        news = asyncio.create_task(self._live.wait_changed(), name="news for a visitor")
-        try:
-            await asyncio.wait([*over, news], timeout=HEARTBEAT_S - PAUSE_S, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            news.cancel()
+                waits = [*over, self._live.news()]
+                await asyncio.wait(waits, timeout=HEARTBEAT_S, return_when=asyncio.FIRST_COMPLETED)
 
 
 async def _gone(receive: Receive) -> None:

@@ -11,6 +11,7 @@ from swarm.router.routing import Chain, NoChain, Outlook, best_revision, find_ch
 from swarm_protocol.records import ServeRecord
 
 from swarm_node.dashboard.look import Listed
+from swarm_node.dashboard.made import Made
 from swarm_node.dashboard.shown import blocks, ending, plural, shown
 from swarm_node.dashboard.views import ChainView, ModelDetail, ModelView, ServerView, SpanView
 
@@ -24,9 +25,16 @@ Spans = tuple[tuple[int, int], ...]
 
 
 def model_detail(
-    model: str, listed: Listed[ServeRecord], names: Names, rtts_ms: Mapping[str, float]
+    model: str,
+    listed: Listed[ServeRecord],
+    names: Names,
+    rtts_ms: Mapping[str, float],
+    made: Made[ServeRecord, ServerView],
 ) -> ModelDetail | None:
-    """Of the revision that serves most of the model; None if nobody serves any of it."""
+    """Of the revision that serves most of the model; None if nobody serves any of it.
+
+    `made` is of the look before, by `server_view`.
+    """
     servers = best_revision(listed.records)
     if not servers:
         return None
@@ -47,7 +55,7 @@ def model_detail(
         weakest_replicas=replicas[weakest],
         tokens_per_s=_tokens_per_s(servers, num_blocks),
     )
-    views = (server_view(peer_id, each, names, listed.age_s(peer_id)) for peer_id, each in servers.items())
+    views = (seen_now(each, names, listed.age_s(peer_id)) for peer_id, each in made.of(servers).items())
     return ModelDetail(
         model=view,
         servers=tuple(sorted(views, key=lambda server: (server.start, server.end, server.name, server.peer_id))),
@@ -56,11 +64,12 @@ def model_detail(
     )
 
 
-def server_view(peer_id: str, record: ServeRecord, names: Names, age_s: float) -> ServerView:
+def server_view(peer_id: str, record: ServeRecord) -> ServerView:
+    """All that stays as it is until the server signs another record."""
     moves = record.next_end > 0
     return ServerView(
         peer_id=peer_id,
-        name=names.get(peer_id) or ending(peer_id),
+        name=ending(peer_id),
         model=shown(record.model),
         start=record.start,
         end=record.end,
@@ -73,8 +82,13 @@ def server_view(peer_id: str, record: ServeRecord, names: Names, age_s: float) -
         relayed=record.relayed,
         next_start=record.next_start if moves else None,
         next_end=record.next_end if moves else None,
-        age_s=age_s,
+        age_s=0.0,
     )
+
+
+def seen_now(view: ServerView, names: Names, age_s: float) -> ServerView:
+    """With what changes from look to look."""
+    return view.model_copy(update={"name": names.get(view.peer_id) or view.name, "age_s": age_s})
 
 
 def _replicas(servers: Mapping[str, ServeRecord], num_blocks: int) -> list[int]:

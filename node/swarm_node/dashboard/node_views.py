@@ -9,13 +9,15 @@ from statistics import median
 from swarm_protocol.records import NodeRecord
 
 from swarm_node.dashboard.look import Listed
+from swarm_node.dashboard.made import Made
 from swarm_node.dashboard.shown import shown
 from swarm_node.dashboard.views import NodeView, PresenceView
 
 MONTH_S = 30 * 86400.0
 
 
-def node_view(peer_id: str, record: NodeRecord, *, at: float, age_s: float) -> NodeView:
+def node_view(peer_id: str, record: NodeRecord) -> NodeView:
+    """All that stays as it is until the node signs another record: its age is that of the next look."""
     return NodeView(
         peer_id=peer_id,
         name=shown(record.name),
@@ -29,17 +31,19 @@ def node_view(peer_id: str, record: NodeRecord, *, at: float, age_s: float) -> N
         prefill_tokens_per_s=record.prefill_tokens_per_s or None,
         decode_tokens_per_s=record.decode_tokens_per_s or None,
         training_tokens_per_s=record.training_tokens_per_s or None,
-        started_at=min(record.started_at, at),  # nobody has started tomorrow, whatever their clock says
-        age_s=age_s,
+        started_at=record.started_at,
+        age_s=0.0,
         models=tuple(map(shown, record.models)),
         runs=tuple(map(shown, record.runs)),
     )
 
 
-def node_views(nodes: Listed[NodeRecord], at: float) -> dict[str, NodeView]:
+def node_views(nodes: Listed[NodeRecord], at: float, made: Made[NodeRecord, NodeView]) -> dict[str, NodeView]:
+    """`made` is of the look before, by `node_view`."""
     return {
-        peer_id: node_view(peer_id, record, at=at, age_s=nodes.age_s(peer_id))
-        for peer_id, record in nodes.records.items()
+        # nobody has started tomorrow, whatever their clock says
+        peer_id: view.model_copy(update={"started_at": min(view.started_at, at), "age_s": nodes.age_s(peer_id)})
+        for peer_id, view in made.of(nodes.records).items()
     }
 
 

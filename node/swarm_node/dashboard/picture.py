@@ -1,15 +1,18 @@
-"""All views of one look. Pure, and some milliseconds of work with a thousand nodes: for a thread."""
+"""All views of one look: some milliseconds of work with a thousand nodes, for a thread."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from swarm_protocol.records import ServeRecord
+
 from swarm_node.dashboard.look import Look
-from swarm_node.dashboard.model_views import model_detail
-from swarm_node.dashboard.node_views import counted, first_token_s, node_views
+from swarm_node.dashboard.made import Made
+from swarm_node.dashboard.model_views import model_detail, server_view
+from swarm_node.dashboard.node_views import counted, first_token_s, node_view, node_views
 from swarm_node.dashboard.run_views import RunFacts, run_view
-from swarm_node.dashboard.views import ModelDetail, NodeView, Overview, RunView
+from swarm_node.dashboard.views import ModelDetail, NodeView, Overview, RunView, ServerView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,10 +34,26 @@ class Picture:
     runs: Mapping[str, RunView]
 
 
-def picture(look: Look, facts: tuple[RunFacts, ...], place: Place) -> Picture:
-    nodes = node_views(look.nodes, look.at)
+class Drafts:
+    """What the picture before was made of, so that the next one makes only what is new. Of whoever makes pictures."""
+
+    def __init__(self) -> None:
+        self.nodes = Made(node_view)
+        self.servers: dict[str, Made[ServeRecord, ServerView]] = {}
+
+    def keep(self, models: Iterable[str]) -> None:
+        """Of these models' servers, and of no others."""
+        self.servers = {model: self.servers.get(model) or Made(server_view) for model in models}
+
+
+def picture(look: Look, facts: tuple[RunFacts, ...], place: Place, drafts: Drafts) -> Picture:
+    nodes = node_views(look.nodes, look.at, drafts.nodes)
     names = {peer_id: node.name for peer_id, node in nodes.items()}
-    found = {model: model_detail(model, listed, names, look.rtts_ms) for model, listed in look.models.items()}
+    drafts.keep(look.models)
+    found = {
+        model: model_detail(model, listed, names, look.rtts_ms, drafts.servers[model])
+        for model, listed in look.models.items()
+    }
     models = {model: detail for model, detail in sorted(found.items()) if detail is not None}
     runs = {each.run: run_view(each, look.at) for each in sorted(facts, key=lambda each: each.run)}
     by_state, by_reachability = counted(nodes.values())

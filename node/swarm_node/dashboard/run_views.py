@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from statistics import median
 from typing import Literal
 
@@ -18,6 +19,8 @@ from swarm_node.dashboard.views import ContributorView, RunView, StepView
 
 MAX_LOSSES = 60
 MAX_CONTRIBUTORS = 1000
+MAX_AT = 1e11
+"""What the calendar takes; a database can hold anything."""
 PHASES = ("interval", "group", "reduce", "commit", "apply")
 
 Names = Mapping[str, str]
@@ -69,6 +72,17 @@ def run_view(facts: RunFacts, at: float) -> RunView:
     )
 
 
+def remembered_view(facts: RunFacts, at: float) -> RunView:
+    """Of a run that was not seen since this dashboard started, from the steps that an earlier one saw; at least one."""
+    newest = facts.steps[-1]
+    words = f"Not seen since {_utc(newest.at)}: this is what the history knows, up to outer step {newest.outer_step}."
+    return run_view(facts, at).model_copy(update={"words": words, "remembered": newest.at})
+
+
+def _utc(at: float) -> str:
+    return datetime.fromtimestamp(min(max(at, 0.0), MAX_AT), UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
 def active(trainers: Trainers) -> dict[str, TrainerRecord]:
     """Those that have not said goodbye."""
     return {peer_id: record for peer_id, record in trainers.items() if record.state != "leaving"}
@@ -92,7 +106,7 @@ def step_view(
         at=at,
         loss=step.loss,
         digest=step.digest,
-        group=step.group,
+        num_members=len(step.group),
         num_tokens=step.num_tokens,
         seconds=max(0.0, at - before.at) if before is not None and follows else None,
         phases_s={

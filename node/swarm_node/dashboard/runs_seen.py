@@ -223,8 +223,9 @@ class RunsSeen:
         self._remembering.step(
             Step(
                 run=seen.run,
+                group=committed.group,
                 tokens=_shares(committed),
-                **view.model_dump(),
+                **view.model_dump(exclude={"num_members"}),
             )
         )
 

@@ -129,7 +129,7 @@ class StepView(View):
     at: float  # when it was seen here
     loss: float
     digest: str
-    group: tuple[str, ...]  # peer ids
+    num_members: int  # of its group; who contributed, and how often, contributors say
     num_tokens: int
     seconds: float | None  # since the step before
     phases_s: dict[str, float]  # duration by phase, the group's median: interval, group, reduce, commit, apply
@@ -160,7 +160,10 @@ class ContributorView(View):
 
 
 class RunView(View):
-    """`run` is its id; `name` and the numbers of its file are None until a member has given the signed file."""
+    """`run` is its id; `name` and the numbers of its file are None until a member has given the signed file.
+
+    `remembered` is when it was last seen, where only the history knows it: then nobody trains it any more.
+    """
 
     run: str
     name: str | None
@@ -177,6 +180,7 @@ class RunView(View):
     digest: str
     tokens_per_s: float | None
     projected_end: float | None
+    remembered: float | None = None
 
 
 class CheckpointFile(View):

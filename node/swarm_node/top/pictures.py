@@ -159,7 +159,7 @@ def _run_detail_lines(view: RunDetail, width: int) -> Iterator[Line]:
     yield _title("STEPS")
     for step in reversed(view.steps[-8:]):
         phases = ", ".join(f"{clean(name, 12)} {duration(took)}" for name, took in step.phases_s.items())
-        facts = f"step {step.outer_step}: loss {step.loss:.3f}, {_plural(len(step.group), 'member')}, {phases}"
+        facts = f"step {step.outer_step}: loss {step.loss:.3f}, {_plural(step.num_members, 'member')}, {phases}"
         yield _fitted(Text(facts.removesuffix(", ")), width)
     yield _title("CONTRIBUTORS")
     for each in view.contributors[:MAX_LINES]:

@@ -17,8 +17,10 @@ from starlette.responses import PlainTextResponse
 from swarm_node.dashboard import visitors
 from swarm_node.dashboard.app import beside, create_dashboard
 from swarm_node.dashboard.checkpoints import Checkpoints
+from swarm_node.dashboard.run_views import PHASES
+from swarm_node.dashboard.runs_seen import MAX_STEPS
 from swarm_node.dashboard.shown import MAX_SHOWN_CHARS, shown
-from swarm_node.dashboard.views import ModelDetail, NodeDetail, NodeView, Overview, RunDetail, Series
+from swarm_node.dashboard.views import ModelDetail, NodeDetail, NodeView, Overview, RunDetail, Series, StepView
 
 RUN = "story-0123456789ab"
 
@@ -88,6 +90,36 @@ def test_api_gives_the_views_as_they_are(source: ExampleSource) -> None:
         assert answer.headers["x-content-type-options"] == "nosniff"
         assert "default-src 'none'" in answer.headers["content-security-policy"]
         assert kind.model_validate_json(answer.content) == view
+
+
+def test_answer_about_a_long_run_of_many_members_is_bounded(source: ExampleSource) -> None:
+    detail = next(iter(source.run_details.values()))
+    steps = tuple(
+        StepView(
+            outer_step=number,
+            at=1_750_000_000.123456 + number,
+            loss=2.123456789012345,
+            digest="0123456789abcdef" * 4,
+            num_members=64,
+            num_tokens=64 * 131_072,
+            seconds=211.123456789,
+            phases_s=dict.fromkeys(PHASES, 1.123456789012345),
+            bytes_per_parameter=1.0412345678901234,
+        )
+        for number in range(MAX_STEPS)
+    )
+    members = tuple(detail.contributors[0].model_copy(update={"peer_id": f"peer {number}"}) for number in range(64))
+    whole = detail.model_copy(update={"steps": steps, "contributors": members})
+    source.run_details["long"] = whole
+    try:
+        [answer, described] = get(source, "/api/v1/runs/long", "/api/v1/openapi.json")
+    finally:
+        del source.run_details["long"]
+    assert len(answer.json()["steps"]) == 500
+    assert len(answer.content) < 300_000
+    step = described.json()["components"]["schemas"]["StepView"]
+    assert "num_members" in step["required"]
+    assert "group" not in step["properties"]
 
 
 def test_nodes_come_in_pages_and_by_state(source: ExampleSource) -> None:

@@ -250,6 +250,23 @@ async def test_lookup_of_one_model_that_fails_leaves_the_rest_fresh(found: World
 
 
 @in_a_world
+async def test_looks_begin_by_the_clock_and_one_that_takes_longer_skips_a_turn(found: World) -> None:
+    clock, begun, nodes = asyncio.get_running_loop().time, list[float](), found.membership.nodes
+    await found.looks()
+    takes_s = [0.3, 0.9, 0.0, 2.4, 0.6, 0.1]
+
+    async def timed() -> dict[str, NodeRecord]:
+        begun.append(clock())
+        await asyncio.sleep(takes_s[len(begun) - 1] if len(begun) <= len(takes_s) else 0.0)
+        return await nodes()
+
+    found.membership.nodes = timed  # type: ignore[method-assign]
+    await asyncio.sleep(9.5)
+    assert [round(at - begun[0], 3) for at in begun] == [0, 1, 2, 3, 6, 7, 8, 9][: len(begun)]
+    assert len(begun) >= 7
+
+
+@in_a_world
 async def test_lookup_that_takes_long_is_told_meanwhile(found: World) -> None:
     await found.join("alder")
     await asyncio.sleep(5)

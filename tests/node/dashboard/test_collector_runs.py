@@ -12,6 +12,7 @@ from swarm.testing import virtual_time
 from swarm.training.events import OuterStep
 from swarm.training.observer import CommittedStep
 from swarm.training.run_file import SignedRun
+from swarm_node.dashboard.history.facts import Step
 from swarm_node.dashboard.look import Listed
 from swarm_node.dashboard.run_views import RunFacts, RunFile, downsampled, run_view
 from swarm_node.dashboard.runs_seen import RunSeen
@@ -61,7 +62,7 @@ def test_run_is_followed_from_its_file_to_its_end() -> None:
                 assert [step.outer_step for step in detail.steps][-2:] == [3, 4]
                 for step in detail.steps:
                     event = events[step.outer_step]
-                    assert (step.digest, set(step.group)) == (event.digest, set(event.group))
+                    assert (step.digest, step.num_members) == (event.digest, len(event.group))
                     assert step.loss == pytest.approx(event.loss)
                 measured = detail.steps[-2]
                 assert measured.phases_s["reduce"] > 0
@@ -137,6 +138,30 @@ def test_run_that_everybody_leaves_stays_and_says_so() -> None:
     virtual_time.run(main())
 
 
+def test_run_that_only_the_history_knows_is_shown_and_says_so() -> None:
+    """As after a restart: the run has ended, and nobody is left to tell of it."""
+    at = 1_700_000_000.0  # 2023-11-14 22:13:20
+
+    async def main() -> None:
+        async with world() as found:
+            for number in (1, 2):
+                view = step(number, at + number).model_dump(exclude={"num_members"})
+                found.history.record_step(Step(run="story", group=("ann", "bob"), tokens={"ann": 7}, **view))
+            await found.looks()
+            assert found.collector.overview().runs == ()
+            detail = await detail_of(found, "story")
+            assert (detail.run.state, detail.run.outer_step, detail.run.remembered) == ("gone", 2, at + 2)
+            assert detail.run.words == (
+                "Not seen since 2023-11-14 22:13 UTC: this is what the history knows, up to outer step 2."
+            )
+            assert [(each.outer_step, each.num_members) for each in detail.steps] == [(1, 2), (2, 2)]
+            assert detail.run.losses == tuple(each.loss for each in detail.steps)
+            assert [(each.peer_id, each.state, each.tokens) for each in detail.contributors] == [("ann", "gone", 14)]
+            assert await found.collector.run("another") is None
+
+    virtual_time.run(main())
+
+
 def test_what_members_refuse_is_shown_once() -> None:
     async def main() -> None:
         async with world() as found:
@@ -162,7 +187,7 @@ def step(number: int, at: float = 0.0) -> StepView:
         at=at,
         loss=2.0,
         digest="00" * 32,
-        group=("a",),
+        num_members=1,
         num_tokens=10,
         seconds=None,
         phases_s={},

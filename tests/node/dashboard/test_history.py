@@ -165,7 +165,7 @@ def test_steps_are_evenly_chosen_with_both_ends(place: Path | str) -> None:  # n
         assert (numbers[0], numbers[-1]) == (1, 530)
         assert {late - early for early, late in itertools.pairwise(numbers)} == {1, 2}
         newest = steps[-1]
-        assert (newest.loss, newest.digest, newest.group, newest.num_tokens) == (1 / 530, "d530", ("ada", "ben"), 30)
+        assert (newest.loss, newest.digest, newest.num_members, newest.num_tokens) == (1 / 530, "d530", 2, 30)
         assert [each.outer_step for each in await history.steps("run-1", limit=1)] == [530]
         assert await history.steps("run-2") == ()
 
@@ -236,7 +236,9 @@ def test_hostile_names_are_data(place: Path | str) -> None:  # noqa: F811
             assert series is not None
             assert series.values[-1] == number
             (found,) = await history.steps(name)
-            assert len(found.group[0]) <= 256
+            assert found.num_members == 1
+            (contributed,) = await history.contributions(name)
+            assert len(contributed.peer_id) <= 256
             assert (await history.contribution(name)).tokens == 7
             (refused,) = await history.refusals(name)
             assert len(refused.reason) <= 1000

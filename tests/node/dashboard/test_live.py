@@ -136,6 +136,21 @@ async def test_at_most_one_a_second_and_only_the_newest(source: ExampleSource, a
 
 
 @scene
+async def test_looks_that_take_unequally_long_are_told_sixty_times_a_minute(source: ExampleSource, app: Any) -> None:
+    visitors = [Visitor(app) for _ in range(3)]
+    await asyncio.sleep(0.5)
+    for number in range(60):
+        late_s = (0.05, 0.8, 0.4)[number % 3]
+        await asyncio.sleep(late_s)
+        source.change(num_nodes=number)
+        await asyncio.sleep(1 - late_s)
+    await asyncio.sleep(1.5)
+    for visitor in visitors:
+        assert [data["num_nodes"] for _, data in visitor.events[1:]] == list(range(60))
+    await over(*visitors)
+
+
+@scene
 async def test_heartbeat_comes_while_nothing_happens(source: ExampleSource, app: Any) -> None:
     visitor = Visitor(app)
     await asyncio.sleep(35)

@@ -30,7 +30,6 @@ MAX_STEPS = 500
 MAX_PRESENCES = 500
 MAX_CONTRIBUTORS = 1000
 MAX_REFUSALS = 100
-_NODES_AT_ONCE = 500
 
 
 def read_presence(connection: Connection, peer_id: str, since: float) -> tuple[PresenceView, ...]:
@@ -79,21 +78,19 @@ def read_steps(connection: Connection, run: str, limit: int) -> tuple[StepView, 
     kept = connection.scalars(of_run.with_only_columns(steps.c.outer_step).order_by(steps.c.outer_step)).all()
     chosen = [kept[at] for at in spread(len(kept), min(limit, MAX_STEPS))]
     rows = connection.execute(of_run.where(steps.c.outer_step.in_(chosen)).order_by(steps.c.outer_step)).all()
-    members = [json.loads(row.members) for row in rows]
-    peers = _peers(connection, sorted({number for each in members for number in each}))
     return tuple(
         StepView(
             outer_step=row.outer_step,
             at=row.at,
             loss=math.nan if row.loss is None else row.loss,
             digest=row.digest,
-            group=tuple(peers[number] for number in numbers if number in peers),
+            num_members=len(json.loads(row.members)),
             num_tokens=row.num_tokens,
             seconds=row.seconds,
             phases_s=json.loads(row.phases),
             bytes_per_parameter=row.bytes_per_parameter,
         )
-        for row, numbers in zip(rows, members, strict=True)
+        for row in rows
     )
 
 
@@ -102,14 +99,6 @@ def spread(count: int, limit: int) -> list[int]:
     if count <= limit or limit < 2:
         return list(range(max(0, count - limit), count))
     return [round(at * (count - 1) / (limit - 1)) for at in range(limit)]
-
-
-def _peers(connection: Connection, numbers: list[int]) -> dict[int, str]:
-    peers: dict[int, str] = {}
-    for at in range(0, len(numbers), _NODES_AT_ONCE):
-        rows = connection.execute(select(nodes).where(nodes.c.id.in_(numbers[at : at + _NODES_AT_ONCE])))
-        peers.update((row.id, row.peer_id) for row in rows)
-    return peers
 
 
 def read_contributions(connection: Connection, run: str) -> tuple[Contribution, ...]:

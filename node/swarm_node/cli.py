@@ -50,7 +50,7 @@ WORK = (
     "threads",
     "probe",
 )
-HTTP = ("host", "port", "history", "checkpoints")
+HTTP = ("host", "port", "allowed_hosts", "history", "checkpoints")
 DATA = ("data", "tokenizer")
 TRAINING = (
     *DATA,

@@ -28,6 +28,7 @@ from swarm_node.settings import (
     parse_bool,
     parse_device,
     parse_endpoint,
+    parse_host_name,
     parse_model,
     parse_network_id,
     parse_node_name,
@@ -94,6 +95,7 @@ class Config:
     compile: bool = False
     host: str = "127.0.0.1"
     port: int = 8000
+    allowed_hosts: tuple[str, ...] = ()
     api_keys: Path | None = None
     open_to_all: bool = False
     requests_per_min: int | None = None
@@ -204,6 +206,14 @@ SETTINGS: Mapping[str, Setting] = {
     "compile": Setting(parse_bool, "", "Train a model that torch has compiled; pays in long runs.", example="true"),
     "host": Setting(str, "HOST", "Address for HTTP to listen on; 0.0.0.0: for all to reach."),
     "port": Setting(whole_number(0, 65535), "PORT", "Port for HTTP to listen on; 0: any free one."),
+    "allowed_hosts": Setting(
+        parse_host_name,
+        "NAME…",
+        "Public name that HTTP is asked for by, as through a proxy; *.NAME: those right below it; *: any. Others than "
+        "these, addresses and names without a dot are refused.",
+        many=True,
+        example="swarm.example.org",
+    ),
     "api_keys": Setting(
         parse_path,
         "FILE",

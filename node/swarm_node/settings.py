@@ -146,6 +146,17 @@ def parse_url(text: str) -> str:
     return text.rstrip("/")
 
 
+_HOST_NAME = re.compile(r"\*|(?:\*\.)?[a-z0-9_](?:[a-z0-9_.-]*[a-z0-9_])?")
+
+
+def parse_host_name(text: str) -> str:
+    """A name by which a server is asked for, `*.NAME` for all directly below one, `*` for any."""
+    name = text.strip().lower()
+    if not _HOST_NAME.fullmatch(name) or len(name) > 255:
+        raise ValueError("is not a host name, without a scheme and a port")
+    return name
+
+
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """Where to listen. Port 0: any free one."""

@@ -34,7 +34,8 @@ def test_the_services_are_a_whole_swarm() -> None:
 @pytest.mark.parametrize("name", sorted(DAEMONS))
 def test_daemon_is_started_with_what_the_program_has(name: str) -> None:
     service = SERVICES[name]
-    environment = {key: value for key, value in service["environment"].items() if key != "SWARM_CONFIG"}
+    given = {key: value for key, value in service["environment"].items() if key != "SWARM_CONFIG"}
+    environment = {key: filled_in(value) for key, value in given.items()}
     config = config_of([filled_in(word) for word in service["command"]], environment)
     assert config.name == name
     assert any("0.0.0.0" in listened for listened in (*config.listen, config.host))

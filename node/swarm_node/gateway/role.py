@@ -22,6 +22,7 @@ from swarm_node.dashboard.showing import checkpoints, collecting
 from swarm_node.dashboard.shown import plural
 from swarm_node.gateway import bounds
 from swarm_node.gateway.app import GatewayOptions, create_app
+from swarm_node.gateway.hosts import KnownHosts
 from swarm_node.gateway.keys import KeyRing
 from swarm_node.gateway.limits import Rates
 from swarm_node.gateway.server import is_local, listen, serving
@@ -62,7 +63,7 @@ class GatewayRole:
 
     async def _serve(self, node: Node, app: ASGIApp, dashboard: FastAPI | None = None) -> None:
         """Until the node leaves. `app` is all that is served, `dashboard` the part of it that shows the network."""
-        async with serving(app, self._listener) as url:
+        async with serving(KnownHosts(app, node.config), self._listener) as url:
             node.activity.state = "gateway"
             keys = self._options.keys
             whom = "this machine" if is_local(node.config.host) else "whoever reaches it"

@@ -26,6 +26,8 @@ def test_dashboard_shows_a_real_network(seed: Seed, member: Node, start_node: St
     assert page.status_code == 200
     assert page.headers["content-type"].startswith("text/html")
     assert "script-src 'self'" in page.headers["content-security-policy"]
+    stranger = httpx.get(url, headers={"host": "evil.example"}, timeout=10)
+    assert stranger.status_code == 421, "a page of another name that leads here is not let in"
     with httpx.stream("GET", f"{url}/api/v1/events", timeout=30) as events:
         lines = events.iter_lines()
         assert next(lines) == "event: overview"

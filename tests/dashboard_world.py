@@ -12,7 +12,7 @@ from plain_records import node_record
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
 from swarm.network.memory import MemoryInternet, MemoryNetwork
-from swarm.training.run_file import SignedRun
+from swarm.training.signed_run import SignedRun
 from swarm_node.dashboard.collector import Collector
 from swarm_node.dashboard.history.facts import Contribution, HistoryError, Sample, Step, Turnover
 from swarm_node.dashboard.picture import Place

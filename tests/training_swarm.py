@@ -25,7 +25,7 @@ from swarm.training.events import OuterStep, StateFetched, TrainingEvent
 from swarm.training.inner import IntervalResult
 from swarm.training.interval import Materials
 from swarm.training.run_config import DataConfig, InnerConfig, RunConfig
-from swarm.training.run_file import SignedRun
+from swarm.training.signed_run import SignedRun
 from swarm.training.state import ReplicaState
 from swarm.training.trainer import Trainer, TrainerOptions
 from swarm_compression import get_codec

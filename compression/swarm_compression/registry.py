@@ -1,4 +1,7 @@
-"""The codecs by name. Adding one is a line here and a row in the tests' table; it has no state."""
+"""The codecs by name. Adding one is a line here, its name where runs choose one, and a row in the tests' table.
+
+It has no state.
+"""
 
 from __future__ import annotations
 

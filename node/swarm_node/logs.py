@@ -1,6 +1,6 @@
 """Where log lines go: a bounded file in the home, and errors of our own packages to the terminal too.
 
-What libraries say (hivemind, transformers, uvicorn) goes to the file only: a person at a terminal reads what the node
+What libraries say (transformers, uvicorn) goes to the file only: a person at a terminal reads what the node
 says about itself, and whoever looks into a failure finds the rest in one place.
 """
 
@@ -89,7 +89,7 @@ def quieten_imports() -> None:
 
 def quieten_libraries() -> None:
     """Take the terminal from libraries that grabbed it when they were imported."""
-    for name in ("hivemind", "transformers", "uvicorn"):
+    for name in ("transformers", "uvicorn"):
         library = logging.getLogger(name)
         library.handlers.clear()
         library.propagate = True

@@ -19,16 +19,15 @@ from swarm_protocol.identity import Identity
 from swarm_protocol.records import NodeRecord, Reachability
 from swarm_protocol.version import software_version
 
-from swarm_node import probe
 from swarm_node.config import Config
 from swarm_node.departure import Departure
 from swarm_node.events import Emitter
 from swarm_node.gateway.first_tokens import FirstToken
+from swarm_node.hardware import Hardware
 from swarm_node.home import Home
 from swarm_node.memory import held_bytes
 from swarm_node.metrics.registry import Registry
 from swarm_node.metrics.traces import NO_TRACES, Traces
-from swarm_node.probe import Hardware
 
 RelayUse = Literal["none", "serve", "use"]
 RoleName: TypeAlias = records.Role
@@ -44,7 +43,7 @@ class Role(Protocol):
     """Numbered steps that it reports after the daemon's own four."""
 
     computes: bool
-    """Whether it matters how fast this machine is."""
+    """Whether it matters with which device, and how fast. Such a node loads torch, which takes seconds."""
 
     def relay(self, config: Config) -> RelayUse:
         """Whether the node relays for others, or may be relayed."""
@@ -104,7 +103,7 @@ class Node:
     async def announce(self) -> None:
         """Publish what this node is now; again whenever that has changed. Its models and runs membership adds."""
         speeds = self.hardware.speeds
-        free_bytes, _ = probe.memory(self.hardware.device)
+        free_bytes, _ = self.hardware.read_memory()
         first_token = self.activity.first_token()
         record = NodeRecord(
             name=self.config.name,

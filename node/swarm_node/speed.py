@@ -8,30 +8,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
-from swarm_protocol import limits
+
+from swarm_node.hardware import Speeds
 
 # one block of about 5M parameters: large enough to be compute-bound, small enough to be measured in a moment
 HIDDEN, HEADS, INTERMEDIATE = 512, 8, 1376
 PREFILL_TOKENS = 128
 TRAINING_ROWS, TRAINING_TOKENS = 2, 128
 BUDGET_S = 0.4  # for each of the three figures
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Speeds:
-    """Tokens a second through the reference block; 0 where not measured."""
-
-    prefill_tokens_per_s: float = 0.0
-    decode_tokens_per_s: float = 0.0
-    training_tokens_per_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        for value in (self.prefill_tokens_per_s, self.decode_tokens_per_s, self.training_tokens_per_s):
-            if not (isinstance(value, int | float) and 0 <= value <= limits.MAX_TOKENS_PER_S):
-                raise ValueError(f"{value!r} is not a speed")
 
 
 def measure(device: str) -> Speeds:

@@ -32,7 +32,7 @@ from swarm.training.inner import InnerLoop
 from swarm.training.interval import Materials, prepare
 from swarm.training.layout import fragment_of
 from swarm.training.local_options import LocalOptions
-from swarm.training.run_file import SignedRun
+from swarm.training.signed_run import SignedRun
 from swarm.training.state import ReplicaState
 from swarm.training.trainer import Trainer, TrainerOptions
 from swarm_protocol.control_messages import TrainingStatus

@@ -7,7 +7,8 @@ from contextlib import suppress
 from swarm.training.data import PreparationStopped
 from swarm.training.module_run import refuse_module_run
 from swarm.training.run_config import RunConfig
-from swarm.training.run_file import SignedRun, load_run
+from swarm.training.run_file import load_run
+from swarm.training.signed_run import SignedRun
 
 from swarm_node.config import Config
 from swarm_node.node import Node, RelayUse, RoleName

@@ -12,7 +12,8 @@ from pathlib import Path
 from swarm.network.libp2p import Libp2pNetwork, Libp2pOptions
 from swarm.network.membership import Membership
 from swarm.training.observer import Observer
-from swarm.training.run_file import SignedRun, load_run
+from swarm.training.run_file import load_run
+from swarm.training.signed_run import SignedRun
 from swarm_protocol.errors import PeerTimeout, SwarmError
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import TrainerRecord

@@ -77,7 +77,7 @@ def test_keep_traceback_before_and_after_set_up(tmp_path: Path, monkeypatch: pyt
 
 
 def test_quieten_libraries_takes_their_handlers(capsys: pytest.CaptureFixture[str]) -> None:
-    library = logging.getLogger("hivemind")
+    library = logging.getLogger("transformers")
     library.addHandler(logging.StreamHandler())
     library.propagate = False
     logs.quieten_libraries()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from swarm_node import probe, speed
-from swarm_node.speed import Speeds
+from swarm_node.hardware import Speeds
 from swarm_protocol.errors import ConfigError
 
 

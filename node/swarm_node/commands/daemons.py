@@ -80,7 +80,7 @@ def live(flags: Flags, config: Config, make_role: Callable[[Config], Role], *, j
                 "swarm-node demo shows it all on this machine",
             )
         role = make_role(config)
-        # torch and hivemind take seconds to import: what is refused above is refused at once
+        # the network takes half a second to import: what is refused above is refused at once
         from swarm_node import daemon  # noqa: PLC0415
 
         logs.quieten_libraries()

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
 from swarm.training.observer import CommittedStep, Observer
-from swarm.training.run_file import SignedRun
+from swarm.training.signed_run import SignedRun
 from swarm_protocol.errors import SwarmError
 from swarm_protocol.records import RoundReport, TrainerRecord
 

@@ -58,7 +58,7 @@ async def _opened(config: Config, *, with_models: bool) -> AsyncIterator[Source]
         async with _remote(config.url, with_models=with_models) as source:
             yield source
     else:
-        # hivemind takes seconds to import, and a dashboard is read without it
+        # the network takes half a second to import, and a dashboard is read without it
         from swarm_node.top.direct import looking  # noqa: PLC0415
 
         async with looking(config) as source:

@@ -26,7 +26,8 @@ from swarm.training.interval import Materials, prepare
 from swarm.training.layout import Layout, fragment_of
 from swarm.training.model import build_model
 from swarm.training.module_run import refuse_module_run
-from swarm.training.run_file import SignedRun, load_run
+from swarm.training.run_file import load_run
+from swarm.training.signed_run import SignedRun
 from swarm.training.state import ReplicaState
 
 

@@ -17,7 +17,7 @@ from swarm.trainer.options import MemberOptions
 from swarm.training.events import IntervalFailed, OuterStep, RoundAborted, TrainingEvent
 from swarm.training.farewell import let_others_finish
 from swarm.training.interval import Materials
-from swarm.training.run_file import SignedRun
+from swarm.training.signed_run import SignedRun
 from swarm.training.state import ReplicaState
 from swarm.training.trainer import Trainer, TrainerOptions
 

@@ -20,7 +20,7 @@ from swarm.network.membership import Membership
 from swarm.training.certificate import Notary, Proof
 from swarm.training.history import MAX_HISTORY_BYTES, MAX_LINKS
 from swarm.training.methods import Methods
-from swarm.training.run_file import SignedRun
+from swarm.training.signed_run import SignedRun
 from swarm.training.vote import continues
 
 CALL_TIMEOUT_S = 5.0

@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass, field, fields
 from types import MappingProxyType
 from typing import Any
 
-from swarm_compression import codec_names
 from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.identity import check_peer_id
@@ -20,6 +19,9 @@ from swarm_protocol.identity import check_peer_id
 from swarm.training.byte_text import BYTE_VOCABULARY, END_OF_TEXT
 from swarm.trust.aggregation.aggregator import Aggregator
 from swarm.trust.aggregation.registry import aggregator_names, get_aggregator, parameter_names, parameters_of
+
+CODECS = ("fp32", "fp16", "bf16", "int8", "int4", "e3m0")
+"""Those of `swarm_compression`, which is not asked because it brings torch: a run is also read where nobody trains."""
 
 MAX_FRAGMENTS = 64
 """More than most models have layers; a fragment of a few layers is already small."""
@@ -251,7 +253,7 @@ class RunConfig:
         checks.require(
             _are_peers(self.admission), "admission", self.admission, "use a list of distinct peer ids, or leave it out"
         )
-        checks.require(self.codec in codec_names(), "codec", self.codec, f"use one of {', '.join(codec_names())}")
+        checks.require(self.codec in CODECS, "codec", self.codec, f"use one of {', '.join(CODECS)}")
         known = aggregator_names()
         checks.require(self.aggregator in known, "aggregator", self.aggregator, f"use one of {', '.join(known)}")
         checks.require(

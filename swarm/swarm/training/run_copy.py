@@ -11,7 +11,7 @@ from swarm_protocol.errors import ConfigError, IntegrityError, PeerRefused
 
 from swarm.network.interface import Network
 from swarm.training.methods import Methods
-from swarm.training.run_file import MAX_RUN_FILE_BYTES, SignedRun, read_run
+from swarm.training.signed_run import MAX_RUN_FILE_BYTES, SignedRun, read_run
 
 FETCH_TIMEOUT_S = 10.0
 """MAX_RUN_FILE_BYTES over 0.1 Mbit/s, and a way there."""

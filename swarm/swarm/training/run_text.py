@@ -12,10 +12,9 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
-from swarm_compression import codec_names
 from swarm_protocol.errors import ConfigError
 
-from swarm.training.run_config import INNER_OPTIMIZERS, OUTER_OPTIMIZERS, SCHEDULES, SOURCES, RunConfig
+from swarm.training.run_config import CODECS, INNER_OPTIMIZERS, OUTER_OPTIMIZERS, SCHEDULES, SOURCES, RunConfig
 from swarm.trust.aggregation.registry import aggregator_names
 
 _WIDTH = 110
@@ -37,7 +36,7 @@ ABOUT: Mapping[str, str] = {
     "fragments": "Each outer step moves one of so many parts of the model, in turn (Streaming DiLoCo); 1: all of it.",
     "overlap_steps": "Inner steps that members take while a round is under way; 0: they wait for it.",
     "mixing": "Share of its own weights that a member keeps when it takes in a result; for overlap_steps.",
-    "codec": f"How contributions are sent: {', '.join(codec_names())}.",
+    "codec": f"How contributions are sent: {', '.join(CODECS)}.",
     "error_feedback": "Add what the codec loses of a contribution to the next one.",
     "aggregator": f"How contributions are put together: {', '.join(aggregator_names())}.",
     "admission": "The peer ids that may contribute; empty: anyone may.",

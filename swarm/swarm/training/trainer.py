@@ -39,8 +39,8 @@ from swarm.training.reports import StepCost, aborted, committed, record, state_f
 from swarm.training.residuals import Residuals
 from swarm.training.round_events import GiveUp, Offered
 from swarm.training.run_copy import serve_run
-from swarm.training.run_file import SignedRun
 from swarm.training.seat import Seat, settle, terms_of
+from swarm.training.signed_run import SignedRun
 from swarm.training.state import ReplicaState
 from swarm.training.sync import Reached, furthest, reach, trainers, whom_to_ask
 from swarm.training.transfer import Fetcher

@@ -11,7 +11,7 @@ from swarm.network.interface import Network
 from swarm.testing import virtual_time
 from swarm.training.events import OuterStep
 from swarm.training.observer import CommittedStep
-from swarm.training.run_file import SignedRun
+from swarm.training.signed_run import SignedRun
 from swarm_node.dashboard.history.facts import Step
 from swarm_node.dashboard.look import Listed
 from swarm_node.dashboard.run_views import RunFacts, RunFile, downsampled, run_view

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from swarm.training.run_config import DEFAULT_MODEL, DataConfig, InnerConfig, OuterConfig, RunConfig
+from swarm.training.run_config import CODECS, DEFAULT_MODEL, DataConfig, InnerConfig, OuterConfig, RunConfig
+from swarm_compression import codec_names
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.identity import Identity
 
@@ -18,6 +19,10 @@ def test_run_config_defaults_are_a_run() -> None:
     run = RunConfig(name="a-run")
     assert run.samples_per_interval == run.interval_steps * run.inner.batch_windows
     assert dict(run.model) == dict(DEFAULT_MODEL)
+
+
+def test_codecs_of_runs_are_all_that_there_are() -> None:
+    assert codec_names() == CODECS
 
 
 @pytest.mark.parametrize("name", ["", "-a", "a-", "A", "a b", "a/b", "..", "a" * 65, "ä", 7])

@@ -18,7 +18,8 @@ from swarm.training.methods import Methods
 from swarm.training.module_run import MODULE_TYPE
 from swarm.training.run_config import RunConfig
 from swarm.training.run_copy import fetch_run, serve_run
-from swarm.training.run_file import MAX_RUN_FILE_BYTES, SignedRun, load_run, new_run_file, read_run, sign_file, sign_run
+from swarm.training.run_file import load_run, new_run_file, sign_file, sign_run
+from swarm.training.signed_run import MAX_RUN_FILE_BYTES, SignedRun, read_run
 from swarm_protocol.errors import ConfigError, IntegrityError, PeerError, PeerRefused, PeerTimeout, PeerViolation
 from swarm_protocol.identity import Identity
 from training_swarm import Swarm

@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from swarm.training.run_config import ImpossibleRun, InnerConfig, RunConfig
 from swarm.training.run_file import (
-    MAX_RUN_FILE_BYTES,
     inspect_run,
     load_run,
     new_run_file,
@@ -24,6 +23,7 @@ from swarm.training.run_file import (
     write_run,
 )
 from swarm.training.run_text import to_toml
+from swarm.training.signed_run import MAX_RUN_FILE_BYTES
 from swarm_protocol.errors import ConfigError, IntegrityError
 from swarm_protocol.identity import Identity
 

@@ -1,0 +1,36 @@
+"""Daemons that do not compute, as processes: ready without torch, and within little memory."""
+
+from __future__ import annotations
+
+import psutil
+from node.daemon.conftest import Node, Seed, StartNode
+
+SEED_BYTES = 150 * 2**20
+DASHBOARD_BYTES = 250 * 2**20
+
+
+def libraries_of(node: Node) -> set[str]:
+    """The files that the process has mapped: shared libraries, torch's too if it were loaded."""
+    process = psutil.Process(node.process.pid)
+    if hasattr(process, "memory_maps"):
+        return {each.path for each in process.memory_maps()}
+    return set()
+
+
+def assert_is_light(node: Node, max_bytes: int) -> None:
+    heavy = {path for path in libraries_of(node) if "/torch/" in path or "libtorch" in path or "/hivemind/" in path}
+    assert not heavy
+    held_bytes = psutil.Process(node.process.pid).memory_info().rss
+    assert held_bytes < max_bytes, f"{held_bytes / 2**20:.0f} MiB"
+
+
+def test_ready_seed_has_not_loaded_torch(start_node: StartNode) -> None:
+    node = start_node("seed", "--network-id", "light", "--listen", "/ip4/127.0.0.1/tcp/0", home="light-seed")
+    node.wait_for("invite")
+    assert_is_light(node, SEED_BYTES)
+
+
+def test_ready_dashboard_has_not_loaded_torch(seed: Seed, start_node: StartNode) -> None:
+    node = start_node("dashboard", "--network-id", "tests", "--peers", seed.addr, "--port", "0", home="light-dashboard")
+    node.wait_for("dashboard")
+    assert_is_light(node, DASHBOARD_BYTES)

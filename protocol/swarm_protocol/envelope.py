@@ -98,12 +98,13 @@ def unseal(
     now: float,
     max_payload_bytes: int = limits.MAX_SIGNED_PAYLOAD_BYTES,
     max_lifetime_s: float = limits.MAX_SIGNED_LIFETIME_S,
+    expired_too: bool = False,
 ) -> Envelope:
     """The envelope in `data`, signed by its `peer_id` for this purpose and network, and valid at `now`.
 
-    Raises PeerViolation if it is malformed, too large, for something else, expired, too long-lived, or issued more than
-    MAX_CLOCK_SKEW_S after `now`; IntegrityError if the signature is wrong. That the subject is the expected one is
-    for the caller to check.
+    Raises PeerViolation if it is malformed, too large, for something else, expired (unless `expired_too`), too
+    long-lived, or issued more than MAX_CLOCK_SKEW_S after `now`; IntegrityError if the signature is wrong. That the
+    subject is the expected one is for the caller to check.
     """
     if len(data) > max_payload_bytes + limits.MAX_ENVELOPE_OVERHEAD_BYTES:
         raise PeerViolation(f"envelope has {len(data)} bytes, more than its purpose allows")
@@ -111,8 +112,9 @@ def unseal(
         envelope = _parse(data)
     except ValueError as error:
         raise PeerViolation(f"envelope is malformed: {error}") from error
+    valid_at = min(now, envelope.issued_at) if expired_too else now
     complaint = _complaint(envelope, purpose, network_id, max_payload_bytes) or _time_complaint(
-        envelope, now, max_lifetime_s
+        envelope, valid_at, max_lifetime_s
     )
     if complaint:
         raise PeerViolation(complaint, peer_id=envelope.peer_id)

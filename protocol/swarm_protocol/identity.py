@@ -19,6 +19,7 @@ from pathlib import Path
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from swarm_protocol import base58
 from swarm_protocol.errors import ConfigError, IntegrityError
 
 KEY_BYTES = 32
@@ -28,7 +29,6 @@ SIGNATURE_BYTES = 64
 _PRIVATE_KEY_HEADER = bytes([0x08, 0x01, 0x12, 0x40])
 # identity multihash (code 0) of 36 bytes; PublicKey: field 1 (Type) = 1 (Ed25519), field 2 (Data) of 32 bytes
 _PEER_ID_HEADER = bytes([0x00, 0x24, 0x08, 0x01, 0x12, 0x20])
-_BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 _PEER_ID_CHARS = 52
 
 
@@ -100,30 +100,22 @@ def peer_id_of(public_key: bytes) -> str:
     """The peer id that embeds the 32 bytes of an Ed25519 public key."""
     if len(public_key) != KEY_BYTES:
         raise ValueError(f"a public key has {KEY_BYTES} bytes, not {len(public_key)}")
-    number = int.from_bytes(_PEER_ID_HEADER + public_key, "big")
-    digits = []
-    while number:
-        number, digit = divmod(number, 58)
-        digits.append(_BASE58[digit])
-    # base58 writes each leading zero byte as "1"; the header has one
-    return "1" + "".join(reversed(digits))
+    return base58.encode(_PEER_ID_HEADER + public_key)
 
 
 @lru_cache(maxsize=4096)
 def public_key_of(peer_id: str) -> bytes:
     """The 32 bytes that `peer_id` embeds. Raises ValueError if it is not an Ed25519 peer id in its one base58 form."""
-    if len(peer_id) != _PEER_ID_CHARS or peer_id[0] != "1":
+    if len(peer_id) != _PEER_ID_CHARS:
         raise ValueError(_not_a_peer_id(peer_id))
-    number = 0
-    for character in peer_id[1:]:
-        digit = _BASE58.find(character)
-        if digit < 0:
-            raise ValueError(_not_a_peer_id(peer_id))
-        number = number * 58 + digit
-    num_bytes = len(_PEER_ID_HEADER) + KEY_BYTES
-    if number >> (8 * KEY_BYTES) != int.from_bytes(_PEER_ID_HEADER, "big"):
+    try:
+        raw = base58.decode(peer_id)
+    except ValueError:
+        raise ValueError(_not_a_peer_id(peer_id)) from None
+    header, key = raw[: len(_PEER_ID_HEADER)], raw[len(_PEER_ID_HEADER) :]
+    if header != _PEER_ID_HEADER or len(key) != KEY_BYTES:
         raise ValueError(_not_a_peer_id(peer_id))
-    return number.to_bytes(num_bytes, "big")[-KEY_BYTES:]
+    return key
 
 
 def check_peer_id(text: object) -> str:

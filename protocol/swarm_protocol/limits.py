@@ -53,9 +53,11 @@ MAX_SUBJECT_BYTES = 255
 
 # --- records in the DHT --------------------------------------------------------------------------------------------
 
-# All records of a key come in one reply of the DHT below, whose limit is 4 MiB: 450 records at this bound, thousands at
+# All records of a key come in one answer of at most MAX_FIND_RESPONSE_BYTES: 450 records at this bound, thousands at
 # the usual 300 bytes.
 MAX_RECORD_BYTES = 8 * 2**10
+# So many fit an answer even if each is as large as allowed. A thousand nodes are 125 a key.
+MAX_RECORDS_PER_KEY = 400
 # How long the dead are listed. Records are refreshed at half of it, so one lost refresh does no harm.
 RECORD_LIFETIME_S = 60.0
 # For records that change rarely; beyond this the dead would be counted on for too long.
@@ -65,6 +67,15 @@ MAX_RECORD_LIFETIME_S = 300.0
 MAX_CLOCK_SKEW_S = 15.0
 # 1,000 nodes are 125 records a key; a reader asks for all shards at once, so more shards cost every lookup.
 NUM_KEY_SHARDS = 8
+
+# All shards of four names; a lookup asks for those of one.
+MAX_FIND_KEYS = 32
+# The peers that one answer names for a key: a whole bucket of the routing table.
+MAX_FOUND_PEERS = 20
+# MAX_FIND_KEYS digests of 34 bytes each, twice over.
+MAX_FIND_REQUEST_BYTES = 2 * 2**10
+# The unary lane carries messages of up to 4 MiB, its own framing included.
+MAX_FIND_RESPONSE_BYTES = 4 * 2**20 - 4 * 2**10
 
 # --- fields of records ---------------------------------------------------------------------------------------------
 

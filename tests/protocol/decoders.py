@@ -18,7 +18,14 @@ from swarm_protocol.records import NodeRecord, Refusal, RoundReport, ServeRecord
 from swarm_protocol.signed_record import read_record, seal_record, unseal_record
 from swarm_protocol.version import Hello
 
-from protocol import control_examples, forward_examples, lane_examples, serving_examples, training_examples
+from protocol import (
+    control_examples,
+    dht_examples,
+    forward_examples,
+    lane_examples,
+    serving_examples,
+    training_examples,
+)
 
 IDENTITY = Identity(bytes(range(32)))
 NEIGHBOUR = Identity(bytes(range(1, 33))).peer_id
@@ -136,7 +143,7 @@ def _unseal_record(data: bytes) -> Any:
 DECODERS: tuple[Decoder, ...] = (
     *by_class(NODE, SERVE, TRAINER, JOINING_TRAINER, HELLO),
     *by_class(*training_examples.EXAMPLES, *serving_examples.EXAMPLES, *control_examples.EXAMPLES),
-    *by_class(*lane_examples.EXAMPLES, *forward_examples.EXAMPLES),
+    *by_class(*lane_examples.EXAMPLES, *forward_examples.EXAMPLES, *dht_examples.EXAMPLES),
     Decoder(
         name="Failure",
         decode=lambda data: decode_failure(data, IDENTITY.peer_id),

@@ -1,10 +1,16 @@
 from __future__ import annotations
 
 from swarm_protocol import limits
+from swarm_protocol.dht_messages import (
+    MAX_STORED_BYTES,
+    FindRequest,
+    FindResponse,
+    Found,
+    StoreRequest,
+    place_of,
+)
+from swarm_protocol.identity import Identity
 from swarm_protocol.records import lookup_keys
-
-# of the DHT below, for all records of one key
-DHT_REPLY_BYTES = 4 * 2**20
 
 
 def test_limits_of_lifetimes_leave_room_for_a_lost_refresh_and_a_skewed_clock() -> None:
@@ -14,9 +20,21 @@ def test_limits_of_lifetimes_leave_room_for_a_lost_refresh_and_a_skewed_clock() 
 
 
 def test_limits_of_records_let_a_thousand_nodes_share_their_keys() -> None:
-    largest = limits.MAX_RECORD_BYTES + limits.MAX_ENVELOPE_OVERHEAD_BYTES
-    records_a_key = DHT_REPLY_BYTES // largest
-    assert records_a_key * limits.NUM_KEY_SHARDS > 1000
+    assert limits.MAX_RECORDS_PER_KEY * limits.NUM_KEY_SHARDS > 1000
+
+
+def test_limits_of_answers_let_in_all_records_and_peers_of_a_key() -> None:
+    peers = tuple(Identity(bytes([number]) * 32).peer_id for number in range(limits.MAX_FOUND_PEERS))
+    records = tuple(number.to_bytes(2, "big") * (MAX_STORED_BYTES // 2) for number in range(limits.MAX_RECORDS_PER_KEY))
+    largest = FindResponse(found=(Found(records=records, peers=peers),))
+    assert FindResponse.from_bytes(largest.to_bytes()) == largest
+
+
+def test_limits_of_requests_let_in_all_keys() -> None:
+    largest = FindRequest(keys=tuple(map(place_of, map(str, range(limits.MAX_FIND_KEYS)))), only_peers=True)
+    assert FindRequest.from_bytes(largest.to_bytes()) == largest
+    stored = StoreRequest(record=bytes(MAX_STORED_BYTES))
+    assert StoreRequest.from_bytes(stored.to_bytes()) == stored
 
 
 def test_limits_of_names_let_every_key_be_a_subject() -> None:

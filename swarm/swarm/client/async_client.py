@@ -55,7 +55,7 @@ class AsyncClient(Asked[Generation]):
                 "a client needs the address of a node: alone it would be a network of its own",
                 remedy="give peers=[…], one or more of the addresses that `swarm-node status` shows",
             )
-        # with this come hivemind and the go-libp2p daemon, which an AsyncClient on another network does not need
+        # this is for the go-libp2p daemon, which an AsyncClient on another network does not need
         from swarm.network.libp2p import Libp2pNetwork, Libp2pOptions  # noqa: PLC0415
 
         with tempfile.TemporaryDirectory(prefix="swarm-client-") as folder:

@@ -43,7 +43,7 @@ __all__ = ["Libp2pNetwork", "Libp2pOptions"]
 logger = logging.getLogger(__name__)
 
 MIN_ISSUE_STEP_S = 0.002
-"""Between two records of one key: a later record is one that was issued later, to the DHT's precision."""
+"""Between two records of one key: of the two the one that was issued later counts."""
 
 
 class Libp2pNetwork:

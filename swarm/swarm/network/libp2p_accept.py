@@ -10,11 +10,12 @@ import asyncio
 import logging
 from collections import Counter
 
-from hivemind.proto import p2pd_pb2
 from swarm_protocol.errors import PeerRefused, SwarmError
+from swarm_protocol.proto import p2pd_pb2
 
+from swarm.network.binary_addr import peer_id_text
 from swarm.network.interface import StreamHandler
-from swarm.network.libp2p_control import BACKLOG, STREAM_BUFFER_BYTES, ControlError, peer_id_text, read_message
+from swarm.network.libp2p_control import BACKLOG, STREAM_BUFFER_BYTES, ControlError, read_message
 from swarm.network.libp2p_host import Host
 from swarm.network.libp2p_stream import Libp2pStream
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from swarm.network.libp2p_control import encode_varint
+from swarm.network.binary_addr import encode_varint
 
 HOP = "/libp2p/circuit/relay/0.2.0/hop"
 """To the relay: reserve, or connect to a peer that has reserved."""

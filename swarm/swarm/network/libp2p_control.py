@@ -1,20 +1,19 @@
 """Talks to a running libp2p daemon (p2pd) over its unix control socket: one short connection a request.
 
-Speaks the daemon's protocol directly instead of through hivemind's bindings, whose connections read through a 64 KiB
-buffer and flush once per byte of a length prefix. Leaves persistent calls to `libp2p_unary`, the daemon's process to
-`libp2p_daemon`. Holds no state and owns no task.
+Speaks the daemon's protocol (`swarm_protocol/proto/p2pd.proto`). Leaves persistent calls to `libp2p_unary`,
+the daemon's process to `libp2p_daemon`. Holds no state and owns no task.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from functools import lru_cache
+import contextlib
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
-from hivemind.p2p.p2p_daemon_bindings.datastructures import PeerID
-from hivemind.proto import p2pd_pb2
-from hivemind.utils.multiaddr import Multiaddr
+from swarm_protocol.proto import p2pd_pb2
+
+from swarm.network.binary_addr import addr_bytes, addr_text, encode_varint, peer_id_bytes, peer_id_text
 
 STREAM_BUFFER_BYTES = 1 << 20
 """What a reader holds before it stops reading. asyncio's default of 64 KiB halves the throughput of large messages."""
@@ -27,46 +26,11 @@ callers would hear that we have left, not why they are refused; asyncio's defaul
 MAX_CONTROL_MESSAGE_BYTES = 8 << 20
 """The daemon is our own child, yet a length prefix is never trusted with an allocation without a bound."""
 
-_P2P_CODE = b"\xa5\x03"
-
 MessageT = TypeVar("MessageT")
 
 
 class ControlError(Exception):
     """The daemon answered a request with an error, in its own words."""
-
-
-@lru_cache(maxsize=4096)
-def peer_id_bytes(peer_id: str) -> bytes:
-    """base58 is slow in pure Python and the same few peers come again and again."""
-    raw: bytes = PeerID.from_base58(peer_id).to_bytes()
-    return raw
-
-
-@lru_cache(maxsize=4096)
-def peer_id_text(raw: bytes) -> str:
-    text: str = PeerID(raw).to_base58()
-    return text
-
-
-def addr_bytes(addr: str) -> bytes:
-    """The binary form of a multiaddr. hivemind writes peer ids inside it as CIDs, which the daemon cannot read."""
-    head, *hops = addr.split("/p2p/")
-    raw: bytes = Multiaddr(head).to_bytes()
-    for hop in hops:
-        peer_id, slash, tail = hop.partition("/")
-        raw += _P2P_CODE + encode_varint(len(peer_id_bytes(peer_id))) + peer_id_bytes(peer_id)
-        raw += Multiaddr(slash + tail).to_bytes() if tail else b""
-    return raw
-
-
-def encode_varint(value: int) -> bytes:
-    encoded = bytearray()
-    while value > 0x7F:
-        encoded.append(value & 0x7F | 0x80)
-        value >>= 7
-    encoded.append(value)
-    return bytes(encoded)
 
 
 async def read_message(reader: asyncio.StreamReader, message_type: type[MessageT]) -> MessageT:
@@ -107,8 +71,7 @@ class Control:
     async def identify(self) -> tuple[str, tuple[str, ...]]:
         """Our own peer id and the addresses that the daemon currently has, without /p2p."""
         response = await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.IDENTIFY))
-        addrs = tuple(str(Multiaddr(raw)) for raw in response.identify.addrs)
-        return peer_id_text(response.identify.id), addrs
+        return peer_id_text(response.identify.id), _known(response.identify.addrs)
 
     async def connect(self, peer_id: str, addrs: Sequence[str] = ()) -> None:
         """Without `addrs` the daemon looks the peer up. Raises ControlError with the dial's failures."""
@@ -118,13 +81,12 @@ class Control:
     async def connected_peers(self) -> dict[str, tuple[str, ...]]:
         """The peers with an open connection, and the remote addresses of these connections."""
         response = await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.LIST_PEERS))
-        return {peer_id_text(peer.id): tuple(str(Multiaddr(raw)) for raw in peer.addrs) for peer in response.peers}
+        return {peer_id_text(peer.id): _known(peer.addrs) for peer in response.peers}
 
     async def accept_streams(self, protocol: str, listen_path: str) -> None:
         """Have the daemon connect to the unix socket `listen_path` for each incoming stream of `protocol`."""
-        request = p2pd_pb2.StreamHandlerRequest(
-            addr=Multiaddr(f"/unix{listen_path}").to_bytes(), proto=[protocol], balanced=False
-        )
+        addr = addr_bytes(f"/unix{listen_path}")
+        request = p2pd_pb2.StreamHandlerRequest(addr=addr, proto=[protocol], balanced=False)
         await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_HANDLER, streamHandler=request))
 
     async def open_stream(
@@ -150,6 +112,15 @@ class Control:
             writer.transport.abort()
         raise_if_error(response)
         return response
+
+
+def _known(addrs: Iterable[bytes]) -> tuple[str, ...]:
+    """As text. Those with parts that we have no name for are left out: no node of ours could use them."""
+    known = []
+    for raw in addrs:
+        with contextlib.suppress(ValueError):
+            known.append(addr_text(raw))
+    return tuple(known)
 
 
 def raise_if_error(response: Any) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import importlib.util
 import logging
 import os
 import platform
@@ -16,14 +17,13 @@ import re
 import shutil
 import socket
 import subprocess
+import sysconfig
 import tempfile
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 
-import hivemind.hivemind_cli
 from swarm_protocol.errors import StartError
 
 IDLE_TIMEOUT_S = 15
@@ -60,7 +60,11 @@ class DaemonOptions:
 
 
 def p2pd_path() -> Path:
-    return Path(str(resources.files(hivemind.hivemind_cli))) / "p2pd"
+    """Where the daemon of hivemind's wheel is, or would be. Does not import the package, which would take seconds."""
+    package = importlib.util.find_spec("hivemind")
+    folders = package.submodule_search_locations if package else None
+    folder = folders[0] if folders else Path(sysconfig.get_path("platlib"), "hivemind")
+    return Path(folder, "hivemind_cli", "p2pd")
 
 
 def arguments(options: DaemonOptions, control_socket: str) -> list[str]:

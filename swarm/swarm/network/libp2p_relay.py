@@ -19,9 +19,9 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TypeVar
 
-from hivemind.proto import p2pd_pb2
-from hivemind.utils.multiaddr import Multiaddr
+from swarm_protocol.proto import p2pd_pb2
 
+from swarm.network.binary_addr import addr_text, peer_id_bytes, peer_id_text
 from swarm.network.libp2p_circuit import (
     HOP,
     MAX_MESSAGE_BYTES,
@@ -32,14 +32,7 @@ from swarm.network.libp2p_circuit import (
     parse_hop_request,
     stop_request,
 )
-from swarm.network.libp2p_control import (
-    BACKLOG,
-    ControlError,
-    peer_id_bytes,
-    peer_id_text,
-    read_delimited,
-    read_message,
-)
+from swarm.network.libp2p_control import BACKLOG, ControlError, read_delimited, read_message
 from swarm.network.libp2p_host import CONTROL_FAILURES, Host, RawStream
 
 OPENING_TIMEOUT_S = 4.0
@@ -144,7 +137,7 @@ class Relay:
         if self._num_requests[peer_id] > self._limits.circuits_per_peer + 1:
             raise Refused(Status.RESOURCE_LIMIT_EXCEEDED)
         try:
-            if "/p2p-circuit" in str(Multiaddr(addr)):
+            if "/p2p-circuit" in addr_text(addr):
                 raise Refused(Status.PERMISSION_DENIED)  # no relay behind a relay
             target = parse_hop_request(await read_delimited(reader, MAX_MESSAGE_BYTES))
             return None if target is None else peer_id_text(target)

@@ -1,9 +1,8 @@
 """The unary lane: small calls multiplexed over one persistent connection to the libp2p daemon.
 
-Speaks the daemon's protocol itself, because hivemind's client leaves a call of an unknown protocol without an answer,
-keeps cancelled handlers for ever, and does not notice that the daemon died. `UnaryLane.run` is the one task that reads
-the connection; it owns every handler it starts, so many of one peer at most. Leaves sizes, deadlines and the meaning of
-bytes to the caller.
+Answers calls of unknown protocols, ends handlers whose caller has left, and notices that the daemon died.
+`UnaryLane.run` is the one task that reads the connection; it owns every handler it starts, so many of one peer at most.
+Leaves sizes, deadlines and the meaning of bytes to the caller.
 """
 
 from __future__ import annotations
@@ -14,18 +13,11 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from hivemind.proto import p2pd_pb2
 from swarm_protocol import limits
+from swarm_protocol.proto import p2pd_pb2
 
-from swarm.network.libp2p_control import (
-    Control,
-    ControlError,
-    peer_id_bytes,
-    peer_id_text,
-    raise_if_error,
-    read_message,
-    write_message,
-)
+from swarm.network.binary_addr import peer_id_bytes, peer_id_text
+from swarm.network.libp2p_control import Control, ControlError, raise_if_error, read_message, write_message
 
 NOT_SERVED, BUSY = "not served", "busy"
 """What a lane answers by itself: it has no such protocol; the peer has `limits.MAX_CALLS_PER_PEER` calls here."""

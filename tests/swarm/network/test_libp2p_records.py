@@ -1,4 +1,4 @@
-"""The record DHT under a peer that lies, with real hosts and hivemind's own client in the liar's hands."""
+"""The record DHT under a peer that lies, with real hosts."""
 
 from __future__ import annotations
 
@@ -9,17 +9,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from hivemind.dht.node import DHTNode
-from hivemind.dht.routing import DHTID
-from hivemind.dht.storage import DictionaryDHTValue
-from hivemind.p2p import PeerID
 from network_worlds import libp2p_node
+from swarm.network import libp2p_dht
 from swarm.network.libp2p import Libp2pNetwork
 from swarm.network.libp2p_daemon import DaemonOptions
-from swarm.network.libp2p_dht import LaneTransport, node_id_of
 from swarm.network.libp2p_host import Host
-from swarm.network.record_validator import dht_expiration
 from swarm_protocol import limits
+from swarm_protocol.dht_messages import FindRequest, FindResponse, Found, StoreRequest, StoreResponse, place_of
 from swarm_protocol.errors import PeerTimeout
 from swarm_protocol.identity import Identity
 from swarm_protocol.signed_record import seal_record
@@ -28,44 +24,37 @@ from swarm_protocol.version import PROTOCOL_VERSION
 pytestmark = pytest.mark.usefixtures("identities_are_free")
 
 KEY = "nodes/3"
+PREFIX = f"/swarm/{PROTOCOL_VERSION}/test/dht/"
 
 
 class Liar:
-    """A host with its own key and hivemind's unguarded DHT node, in the same DHT as honest peers."""
+    """A host with its own key in the same DHT as honest peers, which answers as it likes."""
 
-    def __init__(self, identity: Identity, node: DHTNode, victim: str) -> None:
+    def __init__(self, identity: Identity, host: Host, victim: str) -> None:
         self.identity = identity
-        self._node = node
-        self._victim = PeerID.from_base58(victim)
+        self.host = host
+        self.answer: bytes | None = FindResponse(found=(Found(),)).to_bytes()  # None: never
+        self.num_asked = 0
+        self._victim = victim
 
-    async def store(
-        self, value: bytes, *, subkey: str | None = None, expires_at: float = 0.0, cache: bool = False
-    ) -> bool:
-        """Ask the victim directly to store a value under KEY."""
-        packed = self._node.protocol.serializer.dumps(value)
-        stored = await self._node.protocol.call_store(
-            self._victim,
-            keys=[DHTID.generate(source=KEY)],
-            values=[packed],
-            expiration_time=expires_at or time.time() + 60,
-            subkeys=[subkey],
-            in_cache=cache,
-        )
-        return bool(stored and stored[0])
+    async def call(self, method: str, request: bytes) -> bytes:
+        return await self.host.call(self._victim, PREFIX + method, request)
 
-    async def store_dictionary(self, entries: dict[str, tuple[bytes, float]]) -> bool:
-        dictionary = DictionaryDHTValue()
-        for subkey, (value, expires_at) in entries.items():
-            dictionary.store(subkey, self._node.protocol.serializer.dumps(value), expires_at)
-        stored = await self._node.protocol.call_store(
-            self._victim, keys=[DHTID.generate(source=KEY)], values=[dictionary], expiration_time=time.time() + 60
-        )
-        return bool(stored and stored[0])
+    async def store(self, record: bytes) -> bool:
+        """Ask the victim to store `record`."""
+        answer = await self.call("store", StoreRequest(record=record).to_bytes())
+        return StoreResponse.from_bytes(answer).held
 
-    def keep(self, value: bytes, *, subkey: str, expires_at: float) -> None:
-        """Have this to answer whoever asks us."""
-        packed = self._node.protocol.serializer.dumps(value)
-        self._node.protocol.storage.store_subkey(DHTID.generate(source=KEY), subkey, packed, expires_at)
+    def tell(self, *records: bytes) -> None:
+        """Answer whoever asks that these are under the one key asked for."""
+        self.answer = FindResponse(found=(Found(records=records),)).to_bytes()
+
+    async def answer_find(self, _peer_id: str, _request: bytes) -> bytes:
+        self.num_asked += 1
+        return await _silent("", b"") if self.answer is None else self.answer
+
+    async def answer_store(self, _peer_id: str, _request: bytes) -> bytes:
+        return StoreResponse(held=True).to_bytes()
 
 
 @asynccontextmanager
@@ -75,14 +64,12 @@ async def liar_beside(honest: Libp2pNetwork, identity_path: Path) -> AsyncIterat
     lane = asyncio.create_task(host.lane.run())
     (addr,) = await honest.addrs()
     await host.control.connect(honest.peer_id, [addr.partition("/p2p/")[0]])
-    prefix = f"/swarm/{PROTOCOL_VERSION}/test/dht/"
-    node = await DHTNode.create(
-        p2p=LaneTransport(host, prefix),
-        node_id=node_id_of(identity.peer_id),
-        cache_locally=False,
-    )
-    await node.protocol.call_ping(PeerID.from_base58(honest.peer_id))
-    yield Liar(identity, node, honest.peer_id)
+    liar = Liar(identity, host, honest.peer_id)
+    await host.serve(f"{PREFIX}find", liar.answer_find)
+    await host.serve(f"{PREFIX}store", liar.answer_store)
+    await liar.call("find", FindRequest().to_bytes())
+    assert identity.peer_id in honest._dht.peers()
+    yield liar
     await host.stop()
     await lane
 
@@ -104,19 +91,20 @@ def test_lying_peer_cannot_place_or_replace_records(tmp_path: Path) -> None:
         b = await libp2p_node(tmp_path / "b", peers=await a.addrs())
         async with liar_beside(a, tmp_path / "liar") as liar:
             assert await b.publish(KEY, b"honest", lifetime_s=60)
-            now = time.time()
+            num_refused, now = a.dht_counts.num_refused, time.time()
             forged = signed(liar.identity, b"forged", now + 1)
-            drop_at, me = dht_expiration(now + 1), liar.identity.peer_id
-            assert not await liar.store(b"unsigned", subkey=me)
-            assert not await liar.store(forged, subkey=b.peer_id, expires_at=drop_at)
-            assert not await liar.store(forged, subkey=me, expires_at=drop_at + 100)
-            assert not await liar.store(forged, subkey=None, expires_at=drop_at)
-            assert not await liar.store(b"cached", subkey=None, expires_at=drop_at, cache=True)
-            assert not await liar.store(signed(liar.identity, b"x", now, key="other"), subkey=me, expires_at=drop_at)
-            assert not await liar.store_dictionary({me: (forged, drop_at), b.peer_id: (forged, drop_at)})
+            assert not await liar.store(b"unsigned")
+            assert not await liar.store(
+                forged.replace(liar.identity.public_key, Identity.load(tmp_path / "b").public_key)
+            )
+            assert not await liar.store(forged[:-1] + bytes([forged[-1] ^ 1]))
+            assert not await liar.store(signed(liar.identity, b"x", now + limits.MAX_CLOCK_SKEW_S + 5))
+            assert a.dht_counts.num_refused == num_refused + 4
+            # under the key that was signed, not another
+            assert await liar.store(signed(liar.identity, b"elsewhere", now, key="other"))
             assert await payloads(a) == await payloads(b) == [b"honest"]
-            # its own record is its right, and hides nobody, in the cache neither
-            assert await liar.store(forged, subkey=me, expires_at=drop_at, cache=True)
+            # its own record is its right, and hides nobody
+            assert await liar.store(forged)
             assert await payloads(a) == await payloads(b) == [b"forged", b"honest"]
         await b.close()
         await a.close()
@@ -132,28 +120,96 @@ def test_replayed_record_does_not_bring_back_what_was_replaced(tmp_path: Path) -
             await b.publish(KEY, b"old", lifetime_s=60)
             (old,) = await a.lookup([KEY], timeout_s=5)
             await b.publish(KEY, b"new", lifetime_s=60)
-            drop_at = dht_expiration(old.issued_at)
-            assert not await liar.store(old.to_bytes(), subkey=b.peer_id, expires_at=drop_at)
-            assert not await liar.store(old.to_bytes(), subkey=b.peer_id, expires_at=drop_at + 60)
-            liar.keep(old.to_bytes(), subkey=b.peer_id, expires_at=drop_at)
+            assert not await liar.store(old.to_bytes())
+            liar.tell(old.to_bytes())
             assert await payloads(a) == [b"new"]
+            assert liar.num_asked > 0
         await b.close()
         await a.close()
 
     asyncio.run(main())
 
 
-def test_answer_with_a_forged_record_does_not_hide_the_honest_ones(tmp_path: Path) -> None:
+def test_answer_with_forged_records_does_not_hide_the_honest_ones(tmp_path: Path) -> None:
     async def main() -> None:
         a = await libp2p_node(tmp_path / "a")
         async with liar_beside(a, tmp_path / "liar") as liar:
             await a.publish(KEY, b"honest", lifetime_s=60)
             async with await libp2p_node(tmp_path / "c", peers=await a.addrs()) as c:
                 assert await c.publish(KEY, b"also honest", lifetime_s=60)
-                drop_at = dht_expiration(time.time())
-                liar.keep(b"unsigned", subkey=liar.identity.peer_id, expires_at=drop_at)
-                liar.keep(signed(liar.identity, b"forged", time.time()), subkey=c.peer_id, expires_at=drop_at + 1e9)
+                forged = signed(liar.identity, b"forged", time.time())
+                liar.tell(b"unsigned", forged[:-1], signed(liar.identity, b"x", time.time(), key="other"))
                 assert await payloads(a) == await payloads(c) == [b"also honest", b"honest"]
+                assert liar.num_asked > 0
+        await a.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"\x01\xff",
+        b"\x02",
+        FindResponse().to_bytes(),  # to a key asked for
+        FindResponse(found=(Found(), Found())).to_bytes(),
+        bytes(1) * (limits.MAX_FIND_RESPONSE_BYTES + 1),
+    ],
+    ids=["nothing", "malformed", "another version", "too few", "too many", "too long"],
+)
+def test_peer_whose_answer_is_none_is_dropped_and_left_alone_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: bytes
+) -> None:
+    monkeypatch.setattr(libp2p_dht, "SUSPECT_S", 600.0)  # also on a machine that is busy for long
+
+    async def main() -> None:
+        a = await libp2p_node(tmp_path / "a")
+        async with liar_beside(a, tmp_path / "liar") as liar:
+            await a.publish(KEY, b"honest", lifetime_s=60)
+            liar.answer, liar.num_asked = answer, 0
+            assert await payloads(a) == [b"honest"]
+            assert liar.num_asked == 1
+            assert liar.identity.peer_id not in a._dht.peers()
+            assert await liar.call("find", FindRequest().to_bytes())  # it calls, and is a member again
+            assert liar.identity.peer_id in a._dht.peers()
+            await payloads(a)
+            assert liar.num_asked == 1
+        await a.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("method", ["find", "store"])
+def test_malformed_request_gets_no_answer_and_makes_nobody_a_member(tmp_path: Path, method: str) -> None:
+    async def main() -> None:
+        a = await libp2p_node(tmp_path / "a")
+        async with liar_beside(a, tmp_path / "liar") as liar:
+            a._dht._table.lost(liar.identity.peer_id)
+            assert await liar.call(method, b"\x01\xff") == b""
+            assert a._dht.peers() == ()
+        await a.close()
+
+    asyncio.run(main())
+
+
+def test_answer_has_the_records_that_fit_and_the_rest_when_asked_again(tmp_path: Path) -> None:
+    async def main() -> None:
+        a = await libp2p_node(tmp_path / "a")
+        async with await libp2p_node(tmp_path / "b", peers=await a.addrs()) as b:
+            keys = [f"nodes/{shard}" for shard in range(3)]
+            large = bytes(limits.MAX_RECORD_BYTES)
+            signers = [Identity.generate() for _ in range(300)]
+            records = {signed(signer, large, time.time(), key=key) for signer in signers for key in keys}
+            for record in records:
+                envelope = a._dht._validator.envelope(record)
+                assert envelope is not None
+                assert a._dht._storage.store(envelope, record)
+            request = FindRequest(keys=tuple(map(place_of, keys)))
+            answer = await b._host.call(a.peer_id, f"{PREFIX}find", request.to_bytes())
+            assert len(FindResponse.from_bytes(answer).found) == 1
+            found = await b.lookup(keys, timeout_s=30)
+            assert {envelope.to_bytes() for envelope in found} == records
         await a.close()
 
     asyncio.run(main())
@@ -178,15 +234,29 @@ def test_lookup_that_nobody_answers_raises_timeout(tmp_path: Path, monkeypatch: 
     async def main() -> None:
         a = await libp2p_node(tmp_path / "a")
         async with await libp2p_node(tmp_path / "b", peers=await a.addrs()) as b:
-            monkeypatch.setattr(b._dht._protocol, "wait_timeout", 30)
-
-            async def silent(*_args: object) -> None:
-                await asyncio.Event().wait()
-
-            monkeypatch.setattr(a._dht._protocol, "rpc_find", silent)
-            monkeypatch.setattr(b._dht._protocol, "call_find", silent)
+            monkeypatch.setattr(libp2p_dht, "RPC_TIMEOUT_S", 30)
+            a._host.lane._answers[f"{PREFIX}find"] = _silent
             with pytest.raises(PeerTimeout):
                 await b.lookup([KEY], timeout_s=0.3)
         await a.close()
 
     asyncio.run(main())
+
+
+def test_peer_that_hangs_costs_one_deadline_and_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        a = await libp2p_node(tmp_path / "a")
+        async with liar_beside(a, tmp_path / "liar") as liar:
+            await a.publish(KEY, b"honest", lifetime_s=60)
+            monkeypatch.setattr(libp2p_dht, "RPC_TIMEOUT_S", 0.2)
+            liar.answer = None
+            assert await payloads(a) == [b"honest"]
+            assert liar.identity.peer_id not in a._dht.peers()
+        await a.close()
+
+    asyncio.run(main())
+
+
+async def _silent(_peer_id: str, _request: bytes) -> bytes:
+    await asyncio.Event().wait()
+    raise AssertionError

@@ -14,10 +14,11 @@ import pytest
 import uvloop
 from network_worlds import eventually, libp2p_node
 from swarm.network import libp2p, libp2p_relay
+from swarm.network.binary_addr import peer_id_bytes
 from swarm.network.interface import Stream
 from swarm.network.libp2p import Libp2pNetwork
 from swarm.network.libp2p_circuit import HOP, MAX_MESSAGE_BYTES, Status, hop_status
-from swarm.network.libp2p_control import peer_id_bytes, read_delimited
+from swarm.network.libp2p_control import read_delimited
 from swarm.network.libp2p_daemon import DaemonOptions
 from swarm.network.libp2p_host import Host, RawStream
 from swarm.network.libp2p_relay import Circuit, Relay, RelayLimits

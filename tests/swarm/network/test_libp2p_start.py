@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import importlib.util
 import socket
+import sysconfig
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -200,6 +202,19 @@ def test_start_without_a_usable_daemon_names_the_file(tmp_path: Path, monkeypatc
         error = await failure(tmp_path / "a")
         assert error.message == "the libp2p daemon ended (exit status 3): all is lost"
         assert "swarm-node doctor" in error.remedy
+
+    asyncio.run(main())
+
+
+def test_start_where_hivemind_is_not_installed_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert libp2p_daemon.p2pd_path().is_file()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
+    monkeypatch.setattr(sysconfig, "get_path", lambda _name: str(tmp_path / "packages"))
+
+    async def main() -> None:
+        error = await failure(tmp_path / "a")
+        assert f"missing: {tmp_path}/packages/hivemind/hivemind_cli/p2pd" in error.message
+        assert error.remedy == "reinstall hivemind from its wheel"
 
     asyncio.run(main())
 

@@ -1,0 +1,137 @@
+"""What the nodes of the record DHT say to each other: find the peers and records nearest to a place, store a record.
+
+A find without keys is a ping: whoever answers is there, and each has heard of the other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from swarm_protocol import limits, wire
+from swarm_protocol.checks import check_count, check_digest
+from swarm_protocol.identity import check_peer_id
+from swarm_protocol.proto import dht_pb2
+
+_FIELD_BYTES = 6  # what protobuf writes before one, at most
+
+MAX_STORED_BYTES = limits.MAX_RECORD_BYTES + limits.MAX_ENVELOPE_OVERHEAD_BYTES
+
+
+def place_of(name: str) -> bytes:
+    """Where a record's subject, or a peer id, is in the DHT. Nobody chooses it: it follows from the name."""
+    return hashlib.sha256(name.encode()).digest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FindRequest:
+    """What is known at the places `keys`, and who is nearest to each; `only_peers`: leave out the records."""
+
+    keys: tuple[bytes, ...] = ()
+    only_peers: bool = False
+
+    def __post_init__(self) -> None:
+        check_count(self.keys, "keys", max_items=limits.MAX_FIND_KEYS)
+        for key in self.keys:
+            check_digest(key, "key")
+
+    def to_bytes(self) -> bytes:
+        return wire.encode(wire.fill(dht_pb2.FindRequest, self))
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> FindRequest:
+        """Raises PeerViolation."""
+        return wire.decode(data, dht_pb2.FindRequest, wire.flat(cls), max_bytes=limits.MAX_FIND_REQUEST_BYTES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """Of one place: the signed envelopes there, unchecked but for their size, and peers near it."""
+
+    records: tuple[bytes, ...] = ()
+    peers: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_count(self.records, "records", max_items=limits.MAX_RECORDS_PER_KEY)
+        for record in self.records:
+            _check_record(record)
+        check_count(self.peers, "peers", max_items=limits.MAX_FOUND_PEERS)
+        for peer_id in self.peers:
+            check_peer_id(peer_id)
+
+    @property
+    def num_bytes(self) -> int:
+        """At most so many on the wire."""
+        return sum(len(item) + _FIELD_BYTES for item in (*self.records, *self.peers, ""))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FindResponse:
+    """Of the first keys of the request, in its order, as many as MAX_FIND_RESPONSE_BYTES let in: the first at least."""
+
+    found: tuple[Found, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.found) > limits.MAX_FIND_KEYS:
+            raise ValueError(f"found has {len(self.found)} items, more than {limits.MAX_FIND_KEYS}")
+
+    @classmethod
+    def fitting(cls, found: Iterable[Found]) -> FindResponse:
+        """The first of `found`, as many as fit."""
+        fit: list[Found] = []
+        room = limits.MAX_FIND_RESPONSE_BYTES
+        for each in found:
+            room -= each.num_bytes
+            if room < 0 and fit:
+                break
+            fit.append(each)
+        return cls(found=tuple(fit))
+
+    def to_bytes(self) -> bytes:
+        return wire.encode(wire.fill(dht_pb2.FindResponse, self))
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> FindResponse:
+        """Raises PeerViolation."""
+        build = wire.flat(cls, {"found": wire.flat(Found)})
+        return wire.decode(data, dht_pb2.FindResponse, build, max_bytes=limits.MAX_FIND_RESPONSE_BYTES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreRequest:
+    """Hold this signed envelope, whose place follows from its subject."""
+
+    record: bytes
+
+    def __post_init__(self) -> None:
+        _check_record(self.record)
+
+    def to_bytes(self) -> bytes:
+        return wire.encode(wire.fill(dht_pb2.StoreRequest, self))
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> StoreRequest:
+        """Raises PeerViolation."""
+        max_bytes = MAX_STORED_BYTES + limits.MAX_REQUEST_BYTES
+        return wire.decode(data, dht_pb2.StoreRequest, wire.flat(cls), max_bytes=max_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreResponse:
+    """Whether the record is held now: not if it is invalid, older than what is there, or one too many."""
+
+    held: bool
+
+    def to_bytes(self) -> bytes:
+        return wire.encode(wire.fill(dht_pb2.StoreResponse, self))
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> StoreResponse:
+        """Raises PeerViolation."""
+        return wire.decode(data, dht_pb2.StoreResponse, wire.flat(cls), max_bytes=limits.MAX_REQUEST_BYTES)
+
+
+def _check_record(record: object) -> None:
+    if not (isinstance(record, bytes) and 0 < len(record) <= MAX_STORED_BYTES):
+        raise ValueError(f"a record is not bytes, 1 to {MAX_STORED_BYTES} of them")

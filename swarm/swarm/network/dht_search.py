@@ -1,0 +1,63 @@
+"""One search in the DHT: who is known so far, who has been asked for what, and whom to ask next. Pure.
+
+Kademlia's node lookup (Maymounkov and Mazieres 2002, section 2.3) for several keys at once: a node that is near to
+several is asked once. Deviation: all of the nearest are asked at the same time, not three at a time, so that a search
+costs as many timeouts as it is deep, not as many as there are dead.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Container, Iterable, Sequence
+
+from swarm_protocol import limits
+
+from swarm.network.routing_table import node_id_of, to_id
+
+WIDTH = 10
+"""Nodes asked a key: twice the replicas, because two peers need not agree on which nodes are nearest."""
+
+MAX_CALLS = 100
+"""Of one search for each key; a liar can name peers without end, each nearer than the last."""
+
+
+class Search:
+    def __init__(self, keys: Sequence[bytes], own_peer_id: str) -> None:
+        self._keys = keys
+        self._own_peer_id = own_peer_id
+        self._asked: set[tuple[str, bytes]] = set()
+        self._num_asked = 0
+        self._dropped: set[str] = set()
+        self.peers: set[str] = set()
+        self.records: set[tuple[bytes, bytes]] = set()  # the key asked for, and what is said to be there
+        self.num_answers = 0
+
+    def meet(self, peers: Iterable[str], suspects: Container[str]) -> None:
+        """All but this node, those that were dropped, and `suspects`."""
+        for peer_id in peers:
+            if peer_id != self._own_peer_id and peer_id not in self._dropped and peer_id not in suspects:
+                self.peers.add(peer_id)
+
+    def drop(self, peer_id: str) -> None:
+        """It did not answer."""
+        self._dropped.add(peer_id)
+        self.peers.discard(peer_id)
+
+    def left_out(self, peer_id: str, keys: Iterable[bytes]) -> None:
+        """It had no room for these in its answer, and is to be asked again."""
+        self._asked.difference_update((peer_id, key) for key in keys)
+
+    def nearest(self, key: bytes, count: int) -> list[str]:
+        return heapq.nsmallest(count, self.peers, key=lambda peer_id: node_id_of(peer_id) ^ to_id(key))
+
+    def next_calls(self) -> list[tuple[str, list[bytes]]]:
+        """Peers that are among the nearest of keys they have not been asked for, with as many as a request takes."""
+        calls: dict[str, list[bytes]] = {}
+        for key in self._keys:
+            for peer_id in self.nearest(key, WIDTH):
+                if (peer_id, key) not in self._asked and self._num_asked < MAX_CALLS * len(self._keys):
+                    self._num_asked += 1
+                    self._asked.add((peer_id, key))
+                    calls.setdefault(peer_id, []).append(key)
+        size = limits.MAX_FIND_KEYS
+        return [(peer, keys[at : at + size]) for peer, keys in calls.items() for at in range(0, len(keys), size)]

@@ -17,6 +17,7 @@ from rich.markup import escape
 from swarm_protocol.errors import ConfigError
 
 from swarm_node import config
+from swarm_node.completion import COMPLETIONS
 from swarm_node.config import SETTINGS, Config, Value
 
 
@@ -110,7 +111,7 @@ def _setting_option(name: str) -> inspect.Parameter:
     if not setting.metavar:
         return _option(name, bool | None, f"{flag}/--no-{flag[2:]}", about)
     kind = list[str] | None if setting.many else str | None
-    return _option(name, kind, flag, about, metavar=setting.metavar)
+    return _option(name, kind, flag, about, metavar=setting.metavar, complete=COMPLETIONS.get(name))
 
 
 def _argument(name: str, about: str) -> inspect.Parameter:
@@ -121,9 +122,16 @@ def _argument(name: str, about: str) -> inspect.Parameter:
 
 
 def _option(
-    name: str, kind: Any, declared: str, about: str, *, default: Any = None, metavar: str | None = None
+    name: str,
+    kind: Any,
+    declared: str,
+    about: str,
+    *,
+    default: Any = None,
+    metavar: str | None = None,
+    complete: Callable[[str], list[str]] | None = None,
 ) -> inspect.Parameter:
     # brackets would be taken for markup and vanish
-    option = typer.Option(declared, help=escape(about), metavar=metavar, show_default=False)
+    option = typer.Option(declared, help=escape(about), metavar=metavar, show_default=False, autocompletion=complete)
     annotation = Annotated[kind, option]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)

@@ -51,6 +51,36 @@ def test_bash_completes_commands_and_options(words: str, expected: list[str], tm
     assert done.stderr == ""
 
 
+@pytest.mark.skipif(not BASH, reason="needs bash")
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("swarm-node join --run ''", ["story.toml"]),
+        ("swarm-node join --run books/", ["books/poems.toml"]),
+        ("swarm-node join --run n", []),
+        ("swarm-node plan --model ''", ["small"]),
+        ("swarm-node plan --model '~/s'", ["~/small"]),
+    ],
+)
+def test_bash_completes_run_files_and_models(words: str, expected: list[str], tmp_path: Path) -> None:
+    for path in ("story.toml", "notes.txt", "books/poems.toml", "small/config.json", "empty/model.bin"):
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).touch()
+    (tmp_path / "folder.toml").mkdir()
+    done = subprocess.run(
+        [BASH, "--norc", "--noprofile", "-c", ASK.format(words=words)],
+        env=shell_environment(tmp_path),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    *found, _registered = done.stdout.splitlines()
+    assert sorted(filter(None, found)) == expected
+    assert done.stderr == ""
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_scripts_are_there_for_each_shell(shell: str, tmp_path: Path) -> None:
     done = subprocess.run(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest.mock import MagicMock
+from urllib.request import urlopen
 
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
@@ -108,3 +109,13 @@ def _count(registry: Registry) -> None:
 
 def samples(text: str) -> list[Sample]:
     return [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+
+
+def scraped(url: str) -> dict[str, float]:
+    """What a daemon answers there now: values by name and labels, `name,label,label`."""
+    with urlopen(url, timeout=10) as response:
+        assert response.headers["content-type"].startswith("text/plain")
+        text = response.read().decode()
+    return {
+        sample.name + "".join(f",{value}" for value in sample.labels.values()): sample.value for sample in samples(text)
+    }

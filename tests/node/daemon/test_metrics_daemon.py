@@ -8,19 +8,10 @@ from urllib.request import urlopen
 
 import psutil
 import pytest
-from exposed_metrics import samples
+from exposed_metrics import scraped
 from swarm_node.metrics.contract import NODE
 
 from .conftest import Node, Seed, StartNode, run_node, wait_until
-
-
-def scraped(url: str) -> dict[str, float]:
-    with urlopen(url, timeout=10) as response:
-        assert response.headers["content-type"].startswith("text/plain")
-        text = response.read().decode()
-    return {
-        sample.name + "".join(f",{value}" for value in sample.labels.values()): sample.value for sample in samples(text)
-    }
 
 
 def test_seed_answers_under_the_address_that_it_tells(start_node: StartNode) -> None:

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from exposed_metrics import scraped
 from safetensors import safe_open
 from swarm.training.certificate import Notary
 from swarm.training.checkpoint import load_newest
@@ -86,11 +87,13 @@ def test_join_trains_a_run_that_can_be_watched_and_then_serves_it(
 @pytest.mark.timeout(240)
 def test_join_after_being_killed_resumes_from_its_checkpoint(seed: Seed, start_node: StartNode, tmp_path: Path) -> None:
     run = written_run(tmp_path, outer_steps=200, num_nodes=1)
-    node = start_node(*JOIN, "--peers", seed.addr, "--run", run, home="a")
+    node = start_node(*JOIN, "--peers", seed.addr, "--run", run, "--metrics", "127.0.0.1:0", home="a")
     while node.wait_for("checkpoint", timeout_s=100)["outer_step"] == 0:
         pass
+    measured = scraped(str(named(node, "metrics")[0]["url"]))
     node.process.kill()
     node.wait_end()
+    assert_rounds_are_measured(measured, num_told=len(named(node, "outer_step")))
     kept = max(int(str(event["outer_step"])) for event in named(node, "checkpoint"))
     checkpoint = load_newest(node.home / "checkpoints" / load_run(run).run_id)
     assert checkpoint is not None
@@ -104,6 +107,21 @@ def test_join_after_being_killed_resumes_from_its_checkpoint(seed: Seed, start_n
     assert int(str(again.wait_for("outer_step")["step"])) == resumed + 1
     again.process.send_signal(signal.SIGTERM)
     assert again.wait_end() == 0
+
+
+def assert_rounds_are_measured(found: dict[str, float], *, num_told: int) -> None:
+    """Of a trainer alone in its run, scraped while it trained; it told `num_told` steps until it ended."""
+    num_committed = found["swarm_trainer_rounds_total,committed"]
+    assert 1 <= num_committed <= num_told
+    assert found["swarm_trainer_outer_step"] == num_committed
+    assert found["swarm_trainer_num_outer_steps"] == 200
+    assert found["swarm_trainer_group_size"] == 1
+    assert found["swarm_trainer_loss"] > 0
+    assert found["swarm_trainer_tokens_total"] > 0
+    assert found["swarm_trainer_outer_step_seconds_count"] == num_committed
+    for phase in ("interval", "reduce", "commit"):
+        assert found[f"swarm_trainer_phase_seconds_count,{phase}"] >= 1, phase
+    assert found["swarm_node_state,training"] == 1
 
 
 @pytest.mark.timeout(240)

@@ -1,4 +1,7 @@
-"""A node that joined without work: it is seen, and it waits. Loads none of what training and serving need."""
+"""A node that joined without work: it is seen, and it waits. Loads none of what training and serving need.
+
+Its device and speed are found out for whoever plans with it, which takes torch, unless it is told both.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,9 @@ class StandBy:
 
     name: RoleName = "volunteer"
     num_steps = 2
-    computes = True
+
+    def __init__(self, config: Config) -> None:
+        self.computes = config.device != "cpu" or config.probe != "off"
 
     def relay(self, config: Config) -> RelayUse:
         return relay_use(config)

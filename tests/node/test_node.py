@@ -10,6 +10,7 @@ import pytest
 from swarm_node.dashboard.role import DashboardRole
 from swarm_node.gateway.first_tokens import FirstToken
 from swarm_node.gateway.role import GatewayRole
+from swarm_node.hardware import Hardware, Speeds
 from swarm_node.node import Activity, Node, RoleName
 from swarm_node.seed import Seed
 from swarm_node.standby import StandBy
@@ -23,8 +24,7 @@ async def no_addrs() -> tuple[str, ...]:
 
 def record_of(activity: Activity, role: RoleName) -> NodeRecord:
     announced: list[NodeRecord] = []
-    speeds = SimpleNamespace(prefill_tokens_per_s=0.0, decode_tokens_per_s=0.0, training_tokens_per_s=0.0)
-    hardware = SimpleNamespace(device="cpu", device_name="cpu", memory_bytes=2**50, speeds=speeds)
+    hardware = Hardware.of("cpu", "cpu", lambda: (2**40, 2**50), Speeds())
     parts: dict[str, Any] = {
         "config": SimpleNamespace(name="a node"),
         "departure": SimpleNamespace(leaving=asyncio.Event()),

@@ -47,7 +47,7 @@ def test_join_command_prefers_an_address_that_others_can_use() -> None:
 )
 def test_volunteer_uses_a_relay_unless_all_is_local_or_its_way_is_open(more: dict[str, object], relay: str) -> None:
     told = config(**more)
-    assert Volunteer(told).relay(told) == StandBy().relay(told) == relay
+    assert Volunteer(told).relay(told) == StandBy(told).relay(told) == relay
     assert Seed().relay(told) == "serve"
 
 

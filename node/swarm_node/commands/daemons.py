@@ -97,7 +97,7 @@ def _volunteer_role(config: Config) -> Role:
     if not (config.run or config.model):
         from swarm_node.standby import StandBy  # noqa: PLC0415
 
-        return StandBy()
+        return StandBy(config)
     from swarm_node.volunteer import Volunteer  # noqa: PLC0415
 
     return Volunteer(config)

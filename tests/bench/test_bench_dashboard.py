@@ -17,7 +17,7 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from bench.report import Report, aim
+from bench.report import Report
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(400)]
 
@@ -103,7 +103,6 @@ def test_bench_dashboard(tmp_path: Path) -> None:
         report.row("live", **asyncio.run(visit(process, url)))
     report.show()
     live = {name: float(value) for name, value in report.rows["live"].items()}
-    assert live["cores"] < 0.5
-    # what is the process's own; the rest are pages of program files, which the system can drop and others share
-    assert live["own_MB"] < 300
-    aim(sixty_events_a_minute=live["least_events_per_min"] >= 57, under_300_MB_in_all=live["rss_MB"] < 300)
+    assert live["least_events_per_min"] >= 57
+    assert live["cores"] < 0.25
+    assert live["rss_MB"] < 300

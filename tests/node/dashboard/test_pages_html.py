@@ -135,6 +135,20 @@ def test_a_run_shows_its_steps_refusals_contributors_and_files(client: TestClien
     assert "118" not in rows(older)
 
 
+def test_a_run_that_only_the_history_knows_says_when_it_was_last_seen(source: ExampleSource) -> None:
+    detail = next(iter(source.run_details.values()))
+    at = source.overview().at - 7200
+    run = detail.run.model_copy(update={"state": "gone", "words": "Not seen since then.", "remembered": at})
+    source.run_details["old"] = detail.model_copy(update={"run": run})
+    try:
+        text = opened(source).get("/runs/old").text
+    finally:
+        del source.run_details["old"]
+    assert "Not seen since then." in text
+    assert "Last seen" in text
+    assert "Projected end" not in text
+
+
 def test_a_url_that_could_run_something_is_no_link(source: ExampleSource) -> None:
     detail = source.run_details[source.overview().runs[0].run]
     harmful = detail.checkpoint[0].model_copy(update={"url": "javascript:alert(1)"})

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 
@@ -36,15 +37,22 @@ def measure(span: Span) -> SpanSpeed:
     The span decodes from then on with as many threads as were found worthwhile.
     """
     num_blocks = span.end - span.start
-    num_pages = -(-(PREFILL_TOKENS + max(STEPS)) // PAGE_TOKENS)
-    pool = span.new_pool(num_pages)
+    num_prompt_pages = -(-PREFILL_TOKENS // PAGE_TOKENS)
+    pool = span.new_pool(num_prompt_pages + max(STEPS))
+    prompt_pages = range(num_prompt_pages)
+    prompt = Slice(num_tokens=PREFILL_TOKENS, position=0, pages=prompt_pages, want=Want.LAST)
+    # of seats that have the same prompt
+    decodes = [
+        Slice(num_tokens=1, position=PREFILL_TOKENS, pages=[*prompt_pages, num_prompt_pages + seat], want=Want.LAST)
+        for seat in range(max(STEPS))
+    ]
     for _ in range(2):
-        prefill_ms = _timed_ms(span, pool, 0, PREFILL_TOKENS)
+        prefill_ms = _timed_ms(span, pool, [prompt])
 
     @cache  # the number of threads that is chosen has been measured
     def step_ms(num_rows: int, num_threads: int) -> float:
         span.step_threads[num_rows] = num_threads
-        return statistics.median(_timed_ms(span, pool, PREFILL_TOKENS, num_rows) for _ in range(NUM_STEPS))
+        return statistics.median(_timed_ms(span, pool, decodes[:num_rows]) for _ in range(NUM_STEPS))
 
     if span.device.type == "cpu":
         for num_rows in STEPS:
@@ -56,14 +64,14 @@ def measure(span: Span) -> SpanSpeed:
     )
 
 
-def _timed_ms(span: Span, pool: KVPool, position: int, num_tokens: int) -> float:
-    x = torch.zeros(num_tokens, span.hidden_size, dtype=span.dtype, device=span.device)
+def _timed_ms(span: Span, pool: KVPool, slices: Sequence[Slice]) -> float:
+    num_rows = sum(piece.num_tokens for piece in slices)
+    x = torch.zeros(num_rows, span.hidden_size, dtype=span.dtype, device=span.device)
     if span.is_first:
-        x = torch.zeros(num_tokens, dtype=torch.int64, device=span.device)
-    piece = Slice(num_tokens=num_tokens, position=position, pages=range(pool.num_pages), want=Want.LAST)
-    batch = Batch(x=x, slices=(piece,), start=span.start, end=span.end)
+        x = torch.zeros(num_rows, dtype=torch.int64, device=span.device)
+    batch = Batch(x=x, slices=tuple(slices), start=span.start, end=span.end)
     since = time.perf_counter()
-    (output,) = span.run(batch, pool)
+    output = span.run(batch, pool)[-1]
     assert output is not None
     output.sum().item()  # waits for an accelerator
     return (time.perf_counter() - since) * 1000

@@ -9,8 +9,10 @@ Where torch lacks the kernels, or is on another kind of processor, layers stay a
 
 from __future__ import annotations
 
+import itertools
 import platform
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -26,6 +28,12 @@ _MOST_ROWS = 512
 """Computed at once. A program takes milliseconds to make and half a megabyte to keep, so there must be few of them."""
 
 _DTYPES = (torch.float32, torch.bfloat16)
+
+_SAME_ROWS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+"""Layers of one module that families call with the same rows: small ones cost more to call than to compute."""
+
+_JOINED_BYTES = 2**25
+"""Of weights that are computed together. Beyond it a call is nothing beside reading them, and copying them much."""
 
 
 class PackedLinear(nn.Module):
@@ -44,6 +52,51 @@ class PackedLinear(nn.Module):
             out: Tensor = _Differentiable.apply(x, self.weight, self.bias)  # type: ignore[no-untyped-call]
             return out
         return _product(x, self.weight, self.bias)
+
+
+class _Together:
+    """Layers that are given the same rows, as queries, keys and values are: one product, of which each takes its part.
+
+    Whoever is called with other rows than the last one has the product computed for these.
+    """
+
+    def __init__(self, linears: Sequence[nn.Linear]) -> None:
+        first = linears[0]
+        with torch.device("meta"):
+            joined = nn.Linear(first.in_features, sum(linear.out_features for linear in linears), bias=False)
+        joined.weight = nn.Parameter(torch.cat([linear.weight.detach() for linear in linears]), requires_grad=False)
+        if first.bias is not None:
+            joined.bias = nn.Parameter(torch.cat([linear.bias.detach() for linear in linears]), requires_grad=False)
+        self.packed = PackedLinear(joined)
+        self._num_parts = len(linears)
+        self._x: Tensor | None = None
+        self._out: Tensor | None = None
+        self._num_taken = 0
+
+    def product(self, x: Tensor) -> Tensor:
+        """[..., all of out]. Kept until every layer has had it."""
+        if x is not self._x or self._out is None:
+            self._x, self._out, self._num_taken = x, self.packed(x), 0
+        out = self._out
+        self._num_taken += 1
+        if self._num_taken == self._num_parts:
+            self._x = self._out = None
+        return out
+
+
+class PackedPart(nn.Module):
+    """One of several layers that are given the same rows, computed together."""
+
+    def __init__(self, linear: nn.Linear, together: _Together, begin: int) -> None:
+        super().__init__()
+        self.in_features = linear.in_features
+        self.out_features = linear.out_features
+        self.packed = together.packed  # of the same parameters for all: counted, moved and saved once
+        self._together = together
+        self._columns = slice(begin, begin + linear.out_features)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._together.product(x)[..., self._columns].contiguous()
 
 
 class _Differentiable(torch.autograd.Function):
@@ -91,7 +144,7 @@ def can_pack() -> bool:
 
 
 def pack_linears(model: nn.Module) -> None:
-    """Replace the linear layers of a frozen `model`, one by one, so that no more than one is in memory twice.
+    """Replace the linear layers of a frozen `model`, one by one, so that few weights are in memory twice.
 
     A layer that shares its weight with another module (a tied head) stays as it is: packed, it would take memory again.
     """
@@ -103,13 +156,46 @@ def pack_linears(model: nn.Module) -> None:
         for name, module in model.named_modules()
         if type(module) is nn.Linear and _fits(module.weight) and num_owners[id(module.weight)] == 1
     ]
-    for name in chosen:
-        parent, _, own_name = name.rpartition(".")
-        linear = model.get_submodule(name)
-        assert isinstance(linear, nn.Linear)
-        setattr(model.get_submodule(parent), own_name, PackedLinear(linear))
-        del linear
-        give_back()
+    for parent_name, own_names in _siblings(chosen).items():
+        parent = model.get_submodule(parent_name)
+        for names in _joined(parent, own_names):
+            linears = [parent.get_submodule(name) for name in names]
+            for name, packed in zip(names, _packed(linears), strict=True):
+                setattr(parent, name, packed)
+            del linears
+            give_back()
+
+
+def _siblings(names: Iterable[str]) -> dict[str, list[str]]:
+    """The own names of layers by their parent's."""
+    siblings: dict[str, list[str]] = {}
+    for name in names:
+        parent_name, _, own_name = name.rpartition(".")
+        siblings.setdefault(parent_name, []).append(own_name)
+    return siblings
+
+
+def _joined(parent: nn.Module, names: Sequence[str]) -> Iterable[Sequence[str]]:
+    """`names`, those together that are computed as one."""
+    alone = set(names)
+    for group in _SAME_ROWS:
+        if alone.issuperset(group) and _fit_together([parent.get_submodule(name) for name in group]):
+            alone.difference_update(group)
+            yield group
+    yield from ([name] for name in names if name in alone)
+
+
+def _fit_together(linears: Sequence[Any]) -> bool:
+    shapes = {(linear.in_features, linear.weight.dtype, linear.bias is None) for linear in linears}
+    return len(shapes) == 1 and sum(linear.weight.nbytes for linear in linears) <= _JOINED_BYTES
+
+
+def _packed(linears: Sequence[Any]) -> Sequence[nn.Module]:
+    if len(linears) == 1:
+        return [PackedLinear(linears[0])]
+    together = _Together(linears)
+    ends = itertools.accumulate(linear.out_features for linear in linears)
+    return [PackedPart(linear, together, end - linear.out_features) for linear, end in zip(linears, ends, strict=True)]
 
 
 def _fits(weight: Tensor) -> bool:

@@ -7,13 +7,14 @@ near and far beyond every window, through one ragged pass and through transforme
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from swarm.serving.model.batch import PAGE_TOKENS, Slice, Want
+from swarm.serving.model.kv_pool import KVPool
 
 if TYPE_CHECKING:
     from swarm.serving.model.span import Span
@@ -28,7 +29,18 @@ _FAR_TOKENS = 64  # beyond the windows
 def can_be_ragged(span: Span, config: Any) -> bool:
     if "chunked_attention" in (getattr(config, "layer_types", None) or ()) or _rope_types(config):
         return False
-    slices = _slices(config)
+    return _agree(span, span.run_ragged, _slices(config))
+
+
+def can_be_lean(span: Span, config: Any) -> bool:
+    """For a span that can be ragged: as that, by decodes."""
+    return _agree(span, span.run_lean, [piece for piece in _slices(config) if piece.num_tokens == 1])
+
+
+def _agree(
+    span: Span, run: Callable[[Tensor, Sequence[Slice], KVPool], list[Tensor | None]], slices: Sequence[Slice]
+) -> bool:
+    """Whether `run` gives what transformers' own attention and masks do, and leaves as much in the pool."""
     num_rows = sum(piece.num_tokens for piece in slices)
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(num_rows, span.hidden_size, generator=generator)
@@ -43,7 +55,7 @@ def can_be_ragged(span: Span, config: Any) -> bool:
     with torch.inference_mode():
         expected = span.run_alone(x, slices, pools[0])
         try:
-            found = span.run_ragged(x, slices, pools[1])
+            found = run(x, slices, pools[1])
         except Exception:  # a family's own code raises what it likes when it is given what it does not expect
             return False
     return all(map(_is_close, found, expected))

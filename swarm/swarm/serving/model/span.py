@@ -26,9 +26,10 @@ from swarm.serving.model.caches import RAGGED, GatheredCache, PoolCache, RaggedC
 from swarm.serving.model.cut import block_list
 from swarm.serving.model.files import ModelFiles
 from swarm.serving.model.kv_pool import KVPool, KVShape
+from swarm.serving.model.lean import LeanBlocks, lean_blocks
 from swarm.serving.model.packing import pack_linears
 from swarm.serving.model.quantization import Bits
-from swarm.serving.model.ragged import can_be_ragged
+from swarm.serving.model.ragged import can_be_lean, can_be_ragged
 from swarm.serving.model.shape import context_tokens
 from swarm.serving.model.threads import STEPS, step_like, threads
 from swarm.serving.model.weights import block_of_tensors, read_model
@@ -98,6 +99,15 @@ class Span:
         """Whether the slices of a batch go through this family's blocks in one pass."""
         return can_be_ragged(self, self._model.config)
 
+    @cached_property
+    def is_lean(self) -> bool:
+        """Whether steps of decodes alone go past the family's modules (see `lean`)."""
+        return self._lean is not None and can_be_lean(self, self._model.config)
+
+    @cached_property
+    def _lean(self) -> LeanBlocks | None:
+        return lean_blocks(list(self._blocks), self._model.base_model, self.dtype, self.device)
+
     @torch.inference_mode()
     def run(self, batch: Batch, pool: KVPool) -> list[Tensor | None]:
         """Append each slice's rows to its pages in `pool`; per slice what its `want` asks for.
@@ -111,7 +121,20 @@ class Span:
         with threads(self.step_threads[step] if step else self.num_threads, self.num_threads):
             if not self.is_ragged:
                 return self.run_alone(x, batch.slices, pool)
+            if self.is_lean and all(piece.num_tokens == 1 for piece in batch.slices):
+                return self.run_lean(x, batch.slices, pool)
             return self.run_ragged(x, batch.slices, pool)
+
+    def run_lean(self, x: Tensor, slices: Sequence[Slice], pool: KVPool) -> list[Tensor | None]:
+        """Decodes, in one pass past the family's modules."""
+        assert self._lean is not None
+        start, end = self._chosen
+        x_NH = x if x.is_floating_point() else self._model.get_input_embeddings()(x)
+        hidden_NH = self._lean.run(x_NH, slices, pool, start - self.start, end - self.start)
+        if end < self.num_blocks or all(piece.want is Want.NOTHING for piece in slices):
+            return _split(hidden_NH, slices)
+        logits_NV = self._model.get_output_embeddings()(self._model.base_model.norm(hidden_NH[_kept(slices)]))
+        return _split(logits_NV, slices, is_kept=True)
 
     def run_ragged(self, x: Tensor, slices: Sequence[Slice], pool: KVPool) -> list[Tensor | None]:
         """All slices in one pass over the weights."""
@@ -286,5 +309,6 @@ def load_span(
         model = read_model(files, start, end, dtype).to(device).eval().requires_grad_(False)
         pack_linears(model)
     span = Span(model, start, end, num_blocks)
-    _ = span.is_ragged  # tried out now, so that a family that cannot be served is refused before it is announced
+    # tried out now, so that a family that cannot be served is refused before it is announced
+    _ = span.is_ragged and span.is_lean
     return span

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
+from swarm.serving.model import packing
 from swarm.serving.model.packing import PackedLinear, can_pack, pack_linears
 from torch import nn
 
@@ -76,3 +79,63 @@ def test_pack_linears_leaves_what_is_shared_and_what_is_no_plain_layer() -> None
     assert type(model["own"]) is Own
     assert isinstance(model["plain"], PackedLinear)
     assert sum(parameter.numel() for parameter in model["plain"].parameters()) == 16 * 16 + 16
+
+
+def attention(num_in: int, *, bias: bool = False) -> nn.ModuleDict:
+    names = {"q_proj": 48, "k_proj": 16, "v_proj": 16, "o_proj": 32}
+    return nn.ModuleDict({name: linear(num_in, num_out, bias=bias) for name, num_out in names.items()})
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_pack_linears_layers_of_the_same_rows_are_one_product(bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = attention(32, bias=bias)
+    packed = copy.deepcopy(plain)
+    pack_linears(packed)
+    assert sum(p.numel() for p in packed.parameters()) == sum(p.numel() for p in plain.parameters())
+    num_products = 0
+    product = torch.ops.mkldnn._linear_pointwise
+
+    def counted(*args: object) -> torch.Tensor:
+        nonlocal num_products
+        num_products += 1
+        out: torch.Tensor = product(*args)
+        return out
+
+    monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", counted)
+    for num_rows in (1, 5):
+        x = torch.randn(2, num_rows, 32)
+        for name in ("q_proj", "k_proj", "v_proj"):
+            out = packed[name](x)
+            assert out.is_contiguous()
+            torch.testing.assert_close(out, plain[name](x))
+    assert num_products == 2
+
+
+def test_pack_linears_layers_that_are_given_other_rows_compute_these() -> None:
+    plain = attention(32)
+    packed = copy.deepcopy(plain)
+    pack_linears(packed)
+    x, other = torch.randn(3, 32), torch.randn(3, 32)
+    for name, rows in [("q_proj", x), ("k_proj", other), ("v_proj", x), ("q_proj", other), ("q_proj", other)]:
+        torch.testing.assert_close(packed[name](rows), plain[name](rows))
+
+
+def test_pack_linears_gradient_through_layers_of_the_same_rows_is_the_plain_ones() -> None:
+    plain = attention(32)
+    packed = copy.deepcopy(plain)
+    pack_linears(packed)
+    x = torch.randn(3, 32)
+    grads = []
+    for module in (plain, packed):
+        inputs = x.clone().requires_grad_()
+        sum((module[name](inputs) ** 2).sum() for name in ("q_proj", "k_proj", "v_proj")).backward()
+        grads.append(inputs.grad)
+    torch.testing.assert_close(grads[1], grads[0])
+
+
+def test_pack_linears_large_layers_stay_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copied together they would be in memory once more while they are packed."""
+    monkeypatch.setattr(packing, "_JOINED_BYTES", 4 * 32 * (48 + 16 + 16) - 1)
+    packed = attention(32)
+    pack_linears(packed)
+    assert all(isinstance(module, PackedLinear) for module in packed.values())

@@ -100,10 +100,11 @@ def test_run_batch_of_mixed_lengths_in_uneven_chunks_gives_the_tokens_of_local_g
     assert generate(spans, PROMPTS[5:6]) == expected[5:6]
 
 
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_run_batch_on_pages_that_a_failed_seat_left_gives_the_same_tokens(
-    model_dirs: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+    model_dirs: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
-    span = load_span(open_model(model_dirs("gpt2")), 0, 6)
+    span = load_span(open_model(model_dirs(family)), 0, 6)
     expected = generate([span], PROMPTS[:4])
     new_pool = span.new_pool
     spoilt = []

@@ -37,10 +37,11 @@ def test_run_steps_with_the_threads_found_for_their_like(llama_dir: Path, monkey
         span = load_span(open_model(llama_dir), 2, 4)
         span.step_threads = {1: 1, 16: 3}
         seen = []
-        run_ragged = span.run_ragged
-        monkeypatch.setattr(
-            span, "run_ragged", lambda *args: (seen.append(torch.get_num_threads()), run_ragged(*args))[1]
-        )
+        for name in ("run_lean", "run_ragged"):
+            run = getattr(span, name)
+            monkeypatch.setattr(
+                span, name, lambda *args, run=run: (seen.append(torch.get_num_threads()), run(*args))[1]
+            )
         for num_rows in (1, 7, 8, 32, 33):
             x = torch.zeros(num_rows, span.hidden_size)
             piece = Slice(num_tokens=num_rows, position=0, pages=range(8), want=Want.NOTHING)

@@ -1,0 +1,136 @@
+"""Decoding for families whose blocks are as Llama's: the modules' own projections, and few loops between them.
+
+A block of transformers' modules is some 60 small operations. Between two tokens of one server others run, and weights
+pass through the caches, so that the code of each is fetched from memory again: for a small model that takes longer than
+the weights. Here a block is its matrix products, a norm, attention over the pool, and another norm. A family goes this
+way if its blocks have the parts by the usual names and give, tried out, what transformers' own code does; all others,
+and all steps with prompts, go through transformers' modules.
+
+Sources: paged attention after Kwon et al. 2023, arXiv:2309.06180; rotary embeddings Su et al. 2021, arXiv:2104.09864.
+Legend of shapes: N rows (one a seat), H hidden size, Q query heads, K heads of keys and values, D width of a head.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from swarm.serving.model import lean_kernels
+from swarm.serving.model.batch import PAGE_TOKENS, Slice
+from swarm.serving.model.kv_pool import KVPool
+from swarm.serving.model.lean_kernels import Floats, Ints, LeanKernels, Pair
+
+logger = logging.getLogger(__name__)
+
+_PARTS = (
+    "input_layernorm.weight", "input_layernorm.variance_epsilon", "post_attention_layernorm.weight",
+    "post_attention_layernorm.variance_epsilon", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",
+    "self_attn.o_proj", "self_attn.head_dim", "self_attn.scaling", "mlp",
+)  # fmt: skip
+
+
+@functools.cache
+def kernels() -> LeanKernels | None:
+    """Compiled at the first use on a machine, which takes some seconds. None where they cannot be."""
+    try:
+        return lean_kernels.load()
+    except ImportError as error:
+        logger.warning("decoding is slower here than it could be, because numba cannot be used: %s", error)
+        return None
+
+
+class LeanBlocks:
+    """Runs rows of decodes through `blocks`, whose `rotary` embedding is the model's."""
+
+    def __init__(self, blocks: Sequence[Any], rotary: Any, found: LeanKernels) -> None:
+        self._blocks = [_LeanBlock(block, found) for block in blocks]
+        self._rotary = rotary
+
+    def run(self, x_NH: Tensor, slices: Sequence[Slice], pool: KVPool, first: int, end: int) -> Tensor:
+        """Through blocks `first` to `end`, counted from the span's. `x_NH` float32; every slice is one row."""
+        positions_N = torch.tensor([piece.position for piece in slices])
+        cos, sin = self._rotary(x_NH[None], positions_N[None])
+        rotation = cos[0].contiguous().numpy(), sin[0].contiguous().numpy()
+        places: dict[int, Ints] = {}
+        hidden_NH, delta_NH = x_NH.clone(), torch.zeros_like(x_NH)
+        for index in range(first, end):
+            block, cache = self._blocks[index], (pool.keys_SKD[index].numpy(), pool.values_SKD[index].numpy())
+            if block.window not in places:
+                places[block.window] = _places(slices, block.window)
+            delta_NH = block.run(hidden_NH, delta_NH, rotation, cache, places[block.window])
+        return hidden_NH.add_(delta_NH)
+
+
+class _LeanBlock:
+    def __init__(self, block: Any, found: LeanKernels) -> None:
+        attention = block.self_attn
+        self._attention, self._mlp = attention, block.mlp
+        self._before = _norm(block.input_layernorm)
+        self._between = _norm(block.post_attention_layernorm)
+        self._width = int(attention.head_dim)
+        self._scale = float(attention.scaling)
+        config = getattr(attention, "config", None)
+        # of its own, or for all blocks
+        self.window = int(getattr(attention, "sliding_window", getattr(config, "sliding_window", None)) or 0)
+        self._query_norm, self._key_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
+        self._kernels = found
+
+    def run(self, hidden_NH: Tensor, delta_NH: Tensor, rotation: Pair, cache: Pair, places: Ints) -> Tensor:
+        """Adds to `hidden_NH` what came before, `delta_NH`, and returns what comes after it."""
+        attention = self._attention
+        x_NH = self._norm(hidden_NH, delta_NH, self._before)
+        query_NQD, key_NKD, value_NKD = (
+            project(x_NH).view(len(x_NH), -1, self._width)
+            for project in (attention.q_proj, attention.k_proj, attention.v_proj)
+        )
+        if self._query_norm is not None and self._key_norm is not None:
+            query_NQD, key_NKD = self._query_norm(query_NQD), self._key_norm(key_NKD)
+        out_NQD = torch.empty_like(query_NQD)
+        self._kernels.remember(key_NKD.numpy(), value_NKD.numpy(), rotation, cache, places)
+        self._kernels.attend(query_NQD.numpy(), rotation, cache, places, self._scale, out_NQD.numpy())
+        x_NH = self._norm(hidden_NH, attention.o_proj(out_NQD.view(len(x_NH), -1)), self._between)
+        out_NH: Tensor = self._mlp(x_NH[None])[0]
+        return out_NH
+
+    def _norm(self, hidden_NH: Tensor, delta_NH: Tensor, norm: tuple[Floats, float]) -> Tensor:
+        out_NH = torch.empty_like(hidden_NH)
+        self._kernels.add_norm(hidden_NH.numpy(), delta_NH.numpy(), *norm, out_NH.numpy())
+        return out_NH
+
+
+def _norm(module: Any) -> tuple[Floats, float]:
+    return module.weight.detach().numpy(), float(module.variance_epsilon)
+
+
+def _places(slices: Sequence[Slice], window: int) -> Ints:
+    """As `lean_kernels` has them. A shorter row's last pages are never read."""
+    num_pages = [piece.position // PAGE_TOKENS + 1 for piece in slices]
+    places = np.zeros((len(slices), 2 + max(num_pages)), np.int64)
+    for place, piece, num in zip(places, slices, num_pages, strict=True):
+        place[0] = max(0, piece.position + 1 - window) if window else 0
+        place[1] = piece.position
+        place[2 : 2 + num] = piece.pages[:num]
+    return places
+
+
+def lean_blocks(blocks: Sequence[Any], base: Any, dtype: torch.dtype, device: torch.device) -> LeanBlocks | None:
+    """None where the blocks are built otherwise, or are not computed in float32 on a CPU."""
+    rotary = getattr(base, "rotary_emb", None)
+    if dtype != torch.float32 or device.type != "cpu" or rotary is None:
+        return None
+    if not all(_has(block, part) for block in blocks for part in _PARTS) or (found := kernels()) is None:
+        return None
+    return LeanBlocks(blocks, rotary, found)
+
+
+def _has(block: Any, path: str) -> bool:
+    found = block
+    for name in path.split("."):
+        found = getattr(found, name, None)
+    return found is not None

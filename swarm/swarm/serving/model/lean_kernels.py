@@ -1,0 +1,132 @@
+"""The loops of `lean`, as numba compiles them: without the GIL, and once for a machine, whose cache keeps them.
+
+The functions here are the source; nobody calls them as Python. Sums may be taken in any order, so that LLVM makes
+vectors of them; numbers that are not finite stay so.
+Shapes: N rows, H hidden size, Q query heads, K heads of keys and values, D width of a head, R of it that is rotated,
+S slots of the pool, P pages of the longest row. `rotation` is cosines and sines [N, R], `cache` keys and values
+[S, K, D], `places` [N, 2 + P] of each row the first position that it sees, its own, and the pages of them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swarm.serving.model.batch import PAGE_TOKENS
+
+Floats = NDArray[np.float32]
+Ints = NDArray[np.int64]
+Pair = tuple[Floats, Floats]
+
+_PAGE = PAGE_TOKENS
+_FLAGS = {"reassoc", "contract", "arcp", "nsz"}
+
+
+@dataclass(frozen=True, slots=True)
+class LeanKernels:
+    add_norm: Callable[[Floats, Floats, Floats, float, Floats], None]
+    remember: Callable[[Floats, Floats, Pair, Pair, Ints], None]
+    attend: Callable[[Floats, Pair, Pair, Ints, float, Floats], None]
+
+
+def load() -> LeanKernels:
+    """Compile, or take from numba's cache: beside this file, or the user's where that cannot be written. ImportError
+    where numba is missing or does not support this Python or numpy."""
+    import numba  # noqa: PLC0415 (a third of a second)
+
+    types = numba.types
+    number, rows, heads = types.float32, types.float32[:, ::1], types.float32[:, :, ::1]
+    read_floats, read_rows, read_heads = (types.Array(number, ndim, "C", readonly=True) for ndim in (1, 2, 3))
+    rotation, cache, places = types.UniTuple(read_rows, 2), types.UniTuple(heads, 2), types.int64[:, ::1]
+
+    def compiled(function: Any, signature: Any) -> Any:
+        options = {"nogil": True, "error_model": "numpy", "fastmath": _FLAGS}
+        try:
+            return numba.njit(signature, cache=True, **options)(function)
+        except (RuntimeError, OSError):  # nowhere to write the cache, or no room
+            return numba.njit(signature, **options)(function)
+
+    return LeanKernels(
+        add_norm=compiled(_add_norm, types.void(rows, read_rows, read_floats, number, rows)),
+        remember=compiled(_remember, types.void(read_heads, read_heads, rotation, cache, places)),
+        attend=compiled(_attend, types.void(read_heads, rotation, cache, places, number, heads)),
+    )
+
+
+def _add_norm(hidden_NH: Floats, delta_NH: Floats, weight_H: Floats, eps: np.float32, out_NH: Floats) -> None:
+    """Add `delta_NH` to `hidden_NH`, where it stays, and give its RMS norm."""
+    size = np.float32(hidden_NH.shape[1])
+    for n in range(hidden_NH.shape[0]):
+        hidden_H, delta_H, out_H = hidden_NH[n], delta_NH[n], out_NH[n]
+        total = np.float32(0)
+        for h in range(hidden_H.size):
+            value = hidden_H[h] + delta_H[h]
+            hidden_H[h] = value
+            total += value * value
+        scale = np.float32(1) / np.sqrt(total / size + eps)
+        for h in range(hidden_H.size):
+            out_H[h] = weight_H[h] * (hidden_H[h] * scale)
+
+
+def _remember(key_NKD: Floats, value_NKD: Floats, rotation: Pair, cache: Pair, places: Ints) -> None:
+    """Write each row's keys, rotated, and values into its page. One that begins a page clears the rest of it: whole
+    pages are read elsewhere, and what a seat before has left there may not be finite."""
+    keys_SKD, values_SKD = cache
+    half = rotation[0].shape[1] // 2
+    for n in range(key_NKD.shape[0]):
+        cos_R, sin_R = rotation[0][n], rotation[1][n]
+        position = places[n, 1]
+        slot = places[n, 2 + position // _PAGE] * _PAGE + position % _PAGE
+        if position % _PAGE == 0:
+            keys_SKD[slot : slot + _PAGE] = 0
+            values_SKD[slot : slot + _PAGE] = 0
+        for k in range(key_NKD.shape[1]):
+            key_D, into_D = key_NKD[n, k], keys_SKD[slot, k]
+            into_D[:] = key_D
+            for d in range(half):
+                into_D[d] = key_D[d] * cos_R[d] - key_D[d + half] * sin_R[d]
+                into_D[d + half] = key_D[d + half] * cos_R[d + half] + key_D[d] * sin_R[d + half]
+            values_SKD[slot, k, :] = value_NKD[n, k]
+
+
+def _attend(query_NQD: Floats, rotation: Pair, cache: Pair, places: Ints, scale: np.float32, out_NQD: Floats) -> None:
+    """softmax(scale q k) v of each row's queries, rotated here, over what its pages hold."""
+    keys_SKD, values_SKD = cache
+    half = rotation[0].shape[1] // 2
+    num_shared = query_NQD.shape[1] // keys_SKD.shape[1]
+    query_D = np.empty(query_NQD.shape[2], np.float32)
+    weight_L = np.empty(places[:, 1].max() + 1, np.float32)
+    for n in range(query_NQD.shape[0]):
+        cos_R, sin_R, pages_P = rotation[0][n], rotation[1][n], places[n, 2:]
+        begin, end = places[n, 0], places[n, 1] + 1
+        for q in range(query_NQD.shape[1]):
+            k = q // num_shared
+            raw_D, out_D = query_NQD[n, q], out_NQD[n, q]
+            query_D[:] = raw_D
+            for d in range(half):
+                query_D[d] = raw_D[d] * cos_R[d] - raw_D[d + half] * sin_R[d]
+                query_D[d + half] = raw_D[d + half] * cos_R[d + half] + raw_D[d] * sin_R[d + half]
+            largest = np.float32(-np.inf)
+            for position in range(begin, end):
+                key_D = keys_SKD[pages_P[position // _PAGE] * _PAGE + position % _PAGE, k]
+                score = np.float32(0)
+                for d in range(key_D.size):
+                    score += query_D[d] * key_D[d]
+                score *= scale
+                weight_L[position] = score
+                largest = max(largest, score)
+            total = np.float32(0)
+            for position in range(begin, end):
+                weight = np.exp(weight_L[position] - largest)
+                weight_L[position] = weight
+                total += weight
+            out_D[:] = 0
+            for position in range(begin, end):
+                value_D = values_SKD[pages_P[position // _PAGE] * _PAGE + position % _PAGE, k]
+                weight = weight_L[position] / total
+                for d in range(value_D.size):
+                    out_D[d] += weight * value_D[d]

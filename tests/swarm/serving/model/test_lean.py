@@ -1,0 +1,199 @@
+"""Decodes past a family's modules give what transformers' own code does, and what is in the pool is as it leaves it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from swarm.serving.model import lean
+from swarm.serving.model.batch import PAGE_TOKENS, Batch, Slice, Want
+from swarm.serving.model.files import open_model
+from swarm.serving.model.kv_pool import KVPool
+from swarm.serving.model.span import Span, load_span
+from torch import Tensor
+from transformers import GraniteConfig, LlamaConfig, Qwen2Config, Qwen3Config
+
+NUM_PAGES = 32
+POSITIONS = (0, 5, PAGE_TOKENS - 1, PAGE_TOKENS, 3 * PAGE_TOKENS + 7)
+SMALL = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+}
+
+
+def decodes(positions: tuple[int, ...] = POSITIONS) -> tuple[Slice, ...]:
+    """One row each, on pages that do not follow one another."""
+    pages = torch.randperm(NUM_PAGES, generator=torch.Generator().manual_seed(1)).tolist()
+    slices, used = [], 0
+    for position in positions:
+        num_pages = position // PAGE_TOKENS + 1
+        own = pages[used : used + num_pages]
+        used += num_pages
+        slices.append(Slice(num_tokens=1, position=position, pages=own, want=Want.ALL))
+    return tuple(slices)
+
+
+def filled_pool(span: Span, *, behind: float | None = None) -> KVPool:
+    """The same numbers each time. `behind`: in the pages that POSITIONS' rows begin, left by a seat that failed."""
+    pool = span.new_pool(NUM_PAGES)
+    generator = torch.Generator().manual_seed(2)
+    for tensor in (*pool.keys_SKD, *pool.values_SKD):
+        tensor.copy_(torch.randn(tensor.shape, generator=generator))
+        for piece in decodes():
+            if behind is not None and piece.position % PAGE_TOKENS == 0:
+                page = piece.pages[piece.position // PAGE_TOKENS]
+                tensor[page * PAGE_TOKENS : (page + 1) * PAGE_TOKENS] = behind
+    return pool
+
+
+def rows(span: Span, num_rows: int) -> Tensor:
+    return torch.randn(num_rows, span.hidden_size, generator=torch.Generator().manual_seed(3))
+
+
+@pytest.fixture(params=["llama", "qwen3", "mistral", "mixtral"])
+def span(request: pytest.FixtureRequest, model_dirs: Callable[[str], Path]) -> Span:
+    return load_span(open_model(model_dirs(request.param)), 1, 4)
+
+
+def test_run_lean_gives_what_transformers_does_and_remembers_the_same(span: Span) -> None:
+    assert span.is_lean
+    slices, x = decodes(), rows(span, len(POSITIONS))
+    pools = [filled_pool(span) for _ in range(2)]
+    with torch.inference_mode():
+        expected, found = span.run_alone(x, slices, pools[0]), span.run_lean(x, slices, pools[1])
+    for own, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-5)
+    tensors = zip(*([*pool.keys_SKD, *pool.values_SKD] for pool in pools), strict=True)
+    for theirs, ours in tensors:
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_run_of_decodes_is_lean_and_of_prompts_is_not(span: Span, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = list[str]()
+    for name in ("run_lean", "run_ragged"):
+        run = getattr(span, name)
+        monkeypatch.setattr(span, name, lambda *args, run=run, name=name: (calls.append(name), run(*args))[1])
+    prompt = Slice(num_tokens=2, position=0, pages=[31], want=Want.ALL)
+    for slices in (decodes(), (*decodes(), prompt)):
+        x = rows(span, sum(piece.num_tokens for piece in slices))
+        span.run(Batch(x=x, slices=slices, start=1, end=4), filled_pool(span))
+    assert calls == ["run_lean", "run_ragged"]
+
+
+def test_run_lean_row_does_not_depend_on_the_rows_beside_it(span: Span) -> None:
+    if "Mixtral" in type(span._model).__name__:
+        pytest.skip("experts compute their rows together")
+    slices, x = decodes(), rows(span, len(POSITIONS))
+    with torch.inference_mode():
+        together = span.run_lean(x, slices, filled_pool(span))
+        for row, piece in enumerate(slices):
+            (alone,) = span.run_lean(x[row : row + 1], [piece], filled_pool(span))
+            assert alone is not None
+            assert torch.equal(alone, together[row])
+
+
+def test_run_lean_on_a_page_that_a_failed_seat_left_reads_and_leaves_nothing_of_it(span: Span) -> None:
+    slices, x = decodes(), rows(span, len(POSITIONS))
+    pools = filled_pool(span), filled_pool(span, behind=torch.nan)
+    with torch.inference_mode():
+        clean, spoilt = (span.run_lean(x, slices, pool) for pool in pools)
+    for own, other in zip(spoilt, clean, strict=True):
+        assert torch.equal(own, other)
+    assert all(tensor.isfinite().all() for tensor in (*pools[1].keys_SKD, *pools[1].values_SKD))
+
+
+def test_run_lean_keeps_what_is_not_finite_in_its_own_row(span: Span) -> None:
+    slices, x = decodes(), rows(span, len(POSITIONS))
+    x[1, 3] = torch.inf
+    with torch.inference_mode():
+        outputs = span.run_lean(x, slices, filled_pool(span))
+    assert [bool(out.isfinite().all()) for out in outputs if out is not None] == [True, False, True, True, True]
+
+
+def test_run_lean_first_and_last_blocks_take_tokens_and_give_logits(model_dirs: Callable[[str], Path]) -> None:
+    span = load_span(open_model(model_dirs("llama")), 0, 6)
+    wants = [Want.LAST, Want.NOTHING, Want.ALL, Want.LAST, Want.NOTHING]
+    slices = tuple(
+        Slice(num_tokens=1, position=piece.position, pages=piece.pages, want=want)
+        for piece, want in zip(decodes(), wants, strict=True)
+    )
+    x = torch.arange(2, 2 + len(slices))
+    with torch.inference_mode():
+        expected = span.run_ragged(x, slices, filled_pool(span))
+        found = span.run_lean(x, slices, filled_pool(span))
+    assert [out is None for out in found] == [want is Want.NOTHING for want in wants]
+    for own, other in zip(found, expected, strict=True):
+        if own is not None:
+            assert own.shape == (1, span.vocab_size)
+            torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.fixture
+def write_config(tmp_path: Path) -> Callable[[object], Path]:
+    from transformers import AutoModelForCausalLM  # noqa: PLC0415 (seconds, for few tests)
+
+    def write(config: object) -> Path:
+        torch.manual_seed(0)
+        AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+        return tmp_path
+
+    return write
+
+
+LEAN = {
+    "with biases": Qwen2Config(**SMALL),
+    "with norms of heads": Qwen3Config(**SMALL, head_dim=16),
+    "scaled rotations": LlamaConfig(
+        **SMALL,
+        rope_parameters={
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "rope_theta": 1e4,
+            "original_max_position_embeddings": 128,
+        },
+    ),
+    "windows in some blocks": Qwen2Config(
+        **SMALL,
+        use_sliding_window=True,
+        sliding_window=24,
+        layer_types=["full_attention", "sliding_attention", "sliding_attention"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(LEAN))
+def test_load_of_a_family_like_llama_is_lean(write_config: Callable[[object], Path], name: str) -> None:
+    span = load_span(open_model(write_config(LEAN[name])), 0, 3)
+    assert span.is_lean
+    slices, x = decodes(), torch.arange(len(POSITIONS))
+    with torch.inference_mode():
+        expected, found = (run(x, slices, filled_pool(span)) for run in (span.run_alone, span.run_lean))
+    for own, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-5)
+
+
+def test_load_of_a_family_with_the_same_parts_that_puts_them_together_otherwise_is_not_lean(
+    write_config: Callable[[object], Path],
+) -> None:
+    span = load_span(open_model(write_config(GraniteConfig(**SMALL, residual_multiplier=0.5))), 0, 3)
+    assert span._lean is not None
+    assert span.is_ragged
+    assert not span.is_lean
+
+
+def test_load_without_compiled_loops_is_not_lean(
+    model_dirs: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lean, "kernels", lambda: None)
+    assert not load_span(open_model(model_dirs("llama")), 1, 4).is_lean
+
+
+def test_load_in_half_precision_is_not_lean(model_dirs: Callable[[str], Path]) -> None:
+    assert not load_span(open_model(model_dirs("llama")), 1, 4, dtype=torch.bfloat16).is_lean

@@ -28,7 +28,7 @@ from swarm.training.run_config import DataConfig, InnerConfig, RunConfig
 from swarm.training.signed_run import SignedRun
 from swarm.training.state import ReplicaState
 from swarm.training.trainer import Trainer, TrainerOptions
-from swarm_compression import get_codec
+from swarm_compression import Codec, get_codec
 from swarm_protocol.identity import Identity
 from torch import Tensor
 
@@ -270,6 +270,8 @@ class SpoiledCodec:
     """int8, except for what it sends; it tolerates whatever it gets."""
 
     name = "spoiled"
+    is_quick = False
+    combine = Codec.combine
 
     def __init__(self, spoil: Callable[[bytes], bytes]) -> None:
         self._honest = get_codec("int8")

@@ -18,26 +18,49 @@ The loops are `int8_cpu`'s on the CPU and `int8_cuda`'s on a GPU. Shapes: N valu
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
 from swarm_compression import int8_cuda
-from swarm_compression.codec import Codec, CodecError
-from swarm_compression.int8_cpu import accumulate, dequantize, quantize
-from swarm_compression.int8_kernels import BLOCK_VALUES, MAX_CODE, MIN_ABSMAX, SCALE_MASK
+from swarm_compression.codec import Codec, CodecError, Data, check_size
+from swarm_compression.int8_cpu import accumulate, check, chosen, dequantize, is_quick, quantize
+from swarm_compression.int8_kernels import BLOCK_VALUES
 
-# the bit patterns of positive fp32 numbers are ordered as the numbers are
-_MIN_SCALE_BITS = int(np.array(MIN_ABSMAX / MAX_CODE, dtype="<f4").view("<i4")) & SCALE_MASK
-_MAX_SCALE_BITS = int(np.array(np.finfo(np.float32).max / MAX_CODE, dtype="<f4").view("<i4")) & SCALE_MASK
+_SLAB_BLOCKS = 1 << 7
 
 
 class Int8Codec(Codec):
     def __init__(self) -> None:
         super().__init__("int8")
 
+    @property
+    def is_quick(self) -> bool:
+        return is_quick()
+
     def encoded_bytes(self, num_values: int) -> int:
         return num_values + 4 * _num_blocks(num_values)
+
+    def combine(self, encoded: Sequence[Data], weights: Sequence[float], num_values: int, buffer: bytearray) -> None:
+        # a slab's sum stays in the core's cache, and is all the memory that this takes
+        kernels = chosen()
+        wires = [_split(np.frombuffer(data, dtype=np.uint8), num_values) for data in encoded]
+        scale_K = np.empty(_num_blocks(num_values), dtype=np.float32)
+        wire = np.frombuffer(check_size(buffer, num_values, self.encoded_bytes(num_values)), dtype=np.uint8)
+        code_N = wire[scale_K.nbytes :].view(np.int8)
+        sum_S = np.empty(min(num_values, _SLAB_BLOCKS * BLOCK_VALUES), dtype=np.float32)
+        for start in range(0, scale_K.size, _SLAB_BLOCKS):
+            blocks = slice(start, start + _SLAB_BLOCKS)
+            values = slice(start * BLOCK_VALUES, min((start + _SLAB_BLOCKS) * BLOCK_VALUES, num_values))
+            slab_S = sum_S[: values.stop - values.start]
+            slab_S.fill(0)
+            for (bits_K, codes_N), weight in zip(wires, weights, strict=True):
+                kernels.accumulate(codes_N[values], bits_K[blocks].view(np.float32), np.float32(weight), slab_S)
+            if not kernels.quantize(slab_S, scale_K[blocks], code_N[values]):
+                raise CodecError("a value is not finite")
+        wire[: scale_K.nbytes].view("<f4")[:] = scale_K
 
     def _write(self, x_N: Tensor, wire: NDArray[np.uint8]) -> None:
         num_blocks = _num_blocks(x_N.numel())
@@ -66,15 +89,19 @@ def _num_blocks(num_values: int) -> int:
     return -(-num_values // BLOCK_VALUES)
 
 
+def _split(wire: NDArray[np.uint8], num_values: int) -> tuple[NDArray[np.int32], NDArray[np.int8]]:
+    """The scales' bits [K], aligned, whatever `wire` is, and codes [N]."""
+    num_scale_bytes = 4 * _num_blocks(num_values)
+    return wire[:num_scale_bytes].view("<i4").astype(np.int32), wire[num_scale_bytes:].view(np.int8)
+
+
 def _checked(wire: NDArray[np.uint8], num_values: int) -> tuple[NDArray[np.float32], NDArray[np.int8]]:
     """Scales [K] and codes [N]. Refuses all that no encoder writes before a value is touched: scales that are negative,
     not finite, under the least or with over 16 significant bits, and the code -128."""
-    num_scale_bytes = 4 * _num_blocks(num_values)
-    bits_K = wire[:num_scale_bytes].view("<i4").astype(np.int32)  # aligned, whatever `wire` is
-    in_range_K = (bits_K >= _MIN_SCALE_BITS) & (bits_K <= _MAX_SCALE_BITS)
-    if not bool((((bits_K == 0) | in_range_K) & (bits_K & ~SCALE_MASK == 0)).all()):
+    bits_K, code_N = _split(wire, num_values)
+    scales_are_sound, codes_are_sound = check(bits_K, code_N)
+    if not scales_are_sound:
         raise CodecError("a scale is negative, not finite, or not one that an encoder writes")
-    code_N = wire[num_scale_bytes:].view(np.int8)
-    if num_values and code_N.min() < -MAX_CODE:
+    if not codes_are_sound:
         raise CodecError("-128 is not a code")
     return bits_K.view(np.float32), code_N

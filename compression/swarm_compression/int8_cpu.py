@@ -22,6 +22,7 @@ from typing import TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from swarm_compression import int8_fused, int8_plain
 from swarm_compression.int8_kernels import BLOCK_VALUES, Codes, Floats, Kernels
@@ -57,6 +58,15 @@ def accumulate(code_N: Codes, scale_K: Floats, weight: np.float32, acc_N: Floats
     _on_cores(cut, acc_N.size)
 
 
+def check(bits_K: NDArray[np.int32], code_N: Codes) -> tuple[bool, bool]:
+    return chosen().check(bits_K, code_N)
+
+
+def is_quick() -> bool:
+    """Whether the fused loops are ready: never waits for them to be compiled."""
+    return bool(chosen.cache_info().currsize) and chosen() is not int8_plain.KERNELS
+
+
 @functools.cache
 def chosen() -> Kernels:
     """The fastest that this machine has. Blocks for a second the first time on a machine."""
@@ -74,7 +84,9 @@ def warm_up() -> None:
 
 def _on_cores(cut: Callable[[slice, slice], T], num_values: int) -> list[T]:
     """`cut(values, blocks)` over all of `num_values`, the last piece on the calling thread."""
-    num_pieces = min(torch.get_num_threads(), max(1, num_values // CORE_VALUES))
+    num_pieces = min(torch.get_num_threads(), num_values // CORE_VALUES)
+    if num_pieces <= 1:
+        return [cut(slice(None), slice(None))]
     num_blocks = -(-num_values // BLOCK_VALUES)
     borders = [num_blocks * piece // num_pieces for piece in range(num_pieces + 1)]
     pieces = [

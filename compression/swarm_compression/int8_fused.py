@@ -13,13 +13,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from swarm_compression.int8_kernels import BLOCK_VALUES, MAX_CODE, MIN_ABSMAX, SCALE_MASK, Codes, Floats, Kernels
+from swarm_compression.int8_kernels import (
+    BLOCK_VALUES,
+    MAX_CODE,
+    MAX_SCALE_BITS,
+    MIN_ABSMAX,
+    MIN_SCALE_BITS,
+    SCALE_MASK,
+    Codes,
+    Floats,
+    Kernels,
+)
 
 _B = BLOCK_VALUES
 _MAX_CODE = np.float32(MAX_CODE)
 _MASK = np.int32(SCALE_MASK)
 _MAGNITUDE = np.int32(0x7FFFFFFF)
 _INFINITY = np.int32(0x7F800000)
+_MIN_SCALE_BITS = np.int32(MIN_SCALE_BITS)
+_MAX_SCALE_BITS = np.int32(MAX_SCALE_BITS)
 _MIN_ABSMAX_BITS = np.float32(MIN_ABSMAX).view(np.int32)
 # adding and subtracting 1.5 * 2^23 rounds what is under 2^22 to the nearest integer, ties to even, in vectors
 _ROUND = np.float32(1.5 * 2**23)
@@ -35,6 +47,7 @@ def load() -> Kernels:
     read_floats, read_ints, read_codes = (
         types.Array(array.dtype, 1, "C", readonly=True) for array in (floats, ints, codes)
     )
+    two = types.UniTuple(types.boolean, 2)
 
     def compiled(function: Any, signature: Any) -> Any:
         try:
@@ -49,6 +62,7 @@ def load() -> Kernels:
         ),
         dequantize=compiled(_dequantize, types.void(read_codes, read_floats, floats)),
         accumulate=compiled(_accumulate, types.void(read_codes, read_floats, types.float32, floats)),
+        check=compiled(_check, two(read_ints, read_codes)),
     )
 
 
@@ -94,3 +108,15 @@ def _accumulate(code_N: Codes, scale_K: Floats, weight: np.float32, acc_N: Float
         scale = scale_K[k]
         for c in range(acc_C.size):
             acc_C[c] += weight * (np.float32(code_C[c]) * scale)
+
+
+def _check(bits_K: NDArray[np.int32], code_N: Codes) -> tuple[bool, bool]:
+    num_wrong = 0
+    for k in range(bits_K.size):
+        bits = bits_K[k]
+        in_range = (bits >= _MIN_SCALE_BITS) & (bits <= _MAX_SCALE_BITS)
+        num_wrong += not (((bits == 0) | in_range) & (bits & ~_MASK == 0))
+    least = np.int8(0)
+    for n in range(code_N.size):
+        least = min(least, code_N[n])
+    return num_wrong == 0, bool(least >= -MAX_CODE)

@@ -16,6 +16,9 @@ BLOCK_VALUES = 256
 MAX_CODE = 127
 MIN_ABSMAX = 2.0**-100
 SCALE_MASK = -256  # clears the 8 low bits of an fp32's 24 significant ones
+# the bit patterns of positive fp32 numbers are ordered as the numbers are
+MIN_SCALE_BITS = int(np.array(MIN_ABSMAX / MAX_CODE, dtype="<f4").view("<i4")) & SCALE_MASK
+MAX_SCALE_BITS = int(np.array(np.finfo(np.float32).max / MAX_CODE, dtype="<f4").view("<i4")) & SCALE_MASK
 
 Floats: TypeAlias = NDArray[np.float32]
 Codes: TypeAlias = NDArray[np.int8]
@@ -29,3 +32,5 @@ class Kernels:
     """(code_N, scale_K, x_N): write values."""
     accumulate: Callable[[Codes, Floats, np.float32, Floats], None]
     """(code_N, scale_K, weight, acc_N): add weight * (code * scale), each operation rounded to fp32 by itself."""
+    check: Callable[[NDArray[np.int32], Codes], tuple[bool, bool]]
+    """(bits_K, code_N): whether the scales with these bits, and the codes, are all such as an encoder writes."""

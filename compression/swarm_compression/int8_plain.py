@@ -10,9 +10,20 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from swarm_compression.int8_kernels import BLOCK_VALUES, MAX_CODE, MIN_ABSMAX, SCALE_MASK, Codes, Floats, Kernels
+from swarm_compression.int8_kernels import (
+    BLOCK_VALUES,
+    MAX_CODE,
+    MAX_SCALE_BITS,
+    MIN_ABSMAX,
+    MIN_SCALE_BITS,
+    SCALE_MASK,
+    Codes,
+    Floats,
+    Kernels,
+)
 
 _SLAB_BLOCKS = 1 << 9
 
@@ -54,6 +65,12 @@ def _accumulate(code_N: Codes, scale_K: Floats, weight: np.float32, acc_N: Float
         np.add(acc_N[values], product_S, out=acc_N[values])
 
 
+def _check(bits_K: NDArray[np.int32], code_N: Codes) -> tuple[bool, bool]:
+    in_range_K = (bits_K >= MIN_SCALE_BITS) & (bits_K <= MAX_SCALE_BITS)
+    sound_K = ((bits_K == 0) | in_range_K) & (bits_K & ~SCALE_MASK == 0)
+    return bool(sound_K.all()), not code_N.size or bool(code_N.min() >= -MAX_CODE)
+
+
 def _scale_slab(x_S: Floats, scale_K: Floats) -> None:
     num_whole = x_S.size // BLOCK_VALUES
     whole_KC = x_S[: num_whole * BLOCK_VALUES].reshape(-1, BLOCK_VALUES)
@@ -70,4 +87,4 @@ def _slabs(num_values: int) -> Iterator[tuple[slice, slice]]:
         )
 
 
-KERNELS = Kernels(quantize=_quantize, dequantize=_dequantize, accumulate=_accumulate)
+KERNELS = Kernels(quantize=_quantize, dequantize=_dequantize, accumulate=_accumulate, check=_check)

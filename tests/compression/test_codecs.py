@@ -32,6 +32,27 @@ def test_get_codec_unknown_name_lists_the_known_ones() -> None:
 
 
 @every_codec
+@pytest.mark.parametrize("num_values", [0, 1, 300, 32768, 100_001])
+def test_combine_gives_the_bytes_of_the_sum_that_accumulate_makes(name: str, num_values: int) -> None:
+    codec, weights = get_codec(name), (0.3, 0.0, 0.7 / 3)
+    encoded = [codec.encode(known_vector(num_values).roll(each)) for each in range(3)]
+    sum_N = torch.zeros(num_values)
+    for data, weight in zip(encoded, weights, strict=True):
+        codec.accumulate(data, weight, sum_N)
+    buffer = bytearray(codec.encoded_bytes(num_values))
+    codec.combine([*encoded[:2], memoryview(b"!" + encoded[2])[1:]], weights, num_values, buffer)
+    assert buffer == codec.encode(sum_N)
+
+
+@every_codec
+def test_combine_of_a_sum_that_is_not_finite_is_refused(name: str) -> None:
+    codec = get_codec(name)
+    data = codec.encode(torch.full((40_000,), 60000.0))
+    with np.errstate(over="ignore"), pytest.raises(CodecError):
+        codec.combine([data] * 3, [3e38] * 3, 40_000, bytearray(len(data)))
+
+
+@every_codec
 def test_get_codec_known_name_gives_the_codec_of_that_name(name: str) -> None:
     assert get_codec(name).name == name
 

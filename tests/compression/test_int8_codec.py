@@ -10,7 +10,7 @@ import torch
 from compression.vectors import any_vectors, known_vector
 from hypothesis import given
 from swarm_compression import CodecError, get_codec
-from swarm_compression.int8 import BLOCK_VALUES, MIN_ABSMAX
+from swarm_compression.int8_kernels import BLOCK_VALUES, MIN_ABSMAX
 
 INT8 = get_codec("int8")
 

@@ -16,10 +16,19 @@ from compression.vectors import any_vectors, known_vector
 from hypothesis import given
 from hypothesis import strategies as st
 from swarm_compression import get_codec, int8_cpu, int8_fused, warm_up
-from swarm_compression.int8_kernels import BLOCK_VALUES, Codes, Floats, Kernels
+from swarm_compression.int8_kernels import (
+    BLOCK_VALUES,
+    MAX_SCALE_BITS,
+    MIN_SCALE_BITS,
+    Codes,
+    Floats,
+    Kernels,
+)
 from swarm_compression.int8_plain import KERNELS as PLAIN
 
 FUSED = int8_fused.load()
+SOUND_BITS = [0, MIN_SCALE_BITS, MAX_SCALE_BITS]
+SCALE_BITS = [*SOUND_BITS, 1, MIN_SCALE_BITS - 256, MIN_SCALE_BITS + 1, MAX_SCALE_BITS + 256, -(2**31)]
 finite_weights = st.floats(width=32, min_value=-4, max_value=4)
 
 
@@ -59,6 +68,23 @@ def test_fused_dequantize_and_accumulate_equal_plain(x_N: torch.Tensor, acc: st.
         # two roundings, one after the other
         assert acc_N.tobytes() == (start_N + np.float32(weight) * decoded_N).tobytes()
     assert outputs[0][0].tobytes() == outputs[1][0].tobytes()
+
+
+@given(
+    bits=st.lists(st.integers(-(2**31), 2**31 - 1) | st.sampled_from(SCALE_BITS), max_size=40),
+    codes=st.binary(max_size=300),
+)
+def test_fused_check_equals_plain(bits: list[int], codes: bytes) -> None:
+    bits_K, code_N = np.array(bits, np.int32), np.frombuffer(codes, np.int8)
+    assert FUSED.check(bits_K, code_N) == PLAIN.check(bits_K, code_N)
+    assert FUSED.check(bits_K, code_N)[1] == (b"\x80" not in codes)
+
+
+@pytest.mark.parametrize("kernels", [FUSED, PLAIN], ids=["fused", "plain"])
+@pytest.mark.parametrize("bits", SCALE_BITS)
+def test_check_knows_the_least_and_the_largest_scale(kernels: Kernels, bits: int) -> None:
+    many_K = np.array([MIN_SCALE_BITS] * 20 + [bits] + [0] * 20, np.int32)
+    assert kernels.check(many_K, np.empty(0, np.int8)) == (bits in SOUND_BITS, True)
 
 
 @pytest.mark.parametrize("kernels", [FUSED, PLAIN], ids=["fused", "plain"])
@@ -121,6 +147,14 @@ def test_warm_up_chooses_the_fused_loops_where_numba_is() -> None:
     assert int8_cpu.chosen().quantize.__module__ == "swarm_compression.int8_fused"
 
 
+def test_codec_is_quick_once_its_fused_loops_are_there() -> None:
+    int8_cpu.chosen.cache_clear()
+    assert not get_codec("int8").is_quick
+    warm_up()
+    assert get_codec("int8").is_quick
+    assert not get_codec("fp16").is_quick
+
+
 def test_without_numba_the_plain_loops_give_the_same_bytes(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -131,6 +165,7 @@ def test_without_numba_the_plain_loops_give_the_same_bytes(
     try:
         assert get_codec("int8").encode(x_N) == expected
         assert int8_cpu.chosen() is PLAIN
+        assert not get_codec("int8").is_quick
         assert "numba" in caplog.text
     finally:
         int8_cpu.chosen.cache_clear()
@@ -148,7 +183,7 @@ def test_load_where_the_cache_cannot_be_written_compiles_all_the_same(monkeypatc
     monkeypatch.setattr(numba, "njit", njit)
     x_N = known_vector(300).numpy()
     assert quantized(int8_fused.load(), x_N)[2].tobytes() == quantized(PLAIN, x_N)[2].tobytes()
-    assert len(refused) == 3
+    assert len(refused) == 4
 
 
 def test_import_leaves_numba_alone() -> None:

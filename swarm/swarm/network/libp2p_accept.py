@@ -15,7 +15,7 @@ from swarm_protocol.proto import p2pd_pb2
 
 from swarm.network.binary_addr import peer_id_text
 from swarm.network.interface import StreamHandler
-from swarm.network.libp2p_control import BACKLOG, STREAM_BUFFER_BYTES, ControlError, read_message
+from swarm.network.libp2p_control import BACKLOG, ControlError, read_message
 from swarm.network.libp2p_host import Host
 from swarm.network.libp2p_stream import Libp2pStream
 
@@ -39,9 +39,7 @@ class StreamServer:
 
     async def start(self) -> None:
         path = self._host.daemon.listen_socket
-        self._server = await asyncio.start_unix_server(
-            self._connected, path, limit=STREAM_BUFFER_BYTES, backlog=BACKLOG
-        )
+        self._server = await asyncio.start_unix_server(self._connected, path, backlog=BACKLOG)
 
     def close(self) -> None:
         if self._server is not None:

@@ -17,6 +17,9 @@ from swarm.network.framing import Kind
 SCRATCH_BYTES = 2**14
 """What is read at once where headers and short bodies come: several messages of a model's server."""
 
+_TAKEN_BYTES = 2**16
+"""What is taken at once from a reader, which may hold much: no more of it is to be there twice."""
+
 
 class Wire(asyncio.BufferedProtocol):
     """`announced(kind, length)` hears of a frame before anything is allocated for it, and `accept(kind, length, body)`
@@ -33,12 +36,13 @@ class Wire(asyncio.BufferedProtocol):
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._room = asyncio.Event()
         self._room.set()
+        self._is_running = False
         self.is_lost = False  # nobody can write any more
 
     @property
     def has_room(self) -> bool:
-        """Whether `drained` would return at once."""
-        return self._room.is_set() and not self.is_lost
+        """Whether `drained` would return at once. Not before `run`, when nobody says that there is none."""
+        return self._is_running and self._room.is_set() and not self.is_lost
 
     async def run(self, reader: asyncio.StreamReader, transport: asyncio.Transport) -> None:
         """Take the connection over from `reader`, with what it holds, until the other side leaves. Raises
@@ -47,6 +51,7 @@ class Wire(asyncio.BufferedProtocol):
         transport.set_protocol(self)
         # a sender waits until the system has its message, and then nobody holds it
         transport.set_write_buffer_limits(high=0)
+        self._is_running = True
         try:
             for data in _unread(reader):
                 self._feed(data)
@@ -61,6 +66,8 @@ class Wire(asyncio.BufferedProtocol):
 
     async def drained(self) -> None:
         """Until there is room to write. Raises ConnectionError if the connection is lost."""
+        if not self._is_running:
+            await asyncio.sleep(0)  # the task that runs this has its turn
         await self._room.wait()
         if self.is_lost:
             raise ConnectionError
@@ -149,7 +156,7 @@ class Wire(asyncio.BufferedProtocol):
 def _unread(reader: asyncio.StreamReader) -> Iterator[bytes]:
     """What `reader` holds, without waiting for more."""
     while not reader.at_eof():
-        reading = reader.read(framing.WINDOW_BYTES)
+        reading = reader.read(_TAKEN_BYTES)
         try:
             reading.send(None)
         except StopIteration as done:

@@ -22,8 +22,8 @@ from swarm.training.stand_in import MIN_MEMBERS, backup_of
 
 logger = logging.getLogger(__name__)
 
-AHEAD_FRAMES = 9
-"""How many slices a member has on its way to all owners together: 1.1 MiB of int8."""
+AHEAD_FRAMES = 6
+"""How many slices a member has on its way to all owners together: 0.8 MiB of int8."""
 
 MIN_AHEAD_FRAMES = 2
 """To one owner: one travels while the other is worked on."""

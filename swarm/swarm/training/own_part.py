@@ -94,7 +94,10 @@ class OwnPart:
         if index == 0:
             await streams.faults.reached("round.reducing")
         buffer = streams.buffer(frame)
-        await streams.off_loop(self._owner.reduce, encoded, num_values(frame), buffer)
+        if self._owner.is_quick:
+            self._owner.reduce(encoded, num_values(frame), buffer)
+        else:
+            await streams.off_loop(self._owner.reduce, encoded, num_values(frame), buffer)
         if index == 0:
             await streams.faults.reached("round.reduced")
         self._part.put(index, buffer)

@@ -1,7 +1,7 @@
 """What travels over the streams of one reduction: openings, this member's slices of parts, and parts' results.
 
-Whoever calls owns the stream. Encoding runs in the executor; a result is checked, which takes microseconds, as it
-comes. Shapes: N values of the vector.
+Whoever calls owns the stream. Encoding runs in the executor, unless the codec is so quick that a thread would only cost
+time; a result is checked, which takes microseconds, as it comes. Shapes: N values of the vector.
 """
 
 from __future__ import annotations
@@ -53,6 +53,8 @@ class PartStreams:
         self._signed = signed
         self._delta_N = delta_N
         self._executor = executor
+        on_cpu = delta_N is not None and delta_N.device.type == "cpu"
+        self._encodes_at_once = on_cpu and scheme.feedback is None and scheme.codec.is_quick
 
     @asynccontextmanager
     async def open(self, peer: str, opening: ReduceOpening) -> AsyncIterator[Stream]:
@@ -64,7 +66,10 @@ class PartStreams:
     async def encoded(self, frame: slice) -> bytearray:
         """This member's slice for one frame. Raises RoundError."""
         buffer = self.buffer(frame)
-        await self.off_loop(self._encode, frame, buffer)
+        if self._encodes_at_once:
+            self._encode(frame, buffer)
+        else:
+            await self.off_loop(self._encode, frame, buffer)
         return buffer
 
     def buffer(self, frame: slice) -> bytearray:

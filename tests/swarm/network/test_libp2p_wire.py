@@ -112,6 +112,28 @@ def test_frame_that_is_refused_when_announced_gets_no_memory_and_ends_the_readin
     in_each_loop(case)
 
 
+def test_who_writes_before_the_wire_runs_lets_it_begin_and_then_waits_for_room() -> None:
+    async def case(near: Near) -> None:
+        running = asyncio.create_task(near.run())
+        assert not near.wire.has_room
+        await near.wire.drained()
+        assert near.wire.has_room
+        near.writer.write(bytes(4 << 20))
+        assert not near.wire.has_room
+        near.far.close()
+        await running
+
+    in_each_loop(case)
+
+
+def test_drained_before_the_wire_runs_comes_back() -> None:
+    async def case(near: Near) -> None:
+        async with asyncio.timeout(5):
+            await near.wire.drained()
+
+    in_each_loop(case)
+
+
 def test_drained_waits_until_the_system_has_all_and_raises_when_the_connection_is_lost() -> None:
     async def case(near: Near) -> None:
         running = asyncio.create_task(near.run())

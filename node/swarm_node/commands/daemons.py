@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,6 +29,9 @@ def seed(flags: Flags) -> int:
 def join(flags: Flags) -> int:
     config = flags.resolve()
     _check_work(config)
+    if config.model:
+        # torch's threads would look for work for milliseconds after each step of decoding, on cores that others need
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     return live(flags, config, _volunteer_role, joins=True)
 
 

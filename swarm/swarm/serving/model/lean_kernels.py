@@ -93,40 +93,54 @@ def _remember(key_NKD: Floats, value_NKD: Floats, rotation: Pair, cache: Pair, p
             values_SKD[slot, k, :] = value_NKD[n, k]
 
 
-def _attend(query_NQD: Floats, rotation: Pair, cache: Pair, places: Ints, scale: np.float32, out_NQD: Floats) -> None:
-    """softmax(scale q k) v of each row's queries, rotated here, over what its pages hold."""
+def _attend(  # noqa: C901, PLR0912 (loops, one in another)
+    query_NQD: Floats, rotation: Pair, cache: Pair, places: Ints, scale: np.float32, out_NQD: Floats
+) -> None:
+    """softmax(scale q k) v of each row's queries, rotated here, over what its pages hold: all heads of a position
+    together, so that memory is read in its order."""
     keys_SKD, values_SKD = cache
     half = rotation[0].shape[1] // 2
-    num_shared = query_NQD.shape[1] // keys_SKD.shape[1]
-    query_D = np.empty(query_NQD.shape[2], np.float32)
-    weight_L = np.empty(places[:, 1].max() + 1, np.float32)
+    num_heads, width = query_NQD.shape[1:]
+    num_shared = num_heads // keys_SKD.shape[1]
+    longest = places[:, 1].max() + 1
+    query_QD = np.empty((num_heads, width), np.float32)
+    weight_QL = np.empty((num_heads, longest), np.float32)
+    slot_L = np.empty(longest, np.int64)
     for n in range(query_NQD.shape[0]):
-        cos_R, sin_R, pages_P = rotation[0][n], rotation[1][n], places[n, 2:]
-        begin, end = places[n, 0], places[n, 1] + 1
-        for q in range(query_NQD.shape[1]):
-            k = q // num_shared
-            raw_D, out_D = query_NQD[n, q], out_NQD[n, q]
+        begin = places[n, 0]
+        num_seen = places[n, 1] + 1 - begin
+        for i in range(num_seen):
+            slot_L[i] = places[n, 2 + (begin + i) // _PAGE] * _PAGE + (begin + i) % _PAGE
+        cos_R, sin_R, out_QD = rotation[0][n], rotation[1][n], out_NQD[n]
+        for q in range(num_heads):
+            raw_D, query_D = query_NQD[n, q], query_QD[q]
             query_D[:] = raw_D
             for d in range(half):
                 query_D[d] = raw_D[d] * cos_R[d] - raw_D[d + half] * sin_R[d]
                 query_D[d + half] = raw_D[d + half] * cos_R[d + half] + raw_D[d] * sin_R[d + half]
-            largest = np.float32(-np.inf)
-            for position in range(begin, end):
-                key_D = keys_SKD[pages_P[position // _PAGE] * _PAGE + position % _PAGE, k]
+        for i in range(num_seen):
+            keys_KD = keys_SKD[slot_L[i]]
+            for q in range(num_heads):
+                key_D, query_D = keys_KD[q // num_shared], query_QD[q]
                 score = np.float32(0)
-                for d in range(key_D.size):
+                for d in range(width):
                     score += query_D[d] * key_D[d]
-                score *= scale
-                weight_L[position] = score
-                largest = max(largest, score)
+                weight_QL[q, i] = score * scale
+        for q in range(num_heads):
+            weight_L = weight_QL[q]
+            largest = np.float32(-np.inf)
+            for i in range(num_seen):
+                largest = max(largest, weight_L[i])
             total = np.float32(0)
-            for position in range(begin, end):
-                weight = np.exp(weight_L[position] - largest)
-                weight_L[position] = weight
-                total += weight
-            out_D[:] = 0
-            for position in range(begin, end):
-                value_D = values_SKD[pages_P[position // _PAGE] * _PAGE + position % _PAGE, k]
-                weight = weight_L[position] / total
+            for i in range(num_seen):
+                weight_L[i] = np.exp(weight_L[i] - largest)
+                total += weight_L[i]
+            for i in range(num_seen):
+                weight_L[i] /= total
+        out_QD[:] = 0
+        for i in range(num_seen):
+            values_KD = values_SKD[slot_L[i]]
+            for q in range(num_heads):
+                value_D, out_D, weight = values_KD[q // num_shared], out_QD[q], weight_QL[q, i]
                 for d in range(value_D.size):
                     out_D[d] += weight * value_D[d]

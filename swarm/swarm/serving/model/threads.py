@@ -1,7 +1,8 @@
 """How many of a processor's cores a step of few rows is worth.
 
-Decoding waits for memory, so a second core adds little to it, while whoever else is on the machine (the network's
-daemon, other servers, the owner) could use that core in full, and threads that wait for each other wait for those, too.
+One session's decoding waits for memory, so a second core adds little to it, while whoever else is on the machine (the
+network's daemon, other servers, the owner) could use that core in full, and threads that wait for each other wait for
+those, too.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 STEPS = (1, 16)
 """Numbers of rows for which it is found out: one session's next token, and many sessions'."""
 
-_WORTH = 2 / 3
+_WORTH = 0.8
 """Twice as many threads have to bring the time down to this."""
 
 
@@ -26,7 +27,7 @@ def step_like(num_rows: int) -> int | None:
 
 
 def worthwhile(time_ms: Callable[[int], float], most: int) -> int:
-    """The number of threads, a power of two or `most`, beyond which twice as many save less than a third."""
+    """The number of threads, a power of two or `most`, beyond which twice as many save less than a fifth."""
     chosen, chosen_ms = 1, time_ms(1)
     while chosen < most:
         more = min(2 * chosen, most)

@@ -16,6 +16,7 @@ from swarm_protocol.errors import PeerError, PeerTimeout, PeerViolation, SwarmEr
 from swarm_protocol.training_messages import ReduceOpening
 
 from swarm.network.interface import Stream
+from swarm.training.inbox import MIN_AHEAD_FRAMES
 from swarm.training.part_result import PartResult
 from swarm.training.part_streams import PartStreams, blamed
 from swarm.training.stand_in import MIN_MEMBERS, backup_of
@@ -24,9 +25,6 @@ logger = logging.getLogger(__name__)
 
 AHEAD_FRAMES = 6
 """How many slices a member has on its way to all owners together: 0.8 MiB of int8."""
-
-MIN_AHEAD_FRAMES = 2
-"""To one owner: one travels while the other is worked on."""
 
 
 class Exchange:

@@ -11,6 +11,9 @@ from swarm_protocol.errors import PeerUnreachable, PeerViolation, SwarmError
 
 from swarm.network.interface import EndOfStream, Stream
 
+MIN_AHEAD_FRAMES = 2
+"""What a member sends to an owner before it waits for anything: one slice travels while the other is worked on."""
+
 ROOM_FRAMES = 16
 """Received and not yet taken: more than members have on their way (`exchange`), unless whole parts are surveyed."""
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection
 from swarm_protocol.training_messages import MAX_BYTES_PER_S
 
 from swarm.network.interface import Stream
-from swarm.training.inbox import ROOM_FRAMES
+from swarm.training.inbox import MIN_AHEAD_FRAMES
 
 NEWEST = 0.5
 """The weight of the newest measurement in the average."""
@@ -88,7 +88,7 @@ class MeteredStream:
     async def receive(self) -> bytes:
         message = await self._stream.receive()
         self._num_received += 1
-        if 1 < self._num_received <= 1 + ROOM_FRAMES:
+        if 1 < self._num_received <= 1 + MIN_AHEAD_FRAMES:
             self._measure(len(message))
         return message
 

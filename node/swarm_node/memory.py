@@ -1,7 +1,8 @@
 """How much memory a node holds, and what serving may take of what its owner allows: all of the program counts.
 
-Measured on Linux with a 44M Llama: Python, torch, transformers and libp2p hold about 460 MiB before the first weight;
-loading, computing and answering take up to 85 MiB beside weights and cache (`bench/test_bench_serving_memory.py`).
+Measured on Linux with a 44M Llama: Python, torch, transformers, numba and libp2p hold about 560 MiB before the first
+weight; loading, computing and answering take up to 85 MiB beside weights and cache
+(`bench/test_bench_serving_memory.py`).
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from swarm_protocol.errors import ConfigError
 WORKING_BYTES = 96 * 2**20
 """For loading, for what a step computes and for what libraries keep, beside the share that grows with the model."""
 
-PROCESS_BYTES = 460 * 2**20
-"""Of a node that has not started yet: Python, torch, transformers and libp2p."""
+PROCESS_BYTES = 560 * 2**20
+"""Of a node that has not started yet: Python, torch, transformers, numba and libp2p."""
 
 TOLD_SHARE = 0.9  # of what the owner allowed and the process does not hold yet; the rest is for activations
 FREE_SHARE = 0.8  # of what is free, where the owner said nothing; the rest is also for the machine's owner

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from swarm.router.placement import Decision
 from swarm.serving.capability import VolunteerOptions
-from swarm.serving.server_options import ServerOptions
+from swarm.serving.model import lean
+from swarm.serving.server_options import DTYPES, ServerOptions
 from swarm.serving.volunteer import Volunteer
 from swarm_protocol.checks import check_name
 from swarm_protocol.control_messages import ServingStatus
@@ -66,6 +67,9 @@ class Serving:
         """Raises ConfigError or IntegrityError if the model cannot be served here, SessionError if it no longer can."""
         self._node.emitter.emit("loading", model=self._name)
         source = await asyncio.to_thread(find_source, self._model, self._node.home, Reports(self._downloading))
+        if lean.is_for(DTYPES[self._node.config.dtype], self._node.hardware.device):
+            # they stay in memory, which is counted next, and take seconds to compile the first time on a machine
+            await asyncio.to_thread(lean.kernels)
         volunteer = self._volunteer = Volunteer(
             self._node.network,
             self._node.membership,

@@ -27,7 +27,7 @@ pytestmark = [
 ]
 
 MIB = 2**20
-TOLD_MIB = 900
+TOLD_MIB = 1000
 NUM_SESSIONS = 8
 
 

@@ -12,7 +12,7 @@ from swarm_node.nodes_file import read_nodes
 from swarm_protocol.errors import ConfigError
 from transformers import LlamaConfig, LlamaForCausalLM
 
-ATTIC = '[[nodes]]\nname = "attic"\nmemory = "700MB"\ndecode_ms_per_block = 2.0\n'
+ATTIC = '[[nodes]]\nname = "attic"\nmemory = "800MB"\ndecode_ms_per_block = 2.0\n'
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def test_plan_says_who_takes_what_why_and_how_fast(
 
 
 def test_plan_with_a_gap_says_what_closes_it(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = nodes_file(tmp_path, ATTIC.replace("700MB", str(told_for(600_000))))
+    path = nodes_file(tmp_path, ATTIC.replace("800MB", str(told_for(600_000))))
     assert cli.run(["plan", "--model", str(model), "--nodes", str(path), "--json"]) == 0
     event = json.loads(capsys.readouterr().out)
     assert event["event"] == "plan"
@@ -74,9 +74,9 @@ def test_nodes_file_reads_every_key(tmp_path: Path) -> None:
         ("node = []", "unknown key 'node'", "did you mean nodes?"),
         ("[[nodes", "is no TOML", "[[nodes]]"),
         (ATTIC.replace("memory", "memroy"), "unknown key 'memroy'", "did you mean memory?"),
-        (ATTIC.replace("700MB", "lots"), "is not a size", "24GiB"),
-        (ATTIC.replace("700MB", "0"), "is 0 bytes", "24GiB"),
-        (ATTIC.replace("700MB", "9999999TiB"), "bytes", "24GiB"),
+        (ATTIC.replace("800MB", "lots"), "is not a size", "24GiB"),
+        (ATTIC.replace("800MB", "0"), "is 0 bytes", "24GiB"),
+        (ATTIC.replace("800MB", "9999999TiB"), "bytes", "24GiB"),
         (ATTIC.replace("2.0", "-1"), "decode_ms_per_block of node 1", "above 0"),
         (ATTIC.replace("2.0", "nan"), "is nan", "above 0"),
         (ATTIC.replace("2.0", "true"), "is True", "above 0"),
@@ -121,12 +121,12 @@ def test_plan_counts_what_the_program_itself_takes(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A node that would be refused with this --max-memory takes nothing in a plan either."""
-    path = nodes_file(tmp_path, ATTIC.replace("700MB", str(PROCESS_BYTES + 10**7)))
+    path = nodes_file(tmp_path, ATTIC.replace("800MB", str(PROCESS_BYTES + 10**7)))
     assert cli.run(["plan", "--model", str(model), "--nodes", str(path), "--json"]) == 0
     event = json.loads(capsys.readouterr().out)
     assert event["nodes"][0]["start"] is None
     told = event["lacking"][0]["memory_bytes"]
-    path = nodes_file(tmp_path, ATTIC.replace("700MB", str(told)))
+    path = nodes_file(tmp_path, ATTIC.replace("800MB", str(told)))
     assert cli.run(["plan", "--model", str(model), "--nodes", str(path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["lacking"] == []
     assert share_of_told(told_for(10**9), PROCESS_BYTES).model_bytes in range(10**9, 10**9 + 10)

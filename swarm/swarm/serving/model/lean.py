@@ -119,10 +119,15 @@ def _places(slices: Sequence[Slice], window: int) -> Ints:
     return places
 
 
+def is_for(dtype: torch.dtype, device: str) -> bool:
+    """Whether the loops are for what is computed in `dtype` on a `device` of torch's."""
+    return dtype == torch.float32 and device == "cpu"
+
+
 def lean_blocks(blocks: Sequence[Any], base: Any, dtype: torch.dtype, device: torch.device) -> LeanBlocks | None:
     """None where the blocks are built otherwise, or are not computed in float32 on a CPU."""
     rotary = getattr(base, "rotary_emb", None)
-    if dtype != torch.float32 or device.type != "cpu" or rotary is None:
+    if not is_for(dtype, device.type) or rotary is None:
         return None
     if not all(_has(block, part) for block in blocks for part in _PARTS) or (found := kernels()) is None:
         return None

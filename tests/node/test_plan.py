@@ -61,7 +61,7 @@ def test_nodes_file_reads_every_key(tmp_path: Path) -> None:
     one, two = read_nodes(
         nodes_file(tmp_path, ATTIC + cellar + "prefill_ms_per_token = 0.5\nrtt = { attic = 1, client = 2.5 }\n"), 4
     )
-    assert (one.name, one.memory_bytes, one.decode_ms, one.client_rtt_ms) == ("attic", 700_000_000, 2.0, None)
+    assert (one.name, one.memory_bytes, one.decode_ms, one.client_rtt_ms) == ("attic", 800_000_000, 2.0, None)
     assert (two.decode_ms, two.prefill_ms, two.relayed, two.memory_bytes) == (10.0, 0.5, True, 1000)
     assert (two.rtt_ms, two.client_rtt_ms) == ({"attic": 1.0}, 2.5)
 

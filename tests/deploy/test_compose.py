@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
-from deploy_commands import DEPLOY, config_of, text
+from deploy_commands import DEPLOY, ROOT, config_of, text
 from swarm_node import daemon
 from swarm_node.config import Config, resolve
 from swarm_protocol.identity import Identity
@@ -34,8 +35,7 @@ def test_the_services_are_a_whole_swarm() -> None:
 @pytest.mark.parametrize("name", sorted(DAEMONS))
 def test_daemon_is_started_with_what_the_program_has(name: str) -> None:
     service = SERVICES[name]
-    given = {key: value for key, value in service["environment"].items() if key != "SWARM_CONFIG"}
-    environment = {key: filled_in(value) for key, value in given.items()}
+    environment = {key: filled_in(value) for key, value in without_file(service["environment"]).items()}
     config = config_of([filled_in(word) for word in service["command"]], environment)
     assert config.name == name
     assert any("0.0.0.0" in listened for listened in (*config.listen, config.host))
@@ -114,13 +114,65 @@ def test_prometheus_asks_the_services_that_there_are() -> None:
     assert {name for name in DAEMONS if not re.search(rf"\b{name}:{port}\b", scraped)} == set()
 
 
-def test_compose_itself_takes_the_file(tmp_path: Path) -> None:
-    plugin = shutil.which("docker")
-    found = plugin and subprocess.run([plugin, "compose", "version"], capture_output=True, check=False).returncode == 0
-    if not found:
-        pytest.skip("docker's compose plugin is not installed: the file was read as YAML alone")
-    command = [plugin, "compose", "--file", DEPLOY / "compose.yaml", "config", "--quiet"]
-    done = subprocess.run(
-        command, env={**os.environ, "MODEL": str(tmp_path)}, capture_output=True, text=True, check=False, timeout=60
-    )
+def compose_program() -> list[str]:
+    """The plugin, or the same as a program of its own; the first major version was another, for another format."""
+    for program in (["docker", "compose"], ["docker-compose"]):
+        if shutil.which(program[0]):
+            done = subprocess.run([*program, "version", "--short"], capture_output=True, text=True, check=False)
+            if done.returncode == 0 and not done.stdout.startswith("1."):
+                return program
+    pytest.skip("docker's compose is not installed: the file was read as YAML alone")
+
+
+def compose(file: Path = DEPLOY / "compose.yaml", **environment: str) -> subprocess.CompletedProcess[str]:
+    """`docker compose config` with these variables alone: what there would be, as JSON."""
+    command = [*compose_program(), "--file", str(file), "config", "--format", "json"]
+    given = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    return subprocess.run(command, env=given | environment, capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_compose_takes_the_file_and_gives_every_node_the_model(tmp_path: Path) -> None:
+    done = compose(MODEL=str(tmp_path), MODEL_NAME="story", NODE_MEMORY="2GiB", SWARM_ALLOWED_HOSTS="swarm.example.org")
     assert (done.returncode, done.stderr) == (0, "")
+    services = json.loads(done.stdout)["services"]
+    assert set(services) == set(SERVICES)
+    for name in ("node-1", "node-2", "node-3"):
+        [model] = [mount for mount in services[name]["volumes"] if mount["type"] == "bind"]
+        assert (model["source"], model["target"], model["read_only"]) == (str(tmp_path), "/models/story", True)
+        config = config_of(services[name]["command"], without_file(services[name]["environment"]))
+        assert (config.model, config.max_memory) == (Path("/models/story"), 2 << 30)
+    gateway = services["gateway"]
+    assert config_of(gateway["command"], without_file(gateway["environment"])).allowed_hosts == ("swarm.example.org",)
+
+
+def test_compose_gives_every_daemon_the_image_that_there_is_and_no_way_in_from_outside(tmp_path: Path) -> None:
+    done = compose(MODEL=str(tmp_path))
+    services = json.loads(done.stdout)["services"]
+    for name in DAEMONS:
+        build = services[name]["build"]
+        assert (Path(build["context"]), build["dockerfile"]) == (ROOT, "deploy/Dockerfile")
+        assert f"AS {build['target']}\n" in text("Dockerfile")
+    published = [port for service in services.values() for port in service.get("ports", [])]
+    assert {port["host_ip"] for port in published} == {"127.0.0.1"}
+    mounts = [mount for service in services.values() for mount in service["volumes"]]
+    assert [mount for mount in mounts if mount["type"] == "bind" and not Path(mount["source"]).is_dir()] == []
+
+
+def test_compose_refuses_a_key_that_it_does_not_know(tmp_path: Path) -> None:
+    wrong = tmp_path / "compose.yaml"
+    wrong.write_text(text("compose.yaml").replace("read_only:", "readonly:"), encoding="utf-8")
+    assert "readonly" in compose(wrong, MODEL=str(tmp_path)).stderr
+
+
+@pytest.mark.parametrize("environment", [{}, {"MODEL": ""}], ids=["missing", "empty"])
+def test_compose_refuses_to_start_without_a_model(environment: dict[str, str]) -> None:
+    """It is the one variable without a default."""
+    assert set(re.findall(r"\$\{(\w+)(?!\w|:-)", text("compose.yaml"))) == {"MODEL"}
+    done = compose(**environment)
+    assert done.returncode != 0
+    assert "MODEL is missing a value: name the directory of a Hugging Face model" in done.stderr
+
+
+def without_file(environment: dict[str, str]) -> dict[str, str]:
+    """Of a service's variables, those that need no file that `identity` writes first."""
+    return {name: value for name, value in environment.items() if name != "SWARM_CONFIG"}

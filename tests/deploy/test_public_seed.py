@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -96,9 +97,18 @@ def test_caddy_takes_its_file() -> None:
     caddy = shutil.which("caddy")
     if not caddy:
         pytest.skip("caddy is not installed: its file was read by the test beside this one alone")
-    command = [caddy, "validate", "--adapter", "caddyfile", "--config", DEPLOY / "Caddyfile"]
+    command = [caddy, "adapt", "--validate", "--adapter", "caddyfile", "--config", DEPLOY / "Caddyfile"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
+    [server] = json.loads(done.stdout)["apps"]["http"]["servers"].values()
+    [site] = server["routes"]
+    [subroute] = site["handle"]
+    steps = {step["handle"][0]["handler"]: (place, step) for place, step in enumerate(subroute["routes"])}
+    # whatever the order in the file, Caddy has one of its own
+    assert steps["static_response"][0] < steps["reverse_proxy"][0]
+    assert steps["static_response"][1]["match"] == [{"path": ["/metrics"]}]
+    assert steps["encode"][1]["match"] == [{"not": [{"path": ["/api/v1/events"]}]}]
+    assert "match" not in steps["reverse_proxy"][1]
 
 
 def test_the_name_is_put_in_wherever_it_stands() -> None:

@@ -7,6 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
+import torch
+
 from swarm.serving.engine.engine import Engine
 from swarm.serving.model.batch import PAGE_TOKENS
 from swarm.serving.model.kv_pool import KVPool
@@ -27,8 +29,14 @@ class Deployment:
     async def load(cls, model_dir: Path, start: int, end: int, options: ServerOptions) -> Deployment:
         """Raises ConfigError or IntegrityError. Cancelled, loading may take minutes more, unseen."""
         # what is measured while loading is the engine's own thread: OpenMP gives each thread a team of its own, and
-        # with more teams than cores their members sleep between any two loops
-        thread = ThreadPoolExecutor(1, thread_name_prefix="swarm-engine")
+        # with more teams than cores their members sleep between any two loops. A new thread computes with as many as
+        # any thread was told last: while another span is served, with those that its step is worth
+        thread = ThreadPoolExecutor(
+            1,
+            thread_name_prefix="swarm-engine",
+            initializer=torch.set_num_threads,
+            initargs=(torch.get_num_threads(),),
+        )
         try:
             loaded, pool = await asyncio.get_running_loop().run_in_executor(
                 thread, _load, model_dir, start, end, options

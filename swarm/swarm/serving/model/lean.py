@@ -40,7 +40,7 @@ def kernels() -> LeanKernels | None:
     """Compiled at the first use on a machine, which takes some seconds. None where they cannot be."""
     try:
         return lean_kernels.load()
-    except ImportError as error:
+    except (ImportError, OSError) as error:  # OSError: of LLVM's library
         logger.warning("decoding is slower here than it could be, because numba cannot be used: %s", error)
         return None
 
@@ -131,7 +131,10 @@ def lean_blocks(blocks: Sequence[Any], base: Any, dtype: torch.dtype, device: to
         return None
     if not all(_has(block, part) for block in blocks for part in _PARTS) or (found := kernels()) is None:
         return None
-    return LeanBlocks(blocks, rotary, found)
+    try:
+        return LeanBlocks(blocks, rotary, found)
+    except (TypeError, ValueError, RuntimeError):  # a part of the usual name that is something else
+        return None
 
 
 def _has(block: Any, path: str) -> bool:

@@ -40,7 +40,7 @@ def can_be_lean(span: Span, config: Any) -> bool:
 def _agree(
     span: Span, run: Callable[[Tensor, Sequence[Slice], KVPool], list[Tensor | None]], slices: Sequence[Slice]
 ) -> bool:
-    """Whether `run` gives what transformers' own attention and masks do, and leaves as much in the pool."""
+    """Whether `run` gives what transformers' own attention and masks do."""
     num_rows = sum(piece.num_tokens for piece in slices)
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(num_rows, span.hidden_size, generator=generator)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
-from swarm.serving.model import lean
+from swarm.serving.model import lean, lean_kernels
 from swarm.serving.model.batch import PAGE_TOKENS, Batch, Slice, Want
 from swarm.serving.model.files import open_model
 from swarm.serving.model.kv_pool import KVPool
 from swarm.serving.model.span import Span, load_span
 from torch import Tensor
 from transformers import GraniteConfig, LlamaConfig, Qwen2Config, Qwen3Config
+from transformers.models.llama.modeling_llama import LlamaAttention
 
 NUM_PAGES = 32
 POSITIONS = (0, 5, PAGE_TOKENS - 1, PAGE_TOKENS, 3 * PAGE_TOKENS + 7)
@@ -72,6 +74,19 @@ def test_run_lean_gives_what_transformers_does_and_remembers_the_same(span: Span
         torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-5)
     tensors = zip(*([*pool.keys_SKD, *pool.values_SKD] for pool in pools), strict=True)
     for theirs, ours in tensors:
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_run_lean_of_some_of_the_blocks_gives_what_transformers_does(span: Span) -> None:
+    slices, x = decodes(), rows(span, len(POSITIONS))
+    pools = [filled_pool(span) for _ in range(2)]
+    found = span.run(Batch(x=x, slices=slices, start=2, end=3), pools[0])
+    with torch.inference_mode():
+        expected = span.run_alone(x, slices, pools[1])
+    for own, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-5)
+    tensors = zip(*([*pool.keys_SKD, *pool.values_SKD] for pool in pools), strict=True)
+    for ours, theirs in tensors:
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
@@ -193,6 +208,23 @@ def test_load_without_compiled_loops_is_not_lean(
 ) -> None:
     monkeypatch.setattr(lean, "kernels", lambda: None)
     assert not load_span(open_model(model_dirs("llama")), 1, 4).is_lean
+
+
+def test_load_with_parts_that_are_something_else_is_not_lean(
+    model_dirs: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LlamaAttention, "sliding_window", [8, 8], raising=False)
+    span = load_span(open_model(model_dirs("llama")), 1, 4)
+    assert span.is_ragged
+    assert not span.is_lean
+
+
+def test_kernels_without_a_library_that_numba_needs_are_none(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(lean_kernels, "load", Mock(side_effect=OSError("no libllvmlite")))
+    assert lean.kernels.__wrapped__() is None
+    assert "no libllvmlite" in caplog.text
 
 
 def test_load_in_half_precision_is_not_lean(model_dirs: Callable[[str], Path]) -> None:

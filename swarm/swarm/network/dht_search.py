@@ -11,6 +11,7 @@ import heapq
 from collections.abc import Container, Iterable, Sequence
 
 from swarm_protocol import limits
+from swarm_protocol.envelope import Envelope
 
 from swarm.network.routing_table import node_id_of, to_id
 
@@ -29,8 +30,8 @@ class Search:
         self._num_asked = 0
         self._dropped: set[str] = set()
         self.peers: set[str] = set()
-        self.records: set[tuple[bytes, bytes]] = set()  # the key asked for, and what is said to be there
-        self.num_answers = 0
+        self.answered: set[str] = set()
+        self.records: dict[tuple[str, str], Envelope] = {}  # by subject and signer
 
     def meet(self, peers: Iterable[str], suspects: Container[str]) -> None:
         """All but this node, those that were dropped, and `suspects`."""
@@ -42,22 +43,34 @@ class Search:
         """It did not answer."""
         self._dropped.add(peer_id)
         self.peers.discard(peer_id)
+        self.answered.discard(peer_id)
 
     def left_out(self, peer_id: str, keys: Iterable[bytes]) -> None:
         """It had no room for these in its answer, and is to be asked again."""
         self._asked.difference_update((peer_id, key) for key in keys)
 
+    def take_in(self, envelope: Envelope) -> None:
+        """Of a subject and signer the record issued last counts."""
+        signed = (envelope.subject, envelope.peer_id)
+        if signed not in self.records or self.records[signed].issued_at < envelope.issued_at:
+            self.records[signed] = envelope
+
     def nearest(self, key: bytes, count: int) -> list[str]:
-        return heapq.nsmallest(count, self.peers, key=lambda peer_id: node_id_of(peer_id) ^ to_id(key))
+        """Of those that answered: a liar may have named the others, and there may be nobody of their names."""
+        return _nearest(self.answered, key, count)
 
     def next_calls(self) -> list[tuple[str, list[bytes]]]:
         """Peers that are among the nearest of keys they have not been asked for, with as many as a request takes."""
         calls: dict[str, list[bytes]] = {}
         for key in self._keys:
-            for peer_id in self.nearest(key, WIDTH):
+            for peer_id in _nearest(self.peers, key, WIDTH):
                 if (peer_id, key) not in self._asked and self._num_asked < MAX_CALLS * len(self._keys):
                     self._num_asked += 1
                     self._asked.add((peer_id, key))
                     calls.setdefault(peer_id, []).append(key)
         size = limits.MAX_FIND_KEYS
         return [(peer, keys[at : at + size]) for peer, keys in calls.items() for at in range(0, len(keys), size)]
+
+
+def _nearest(peers: Iterable[str], key: bytes, count: int) -> list[str]:
+    return heapq.nsmallest(count, peers, key=lambda peer_id: node_id_of(peer_id) ^ to_id(key))

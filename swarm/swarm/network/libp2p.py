@@ -210,11 +210,7 @@ class Libp2pNetwork:
 
     async def lookup(self, keys: Sequence[str], *, timeout_s: float) -> list[Envelope]:
         self._check_open()
-        try:
-            async with asyncio.timeout(timeout_s):
-                found, answered = await self._dht.find(keys)
-        except TimeoutError:
-            answered = False
+        found, answered = await self._dht.find(keys, timeout_s=timeout_s)
         if not answered:
             raise PeerTimeout(f"no peer answered a lookup within {timeout_s:g} s")
         now = self.now()

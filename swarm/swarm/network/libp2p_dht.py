@@ -1,7 +1,8 @@
 """The record DHT: Kademlia (Maymounkov and Mazieres 2002) over our unary lane.
 
 Puts together the pure parts: `routing_table` knows the peers, `dht_search` whom to ask, `record_validator` what to
-believe, `record_storage` what is held here. A search belongs to its caller: it ends with it, and with its deadline.
+believe, `record_storage` what is held here. A search belongs to its caller and ends with it. At its deadline it is done
+with what it has: peers that answer nothing, however many a liar names, delay what the others said and hide none of it.
 Names on the wire carry the network id, so the DHTs of two networks never mix, whatever seeds they share.
 
 Deviation from the paper: nodes hand on no records. Owners publish theirs anew every half minute (`announcer`), to the
@@ -11,6 +12,7 @@ nodes that are nearest then, so a newcomer near a key soon holds what belongs th
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -39,6 +41,13 @@ NUM_REPLICAS = 5
 
 NUM_PARALLEL_CALLS = 16
 RPC_TIMEOUT_S = 3.0
+
+SEARCH_TIMEOUT_S = 4.0
+"""For the nodes to place a record with: whoever of those asked first is silent is known to be, and a second is left of
+the publisher's five."""
+
+_CHECKED_AT_ONCE = 32
+"""Signatures, a tenth of a millisecond each, before others have their turn."""
 
 SUSPECT_S = 5.0
 """A peer that did not answer is left out of searches for so long, so that each death costs one timeout, not many."""
@@ -98,16 +107,16 @@ class RecordDht:
     async def refresh(self) -> None:
         """Meet the nodes nearest to this one: who has searched for itself can be found by all others.
 
-        Also sees to what waits for that: places that newcomers want, and records that are due to be dropped.
+        Also looks who of the routing table has gone, and forgets records that are due to be dropped.
         """
         self._storage.clear_due()
         await asyncio.gather(*(self.ping(peer_id) for peer_id in self._table.doubtful()))
-        await self._search([place_of(self._host.peer_id)], only_peers=True)
+        await self._search([place_of(self._host.peer_id)], only_peers=True, timeout_s=SEARCH_TIMEOUT_S)
 
     async def store(self, envelope: Envelope) -> bool:
         """Place `envelope` with the nodes nearest to its key. False: no other node took it."""
         place, data = place_of(envelope.subject), envelope.to_bytes()
-        search = await self._search([place], only_peers=True)
+        search = await self._search([place], only_peers=True, timeout_s=SEARCH_TIMEOUT_S)
         nearest = search.nearest(place, NUM_REPLICAS)
         farthest = [node_id_of(peer_id) ^ to_id(place) for peer_id in nearest[NUM_REPLICAS - 1 :]]
         if not farthest or node_id_of(self._host.peer_id) ^ to_id(place) < farthest[0]:
@@ -118,50 +127,54 @@ class RecordDht:
         )
         return any(answer is not None and answer.held for answer in answers)
 
-    async def find(self, keys: Sequence[str]) -> tuple[list[Envelope], bool]:
+    async def find(self, keys: Sequence[str], *, timeout_s: float) -> tuple[list[Envelope], bool]:
         """The newest record of each key and signer, expired ones included, and whether any node was there to ask."""
         places = list({place_of(key): None for key in keys})
-        search = await self._search(places, only_peers=False)
-        held = {(place, data) for place in places for data in self._storage.get(place)}
-        newest: dict[tuple[str, str], Envelope] = {}
-        for place, data in search.records | held:
-            envelope = self._validator.envelope(data)
-            if envelope is None or place_of(envelope.subject) != place:
-                continue  # what an honest node says of the key is no worse for it
-            signed = (envelope.subject, envelope.peer_id)
-            if signed not in newest or newest[signed].issued_at < envelope.issued_at:
-                newest[signed] = envelope
-        return list(newest.values()), search.num_answers > 0 or not search.peers
+        search = await self._search(places, only_peers=False, timeout_s=timeout_s)
+        for place in places:
+            await self._take_in(search, place, self._storage.get(place))
+        return list(search.records.values()), bool(search.answered) or not search.peers
 
     # --- asking -------------------------------------------------------------------------------------------------------
 
-    async def _search(self, keys: Sequence[bytes], *, only_peers: bool) -> Search:
+    async def _search(self, keys: Sequence[bytes], *, only_peers: bool, timeout_s: float) -> Search:
         """Ask the nearest nodes of every key, and whom they name, until the nearest of all have been asked."""
         search = Search(keys, self._host.peer_id)
         now = asyncio.get_running_loop().time()
         self._suspects = {peer: until for peer, until in self._suspects.items() if until > now}
         for key in keys:
             search.meet(self._table.nearest(to_id(key), WIDTH), self._suspects)
-        async with asyncio.TaskGroup() as calls:
-            running: set[asyncio.Task[None]] = set()
-            while True:
-                for peer_id, wanted in search.next_calls():
-                    request = FindRequest(keys=tuple(wanted), only_peers=only_peers)
-                    running.add(calls.create_task(self._ask(search, peer_id, request)))
-                if not running:
-                    return search
-                _, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as calls:
+                running: set[asyncio.Task[None]] = set()
+                while True:
+                    for peer_id, wanted in search.next_calls():
+                        request = FindRequest(keys=tuple(wanted), only_peers=only_peers)
+                        running.add(calls.create_task(self._ask(search, peer_id, request)))
+                    if not running:
+                        break
+                    _, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+        return search
 
     async def _ask(self, search: Search, peer_id: str, request: FindRequest) -> None:
         found = await self._find(peer_id, request)
         if found is None:
             search.drop(peer_id)
             return
-        search.num_answers += 1
+        search.answered.add(peer_id)
         for key, each in zip(request.keys, found, strict=False):
             search.meet(each.peers[:WIDTH], self._suspects)
-            search.records.update((key, data) for data in each.records)
+            await self._take_in(search, key, each.records)
         search.left_out(peer_id, request.keys[len(found) :])
+
+    async def _take_in(self, search: Search, place: bytes, records: Sequence[bytes]) -> None:
+        """Those of `records` that are valid and belong to `place`. The rest is no harm to what else is there."""
+        for index, data in enumerate(records, 1):
+            envelope = self._validator.envelope(data)
+            if envelope is not None and place_of(envelope.subject) == place:
+                search.take_in(envelope)
+            if index % _CHECKED_AT_ONCE == 0:
+                await asyncio.sleep(0)
 
     async def _find(self, peer_id: str, request: FindRequest) -> tuple[Found, ...] | None:
         """Of the first keys of `request`. None: no answer."""

@@ -27,7 +27,7 @@ _SHARE_DROPPED = 64
 class RecordStorage:
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
-        self._records: dict[bytes, dict[str, tuple[Envelope, bytes]]] = {}
+        self._records: dict[bytes, dict[str, tuple[float, bytes]]] = {}  # when each was issued, and as it was sent
         self._num_bytes = 0
 
     @property
@@ -41,11 +41,11 @@ class RecordStorage:
         self._drop_due([place])
         held = self._records.get(place, {})
         present = held.get(envelope.peer_id)
-        if present is not None and present[0].issued_at >= envelope.issued_at:
+        if present is not None and present[0] >= envelope.issued_at:
             return present[1] == data
         if present is None and len(held) >= limits.MAX_RECORDS_PER_KEY:
             return False
-        self._records.setdefault(place, held)[envelope.peer_id] = (envelope, data)
+        self._records.setdefault(place, held)[envelope.peer_id] = (envelope.issued_at, data)
         self._num_bytes += len(data) - (len(present[1]) if present else 0)
         self._make_room()
         return envelope.peer_id in self._records.get(place, {})
@@ -62,8 +62,8 @@ class RecordStorage:
     def _drop_due(self, places: Iterable[bytes]) -> None:
         now = self._now()
         for place in places:
-            for signer, (envelope, _) in list(self._records.get(place, {}).items()):
-                if drop_at(envelope) <= now:
+            for signer, (issued_at, _) in list(self._records.get(place, {}).items()):
+                if drop_at(issued_at) <= now:
                     self._drop(place, signer)
 
     def _make_room(self) -> None:
@@ -78,7 +78,7 @@ class RecordStorage:
                     self._drop(place, signer)
 
     def _due_at(self, place: bytes) -> float:
-        return max(drop_at(envelope) for envelope, _ in self._records[place].values())
+        return max(drop_at(issued_at) for issued_at, _ in self._records[place].values())
 
     def _drop(self, place: bytes, signer: str) -> None:
         _, data = self._records[place].pop(signer)

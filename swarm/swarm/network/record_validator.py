@@ -18,13 +18,13 @@ from swarm_protocol.signed_record import RECORD_PURPOSE
 _MAX_CHECKED = 8192
 
 
-def drop_at(envelope: Envelope) -> float:
-    """When a record is forgotten; not when it expires, which may be earlier.
+def drop_at(issued_at: float) -> float:
+    """When a record that was issued then is forgotten; not when it expires, which may be earlier.
 
     Until then a record that expired hides those that its signer issued before it: the later *issued* one wins, also
     when it lives for a shorter time. A function of a signed time, so nobody makes an old record outlast a new one.
     """
-    return envelope.issued_at + limits.MAX_RECORD_LIFETIME_S
+    return issued_at + limits.MAX_RECORD_LIFETIME_S
 
 
 class RecordValidator:
@@ -36,7 +36,7 @@ class RecordValidator:
     def envelope(self, data: bytes) -> Envelope | None:
         """None: refused. A record that has expired since it was issued passes: whoever looks it up leaves it out."""
         envelope = self._checked.get(data) or self._unseal(data)
-        if envelope is None or drop_at(envelope) <= self.now():
+        if envelope is None or drop_at(envelope.issued_at) <= self.now():
             return None
         self._checked[data] = envelope
         self._checked.move_to_end(data)

@@ -6,8 +6,8 @@ newcomers wait until one of these is found to be gone. That also keeps a flood o
 peers that are known.
 
 Deviations: one bucket for each bit of distance instead of a tree of ranges, which holds the same peers; a peer that
-does not answer once is gone, since it comes back with its next call. A peer's place follows from its key, so it cannot
-choose whose neighbour it is.
+does not answer once is gone, since it comes back with its next call. A peer's place follows from its key; still, to be
+the nearest of a thousand nodes to a chosen place takes no more than some thousand keys.
 """
 
 from __future__ import annotations
@@ -83,8 +83,9 @@ class RoutingTable:
             bucket.members[heir] = None
 
     def doubtful(self) -> tuple[str, ...]:
-        """Of each bucket that others wait for, the member not heard of for longest: to be pinged."""
-        return tuple(next(iter(bucket.members)) for bucket in self._buckets.values() if bucket.waiting)
+        """Of each bucket the member not heard of for longest: to be pinged, since others may wait for its place, and
+        searches that are not this node's own hear of it from here."""
+        return tuple(next(iter(bucket.members)) for bucket in self._buckets.values() if bucket.members)
 
     def nearest(self, key: int, count: int) -> list[str]:
         """The `count` members nearest to `key`, nearest first; fewer if there are not as many."""

@@ -10,11 +10,18 @@ from swarm.network.dht_search import MAX_CALLS, WIDTH, Search
 from swarm.network.routing_table import node_id_of, to_id
 from swarm_protocol import limits
 from swarm_protocol.dht_messages import place_of
-from swarm_protocol.identity import peer_id_of
+from swarm_protocol.envelope import Envelope
+from swarm_protocol.identity import Identity, peer_id_of
+from swarm_protocol.signed_record import seal_record
 
 PEERS = [peer_id_of(hashlib.sha256(b"%d" % number).digest()) for number in range(300)]
 OWN, *OTHERS = PEERS
 KEY = place_of("k")
+
+
+def sealed(signer: int, key: str, issued_at: float) -> Envelope:
+    identity = Identity(bytes([signer]) * 32)
+    return seal_record(identity, network_id="test", key=key, payload=b"", issued_at=issued_at, lifetime_s=60)
 
 
 def nearest(peers: list[str], count: int) -> list[str]:
@@ -34,6 +41,7 @@ def test_search_among_the_dead_asks_the_nearest_who_live(known: set[str], data: 
             if peer_id in dead:
                 search.drop(peer_id)
             else:
+                search.answered.add(peer_id)
                 search.meet(nearest(OTHERS[:60], WIDTH), ())
     assert len(set(asked)) == len(asked)
     assert OWN not in asked
@@ -61,6 +69,22 @@ def test_search_under_a_liar_that_names_peers_without_end_stops() -> None:
         for peer_id, _ in calls:
             search.drop(peer_id)
     assert num_calls == MAX_CALLS
+
+
+def test_nearest_are_of_those_that_answered() -> None:
+    search = Search([KEY], OWN)
+    search.meet(OTHERS[:3], ())
+    search.answered.update(OTHERS[:2])
+    search.drop(OTHERS[0])
+    assert search.nearest(KEY, 3) == [OTHERS[1]]
+
+
+def test_search_keeps_of_each_subject_and_signer_the_record_issued_last() -> None:
+    search = Search([KEY], OWN)
+    records = [sealed(signer, key, issued_at) for signer in b"ab" for key in "kl" for issued_at in (2.0, 3.0, 1.0)]
+    for record in records:
+        search.take_in(record)
+    assert list(search.records.values()) == records[1::3]
 
 
 def test_search_asks_again_for_what_an_answer_had_no_room_for() -> None:

@@ -80,14 +80,18 @@ def test_flood_of_newcomers_pushes_nobody_out() -> None:
     assert len(bucket.waiting) == BUCKET_SIZE
 
 
-def test_doubtful_is_who_was_not_heard_of_for_longest_and_only_while_others_wait() -> None:
+def test_doubtful_is_of_each_bucket_who_was_not_heard_of_for_longest() -> None:
     table = full_table()
-    first, second, *_ = far_peers(BUCKET_SIZE)
-    assert table.doubtful() == ()
-    table.heard_of(far_peers(BUCKET_SIZE + 1)[-1])
+    first, second, third, *_ = far_peers(BUCKET_SIZE)
     assert table.doubtful() == (first,)
     table.heard_of(first)
     assert table.doubtful() == (second,)
+    table.lost(second)
+    nearer = next(each for each in map(peer, range(100)) if bucket_of(each) < 256)
+    table.heard_of(nearer)
+    assert table.doubtful() == (third, nearer)
+    table.lost(nearer)
+    assert table.doubtful() == (third,)
 
 
 def test_lost_peer_is_replaced_by_who_of_those_waiting_was_heard_of_last() -> None:

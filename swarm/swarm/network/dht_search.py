@@ -7,8 +7,9 @@ costs as many timeouts as it is deep, not as many as there are dead.
 
 from __future__ import annotations
 
-import heapq
+from bisect import bisect_left, insort
 from collections.abc import Container, Iterable, Sequence
+from itertools import islice
 
 from swarm_protocol import limits
 from swarm_protocol.envelope import Envelope
@@ -24,7 +25,8 @@ MAX_CALLS = 100
 
 class Search:
     def __init__(self, keys: Sequence[bytes], own_peer_id: str) -> None:
-        self._keys = keys
+        # of each key the peers, each behind its distance, nearest first: a liar can name thousands
+        self._ranked: dict[bytes, list[tuple[int, str]]] = {key: [] for key in keys}
         self._own_peer_id = own_peer_id
         self._asked: set[tuple[str, bytes]] = set()
         self._num_asked = 0
@@ -36,14 +38,20 @@ class Search:
     def meet(self, peers: Iterable[str], suspects: Container[str]) -> None:
         """All but this node, those that were dropped, and `suspects`."""
         for peer_id in peers:
-            if peer_id != self._own_peer_id and peer_id not in self._dropped and peer_id not in suspects:
+            if peer_id in self.peers or peer_id == self._own_peer_id:
+                continue
+            if peer_id not in self._dropped and peer_id not in suspects:
                 self.peers.add(peer_id)
+                for key, ranked in self._ranked.items():
+                    insort(ranked, _placed(peer_id, key))
 
     def drop(self, peer_id: str) -> None:
         """It did not answer."""
         self._dropped.add(peer_id)
-        self.peers.discard(peer_id)
-        self.answered.discard(peer_id)
+        if peer_id in self.peers:
+            self.peers.remove(peer_id)
+            for key, ranked in self._ranked.items():
+                del ranked[bisect_left(ranked, _placed(peer_id, key))]
 
     def left_out(self, peer_id: str, keys: Iterable[bytes]) -> None:
         """It had no room for these in its answer, and is to be asked again."""
@@ -57,14 +65,14 @@ class Search:
 
     def nearest(self, key: bytes, count: int) -> list[str]:
         """Of those that answered: a liar may have named the others, and there may be nobody of their names."""
-        return _nearest(self.answered, key, count)
+        return list(islice((peer_id for _, peer_id in self._ranked[key] if peer_id in self.answered), count))
 
     def next_calls(self) -> list[tuple[str, list[bytes]]]:
         """Peers that are among the nearest of keys they have not been asked for, with as many as a request takes."""
         calls: dict[str, list[bytes]] = {}
-        for key in self._keys:
-            for peer_id in _nearest(self.peers, key, WIDTH):
-                if (peer_id, key) not in self._asked and self._num_asked < MAX_CALLS * len(self._keys):
+        for key, ranked in self._ranked.items():
+            for _, peer_id in ranked[:WIDTH]:
+                if (peer_id, key) not in self._asked and self._num_asked < MAX_CALLS * len(self._ranked):
                     self._num_asked += 1
                     self._asked.add((peer_id, key))
                     calls.setdefault(peer_id, []).append(key)
@@ -72,5 +80,5 @@ class Search:
         return [(peer, keys[at : at + size]) for peer, keys in calls.items() for at in range(0, len(keys), size)]
 
 
-def _nearest(peers: Iterable[str], key: bytes, count: int) -> list[str]:
-    return heapq.nsmallest(count, peers, key=lambda peer_id: node_id_of(peer_id) ^ to_id(key))
+def _placed(peer_id: str, key: bytes) -> tuple[int, str]:
+    return node_id_of(peer_id) ^ to_id(key), peer_id

@@ -13,6 +13,7 @@ Legend of shapes: N rows (one a seat), H hidden size, Q query heads, K heads of 
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -129,12 +130,20 @@ def lean_blocks(blocks: Sequence[Any], base: Any, dtype: torch.dtype, device: to
     rotary = getattr(base, "rotary_emb", None)
     if not is_for(dtype, device.type) or rotary is None:
         return None
-    if not all(_has(block, part) for block in blocks for part in _PARTS) or (found := kernels()) is None:
+    if not all(_has(block, part) for block in blocks for part in _PARTS) or any(map(_asks_where, blocks)):
+        return None
+    if (found := kernels()) is None:
         return None
     try:
         return LeanBlocks(blocks, rotary, found)
     except (TypeError, ValueError, RuntimeError):  # a part of the usual name that is something else
         return None
+
+
+def _asks_where(block: Any) -> bool:
+    """Whether its attention does more with positions than to rotate, perhaps only far beyond those that are tried out:
+    Ministral 3 makes queries larger after the first 16384."""
+    return "position_ids" in inspect.signature(block.self_attn.forward).parameters
 
 
 def _has(block: Any, path: str) -> bool:

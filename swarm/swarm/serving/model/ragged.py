@@ -22,23 +22,32 @@ if TYPE_CHECKING:
 _FOLLOWS_THE_LONGEST = {"dynamic", "longrope"}
 """Rotary embeddings whose frequencies depend on the longest of the rows that are computed together."""
 
-_NUM_PAGES = 8
-_FAR_TOKENS = 64  # beyond the windows
+_NUM_PAGES = 9
+_BEHIND_PAGE = 8
+"""What lies behind a window, where there is one. Its values are so large that whoever looks there shows it."""
+
+_FAR_TOKENS = 64  # as many positions are behind the windows
+_MAX_LOUD = 8192  # in half precision numbers end at 65504
 
 
 def can_be_ragged(span: Span, config: Any) -> bool:
     if "chunked_attention" in (getattr(config, "layer_types", None) or ()) or _rope_types(config):
         return False
-    return _agree(span, span.run_ragged, _slices(config))
+    window = _window(config)
+    return _agree(span, span.run_ragged, _slices(config, window), window)
 
 
 def can_be_lean(span: Span, config: Any) -> bool:
     """For a span that can be ragged: as that, by decodes."""
-    return _agree(span, span.run_lean, [piece for piece in _slices(config) if piece.num_tokens == 1])
+    window = _window(config)
+    return _agree(span, span.run_lean, [piece for piece in _slices(config, window) if piece.num_tokens == 1], window)
 
 
 def _agree(
-    span: Span, run: Callable[[Tensor, Sequence[Slice], KVPool], list[Tensor | None]], slices: Sequence[Slice]
+    span: Span,
+    run: Callable[[Tensor, Sequence[Slice], KVPool], list[Tensor | None]],
+    slices: Sequence[Slice],
+    window: int,
 ) -> bool:
     """Whether `run` gives what transformers' own attention and masks do."""
     num_rows = sum(piece.num_tokens for piece in slices)
@@ -52,6 +61,9 @@ def _agree(
         values = torch.randn(tensors[0].shape, generator=generator)
         for tensor in tensors:
             tensor.copy_(values)
+    for pool in pools:
+        for values_SKD in pool.values_SKD:
+            values_SKD[_BEHIND_PAGE * PAGE_TOKENS :] *= max(1, min(window, _MAX_LOUD))
     with torch.inference_mode():
         expected = span.run_alone(x, slices, pools[0])
         try:
@@ -61,21 +73,25 @@ def _agree(
     return all(map(_is_close, found, expected))
 
 
-def _slices(config: Any) -> list[Slice]:
-    """A start, a middle, decodes near and far. Far ones see the same few pages again and again."""
-    far = max(getattr(config, "sliding_window", None) or 0, 0) + _FAR_TOKENS
+def _window(config: Any) -> int:
+    """What some or all blocks look back at most; 0: nothing is said."""
+    return max(getattr(config, "sliding_window", None) or 0, 0)
+
+
+def _slices(config: Any, window: int) -> list[Slice]:
+    """A start, a middle, decodes near and far. Far ones see the same few pages again and again, and others behind the
+    window."""
+    far = window + _FAR_TOKENS - 1
     far = min(far, (getattr(config, "max_position_embeddings", None) or far + 4) - 4)
+    num_behind = max(0, far + 1 - window) // PAGE_TOKENS if window else 0
 
-    def piece(num_tokens: int, position: int, pages: Sequence[int]) -> Slice:
+    def piece(num_tokens: int, position: int, pages: Sequence[int], num_behind: int = 0) -> Slice:
         num_pages = -(-(position + num_tokens) // PAGE_TOKENS)
-        repeated = [pages[i % len(pages)] for i in range(num_pages)]
-        return Slice(num_tokens=num_tokens, position=position, pages=repeated, want=Want.ALL)
+        seen = [_BEHIND_PAGE if i < num_behind else pages[i % len(pages)] for i in range(num_pages)]
+        return Slice(num_tokens=num_tokens, position=position, pages=seen, want=Want.ALL)
 
-    return [piece(3, 0, [0]), piece(2, 5, [1]), piece(1, 7, [2]), piece(1, 17, [4, 3]), *_far_pieces(piece, far)]
-
-
-def _far_pieces(piece: Any, far: int) -> list[Slice]:
-    return [piece(3, far, [5, 6]), piece(1, far, [7])]
+    near = [piece(3, 0, [0]), piece(2, 5, [1]), piece(1, 7, [2]), piece(1, 17, [4, 3])]
+    return [*near, piece(3, far, [5, 6], num_behind), piece(1, far, [7], num_behind)]
 
 
 def _is_close(found: Tensor | None, expected: Tensor | None) -> bool:

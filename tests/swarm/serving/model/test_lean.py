@@ -14,7 +14,7 @@ from swarm.serving.model.files import open_model
 from swarm.serving.model.kv_pool import KVPool
 from swarm.serving.model.span import Span, load_span
 from torch import Tensor
-from transformers import GraniteConfig, LlamaConfig, Qwen2Config, Qwen3Config
+from transformers import GraniteConfig, LlamaConfig, Ministral3Config, Qwen2Config, Qwen3Config
 from transformers.models.llama.modeling_llama import LlamaAttention
 
 NUM_PAGES = 32
@@ -199,6 +199,25 @@ def test_load_of_a_family_with_the_same_parts_that_puts_them_together_otherwise_
 ) -> None:
     span = load_span(open_model(write_config(GraniteConfig(**SMALL, residual_multiplier=0.5))), 0, 3)
     assert span._lean is not None
+    assert span.is_ragged
+    assert not span.is_lean
+
+
+def test_load_with_a_window_in_its_config_that_its_blocks_do_not_have_is_not_lean(
+    write_config: Callable[[object], Path],
+) -> None:
+    """As files have it that were another family's: seen where positions behind the window are few among many."""
+    config = LlamaConfig(**{**SMALL, "max_position_embeddings": 8192}, sliding_window=4096)
+    span = load_span(open_model(write_config(config)), 0, 3)
+    assert span._lean is not None
+    assert span.is_ragged
+    assert not span.is_lean
+
+
+def test_load_of_a_family_that_is_another_one_far_on_is_not_lean(write_config: Callable[[object], Path]) -> None:
+    rope = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4, "original_max_position_embeddings": 128}
+    config = Ministral3Config(**SMALL, head_dim=8, rope_parameters={**rope, "llama_4_scaling_beta": 0.5})
+    span = load_span(open_model(write_config(config)), 0, 3)
     assert span.is_ragged
     assert not span.is_lean
 

@@ -67,15 +67,13 @@ class Serving:
         """Raises ConfigError or IntegrityError if the model cannot be served here, SessionError if it no longer can."""
         self._node.emitter.emit("loading", model=self._name)
         source = await asyncio.to_thread(find_source, self._model, self._node.home, Reports(self._downloading))
-        if lean.is_for(DTYPES[self._node.config.dtype], self._node.hardware.device):
-            # they stay in memory, which is counted next, and take seconds to compile the first time on a machine
-            await asyncio.to_thread(lean.kernels)
+        options = await asyncio.to_thread(_options, self._node)
         volunteer = self._volunteer = Volunteer(
             self._node.network,
             self._node.membership,
             source.directory,
             name=self._name,
-            options=replace(_options(self._node), bring=self._bringing(source.bring)),
+            options=replace(options, bring=self._bringing(source.bring)),
             on_choice=self._chosen,
             on_decision=self._decided,
         )
@@ -165,7 +163,10 @@ def told(status: ServingStatus, num_blocks: int) -> str:
 
 
 def _options(node: Node) -> VolunteerOptions:
+    """Blocking, for seconds the first time on a machine."""
     config, device = node.config, node.hardware.device
+    if lean.is_for(DTYPES[config.dtype], device):
+        lean.kernels()  # they stay in memory, which is counted now
     if not config.max_memory:
         share = share_of_free(node.hardware.free_memory_bytes)
     else:

@@ -101,7 +101,8 @@ class RoundDriver:
         """The certificate that ends the step."""
         now = asyncio.get_running_loop().time
         self.log.enter(_measured(self._state), now())
-        async with asyncio.TaskGroup() as self._group:
+        async with asyncio.TaskGroup() as tasks:
+            self._group = tasks
             try:
                 while not self._certificate:
                     event = await self._next()
@@ -114,6 +115,7 @@ class RoundDriver:
                     for action in actions:
                         await self._act(action)
             finally:
+                self._group = None  # whom the record names from now on, the next step looks at
                 for task in self._tasks:
                     task.cancel()
                 self._reductions.close()

@@ -15,6 +15,7 @@ from swarm.network.memory_link import Link
 from swarm.testing import virtual_time
 from swarm.testing.leaks import no_leaks
 from swarm.training.data import ByteCorpus
+from swarm.training.driver import RoundDriver
 from swarm.training.events import (
     Admitted,
     IntervalDone,
@@ -479,3 +480,28 @@ def test_kill_of_all_but_one_goes_on_alone_where_the_run_allows_it(caplog: pytes
 @pytest.fixture(autouse=True)
 def quiet(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     caplog.set_level(logging.ERROR, logger="swarm")
+
+
+class KeepsDrivers(Trainer):
+    """Remembers what drove each of its steps."""
+
+    drivers: list[RoundDriver]
+
+    async def _offer(self, driver: RoundDriver) -> float:
+        self.drivers = [*getattr(self, "drivers", []), driver]
+        return await super()._offer(driver)
+
+
+def test_look_at_a_peer_that_is_heard_of_when_the_step_is_over_does_nothing() -> None:
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=1)) as swarm:
+            members = [await swarm.join(f"m{index}", kind=KeepsDrivers) for index in range(2)]
+            await swarm.finish()
+            trainer = members[0].trainer
+            assert isinstance(trainer, KeepsDrivers)
+            driver = trainer.drivers[0]
+            num_tasks = len(asyncio.all_tasks())
+            driver.look_at("a peer that joins now")
+            assert len(asyncio.all_tasks()) == num_tasks
+
+    virtual_time.run(main())

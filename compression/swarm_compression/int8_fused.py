@@ -8,11 +8,10 @@ maximum has an order to keep. Without `fastmath` LLVM neither reorders nor fuses
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
+from swarm_compression.compiled import compiled
 from swarm_compression.int8_kernels import (
     BLOCK_VALUES,
     MAX_CODE,
@@ -38,8 +37,7 @@ _ROUND = np.float32(1.5 * 2**23)
 
 
 def load() -> Kernels:
-    """Compile, or take from numba's cache: beside this file, or the user's where that cannot be written. ImportError
-    where numba is missing or does not support this Python or numpy."""
+    """Compile, or take from numba's cache. ImportError where numba cannot be used."""
     import numba  # noqa: PLC0415 (a third of a second)
 
     types = numba.types
@@ -48,12 +46,6 @@ def load() -> Kernels:
         types.Array(array.dtype, 1, "C", readonly=True) for array in (floats, ints, codes)
     )
     two = types.UniTuple(types.boolean, 2)
-
-    def compiled(function: Any, signature: Any) -> Any:
-        try:
-            return numba.njit(signature, nogil=True, error_model="numpy", cache=True)(function)
-        except (RuntimeError, OSError):  # nowhere to write the cache, or no room
-            return numba.njit(signature, nogil=True, error_model="numpy")(function)
 
     quantize = compiled(_quantize, types.boolean(read_floats, read_ints, floats, ints, codes))
     return Kernels(

@@ -10,10 +10,11 @@ from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor
 
+from swarm_protocol.varint import decode_varint
+
 # wire types; the two of groups are not in proto3, and refused
 _VARINT, _FIXED64, _DELIMITED, _FIXED32 = 0, 1, 2, 5
 _FIXED_BYTES = {_FIXED64: 8, _FIXED32: 4}
-_MAX_VARINT_BYTES = 10
 _WHOLE = (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
 
 
@@ -28,7 +29,7 @@ def count_values(data: bytes, start: int, descriptor: Any, *, most: int) -> int:
     while open_messages:
         position, end, descriptor = open_messages.pop()
         while position < end:
-            tag, position = _read_varint(data, position)
+            tag, position = decode_varint(data, position)
             length, position = _content(data, position, tag & 7)
             num_values += 1
             if length > end - position:
@@ -47,19 +48,9 @@ def count_values(data: bytes, start: int, descriptor: Any, *, most: int) -> int:
 def _content(data: bytes, position: int, wire_type: int) -> tuple[int, int]:
     """The length of a field's content, and where it begins."""
     if wire_type == _VARINT:
-        return 0, _read_varint(data, position)[1]
+        return 0, decode_varint(data, position)[1]
     if wire_type == _DELIMITED:
-        return _read_varint(data, position)
+        return decode_varint(data, position)
     if wire_type not in _FIXED_BYTES:
         raise ValueError("a field has no known wire type")
     return _FIXED_BYTES[wire_type], position
-
-
-def _read_varint(data: bytes, position: int) -> tuple[int, int]:
-    """A number of 7 bits a byte, least first, and where it ends."""
-    number = 0
-    for index, byte in enumerate(data[position : position + _MAX_VARINT_BYTES]):
-        number |= (byte & 0x7F) << (7 * index)
-        if byte < 0x80:
-            return number, position + index + 1
-    raise ValueError("a number does not end")

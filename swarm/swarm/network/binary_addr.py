@@ -10,11 +10,12 @@ import base64
 import ipaddress
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from swarm_protocol import base58
+from swarm_protocol.varint import decode_varint, encode_varint
 
-_MAX_VARINT_BYTES = 5
+_number = partial(decode_varint, max_bytes=5)
 
 
 @lru_cache(maxsize=4096)
@@ -51,11 +52,11 @@ def addr_text(raw: bytes) -> str:
     """Raises ValueError if a part is unknown, or is cut off."""
     text, at = "", 0
     while at < len(raw):
-        code, at = decode_varint(raw, at)
+        code, at = _number(raw, at)
         part = _BY_CODE.get(code)
         if part is None:
             raise ValueError(f"an address has a part of unknown code {code}")
-        length, at = decode_varint(raw, at) if part.num_bytes is None else (part.num_bytes, at)
+        length, at = _number(raw, at) if part.num_bytes is None else (part.num_bytes, at)
         if at + length > len(raw):
             raise ValueError("an address ends early")
         text += f"/{part.name}"
@@ -63,25 +64,6 @@ def addr_text(raw: bytes) -> str:
             text += f"/{part.to_text(raw[at : at + length])}"
         at += length
     return text
-
-
-def encode_varint(value: int) -> bytes:
-    encoded = bytearray()
-    while value > 0x7F:
-        encoded.append(value & 0x7F | 0x80)
-        value >>= 7
-    encoded.append(value)
-    return bytes(encoded)
-
-
-def decode_varint(raw: bytes, at: int) -> tuple[int, int]:
-    """The number at `at`, and where it ends. Raises ValueError."""
-    value = 0
-    for index, byte in enumerate(raw[at : at + _MAX_VARINT_BYTES]):
-        value |= (byte & 0x7F) << (7 * index)
-        if byte < 0x80:
-            return value, at + index + 1
-    raise ValueError("a number without an end")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

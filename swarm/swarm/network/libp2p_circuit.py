@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from swarm.network.binary_addr import encode_varint
+from swarm_protocol.varint import decode_varint, encode_varint
 
 HOP = "/libp2p/circuit/relay/0.2.0/hop"
 """To the relay: reserve, or connect to a peer that has reserved."""
@@ -109,8 +109,8 @@ def _parse(body: bytes) -> dict[int, int | bytes]:
     fields: dict[int, int | bytes] = {}
     at = 0
     while at < len(body):
-        tag, at = _varint(body, at)
-        value, at = _varint(body, at)
+        tag, at = decode_varint(body, at)
+        value, at = decode_varint(body, at)
         if tag & 7 == 0:
             fields[tag >> 3] = value
         elif tag & 7 == 2 and at + value <= len(body):
@@ -119,13 +119,3 @@ def _parse(body: bytes) -> dict[int, int | bytes]:
         else:
             raise ValueError("not a message of a relay")
     return fields
-
-
-def _varint(body: bytes, at: int) -> tuple[int, int]:
-    """The number at `at`, and where it ends."""
-    value = 0
-    for index, byte in enumerate(body[at : at + 10]):
-        value |= (byte & 0x7F) << (7 * index)
-        if byte < 0x80:
-            return value, at + index + 1
-    raise ValueError("a number without an end")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from swarm.network.binary_addr import addr_bytes, addr_text, decode_varint, encode_varint, peer_id_bytes, peer_id_text
+from swarm.network.binary_addr import addr_bytes, addr_text, peer_id_bytes, peer_id_text
 from swarm_protocol.identity import Identity
 
 PEER_ID = Identity(b"a" * 32).peer_id
@@ -71,9 +71,3 @@ def test_any_bytes_are_an_address_or_refused(raw: bytes) -> None:
         addr_text(raw)
     except ValueError:
         return
-
-
-@given(st.integers(0, 2**35 - 1), st.binary(max_size=3))
-def test_varint_round_trips(value: int, rest: bytes) -> None:
-    encoded = encode_varint(value)
-    assert decode_varint(encoded + rest, 0) == (value, len(encoded))

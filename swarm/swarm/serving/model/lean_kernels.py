@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from swarm_compression.compiled import compiled
 
 from swarm.serving.model.batch import PAGE_TOKENS
 
@@ -34,8 +34,7 @@ class LeanKernels:
 
 
 def load() -> LeanKernels:
-    """Compile, or take from numba's cache: beside this file, or the user's where that cannot be written. ImportError
-    where numba is missing or does not support this Python or numpy."""
+    """Compile, or take from numba's cache. ImportError where numba cannot be used."""
     import numba  # noqa: PLC0415 (a third of a second)
 
     types = numba.types
@@ -43,17 +42,10 @@ def load() -> LeanKernels:
     read_floats, read_rows, read_heads = (types.Array(number, ndim, "C", readonly=True) for ndim in (1, 2, 3))
     rotation, cache, places = types.UniTuple(read_rows, 2), types.UniTuple(heads, 2), types.int64[:, ::1]
 
-    def compiled(function: Any, signature: Any) -> Any:
-        options = {"nogil": True, "error_model": "numpy", "fastmath": _FLAGS}
-        try:
-            return numba.njit(signature, cache=True, **options)(function)
-        except (RuntimeError, OSError):  # nowhere to write the cache, or no room
-            return numba.njit(signature, **options)(function)
-
     return LeanKernels(
-        add_norm=compiled(_add_norm, types.void(rows, read_rows, read_floats, number, rows)),
-        remember=compiled(_remember, types.void(read_heads, read_heads, rotation, cache, places)),
-        attend=compiled(_attend, types.void(read_heads, rotation, cache, places, number, heads)),
+        add_norm=compiled(_add_norm, types.void(rows, read_rows, read_floats, number, rows), fastmath=_FLAGS),
+        remember=compiled(_remember, types.void(read_heads, read_heads, rotation, cache, places), fastmath=_FLAGS),
+        attend=compiled(_attend, types.void(read_heads, rotation, cache, places, number, heads), fastmath=_FLAGS),
     )
 
 

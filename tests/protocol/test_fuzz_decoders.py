@@ -17,7 +17,8 @@ def fuzz(folder: Path, *arguments: str, seconds: int) -> subprocess.CompletedPro
     fuzzer = [sys.executable, "-m", "protocol.fuzz_decoders", str(seconds), str(folder), *arguments]
     # through a shell of its own: the peak of memory that libFuzzer bounds would begin with that of these tests
     command = ["/bin/sh", "-c", '"$@"; exit $?', "sh", *fuzzer]
-    environment = {**os.environ, "PYTHONPATH": str(TESTS)}
+    # what these tests import, the fuzzer does, too
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])}
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False)
 
 

@@ -164,18 +164,17 @@ def test_peer_whose_answer_is_none_is_dropped_and_left_alone_for_a_while(
     monkeypatch.setattr(libp2p_dht, "SUSPECT_S", 600.0)  # also on a machine that is busy for long
 
     async def main() -> None:
-        a = await libp2p_node(tmp_path / "a")
-        async with liar_beside(a, tmp_path / "liar") as liar:
-            await a.publish(KEY, b"honest", lifetime_s=60)
-            liar.answer, liar.num_asked = answer, 0
-            assert await payloads(a) == [b"honest"]
-            assert liar.num_asked == 1
-            assert liar.identity.peer_id not in a._dht.peers()
-            assert await liar.call("find", FindRequest().to_bytes())  # it calls, and is a member again
-            assert liar.identity.peer_id in a._dht.peers()
-            await payloads(a)
-            assert liar.num_asked == 1
-        await a.close()
+        async with await libp2p_node(tmp_path / "a") as a:
+            await a.publish(KEY, b"honest", lifetime_s=60)  # before there is anybody who could be slow to take it
+            async with liar_beside(a, tmp_path / "liar") as liar:
+                liar.answer, liar.num_asked = answer, 0
+                assert await payloads(a) == [b"honest"]
+                assert liar.num_asked == 1
+                assert liar.identity.peer_id not in a._dht.peers()
+                assert await liar.call("find", FindRequest().to_bytes())  # it calls, and is a member again
+                assert liar.identity.peer_id in a._dht.peers()
+                await payloads(a)
+                assert liar.num_asked == 1
 
     asyncio.run(main())
 

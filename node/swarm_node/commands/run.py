@@ -196,7 +196,9 @@ def _lines(found: Inspected, cost: Cost) -> Iterator[str]:
 
 
 def _data(config: RunConfig) -> str:
-    source = f"{config.data.hub_id} ({config.data.split})" if config.data.source == "hub" else config.data.source
+    data = config.data
+    which = ", ".join(filter(None, [data.hub_config, data.split]))
+    source = f"{data.hub_id} ({which})" if data.source == "hub" else data.source
     return source if config.data.tokenizer == "bytes" else f"{source} through the tokenizer {config.data.tokenizer}"
 
 

@@ -99,12 +99,14 @@ class DataConfig:
     empty: whatever is there.
 
     `source` is the standard library's source, each member's own `files` (text, JSON lines, parquet or arrow), or the
-    data set `hub_id` of the Hugging Face hub, of which `split` and the column `text_key` are used. `tokenizer` is
-    "bytes", a tokenizer on the hub as OWNER/NAME, or "local": each member names the directory of its own copy.
+    data set `hub_id` of the Hugging Face hub, of which the configuration `hub_config` (if there are several), `split`
+    and the column `text_key` are used. `tokenizer` is "bytes", a tokenizer on the hub as OWNER/NAME, or "local": each
+    member names the directory of its own copy.
     """
 
     source: str = "python-stdlib"
     hub_id: str = ""
+    hub_config: str = ""
     split: str = "train"
     text_key: str = "text"
     tokenizer: str = "bytes"
@@ -117,6 +119,13 @@ class DataConfig:
         has_id = isinstance(self.hub_id, str) and _HUB_ID.fullmatch(self.hub_id) is not None
         fits = has_id if self.source == "hub" else self.hub_id == ""
         checks.require(fits, "hub_id", self.hub_id, 'use OWNER/NAME with source = "hub", and leave it out otherwise')
+        is_config = isinstance(self.hub_config, str) and _COLUMN.fullmatch(self.hub_config) is not None
+        checks.require(
+            self.hub_config == "" or (is_config and self.source == "hub"),
+            "hub_config",
+            self.hub_config,
+            "use 1 to 64 letters, digits, '_', '-' and '.' with source = \"hub\", and leave it out otherwise",
+        )
         for key, value in (("split", self.split), ("text_key", self.text_key)):
             is_word = isinstance(value, str) and _COLUMN.fullmatch(value) is not None
             checks.require(is_word, key, value, "use 1 to 64 letters, digits, '_', '-' and '.'")

@@ -60,6 +60,7 @@ ABOUT: Mapping[str, str] = {
     "data.source": f"{', '.join(SOURCES)}: the standard library's source, each member's own files (join --data), or a "
     "data set of the Hugging Face hub.",
     "data.hub_id": 'OWNER/NAME of the data set, with source = "hub".',
+    "data.hub_config": "Which of its configurations, if it has several.",
     "data.split": "Which split of it.",
     "data.text_key": "Which column of it, or key of JSON lines, holds the text.",
     "data.tokenizer": '"bytes", OWNER/NAME on the hub, or "local": each member names the directory of its own copy.',

@@ -6,6 +6,7 @@ import json
 import socket
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -73,15 +74,38 @@ def test_passages_column_without_text_is_refused(monkeypatch: pytest.MonkeyPatch
         list(source.passages())
 
 
+def test_passages_are_of_the_configuration_that_the_run_names(data_hub: DataHub) -> None:
+    folder = data_hub.folder / "datasets"
+    (folder / "README.md").write_text(
+        "---\nconfigs:\n"
+        + "".join(f"- config_name: {name}\n  data_files: {name}.jsonl\n" for name in ("short", "long-1.0"))
+        + "---\n"
+    )
+    for name in ("short", "long-1.0"):
+        (folder / f"{name}.jsonl").write_text(json.dumps({"text": f"a {name} story. " * 200}) + "\n")
+
+    def load(config: str, split: str) -> str:
+        run = replace(RUN, hub_config=config, split=split, tokenizer="bytes", window_tokens=64)
+        corpus = load_corpus(run, seed=0, vocab_size=257, local=LocalData(cache=data_hub.folder.parent / "cache"))
+        return bytes(corpus.validation_batch(0, 1).flatten().tolist()).decode()
+
+    for name in ("short", "long-1.0"):
+        assert f"a {name} st" in load(name, "train")
+    for config, split, told in (("", "train", "short"), ("tall", "train", "long-1.0"), ("short", "test", "train")):
+        with pytest.raises(ConfigError, match=told) as caught:
+            load(config, split)
+        assert "data.hub_config" in caught.value.remedy
+
+
 def test_find_names_the_commit_so_that_a_new_one_is_another_source(data_hub: DataHub) -> None:
-    source = HubSource.find(DATA_SET, "train", "text")
+    source = HubSource.find(DATA_SET, "", "train", "text")
     assert source.commit == COMMIT
     assert COMMIT in source.key
 
 
 def test_find_what_the_hub_does_not_have_is_refused(data_hub: DataHub) -> None:
     with pytest.raises(ConfigError, match="hub does not have the data set someone/else"):
-        HubSource.find("someone/else", "train", "text")
+        HubSource.find("someone/else", "", "train", "text")
     with pytest.raises(ConfigError, match="hub does not have the tokenizer someone/else"):
         bring_tokenizer("someone/else", TOKENIZER_FILES)
 
@@ -91,7 +115,7 @@ def test_find_hub_that_is_away_is_told_with_what_to_do(tmp_path: Path, monkeypat
         unused.bind(("127.0.0.1", 0))
         point_to(f"http://127.0.0.1:{unused.getsockname()[1]}", tmp_path, monkeypatch)
         for find in (
-            lambda: HubSource.find(DATA_SET, "train", "text"),
+            lambda: HubSource.find(DATA_SET, "", "train", "text"),
             lambda: bring_tokenizer(TOKENIZER, TOKENIZER_FILES),
         ):
             with pytest.raises(ConfigError, match="cannot be had from the hub") as caught:
@@ -104,7 +128,7 @@ def test_find_hub_that_accepts_and_says_nothing_is_given_up(tmp_path: Path, monk
     with socket.create_server(("127.0.0.1", 0)) as silent:
         point_to(f"http://127.0.0.1:{silent.getsockname()[1]}", tmp_path, monkeypatch)
         with pytest.raises(ConfigError, match="cannot be had from the hub"):
-            HubSource.find(DATA_SET, "train", "text")
+            HubSource.find(DATA_SET, "", "train", "text")
 
 
 def test_bring_from_a_hub_that_falls_silent_half_way_is_given_up(

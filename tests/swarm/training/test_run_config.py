@@ -172,6 +172,8 @@ def test_from_mapping_any_values_give_a_run_or_config_error(mapping: dict[str, A
         ({"data": {"source": "hub"}}, "data.hub_id"),
         ({"data": {"hub_id": "owner/name"}}, "data.hub_id"),
         ({"data": {"source": "hub", "hub_id": "../name"}}, "data.hub_id"),
+        ({"data": {"source": "hub", "hub_id": "owner/name", "hub_config": "../a"}}, "data.hub_config"),
+        ({"data": {"hub_config": "wikitext-2"}}, "data.hub_config"),
         ({"data": {"split": "train[:1]"}}, "data.split"),
         ({"data": {"tokenizer": "../tokenizer"}}, "data.tokenizer"),
         ({"inner": {"optimizer": "sgd"}}, "inner.optimizer"),

@@ -27,19 +27,21 @@ _ROWS = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubSource:
-    """Implements `passages.Source`: a split of a data set at one commit."""
+    """Implements `passages.Source`: a split of a data set at one commit; of its configuration `config`, or its only or
+    usual one."""
 
     hub_id: str
+    config: str = ""
     split: str
     text_key: str
     commit: str
 
     @classmethod
-    def find(cls, hub_id: str, split: str, text_key: str) -> HubSource:
+    def find(cls, hub_id: str, config: str, split: str, text_key: str) -> HubSource:
         """Ask the hub for its newest commit. Raises ConfigError if there is none, or no answer."""
         with _in_words(f"the data set {hub_id}"):
             commit = str(HfApi(endpoint=_endpoint()).dataset_info(hub_id, timeout=ANSWER_S).sha)
-        return cls(hub_id=hub_id, split=split, text_key=text_key, commit=commit)
+        return cls(hub_id=hub_id, config=config, split=split, text_key=text_key, commit=commit)
 
     @property
     def name(self) -> str:
@@ -47,13 +49,19 @@ class HubSource:
 
     @property
     def key(self) -> str:
-        return f"hub {self.hub_id} {self.commit} {self.split} {self.text_key}"
+        return " ".join(["hub", self.hub_id, self.commit, *filter(None, [self.config]), self.split, self.text_key])
 
     def passages(self) -> Iterator[Passage]:
         with _in_words(self.name):
             from datasets import load_dataset  # noqa: PLC0415
 
-            rows = load_dataset(self.hub_id, split=self.split, revision=self.commit)
+            try:
+                rows = load_dataset(self.hub_id, self.config or None, split=self.split, revision=self.commit)
+            except ValueError as error:  # which it has, the library says
+                raise ConfigError(
+                    f"{self.name} leaves a choice, or does not have what was chosen: {_told(error)}",
+                    remedy="the run's data.hub_config names the configuration, data.split the split",
+                ) from error
             if self.text_key not in rows.column_names:
                 raise ConfigError(
                     f"{self.name} has no column {self.text_key!r}: it has {', '.join(rows.column_names[:20])}",
@@ -113,8 +121,11 @@ def _in_words(what: str) -> Iterator[None]:
     except RepositoryNotFoundError as error:
         raise ConfigError(f"the hub does not have {what}", remedy="check its name, or set HF_TOKEN") from error
     except Exception as error:  # the clients raise their HTTP library's errors, of which they have had several
-        told = " ".join(str(error).split())[:300]
         raise ConfigError(
-            f"{what} cannot be had from the hub: {told}",
+            f"{what} cannot be had from the hub: {_told(error)}",
             remedy="check the connection and try again: what came is kept; HF_ENDPOINT names another hub",
         ) from error
+
+
+def _told(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]

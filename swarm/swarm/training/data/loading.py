@@ -82,7 +82,7 @@ def _find_source(config: DataConfig, local: LocalData) -> Source:
     if config.source == "python-stdlib":
         return PythonSource.find()
     if config.source == "hub":
-        return HubSource.find(config.hub_id, config.split, config.text_key)
+        return HubSource.find(config.hub_id, config.hub_config, config.split, config.text_key)
     if local.path is None:
         raise ConfigError("the run trains on each member's own files", remedy="name a file or folder: --data PATH")
     return FileSource.find(local.path, config.text_key)

@@ -213,10 +213,10 @@ class World:
         return talks
 
     def neighbours(self, index: int, number: int = 1) -> dict[str, Any]:
-        previous = self.servers[index - 1].peer_id if index else ""
+        previous = SeatRef(peer_id=self.servers[index - 1].peer_id, seat_id=seat_id(number)) if index else None
         following = self.servers[index + 1 : index + 2]
         to = SeatRef(peer_id=following[0].peer_id, seat_id=seat_id(number)) if following else None
-        return {"previous_peer_id": previous, "next": to}
+        return {"previous": previous, "next": to}
 
 
 def with_servers(

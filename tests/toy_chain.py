@@ -12,7 +12,7 @@ import itertools
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 
 from swarm.serving.session.actions import (
@@ -73,12 +73,23 @@ def outputs_of(tokens: list[int], num_blocks: int) -> list[int]:
     return found
 
 
+@dataclass(frozen=True)
+class ToyAsk:
+    """What is to become of some rows."""
+
+    want: str
+    ahead: int = 0
+    _: KW_ONLY
+    forward: bool
+
+
 @dataclass
 class ToySeat:
     start: int
     end: int
     told: Neighbours
     states: list[States]
+    num_links: int = 0
     is_fresh: bool = True
     busy_until_s: float = 0.0
 
@@ -102,7 +113,7 @@ class ToyServer:
 
 
 class ToyWorld:
-    """One history. `struck` counts what went wrong in it."""
+    """One history. `struck` counts what went wrong in it. `draws_vary`: another seat would draw another token."""
 
     def __init__(self, seed: int, *, num_blocks: int, spans: list[tuple[int, int]], chunk: int = 8) -> None:
         self.random = random.Random(seed)
@@ -117,6 +128,9 @@ class ToyWorld:
         self.cut: set[tuple[str, str]] = set()
         self.push_loss = 0.0
         self.num_rows_run = 0
+        self.num_looped = 0
+        self.num_anew = 0
+        self.draws_vary = False
         self.error: SwarmError | None = None
         self.outputs: list[int] = []
         self._last: list[int] = []
@@ -130,12 +144,12 @@ class ToyWorld:
 
     # --- the client -------------------------------------------------------------------------------------------------
 
-    def ask(self, tokens: list[int], want: str) -> list[int]:
+    def ask(self, tokens: list[int], want: str, *, ahead: int = 0) -> list[int]:
         """Outputs of the question. Raises SwarmError."""
         if self.error:
             raise self.error
         self.is_answered, self.outputs = False, []
-        self.carry_out(self.course.ask(b"".join(map(token_row, tokens)), want, self.now_s))
+        self.carry_out(self.course.ask(b"".join(map(token_row, tokens)), want, self.now_s, ahead=ahead))
         self.run_until(lambda: self.is_answered or self.error is not None)
         if self.error is not None:
             raise self.error
@@ -185,11 +199,14 @@ class ToyWorld:
                     backoff_s = 1e9 if cause is Cause.JUDGED else BACKOFF_S
                     self._avoid[peer_id] = self.now_s + backoff_s
                 case Repaired(repair, num_tokens):
+                    self.num_anew += "only others" in str(repair.error)
                     self.repaired.append((repair.lost_peer, num_tokens))
-                case Answer(skip, is_last):
+                case Answer(skip, is_last, goes_on):
                     self.outputs += self._last[skip:]
                     assert not self.is_answered, "answered twice"
-                    self.is_answered = is_last
+                    self.is_answered = is_last and not goes_on
+                    if goes_on:
+                        self.carry_out(self.course.follow(token_row(self.outputs[-1]), self.now_s))
                 case Fail(error):
                     self.error = error
                 case Hand():
@@ -255,6 +272,17 @@ class ToyWorld:
         hops = [*course.hops, *(hop for repair in course.repairs for hop in repair.fresh)]
         return next((hop for hop in hops if hop.seat_id == seat_id), None)
 
+    def check_states(self) -> None:
+        """What the servers hold follows from the tokens that the client knows, and from nothing else."""
+        tokens = self.course.ledgers[0].rows(0, self.course.length)
+        states = [first_states(0, self.num_blocks)]
+        for position in range(self.course.length):
+            states.append(run_blocks(states[-1], tokens[position * ROW_BYTES : (position + 1) * ROW_BYTES]))
+        for hop in self.course.hops:
+            seat = self.servers[hop.peer_id].seats.get(hop.seat_id)
+            for ours, held in zip(states, seat.states if seat else (), strict=False):
+                assert held == ours[hop.start : hop.end]
+
     # --- a server ---------------------------------------------------------------------------------------------------
 
     def to_server(self, hop: Hop, happen: Callable[[ToyServer], None]) -> None:
@@ -305,18 +333,21 @@ class ToyWorld:
         return lambda: self.later(delay_s, lambda: self.at_server(hop.peer_id, happen))
 
     def feeding(self, action: Feed, rows: bytes) -> Callable[[ToyServer], None]:
-        return lambda server: self.step(
-            server, action.hop.seat_id, action.start, rows, action.want, forward=action.forward
-        )
+        assert len(self.outputs) == action.num_drawn or action.want != "token"
+        ask = ToyAsk(action.want, action.ahead, forward=action.forward)
+        return lambda server: self.step(server, action.hop.seat_id, action.start, rows, ask)
 
     def relinking(self, hop: Hop, told: Neighbours) -> Callable[[ToyServer], None]:
         def happen(server: ToyServer) -> None:
-            if hop.seat_id in server.seats:
-                server.seats[hop.seat_id].told = told
+            if seat := server.seats.get(hop.seat_id):
+                seat.told = told
+                seat.num_links += 1
+                num_links, length = seat.num_links, seat.length
+                self.to_client(server, hop.seat_id, lambda hop: self.course.linked(hop, num_links, length, self.now_s))
 
         return happen
 
-    def step(self, server: ToyServer, seat_id: bytes, position: int, rows: bytes, want: str, *, forward: bool) -> None:
+    def step(self, server: ToyServer, seat_id: bytes, position: int, rows: bytes, ask: ToyAsk) -> None:
         seat = server.seats.get(seat_id)
         if seat is None:
             return
@@ -334,36 +365,54 @@ class ToyWorld:
         for row in new:
             seat.states.append(run_blocks(seat.states[-1], row))
         self.num_rows_run += len(new)
-        # what a server keeps of a prompt's pages
-        if len(server.pages.get((seat.start, seat.end), ())) < len(seat.states):
+        # what a server keeps of a prompt's pages; of one prompt, so that they need no names
+        if not self.draws_vary and len(server.pages.get((seat.start, seat.end), ())) < len(seat.states):
             server.pages[seat.start, seat.end] = list(seat.states)
         seat.busy_until_s = max(seat.busy_until_s, self.now_s) + self.random.uniform(0.0005, 0.01)
-        reply = partial(self.reply, server, seat_id, seat.length, len(new), want, forward=forward)
+        reply = partial(self.reply, server, seat_id, seat.length, len(new), ask)
         self.later(seat.busy_until_s - self.now_s, reply)
 
-    def reply(
-        self, server: ToyServer, seat_id: bytes, position: int, num_rows: int, want: str, *, forward: bool
-    ) -> None:
+    def reply(self, server: ToyServer, seat_id: bytes, position: int, num_rows: int, ask: ToyAsk) -> None:
         seat = server.seats.get(seat_id)
         if seat is None or not server.is_up:
             return
+        assert ask.want != "token" or ask.forward or seat.end == self.num_blocks, "a token of the middle"
         outputs = [states[-1] for states in seat.states[position - num_rows + 1 : position + 1]]
         if server.is_spoilt:
             outputs[-1] = BAD
-        rows, push_failed = b"", False
+        rows, push_failed, looped = b"", False, False
         if seat.end == self.num_blocks:
-            outputs = outputs[num_rows - {"nothing": 0, "all": num_rows}.get(want, 1) :]
-        elif forward:
+            outputs = outputs[num_rows - {"nothing": 0, "all": num_rows}.get(ask.want, 1) :]
+            if self.draws_vary and ask.want == "token":
+                outputs = [hashlib.blake2b(seat_id + outputs[-1], digest_size=ROW_BYTES).digest()]
+            if ask.ahead and seat.told.next_seat_id:
+                row = token_row(int.from_bytes(outputs[-1], "little") % VOCAB)
+                ahead = ToyAsk("token", ask.ahead - 1, forward=True)
+                looped = self.push(server, seat_id, seat.told, position, row, ahead)
+        elif ask.forward:
             rows, outputs = b"".join(outputs), []
             if seat.told.next_seat_id:
-                push_failed = not self.push(server, seat.told, position - num_rows, rows, want)
+                push_failed = not self.push(server, seat_id, seat.told, position - num_rows, rows, ask)
         else:
             outputs = []
-        self.to_client(server, seat_id, lambda hop: self.heard_result(hop, position, rows, outputs, push_failed))
+        self.num_looped += looped
+        ran = Ran(
+            position=position,
+            rows=rows,
+            num_outputs=len(outputs),
+            push_failed=push_failed,
+            looped=looped,
+            num_links=seat.num_links,
+        )
+        self.to_client(server, seat_id, lambda hop: self.heard_result(hop, ran, outputs))
 
-    def push(self, server: ToyServer, told: Neighbours, position: int, rows: bytes, want: str) -> bool:
+    def push(self, server: ToyServer, source: bytes, told: Neighbours, position: int, rows: bytes, ask: ToyAsk) -> bool:
         """False: the sender notices that it failed."""
         lower = told.next_peer_id
+        if lower == server.peer_id:
+            assert told.next_seat_id in server.seats, "nobody dials itself"
+            self.step(server, told.next_seat_id, position, rows, ask)
+            return True
         if (server.peer_id, lower) in self.cut:
             self.struck["cut"] += 1
             return self.random.random() < 0.3
@@ -373,22 +422,20 @@ class ToyWorld:
 
         def happen(target: ToyServer) -> None:
             seat = target.seats.get(told.next_seat_id)
-            if seat is None or seat.told.previous_peer_id != server.peer_id or BAD in rows:
+            if seat is None or seat.told.previous_seat_id != source or BAD in rows:
                 return
             if position > seat.length or len(rows) > ROW_BYTES * target.max_step_tokens:
                 return
-            self.step(target, told.next_seat_id, position, rows, want, forward=True)
+            self.step(target, told.next_seat_id, position, rows, ask)
 
         self.send(server.peer_id, lower, lambda: self.at_server(lower, happen))
         return True
 
-    def heard_result(
-        self, hop: Hop, position: int, rows: bytes, outputs: list[bytes], push_failed: bool
-    ) -> list[Action]:
+    def heard_result(self, hop: Hop, ran: Ran, outputs: list[bytes]) -> list[Action]:
+        rows = ran.rows
         if BAD in (rows[i : i + ROW_BYTES] for i in range(0, len(rows), ROW_BYTES)) or BAD in outputs:
             raise PeerViolation("not finite")
         self._last = [int.from_bytes(output, "little") % VOCAB for output in outputs]
-        ran = Ran(position=position, rows=rows, num_outputs=len(outputs), push_failed=push_failed)
         return self.course.ran(hop, ran, self.now_s)
 
     # --- what goes wrong --------------------------------------------------------------------------------------------
@@ -445,10 +492,10 @@ class ToyWorld:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """`wants` and what is waited after each."""
+    """`wants`, how many tokens may be drawn ahead, and what is waited after each."""
 
     prompt: list[int]
-    wants: list[tuple[str, float]]
+    wants: list[tuple[str, int, float]]
 
 
 KINDS = ("kill", "lane", "evict", "stall", "leave", "spoil", "cut", "loss")
@@ -466,20 +513,25 @@ def any_world(seed: int) -> tuple[ToyWorld, Request]:
         strike = partial(world.strike, draw.choice(KINDS), draw.choice(list(world.servers.values())))
         world.later(draw.expovariate(2.0), strike)
     prompt = [draw.randrange(VOCAB) for _ in range(draw.choice([1, 3, 16, 40, 70]))]
-    wants = [
-        (draw.choice(["token", "token", "last", "all"]), draw.choice([0, 0, 0, 0.5, 3]))
-        for _ in range(draw.randint(1, 12))
-    ]
+    wants = []
+    for _ in range(draw.randint(1, 12)):
+        want = draw.choice(["token", "token", "last", "all"])
+        ahead = draw.choice([0, 0, 1, 6, 20]) if want == "token" else 0
+        wants.append((want, ahead, draw.choice([0, 0, 0, 0.5, 3])))
     return world, Request(prompt=prompt, wants=wants)
 
 
 def answers(world: ToyWorld, request: Request) -> Iterator[tuple[list[int], list[int]]]:
     """For each question what was answered, and what one undisturbed machine answers. Raises SwarmError."""
     new, known = request.prompt, []
-    for want, pause_s in request.wants:
+    for want, ahead, pause_s in request.wants:
         known += new
         expected = outputs_of(known, world.num_blocks)
-        answer = world.ask(new, want)
-        yield answer, expected[-len(new) :] if want == "all" else expected[-1:]
+        expected = expected[-len(new) :] if want == "all" else expected[-1:]
+        for _ in range(ahead):
+            known.append(expected[-1])
+            expected += outputs_of(known, world.num_blocks)[-1:]
+        answer = world.ask(new, want, ahead=ahead)
+        yield answer, expected
         new = expected[-1:]
         world.wait(pause_s)

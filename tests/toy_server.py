@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -29,7 +29,9 @@ from swarm_protocol.lane_messages import (
     Hand,
     Leaving,
     Link,
+    Linked,
     Open,
+    Pick,
     Picked,
     Push,
     Ready,
@@ -38,7 +40,7 @@ from swarm_protocol.lane_messages import (
     Step,
 )
 from swarm_protocol.records import ServeRecord
-from swarm_protocol.rows import Rows
+from swarm_protocol.rows import TOKENS, Rows
 
 MODEL = "toy"
 VOCAB = 1000
@@ -83,8 +85,9 @@ class ToySeat:
     opened: Open
     lane: Lane
     states: list[States]
-    previous_peer_id: str
+    previous: SeatRef | None
     next: SeatRef | None
+    num_links: int = 0
     is_fresh: bool = True
     may_take: set[str] = field(default_factory=set)
 
@@ -170,10 +173,13 @@ class ToyServer:
                 self._step((peer_id, frame.seat_id), frame, forward=frame.forward)
             case Push():
                 seat = self.seats.get((frame.client_peer_id, frame.seat_id))
-                if seat is not None and seat.previous_peer_id == peer_id and frame.position <= seat.length:
+                source = SeatRef(peer_id=peer_id, seat_id=frame.source_id)
+                if seat is not None and seat.previous == source and frame.position <= seat.length:
                     self._step((frame.client_peer_id, frame.seat_id), frame, forward=True)
             case Link() if seat := self.seats.get((peer_id, frame.seat_id)):
-                seat.previous_peer_id, seat.next = frame.previous_peer_id, frame.next
+                seat.previous, seat.next = frame.previous, frame.next
+                seat.num_links += 1
+                lane.send(Linked(seat_id=frame.seat_id, num_links=seat.num_links, position=seat.length))
             case Hand() if seat := self.seats.get((peer_id, frame.seat_id)):
                 seat.may_take.add(frame.to_peer_id)
             case Close():
@@ -204,7 +210,7 @@ class ToyServer:
 
     def _ready(self, peer_id: str, lane: Lane, opened: Open, states: list[States]) -> None:
         states = states or [first_states(opened.start, opened.end)]
-        seat = ToySeat(opened, lane, list(states), opened.previous_peer_id, opened.next)
+        seat = ToySeat(opened, lane, list(states), opened.previous, opened.next)
         self.seats[peer_id, opened.seat_id] = seat
         if lane.error is None:
             lane.send(Ready(seat_id=opened.seat_id, max_step_tokens=32, length=seat.length))
@@ -259,7 +265,16 @@ class ToyServer:
             logits = b"".join(logits_of(output).tobytes() for output in wanted)
             rows = Rows(codec="raw", num_rows=len(wanted), num_columns=VOCAB, payload=logits)
         result = self.spoil(
-            Result(seat_id=key[1], position=seat.length, compute_ms=0.0, rows=rows, token=token, batch_size=1)
+            Result(
+                seat_id=key[1],
+                position=seat.length,
+                compute_ms=0.0,
+                rows=rows,
+                token=token,
+                batch_size=1,
+                looped=token is not None and step.pick is not None and step.pick.ahead > 0 and seat.next is not None,
+                num_links=seat.num_links,
+            )
         )
         if result is None:
             return
@@ -272,9 +287,32 @@ class ToyServer:
                 want=step.want,
                 pick=step.pick,
                 rows=result.rows,
+                source_id=key[1],
             )
             self._push(seat, seat.next.peer_id, push)
         seat.lane.send(result)
+        if result.looped and result.token is not None:
+            self._loop(key, seat, step.pick, result.token.token_id)
+
+    def _loop(self, key: tuple[str, bytes], seat: ToySeat, pick: Pick | None, token_id: int) -> None:
+        assert pick is not None
+        assert seat.next is not None
+        push = Push(
+            client_peer_id=key[0],
+            seat_id=seat.next.seat_id,
+            position=seat.length,
+            want="token",
+            pick=replace(pick, index=pick.index + 1, ahead=pick.ahead - 1),
+            rows=Rows(codec=TOKENS, num_rows=1, num_columns=0, payload=struct.pack("<i", token_id)),
+            source_id=key[1],
+        )
+        if seat.next.seat_id == key[1]:
+            asyncio.get_running_loop().call_soon(self._step_on, key, push)
+        else:
+            self._push(seat, seat.next.peer_id, push)
+
+    def _step_on(self, key: tuple[str, bytes], push: Push) -> None:
+        self._step(key, push, forward=True)
 
     def _push(self, seat: ToySeat, peer_id: str, push: Push) -> None:
         if peer_id not in self._queues:
@@ -294,5 +332,10 @@ class ToyServer:
                 lane.send(push)
             except SwarmError:
                 if seat.lane.error is None:
-                    failed = Result(seat_id=seat.opened.seat_id, position=seat.length, push_failed=True)
+                    failed = Result(
+                        seat_id=seat.opened.seat_id,
+                        position=seat.length,
+                        push_failed=True,
+                        num_links=seat.num_links,
+                    )
                     seat.lane.send(failed)

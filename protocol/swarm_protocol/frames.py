@@ -21,6 +21,7 @@ from swarm_protocol.lane_messages import (
     Hand,
     Leaving,
     Link,
+    Linked,
     Open,
     Pick,
     Picked,
@@ -87,6 +88,7 @@ def _fill_step(sent: _Frame.Step | _Frame.Push, step: Step | Push) -> None:
     _fill_rows(sent.rows, step.rows)
     if isinstance(step, Push):
         sent.client_peer_id = step.client_peer_id  # type: ignore[union-attr]
+        sent.source_id = step.source_id  # type: ignore[union-attr]
         sent.upstream_ms.extend(chain.from_iterable(step.upstream_ms))  # type: ignore[union-attr]
     else:
         sent.forward = step.forward  # type: ignore[union-attr]
@@ -99,6 +101,7 @@ def _fill_pick(sent: _Frame.Pick, pick: Pick) -> None:
     sent.top_k = pick.top_k
     sent.seed = pick.seed
     sent.index = pick.index
+    sent.ahead = pick.ahead
     if pick.num_logprobs is not None:
         sent.num_logprobs = pick.num_logprobs
 
@@ -112,6 +115,8 @@ def _fill_result(sent: _Frame.Result, result: Result) -> None:
     sent.push_failed = result.push_failed
     sent.codec_error = result.codec_error
     sent.passed_on = result.passed_on
+    sent.looped = result.looped
+    sent.num_links = result.num_links
     sent.upstream_ms.extend(chain.from_iterable(result.upstream_ms))
     if (token := result.token) is not None:
         sent.token.token_id = token.token_id
@@ -135,7 +140,8 @@ def _fill_open(sent: _Frame.Open, opened: Open) -> None:
     sent.start, sent.end, sent.max_tokens = opened.start, opened.end, opened.max_tokens
     sent.codec = opened.codec
     sent.page_keys = b"".join(opened.page_keys)
-    sent.previous_peer_id = opened.previous_peer_id
+    if opened.previous is not None:
+        _copy(sent.previous, opened.previous)
     if opened.next is not None:
         _copy(sent.next, opened.next)
     if opened.take_over is not None:
@@ -156,6 +162,7 @@ _FILLS: dict[type[Any], tuple[str, Callable[[Any, Any], None]]] = {
     Close: ("close", _copy),
     Ready: ("ready", _copy),
     Result: ("result", _fill_result),
+    Linked: ("linked", _copy),
     Ended: ("ended", _copy),
     Leaving: ("leaving", _copy),
     Push: ("push", _fill_step),
@@ -226,6 +233,7 @@ def _push(sent: _Frame.Push, payload: _Payload) -> Push:
         want=sent.want,
         pick=_pick(sent.pick) if sent.HasField("pick") else None,
         rows=payload.rows(sent.rows),
+        source_id=sent.source_id,
         upstream_ms=_pairs(sent.upstream_ms),
     )
 
@@ -242,6 +250,8 @@ def _result(sent: _Frame.Result, payload: _Payload) -> Result:
         token=_picked(sent.token) if sent.HasField("token") else None,
         rows=payload.rows(sent.rows) if sent.HasField("rows") else None,
         passed_on=sent.passed_on,
+        looped=sent.looped,
+        num_links=sent.num_links,
         upstream_ms=_pairs(sent.upstream_ms),
     )
 
@@ -258,6 +268,7 @@ def _pick(sent: _Frame.Pick) -> Pick:
         seed=sent.seed,
         index=sent.index,
         num_logprobs=sent.num_logprobs if sent.HasField("num_logprobs") else None,
+        ahead=sent.ahead,
     )
 
 
@@ -281,7 +292,7 @@ def _opened(sent: _Frame.Open) -> Open:
         max_tokens=sent.max_tokens,
         codec=sent.codec,
         page_keys=_cut(sent.page_keys),
-        previous_peer_id=sent.previous_peer_id,
+        previous=_seat_ref(sent.previous) if sent.HasField("previous") else None,
         next=_seat_ref(sent.next) if sent.HasField("next") else None,
         take_over=_seat_ref(sent.take_over) if sent.HasField("take_over") else None,
     )
@@ -294,10 +305,11 @@ def _cut(keys: bytes) -> tuple[bytes, ...]:
 _seat_ref = wire.flat(SeatRef)
 _BUILDS: dict[str, Callable[[Any], Any]] = {
     "open": _opened,
-    "link": wire.flat(Link, {"next": _seat_ref}),
+    "link": wire.flat(Link, {"previous": _seat_ref, "next": _seat_ref}),
     "hand": wire.flat(Hand),
     "close": wire.flat(Close),
     "ready": wire.flat(Ready),
+    "linked": wire.flat(Linked),
     "ended": wire.flat(Ended),
     "leaving": wire.flat(Leaving),
     "push_refused": wire.flat(PushRefused),

@@ -47,7 +47,10 @@ class SeatRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pick:
-    """Which token to take: the draw at `index`; `num_logprobs` likeliest to tell of, None: no probabilities at all."""
+    """Which token to take: the draw at `index`; `num_logprobs` likeliest to tell of, None: no probabilities at all.
+
+    `ahead` more may be drawn after it without being asked for, each of them the next input.
+    """
 
     temperature: float = 0.0
     top_p: float = 1.0
@@ -55,6 +58,7 @@ class Pick:
     seed: int = 0
     index: int = 0
     num_logprobs: int | None = None
+    ahead: int = 0
 
     def __post_init__(self) -> None:
         check_float(self.temperature, "temperature", high=limits.MAX_TEMPERATURE)
@@ -66,6 +70,7 @@ class Pick:
         check_int(self.index, "index", high=limits.MAX_SESSION_TOKENS)
         if self.num_logprobs is not None:
             check_int(self.num_logprobs, "num_logprobs", high=limits.MAX_LOGPROBS)
+        check_int(self.ahead, "ahead", high=limits.MAX_SESSION_TOKENS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +111,7 @@ class Open:
     max_tokens: int
     codec: str = "raw"
     page_keys: tuple[bytes, ...] = ()
-    previous_peer_id: str = ""
+    previous: SeatRef | None = None
     next: SeatRef | None = None
     take_over: SeatRef | None = None
 
@@ -122,7 +127,6 @@ class Open:
             raise ValueError(f"page_keys has {len(self.page_keys)} items, more than {limits.MAX_PAGE_KEYS}")
         if any(len(key) != PAGE_KEY_BYTES for key in self.page_keys):
             raise ValueError(f"a page key is not {PAGE_KEY_BYTES} bytes")
-        _check_optional_peer_id(self.previous_peer_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,15 +150,17 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """From now on take pushes from `previous_peer_id` and push to `next`; empty and None: from nobody, to nobody."""
+    """From now on take pushes from `previous` and push to `next`; None: from nobody, to nobody. Answered by Linked.
+
+    The last server pushes tokens that it draws, to the first one or, where it is that itself, to the same seat.
+    """
 
     seat_id: bytes
-    previous_peer_id: str = ""
+    previous: SeatRef | None = None
     next: SeatRef | None = None
 
     def __post_init__(self) -> None:
         check_seat_id(self.seat_id)
-        _check_optional_peer_id(self.previous_peer_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,7 +209,8 @@ class Result:
     `push_failed`: the next server did not take some of them. `codec_error`: what the codec lost of the rows, relative
     to their root mean square. `passed_on`: it tells of single tokens that went on to the next server, whose times come
     with the last one's result: there `upstream_ms` are compute and queue of the servers before, the nearest last, as
-    far as they are known.
+    far as they are known. `looped`: the token is on its way to the first server. `num_links`: how many Links the seat
+    had been told by when it passed on what this tells of.
     """
 
     seat_id: bytes
@@ -216,6 +223,8 @@ class Result:
     token: Picked | None = None
     rows: Rows | None = None
     passed_on: bool = False
+    looped: bool = False
+    num_links: int = 0
     upstream_ms: tuple[Spent, ...] = ()
 
     def __post_init__(self) -> None:
@@ -226,8 +235,23 @@ class Result:
         check_float(self.queue_ms, "queue_ms", high=limits.MAX_STEP_MS)
         check_int(self.batch_size, "batch_size", high=limits.MAX_QUEUE_DEPTH)
         check_float(self.codec_error, "codec_error", high=1.0)
+        check_int(self.num_links, "num_links", high=limits.MAX_LINKS)
         if self.rows is not None and self.rows.num_rows > self.position:
             raise ValueError(f"{self.rows.num_rows} rows of {self.position} positions")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Linked:
+    """The seat has heard of `num_links` Links; it held inputs up to `position`, run or not, before the last of them."""
+
+    seat_id: bytes
+    num_links: int
+    position: int
+
+    def __post_init__(self) -> None:
+        check_seat_id(self.seat_id)
+        check_int(self.num_links, "num_links", low=1, high=limits.MAX_LINKS)
+        check_int(self.position, "position", high=limits.MAX_SESSION_TOKENS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,6 +287,7 @@ class Leaving:
 class Push:
     """A Step that comes from the server before; what is wanted is said by the client and handed down.
 
+    Or from the last server to the first: a token that was drawn. `source_id`: the seat that it comes from.
     `upstream_ms`: compute and queue of the servers so far, the nearest last, as far as they are known.
     """
 
@@ -272,11 +297,13 @@ class Push:
     want: str
     pick: Pick | None = None
     rows: Rows
+    source_id: bytes
     upstream_ms: tuple[Spent, ...] = ()
 
     def __post_init__(self) -> None:
         check_peer_id(self.client_peer_id)
         check_seat_id(self.seat_id)
+        check_seat_id(self.source_id)
         _check_upstream(self.upstream_ms)
         _check_ask(self.position, self.want, self.pick)
 
@@ -301,7 +328,7 @@ class PushRefused:
         return decode_failure(self.failure, sender)
 
 
-Frame: TypeAlias = Open | Step | Link | Hand | Close | Ready | Result | Ended | Leaving | Push | PushRefused
+Frame: TypeAlias = Open | Step | Link | Hand | Close | Ready | Result | Linked | Ended | Leaving | Push | PushRefused
 
 
 def _check_ask(position: int, want: str, pick: Pick | None) -> None:
@@ -321,8 +348,3 @@ def _check_upstream(upstream_ms: tuple[Spent, ...]) -> None:
 def _check_failure(failure: bytes) -> None:
     if not 0 < len(failure) <= limits.MAX_FAILURE_BYTES:
         raise ValueError(f"failure has {len(failure)} bytes")
-
-
-def _check_optional_peer_id(peer_id: str) -> None:
-    if peer_id:
-        check_peer_id(peer_id)

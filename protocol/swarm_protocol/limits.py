@@ -164,7 +164,9 @@ MAX_PAGE_KEYS = 2**16
 MAX_FRAMES = 256
 # Servers whose times a token brings along. Longer chains tell of the nearest.
 MAX_UPSTREAM = 16
-# What a frame takes beside its rows: two ids of 52 and 16 bytes, names of 64, some numbers, twenty likeliest tokens,
+# How often a seat is told who its neighbours are: with each server that comes or goes, far more than one session meets.
+MAX_LINKS = 2**20
+# What a frame takes beside its rows: ids of 52, 16 and 16 bytes, names of 64, some numbers, twenty likeliest tokens,
 # and two times of each server before.
 FRAME_BYTES = 768
 # The names of a longest prompt's pages (1 MiB), beside the other frames.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from swarm_protocol.errors import PeerRefused
 from swarm_protocol.failure import encode_failure
 from swarm_protocol.frames import Frames
@@ -13,6 +15,7 @@ from swarm_protocol.lane_messages import (
     Hand,
     Leaving,
     Link,
+    Linked,
     Open,
     Pick,
     Picked,
@@ -37,6 +40,10 @@ def hidden(codec: str, num_rows: int, num_bytes: int) -> Rows:
     return Rows(codec=codec, num_rows=num_rows, num_columns=3, payload=bytes(range(num_bytes)))
 
 
+def pushed(**fields: Any) -> Push:
+    return Push(client_peer_id=PEER, seat_id=SEAT, source_id=OTHER_SEAT, **fields)
+
+
 EXAMPLES: tuple[object, ...] = (
     Frames(
         (
@@ -57,12 +64,16 @@ EXAMPLES: tuple[object, ...] = (
                 max_tokens=256,
                 codec="int8",
                 page_keys=(SEAT, OTHER_SEAT),
-                previous_peer_id=PEER,
+                previous=SeatRef(peer_id=PEER, seat_id=OTHER_SEAT),
                 next=SeatRef(peer_id=OTHER_PEER, seat_id=OTHER_SEAT),
                 take_over=SeatRef(peer_id=PEER, seat_id=OTHER_SEAT),
             ),
             Link(seat_id=SEAT),
-            Link(seat_id=SEAT, previous_peer_id=PEER, next=SeatRef(peer_id=OTHER_PEER, seat_id=OTHER_SEAT)),
+            Link(
+                seat_id=SEAT,
+                previous=SeatRef(peer_id=PEER, seat_id=OTHER_SEAT),
+                next=SeatRef(peer_id=OTHER_PEER, seat_id=OTHER_SEAT),
+            ),
             Hand(seat_id=SEAT, to_peer_id=PEER),
         )
     ),
@@ -74,22 +85,17 @@ EXAMPLES: tuple[object, ...] = (
             Result(seat_id=SEAT, position=6, compute_ms=3.0, passed_on=True, rows=hidden("raw", 1, 12)),
             Result(seat_id=SEAT, position=5, token=Picked(token_id=9), upstream_ms=((1.5, 0.25), (2.0, 0.0))),
             Result(seat_id=SEAT, position=5, token=Picked(token_id=9, logprob=-0.5, top=((9, -0.5), (1, -2.0)))),
+            Result(seat_id=SEAT, position=5, token=Picked(token_id=9), looped=True, num_links=3),
+            Linked(seat_id=SEAT, num_links=3, position=5),
             Ended(seat_id=SEAT, failure=FAILURE),
             Leaving(within_s=30.0),
         )
     ),
     Frames(
         (
-            Push(client_peer_id=PEER, seat_id=SEAT, position=7, want="last", rows=hidden("int8", 2, 10)),
-            Push(client_peer_id=PEER, seat_id=SEAT, position=9, want="token", pick=Pick(), rows=hidden("raw", 1, 12)),
-            Push(
-                client_peer_id=PEER,
-                seat_id=SEAT,
-                position=10,
-                want="nothing",
-                rows=hidden("raw", 1, 12),
-                upstream_ms=((1.5, 0.25),),
-            ),
+            pushed(position=7, want="last", rows=hidden("int8", 2, 10)),
+            pushed(position=9, want="token", pick=Pick(ahead=40), rows=hidden("raw", 1, 12)),
+            pushed(position=10, want="nothing", rows=hidden("raw", 1, 12), upstream_ms=((1.5, 0.25),)),
             PushRefused(client_peer_id=PEER, seat_id=SEAT, position=7, failure=FAILURE),
         )
     ),

@@ -13,7 +13,7 @@ class Frames(_message.Message):
     def __init__(self, frames: _Optional[_Iterable[_Union[Frame, _Mapping]]] = ...) -> None: ...
 
 class Frame(_message.Message):
-    __slots__ = ("open", "step", "link", "hand", "close", "ready", "result", "ended", "leaving", "push", "push_refused")
+    __slots__ = ("open", "step", "link", "hand", "close", "ready", "result", "ended", "leaving", "push", "push_refused", "linked")
     class Rows(_message.Message):
         __slots__ = ("codec", "num_rows", "num_columns")
         CODEC_FIELD_NUMBER: _ClassVar[int]
@@ -31,20 +31,22 @@ class Frame(_message.Message):
         seat_id: bytes
         def __init__(self, peer_id: _Optional[str] = ..., seat_id: _Optional[bytes] = ...) -> None: ...
     class Pick(_message.Message):
-        __slots__ = ("temperature", "top_p", "top_k", "seed", "index", "num_logprobs")
+        __slots__ = ("temperature", "top_p", "top_k", "seed", "index", "num_logprobs", "ahead")
         TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
         TOP_P_FIELD_NUMBER: _ClassVar[int]
         TOP_K_FIELD_NUMBER: _ClassVar[int]
         SEED_FIELD_NUMBER: _ClassVar[int]
         INDEX_FIELD_NUMBER: _ClassVar[int]
         NUM_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+        AHEAD_FIELD_NUMBER: _ClassVar[int]
         temperature: float
         top_p: float
         top_k: int
         seed: int
         index: int
         num_logprobs: int
-        def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., seed: _Optional[int] = ..., index: _Optional[int] = ..., num_logprobs: _Optional[int] = ...) -> None: ...
+        ahead: int
+        def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., seed: _Optional[int] = ..., index: _Optional[int] = ..., num_logprobs: _Optional[int] = ..., ahead: _Optional[int] = ...) -> None: ...
     class Picked(_message.Message):
         __slots__ = ("token_id", "logprob", "top_ids", "top_logprobs")
         TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
@@ -57,7 +59,7 @@ class Frame(_message.Message):
         top_logprobs: _containers.RepeatedScalarFieldContainer[float]
         def __init__(self, token_id: _Optional[int] = ..., logprob: _Optional[float] = ..., top_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
     class Open(_message.Message):
-        __slots__ = ("seat_id", "session_id", "revision", "start", "end", "max_tokens", "codec", "page_keys", "previous_peer_id", "next", "take_over")
+        __slots__ = ("seat_id", "session_id", "revision", "start", "end", "max_tokens", "codec", "page_keys", "previous", "next", "take_over")
         SEAT_ID_FIELD_NUMBER: _ClassVar[int]
         SESSION_ID_FIELD_NUMBER: _ClassVar[int]
         REVISION_FIELD_NUMBER: _ClassVar[int]
@@ -66,7 +68,7 @@ class Frame(_message.Message):
         MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
         CODEC_FIELD_NUMBER: _ClassVar[int]
         PAGE_KEYS_FIELD_NUMBER: _ClassVar[int]
-        PREVIOUS_PEER_ID_FIELD_NUMBER: _ClassVar[int]
+        PREVIOUS_FIELD_NUMBER: _ClassVar[int]
         NEXT_FIELD_NUMBER: _ClassVar[int]
         TAKE_OVER_FIELD_NUMBER: _ClassVar[int]
         seat_id: bytes
@@ -77,10 +79,10 @@ class Frame(_message.Message):
         max_tokens: int
         codec: str
         page_keys: bytes
-        previous_peer_id: str
+        previous: Frame.SeatRef
         next: Frame.SeatRef
         take_over: Frame.SeatRef
-        def __init__(self, seat_id: _Optional[bytes] = ..., session_id: _Optional[str] = ..., revision: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., max_tokens: _Optional[int] = ..., codec: _Optional[str] = ..., page_keys: _Optional[bytes] = ..., previous_peer_id: _Optional[str] = ..., next: _Optional[_Union[Frame.SeatRef, _Mapping]] = ..., take_over: _Optional[_Union[Frame.SeatRef, _Mapping]] = ...) -> None: ...
+        def __init__(self, seat_id: _Optional[bytes] = ..., session_id: _Optional[str] = ..., revision: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., max_tokens: _Optional[int] = ..., codec: _Optional[str] = ..., page_keys: _Optional[bytes] = ..., previous: _Optional[_Union[Frame.SeatRef, _Mapping]] = ..., next: _Optional[_Union[Frame.SeatRef, _Mapping]] = ..., take_over: _Optional[_Union[Frame.SeatRef, _Mapping]] = ...) -> None: ...
     class Step(_message.Message):
         __slots__ = ("seat_id", "position", "want", "forward", "pick", "rows")
         SEAT_ID_FIELD_NUMBER: _ClassVar[int]
@@ -97,14 +99,14 @@ class Frame(_message.Message):
         rows: Frame.Rows
         def __init__(self, seat_id: _Optional[bytes] = ..., position: _Optional[int] = ..., want: _Optional[str] = ..., forward: _Optional[bool] = ..., pick: _Optional[_Union[Frame.Pick, _Mapping]] = ..., rows: _Optional[_Union[Frame.Rows, _Mapping]] = ...) -> None: ...
     class Link(_message.Message):
-        __slots__ = ("seat_id", "previous_peer_id", "next")
+        __slots__ = ("seat_id", "previous", "next")
         SEAT_ID_FIELD_NUMBER: _ClassVar[int]
-        PREVIOUS_PEER_ID_FIELD_NUMBER: _ClassVar[int]
+        PREVIOUS_FIELD_NUMBER: _ClassVar[int]
         NEXT_FIELD_NUMBER: _ClassVar[int]
         seat_id: bytes
-        previous_peer_id: str
+        previous: Frame.SeatRef
         next: Frame.SeatRef
-        def __init__(self, seat_id: _Optional[bytes] = ..., previous_peer_id: _Optional[str] = ..., next: _Optional[_Union[Frame.SeatRef, _Mapping]] = ...) -> None: ...
+        def __init__(self, seat_id: _Optional[bytes] = ..., previous: _Optional[_Union[Frame.SeatRef, _Mapping]] = ..., next: _Optional[_Union[Frame.SeatRef, _Mapping]] = ...) -> None: ...
     class Hand(_message.Message):
         __slots__ = ("seat_id", "to_peer_id")
         SEAT_ID_FIELD_NUMBER: _ClassVar[int]
@@ -127,7 +129,7 @@ class Frame(_message.Message):
         length: int
         def __init__(self, seat_id: _Optional[bytes] = ..., max_step_tokens: _Optional[int] = ..., length: _Optional[int] = ...) -> None: ...
     class Result(_message.Message):
-        __slots__ = ("seat_id", "position", "compute_ms", "queue_ms", "batch_size", "push_failed", "codec_error", "token", "rows", "passed_on", "upstream_ms")
+        __slots__ = ("seat_id", "position", "compute_ms", "queue_ms", "batch_size", "push_failed", "codec_error", "token", "rows", "passed_on", "upstream_ms", "looped", "num_links")
         SEAT_ID_FIELD_NUMBER: _ClassVar[int]
         POSITION_FIELD_NUMBER: _ClassVar[int]
         COMPUTE_MS_FIELD_NUMBER: _ClassVar[int]
@@ -139,6 +141,8 @@ class Frame(_message.Message):
         ROWS_FIELD_NUMBER: _ClassVar[int]
         PASSED_ON_FIELD_NUMBER: _ClassVar[int]
         UPSTREAM_MS_FIELD_NUMBER: _ClassVar[int]
+        LOOPED_FIELD_NUMBER: _ClassVar[int]
+        NUM_LINKS_FIELD_NUMBER: _ClassVar[int]
         seat_id: bytes
         position: int
         compute_ms: float
@@ -150,7 +154,18 @@ class Frame(_message.Message):
         rows: Frame.Rows
         passed_on: bool
         upstream_ms: _containers.RepeatedScalarFieldContainer[float]
-        def __init__(self, seat_id: _Optional[bytes] = ..., position: _Optional[int] = ..., compute_ms: _Optional[float] = ..., queue_ms: _Optional[float] = ..., batch_size: _Optional[int] = ..., push_failed: _Optional[bool] = ..., codec_error: _Optional[float] = ..., token: _Optional[_Union[Frame.Picked, _Mapping]] = ..., rows: _Optional[_Union[Frame.Rows, _Mapping]] = ..., passed_on: _Optional[bool] = ..., upstream_ms: _Optional[_Iterable[float]] = ...) -> None: ...
+        looped: bool
+        num_links: int
+        def __init__(self, seat_id: _Optional[bytes] = ..., position: _Optional[int] = ..., compute_ms: _Optional[float] = ..., queue_ms: _Optional[float] = ..., batch_size: _Optional[int] = ..., push_failed: _Optional[bool] = ..., codec_error: _Optional[float] = ..., token: _Optional[_Union[Frame.Picked, _Mapping]] = ..., rows: _Optional[_Union[Frame.Rows, _Mapping]] = ..., passed_on: _Optional[bool] = ..., upstream_ms: _Optional[_Iterable[float]] = ..., looped: _Optional[bool] = ..., num_links: _Optional[int] = ...) -> None: ...
+    class Linked(_message.Message):
+        __slots__ = ("seat_id", "num_links", "position")
+        SEAT_ID_FIELD_NUMBER: _ClassVar[int]
+        NUM_LINKS_FIELD_NUMBER: _ClassVar[int]
+        POSITION_FIELD_NUMBER: _ClassVar[int]
+        seat_id: bytes
+        num_links: int
+        position: int
+        def __init__(self, seat_id: _Optional[bytes] = ..., num_links: _Optional[int] = ..., position: _Optional[int] = ...) -> None: ...
     class Ended(_message.Message):
         __slots__ = ("seat_id", "failure")
         SEAT_ID_FIELD_NUMBER: _ClassVar[int]
@@ -164,7 +179,7 @@ class Frame(_message.Message):
         within_s: float
         def __init__(self, within_s: _Optional[float] = ...) -> None: ...
     class Push(_message.Message):
-        __slots__ = ("client_peer_id", "seat_id", "position", "want", "pick", "rows", "upstream_ms")
+        __slots__ = ("client_peer_id", "seat_id", "position", "want", "pick", "rows", "upstream_ms", "source_id")
         CLIENT_PEER_ID_FIELD_NUMBER: _ClassVar[int]
         SEAT_ID_FIELD_NUMBER: _ClassVar[int]
         POSITION_FIELD_NUMBER: _ClassVar[int]
@@ -172,6 +187,7 @@ class Frame(_message.Message):
         PICK_FIELD_NUMBER: _ClassVar[int]
         ROWS_FIELD_NUMBER: _ClassVar[int]
         UPSTREAM_MS_FIELD_NUMBER: _ClassVar[int]
+        SOURCE_ID_FIELD_NUMBER: _ClassVar[int]
         client_peer_id: str
         seat_id: bytes
         position: int
@@ -179,7 +195,8 @@ class Frame(_message.Message):
         pick: Frame.Pick
         rows: Frame.Rows
         upstream_ms: _containers.RepeatedScalarFieldContainer[float]
-        def __init__(self, client_peer_id: _Optional[str] = ..., seat_id: _Optional[bytes] = ..., position: _Optional[int] = ..., want: _Optional[str] = ..., pick: _Optional[_Union[Frame.Pick, _Mapping]] = ..., rows: _Optional[_Union[Frame.Rows, _Mapping]] = ..., upstream_ms: _Optional[_Iterable[float]] = ...) -> None: ...
+        source_id: bytes
+        def __init__(self, client_peer_id: _Optional[str] = ..., seat_id: _Optional[bytes] = ..., position: _Optional[int] = ..., want: _Optional[str] = ..., pick: _Optional[_Union[Frame.Pick, _Mapping]] = ..., rows: _Optional[_Union[Frame.Rows, _Mapping]] = ..., upstream_ms: _Optional[_Iterable[float]] = ..., source_id: _Optional[bytes] = ...) -> None: ...
     class PushRefused(_message.Message):
         __slots__ = ("client_peer_id", "seat_id", "position", "failure")
         CLIENT_PEER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -202,6 +219,7 @@ class Frame(_message.Message):
     LEAVING_FIELD_NUMBER: _ClassVar[int]
     PUSH_FIELD_NUMBER: _ClassVar[int]
     PUSH_REFUSED_FIELD_NUMBER: _ClassVar[int]
+    LINKED_FIELD_NUMBER: _ClassVar[int]
     open: Frame.Open
     step: Frame.Step
     link: Frame.Link
@@ -213,7 +231,8 @@ class Frame(_message.Message):
     leaving: Frame.Leaving
     push: Frame.Push
     push_refused: Frame.PushRefused
-    def __init__(self, open: _Optional[_Union[Frame.Open, _Mapping]] = ..., step: _Optional[_Union[Frame.Step, _Mapping]] = ..., link: _Optional[_Union[Frame.Link, _Mapping]] = ..., hand: _Optional[_Union[Frame.Hand, _Mapping]] = ..., close: _Optional[_Union[Frame.Close, _Mapping]] = ..., ready: _Optional[_Union[Frame.Ready, _Mapping]] = ..., result: _Optional[_Union[Frame.Result, _Mapping]] = ..., ended: _Optional[_Union[Frame.Ended, _Mapping]] = ..., leaving: _Optional[_Union[Frame.Leaving, _Mapping]] = ..., push: _Optional[_Union[Frame.Push, _Mapping]] = ..., push_refused: _Optional[_Union[Frame.PushRefused, _Mapping]] = ...) -> None: ...
+    linked: Frame.Linked
+    def __init__(self, open: _Optional[_Union[Frame.Open, _Mapping]] = ..., step: _Optional[_Union[Frame.Step, _Mapping]] = ..., link: _Optional[_Union[Frame.Link, _Mapping]] = ..., hand: _Optional[_Union[Frame.Hand, _Mapping]] = ..., close: _Optional[_Union[Frame.Close, _Mapping]] = ..., ready: _Optional[_Union[Frame.Ready, _Mapping]] = ..., result: _Optional[_Union[Frame.Result, _Mapping]] = ..., ended: _Optional[_Union[Frame.Ended, _Mapping]] = ..., leaving: _Optional[_Union[Frame.Leaving, _Mapping]] = ..., push: _Optional[_Union[Frame.Push, _Mapping]] = ..., push_refused: _Optional[_Union[Frame.PushRefused, _Mapping]] = ..., linked: _Optional[_Union[Frame.Linked, _Mapping]] = ...) -> None: ...
 
 class KvRequest(_message.Message):
     __slots__ = ("client_peer_id", "seat_id", "start", "end")

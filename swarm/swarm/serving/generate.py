@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Literal
 
@@ -58,33 +59,27 @@ async def generate(
     clock = asyncio.get_running_loop().time
     since_s = clock()
     trace.num_prompt_tokens = len(prompt)
-    new = list(prompt)
-    for index in range(max_tokens):
-        picked = await session.next_token(new, _pick(sampling, index, num_logprobs))
-        token_id = picked.token_id
-        trace.num_tokens += 1
-        trace.total_ms = (clock() - since_s) * 1000
-        trace.first_token_ms = trace.first_token_ms or trace.total_ms
-        has_ended = token_id in kit.end_ids
-        text = "" if has_ended else stops.push(detokenizer.push(token_id))
-        if has_ended or stops.has_stopped or index + 1 == max_tokens:
-            text += stops.push(detokenizer.flush())
-            reason: FinishReason = "stop" if has_ended or stops.has_stopped else "length"
-            yield _token(kit, picked, text + stops.flush(), reason)
-            return
-        yield _token(kit, picked, text, None)
-        new = [token_id]
-
-
-def _pick(sampling: Sampling, index: int, num_logprobs: int | None) -> Pick:
-    return Pick(
+    pick = Pick(
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         top_k=sampling.top_k,
         seed=sampling.seed,
-        index=index,
         num_logprobs=num_logprobs,
     )
+    async with aclosing(session.next_tokens(prompt, pick, max_tokens)) as drawn:
+        async for picked in drawn:
+            token_id = picked.token_id
+            trace.num_tokens += 1
+            trace.total_ms = (clock() - since_s) * 1000
+            trace.first_token_ms = trace.first_token_ms or trace.total_ms
+            has_ended = token_id in kit.end_ids
+            text = "" if has_ended else stops.push(detokenizer.push(token_id))
+            if has_ended or stops.has_stopped or trace.num_tokens == max_tokens:
+                text += stops.push(detokenizer.flush())
+                reason: FinishReason = "stop" if has_ended or stops.has_stopped else "length"
+                yield _token(kit, picked, text + stops.flush(), reason)
+                return
+            yield _token(kit, picked, text, None)
 
 
 def _token(kit: ModelKit, picked: Picked, text: str, reason: FinishReason | None) -> Token:

@@ -149,7 +149,7 @@ class Seat:
         step = Step(
             client=self.client,
             blocks=self.blocks,
-            num_tokens=len(x),
+            num_tokens=x.shape[0],
             deadline_s=deadline_s,
             seat=self,
             x=x,
@@ -284,14 +284,14 @@ class Seat:
 
     def _checked(self, x: Tensor, pick: Pick | None) -> Sequence[int]:
         """The token ids of `x`, if that is what it holds. Raises PeerViolation."""
-        span, is_first = self._owner.span, self.blocks[0] == 0
+        span, is_first, num_rows = self._owner.span, self.blocks[0] == 0, x.shape[0] if x.ndim else 0
         if is_first and (x.ndim != 1 or x.dtype != torch.int64):
             raise PeerViolation("block 0 takes token ids")
         if not is_first and (x.ndim != 2 or x.shape[1] != span.hidden_size or not x.is_floating_point()):
             raise PeerViolation(f"block {self.blocks[0]} takes rows of {span.hidden_size} numbers")
-        if not len(x) or self.length + len(x) > self.max_tokens:
+        if not num_rows or self.length + num_rows > self.max_tokens:
             raise PeerViolation(
-                f"{len(x)} rows at position {self.length} of a session that reserved {self.max_tokens} positions"
+                f"{num_rows} rows at position {self.length} of a session that reserved {self.max_tokens} positions"
             )
         if pick is not None and self.blocks[1] != span.num_blocks:
             raise PeerViolation("only the last block's output says which token comes next")

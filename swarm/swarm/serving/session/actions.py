@@ -26,8 +26,8 @@ class Repair:
     It goes on since `begun_s`, and has held up the answer since `since_s`. Whoever had the blocks last was `lost_peer`,
     which had run `lost_done` positions; nobody before the first opening.
 
-    `fresh` are the hops that are being opened. `is_handing`: they take the keys and values of `old` over, which is
-    given nothing meanwhile.
+    `fresh` are the hops that are being opened. `is_handing`: they take over what `old` has of keys and values by then,
+    which goes on until they are ready.
     """
 
     start: int
@@ -77,18 +77,24 @@ class Hand:
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """Send rows `[start, end)` of the hop's inputs. `forward`: their outputs are needed further down."""
+    """Send rows `[start, end)` of the hop's inputs. `forward`: their outputs are needed further down.
+
+    Where a token is wanted it is the one after `num_drawn` others of this question, and `ahead` more may follow it
+    without being asked for.
+    """
 
     hop: Hop
     start: int
     end: int
     want: str
     forward: bool
+    num_drawn: int = 0
+    ahead: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Relink:
-    """Tell the server its neighbours, as `hop.told` has them."""
+    """Tell the server its neighbours, as `hop.told` has them. It answers how much it had been given before."""
 
     hop: Hop
 
@@ -117,10 +123,14 @@ class Repaired:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The output that came last answers the question from its row `skip` on. `is_last`: that completes it."""
+    """The output that came last answers the question from its row `skip` on. `is_last`: that completes it.
+
+    `goes_on`: it is a token and the next input, too: tell the course at once, by `follow`.
+    """
 
     skip: int
     is_last: bool
+    goes_on: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,20 +5,26 @@ hop alone, for servers push their outputs on and send the client a copy; and aft
 the ledger before it has. Servers drop rows that they have run already, so feeding twice is harmless, and this one rule
 is prefill, decode, replay and the way around a broken link.
 
+Where more tokens may be drawn than the one that was asked for, the chain is closed to a ring: the last server pushes
+what it drew to the first one, and tells the client. Servers then run ahead of what the client knows. What they say of
+that is kept until it does, so that everything else is decided as if the client had asked. A token that died with the
+last server, another may draw otherwise: nobody is given one in its place before all have said that they never got it.
+
 Pure; a part of `course`, which puts hops in and takes them out.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from swarm_protocol.errors import PeerViolation
 
 from swarm.serving.model.batch import PAGE_TOKENS
 from swarm.serving.session.actions import Action, Answer, Feed, Relink
-from swarm.serving.session.hop import Hop, Neighbours, Ran
+from swarm.serving.session.hop import FLOOR_S, Hop, Neighbours, Ran
 from swarm.serving.session.ledger import Ledger
 
 WINDOW_CHUNKS = 4
@@ -41,7 +47,9 @@ class Limits:
 class Chain:
     """Over blocks `[0, num_blocks)`, with gaps while servers are missing. `new_ledger(block)`: a boundary's ledger.
 
-    What is to be done is appended to `actions`. `coming` are hops that are being opened in gaps.
+    What is to be done is appended to `actions`. `coming` are hops that are being opened in gaps. `ahead` tokens may
+    still be drawn without being asked for. `doubted` hops may have been given one that the client will never hear of,
+    and say so until `doubt_by_s`. `is_tainted`: one of them has been.
     """
 
     def __init__(
@@ -51,11 +59,19 @@ class Chain:
         self.ledgers = {0: new_ledger(0)}
         self.coming: list[Hop] = []
         self.num_blocks = num_blocks
+        self.ahead = 0
+        self.is_tainted = False
+        self.doubted: set[Hop] = set()
+        self.doubt_by_s = math.inf
         self._new_ledger = new_ledger
         self._limits = limits
         self._actions = actions
         self._want = "nothing"
         self._answered = 0
+        self._num_drawn = 0
+        self._is_ring = False
+        self._has_looped = False
+        self._doubt_from = 0
         self._asked_s = 0.0
         self._chunk = limits.max_step_tokens
         self._links_changed = False
@@ -70,34 +86,92 @@ class Chain:
     def is_asked(self) -> bool:
         return self._answered < self.length
 
-    def ask(self, rows: bytes, want: str, now_s: float) -> None:
+    def ask(self, rows: bytes, want: str, ahead: int, now_s: float) -> None:
         assert not self.is_asked, "one question at a time"
+        assert want == "token" or not ahead
         self._answered = self.length
+        self._num_drawn, self.ahead = 0, ahead
+        if self._is_ring != (ahead > 0):
+            self._is_ring, self._links_changed = ahead > 0, True
         self._asked_s = now_s
         self.ledgers[0].append(rows)
         if want != "all":
             self._answered = self.length - 1
         self._want = want
-        if now_s >= self._relink_s:
-            self._links_changed, self._relink_s = True, math.inf
+        self._retry_links(now_s)
+
+    def follow(self, row: bytes, now_s: float) -> None:
+        """The token that was drawn is the next input. Its server may have seen to that itself."""
+        assert self.ahead > 0
+        assert not self.is_asked
+        start = self.length
+        self.ledgers[0].append(row)
+        self.ahead -= 1
+        self._num_drawn += 1
+        self._asked_s = now_s
+        if self._has_looped:
+            first, last = self.hops[0], self.hops[-1]
+            self._expect_pushes([last, *self.hops], start, self.length)
+            if first.given == self.length:
+                first.learn(self.length, now_s)
+        self._retry_links(now_s)
+        for hop in list(self.hops):
+            self._take_early(hop, now_s)
 
     def take(self, hop: Hop, ran: Ran, now_s: float) -> None:
         """What a server has run. Raises PeerViolation if that cannot be."""
-        if not hop.done <= ran.position <= self.length:
-            raise PeerViolation(f"the server ran {ran.position} positions, of {self.length} after {hop.done}")
-        if hop.end == self.num_blocks:
+        is_last = hop.end == self.num_blocks
+        if not hop.reported <= ran.position <= self.length + (0 if is_last else self.ahead):
+            raise PeerViolation(f"the server ran {ran.position} positions, of {self.length} after {hop.reported}")
+        if is_last:
             if ran.position == self.length == hop.done + 1:
                 self._note_times(ran, (now_s - self._asked_s) * 1000)
             self._answer(ran)
-        else:
+            self._progress(hop, ran, now_s)
+            return
+        self._check_untainted(hop, ran.position)
+        ledger = self.ledgers[hop.end]
+        first = ran.position - len(ran.rows) // ledger.row_bytes
+        if ran.position > ledger.length and first > max(ledger.length, hop.reported):
+            raise PeerViolation("the server left out what was asked for")
+        if hop.early and ran.position == hop.reported:
+            # nothing new but that, however often it is told
+            hop.early[-1] = replace(hop.early[-1], push_failed=hop.early[-1].push_failed or ran.push_failed)
+            return
+        hop.early.append(ran)
+        self._take_early(hop, now_s)
+
+    def _take_early(self, hop: Hop, now_s: float) -> None:
+        """As far as the client knows the tokens."""
+        while hop.early:
+            ran = hop.early[0]
+            if ran.position > self.length:
+                if hop.done >= self.length:
+                    return
+                ran, hop.early[0] = ran.cut(self.length, self.ledgers[hop.end].row_bytes)
+            else:
+                hop.early.popleft()
             _copy(self.ledgers[hop.end], ran)
+            self._progress(hop, ran, now_s)
+
+    def _progress(self, hop: Hop, ran: Ran, now_s: float) -> None:
         hop.progress(ran, now_s)
-        lower = next((lower for lower in self.hops if lower.start == hop.end), None)
-        if lower is not None and _are_linked(hop, lower) and lower.given >= ran.position:
-            if not ran.push_failed:
-                lower.learn(ran.position, now_s)
-            elif ran.position > max(lower.done, lower.fed):
+        lower, is_last = self._lower(hop, self.hops), hop.end == self.num_blocks
+        is_linked = lower is not None and _are_linked(hop, lower) and ran.num_links == hop.num_links
+        if is_last:
+            self._has_looped = ran.looped and is_linked
+        # after its last row the first hop gets the token that comes of it
+        reach = ran.position + is_last
+        if lower is None or lower.given < reach:
+            return
+        if is_linked and not ran.push_failed:
+            if not is_last:
+                lower.learn(reach, now_s)
+        elif reach > max(lower.done, lower.fed):
+            if is_linked:
                 self._unlink(hop, lower, now_s)
+            else:
+                lower.distrust()  # it went where the hop was linked to before
 
     def needed(self, hop: Hop) -> int:
         """From which position on the hop's outputs are not known yet."""
@@ -122,46 +196,49 @@ class Chain:
             raise PeerViolation("the server left out what was asked for")
         skip = self._answered - first
         self._answered = ran.position
-        self._actions.append(Answer(skip, is_last=not self.is_asked))
+        self._actions.append(Answer(skip, is_last=not self.is_asked, goes_on=not self.is_asked and self.ahead > 0))
 
     # --- feeding ----------------------------------------------------------------------------------------------------
 
-    def feed(self, now_s: float, held: Collection[Hop]) -> None:
-        """Whoever is behind, but those in `held`, and nothing that would reach them."""
+    def feed(self, now_s: float) -> None:
+        """Whoever is behind."""
         if self._links_changed:
             self._relink(now_s)
         for index, hop in enumerate(self.hops):
             if hop.given < self.ledgers[hop.start].length:
-                self._feed(index, now_s, held)
+                self._feed(index, now_s)
 
-    def _feed(self, index: int, now_s: float, held_hops: Collection[Hop]) -> None:
+    def _feed(self, index: int, now_s: float) -> None:
         hop = self.hops[index]
         held, is_last = self.ledgers[hop.start].length, hop.end == self.num_blocks
+        if self.doubted and hop.start == 0:
+            held = min(held, self._doubt_from)
         while hop.given < held:
             start, needed = hop.given, self.needed(hop)
             slowest = min(following.done for following in self.hops[index:])
             forward = start >= needed and not is_last
-            if start >= slowest + WINDOW_CHUNKS * self._chunk or self._is_held(index, held_hops, forward=forward):
+            if start >= slowest + WINDOW_CHUNKS * self._chunk:
                 return
             end = min(held, start + self._chunk)
             if start < needed and (not is_last or self._want == "all"):
                 end = min(end, needed)
-            want = self._want_until(end)
+            want = self._want_until(end) if forward or is_last else "nothing"
             if want == "all":
                 end = min(end, start + self._limits.max_output_tokens)
-            self._actions.append(Feed(hop, start, end, want, forward))
+            ahead = self.ahead if want == "token" else 0
+            self._actions.append(Feed(hop, start, end, want, forward, self._num_drawn, ahead))
             hop.given = hop.fed = end
             hop.learn(end, now_s)
             if forward:
-                self._expect_pushes(index, start, end)
+                self._expect_pushes(self.hops[index:], start, end)
 
     def _want_until(self, end: int) -> str:
         is_wanted = end > self._answered if self._want == "all" else self.is_asked and end == self.length
         return self._want if is_wanted else "nothing"
 
-    def _expect_pushes(self, index: int, start: int, end: int) -> None:
-        """Rows that the hop at `index` is to compute and push will reach those after it, if all are in step."""
-        for upper, lower in zip(self.hops[index:], self.hops[index + 1 :], strict=False):
+    def _expect_pushes(self, hops: Sequence[Hop], start: int, end: int) -> None:
+        """Rows that the first of these hops is to push will reach those after it, if all are in step."""
+        for upper, lower in itertools.pairwise(hops):
             # a lower one that is still being fed directly may not have got to `start` when the push comes
             if not _are_linked(upper, lower) or lower.given < start or lower.fed > lower.done:
                 return
@@ -170,9 +247,6 @@ class Chain:
                 return
             lower.given = end
 
-    def _is_held(self, index: int, held: Collection[Hop], *, forward: bool) -> bool:
-        return any(hop in held for hop in (self.hops[index:] if forward else self.hops[index : index + 1]))
-
     # --- who pushes to whom -----------------------------------------------------------------------------------------
 
     def _relink(self, now_s: float) -> None:
@@ -180,19 +254,54 @@ class Chain:
         for hop in self.hops:
             told = self.neighbours(hop, now_s, self.hops)
             if told != hop.told:
-                hop.told = told
-                self._actions.append(Relink(hop))
+                self._tell(hop, told)
+
+    def _tell(self, hop: Hop, told: Neighbours) -> None:
+        hop.told = told
+        hop.num_links += 1
+        self._actions.append(Relink(hop))
+
+    def linked(self, hop: Hop, num_links: int, position: int) -> None:
+        """A server has heard so many times who its neighbours are, and had been given the inputs up to `position`.
+
+        Raises PeerViolation if that cannot be.
+        """
+        if not hop.num_linked < num_links <= hop.num_links:
+            raise PeerViolation(f"the server was told of its neighbours {hop.num_links} times, not {num_links}")
+        hop.num_linked = num_links
+        self._check_untainted(hop, position)
+        if not hop.owes_link:
+            self._trust(hop)
+
+    def is_cut(self, last: Hop) -> bool:
+        """Whether all tokens that the last hop has pushed on are known."""
+        return not self.ahead or not (last.told.next_seat_id or last.owes_link)
 
     def neighbours(self, hop: Hop, now_s: float, ready: Sequence[Hop]) -> Neighbours:
         """One of those that are `ready` to push to, and whose pushes may come, soon or now."""
-        lower = next((other for other in ready if other.start == hop.end and now_s >= hop.unlinked_until_s), None)
+        lower, upper = self._lower(hop, ready), self._upper(hop, (*self.hops, *self.coming))
+        if now_s < hop.unlinked_until_s or (hop.end == self.num_blocks and not self._may_loop(hop, lower)):
+            lower = None
         return Neighbours(
             next_peer_id=lower.peer_id if lower else "",
             next_seat_id=lower.seat_id if lower else b"",
-            previous_peer_id=next(
-                (other.peer_id for other in (*self.hops, *self.coming) if other.end == hop.start), ""
-            ),
+            previous_peer_id=upper.peer_id if upper else "",
+            previous_seat_id=upper.seat_id if upper else b"",
         )
+
+    def _may_loop(self, last: Hop, first: Hop | None) -> bool:
+        # nobody dials itself, unless it is the same seat: that needs no dialling
+        can_push = first is last or (first is not None and first.peer_id != last.peer_id)
+        return can_push and not self.doubted and not last.is_leaving
+
+    def _lower(self, hop: Hop, among: Iterable[Hop]) -> Hop | None:
+        """The one after it; in a ring the first one comes after the last."""
+        start = hop.end % self.num_blocks
+        return next((other for other in among if other.start == start), None) if start or self._is_ring else None
+
+    def _upper(self, hop: Hop, among: Iterable[Hop]) -> Hop | None:
+        end = hop.start or self.num_blocks
+        return next((other for other in among if other.end == end), None) if hop.start or self._is_ring else None
 
     def _unlink(self, upper: Hop, lower: Hop, now_s: float) -> None:
         """Feed the lower one directly, and do so for a while."""
@@ -202,10 +311,14 @@ class Chain:
         self._relink_s = min(self._relink_s, upper.unlinked_until_s)
         lower.distrust()
 
+    def _retry_links(self, now_s: float) -> None:
+        if now_s >= self._relink_s:
+            self._links_changed, self._relink_s = True, math.inf
+
     def nudge(self, hop: Hop, now_s: float) -> None:
         """It should have answered: perhaps what was pushed to it got lost."""
         hop.nudge_s = math.inf
-        upper = next((upper for upper in self.hops if upper.end == hop.start), None)
+        upper = self._upper(hop, self.hops)
         if upper is not None and hop.given > max(hop.fed, hop.done):
             self._unlink(upper, hop, now_s)
 
@@ -234,13 +347,34 @@ class Chain:
         self._chunk = min(self._limits.max_step_tokens, *(hop.max_step_tokens for hop in self.hops))
         self._links_changed = True
 
-    def remove(self, hop: Hop) -> None:
+    def remove(self, hop: Hop, now_s: float) -> None:
         """What it was to push to the next one may not come any more."""
         self.hops.remove(hop)
+        self._trust(hop)
         self._links_changed = True
-        for lower in self.hops:
-            if lower.start == hop.end:
-                lower.distrust()
+        if lower := self._lower(hop, self.hops):
+            lower.distrust()
+        if self.hops and hop.end == self.num_blocks and not self.is_cut(hop):
+            self._doubt(now_s)
+
+    def _doubt(self, now_s: float) -> None:
+        """The last hop may have drawn a token and pushed it on that nobody else knows."""
+        self.doubted = set(self.hops)
+        self._doubt_from, self.doubt_by_s = self.length, now_s + FLOOR_S
+        for hop in self.hops:
+            self._tell(hop, self.neighbours(hop, now_s, self.hops))
+            self._check_untainted(hop, hop.reported)
+
+    def _check_untainted(self, hop: Hop, position: int) -> None:
+        if hop in self.doubted and position > self._doubt_from:
+            self.is_tainted = True
+
+    def _trust(self, hop: Hop) -> None:
+        if hop not in self.doubted:
+            return
+        self.doubted.discard(hop)
+        if not self.doubted:
+            self._links_changed, self.doubt_by_s = True, math.inf
 
 
 def _copy(ledger: Ledger, ran: Ran) -> None:

@@ -80,14 +80,23 @@ class Course:
 
     # --- events -----------------------------------------------------------------------------------------------------
 
-    def ask(self, rows: bytes, want: str, now_s: float) -> list[Action]:
-        """Append tokens. `want`: "token" or "last" of the last one's output, "all" of those that are new."""
-        self._chain.ask(rows, want, now_s)
+    def ask(self, rows: bytes, want: str, now_s: float, *, ahead: int = 0) -> list[Action]:
+        """Append tokens. `want`: "token" or "last" of the last one's output, "all" of those that are new.
+
+        After a token the servers may draw `ahead` more, each of them the next input, which `follow` is told of.
+        """
+        self._chain.ask(rows, want, ahead, now_s)
         self._num_failed = 0
         for repair in self.repairs:
             if repair.is_asleep:
                 repair.since_s = repair.begun_s = now_s
                 self._find(repair)
+        return self._decide(now_s)
+
+    def follow(self, row: bytes, now_s: float) -> list[Action]:
+        """The token that was answered is the next input."""
+        self._num_failed = 0
+        self._chain.follow(row, now_s)
         return self._decide(now_s)
 
     def found(self, repair: Repair, fresh: Sequence[Hop], now_s: float) -> list[Action]:
@@ -96,7 +105,8 @@ class Course:
         assert not repair.fresh
         repair.fresh = list(fresh)
         repair.is_opening = False
-        repair.is_handing = repair.old is not None and repair.may_hand
+        # of the rows between several nothing is known, so that they would begin anew
+        repair.is_handing = repair.old is not None and repair.may_hand and len(fresh) == 1
         if repair.is_handing:
             repair.since_s = now_s
         self._chain.prepare(fresh)
@@ -123,13 +133,14 @@ class Course:
         repair = self._repair_with(hop)
         if hop.is_ready:
             raise PeerViolation("the server opened a session twice")
-        if length > hop.max_length:
-            raise PeerViolation(f"the server holds {length} positions, and was told of {hop.max_length}")
+        # the old one of a hand-over goes on until it is copied
+        is_handing = repair is not None and repair.is_handing
+        most = self.length + self._chain.ahead if is_handing else hop.max_length
+        if length > most:
+            raise PeerViolation(f"the server holds {length} positions, and was told of {most}")
         if repair is None or self.error is not None:
             return []
         hop.is_ready, hop.length, hop.max_step_tokens = True, length, max_step_tokens
-        if all(fresh.is_ready for fresh in repair.fresh):
-            self._splice(repair)
         return self._decide(now_s)
 
     def ran(self, hop: Hop, ran: Ran, now_s: float) -> list[Action]:
@@ -137,6 +148,13 @@ class Course:
         if hop not in self.hops:
             return []
         self._chain.take(hop, ran, now_s)
+        return self._decide(now_s)
+
+    def linked(self, hop: Hop, num_links: int, position: int, now_s: float) -> list[Action]:
+        """Its server knows its neighbours. Raises PeerViolation if it says what cannot be."""
+        if hop not in self.hops:
+            return []
+        self._chain.linked(hop, num_links, position)
         return self._decide(now_s)
 
     def leaving(self, hop: Hop) -> None:
@@ -155,6 +173,10 @@ class Course:
                 self._lose(hop, late, Cause.GONE, now_s)
             elif hop.nudge_s <= now_s:
                 self._chain.nudge(hop, now_s)
+        if self._chain.doubt_by_s <= now_s:
+            for hop in list(self._chain.doubted):
+                late = PeerTimeout("the server did not hear in time who its neighbours are", peer_id=hop.peer_id)
+                self._lose(hop, late, Cause.GONE, now_s)
         for repair in list(self.repairs):
             silent = next((hop for hop in repair.fresh if not hop.is_ready), None)
             if repair.is_opening and repair.open_by_s <= now_s and silent is not None:
@@ -169,21 +191,23 @@ class Course:
         times = [min(hop.due_s, hop.nudge_s) for hop in self.hops]
         times += [repair.open_by_s for repair in self.repairs if repair.is_opening]
         times += [hop.stay_until_s for hop in self.hops if hop.is_leaving and not self._is_replaced(hop)]
-        return min(times, default=math.inf)
+        return min([*times, self._chain.doubt_by_s])
 
     # --- what is done about it --------------------------------------------------------------------------------------
 
     def _decide(self, now_s: float) -> list[Action]:
         if self.error is None:
+            if self._chain.is_tainted:
+                self._start_anew(now_s)
             for hop in self.hops:
                 if hop.is_leaving and hop.stay_until_s <= now_s and not self._is_replaced(hop):
                     self._leave(hop, now_s)
             for repair in self.repairs:
-                if repair.fresh and not repair.is_opening and not (repair.is_handing and _is_busy(repair.old)):
+                if repair.fresh and not repair.is_opening:
                     self._open(repair, now_s)
-            # a seat that is being handed over must stay as it is
-            held = [repair.old for repair in self.repairs if repair.is_handing and repair.old is not None]
-            self._chain.feed(now_s, held)
+            for repair in [repair for repair in self.repairs if self._can_splice(repair)]:
+                self._splice(repair, now_s)
+            self._chain.feed(now_s)
         actions = self._actions[:]
         self._actions.clear()
         return actions
@@ -204,6 +228,7 @@ class Course:
         repair = Repair(start=hop.start, end=hop.end, since_s=now_s, lost_peer=hop.peer_id, error=refusal, old=hop)
         self.repairs.append(repair)
         self._actions.append(Blame(hop.peer_id, refusal, Cause.TOLD))
+        self._expect_coming()
         self._find(repair)
 
     def _open(self, repair: Repair, now_s: float) -> None:
@@ -217,16 +242,26 @@ class Course:
             taken_over = repair.old if repair.is_handing else None
             if taken_over is not None:
                 self._actions.append(Hand(taken_over, hop.peer_id))
-            hop.max_length = taken_over.done if taken_over else self.length // PAGE_TOKENS * PAGE_TOKENS
+            hop.max_length = self.length // PAGE_TOKENS * PAGE_TOKENS
             self._actions.append(OpenSeat(hop, taken_over))
 
     def _expect_coming(self) -> None:
         opening = [repair for repair in self.repairs if repair.is_opening]
         self._chain.expect([hop for repair in opening for hop in repair.fresh])
 
-    def _splice(self, repair: Repair) -> None:
+    def _can_splice(self, repair: Repair) -> bool:
+        if not repair.is_opening or not all(hop.is_ready for hop in repair.fresh):
+            return False
+        old = repair.old
+        if old is None:
+            return True
+        # what was copied of it the client must have heard of, too: nobody else tells of those outputs
+        is_known = not repair.is_handing or all(hop.length <= old.done for hop in repair.fresh)
+        return is_known and (old.end < self._chain.num_blocks or self._chain.is_cut(old))
+
+    def _splice(self, repair: Repair, now_s: float) -> None:
         if repair.old is not None:
-            self._remove(repair.old)
+            self._remove(repair.old, now_s)
             repair.lost_done = repair.old.done
         self.repairs.remove(repair)
         self._has_opened = True
@@ -235,8 +270,8 @@ class Course:
         self._chain.join(repair.fresh, [*starts, *(hop.start for other in self.repairs for hop in other.fresh)])
         self._actions.append(Repaired(repair, max(0, repair.lost_done - repair.fresh[0].done)))
 
-    def _remove(self, hop: Hop) -> None:
-        self._chain.remove(hop)
+    def _remove(self, hop: Hop, now_s: float) -> None:
+        self._chain.remove(hop, now_s)
         self._actions.append(CloseSeat(hop))
 
     def _lose(self, hop: Hop, error: SwarmError, cause: Cause, now_s: float) -> None:
@@ -247,17 +282,24 @@ class Course:
         if repair is not None:
             self._opening_failed(repair, hop, error, cause)
         else:
-            self._hop_failed(hop, error, cause, now_s)
+            self._actions.append(Blame(hop.peer_id, error, cause))
+            self._replace(hop, error, now_s)
         if self._num_failed > MAX_FAILURES:
             what = (
                 "servers keep failing at the same token" if self._has_opened else "servers in a row opened no session"
             )
             self._fail(SessionError(f"{what}: {error.message}", remedy="try again in a moment"))
 
-    def _hop_failed(self, hop: Hop, error: SwarmError, cause: Cause, now_s: float) -> None:
+    def _start_anew(self, now_s: float) -> None:
+        """On all hops: some have run a token that the client does not know and another server may not draw again."""
+        self._chain.is_tainted = False
+        error = SessionError("a server was lost with a token that only others had got")
+        for hop in list(self.hops):
+            self._replace(hop, error, now_s)
+
+    def _replace(self, hop: Hop, error: SwarmError, now_s: float) -> None:
         since_s = hop.since_s if hop.known > hop.done else now_s
-        self._remove(hop)
-        self._actions.append(Blame(hop.peer_id, error, cause))
+        self._remove(hop, now_s)
         repair = next((repair for repair in self.repairs if repair.old is hop), None)
         is_new = repair is None
         if repair is None:
@@ -292,7 +334,3 @@ class Course:
         self.error = error
         self._actions[:] = [action for action in self._actions if isinstance(action, CloseSeat)]
         self._actions.append(Fail(error))
-
-
-def _is_busy(hop: Hop | None) -> bool:
-    return hop is not None and hop.done < hop.given

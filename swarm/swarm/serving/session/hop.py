@@ -9,7 +9,8 @@ reached it. Plain values: who changes them is `course`.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections import deque
+from dataclasses import dataclass, field, replace
 
 from swarm_protocol.lane_messages import Spent
 from swarm_protocol.records import ServeRecord
@@ -75,6 +76,8 @@ class Ran:
     `rows` are the inputs of the next hop that came of it; the last hop has none but `num_outputs` outputs, those of
     the last positions. `push_failed`: the next hop has not taken some rows. `passed_on`: single tokens,
     whose times come with the last hop's answer, as `upstream_ms`: compute and queue of the hops before, nearest last.
+    `looped`: the token that the last hop drew is on its way to the first. `num_links`: how often the server had been
+    told its neighbours by then.
     """
 
     position: int
@@ -84,23 +87,34 @@ class Ran:
     queue_ms: float = 0.0
     push_failed: bool = False
     passed_on: bool = False
+    looped: bool = False
+    num_links: int = 0
     upstream_ms: tuple[Spent, ...] = ()
+
+    def cut(self, position: int, row_bytes: int) -> tuple[Ran, Ran]:
+        """What it says of the positions before `position`, and what of the others."""
+        num_rows = max(0, len(self.rows) // row_bytes - (self.position - position))
+        rows, rest = self.rows[: num_rows * row_bytes], self.rows[num_rows * row_bytes :]
+        return replace(self, position=position, rows=rows), replace(self, rows=rest, compute_ms=0.0, queue_ms=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Neighbours:
-    """Whom a server pushes to, and from whom it takes pushes. Empty: nobody."""
+    """Which seat a server pushes to, and from which it takes pushes. Empty: none."""
 
     next_peer_id: str = ""
     next_seat_id: bytes = b""
     previous_peer_id: str = ""
+    previous_seat_id: bytes = b""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Hop:
     """Blocks `[start, end)` on one server. `due_s`, `nudge_s`: when it is given up, and when it is fed once more.
 
-    Both are for all positions up to `goal`: a server that reports them one by one gains no time.
+    Both are for all positions up to `goal`: a server that reports them one by one gains no time. `early`: what it has
+    run of positions whose tokens the client has not heard of. `num_links`: how often it was told its neighbours since
+    it was opened, and `num_linked` how often it has answered.
     """
 
     peer_id: str
@@ -123,10 +137,18 @@ class Hop:
     due_s: float = math.inf
     nudge_s: float = math.inf
     told: Neighbours = field(default_factory=Neighbours)
+    num_links: int = 0
+    num_linked: int = 0
+    early: deque[Ran] = field(default_factory=deque)
     is_leaving: bool = False
     stay_until_s: float = 0.0
     unlinked_until_s: float = 0.0
     num_unlinked: int = 0
+
+    @property
+    def reported(self) -> int:
+        """What it says that it has run."""
+        return self.early[-1].position if self.early else self.done
 
     def begin(self, position: int) -> None:
         """It holds `position` positions and nothing is on its way."""
@@ -163,6 +185,11 @@ class Hop:
         self.since_s = now_s
         if self.done >= self.goal:
             self._wait(now_s)
+
+    @property
+    def owes_link(self) -> bool:
+        """It may not have heard yet who its neighbours are."""
+        return self.num_linked < self.num_links
 
     def distrust(self) -> None:
         """What was to come by pushes may never come."""

@@ -27,7 +27,8 @@ from swarm.serving.session.backlog import Backlog
 from swarm.serving.session.handover import hand_over, take_over
 from swarm.serving.session.lane import Lane
 from swarm.serving.session.pushes import Pushes
-from swarm.serving.session.served_seat import ServedSeat, Shape, refuse_push
+from swarm.serving.session.reports import Ticks
+from swarm.serving.session.served_seat import Around, ServedSeat, Shape, refuse_push
 
 logger = logging.getLogger(__name__)
 
@@ -92,6 +93,7 @@ class LaneServer:
         self.seats: dict[tuple[str, bytes], ServedSeat] = {}
         self.pushes = Pushes(network, model)
         self.backlog = Backlog(options.max_backlog_bytes)
+        self._around = Around(pushes=self.pushes, backlog=self.backlog, ticks=Ticks(), faults=options.faults)
         self.num_refused: dict[Refusal, int] = dict.fromkeys(get_args(Refusal), 0)
         self._network = network
         self._model = model
@@ -156,7 +158,7 @@ class LaneServer:
 
     def _unused(self) -> list[_Connection]:
         """Those that no seat depends on."""
-        pushing = {served.previous for served in self.seats.values()}
+        pushing = {served.previous.peer_id for served in self.seats.values() if served.previous is not None}
         return [
             connection
             for connection in self._connections
@@ -257,9 +259,7 @@ class LaneServer:
             wanted,
             seat,
             shape,
-            pushes=self.pushes,
-            backlog=self.backlog,
-            faults=self._options.faults,
+            self._around,
             on_closed=closed,
         )
 

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from swarm_protocol.errors import ConfigError, PeerError, PeerRefused, PeerViolation, SwarmError
-from swarm_protocol.lane_messages import Frame
+from swarm_protocol.lane_messages import Frame, Linked, Picked
 from torch import Tensor
 
 from swarm.router.routing import NoChain
@@ -77,16 +77,25 @@ class Pilot:
         self._timer_s = math.inf
         self._outputs: list[Output] = []
         self._heard: Output | None = None
-        self._answer: asyncio.Future[list[Output]] | None = None
+        self._answers: deque[list[Output]] = deque()
+        self._waiting: asyncio.Future[None] | None = None
         self._pauses: list[tuple[Replay, float]] = []
 
-    async def ask(self, rows: bytes, want: str) -> list[Output]:
-        """The outputs that answer, in order. Raises NoChain, SessionError."""
+    async def ask(self, rows: bytes, want: str, *, ahead: int = 0) -> list[Output]:
+        """The outputs that answer, in order; after a token `ahead` more may be had. Raises NoChain, SessionError."""
         if self._course.error is not None:
             raise self._course.error
-        self._answer = self._loop.create_future()
-        self._carry_out(self._course.ask(rows, want, self._loop.time()))
-        return await self._answer
+        self._carry_out(self._course.ask(rows, want, self._loop.time(), ahead=ahead))
+        return await self.more()
+
+    async def more(self) -> list[Output]:
+        """What is answered next. Raises NoChain, SessionError."""
+        if not self._answers:
+            if self._course.error is not None:
+                raise self._course.error
+            self._waiting = self._loop.create_future()
+            await self._waiting
+        return self._answers.popleft()
 
     async def close(self) -> None:
         """Free the chain."""
@@ -137,8 +146,8 @@ class Pilot:
             case Repaired():
                 self._note_repair(action)
             case Fail(error):
-                if self._answer is not None and not self._answer.done():
-                    self._answer.set_exception(error)
+                if self._waiting is not None and not self._waiting.done():
+                    self._waiting.set_exception(error)
 
     def _send(self, hop: Hop, frame: Frame) -> None:
         """A lane that is broken says so to its seats by itself."""
@@ -155,9 +164,14 @@ class Pilot:
         for replay, since_s in self._pauses:
             replay.failover_ms = (now_s - since_s) * 1000
         self._pauses.clear()
-        outputs, self._outputs = self._outputs, []
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_result(outputs)
+        self._answers.append(self._outputs)
+        self._outputs = []
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+        if action.goes_on:
+            assert isinstance(self._heard, Picked)
+            row = self._speech.know([self._heard.token_id])
+            self._carry_out(self._course.follow(row, now_s))
 
     def _blame(self, blame: Blame) -> None:
         error = blame.error
@@ -238,6 +252,8 @@ class Pilot:
                 actions = self._course.ran(hop, heard.ran, now_s)
                 self._links.worked(hop.peer_id)
                 return actions
+            case Linked(num_links=num_links, position=position):
+                return self._course.linked(hop, num_links, position, now_s)
             case Opened(length, max_step_tokens):
                 self._links.worked(hop.peer_id)
                 return self._course.ready(hop, length, max_step_tokens, now_s)

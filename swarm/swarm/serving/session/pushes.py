@@ -61,6 +61,11 @@ class Pushes:
         self._wanted: asyncio.Queue[str] = asyncio.Queue()
 
     @property
+    def peer_id(self) -> str:
+        """Of the server that pushes."""
+        return self._network.peer_id
+
+    @property
     def num_lanes(self) -> int:
         return len(self._outgoing)
 
@@ -106,6 +111,11 @@ class Pushes:
         if outgoing.num_waiting_bytes > limits.MAX_MESSAGE_BYTES:
             raise PeerRefused("too much waits for a lane to the next server", peer_id=peer_id)
         outgoing.waiting.append(push)
+
+    def is_open(self, peer_id: str) -> bool:
+        """Whether a push would leave at once."""
+        outgoing = self._outgoing.get(peer_id)
+        return outgoing is not None and outgoing.lane is not None
 
     async def room(self, peer_id: str) -> None:
         """Wait while much is unsent to this peer. Whether it can be sent is told by `push`."""

@@ -24,13 +24,41 @@ MAX_WAITING = 32
 """Results of a seat. So many within REPORT_S are a prompt in small pieces."""
 
 
+class Ticks:
+    """The moments at which seats tell what can wait. One for all seats of a server."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[Reports, None] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, reports: Reports) -> None:
+        """Flush it at the next one. Idempotent."""
+        self._waiting[reports] = None
+        if self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_at((math.floor(loop.time() / REPORT_S) + 1) * REPORT_S, self._tick)
+
+    def remove(self, reports: Reports) -> None:
+        """Idempotent."""
+        self._waiting.pop(reports, None)
+        if not self._waiting and self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _tick(self) -> None:
+        self._timer = None
+        waiting, self._waiting = self._waiting, {}
+        for reports in waiting:
+            reports.flush()
+
+
 class Reports:
     """To the client at the other end of `lane`."""
 
-    def __init__(self, lane: Lane) -> None:
+    def __init__(self, lane: Lane, ticks: Ticks) -> None:
         self._lane = lane
+        self._ticks = ticks
         self._waiting: list[Result] = []
-        self._timer: asyncio.TimerHandle | None = None
 
     def tell(self, result: Result, *, can_wait: bool) -> None:
         """In the order of the calls. Nothing is told once the lane has ended."""
@@ -39,10 +67,8 @@ class Reports:
         self._waiting.append(result)
         if not can_wait or len(self._waiting) >= MAX_WAITING:
             self.flush()
-        elif self._timer is None:
-            loop = asyncio.get_running_loop()
-            next_s = (math.floor(loop.time() / REPORT_S) + 1) * REPORT_S
-            self._timer = loop.call_at(next_s, self.flush)
+        elif len(self._waiting) == 1:
+            self._ticks.add(self)
 
     def flush(self) -> None:
         """Tell what waits now."""
@@ -54,9 +80,7 @@ class Reports:
     def close(self) -> None:
         """Forget what waits."""
         self._waiting = []
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._ticks.remove(self)
 
 
 def together(results: Sequence[Result]) -> Result:

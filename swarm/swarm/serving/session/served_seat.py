@@ -1,5 +1,7 @@
 """The server's side of one seat: what its client and the server before it send, run in order and passed on.
 
+Of the last server the token that it draws is passed on, too, to the first one, as far as the client allows it.
+
 Every frame is judged when it arrives, against the length that the seat will have after those before it, and nothing is
 computed for one that does not fit. A client that breaks the rules loses its seat; what another server pushes wrongly is
 refused to that server, and leaves the seat as it was. Rows that have been run already are dropped, for a client that
@@ -13,13 +15,25 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from swarm_protocol import lane_messages, limits
 from swarm_protocol.errors import PeerRefused, PeerViolation, SwarmError
 from swarm_protocol.failure import encode_failure
-from swarm_protocol.lane_messages import Ended, Link, Open, Push, PushRefused, Ready, Result, SeatRef, Spent, Step
-from swarm_protocol.rows import Rows
+from swarm_protocol.lane_messages import (
+    Ended,
+    Link,
+    Linked,
+    Open,
+    Push,
+    PushRefused,
+    Ready,
+    Result,
+    SeatRef,
+    Spent,
+    Step,
+)
+from swarm_protocol.rows import TOKENS, Rows
 from torch import Tensor
 
 from swarm.network.phases import FaultHook
@@ -29,7 +43,7 @@ from swarm.serving.sampling import Pick, Picked, Sampling
 from swarm.serving.session.backlog import Backlog
 from swarm.serving.session.lane import Lane
 from swarm.serving.session.pushes import Pushes
-from swarm.serving.session.reports import Reports
+from swarm.serving.session.reports import Reports, Ticks
 from swarm.serving.session.tensors import hidden_of, rows_of, tokens_of
 
 logger = logging.getLogger(__name__)
@@ -57,6 +71,16 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Around:
+    """What all seats of a server share."""
+
+    pushes: Pushes
+    backlog: Backlog
+    ticks: Ticks
+    faults: FaultHook
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Work:
     """A step that was found right. `passes_on`: all its outputs are wanted, here and by the next server.
 
@@ -65,6 +89,7 @@ class _Work:
 
     position: int
     x: Tensor
+    num_rows: int
     want: str
     pick: lane_messages.Pick | None
     passes_on: bool
@@ -80,10 +105,8 @@ class ServedSeat:
         opened: Open,
         seat: Seat,
         shape: Shape,
+        around: Around,
         *,
-        pushes: Pushes,
-        backlog: Backlog,
-        faults: FaultHook,
         on_closed: Callable[[ServedSeat], None],
     ) -> None:
         self.client = lane.peer_id
@@ -95,11 +118,13 @@ class ServedSeat:
         self.lane = lane
         self._opened = opened
         self._shape = shape
-        self._pushes = pushes
-        self._backlog = backlog
-        self._faults = faults
-        self.previous = opened.previous_peer_id
+        self._pushes = around.pushes
+        self._backlog = around.backlog
+        self._faults = around.faults
+        self._own = SeatRef(peer_id=around.pushes.peer_id, seat_id=opened.seat_id)
+        self.previous = opened.previous
         self._next: SeatRef | None = None
+        self._num_links = 0
         self._is_cut_off = False  # pushes are lost until the client links again
         self._num_refused = 0
         self._expected: int | None = None  # the length after all that waits; None before the first step
@@ -107,7 +132,7 @@ class ServedSeat:
         self.is_leaving = False
         self._inbox: deque[_Work] = deque()
         self._news = asyncio.Event()
-        self._reports = Reports(lane)
+        self._reports = Reports(lane, around.ticks)
         self._answered: int | None = None
         self.is_closed = False
         self._on_closed = on_closed
@@ -136,17 +161,21 @@ class ServedSeat:
     def take_push(self, push: Push, lane: Lane) -> None:
         """From another server, by its lane, where it hears of it if that was wrong."""
         try:
-            if lane.peer_id != self.previous:
-                raise PeerViolation("the client did not name this peer as the one before", peer_id=lane.peer_id)
+            named = self.previous
+            if named is None or (lane.peer_id, push.source_id) != (named.peer_id, named.seat_id):
+                raise PeerViolation("the client did not name this seat as the one before", peer_id=lane.peer_id)
             self._take(push, push.rows, passes_on=not self.is_last, upstream_ms=push.upstream_ms)
         except SwarmError as error:
             refuse_push(push, lane, error)
 
     def link(self, link: Link) -> None:
         self._reports.flush()  # whoever takes the next server's place is fed with it
-        self.previous = link.previous_peer_id
+        self.previous = link.previous
         self._link(link.next)
         self._is_cut_off, self._num_refused = False, 0
+        self._num_links = min(self._num_links + 1, limits.MAX_LINKS)
+        known = self.seat.length if self._expected is None else self._expected
+        self.lane.send(Linked(seat_id=self.seat_id, num_links=self._num_links, position=known))
 
     def _link(self, to: SeatRef | None) -> None:
         if to == self._next:
@@ -154,7 +183,7 @@ class ServedSeat:
         if self._next is not None:
             self._pushes.unlink(self._next.peer_id, (self.client, self._next.seat_id))
         self._next = to
-        if to is not None:
+        if to is not None and to != self._own:
             self._pushes.link(to.peer_id, (self.client, to.seat_id), self._push_failed)
 
     def _take(self, frame: Step | Push, rows: Rows, *, passes_on: bool, upstream_ms: tuple[Spent, ...] = ()) -> None:
@@ -182,7 +211,13 @@ class ServedSeat:
         self._backlog.take(self.client, x.nbytes)
         self._expected = position + rows.num_rows
         work = _Work(
-            position=position, x=x, want=frame.want, pick=frame.pick, passes_on=passes_on, upstream_ms=upstream_ms
+            position=position,
+            x=x,
+            num_rows=rows.num_rows,
+            want=frame.want,
+            pick=frame.pick,
+            passes_on=passes_on,
+            upstream_ms=upstream_ms,
         )
         self._inbox.append(work)
         self._news.set()
@@ -227,7 +262,7 @@ class ServedSeat:
 
     async def _run_one(self, work: _Work) -> None:
         try:
-            await self._faults.reached("serve/prefill" if len(work.x) > 1 else "serve/decode")
+            await self._faults.reached("serve/prefill" if work.num_rows > 1 else "serve/decode")
             await self.lane.room()
             if work.passes_on and self._next is not None:
                 await self._pushes.room(self._next.peer_id)
@@ -239,11 +274,18 @@ class ServedSeat:
         rows, codec_error = None, 0.0
         if done.output is not None:
             rows, codec_error = rows_of(done.output, "raw" if self.is_last else self._opened.codec)
+        num_links = self._num_links
         if work.passes_on and rows is not None and self._next is not None:
             await self._faults.reached("serve/push")
+            num_links = self._num_links
             self._push(work, rows, self._next, spent_ms)
         await self._faults.reached("serve/reply")
-        self._answered = work.position + len(work.x)
+        self._answered = work.position + work.num_rows
+        looped = False
+        if done.token is not None and work.pick is not None and work.pick.ahead:
+            # nothing comes between this and telling the client, which relies on that
+            num_links = self._num_links
+            looped = self._loop(done.token.token_id, work.pick)
         result = Result(
             seat_id=self.seat_id,
             position=self._answered,
@@ -255,7 +297,9 @@ class ServedSeat:
             token=None if done.token is None else _sent(done.token),
             rows=rows,
             # a token on its way through the middle: the client waits for what the last server makes of it
-            passed_on=work.passes_on and self._next is not None and len(work.x) == 1,
+            passed_on=work.passes_on and self._next is not None and work.num_rows == 1,
+            looped=looped,
+            num_links=num_links,
             upstream_ms=work.upstream_ms if self.is_last else (),
         )
         self._reports.tell(result, can_wait=result.passed_on and not self.is_leaving)
@@ -271,7 +315,8 @@ class ServedSeat:
             want=work.want,
             pick=work.pick,
             rows=rows,
-            upstream_ms=(*work.upstream_ms, spent_ms)[-limits.MAX_UPSTREAM :] if len(work.x) == 1 else (),
+            source_id=self.seat_id,
+            upstream_ms=(*work.upstream_ms, spent_ms)[-limits.MAX_UPSTREAM :] if work.num_rows == 1 else (),
         )
         try:
             self._pushes.push(to.peer_id, frame)
@@ -279,6 +324,32 @@ class ServedSeat:
             logger.debug("%s takes no pushes: %s", to.peer_id, error)
             self._link(None)
             self._is_cut_off = True
+
+    def _loop(self, token_id: int, pick: lane_messages.Pick) -> bool:
+        """Give the first server the token that was drawn. False if that is left to the client."""
+        to, position = self._next, self._answered
+        if to is None or position is None:
+            return False
+        frame = Push(
+            client_peer_id=self.client,
+            seat_id=to.seat_id,
+            position=position,
+            want="token",
+            pick=replace(pick, index=pick.index + 1, ahead=pick.ahead - 1),
+            rows=Rows(codec=TOKENS, num_rows=1, num_columns=0, payload=token_id.to_bytes(4, "little")),
+            source_id=self.seat_id,
+        )
+        try:
+            if to == self._own:
+                self._take(frame, frame.rows, passes_on=False)
+            elif self._pushes.is_open(to.peer_id):
+                self._pushes.push(to.peer_id, frame)
+            else:
+                return False
+        except SwarmError as error:
+            logger.debug("a token is left to the client: %s", error)
+            return False
+        return True
 
     def _push_failed(self, error: SwarmError, *, is_linked: bool) -> None:
         """The next server has refused a push, or has gone. The client feeds it, or replaces it."""
@@ -290,7 +361,8 @@ class ServedSeat:
             return
         logger.debug("a push was lost: %s", error)
         self._reports.flush()
-        self.lane.send(Result(seat_id=self.seat_id, position=self._answered, push_failed=True))
+        failed = Result(seat_id=self.seat_id, position=self._answered, push_failed=True, num_links=self._num_links)
+        self.lane.send(failed)
 
     # --- its end ----------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ Leaves decisions to `course`, carrying them out to `pilot`, and sampling to the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from uuid import uuid4
 
@@ -109,6 +109,21 @@ class Session:
         assert isinstance(picked, Picked)
         return picked
 
+    async def next_tokens(self, tokens: Sequence[int], pick: Pick, num_tokens: int) -> AsyncGenerator[Picked, None]:
+        """Append tokens; the servers draw those that follow, each at the index after that of the one before.
+
+        They do not wait for whoever takes them from here. Unless all were taken, the session is fit only to be closed.
+        """
+        self._speech.pick = pick
+        ahead = num_tokens - 1
+        (picked,) = await self._pilot.ask(self._append(tokens, ahead=ahead), "token", ahead=ahead)
+        assert isinstance(picked, Picked)
+        yield picked
+        for _ in range(ahead):
+            (picked,) = await self._pilot.more()
+            assert isinstance(picked, Picked)
+            yield picked
+
     async def next_logits(self, tokens: Sequence[int]) -> Tensor:
         """Append tokens and return the logits [V] that follow the last one, float32."""
         self._speech.pick = None
@@ -122,11 +137,12 @@ class Session:
         outputs = await self._pilot.ask(self._append(tokens), "all")
         return torch.cat([output for output in outputs if isinstance(output, Tensor)])
 
-    def _append(self, tokens: Sequence[int]) -> bytes:
-        self._num_tokens += len(tokens)
+    def _append(self, tokens: Sequence[int], *, ahead: int = 0) -> bytes:
+        self._num_tokens += len(tokens) + ahead
         if not tokens or self._num_tokens > self._max_tokens:
             raise ConfigError(
-                f"{self._num_tokens} tokens after {len(tokens)} more, and the session has room for {self._max_tokens}",
+                f"{self._num_tokens} tokens after {len(tokens) + ahead} more, and the session has room for "
+                f"{self._max_tokens}",
                 remedy="ask about one token or more, and open a session with room for all",
             )
         return self._speech.know(tokens)

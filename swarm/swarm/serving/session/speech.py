@@ -6,7 +6,7 @@ Leaves who is told what to `course`, and sending to `pilot`. Legend of shapes: T
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -18,6 +18,7 @@ from swarm_protocol.lane_messages import (
     Frame,
     Leaving,
     Link,
+    Linked,
     Open,
     Pick,
     Picked,
@@ -65,7 +66,10 @@ class Left:
 
 
 class Speech:
-    """Of one session. `store` has rows of earlier ones. `pick` says how a token is taken; None: logits are wanted."""
+    """Of one session. `store` has rows of earlier ones.
+
+    `pick` says how the question's first token is taken, and how many may follow it; None: logits are wanted.
+    """
 
     def __init__(self, model: ModelShape, store: PrefixStore, *, session_id: str, max_tokens: int, codec: str) -> None:
         self.pick: Pick | None = None
@@ -116,7 +120,7 @@ class Speech:
             max_tokens=self.max_tokens,
             codec=self._codec,
             page_keys=tuple(self._keys[hop.start > 0][:num_pages]),
-            previous_peer_id=hop.told.previous_peer_id,
+            previous=_previous(hop),
             next=_next(hop),
             take_over=SeatRef(peer_id=taken_over.peer_id, seat_id=taken_over.seat_id) if taken_over else None,
         )
@@ -128,7 +132,7 @@ class Speech:
             position=feed.start,
             want=feed.want,
             forward=feed.forward,
-            pick=self.pick if feed.want == "token" else None,
+            pick=self._pick(feed) if feed.want == "token" else None,
             rows=Rows(
                 codec=self._codec if hop.start else TOKENS,
                 num_rows=feed.end - feed.start,
@@ -138,7 +142,7 @@ class Speech:
         )
 
     def link(self, hop: Hop) -> Link:
-        return Link(seat_id=hop.seat_id, previous_peer_id=hop.told.previous_peer_id, next=_next(hop))
+        return Link(seat_id=hop.seat_id, previous=_previous(hop), next=_next(hop))
 
     def hand(self, action: Hand) -> HandFrame:
         return HandFrame(seat_id=action.hop.seat_id, to_peer_id=action.to_peer_id)
@@ -146,15 +150,21 @@ class Speech:
     def close(self, hop: Hop) -> Close:
         return Close(seat_id=hop.seat_id)
 
+    def _pick(self, feed: Feed) -> Pick:
+        assert self.pick is not None
+        return replace(self.pick, index=self.pick.index + feed.num_drawn, ahead=feed.ahead)
+
     # --- what is heard ----------------------------------------------------------------------------------------------
 
-    def understand(self, hop: Hop, frame: Frame) -> Heard | Opened | Left:
+    def understand(self, hop: Hop, frame: Frame) -> Heard | Opened | Linked | Left:
         """Raises PeerViolation for what no server has reason to send."""
         match frame:
             case Result():
                 return self._result(hop, frame)
             case Ready():
                 return Opened(frame.length, frame.max_step_tokens)
+            case Linked():
+                return frame
             case Ended():
                 return Left(frame.error(hop.peer_id))
             case Leaving():
@@ -184,6 +194,8 @@ class Speech:
             queue_ms=result.queue_ms,
             push_failed=result.push_failed,
             passed_on=result.passed_on,
+            looped=result.looped,
+            num_links=result.num_links,
             upstream_ms=result.upstream_ms,
         )
         return Heard(ran, logits, result.codec_error)
@@ -235,3 +247,8 @@ def _are_finite_bf16(bits: np.ndarray) -> bool:
 def _next(hop: Hop) -> SeatRef | None:
     told = hop.told
     return SeatRef(peer_id=told.next_peer_id, seat_id=told.next_seat_id) if told.next_seat_id else None
+
+
+def _previous(hop: Hop) -> SeatRef | None:
+    told = hop.told
+    return SeatRef(peer_id=told.previous_peer_id, seat_id=told.previous_seat_id) if told.previous_seat_id else None

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import random
 from collections import Counter
 from contextlib import suppress
+from functools import partial
 
 import pytest
 from swarm.serving.session.actions import Answer, Cause, Feed, Find, OpenSeat, Relink
@@ -32,8 +34,38 @@ def test_course_every_history_of_failures_ends_with_the_undisturbed_answers() ->
     assert num_failed < 20, "these worlds have spares: few of them are beyond help"
 
 
+def test_course_no_server_keeps_a_token_that_died_with_the_one_that_drew_it() -> None:
+    """Where another server would draw another one: a tie, or a sum in another order."""
+    num_looped = num_anew = 0
+    for seed in range(150):
+        draw = random.Random(seed)
+        world = ToyWorld(seed, num_blocks=3, spans=draw.choice([[(0, 1), (1, 2), (2, 3)], [(0, 2), (2, 3)]]) * 6)
+        world.draws_vary = True
+        for _ in range(6):
+            what = draw.choice(["kill", "lane", "evict", "spoil", "leave", "stall"])
+            world.later(draw.uniform(0.1, 4.0), partial(strike_any_hop, world, what))
+        assert len(world.ask([1, 2, 3], "token", ahead=80)) == 81
+        world.check_states()
+        num_looped += world.num_looped
+        num_anew += world.num_anew
+    assert num_looped > 150 * 40
+    assert num_anew > 10
+
+
+def strike_any_hop(world: ToyWorld, what: str) -> None:
+    if world.course.hops:
+        world.strike(what, served_by(world, world.random.randrange(len(world.course.hops))))
+
+
 def toy(spans: list[tuple[int, int]] = THIRDS * 2, **options: int) -> ToyWorld:
     return ToyWorld(1, num_blocks=6, spans=spans, **options)
+
+
+def draws_after(prompt: list[int], num_tokens: int) -> list[int]:
+    known = list(prompt)
+    for _ in range(num_tokens):
+        known += outputs_of(known, 6)[-1:]
+    return known[len(prompt) :]
 
 
 def served_by(world: ToyWorld, index: int) -> ToyServer:
@@ -42,7 +74,7 @@ def served_by(world: ToyWorld, index: int) -> ToyServer:
 
 def tokens(world: ToyWorld, num_prompt: int = 20, num_tokens: int = 6) -> list[int]:
     """Answers of a greedy generation, each of them checked."""
-    request = Request(prompt=list(range(num_prompt)), wants=[("token", 0.0)] * num_tokens)
+    request = Request(prompt=list(range(num_prompt)), wants=[("token", 0, 0.0)] * num_tokens)
     found = []
     for answer, expected in answers(world, request):
         assert answer == expected
@@ -157,16 +189,22 @@ def test_course_hand_over_that_fails_is_a_replay() -> None:
     assert world.repaired[1][1] == 20
 
 
-def test_course_seat_that_is_being_handed_over_is_given_nothing_meanwhile() -> None:
+@pytest.mark.parametrize("ahead", [0, 9])
+@pytest.mark.parametrize("index", [0, 1, 2])
+def test_course_leaving_server_goes_on_until_its_seat_is_handed_over(index: int, ahead: int) -> None:
     world = toy()
     world.random.random = lambda: 0.5  # type: ignore[method-assign]
     last = world.ask(list(range(20)), "token")
-    world.strike("leave", served_by(world, 1))
-    for _ in range(10):
-        last = world.ask(last, "token")
+    world.strike("leave", served_by(world, index))
+    answer = []
+    while len(answer) < 30:
+        answer += world.ask(last, "token", ahead=ahead)
+        last = answer[-1:]
+    assert answer == draws_after(list(range(20)), 31)[1:]
     assert len(world.repaired) == 2
-    assert world.repaired[1][1] == 0
-    assert world.num_rows_run == 3 * 30
+    # what it ran after it had been copied
+    assert world.num_rows_run <= 3 * 50 + 2
+    assert world.repaired[1][1] <= 2
 
 
 @pytest.mark.parametrize("which", ["old", "new"])
@@ -256,6 +294,75 @@ def test_ran_without_the_rows_or_the_output_asked_for_is_a_violation() -> None:
         course.ran(course.hops[0], Ran(position=4, rows=bytes(3 * ROW_BYTES)), 1.0)
     with pytest.raises(PeerViolation, match="left out"):
         course.ran(course.hops[1], Ran(position=4), 1.0)
+
+
+def ring(ahead: int = 8) -> Course:
+    """Three hops, opened, with a question of four tokens under way."""
+    world = ToyWorld(3, num_blocks=3, spans=[(0, 1), (1, 2), (2, 3)])
+    course = Course(3, lambda block: Ledger(ROW_BYTES), Limits(max_step_tokens=8))
+    (find,) = course.ask(b"".join(map(token_row, range(4))), "token", 0.0, ahead=ahead)
+    assert isinstance(find, Find)
+    fresh = [world.new_hop(f"s{i}", i, i + 1) for i in range(3)]
+    course.found(find.repair, fresh, 0.0)
+    for hop in fresh:
+        course.ready(hop, 0, 8, 0.0)
+    return course
+
+
+def test_ran_ahead_of_what_the_client_knows_is_kept_until_it_does() -> None:
+    course = ring()
+    first, _, last = course.hops
+    assert (last.told.next_seat_id, first.told.previous_seat_id) == (first.seat_id, last.seat_id)
+    course.ran(first, Ran(position=4, rows=bytes(4 * ROW_BYTES)), 1.0)
+    course.ran(first, Ran(position=6, rows=b"c" * 2 * ROW_BYTES), 1.0)
+    assert (first.done, first.reported, course.ledgers[1].length) == (4, 6, 4)
+    assert course.ran(last, Ran(position=4, num_outputs=1, looped=True), 1.0) == [Answer(0, is_last=True, goes_on=True)]
+    assert course.follow(token_row(7), 1.0) == [], "nobody is fed"
+    assert (first.done, course.ledgers[1].length) == (5, 5)
+    course.ran(last, Ran(position=5, num_outputs=1, looped=True), 1.0)
+    course.follow(token_row(8), 1.0)
+    assert (first.done, course.ledgers[1].rows(4, 6)) == (6, b"c" * 2 * ROW_BYTES)
+
+
+def test_ran_further_ahead_than_the_client_allowed_is_a_violation() -> None:
+    course = ring(ahead=2)
+    first, middle, last = course.hops
+    course.ran(first, Ran(position=6, rows=bytes(6 * ROW_BYTES)), 1.0)
+    with pytest.raises(PeerViolation, match="ran 7 positions"):
+        course.ran(first, Ran(position=7, rows=bytes(ROW_BYTES)), 1.0)
+    with pytest.raises(PeerViolation, match="left out"):
+        course.ran(middle, Ran(position=6, rows=bytes(ROW_BYTES)), 1.0)
+    with pytest.raises(PeerViolation, match="ran 5 positions"):
+        course.ran(last, Ran(position=5, num_outputs=1), 1.0)
+
+
+def test_ran_ahead_that_is_told_without_end_takes_no_memory() -> None:
+    course = ring()
+    first = course.hops[0]
+    course.ran(first, Ran(position=6, rows=bytes(6 * ROW_BYTES)), 1.0)
+    for _ in range(1000):
+        course.ran(first, Ran(position=6, push_failed=True), 1.0)
+    assert len(first.early) == 1
+    assert first.early[0].push_failed
+
+
+def test_linked_that_nobody_asked_for_is_a_violation() -> None:
+    course = ring()
+    with pytest.raises(PeerViolation, match="told of its neighbours 0 times, not 1"):
+        course.linked(course.hops[0], 1, 4, 1.0)
+
+
+def test_lost_last_hop_holds_up_the_next_token_until_nobody_has_another() -> None:
+    course = ring()
+    first, middle, last = course.hops
+    for hop in (first, middle):
+        course.ran(hop, Ran(position=4, rows=bytes(4 * ROW_BYTES)), 1.0)
+    actions = course.lost(last, PeerUnreachable("gone"), Cause.GONE, 1.0)
+    assert {action.hop for action in actions if isinstance(action, Relink)} == {first, middle}
+    assert course.next_s() <= 1.0 + FLOOR_S
+    course.linked(first, 1, 4, 1.0)
+    assert course.tick(1.0 + FLOOR_S), "whoever does not answer is replaced"
+    assert course.hops == [first]
 
 
 def test_ran_rows_and_outputs_that_are_known_already_are_cut_off() -> None:

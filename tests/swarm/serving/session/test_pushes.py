@@ -29,11 +29,12 @@ from swarm.serving.session.pushes import LINGER_S
 from swarm.serving.session.served_seat import MAX_REFUSED, refuse_push
 from swarm.testing.faults import Fault
 from swarm_protocol.errors import PeerRefused, PeerUnreachable, PeerViolation
-from swarm_protocol.lane_messages import Close, Frame, Link, Push, PushRefused, Ready, Result, SeatRef
+from swarm_protocol.lane_messages import Close, Frame, Link, Linked, Push, PushRefused, Ready, Result, SeatRef
 from swarm_protocol.rows import Rows
 
 SPANS = [(0, 2), (2, 3), (3, 4)]
 PROMPT = prompt_of(21)
+SOURCE = seat_id(99)
 
 
 @pytest.mark.parametrize("codec", ["raw", "bf16", "int8"])
@@ -114,7 +115,12 @@ async def pusher(world: World, server: int) -> Talk:
 
 def push(world: World, rows: Rows, position: int = 0, number: int = 1) -> Push:
     return Push(
-        client_peer_id=world.client.peer_id, seat_id=seat_id(number), position=position, want="nothing", rows=rows
+        client_peer_id=world.client.peer_id,
+        seat_id=seat_id(number),
+        position=position,
+        want="nothing",
+        rows=rows,
+        source_id=SOURCE,
     )
 
 
@@ -131,7 +137,7 @@ def test_wrong_push_is_refused_and_the_seat_stays_as_it_was(case: str) -> None:
 
     async def work(world: World) -> None:
         talk, before = await world.talk(), await pusher(world, 0)
-        await talk.open(previous_peer_id=world.client.peer_id)
+        await talk.open(previous=SeatRef(peer_id=world.client.peer_id, seat_id=SOURCE))
         before.lane.send(push(world, rows, position))
         refused = await before.next(PushRefused)
         assert (refused.client_peer_id, refused.seat_id, refused.position) == (
@@ -151,13 +157,13 @@ def test_wrong_push_is_refused_and_the_seat_stays_as_it_was(case: str) -> None:
 def test_push_of_a_peer_that_the_client_did_not_name_is_refused() -> None:
     async def work(world: World) -> None:
         talk, stranger = await world.talk(), await pusher(world, 0)
-        await talk.open(previous_peer_id=world.internet.network().peer_id)
+        await talk.open(previous=SeatRef(peer_id=world.internet.network().peer_id, seat_id=SOURCE))
         stranger.lane.send(push(world, hidden_rows(torch.ones(2, COLUMNS))))
         assert isinstance((await stranger.next(PushRefused)).error(""), PeerViolation)
         stranger.lane.send(push(world, hidden_rows(torch.ones(2, COLUMNS)), number=5))
         assert isinstance((await stranger.next(PushRefused)).error(""), PeerRefused)
-        talk.lane.send(Link(seat_id=seat_id(1), previous_peer_id=world.client.peer_id))
-        await asyncio.sleep(1.0)
+        talk.lane.send(Link(seat_id=seat_id(1), previous=SeatRef(peer_id=world.client.peer_id, seat_id=SOURCE)))
+        assert (await talk.next(Linked)).position == 0
         stranger.lane.send(push(world, hidden_rows(torch.ones(2, COLUMNS))))
         assert (await talk.next(Result)).position == 2
 
@@ -205,7 +211,7 @@ def test_next_server_that_dies_is_told_to_the_client_and_another_is_linked() -> 
         assert second.push_failed
         other = await world.add(2, 4)
         talk = await world.talk(other)
-        await talk.open(7, previous_peer_id=world.servers[0].peer_id)
+        await talk.open(7, previous=SeatRef(peer_id=world.servers[0].peer_id, seat_id=seat_id(1)))
         talks[0].lane.send(Link(seat_id=seat_id(1), next=SeatRef(peer_id=other.peer_id, seat_id=seat_id(7))))
         for position, result in ((0, first), (9, second)):
             assert result.rows is not None
@@ -372,8 +378,8 @@ def test_opening_is_unused_by_pushes_of_other_clients() -> None:
     async def work(world: World) -> None:
         other = world.internet.network()
         own, foreign = await world.talk(), await world.talk(client=other)
-        await own.open(previous_peer_id=world.client.peer_id)
-        foreign.lane.send(opening(world.servers[0], 1, previous_peer_id=world.client.peer_id))
+        await own.open(previous=SeatRef(peer_id=world.client.peer_id, seat_id=SOURCE))
+        foreign.lane.send(opening(world.servers[0], 1, previous=SeatRef(peer_id=world.client.peer_id, seat_id=SOURCE)))
         await foreign.next(Ready)
         before = await pusher(world, 0)
         before.lane.send(push(world, hidden_rows(torch.ones(2, COLUMNS))))

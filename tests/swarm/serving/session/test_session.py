@@ -88,10 +88,16 @@ async def world(spans: Sequence[tuple[int, int]] = THIRDS * 2) -> AsyncIterator[
 
 
 async def generate(
-    session: Session, num_tokens: int = 10, strike: Callable[[int], None] = lambda index: None
+    session: Session, num_tokens: int = 10, strike: Callable[[int], None] = lambda index: None, *, looped: bool = False
 ) -> list[int]:
-    """Greedy tokens; `strike` is called before each is asked for."""
+    """Greedy tokens; `strike` is called before each is asked for, or before it has come."""
     tokens, new = list[int](), PROMPT
+    if looped:
+        strike(0)
+        async for picked in session.next_tokens(PROMPT, Pick(), num_tokens):
+            tokens.append(picked.token_id)
+            strike(len(tokens))
+        return tokens
     for index in range(num_tokens):
         strike(index)
         new = [(await session.next_token(new, Pick(index=index))).token_id]
@@ -176,19 +182,58 @@ def test_session_logits_of_the_last_and_of_all_tokens() -> None:
 WHEN = {"before the second token": 1, "between": 5, "at the end": 9}
 
 
+@pytest.mark.parametrize("looped", [False, True])
 @pytest.mark.parametrize("when", WHEN)
 @pytest.mark.parametrize("index", [0, 1, 2])
-def test_session_server_that_dies_costs_some_round_trips_and_no_token(index: int, when: str) -> None:
+def test_session_server_that_dies_costs_some_round_trips_and_no_token(index: int, when: str, looped: bool) -> None:
     async def scenario() -> None:
         async with world() as w:
             trace = Trace(model=MODEL)
             async with w.session(trace) as session:
                 strike = lambda i: i == WHEN[when] and w.internet.crash(w.hop(session, index).network.peer_id)  # noqa: E731
-                assert await generate(session, 10, strike) == EXPECTED
+                assert await generate(session, 10, strike, looped=looped) == EXPECTED
             (replay,) = trace.replays
-            assert replay.num_tokens == len(PROMPT) + WHEN[when] - 1
+            assert replay.num_tokens - (len(PROMPT) + WHEN[when] - 1) in ({0, 1} if looped else {0})
             assert 0 < replay.failover_ms < 8 * RTT_S * 1000
             await w.all_freed()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("spans", [THIRDS, [(0, 6)]])
+def test_session_tokens_come_as_fast_as_servers_reach_each_other_however_far_the_client_is(
+    spans: list[tuple[int, int]],
+) -> None:
+    async def scenario() -> None:
+        clock = asyncio.get_running_loop().time
+        async with world(spans) as w:
+            for peer_id in w.servers:
+                w.internet.link(w.network.peer_id, peer_id, Link(latency_s=0.4))
+            trace = Trace(model=MODEL)
+            async with w.session(trace) as session:
+                times = []
+                async for _ in session.next_tokens(PROMPT, Pick(), 100):
+                    times.append(clock())
+            # the lanes between the servers are there before the first token is
+            each_s = (times[-1] - times[0]) / 99
+            assert each_s == pytest.approx(len(spans) * RTT_S / 2 if len(spans) > 1 else 0.0, abs=1e-3)
+            assert trace.replays == []
+            assert [server.num_rows for server in w.servers.values()] == [len(PROMPT) + 99] * len(spans)
+            await w.all_freed()
+            for peer_id in w.servers:  # so that lanes are closed when the test is over
+                w.internet.link(w.network.peer_id, peer_id, Link(latency_s=RTT_S / 2))
+
+    run(scenario())
+
+
+def test_session_that_takes_no_more_tokens_stops_its_servers() -> None:
+    async def scenario() -> None:
+        async with world(THIRDS) as w:
+            async with w.session(max_tokens=1000) as session:
+                async for _ in session.next_tokens(PROMPT, Pick(), 900):
+                    break
+            await w.all_freed()
+            assert all(server.num_rows < len(PROMPT) + 4 for server in w.servers.values())
 
     run(scenario())
 
@@ -216,7 +261,8 @@ def test_session_server_that_dies_during_prefill(index: int, delay_s: float) -> 
     run(scenario())
 
 
-def test_session_two_servers_that_die_at_once() -> None:
+@pytest.mark.parametrize("looped", [False, True])
+def test_session_two_servers_that_die_at_once(looped: bool) -> None:
     async def scenario() -> None:
         async with world() as w:
             trace = Trace(model=MODEL)
@@ -227,7 +273,7 @@ def test_session_two_servers_that_die_at_once() -> None:
                         for hop in list(session._course.hops)[:2]:
                             w.internet.crash(hop.peer_id)
 
-                assert await generate(session, 10, strike) == EXPECTED
+                assert await generate(session, 10, strike, looped=looped) == EXPECTED
             assert len(trace.replays) == 2
             await w.all_freed()
 
@@ -308,15 +354,18 @@ def test_session_evicted_seat_is_opened_again() -> None:
     run(scenario())
 
 
-def test_session_leaving_server_hands_over() -> None:
+@pytest.mark.parametrize("looped", [False, True])
+@pytest.mark.parametrize("index", [0, 1, 2])
+def test_session_leaving_server_hands_over(index: int, looped: bool) -> None:
     async def scenario() -> None:
         async with world() as w:
             trace = Trace(model=MODEL)
             async with w.session(trace) as session:
-                strike = lambda i: i == 4 and w.hop(session, 1).leave()  # noqa: E731
-                assert await generate(session, 10, strike) == EXPECTED
+                strike = lambda i: i == 4 and w.hop(session, index).leave()  # noqa: E731
+                assert await generate(session, 30, strike, looped=looped) == expected_tokens(PROMPT, 30, NUM_BLOCKS)
             (replay,) = trace.replays
-            assert (replay.was_handed_over, replay.num_tokens) == (True, 0)
+            assert replay.was_handed_over
+            assert replay.num_tokens <= looped, "but for what it ran after it had been copied"
             # but for the hand-over itself there is no pause
             assert replay.failover_ms < 1000 * (0.05 + 5 * RTT_S)
             await w.all_freed()
@@ -346,7 +395,7 @@ def test_session_server_that_dies_during_a_hand_over(who: str) -> None:
                         w.hop(session, 1).leave()
                         asyncio.get_running_loop().call_later(0.5, kill)
 
-                assert await generate(session, 10, strike) == EXPECTED
+                assert await generate(session, 60, strike) == expected_tokens(PROMPT, 60, NUM_BLOCKS)
             assert struck
             (replay,) = trace.replays
             assert not replay.was_handed_over

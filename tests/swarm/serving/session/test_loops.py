@@ -1,0 +1,145 @@
+"""Tokens that go from the last server to the first one, without waiting for the client."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from arithmetic_span import prompt_of
+from served_chain import PICK, Talk, World, seat_id, through, token_rows, with_servers
+from swarm.testing.faults import Fault
+from swarm_protocol.lane_messages import Ended, Link, Linked, Result, SeatRef
+
+PROMPT = prompt_of(21)
+SPANS = [(0, 2), (2, 3), (3, 4)]
+
+
+async def ring(world: World, number: int = 1) -> list[Talk]:
+    """A lane to each server, with seats that are linked to a ring, and lanes between them."""
+    num_servers = len(world.servers)
+    talks = [await world.talk(index) for index in range(num_servers)]
+    for index, talk in enumerate(talks):
+        await talk.open(
+            number,
+            previous=SeatRef(peer_id=world.servers[index - 1].peer_id, seat_id=seat_id(number)),
+            next=SeatRef(peer_id=world.servers[(index + 1) % num_servers].peer_id, seat_id=seat_id(number)),
+        )
+    await asyncio.sleep(1.0)
+    return talks
+
+
+def ask(talk: Talk, ahead: int, num_servers: int) -> None:
+    pick = replace(PICK, ahead=ahead)
+    talk.send_step(token_rows(*PROMPT), 0, want="token", pick=pick, forward=num_servers > 1)
+
+
+async def drawn(talk: Talk, num_tokens: int) -> list[int]:
+    found = []
+    for index in range(num_tokens):
+        result = await talk.next(Result)
+        assert result.position == len(PROMPT) + index
+        assert result.token is not None
+        assert result.looped == (index + 1 < num_tokens)
+        found.append(result.token.token_id)
+    return found
+
+
+def greedy(num_tokens: int, num_spans: int) -> list[int]:
+    known = list(PROMPT)
+    for _ in range(num_tokens):
+        known.append(int(through(known, num_spans)[-1].argmax()))
+    return known[len(PROMPT) :]
+
+
+@pytest.mark.parametrize("spans", [SPANS, [(0, 4)]])
+def test_loop_draws_as_many_tokens_as_are_allowed_and_no_more(spans: list[tuple[int, int]]) -> None:
+    async def work(world: World) -> None:
+        talks = await ring(world)
+        ask(talks[0], 9, len(spans))
+        assert await drawn(talks[-1], 10) == greedy(10, len(spans))
+        await asyncio.sleep(1.0)
+        assert not talks[-1].heard
+        assert [server.engine.num_tokens for server in world.servers] == [len(PROMPT) + 9] * len(spans)
+
+    with_servers(work, spans)
+
+
+def test_loop_that_is_not_linked_leaves_each_token_to_the_client() -> None:
+    async def work(world: World) -> None:
+        talks = await world.chain()
+        ask(talks[0], 9, 3)
+        result = await talks[-1].next(Result)
+        assert result.token is not None
+        assert not result.looped
+
+    with_servers(work, SPANS)
+
+
+def test_loop_is_cut_by_a_link_whose_answer_tells_what_had_come_before() -> None:
+    async def work(world: World) -> None:
+        talks = await ring(world)
+        ask(talks[0], 40, 3)
+        for _ in range(5):
+            await talks[-1].next(Result)
+        await asyncio.sleep(0.2)
+        above = SeatRef(peer_id=world.servers[1].peer_id, seat_id=seat_id(1))
+        talks[-1].lane.send(Link(seat_id=seat_id(1), previous=above))
+        linked = await talks[-1].next(Linked)
+        assert (linked.num_links, linked.position) == (1, len(PROMPT) + 5)
+        # the row that came before it is run, and what comes of it goes nowhere
+        after = await talks[-1].next(Result)
+        assert (after.position, after.num_links, after.looped) == (linked.position, 1, False)
+        await asyncio.sleep(1.0)
+        assert not talks[-1].heard
+
+    # so that the Link arrives while a row waits
+    with_servers(work, SPANS, faults=[Fault(who="s2", phase="serve/decode", what="delay", nth=5, delay_s=0.5)])
+
+
+def test_loop_that_comes_to_the_end_of_the_room_leaves_it_to_the_client() -> None:
+    async def work(world: World) -> None:
+        talks = await ring(world)
+        ask(talks[0], 1000, 1)
+        results = [await talks[0].next(Result)]
+        while results[-1].looped:
+            results.append(await talks[0].next(Result))
+        assert results[-1].position == 64
+        assert results[-1].token is not None
+        await asyncio.sleep(1.0)
+        assert not any(isinstance(frame, Ended) for frame in talks[0].heard)
+
+    with_servers(work, [(0, 4)])
+
+
+def test_loop_into_a_server_that_does_not_take_it_is_told_to_the_client() -> None:
+    async def work(world: World) -> None:
+        talks = await ring(world)
+        talks[0].lane.send(Link(seat_id=seat_id(1), next=SeatRef(peer_id=world.servers[1].peer_id, seat_id=seat_id(1))))
+        await talks[0].next(Linked)
+        ask(talks[0], 9, 3)
+        first = await talks[-1].next(Result)
+        assert first.looped
+        assert (await talks[-1].next(Result)).push_failed
+
+    with_servers(work, SPANS)
+
+
+def test_loop_goes_to_a_server_that_is_reached_already_only() -> None:
+    async def work(world: World) -> None:
+        talks = await world.chain()
+        nowhere = world.internet.network().peer_id
+        talks[-1].lane.send(
+            Link(
+                seat_id=seat_id(1),
+                previous=SeatRef(peer_id=world.servers[1].peer_id, seat_id=seat_id(1)),
+                next=SeatRef(peer_id=nowhere, seat_id=seat_id(1)),
+            )
+        )
+        await talks[-1].next(Linked)
+        ask(talks[0], 9, 3)
+        result = await talks[-1].next(Result)
+        assert result.token is not None
+        assert not result.looped
+
+    with_servers(work, SPANS)

@@ -32,7 +32,14 @@ def endless_job(folder: Path) -> Job:
 
 
 def workers_of(pid: int) -> list[psutil.Process]:
-    return [each for each in psutil.Process(pid).children() if "swarm.training.data.worker" in " ".join(each.cmdline())]
+    return [each for each in psutil.Process(pid).children() if _is_worker(each)]
+
+
+def _is_worker(process: psutil.Process) -> bool:
+    try:
+        return "swarm.training.data.worker" in " ".join(process.cmdline())
+    except psutil.NoSuchProcess:  # it has just ended, or nobody has waited for its end yet
+        return False
 
 
 def one_worker_of(pid: int) -> psutil.Process:

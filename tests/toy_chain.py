@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import heapq
 import itertools
+import math
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
@@ -133,6 +134,11 @@ class ToyWorld:
         self.draws_vary = False
         self.error: SwarmError | None = None
         self.outputs: list[int] = []
+        self.max_delay_s = 0.02
+        self.drawn: defaultdict[bytes, set[int]] = defaultdict(set)
+        self.judged: list[str] = []
+        self._lines = random.Random(f"lines/{seed}")
+        self._slowest_s: dict[tuple[str, str], float] = {}
         self._last: list[int] = []
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._count = itertools.count()
@@ -174,11 +180,19 @@ class ToyWorld:
 
     def send(self, source: str, target: str, happen: Callable[[], None]) -> None:
         """In order between two peers."""
-        at_s = max(self.now_s + self.random.uniform(0.001, 0.02), self._arrival_s.get((source, target), 0.0))
+        at_s = max(self.now_s + self.delay_s(source, target), self._arrival_s.get((source, target), 0.0))
         self._arrival_s[source, target] = at_s
-        self.later(at_s - self.now_s, happen)
+        heapq.heappush(self._events, (at_s, next(self._count), happen))
+
+    def delay_s(self, source: str, target: str) -> float:
+        """Of a message. Some lanes are always slow where there is a `max_delay_s`."""
+        if (source, target) not in self._slowest_s:
+            longest = math.log(self.max_delay_s)
+            self._slowest_s[source, target] = math.exp(self._lines.uniform(min(math.log(0.002), longest), longest))
+        return self.random.uniform(0.001, max(0.001, self._slowest_s[source, target]))
 
     def carry_out(self, actions: list[Action]) -> None:  # noqa: C901 a case an action
+        follows: list[Action] = []
         for action in actions:
             match action:
                 case Find():
@@ -197,6 +211,8 @@ class ToyWorld:
                     self.send("client", hop.peer_id, lambda seats=seats, hop=hop: seats.pop(hop.seat_id, None))
                 case Blame(peer_id, _, cause):
                     backoff_s = 1e9 if cause is Cause.JUDGED else BACKOFF_S
+                    if cause is Cause.JUDGED and not self.servers[peer_id].is_spoilt:
+                        self.judged.append(peer_id)
                     self._avoid[peer_id] = self.now_s + backoff_s
                 case Repaired(repair, num_tokens):
                     self.num_anew += "only others" in str(repair.error)
@@ -206,11 +222,13 @@ class ToyWorld:
                     assert not self.is_answered, "answered twice"
                     self.is_answered = is_last and not goes_on
                     if goes_on:
-                        self.carry_out(self.course.follow(token_row(self.outputs[-1]), self.now_s))
+                        follows = self.course.follow(token_row(self.outputs[-1]), self.now_s)
                 case Fail(error):
                     self.error = error
                 case Hand():
                     pass
+        if follows:
+            self.carry_out(follows)
 
     def look(self, find: Find, give_up_s: float) -> None:
         repair = find.repair
@@ -271,6 +289,15 @@ class ToyWorld:
         course = self.course
         hops = [*course.hops, *(hop for repair in course.repairs for hop in repair.fresh)]
         return next((hop for hop in hops if hop.seat_id == seat_id), None)
+
+    def check_draws(self, prompt: list[int]) -> None:
+        """Each token of the answer was drawn after those before it."""
+        states = first_states(0, self.num_blocks)
+        for token in prompt:
+            states = run_blocks(states, token_row(token))
+        for token in self.outputs:
+            assert token in self.drawn[states[-1]]
+            states = run_blocks(states, token_row(token))
 
     def check_states(self) -> None:
         """What the servers hold follows from the tokens that the client knows, and from nothing else."""
@@ -385,6 +412,8 @@ class ToyWorld:
             outputs = outputs[num_rows - {"nothing": 0, "all": num_rows}.get(ask.want, 1) :]
             if self.draws_vary and ask.want == "token":
                 outputs = [hashlib.blake2b(seat_id + outputs[-1], digest_size=ROW_BYTES).digest()]
+            if ask.want == "token":
+                self.drawn[seat.states[position][-1]].add(int.from_bytes(outputs[-1], "little") % VOCAB)
             if ask.ahead and seat.told.next_seat_id:
                 row = token_row(int.from_bytes(outputs[-1], "little") % VOCAB)
                 ahead = ToyAsk("token", ask.ahead - 1, forward=True)
@@ -471,6 +500,9 @@ class ToyWorld:
             case "evict":
                 for seat_id in list(server.seats):
                     self.end_seat(server, seat_id, PeerRefused("evicted"))
+            case "late":
+                for seat in server.seats.values():
+                    seat.busy_until_s = max(seat.busy_until_s, self.now_s) + self.random.choice([0.3, 1.0, 2.0, 4.9])
             case "stall":
                 server.stalled_until_s = self.now_s + self.random.choice([1.0, 4.0, 30.0])
             case "leave":

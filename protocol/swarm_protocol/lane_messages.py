@@ -70,7 +70,7 @@ class Pick:
         check_int(self.index, "index", high=limits.MAX_SESSION_TOKENS)
         if self.num_logprobs is not None:
             check_int(self.num_logprobs, "num_logprobs", high=limits.MAX_LOGPROBS)
-        check_int(self.ahead, "ahead", high=limits.MAX_SESSION_TOKENS)
+        check_int(self.ahead, "ahead", high=limits.MAX_SESSION_TOKENS - self.index)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,7 @@ from swarm_protocol.errors import PeerViolation
 
 from swarm.serving.model.batch import PAGE_TOKENS
 from swarm.serving.session.actions import Action, Answer, Feed, Relink
-from swarm.serving.session.hop import FLOOR_S, Hop, Neighbours, Ran
+from swarm.serving.session.hop import Hop, Neighbours, Ran
 from swarm.serving.session.ledger import Ledger
 
 WINDOW_CHUNKS = 4
@@ -71,6 +71,7 @@ class Chain:
         self._num_drawn = 0
         self._is_ring = False
         self._has_looped = False
+        self._may_draw = False
         self._doubt_from = 0
         self._asked_s = 0.0
         self._chunk = limits.max_step_tokens
@@ -90,7 +91,7 @@ class Chain:
         assert not self.is_asked, "one question at a time"
         assert want == "token" or not ahead
         self._answered = self.length
-        self._num_drawn, self.ahead = 0, ahead
+        self._num_drawn, self.ahead, self._may_draw = 0, ahead, False
         if self._is_ring != (ahead > 0):
             self._is_ring, self._links_changed = ahead > 0, True
         self._asked_s = now_s
@@ -121,6 +122,8 @@ class Chain:
     def take(self, hop: Hop, ran: Ran, now_s: float) -> None:
         """What a server has run. Raises PeerViolation if that cannot be."""
         is_last = hop.end == self.num_blocks
+        if self._check_untainted(ran.position):
+            return
         if not hop.reported <= ran.position <= self.length + (0 if is_last else self.ahead):
             raise PeerViolation(f"the server ran {ran.position} positions, of {self.length} after {hop.reported}")
         if is_last:
@@ -129,11 +132,14 @@ class Chain:
             self._answer(ran)
             self._progress(hop, ran, now_s)
             return
-        self._check_untainted(hop, ran.position)
         ledger = self.ledgers[hop.end]
+        known = max(ledger.length, hop.reported)
         first = ran.position - len(ran.rows) // ledger.row_bytes
-        if ran.position > ledger.length and first > max(ledger.length, hop.reported):
+        if ran.position > ledger.length and first > known:
             raise PeerViolation("the server left out what was asked for")
+        if ran.position > self.length:
+            # what is kept takes no more memory than the session, nor that of the message
+            ran = replace(ran, rows=bytes(ran.rows[max(0, known - first) * ledger.row_bytes :]))
         if hop.early and ran.position == hop.reported:
             # nothing new but that, however often it is told
             hop.early[-1] = replace(hop.early[-1], push_failed=hop.early[-1].push_failed or ran.push_failed)
@@ -160,6 +166,9 @@ class Chain:
         is_linked = lower is not None and _are_linked(hop, lower) and ran.num_links == hop.num_links
         if is_last:
             self._has_looped = ran.looped and is_linked
+            if lower is not None and is_linked and ran.push_failed:
+                self._unlink(hop, lower, now_s)
+                return
         # after its last row the first hop gets the token that comes of it
         reach = ran.position + is_last
         if lower is None or lower.given < reach:
@@ -228,6 +237,7 @@ class Chain:
             ahead = self.ahead if want == "token" else 0
             self._actions.append(Feed(hop, start, end, want, forward, self._num_drawn, ahead))
             hop.given = hop.fed = end
+            self._may_draw = self._may_draw or want == "token"
             hop.learn(end, now_s)
             if forward:
                 self._expect_pushes(self.hops[index:], start, end)
@@ -269,13 +279,12 @@ class Chain:
         if not hop.num_linked < num_links <= hop.num_links:
             raise PeerViolation(f"the server was told of its neighbours {hop.num_links} times, not {num_links}")
         hop.num_linked = num_links
-        self._check_untainted(hop, position)
-        if not hop.owes_link:
+        if not self._check_untainted(position) and not hop.owes_link:
             self._trust(hop)
 
     def is_cut(self, last: Hop) -> bool:
         """Whether all tokens that the last hop has pushed on are known."""
-        return not self.ahead or not (last.told.next_seat_id or last.owes_link)
+        return not self.ahead or not self._may_draw or not (last.told.next_seat_id or last.owes_link)
 
     def neighbours(self, hop: Hop, now_s: float, ready: Sequence[Hop]) -> Neighbours:
         """One of those that are `ready` to push to, and whose pushes may come, soon or now."""
@@ -350,30 +359,30 @@ class Chain:
     def remove(self, hop: Hop, now_s: float) -> None:
         """What it was to push to the next one may not come any more."""
         self.hops.remove(hop)
-        self._trust(hop)
         self._links_changed = True
         if lower := self._lower(hop, self.hops):
             lower.distrust()
-        if self.hops and hop.end == self.num_blocks and not self.is_cut(hop):
+        is_lost_draw = hop.end == self.num_blocks and not self.is_cut(hop)
+        if hop in self.doubted or is_lost_draw:
             self._doubt(now_s)
 
     def _doubt(self, now_s: float) -> None:
-        """The last hop may have drawn a token and pushed it on that nobody else knows."""
+        """The last hop may have drawn a token that only others know; or one of those has gone without having said."""
+        self._doubt_from = min(self._doubt_from, self.length) if self.doubted else self.length
         self.doubted = set(self.hops)
-        self._doubt_from, self.doubt_by_s = self.length, now_s + FLOOR_S
+        self.doubt_by_s = max((now_s + hop.timeout_s() for hop in self.hops), default=math.inf)
         for hop in self.hops:
             self._tell(hop, self.neighbours(hop, now_s, self.hops))
-            self._check_untainted(hop, hop.reported)
+            self._check_untainted(hop.reported)
 
-    def _check_untainted(self, hop: Hop, position: int) -> None:
-        if hop in self.doubted and position > self._doubt_from:
-            self.is_tainted = True
+    def _check_untainted(self, position: int) -> bool:
+        """Whether all must begin anew: somebody was given what nobody is to be given while there is doubt."""
+        self.is_tainted = self.is_tainted or (bool(self.doubted) and position > self._doubt_from)
+        return self.is_tainted
 
     def _trust(self, hop: Hop) -> None:
-        if hop not in self.doubted:
-            return
         self.doubted.discard(hop)
-        if not self.doubted:
+        if not self.doubted and self.doubt_by_s < math.inf:
             self._links_changed, self.doubt_by_s = True, math.inf
 
 

@@ -178,8 +178,8 @@ class Course:
                 late = PeerTimeout("the server did not hear in time who its neighbours are", peer_id=hop.peer_id)
                 self._lose(hop, late, Cause.GONE, now_s)
         for repair in list(self.repairs):
-            silent = next((hop for hop in repair.fresh if not hop.is_ready), None)
-            if repair.is_opening and repair.open_by_s <= now_s and silent is not None:
+            silent = self._awaited(repair)
+            if repair.open_by_s <= now_s and silent is not None:
                 late = PeerTimeout("the server opened no session in time", peer_id=silent.peer_id)
                 self._lose(silent, late, Cause.GONE, now_s)
         return self._decide(now_s)
@@ -189,7 +189,7 @@ class Course:
         if self.error is not None:
             return math.inf
         times = [min(hop.due_s, hop.nudge_s) for hop in self.hops]
-        times += [repair.open_by_s for repair in self.repairs if repair.is_opening]
+        times += [repair.open_by_s for repair in self.repairs if self._awaited(repair) is not None]
         times += [hop.stay_until_s for hop in self.hops if hop.is_leaving and not self._is_replaced(hop)]
         return min([*times, self._chain.doubt_by_s])
 
@@ -228,7 +228,7 @@ class Course:
         repair = Repair(start=hop.start, end=hop.end, since_s=now_s, lost_peer=hop.peer_id, error=refusal, old=hop)
         self.repairs.append(repair)
         self._actions.append(Blame(hop.peer_id, refusal, Cause.TOLD))
-        self._expect_coming()
+        self._expect_coming()  # a last one that leaves passes no more tokens on
         self._find(repair)
 
     def _open(self, repair: Repair, now_s: float) -> None:
@@ -248,6 +248,15 @@ class Course:
     def _expect_coming(self) -> None:
         opening = [repair for repair in self.repairs if repair.is_opening]
         self._chain.expect([hop for repair in opening for hop in repair.fresh])
+
+    def _awaited(self, repair: Repair) -> Hop | None:
+        """Who holds it up: a server that opens no seat, or an old one that may pass more on for all it has said."""
+        if not repair.is_opening:
+            return None
+        silent = next((hop for hop in repair.fresh if not hop.is_ready), None)
+        if silent is None and repair.old is not None and repair.old.owes_link:
+            return repair.old
+        return silent
 
     def _can_splice(self, repair: Repair) -> bool:
         if not repair.is_opening or not all(hop.is_ready for hop in repair.fresh):

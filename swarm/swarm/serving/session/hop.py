@@ -195,13 +195,18 @@ class Hop:
         """What was to come by pushes may never come."""
         self.given = max(self.done, self.fed)
 
+    def timeout_s(self) -> float:
+        """How long it may take to answer what it owes, or a word."""
+        num_owed = max(1, self.known - self.done)
+        return self.timer.timeout_s(num_owed, 2 * num_owed * self.row_bytes)
+
     def _wait(self, now_s: float) -> None:
         num_owed = self.known - self.done
         self.goal = self.known
         if not num_owed:
             self.due_s = self.nudge_s = math.inf
             return
-        timeout_s = self.timer.timeout_s(num_owed, 2 * num_owed * self.row_bytes)
+        timeout_s = self.timeout_s()
         self.since_s = now_s
         self.due_s = now_s + timeout_s
         self.nudge_s = now_s + timeout_s / 2

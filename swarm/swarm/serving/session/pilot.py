@@ -85,6 +85,7 @@ class Pilot:
         """The outputs that answer, in order; after a token `ahead` more may be had. Raises NoChain, SessionError."""
         if self._course.error is not None:
             raise self._course.error
+        assert not self._answers, "tokens of the last question were not taken"
         self._carry_out(self._course.ask(rows, want, self._loop.time(), ahead=ahead))
         return await self.more()
 

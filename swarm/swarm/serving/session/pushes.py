@@ -117,6 +117,10 @@ class Pushes:
         outgoing = self._outgoing.get(peer_id)
         return outgoing is not None and outgoing.lane is not None
 
+    def is_coming(self, peer_id: str) -> bool:
+        """Whether there is a lane, or will be."""
+        return peer_id in self._outgoing
+
     async def room(self, peer_id: str) -> None:
         """Wait while much is unsent to this peer. Whether it can be sent is told by `push`."""
         outgoing = self._outgoing.get(peer_id)

@@ -281,18 +281,19 @@ class ServedSeat:
             self._push(work, rows, self._next, spent_ms)
         await self._faults.reached("serve/reply")
         self._answered = work.position + work.num_rows
+        may_loop = done.token is not None and work.pick is not None and work.pick.ahead > 0
         looped = False
-        if done.token is not None and work.pick is not None and work.pick.ahead:
+        if done.token is not None and work.pick is not None and may_loop:
             # nothing comes between this and telling the client, which relies on that
             num_links = self._num_links
-            looped = self._loop(done.token.token_id, work.pick)
+            looped = self._loop(self._answered, done.token.token_id, work.pick)
         result = Result(
             seat_id=self.seat_id,
             position=self._answered,
             compute_ms=spent_ms[0],
             queue_ms=spent_ms[1],
             batch_size=done.batch_size,
-            push_failed=work.passes_on and self._is_cut_off,
+            push_failed=(work.passes_on or (may_loop and not looped)) and self._is_cut_off,
             codec_error=codec_error,
             token=None if done.token is None else _sent(done.token),
             rows=rows,
@@ -325,10 +326,10 @@ class ServedSeat:
             self._link(None)
             self._is_cut_off = True
 
-    def _loop(self, token_id: int, pick: lane_messages.Pick) -> bool:
+    def _loop(self, position: int, token_id: int, pick: lane_messages.Pick) -> bool:
         """Give the first server the token that was drawn. False if that is left to the client."""
-        to, position = self._next, self._answered
-        if to is None or position is None:
+        to = self._next
+        if to is None:
             return False
         frame = Push(
             client_peer_id=self.client,
@@ -345,6 +346,7 @@ class ServedSeat:
             elif self._pushes.is_open(to.peer_id):
                 self._pushes.push(to.peer_id, frame)
             else:
+                self._is_cut_off = not self._pushes.is_coming(to.peer_id)
                 return False
         except SwarmError as error:
             logger.debug("a token is left to the client: %s", error)

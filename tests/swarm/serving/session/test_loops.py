@@ -9,7 +9,8 @@ import pytest
 from arithmetic_span import prompt_of
 from served_chain import PICK, Talk, World, seat_id, through, token_rows, with_servers
 from swarm.testing.faults import Fault
-from swarm_protocol.lane_messages import Ended, Link, Linked, Result, SeatRef
+from swarm_protocol import limits
+from swarm_protocol.lane_messages import Ended, Link, Linked, Pick, Result, SeatRef
 
 PROMPT = prompt_of(21)
 SPANS = [(0, 2), (2, 3), (3, 4)]
@@ -137,9 +138,17 @@ def test_loop_goes_to_a_server_that_is_reached_already_only() -> None:
             )
         )
         await talks[-1].next(Linked)
+        await asyncio.sleep(1.0)
         ask(talks[0], 9, 3)
         result = await talks[-1].next(Result)
         assert result.token is not None
         assert not result.looped
+        assert result.push_failed, "so that the client tries again later"
 
     with_servers(work, SPANS)
+
+
+def test_pick_beyond_the_longest_session_is_refused() -> None:
+    assert Pick(index=limits.MAX_SESSION_TOKENS - 1, ahead=1)
+    with pytest.raises(ValueError, match="ahead"):
+        Pick(index=limits.MAX_SESSION_TOKENS, ahead=1)

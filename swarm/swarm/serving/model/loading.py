@@ -11,6 +11,7 @@ from swarm_protocol.serving_messages import FilesResponse
 
 from swarm.serving.model.batch import PAGE_TOKENS
 from swarm.serving.model.files import ModelFiles, open_model, tensor_sizes
+from swarm.serving.model.heap import give_back
 from swarm.serving.model.measure import SpanSpeed, measure
 from swarm.serving.model.quantization import PASSING_BYTES, Bits, quantized_bytes
 from swarm.serving.model.span import Span, load_span
@@ -51,6 +52,7 @@ def load(model_dir: Path, start: int, end: int, options: ServerOptions) -> Loade
     if row_bytes > room_bytes:
         raise ConfigError(f"{model_dir} is too wide for the messages of this network", remedy="serve another model")
     speed = measure(span)
+    give_back()  # what was measured with
     page_bytes = PAGE_TOKENS * speed.kv_bytes_per_token
     kv_tokens = options.kv_bytes // page_bytes * PAGE_TOKENS
     if not kv_tokens:

@@ -380,6 +380,11 @@ class Chain:
         self.is_tainted = self.is_tainted or (bool(self.doubted) and position > self._doubt_from)
         return self.is_tainted
 
+    def end_doubt(self) -> None:
+        """All hops are about to go, and what they hold with them."""
+        self.is_tainted, self.doubt_by_s = False, math.inf
+        self.doubted.clear()
+
     def _trust(self, hop: Hop) -> None:
         self.doubted.discard(hop)
         if not self.doubted and self.doubt_by_s < math.inf:

@@ -301,7 +301,7 @@ class Course:
 
     def _start_anew(self, now_s: float) -> None:
         """On all hops: some have run a token that the client does not know and another server may not draw again."""
-        self._chain.is_tainted = False
+        self._chain.end_doubt()
         error = SessionError("a server was lost with a token that only others had got")
         for hop in list(self.hops):
             self._replace(hop, error, now_s)

@@ -274,26 +274,25 @@ class ServedSeat:
         rows, codec_error = None, 0.0
         if done.output is not None:
             rows, codec_error = rows_of(done.output, "raw" if self.is_last else self._opened.codec)
-        num_links = self._num_links
         if work.passes_on and rows is not None and self._next is not None:
             await self._faults.reached("serve/push")
-            num_links = self._num_links
             self._push(work, rows, self._next, spent_ms)
+        num_links = self._num_links
         await self._faults.reached("serve/reply")
         self._answered = work.position + work.num_rows
-        may_loop = done.token is not None and work.pick is not None and work.pick.ahead > 0
-        looped = False
-        if done.token is not None and work.pick is not None and may_loop:
+        looped, push_failed = False, work.passes_on and self._is_cut_off
+        if done.token is not None and work.pick is not None and work.pick.ahead:
             # nothing comes between this and telling the client, which relies on that
             num_links = self._num_links
             looped = self._loop(self._answered, done.token.token_id, work.pick)
+            push_failed = not looped and self._is_cut_off
         result = Result(
             seat_id=self.seat_id,
             position=self._answered,
             compute_ms=spent_ms[0],
             queue_ms=spent_ms[1],
             batch_size=done.batch_size,
-            push_failed=(work.passes_on or (may_loop and not looped)) and self._is_cut_off,
+            push_failed=push_failed,
             codec_error=codec_error,
             token=None if done.token is None else _sent(done.token),
             rows=rows,

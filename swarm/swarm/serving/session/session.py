@@ -104,22 +104,15 @@ class Session:
 
     async def next_token(self, tokens: Sequence[int], pick: Pick) -> Picked:
         """Append tokens; the last server picks the one that follows them."""
-        self._speech.pick = pick
-        (picked,) = await self._pilot.ask(self._append(tokens), "token")
-        assert isinstance(picked, Picked)
-        return picked
+        return await self._first_token(tokens, pick, ahead=0)
 
     async def next_tokens(self, tokens: Sequence[int], pick: Pick, num_tokens: int) -> AsyncGenerator[Picked, None]:
         """Append tokens; the servers draw those that follow, each at the index after that of the one before.
 
         They do not wait for whoever takes them from here. Unless all were taken, the session is fit only to be closed.
         """
-        self._speech.pick = pick
-        ahead = num_tokens - 1
-        (picked,) = await self._pilot.ask(self._append(tokens, ahead=ahead), "token", ahead=ahead)
-        assert isinstance(picked, Picked)
-        yield picked
-        for _ in range(ahead):
+        yield await self._first_token(tokens, pick, ahead=num_tokens - 1)
+        for _ in range(num_tokens - 1):
             (picked,) = await self._pilot.more()
             assert isinstance(picked, Picked)
             yield picked
@@ -136,6 +129,12 @@ class Session:
         self._speech.pick = None
         outputs = await self._pilot.ask(self._append(tokens), "all")
         return torch.cat([output for output in outputs if isinstance(output, Tensor)])
+
+    async def _first_token(self, tokens: Sequence[int], pick: Pick, *, ahead: int) -> Picked:
+        self._speech.pick = pick
+        (picked,) = await self._pilot.ask(self._append(tokens, ahead=ahead), "token", ahead=ahead)
+        assert isinstance(picked, Picked)
+        return picked
 
     def _append(self, tokens: Sequence[int], *, ahead: int = 0) -> bytes:
         self._num_tokens += len(tokens) + ahead

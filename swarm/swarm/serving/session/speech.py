@@ -68,7 +68,7 @@ class Left:
 class Speech:
     """Of one session. `store` has rows of earlier ones.
 
-    `pick` says how the question's first token is taken, and how many may follow it; None: logits are wanted.
+    `pick` says how the question's first token is taken; None: logits are wanted.
     """
 
     def __init__(self, model: ModelShape, store: PrefixStore, *, session_id: str, max_tokens: int, codec: str) -> None:
@@ -245,10 +245,12 @@ def _are_finite_bf16(bits: np.ndarray) -> bool:
 
 
 def _next(hop: Hop) -> SeatRef | None:
-    told = hop.told
-    return SeatRef(peer_id=told.next_peer_id, seat_id=told.next_seat_id) if told.next_seat_id else None
+    return _seat(hop.told.next_peer_id, hop.told.next_seat_id)
 
 
 def _previous(hop: Hop) -> SeatRef | None:
-    told = hop.told
-    return SeatRef(peer_id=told.previous_peer_id, seat_id=told.previous_seat_id) if told.previous_seat_id else None
+    return _seat(hop.told.previous_peer_id, hop.told.previous_seat_id)
+
+
+def _seat(peer_id: str, seat_id: bytes) -> SeatRef | None:
+    return SeatRef(peer_id=peer_id, seat_id=seat_id) if seat_id else None

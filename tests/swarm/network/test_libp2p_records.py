@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from network_worlds import libp2p_node
-from swarm.network import libp2p_dht
+from swarm.network import libp2p_dht, libp2p_watch
 from swarm.network.libp2p import Libp2pNetwork
 from swarm.network.libp2p_daemon import DaemonOptions
 from swarm.network.libp2p_host import Host
@@ -25,6 +25,12 @@ pytestmark = pytest.mark.usefixtures("identities_are_free")
 
 KEY = "nodes/3"
 PREFIX = f"/swarm/{PROTOCOL_VERSION}/test/dht/"
+
+
+@pytest.fixture(autouse=True)
+def nobody_is_asked_unless_a_test_wants_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that is alone asks whoever connects, and suspects who has nothing to say yet."""
+    monkeypatch.setattr(libp2p_watch, "MIN_PAUSE_S", 600.0)
 
 
 class Liar:
@@ -59,27 +65,21 @@ class Liar:
 
 @asynccontextmanager
 async def liar_beside(honest: Libp2pNetwork, identity_path: Path) -> AsyncIterator[Liar]:
-    honest._dht.refresh = _no_refresh  # type: ignore[method-assign] # it asks when a test wants it to
     identity = Identity.load_or_create(identity_path)
     host = await Host.start(DaemonOptions(identity_path=identity_path, listen=("/ip4/127.0.0.1/tcp/0",)))
     lane = asyncio.create_task(host.lane.run())
-    (addr,) = await honest.addrs()
-    await host.control.connect(honest.peer_id, [addr.partition("/p2p/")[0]])
     liar = Liar(identity, host, honest.peer_id)
     await host.serve(f"{PREFIX}find", liar.answer_find)
     await host.serve(f"{PREFIX}store", liar.answer_store)
+    (addr,) = await honest.addrs()
     try:
-        async with asyncio.timeout(30):  # a busy machine may take it for gone at first
-            while identity.peer_id not in honest._dht.peers():
-                await liar.call("find", FindRequest().to_bytes())
+        await host.control.connect(honest.peer_id, [addr.partition("/p2p/")[0]])
+        assert await liar.call("find", FindRequest().to_bytes())
+        assert identity.peer_id in honest._dht.peers()
         yield liar
     finally:
         await host.stop()
         await lane
-
-
-async def _no_refresh() -> None:
-    pass
 
 
 def signed(identity: Identity, payload: bytes, issued_at: float, *, key: str = KEY) -> bytes:

@@ -214,14 +214,16 @@ class Libp2pNetwork:
         if not answered:
             raise PeerTimeout(f"no peer answered a lookup within {timeout_s:g} s")
         now = self.now()
-        records = {(envelope.subject, envelope.peer_id): envelope for envelope in found}
-        for envelope in found:
+        # others may tell of one for a while after its end, which we have forgotten
+        records = {(envelope.subject, envelope.peer_id): envelope for envelope in found if envelope.expires_at > now}
+        for envelope in records.values():
             if envelope.peer_id == self.peer_id:
                 self._check_own(envelope)
+        self._forget_expired()
         for key in keys:
             if key in self._published:
                 records[key, self.peer_id] = self._published[key]
-        return [envelope for envelope in records.values() if envelope.expires_at > now]
+        return list(records.values())
 
     async def addrs(self) -> tuple[str, ...]:
         self._check_open()

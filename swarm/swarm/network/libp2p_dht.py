@@ -101,7 +101,11 @@ class RecordDht:
         )
 
     async def ping(self, peer_id: str) -> bool:
-        """Make `peer_id` and this node known to each other."""
+        """Make `peer_id` and this node known to each other. False also if its key is of a kind that no node has."""
+        try:
+            check_peer_id(peer_id)
+        except ValueError:
+            return False
         return await self._find(peer_id, FindRequest()) is not None
 
     async def refresh(self) -> None:

@@ -8,6 +8,7 @@ Leaves sizes, deadlines and the meaning of bytes to the caller.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -19,11 +20,14 @@ from swarm_protocol.proto import p2pd_pb2
 from swarm.network.binary_addr import peer_id_bytes, peer_id_text
 from swarm.network.libp2p_control import Control, ControlError, raise_if_error, read_message, write_message
 
-NOT_SERVED, BUSY = "not served", "busy"
-"""What a lane answers by itself: it has no such protocol; the peer has `limits.MAX_CALLS_PER_PEER` calls here."""
+NOT_SERVED, BUSY, FAILED = "not served", "busy", "failed"
+"""What a lane answers by itself: it has no such protocol; the peer has `limits.MAX_CALLS_PER_PEER` calls here; what
+should answer has a defect."""
 
 UnaryAnswer = Callable[[str, bytes], Awaitable[bytes]]
-"""`async answer(peer_id, request) -> response`. It must not raise anything but CancelledError."""
+"""`async answer(peer_id, request) -> response`. What it raises is a defect: logged, and for the caller `FAILED`."""
+
+logger = logging.getLogger(__name__)
 
 
 class LaneClosed(Exception):
@@ -156,5 +160,9 @@ class UnaryLane:
         self._handlers[call_id].add_done_callback(ended)
 
     async def _handle(self, call_id: bytes, answer: UnaryAnswer, request: Any) -> None:
-        response = p2pd_pb2.CallUnaryResponse(response=await answer(peer_id_text(request.peer), request.data))
+        try:
+            response = p2pd_pb2.CallUnaryResponse(response=await answer(peer_id_text(request.peer), request.data))
+        except Exception:  # a defect, which costs this caller its answer and nobody else anything
+            logger.exception("an answer to %s failed", request.proto)
+            response = p2pd_pb2.CallUnaryResponse(error=FAILED.encode())
         self._send(p2pd_pb2.PersistentConnectionRequest(callId=call_id, unaryResponse=response))

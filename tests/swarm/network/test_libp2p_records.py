@@ -16,7 +16,7 @@ from swarm.network.libp2p_daemon import DaemonOptions
 from swarm.network.libp2p_host import Host
 from swarm_protocol import limits
 from swarm_protocol.dht_messages import FindRequest, FindResponse, Found, StoreRequest, StoreResponse, place_of
-from swarm_protocol.errors import PeerTimeout
+from swarm_protocol.errors import PeerTimeout, PeerUnreachable
 from swarm_protocol.identity import Identity
 from swarm_protocol.signed_record import seal_record
 from swarm_protocol.version import PROTOCOL_VERSION
@@ -198,6 +198,32 @@ def test_malformed_request_gets_no_answer_and_makes_nobody_a_member(tmp_path: Pa
             a._dht._table.lost(liar.identity.peer_id)
             assert await liar.call(method, b"\x01\xff") == b""
             assert a._dht.peers() == ()
+
+    asyncio.run(main())
+
+
+def test_peer_with_a_key_that_no_node_has_never_becomes_a_member(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with await libp2p_node(tmp_path / "a") as a:
+            assert not await a._dht.ping("QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N")  # of an RSA key
+            assert a._dht.peers() == ()
+
+    asyncio.run(main())
+
+
+def test_answer_that_fails_costs_its_caller_an_error_and_the_node_nothing(tmp_path: Path) -> None:
+    async def fail(_peer_id: str, _request: bytes) -> bytes:
+        raise ZeroDivisionError
+
+    async def main() -> None:
+        async with (
+            await libp2p_node(tmp_path / "a") as a,
+            liar_beside(a, tmp_path / "liar") as liar,
+        ):
+            await a._host.serve(f"{PREFIX}broken", fail)
+            with pytest.raises(PeerUnreachable, match="broke off"):
+                await liar.call("broken", b"")
+            assert await liar.call("find", FindRequest().to_bytes())
 
     asyncio.run(main())
 

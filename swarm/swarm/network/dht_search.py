@@ -8,6 +8,7 @@ costs as many timeouts as it is deep, not as many as there are dead.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 from itertools import islice
 
@@ -23,6 +24,10 @@ MAX_CALLS = 100
 """Of one search for each key; a liar can name peers without end, each nearer than the last."""
 
 
+MAX_RECORDS_PER_KEY = WIDTH * limits.MAX_RECORDS_PER_KEY
+"""As if each of the nearest held others: a liar can name accomplices without end, each with records of its own."""
+
+
 class Search:
     def __init__(self, keys: Sequence[bytes], own_peer_id: str) -> None:
         # of each key the peers, each behind its distance, nearest first: a liar can name thousands
@@ -34,6 +39,7 @@ class Search:
         self.peers: set[str] = set()
         self.answered: set[str] = set()
         self.records: dict[tuple[str, str], Envelope] = {}  # by subject and signer
+        self._num_records: Counter[str] = Counter()
 
     def meet(self, peers: Iterable[str], suspects: Container[str]) -> None:
         """All but this node, those that were dropped, and `suspects`."""
@@ -58,9 +64,14 @@ class Search:
         self._asked.difference_update((peer_id, key) for key in keys)
 
     def take_in(self, envelope: Envelope) -> None:
-        """Of a subject and signer the record issued last counts."""
+        """Of a subject and signer the record issued last counts. What is beyond the bound is left out."""
         signed = (envelope.subject, envelope.peer_id)
-        if signed not in self.records or self.records[signed].issued_at < envelope.issued_at:
+        known = self.records.get(signed)
+        if known is None:
+            if self._num_records[envelope.subject] >= MAX_RECORDS_PER_KEY:
+                return
+            self._num_records[envelope.subject] += 1
+        if known is None or known.issued_at < envelope.issued_at:
             self.records[signed] = envelope
 
     def nearest(self, key: bytes, count: int) -> list[str]:

@@ -20,6 +20,9 @@ MAX_KEYS = 16384
 MAX_BYTES = 256 * 2**20
 """Of records as they were sent: those of a thousand nodes with eight models each are some 5 MiB."""
 
+MAX_KEYS_PER_SIGNER = 64
+"""Three times what a node has that serves and trains eight models. So it takes hundreds of identities to fill this."""
+
 _SHARE_DROPPED = 64
 """One part in so many goes at once when there is no room, so that a flood of keys does not cost a sort each."""
 
@@ -28,6 +31,7 @@ class RecordStorage:
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
         self._records: dict[bytes, dict[str, tuple[float, bytes]]] = {}  # when each was issued, and as it was sent
+        self._places: dict[str, set[bytes]] = {}  # of each signer's records
         self._num_bytes = 0
 
     @property
@@ -36,16 +40,18 @@ class RecordStorage:
         return sum(map(len, self._records.values()))
 
     def store(self, envelope: Envelope, data: bytes) -> bool:
-        """Hold `data`, which is `envelope`. False if what its signer issued is newer, or its key is full of others'."""
+        """Hold `data`, which is `envelope`. False if what its signer issued is newer, if its key is full of others', or
+        if its signer has as many keys here as one may have."""
         place = place_of(envelope.subject)
         self._drop_due([place])
         held = self._records.get(place, {})
         present = held.get(envelope.peer_id)
         if present is not None and present[0] >= envelope.issued_at:
             return present[1] == data
-        if present is None and len(held) >= limits.MAX_RECORDS_PER_KEY:
+        if present is None and (len(held) >= limits.MAX_RECORDS_PER_KEY or self._has_its_share(envelope.peer_id)):
             return False
         self._records.setdefault(place, held)[envelope.peer_id] = (envelope.issued_at, data)
+        self._places.setdefault(envelope.peer_id, set()).add(place)
         self._num_bytes += len(data) - (len(present[1]) if present else 0)
         self._make_room()
         return envelope.peer_id in self._records.get(place, {})
@@ -58,6 +64,11 @@ class RecordStorage:
     def clear_due(self) -> None:
         """Forget what is due to be dropped."""
         self._drop_due(list(self._records))
+
+    def _has_its_share(self, signer: str) -> bool:
+        if len(self._places.get(signer, ())) >= MAX_KEYS_PER_SIGNER:
+            self._drop_due(list(self._places[signer]))
+        return len(self._places.get(signer, ())) >= MAX_KEYS_PER_SIGNER
 
     def _drop_due(self, places: Iterable[bytes]) -> None:
         now = self._now()
@@ -85,3 +96,6 @@ class RecordStorage:
         self._num_bytes -= len(data)
         if not self._records[place]:
             del self._records[place]
+        self._places[signer].discard(place)
+        if not self._places[signer]:
+            del self._places[signer]

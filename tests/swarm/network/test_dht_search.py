@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from swarm.network import dht_search
 from swarm.network.dht_search import MAX_CALLS, WIDTH, Search
 from swarm.network.routing_table import node_id_of, to_id
 from swarm_protocol import limits
@@ -85,6 +87,18 @@ def test_search_keeps_of_each_subject_and_signer_the_record_issued_last() -> Non
     for record in records:
         search.take_in(record)
     assert list(search.records.values()) == records[1::3]
+
+
+def test_search_takes_in_no_more_records_of_a_key_than_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dht_search, "MAX_RECORDS_PER_KEY", 2)
+    search = Search([KEY], OWN)
+    for signer in b"abc":
+        search.take_in(sealed(signer, "k", 1.0))
+    search.take_in(sealed(ord("a"), "k", 2.0))
+    search.take_in(sealed(ord("c"), "l", 1.0))
+    found = [(record.subject, record.peer_id, record.issued_at) for record in search.records.values()]
+    a, b, c = (sealed(signer, "k", 1.0).peer_id for signer in b"abc")
+    assert found == [("k", a, 2.0), ("k", b, 1.0), ("l", c, 1.0)]
 
 
 def test_search_asks_again_for_what_an_answer_had_no_room_for() -> None:

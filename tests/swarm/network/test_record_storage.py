@@ -76,6 +76,20 @@ def test_full_key_takes_no_other_signer_until_one_is_due(monkeypatch: pytest.Mon
     assert stored(storage, record(2, issued_at=clock.now))
 
 
+def test_signer_has_no_more_keys_than_its_share_until_one_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record_storage, "MAX_KEYS_PER_SIGNER", 2)
+    clock = Clock()
+    storage = RecordStorage(clock)
+    assert stored(storage, record(0, "a", NOW - 10))
+    assert stored(storage, record(0, "b"))
+    assert not stored(storage, record(0, "c"))
+    assert stored(storage, record(0, "b", NOW + 1))
+    assert stored(storage, record(1, "c"))
+    clock.now += limits.MAX_RECORD_LIFETIME_S - 5
+    assert stored(storage, record(0, "c", clock.now))
+    assert [len(held(storage, key)) for key in "abc"] == [0, 1, 2]
+
+
 def test_storage_with_too_many_keys_drops_the_one_that_is_due_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record_storage, "MAX_KEYS", 2)
     storage = RecordStorage(Clock())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 # --- messages ------------------------------------------------------------------------------------------------------
 
-# What one peer can make another hold at once. Bulk goes as a stream of messages of about 1 MiB; the largest single ones
+# What one message can make another peer hold. Bulk goes as a stream of messages of about 1 MiB; the largest single ones
 # are the activations of a prefill chunk (1024 tokens x 16384 x fp32: 64 MiB) and what stands around them.
 MAX_MESSAGE_BYTES = 64 * 2**20 + 64 * 2**10
 

@@ -24,7 +24,7 @@ LINGER_S = 5.0
 """How long a caller may take to leave after its handler has returned, so that the last messages still arrive."""
 
 MAX_STREAMS_PER_PEER = 256
-"""Each can hold a window of 4 MiB unread: one peer must not fill our memory with streams it never uses."""
+"""Each can hold a window of 4 MiB unread: with streams it never uses one peer fills a gigabyte at most."""
 
 logger = logging.getLogger(__name__)
 

@@ -7,13 +7,14 @@ belong to the lane and to whoever accepts streams.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 
-from swarm_protocol.errors import PeerRefused, PeerViolation, SwarmError
+from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerViolation, SwarmError
 from swarm_protocol.failure import decode_failure, encode_failure
 
 from swarm.network.interface import EndOfStream, Stream, StreamHandler, UnaryHandler, too_long
@@ -25,6 +26,16 @@ LANE_BYTES = 2**20
 
 MAX_PARCELS_BYTES = 256 * 2**20
 """Responses that wait to be fetched; the oldest make room. Two of the largest, and many of the usual."""
+
+MAX_PARCELS_PER_PEER = 4
+PARCEL_S = 60.0
+"""A caller fetches its parcel at once, or has left."""
+
+MAX_BULK_PER_PEER = 4
+"""Large requests of a peer that are received at once; others' streams wait, each with a window unread."""
+
+BULK_S = 300.0
+"""The largest message over a slow uplink, of 250 kB/s."""
 
 _OK, _FAILURE, _PARCEL = b"\x00", b"\x01", b"\x02"
 _TOKEN_BYTES = 16
@@ -41,6 +52,9 @@ class Calls:
         self._open_stream = open_stream
         self._parcels: OrderedDict[bytes, tuple[str, bytes]] = OrderedDict()
         self._num_parcel_bytes = 0
+        # of a peer only while it sends
+        self._turns: dict[str, asyncio.Semaphore] = {}
+        self._num_bulk: Counter[str] = Counter()
 
     async def call(self, peer_id: str, names: tuple[str, str, str], request: bytes, max_bytes: int) -> bytes:
         """`names`: the protocols of the lane, of large requests and of parcels. Deadlines are the caller's."""
@@ -80,12 +94,25 @@ class Calls:
 
         return answer
 
-    @staticmethod
-    def bulk_handler(handler: UnaryHandler) -> StreamHandler:
+    def bulk_handler(self, handler: UnaryHandler) -> StreamHandler:
         async def handle(peer_id: str, stream: Stream) -> None:
-            await stream.send(await handler(peer_id, await stream.receive()))
+            await stream.send(await handler(peer_id, await self._receive(peer_id, stream)))
 
         return handle
+
+    async def _receive(self, peer_id: str, stream: Stream) -> bytes:
+        """A request in its turn. Raises PeerTimeout."""
+        turn = self._turns.setdefault(peer_id, asyncio.Semaphore(MAX_BULK_PER_PEER))
+        self._num_bulk[peer_id] += 1
+        try:
+            async with asyncio.timeout(BULK_S), turn:
+                return await stream.receive()
+        except TimeoutError:
+            raise PeerTimeout("the request did not come in time", peer_id=peer_id) from None
+        finally:
+            self._num_bulk[peer_id] -= 1
+            if not self._num_bulk[peer_id]:
+                del self._num_bulk[peer_id], self._turns[peer_id]
 
     async def hand_out_parcel(self, peer_id: str, stream: Stream) -> None:
         token = await stream.receive()
@@ -99,10 +126,15 @@ class Calls:
         token = os.urandom(_TOKEN_BYTES)
         self._parcels[token] = (peer_id, response)
         self._num_parcel_bytes += len(response)
+        asyncio.get_running_loop().call_later(PARCEL_S, self._drop, token)
+        own = [each for each, (recipient, _) in self._parcels.items() if recipient == peer_id]
+        for each in own[:-MAX_PARCELS_PER_PEER]:
+            self._drop(each)
         while self._num_parcel_bytes > MAX_PARCELS_BYTES:
             self._drop(next(iter(self._parcels)))
         return token
 
     def _drop(self, token: bytes) -> None:
-        _, response = self._parcels.pop(token)
+        """Idempotent."""
+        _, response = self._parcels.pop(token, ("", b""))
         self._num_parcel_bytes -= len(response)

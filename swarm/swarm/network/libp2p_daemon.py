@@ -252,7 +252,7 @@ def _remove_orphaned_folders() -> None:
     """Sockets of processes of ours that were killed."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*-*"):
         owner = folder.name.removeprefix(_FOLDER).partition("-")[0]
-        if owner.isdigit() and not _is_running(int(owner)):
+        if owner.isdecimal() and owner.isascii() and not _is_running(int(owner)):
             shutil.rmtree(folder, ignore_errors=True)
 
 

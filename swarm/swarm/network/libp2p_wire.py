@@ -75,6 +75,8 @@ class Wire(asyncio.BufferedProtocol):
     # --- what the loop calls ----------------------------------------------------------------------------------------
 
     def get_buffer(self, _sizehint: int) -> memoryview:
+        if self._ended.done():
+            return memoryview(self._scratch)  # for nobody
         if self._body:
             return memoryview(self._body)[self._num_body :]
         return memoryview(self._scratch)[self._num_scratch :]

@@ -112,6 +112,21 @@ def test_frame_that_is_refused_when_announced_gets_no_memory_and_ends_the_readin
     in_each_loop(case)
 
 
+def test_bytes_after_a_violation_have_a_place_to_go() -> None:
+    async def case(near: Near) -> None:
+        def refuse(kind: Kind, length: int) -> None:
+            raise PeerViolation("too much")
+
+        near.wire._announced = refuse
+        await asyncio.get_running_loop().sock_sendall(near.far, framing.HEADER.pack(Kind.DATA, 9) * 10_000)
+        with pytest.raises(PeerViolation, match="too much"):
+            await near.run()
+        assert near.wire._num_scratch == len(near.wire._scratch)
+        assert near.wire.get_buffer(-1)
+
+    in_each_loop(case)
+
+
 def test_who_writes_before_the_wire_runs_lets_it_begin_and_then_waits_for_room() -> None:
     async def case(near: Near) -> None:
         running = asyncio.create_task(near.run())

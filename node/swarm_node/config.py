@@ -50,11 +50,14 @@ Value = str | bool | Sequence[str] | None
 
 
 def default_home() -> Path:
-    """Where a node lives if nobody says otherwise."""
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Application Support" / "swarm-node"
+    """Where a node lives if nobody says otherwise. Raises ConfigError for a user who has no home directory."""
     data = os.environ.get("XDG_DATA_HOME")
-    return (Path(data) if data else Path.home() / ".local" / "share") / "swarm-node"
+    try:
+        if sys.platform == "darwin":
+            return Path.home() / "Library" / "Application Support" / "swarm-node"
+        return (Path(data) if data else Path.home() / ".local" / "share") / "swarm-node"
+    except RuntimeError:
+        raise ConfigError("this user has no home directory", remedy="choose where the node lives with --home") from None
 
 
 def _host_name() -> str:

@@ -16,7 +16,7 @@ from swarm.network.libp2p_daemon import DaemonOptions
 from swarm.network.libp2p_host import CONTROL_FAILURES, Host
 from swarm.network.membership import Membership
 from swarm.network.multiaddr import is_loopback, parse_peer_addr
-from swarm_protocol.errors import ConfigError, PeerError, PeerRefused
+from swarm_protocol.errors import ConfigError, PeerRefused, StartError, SwarmError
 from swarm_protocol.records import Reachability
 
 METHOD = "node.dial_back"
@@ -43,11 +43,11 @@ def explain(found: Reachability, addrs: Sequence[str]) -> str:
 
 async def measure(network: Network, peers: Sequence[str]) -> Reachability:
     """Ask the `peers` that this node joined through; the first that answers decides."""
-    for peer in peers:
+    for peer_id in [parse_peer_addr(peer).peer_id for peer in peers]:
         try:
-            answer = await _ask(network, parse_peer_addr(peer).peer_id)
-        except PeerError as error:
-            logger.info("no dial back by %s: %s", peer, error)
+            answer = await _ask(network, peer_id)
+        except SwarmError as error:  # of any kind, for the seed chooses which
+            logger.info("no dial back by %s: %s", peer_id, error)
             continue
         if answer == b"reached":
             return "public"
@@ -57,7 +57,10 @@ async def measure(network: Network, peers: Sequence[str]) -> Reachability:
 
 
 async def _ask(network: Network, peer_id: str) -> bytes:
-    """Raises PeerError. Our record may still be on its way to the seed, or others be asked about before us."""
+    """Raises PeerError, or what the seed fails with.
+
+    Our record may still be on its way to the seed, or others be asked about before us.
+    """
     for _ in range(MAX_RETRIES):
         try:
             return await network.call(peer_id, METHOD, b"", timeout_s=ASK_TIMEOUT_S)
@@ -71,20 +74,22 @@ async def _ask(network: Network, peer_id: str) -> bytes:
 async def serve(network: Network, membership: Membership) -> None:
     """Dial back whoever asks, one after the other."""
     turn = asyncio.Lock()
-    num_waiting = 0
+    waiting: set[str] = set()
 
     async def dial_back(peer_id: str, _request: bytes) -> bytes:
-        nonlocal num_waiting
-        if num_waiting >= MAX_WAITING:
+        if peer_id in waiting or len(waiting) >= MAX_WAITING:
             raise PeerRefused("too many nodes ask to be dialled", remedy="ask again later", retry_after_s=10.0)
-        num_waiting += 1
+        waiting.add(peer_id)
         try:
             async with turn, asyncio.timeout(DIAL_TIMEOUT_S):
                 return b"reached" if await _reaches(membership, peer_id) else b"not reached"
         except TimeoutError:
             return b"not reached"
+        except StartError as error:
+            logger.warning("cannot dial back: %s", error)
+            raise PeerRefused("this node cannot dial back now", remedy="ask another") from None
         finally:
-            num_waiting -= 1
+            waiting.remove(peer_id)
 
     await network.serve(METHOD, dial_back)
 

@@ -17,6 +17,7 @@ from swarm_protocol import limits
 from swarm_protocol.version import check_network_id
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+_MAX_SIZE_CHARS = 20
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 
 
@@ -37,7 +38,10 @@ def parse_network_id(text: str) -> str:
 def parse_path(text: str) -> Path:
     if not text or "\0" in text:
         raise ValueError("is not a path")
-    return Path(text).expanduser().absolute()
+    try:
+        return Path(text).expanduser().absolute()
+    except RuntimeError:
+        raise ValueError("is not a path: whose home that is, nobody knows") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +88,7 @@ def parse_bool(text: str) -> bool:
 def parse_size(text: str) -> int:
     """`6GiB`, `500 MB` or plain bytes; 0 means no limit."""
     match = _SIZE.fullmatch(text.strip())
-    if match is None or match[2].upper() not in _UNITS:
+    if match is None or len(match[1]) > _MAX_SIZE_CHARS or match[2].upper() not in _UNITS:
         raise ValueError("is not a size such as 6GiB or 500MB")
     return int(float(match[1]) * _UNITS[match[2].upper()])
 

@@ -39,6 +39,16 @@ def test_resolve_without_a_home_uses_the_platforms(tmp_path: Path, monkeypatch: 
     assert found.name, "a node has a name"
 
 
+def test_resolve_for_a_user_without_a_home_asks_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", nowhere)
+    with pytest.raises(ConfigError, match="no home directory") as error:
+        resolve({}, env={})
+    assert "--home" in error.value.remedy
+
+
 @pytest.mark.parametrize("given", [[SEED, SEED], [f"{SEED},{SEED}"], [f"{SEED} {SEED}"]])
 def test_resolve_repeated_setting_is_a_list(given: list[str], tmp_path: Path) -> None:
     assert resolve({"home": str(tmp_path), "peers": given}, env={}).peers == (SEED, SEED)
@@ -110,6 +120,8 @@ def test_resolve_unknown_environment_variable_is_refused_with_a_suggestion(varia
         ("metrics", "::1:9401", "is not HOST:PORT"),
         ("metrics", "localhost:99999", "is not HOST:PORT"),
         ("otlp", "collector:4318", "is not an address such as"),
+        ("max_memory", "9" * 400, "is not a size"),
+        ("home", "~no-such-user/node", "whose home that is"),
     ],
 )
 def test_resolve_bad_flag_names_flag_and_fault(flag: str, value: str | list[str], expected: str) -> None:

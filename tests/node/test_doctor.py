@@ -98,6 +98,16 @@ def test_check_ports_that_are_taken_fail(tmp_path: Path) -> None:
     assert "port 0" in found[0].remedy
 
 
+def test_check_ports_of_a_family_that_the_machine_lacks_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lacking(*_arguments: object) -> None:
+        raise OSError(97, "Address family not supported by protocol")
+
+    monkeypatch.setattr(socket, "socket", lacking)
+    found = only(doctor.check_ports(config(tmp_path, listen=("/ip6/::/tcp/0",))))
+    assert found.result == "fail"
+    assert "address family not supported" in found.message
+
+
 def test_check_gpu_with_a_driver_that_torch_cannot_use_warns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr("torch.backends.mps.is_available", lambda: False)

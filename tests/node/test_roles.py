@@ -18,7 +18,7 @@ from swarm_node.seed import Seed, join_command
 from swarm_node.serving import Serving, TokenRate, model_name
 from swarm_node.standby import StandBy
 from swarm_node.volunteer import Volunteer
-from swarm_protocol.errors import ConfigError, PeerRefused, SessionError
+from swarm_protocol.errors import ConfigError, PeerRefused, SessionError, StartError, SwarmError
 from swarm_protocol.records import NodeRecord
 
 PEER = "12D3KooWHoK2zDpTB25vHJF4swgbFQqKcK3ruE4pJzSFjXSEDigi"
@@ -85,15 +85,23 @@ def test_serving_that_fails_ends_the_node_with_the_reason(monkeypatch: pytest.Mo
     virtual_time.run(scene())
 
 
-@pytest.mark.parametrize(("answer", "found"), [(b"reached", "public"), (b"not reached", "unknown"), (None, "unknown")])
-def test_measure_is_what_the_seed_found(answer: bytes | None, found: str) -> None:
+@pytest.mark.parametrize(
+    ("answer", "found"),
+    [
+        (b"reached", "public"),
+        (b"not reached", "unknown"),
+        (PeerRefused("too many ask"), "unknown"),
+        (StartError("the seed's own trouble"), "unknown"),
+    ],
+)
+def test_measure_is_what_the_seed_found(answer: bytes | SwarmError, found: str) -> None:
     async def scene() -> str:
         internet = MemoryInternet()
         seed, node = internet.network(), internet.network()
 
         async def dial_back(_peer_id: str, _request: bytes) -> bytes:
-            if answer is None:
-                raise PeerRefused("too many ask")
+            if isinstance(answer, SwarmError):
+                raise answer
             return answer
 
         await seed.serve(reachability.METHOD, dial_back)
@@ -113,6 +121,45 @@ def test_serve_refuses_whoever_has_no_record() -> None:
             await reachability.serve(seed, membership)
             with pytest.raises(PeerRefused, match="record has not arrived"):
                 await node.call(seed.peer_id, reachability.METHOD, b"", timeout_s=30)
+        await node.close()
+        await seed.close()
+
+    virtual_time.run(scene())
+
+
+def test_serve_dials_back_each_asker_once_at_a_time_and_says_if_it_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+    may_start = asyncio.Event()
+
+    async def start(_options: object) -> None:
+        await may_start.wait()
+        raise StartError("no more processes")
+
+    monkeypatch.setattr("swarm_node.reachability.Host.start", start)
+
+    async def scene() -> None:
+        internet = MemoryInternet()
+        seed, node = internet.network(), internet.network()
+        record = NodeRecord(
+            name="node",
+            version="1",
+            addrs=(f"/ip4/203.0.113.7/tcp/1/p2p/{node.peer_id}",),
+            device="cpu",
+            memory_bytes=0,
+            free_memory_bytes=0,
+            reachability="unknown",
+            started_at=0.0,
+        )
+        async with Membership(seed) as membership, Membership(node) as asker:
+            asker.announce(record)
+            await reachability.serve(seed, membership)
+            await asyncio.sleep(5)
+            first = asyncio.create_task(node.call(seed.peer_id, reachability.METHOD, b"", timeout_s=30))
+            await asyncio.sleep(1)
+            with pytest.raises(PeerRefused, match="too many"):
+                await node.call(seed.peer_id, reachability.METHOD, b"", timeout_s=30)
+            may_start.set()
+            with pytest.raises(PeerRefused, match="cannot dial back"):
+                await first
         await node.close()
         await seed.close()
 

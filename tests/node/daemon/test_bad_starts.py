@@ -8,19 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from free_ports import free_port
 
 from .conftest import Node, Seed, run_node
 
 UNKNOWN = "12D3KooWHoK2zDpTB25vHJF4swgbFQqKcK3ruE4pJzSFjXSEDigi"
 NOBODY = f"/ip4/127.0.0.1/tcp/1/p2p/{UNKNOWN}"
 JOIN = ("join", "--network-id", "tests", "--probe", "off", "--device", "cpu")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @pytest.mark.parametrize(

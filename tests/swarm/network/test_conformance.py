@@ -240,7 +240,7 @@ def test_call_past_its_deadline_raises_timeout_and_cancels_the_handler(run: Run,
         hanging, method = Hanging(), world.name()
         await world.a.serve(method, hanging.unary)
         with pytest.raises(PeerTimeout) as caught:
-            await world.b.call(world.a.peer_id, method, bytes(num_bytes), timeout_s=0.5)
+            await world.b.call(world.a.peer_id, method, bytes(num_bytes), timeout_s=2)
         assert caught.value.peer_id == world.a.peer_id
         await soon(hanging.cancelled)
 
@@ -469,7 +469,7 @@ def test_leaving_a_stream_full_of_unread_messages_cancels_its_handler(run: Run) 
         await world.a.serve_stream(method, hanging.stream)
 
         async def fill() -> None:
-            async with world.b.stream(world.a.peer_id, method, timeout_s=0.3) as stream:
+            async with world.b.stream(world.a.peer_id, method, timeout_s=3) as stream:
                 while True:
                     await stream.send(bytes(MIB))
 
@@ -503,7 +503,7 @@ def test_receive_without_a_message_raises_timeout_and_the_stream_goes_on(run: Ru
     async def case(world: World) -> None:
         method = world.name()
         await world.a.serve_stream(method, echo_stream)
-        async with world.b.stream(world.a.peer_id, method, timeout_s=0.3) as stream:
+        async with world.b.stream(world.a.peer_id, method, timeout_s=3) as stream:
             with pytest.raises(PeerTimeout):
                 await stream.receive()
             await stream.send(b"still here")
@@ -516,8 +516,8 @@ def test_handler_waits_for_as_long_as_its_caller_stays(run: Run) -> None:
     async def case(world: World) -> None:
         method = world.name()
         await world.a.serve_stream(method, echo_stream)
-        async with world.b.stream(world.a.peer_id, method, timeout_s=0.2) as stream:
-            await asyncio.sleep(0.5)  # the caller's deadline is the caller's own
+        async with world.b.stream(world.a.peer_id, method, timeout_s=2) as stream:
+            await asyncio.sleep(2.5)  # the caller's deadline is the caller's own
             await stream.send(b"late")
             assert await stream.receive() == b"late"
 
@@ -602,13 +602,25 @@ def test_later_record_replaces_the_earlier_one_even_with_a_shorter_life(run: Run
 def test_record_past_its_life_is_not_found(run: Run) -> None:
     async def case(world: World) -> None:
         key = world.name()
-        await world.b.publish(key, b"brief", lifetime_s=0.5)
+        await world.b.publish(key, b"brief", lifetime_s=2)
         assert await world.a.lookup([key], timeout_s=5)
 
         async def gone() -> bool:
             return not await world.a.lookup([key], timeout_s=5) and not await world.b.lookup([key], timeout_s=5)
 
         await eventually(gone, timeout_s=5)
+
+    run(case)
+
+
+def test_own_record_past_its_life_is_not_taken_for_another_nodes(run: Run) -> None:
+    async def case(world: World) -> None:
+        key = world.name()
+        await world.b.publish(key, b"brief", lifetime_s=0.5)
+        await asyncio.sleep(0.5)
+        await world.b.publish(world.name(), b"", lifetime_s=30)  # what is past is forgotten with that
+        assert await world.b.lookup([key], timeout_s=5) == []
+        assert await world.b.publish(key, b"again", lifetime_s=30)  # it lives
 
     run(case)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 from pathlib import Path
 
 import pytest
+from free_ports import free_port
 from network_worlds import eventually, libp2p_node
 from swarm.network import libp2p_watch
 from swarm.network.libp2p import Libp2pNetwork
@@ -84,9 +84,7 @@ def test_two_groups_behind_a_seed_that_was_gone_find_each_other(
 ) -> None:
     monkeypatch.setattr(libp2p_watch, "CHECK_S", 0.3)
     monkeypatch.setattr(libp2p_watch, "MAX_PAUSE_S", 0.6)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    listen = (f"/ip4/127.0.0.1/tcp/{port}",)
+    listen = (f"/ip4/127.0.0.1/tcp/{free_port()}",)
     peers = (f"{listen[0]}/p2p/{Identity.load_or_create(tmp_path / 'seed').peer_id}",)
 
     async def group(name: str) -> list[Libp2pNetwork]:
@@ -117,8 +115,7 @@ def test_node_that_lost_everyone_comes_back_by_itself(tmp_path: Path, monkeypatc
     monkeypatch.setattr(libp2p_watch, "MAX_PAUSE_S", 0.6)
 
     async def main() -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            listen = (f"/ip4/127.0.0.1/tcp/{free.getsockname()[1]}",)
+        listen = (f"/ip4/127.0.0.1/tcp/{free_port()}",)
         seed = await libp2p_node(tmp_path / "seed", listen=listen)
         node = await libp2p_node(tmp_path / "a", peers=await seed.addrs())
         await node.publish(KEYS[0], b"", lifetime_s=120)

@@ -15,6 +15,7 @@ from functools import wraps
 from pathlib import Path
 
 import pytest
+from free_ports import free_port
 from swarm.network.libp2p import Libp2pNetwork, Libp2pOptions
 from swarm.network.membership import Membership
 from swarm.testing.leaks import no_leaks
@@ -138,8 +139,8 @@ async def test_rate_is_within_a_tenth_each_way() -> None:
     connection = line(up_bytes_per_s=2.5e6, down_bytes_per_s=5e6)
     async with proxied(connection) as proxy, dialled(proxy) as (reader, writer):
         # the node's upload is the dialler's download
-        await best_of(5, lambda: fetch_s(reader, writer, 1_000_000), low=0.9 * 0.4, high=1.1 * 0.4)
-        await best_of(5, lambda: upload_s(reader, writer, 2_000_000), low=0.9 * 0.4, high=1.1 * 0.4)
+        await best_of(20, lambda: fetch_s(reader, writer, 1_000_000), low=0.9 * 0.4, high=1.1 * 0.4)
+        await best_of(20, lambda: upload_s(reader, writer, 2_000_000), low=0.9 * 0.4, high=1.1 * 0.4)
 
 
 @on_sockets
@@ -173,7 +174,7 @@ async def test_jitter_is_added_on_top() -> None:
 @on_sockets
 async def test_line_can_be_changed_while_connected() -> None:
     async with proxied(CLEAN) as proxy, dialled(proxy) as (reader, writer):
-        assert min([await ping_s(reader, writer) for _ in range(5)]) < 0.02
+        await best_of(40, lambda: ping_s(reader, writer), low=0, high=0.02)
         proxy.set_connection(line(latency_s=0.04))
         assert await ping_s(reader, writer) >= 0.08
         proxy.set_connection(line(up_bytes_per_s=1e6))
@@ -260,14 +261,12 @@ async def test_waiting_proxy_uses_no_processor() -> None:
     async with proxied(line(latency_s=0.3)) as proxy, dialled(proxy) as (reader, writer):
         cpu_s = time.process_time()
         assert await ping_s(reader, writer) >= 0.6
-        assert time.process_time() - cpu_s < 0.06
+        assert time.process_time() - cpu_s < 0.3  # half of it, if it looked again and again
 
 
 def test_libp2p_node_that_announces_it_is_reached_through_it(tmp_path: Path) -> None:
     async def main() -> None:
-        with socket.socket() as chosen:
-            chosen.bind(("127.0.0.1", 0))
-            port = chosen.getsockname()[1]
+        port = free_port()
         for name in ("home", "friend"):
             Identity.generate().save(tmp_path / name)
         async with WanProxy(target=("127.0.0.1", port), connection=line(latency_s=0.05)) as proxy:
@@ -287,7 +286,8 @@ def test_libp2p_node_that_announces_it_is_reached_through_it(tmp_path: Path) -> 
                 )
             )
             async with Membership(home):
-                assert 0.1 <= await Membership(friend).rtt_s(home.peer_id) < 0.2
+                # each membership measures anew
+                await best_of(20, lambda: Membership(friend).rtt_s(home.peer_id), low=0.1, high=0.2)
             await friend.close()
             await home.close()
 

@@ -191,7 +191,11 @@ COMMANDS = (
     ),
 )
 
-GROUPS = {"run": typer.Typer(name="run", help="Make, sign, show and watch a training run.")}
+GROUPS = {
+    "run": typer.Typer(
+        name="run", help="Make, sign, show and watch a training run.", epilog="Example: swarm-node run init run.toml"
+    )
+}
 for entry in COMMANDS:
     entry.add_to(GROUPS.get(entry.name.split()[0], app))
 for group in GROUPS.values():

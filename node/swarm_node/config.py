@@ -237,8 +237,8 @@ SETTINGS: Mapping[str, Setting] = {
     "dashboard": Setting(parse_bool, "", "Show the network at /, to whoever reaches the gateway.", example="true"),
     "history": Setting(
         str,
-        "URL",
-        "Database that the dashboard remembers in, such as postgresql+pg8000://user@host/swarm. Default: "
+        "FILE|URL",
+        "What the dashboard remembers in: a file, or a database such as postgresql+pg8000://user@host/swarm. Default: "
         "history.sqlite in the home.",
         example="postgresql+pg8000://user@host/swarm",
     ),
@@ -278,12 +278,25 @@ def resolve(flags: Mapping[str, Value], *, env: Mapping[str, str] | None = None,
     env = os.environ if env is None else env
     sources = [_from_env(env), _from_flags(flags)]
     given = _merge(sources)
-    home = _parse("home", *given["home"]) if "home" in given else default_home()
+    home = _parse_home(given)
     path = file or (Path(env["SWARM_CONFIG"]) if env.get("SWARM_CONFIG") else None)
     given = _merge([_from_file(path or home / "config.toml", required=path is not None), *sources])
     values = {name: _parse(name, origin, value) for name, (origin, value) in given.items()}
     values |= {"home": home, "name": values.get("name") or _host_name()}
     return Config(**values, origins={name: origin for name, (origin, _) in given.items()})
+
+
+def resolve_home(flags: Mapping[str, Value], *, env: Mapping[str, str] | None = None) -> Path:
+    """Where the node lives, whatever its file says by now: a daemon can be ended, too, that could not start any more.
+
+    Raises ConfigError for a home that cannot be, and for unknown variables.
+    """
+    return _parse_home(_merge([_from_env(os.environ if env is None else env), _from_flags(flags)]))
+
+
+def _parse_home(given: _Given) -> Path:
+    home: Path = _parse("home", *given["home"]) if "home" in given else default_home()
+    return home
 
 
 _Given = dict[str, tuple[str, Value]]  # setting -> (where it was given, what was given)

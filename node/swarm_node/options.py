@@ -36,6 +36,10 @@ class Flags:
         """These flags on top of environment, file and defaults. Raises ConfigError."""
         return config.resolve(self.values, file=self.file)
 
+    def home(self) -> Path:
+        """For a command that needs nothing else. Raises ConfigError."""
+        return config.resolve_home(self.values)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import platform
+import time
 from dataclasses import asdict
 from functools import partial
 from importlib import metadata
@@ -78,7 +79,10 @@ def _remembered(device: str, name: str, path: Path, *, fresh: bool) -> Speeds:
         try:
             kept = json.loads(path.read_text(encoding="utf-8"))
             if kept["key"] == key:
-                return Speeds(**kept["speeds"])
+                speeds = Speeds(**kept["speeds"])
+                measured = time.strftime("%Y-%m-%d %H:%M", time.localtime(path.stat().st_mtime))
+                logger.info("speeds are those measured on %s; --probe fresh measures again", measured)
+                return speeds
         except FileNotFoundError:
             pass
         except (OSError, ValueError, TypeError, KeyError) as error:

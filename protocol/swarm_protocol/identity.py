@@ -78,7 +78,7 @@ class Identity:
         Raises ConfigError if it cannot be written or `path` exists: a lost key is a lost identity.
         """
         if not _write_private(path, self._file_bytes()):
-            raise ConfigError(f"{path} exists already", remedy="move it away, or choose another path")
+            raise ConfigError(f"{path} exists already", remedy="keep it, or move it away first: it is who this node is")
 
     def sign(self, message: bytes) -> bytes:
         """64 bytes, deterministic. What is signed must start with its purpose: see `swarm_protocol.envelope`."""

@@ -60,7 +60,7 @@ def test_help_of_a_group_lists_its_commands(capsys: pytest.CaptureFixture[str]) 
     for arguments in (["run"], ["run", "--help"]):
         assert cli.run(arguments) == 0
         text = capsys.readouterr().out
-        assert [name for name in ("init", "sign", "show", "watch") if name not in text] == []
+        assert [name for name in ("init", "sign", "show", "watch", "Example:") if name not in text] == []
 
 
 def test_usage_error_in_a_group_names_the_command_s_own_help(capsys: pytest.CaptureFixture[str]) -> None:
@@ -136,7 +136,7 @@ def test_run_unexpected_exception_is_one_line_with_where_its_traceback_is(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr("swarm_node.options.Flags.resolve", broken)
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
-    assert cli.run(["status"]) == failure.EXIT_BUG
+    assert cli.run(["identity"]) == failure.EXIT_BUG
     first, second = capsys.readouterr().err.splitlines()
     assert first == "error: unexpected ZeroDivisionError: a bug"
     [path] = tmp_path.iterdir()
@@ -151,7 +151,7 @@ def test_run_a_full_disk_anywhere_is_one_line(
         raise OSError(28, "No space left on device", "/data/x")
 
     monkeypatch.setattr("swarm_node.options.Flags.resolve", full)
-    assert cli.run(["status"]) == 1
+    assert cli.run(["identity"]) == 1
     assert capsys.readouterr().err.startswith(
         "error: cannot use /data/x: no space left on device\n  → the disk is full"
     )
@@ -162,7 +162,7 @@ def test_run_interrupted_exits_130(monkeypatch: pytest.MonkeyPatch) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("swarm_node.options.Flags.resolve", interrupted)
-    assert cli.run(["status"]) == cli.EXIT_INTERRUPTED
+    assert cli.run(["identity"]) == cli.EXIT_INTERRUPTED
 
 
 def test_run_domain_error_says_message_and_remedy(
@@ -172,7 +172,7 @@ def test_run_domain_error_says_message_and_remedy(
         raise ConfigError("it cannot be", remedy="do it otherwise")
 
     monkeypatch.setattr("swarm_node.options.Flags.resolve", refused)
-    assert cli.run(["status"]) == failure.EXIT_FAILURE
+    assert cli.run(["identity"]) == failure.EXIT_FAILURE
     assert capsys.readouterr().err == "error: it cannot be\n  → do it otherwise\n"
 
 

@@ -69,7 +69,9 @@ WRONG = [
     (("seed", "--listen", "localhost"), "--listen: address 'localhost' is malformed"),
     ((*JOIN, "--run", "missing.toml"), "missing.toml is not there → give --run the file that"),
     ((*JOIN, "--run", "x", "--model", "y"), "a node either trains or serves → give --run or --model"),
-    ((*JOIN, "--model", "/nowhere"), "holds no config.json → give --model the directory"),
+    (("seed", "--listen", ""), "a seed must be reached → give --listen an address"),
+    ((*JOIN, "--model", "/nowhere"), "there is no such directory → give --model the directory"),
+    ((*JOIN, "--model", "."), "holds no config.json → give --model the directory"),
     ((*JOIN, "--model", "model", "--blocks", "8:2"), "'8:2' is not a span START:END"),
     ((*JOIN, "--model", "model", "--max-memory", "lots"), "'lots' is not a size such as 6GiB or 500MB → write --max"),
     ((*JOIN, "--blocks", "0:2"), "there is nothing to serve, so --blocks means nothing → give --model"),
@@ -85,11 +87,13 @@ WRONG = [
     (("identity",), "there is no identity in"),
     (("run", "sign", "unsigned.toml"), "there is no identity in"),
     (("run", "show", "missing.toml"), "missing.toml cannot be read: it is not there → check the path, or write one"),
-    (("run", "show", "model"), "model cannot be read: it is a directory"),
+    (("run", "sign", "unsigned.toml", "--identity", "missing.key"), "no identity file missing.key → check --identity"),
+    (("run", "show", "model"), "model cannot be read: it is a directory → name a run file"),
+    (("run", "show", "/dev/null"), "/dev/null cannot be read: it is no file → name a run file"),
     (("run", "watch", "unsigned.toml"), "no peer to look through is named → give --peers"),
     (("run", "watch", "missing.toml", "--peers", PEER), "missing.toml cannot be read: it is not there"),
     (("plan",), "--model MODEL is missing"),
-    (("plan", "--model", "/nowhere", "--nodes", "nodes.toml"), "holds no config.json"),
+    (("plan", "--model", "/nowhere", "--nodes", "nodes.toml"), "there is no such directory"),
     (("plan", "--model", "model", "--nodes", "missing.toml"), "missing.toml: it is no file → give --nodes"),
     (("top",), "no swarm to look at is named → give --url"),
     (("top", "--url", "localhost"), "'localhost' is not an address such as http://127.0.0.1:8000 → write --url"),
@@ -124,6 +128,16 @@ def test_unusable_key_is_a_line_and_a_remedy(
         key.write_bytes(content)
     key.chmod(mode)
     assert expected in said(capsys, *JOIN)[1]
+
+
+def test_command_that_needs_only_the_home_does_not_mind_what_else_is_written(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home/config.toml").write_text("port = 99999\n")
+    for command in ("status", "drain", "stop"):
+        assert "no daemon is running" in said(capsys, command)[1]
+    assert "port in" in said(capsys, "identity")[1]
 
 
 def test_unknown_variable_suggests_by_its_own_part(

@@ -44,6 +44,16 @@ def test_examine_remembered_nonsense_is_measured_again(tmp_path: Path, monkeypat
     assert probe.examine("cpu", tmp_path, probe="auto", threads=0).speeds.prefill_tokens_per_s == 1
 
 
+def test_examine_that_remembers_says_since_when(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(speed, "measure", lambda device: Speeds(prefill_tokens_per_s=1.0))
+    caplog.set_level("INFO", "swarm_node.probe")
+    for num_told in (0, 1):
+        probe.examine("cpu", tmp_path, probe="auto", threads=0)
+        assert caplog.text.count("; --probe fresh measures again") == num_told
+
+
 def test_examine_fresh_and_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     speeds = iter([Speeds(decode_tokens_per_s=1.0), Speeds(decode_tokens_per_s=2.0)])
     monkeypatch.setattr(speed, "measure", lambda device: next(speeds))

@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 
 
 def seed(flags: Flags) -> int:
-    return live(flags, flags.resolve(), _seed_role, joins=False)
+    config = flags.resolve()
+    if not config.listen:
+        raise ConfigError("a seed must be reached", remedy="give --listen an address, such as /ip4/0.0.0.0/tcp/4001")
+    return live(flags, config, _seed_role, joins=False)
 
 
 def join(flags: Flags) -> int:
@@ -63,8 +66,9 @@ def _check_work(config: Config) -> None:
 def check_model(config: Config) -> None:
     """Raises ConfigError for a directory that is no model's. What a hub has is found out later."""
     if isinstance(config.model, Path) and not (config.model / "config.json").is_file():
+        found = "it holds no config.json" if config.model.is_dir() else "there is no such directory"
         raise ConfigError(
-            f"{config.model} is not a Hugging Face model directory: it holds no config.json",
+            f"{config.model} is not a Hugging Face model directory: {found}",
             remedy="give --model the directory that holds it and the *.safetensors, or OWNER/NAME on a hub",
         )
 

@@ -24,7 +24,7 @@ def stop(flags: Flags) -> int:
 
 
 def _leave(flags: Flags, *, drained: bool) -> int:
-    home = Home(flags.resolve().home)
+    home = Home(flags.home())
     emitter = Emitter(json=flags.json)
     reply = ControlClient(home).leave(drain=drained)
     emitter.emit("leaving", pid=reply.pid, seconds=reply.seconds)

@@ -91,17 +91,20 @@ def _path(flags: Flags) -> Path:
 def _existing(flags: Flags) -> Path:
     """Before what takes seconds to import. Raises ConfigError."""
     path = _path(flags)
+    if not path.exists():
+        remedy = f"check the path, or write one: swarm-node run init {path.name}"
+        raise ConfigError(f"{path} cannot be read: it is not there", remedy=remedy)
     if not path.is_file():
-        found = "it is a directory" if path.is_dir() else "it is not there"
-        raise ConfigError(
-            f"{path} cannot be read: {found}", remedy=f"check the path, or write one: swarm-node run init {path.name}"
-        )
+        found = "a directory" if path.is_dir() else "no file"
+        raise ConfigError(f"{path} cannot be read: it is {found}", remedy="name a run file, such as run.toml")
     return path
 
 
 def _identity(flags: Flags) -> Identity:
     """Raises ConfigError if there is none: a run's author should know which key answers for it."""
     if given := flags.paths["identity"]:
+        if not given.exists():
+            raise ConfigError(f"there is no identity file {given}", remedy="check --identity")
         return Identity.load(given)
     home = Home(flags.resolve().home)
     if not home.identity.exists():

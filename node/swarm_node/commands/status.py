@@ -15,7 +15,7 @@ from swarm_node.options import Flags
 
 
 def run(flags: Flags) -> int:
-    reply = ControlClient(Home(flags.resolve().home)).status()
+    reply = ControlClient(Home(flags.home())).status()
     emitter = Emitter(json=flags.json)
     if flags.json:
         emitter.emit("status", **asdict(reply))

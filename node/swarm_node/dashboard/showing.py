@@ -10,12 +10,13 @@ from pathlib import Path
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
 from swarm.training.run_copy import fetch_run
-from swarm_protocol.errors import SwarmError
+from swarm_protocol.errors import ConfigError, SwarmError
 from swarm_protocol.version import software_version
 
 from swarm_node.config import Config
 from swarm_node.dashboard.checkpoints import Checkpoints
 from swarm_node.dashboard.collector import Collector
+from swarm_node.dashboard.history.engine import sqlite_file, url_of
 from swarm_node.dashboard.history.history import History
 from swarm_node.dashboard.picture import Place
 from swarm_node.dashboard.remembering import Remembering
@@ -24,12 +25,15 @@ from swarm_node.seed import join_command
 
 
 def collecting(node: Node) -> AbstractAsyncContextManager[Collector]:
-    """A daemon's collector, as `looking_through`."""
+    """A daemon's collector, as `looking_through`. Raises ConfigError for a place that its owner cannot have meant."""
 
     def warn(error: SwarmError) -> None:
         node.emitter.emit("warning", message=error.message, remedy=error.remedy)
 
     place = node.config.history or node.home.path / "history.sqlite"
+    file = sqlite_file(url_of(place))
+    if file is not None and not file.parent.is_dir():
+        raise ConfigError(f"there is no directory {file.parent} to keep the history in", remedy="check --history")
     return looking_through(node.network, node.membership, node.config, place, on_warning=warn)
 
 
@@ -66,4 +70,9 @@ async def looking_through(
 
 
 def checkpoints(config: Config) -> Checkpoints | None:
-    return None if config.checkpoints is None else Checkpoints(config.checkpoints)
+    """Raises ConfigError."""
+    if config.checkpoints is None:
+        return None
+    if not config.checkpoints.is_dir():
+        raise ConfigError(f"there is no directory {config.checkpoints}", remedy="check --checkpoints")
+    return Checkpoints(config.checkpoints)

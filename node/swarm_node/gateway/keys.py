@@ -79,7 +79,8 @@ def _read(path: Path) -> tuple[list[Key], _Stamp]:
             _check(path, status)
             text = file.read(bounds.MAX_KEY_FILE_BYTES).decode()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the file of API keys {path} cannot be read: {error}", remedy="give --api-keys") from error
+        why = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise ConfigError(f"the file of API keys {path} cannot be read: {why}", remedy="check --api-keys") from error
     keys = [_parse(path, number, line) for number, line in enumerate(text.splitlines(), 1) if _content(line)]
     for what, values in (("name", [key.name for key in keys]), ("key", [key.digest for key in keys])):
         if len(set(values)) < len(values):

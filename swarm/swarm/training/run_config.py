@@ -56,7 +56,7 @@ class ImpossibleRun(ConfigError):
     """`problems` are the impossible values of a run, each with what to use instead."""
 
     def __init__(self, problems: Sequence[str]) -> None:
-        super().__init__(f"the run cannot be: {'; '.join(problems)}")
+        super().__init__(f"the run cannot be: {'; '.join(problems)}", remedy="correct the run file")
         self.problems = tuple(problems)
 
 

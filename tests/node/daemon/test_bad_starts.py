@@ -28,7 +28,7 @@ JOIN = ("join", "--network-id", "tests", "--probe", "off", "--device", "cpu")
             "/no/run.toml is not there → give --run the file that",
         ),
         (("join", "--run", "/tmp"), "/tmp is a directory and no run file → give --run the file that"),
-        (("join", "--model", "/no/model"), "holds no config.json → give --model the directory that"),
+        (("join", "--model", "/no/model"), "there is no such directory → give --model the directory that"),
         (("join", "--listen", "here"), "--listen: address 'here' is malformed"),
         (("join", "--drain-s", "abc"), "is not a number of seconds from 0 to 3600 → write --drain-s 30"),
         (("demo", "--keep", "/proc/x"), "choose another directory with --keep"),

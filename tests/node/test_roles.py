@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from unittest.mock import AsyncMock, MagicMock
 
 import pytest
+from swarm.network.interface import Network
 from swarm.network.membership import Membership
 from swarm.network.memory import MemoryInternet
 from swarm.serving.capability import VolunteerOptions
@@ -127,6 +130,30 @@ def test_serve_refuses_whoever_has_no_record() -> None:
     virtual_time.run(scene())
 
 
+@asynccontextmanager
+async def asking_to_be_dialled(*addrs: str) -> AsyncIterator[tuple[Network, Network]]:
+    """A seed that dials back, and a node whose record it has: with `addrs`, where {0} stands for the node's peer id."""
+    internet = MemoryInternet()
+    seed, node = internet.network(), internet.network()
+    record = NodeRecord(
+        name="node",
+        version="1",
+        addrs=tuple(addr.format(node.peer_id) for addr in addrs),
+        device="cpu",
+        memory_bytes=0,
+        free_memory_bytes=0,
+        reachability="unknown",
+        started_at=0.0,
+    )
+    async with Membership(seed) as membership, Membership(node) as asker:
+        asker.announce(record)
+        await reachability.serve(seed, membership)
+        await asyncio.sleep(5)
+        yield seed, node
+    await node.close()
+    await seed.close()
+
+
 def test_serve_dials_back_each_asker_once_at_a_time_and_says_if_it_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
     may_start = asyncio.Event()
 
@@ -137,22 +164,7 @@ def test_serve_dials_back_each_asker_once_at_a_time_and_says_if_it_cannot(monkey
     monkeypatch.setattr("swarm_node.reachability.Host.start", start)
 
     async def scene() -> None:
-        internet = MemoryInternet()
-        seed, node = internet.network(), internet.network()
-        record = NodeRecord(
-            name="node",
-            version="1",
-            addrs=(f"/ip4/203.0.113.7/tcp/1/p2p/{node.peer_id}",),
-            device="cpu",
-            memory_bytes=0,
-            free_memory_bytes=0,
-            reachability="unknown",
-            started_at=0.0,
-        )
-        async with Membership(seed) as membership, Membership(node) as asker:
-            asker.announce(record)
-            await reachability.serve(seed, membership)
-            await asyncio.sleep(5)
+        async with asking_to_be_dialled("/ip4/203.0.113.7/tcp/1/p2p/{0}") as (seed, node):
             first = asyncio.create_task(node.call(seed.peer_id, reachability.METHOD, b"", timeout_s=30))
             await asyncio.sleep(1)
             with pytest.raises(PeerRefused, match="too many"):
@@ -160,8 +172,6 @@ def test_serve_dials_back_each_asker_once_at_a_time_and_says_if_it_cannot(monkey
             may_start.set()
             with pytest.raises(PeerRefused, match="cannot dial back"):
                 await first
-        await node.close()
-        await seed.close()
 
     virtual_time.run(scene())
 
@@ -171,26 +181,10 @@ def test_serve_dials_nothing_that_is_no_address_of_the_asker(monkeypatch: pytest
     monkeypatch.setattr("swarm_node.reachability.Host.start", start)
 
     async def scene() -> None:
-        internet = MemoryInternet()
-        seed, node = internet.network(), internet.network()
-        record = NodeRecord(
-            name="odd",
-            version="1",
-            # no port of that number, no address, another peer's, and one through a relay
-            addrs=("/ip4/1.2.3.4/tcp/99999", "/nonsense/x", FAR, f"{FAR}/p2p-circuit/p2p/{node.peer_id}"),
-            device="cpu",
-            memory_bytes=0,
-            free_memory_bytes=0,
-            reachability="unknown",
-            started_at=0.0,
-        )
-        async with Membership(seed) as membership, Membership(node) as asker:
-            asker.announce(record)
-            await reachability.serve(seed, membership)
-            await asyncio.sleep(5)
+        # no port of that number, no address, another peer's, and one through a relay
+        odd = ("/ip4/1.2.3.4/tcp/99999", "/nonsense/x", FAR, f"{FAR}/p2p-circuit/p2p/{{0}}")
+        async with asking_to_be_dialled(*odd) as (seed, node):
             assert await node.call(seed.peer_id, reachability.METHOD, b"", timeout_s=30) == b"not reached"
-        await node.close()
-        await seed.close()
 
     virtual_time.run(scene())
 

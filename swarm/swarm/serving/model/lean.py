@@ -7,7 +7,8 @@ way if its blocks have the parts by the usual names and give, tried out, what tr
 and all steps with prompts, go through transformers' modules.
 
 Sources: paged attention after Kwon et al. 2023, arXiv:2309.06180; rotary embeddings Su et al. 2021, arXiv:2104.09864.
-Legend of shapes: N rows (one a seat), H hidden size, Q query heads, K heads of keys and values, D width of a head.
+Legend of shapes: N rows (one a seat), H hidden size, Q query heads, K heads of keys and values, A all of them (Q + 2K),
+D width of a head, I the MLP's width.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from swarm.serving.model import lean_kernels
 from swarm.serving.model.batch import PAGE_TOKENS, Slice
 from swarm.serving.model.kv_pool import KVPool
 from swarm.serving.model.lean_kernels import Floats, Ints, LeanKernels, Pair
+from swarm.serving.model.packing import joined
 
 logger = logging.getLogger(__name__)
 
@@ -79,24 +81,43 @@ class _LeanBlock:
         config = getattr(attention, "config", None)
         # of its own, or for all blocks
         self.window = int(getattr(attention, "sliding_window", getattr(config, "sliding_window", None)) or 0)
-        self._query_norm, self._key_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
+        self._projections = attention.q_proj, attention.k_proj, attention.v_proj
+        self._head_norms = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
+        self._joined_projection = None if any(self._head_norms) else joined(self._projections)
+        gated = [getattr(block.mlp, name, None) for name in ("gate_proj", "up_proj")]
+        is_gated = hasattr(block.mlp, "down_proj") and hasattr(block.mlp, "act_fn")
+        self._joined_gate = joined(gated) if is_gated else None
         self._kernels = found
 
     def run(self, hidden_NH: Tensor, delta_NH: Tensor, rotation: Pair, cache: Pair, places: Ints) -> Tensor:
         """Adds to `hidden_NH` what came before, `delta_NH`, and returns what comes after it."""
-        attention = self._attention
-        x_NH = self._norm(hidden_NH, delta_NH, self._before)
-        query_NQD, key_NKD, value_NKD = (
-            project(x_NH).view(len(x_NH), -1, self._width)
-            for project in (attention.q_proj, attention.k_proj, attention.v_proj)
-        )
-        if self._query_norm is not None and self._key_norm is not None:
-            query_NQD, key_NKD = self._query_norm(query_NQD), self._key_norm(key_NKD)
-        out_NQD = torch.empty_like(query_NQD)
-        self._kernels.remember(key_NKD.numpy(), value_NKD.numpy(), rotation, cache, places)
-        self._kernels.attend(query_NQD.numpy(), rotation, cache, places, self._scale, out_NQD.numpy())
-        x_NH = self._norm(hidden_NH, attention.o_proj(out_NQD.view(len(x_NH), -1)), self._between)
-        out_NH: Tensor = self._mlp(x_NH[None])[0]
+        heads_NAD = self._heads(self._norm(hidden_NH, delta_NH, self._before))
+        num_queries = heads_NAD.shape[1] - 2 * cache[0].shape[1]
+        out_NQD = torch.empty(len(heads_NAD), num_queries, self._width)
+        self._kernels.remember(heads_NAD.numpy(), rotation, cache, places)
+        self._kernels.attend(heads_NAD.numpy(), rotation, cache, places, self._scale, out_NQD.numpy())
+        attended_NH = self._attention.o_proj(out_NQD.flatten(1))
+        return self._feed(self._norm(hidden_NH, attended_NH, self._between))
+
+    def _heads(self, x_NH: Tensor) -> Tensor:
+        """Queries, keys and values of each row, one head after another."""
+        if self._joined_projection is not None:
+            heads: Tensor = self._joined_projection(x_NH).view(len(x_NH), -1, self._width)
+            return heads
+        parts = [project(x_NH).view(len(x_NH), -1, self._width) for project in self._projections]
+        for index, norm in enumerate(self._head_norms):
+            if norm is not None:
+                parts[index] = norm(parts[index])
+        return torch.cat(parts, 1)
+
+    def _feed(self, x_NH: Tensor) -> Tensor:
+        """Through the MLP, or the experts."""
+        out_NH: Tensor
+        if self._joined_gate is None:
+            out_NH = self._mlp(x_NH[None])[0]
+            return out_NH
+        gate_NI, up_NI = self._joined_gate(x_NH).chunk(2, 1)
+        out_NH = self._mlp.down_proj(self._mlp.act_fn(gate_NI) * up_NI)
         return out_NH
 
     def _norm(self, hidden_NH: Tensor, delta_NH: Tensor, norm: tuple[Floats, float]) -> Tensor:

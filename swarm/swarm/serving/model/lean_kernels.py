@@ -2,8 +2,8 @@
 
 The functions here are the source; nobody calls them as Python. Sums may be taken in any order, so that LLVM makes
 vectors of them; numbers that are not finite stay so.
-Shapes: N rows, H hidden size, Q query heads, K heads of keys and values, D width of a head, R of it that is rotated,
-S slots of the pool, P pages of the longest row. `rotation` is cosines and sines [N, R], `cache` keys and values
+Shapes: N rows, H hidden size, Q query heads, K heads of keys and values, A all of them (queries, keys, values), D width
+of a head, R of it that is rotated, S slots of the pool, P pages of the longest row. `rotation` is cosines and sines [N, R], `cache` keys and values
 [S, K, D], `places` [N, 2 + P] of each row the first position that it sees, its own, and the pages of them all.
 """
 
@@ -29,7 +29,7 @@ _FLAGS = {"reassoc", "contract", "arcp", "nsz"}
 @dataclass(frozen=True, slots=True)
 class LeanKernels:
     add_norm: Callable[[Floats, Floats, Floats, float, Floats], None]
-    remember: Callable[[Floats, Floats, Pair, Pair, Ints], None]
+    remember: Callable[[Floats, Pair, Pair, Ints], None]
     attend: Callable[[Floats, Pair, Pair, Ints, float, Floats], None]
 
 
@@ -44,7 +44,7 @@ def load() -> LeanKernels:
 
     return LeanKernels(
         add_norm=compiled(_add_norm, types.void(rows, read_rows, read_floats, number, rows), fastmath=_FLAGS),
-        remember=compiled(_remember, types.void(read_heads, read_heads, rotation, cache, places), fastmath=_FLAGS),
+        remember=compiled(_remember, types.void(read_heads, rotation, cache, places), fastmath=_FLAGS),
         attend=compiled(_attend, types.void(read_heads, rotation, cache, places, number, heads), fastmath=_FLAGS),
     )
 
@@ -64,48 +64,50 @@ def _add_norm(hidden_NH: Floats, delta_NH: Floats, weight_H: Floats, eps: np.flo
             out_H[h] = weight_H[h] * (hidden_H[h] * scale)
 
 
-def _remember(key_NKD: Floats, value_NKD: Floats, rotation: Pair, cache: Pair, places: Ints) -> None:
+def _remember(heads_NAD: Floats, rotation: Pair, cache: Pair, places: Ints) -> None:
     """Write each row's keys, rotated, and values into its page. One that begins a page clears the rest of it: whole
     pages are read elsewhere, and what a seat before has left there may not be finite."""
     keys_SKD, values_SKD = cache
     half = rotation[0].shape[1] // 2
-    for n in range(key_NKD.shape[0]):
+    num_kv = keys_SKD.shape[1]
+    num_heads = heads_NAD.shape[1] - 2 * num_kv
+    for n in range(heads_NAD.shape[0]):
         cos_R, sin_R = rotation[0][n], rotation[1][n]
         position = places[n, 1]
         slot = places[n, 2 + position // _PAGE] * _PAGE + position % _PAGE
         if position % _PAGE == 0:
             keys_SKD[slot : slot + _PAGE] = 0
             values_SKD[slot : slot + _PAGE] = 0
-        for k in range(key_NKD.shape[1]):
-            key_D, into_D = key_NKD[n, k], keys_SKD[slot, k]
+        for k in range(num_kv):
+            key_D, into_D = heads_NAD[n, num_heads + k], keys_SKD[slot, k]
             into_D[:] = key_D
             for d in range(half):
                 into_D[d] = key_D[d] * cos_R[d] - key_D[d + half] * sin_R[d]
                 into_D[d + half] = key_D[d + half] * cos_R[d + half] + key_D[d] * sin_R[d + half]
-            values_SKD[slot, k, :] = value_NKD[n, k]
+            values_SKD[slot, k, :] = heads_NAD[n, num_heads + num_kv + k]
 
 
 def _attend(  # noqa: C901, PLR0912 (loops, one in another)
-    query_NQD: Floats, rotation: Pair, cache: Pair, places: Ints, scale: np.float32, out_NQD: Floats
+    heads_NAD: Floats, rotation: Pair, cache: Pair, places: Ints, scale: np.float32, out_NQD: Floats
 ) -> None:
     """softmax(scale q k) v of each row's queries, rotated here, over what its pages hold: all heads of a position
     together, so that memory is read in its order."""
     keys_SKD, values_SKD = cache
     half = rotation[0].shape[1] // 2
-    num_heads, width = query_NQD.shape[1:]
+    num_heads, width = out_NQD.shape[1:]
     num_shared = num_heads // keys_SKD.shape[1]
     longest = places[:, 1].max() + 1
     query_QD = np.empty((num_heads, width), np.float32)
     weight_QL = np.empty((num_heads, longest), np.float32)
     slot_L = np.empty(longest, np.int64)
-    for n in range(query_NQD.shape[0]):
+    for n in range(heads_NAD.shape[0]):
         begin = places[n, 0]
         num_seen = places[n, 1] + 1 - begin
         for i in range(num_seen):
             slot_L[i] = places[n, 2 + (begin + i) // _PAGE] * _PAGE + (begin + i) % _PAGE
         cos_R, sin_R, out_QD = rotation[0][n], rotation[1][n], out_NQD[n]
         for q in range(num_heads):
-            raw_D, query_D = query_NQD[n, q], query_QD[q]
+            raw_D, query_D = heads_NAD[n, q], query_QD[q]
             query_D[:] = raw_D
             for d in range(half):
                 query_D[d] = raw_D[d] * cos_R[d] - raw_D[d + half] * sin_R[d]

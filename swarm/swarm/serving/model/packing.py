@@ -99,6 +99,15 @@ class PackedPart(nn.Module):
         return self._together.product(x)[..., self._columns].contiguous()
 
 
+def joined(layers: Sequence[nn.Module]) -> PackedLinear | None:
+    """What computes all of `layers`, which have names of _SAME_ROWS, at once: their outputs one after another."""
+    first = layers[0]
+    if not isinstance(first, PackedPart):
+        return None
+    is_whole = all(isinstance(layer, PackedPart) and layer.packed is first.packed for layer in layers)
+    return first.packed if is_whole else None
+
+
 class _Differentiable(torch.autograd.Function):
     """The packed product, with the gradient of its input."""
 

@@ -13,6 +13,12 @@ from dataclasses import dataclass
 WIDTH = HEIGHT = 100.0
 NUM_TICKS = 4
 
+FLAT = 1e-9
+"""Values that differ by less of the largest are one line: their labels would be the same."""
+
+TINY = 1e-280
+"""What is smaller is drawn as zero."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
@@ -66,8 +72,11 @@ def _x(point: str) -> str:
 
 def _ticks(low: float, high: float) -> tuple[float, ...]:
     """NUM_TICKS + 1 round values that enclose both, the highest first."""
-    if high <= low:
-        low, high = low - (abs(low) or 1.0) / 2, high + (abs(high) or 1.0) / 2
+    largest = max(abs(low), abs(high))
+    if largest < TINY:
+        low, high = -0.5, 0.5
+    elif high - low <= FLAT * largest:
+        low, high = low - largest / 2, high + largest / 2
     raw = (high - low) / NUM_TICKS
     power = 10.0 ** math.floor(math.log10(raw))
     for factor in (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 15.0, 20.0):

@@ -7,7 +7,7 @@ import unicodedata
 
 import pytest
 from dashboard_swarms import HOSTILE_NAMES, example_source
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from swarm_node.dashboard import charts, wording
 from swarm_node.dashboard.shown import plain
@@ -85,6 +85,9 @@ def test_the_verdict_is_of_the_worst_that_matters() -> None:
 
 
 @given(st.lists(numbers, max_size=80))
+@example([0.0, 5e-324])
+@example([5e-324, 5e-324])
+@example([1e12, 1e12 + 1e-4])
 def test_a_curve_stays_inside_its_chart(values: list[float | None]) -> None:
     drawn = charts.curve(values)
     known = [value for value in values if value is not None and math.isfinite(value)]

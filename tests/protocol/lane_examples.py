@@ -83,7 +83,7 @@ EXAMPLES: tuple[object, ...] = (
             Result(seat_id=SEAT, position=3, compute_ms=1.5, queue_ms=0.25, batch_size=4, push_failed=True),
             Result(seat_id=SEAT, position=4, codec_error=0.125, rows=hidden("bf16", 2, 12)),
             Result(seat_id=SEAT, position=6, compute_ms=3.0, passed_on=True, rows=hidden("raw", 1, 12)),
-            Result(seat_id=SEAT, position=5, token=Picked(token_id=9), upstream_ms=((1.5, 0.25), (2.0, 0.0))),
+            Result(seat_id=SEAT, position=5, token=Picked(token_id=9), upstream_ms=((1.5, 0.25), (1.5, 0.25))),
             Result(seat_id=SEAT, position=5, token=Picked(token_id=9, logprob=-0.5, top=((9, -0.5), (1, -2.0)))),
             Result(seat_id=SEAT, position=5, token=Picked(token_id=9), looped=True, num_links=3),
             Linked(seat_id=SEAT, num_links=3, position=5),

@@ -26,6 +26,7 @@ BLOCK_COLUMNS = 64
 MAX_CODE = 127
 MIN_ABSMAX = 2.0**-100
 MAX_SCALE = 2.0**114
+_FLOAT = np.dtype("<f4")
 _MAX_SCALE_BITS = (114 + 127) << 7  # positive numbers' bit patterns are ordered as they are
 
 
@@ -77,15 +78,15 @@ class RawRows:
         values = x_RC.detach().cpu().numpy()
         if not np.isfinite(values).all():
             raise CodecError("a value is not finite")
-        return values.astype("<f4", copy=False).tobytes()
+        return values.astype(_FLOAT, copy=False).tobytes()
 
     def decode(self, data: Data, num_rows: int, num_columns: int) -> Tensor:
         view = check_size(data, num_rows * num_columns, num_rows * self.row_bytes(num_columns))
         # astype copies: torch takes neither foreign byte orders nor memory that is read-only or not aligned
-        values = np.frombuffer(view, dtype="<f4").astype(np.float32)
+        values = np.frombuffer(view, dtype=_FLOAT).reshape(num_rows, num_columns).astype(np.float32)
         if not np.isfinite(values).all():
             raise CodecError("a value is not finite")
-        return torch.from_numpy(values).reshape(num_rows, num_columns)
+        return torch.from_numpy(values)
 
 
 class Int8Rows:

@@ -27,7 +27,7 @@ from swarm.serving.model import lean_kernels
 from swarm.serving.model.batch import PAGE_TOKENS, Slice
 from swarm.serving.model.kv_pool import KVPool
 from swarm.serving.model.lean_kernels import Floats, Ints, LeanKernels, Pair
-from swarm.serving.model.packing import joined
+from swarm.serving.model.packing import joint
 
 logger = logging.getLogger(__name__)
 
@@ -83,10 +83,10 @@ class _LeanBlock:
         self.window = int(getattr(attention, "sliding_window", getattr(config, "sliding_window", None)) or 0)
         self._projections = attention.q_proj, attention.k_proj, attention.v_proj
         self._head_norms = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
-        self._joined_projection = None if any(self._head_norms) else joined(self._projections)
+        self._joined_projection = None if any(self._head_norms) else joint(self._projections)
         gated = [getattr(block.mlp, name, None) for name in ("gate_proj", "up_proj")]
         is_gated = hasattr(block.mlp, "down_proj") and hasattr(block.mlp, "act_fn")
-        self._joined_gate = joined(gated) if is_gated else None
+        self._joined_gate = joint(gated) if is_gated else None
         self._kernels = found
 
     def run(self, hidden_NH: Tensor, delta_NH: Tensor, rotation: Pair, cache: Pair, places: Ints) -> Tensor:

@@ -3,8 +3,9 @@
 The functions here are the source; nobody calls them as Python. Sums may be taken in any order, so that LLVM makes
 vectors of them; numbers that are not finite stay so.
 Shapes: N rows, H hidden size, Q query heads, K heads of keys and values, A all of them (queries, keys, values), D width
-of a head, R of it that is rotated, S slots of the pool, P pages of the longest row. `rotation` is cosines and sines [N, R], `cache` keys and values
-[S, K, D], `places` [N, 2 + P] of each row the first position that it sees, its own, and the pages of them all.
+of a head, R of it that is rotated, S slots of the pool, P pages of the longest row. `rotation` is cosines and sines
+[N, R], `cache` keys and values [S, K, D], `places` [N, 2 + P] of each row the first position that it sees, its own, and
+the pages of them all.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ class PackedPart(nn.Module):
         return self._together.product(x)[..., self._columns].contiguous()
 
 
-def joined(layers: Sequence[nn.Module]) -> PackedLinear | None:
+def joint(layers: Sequence[object]) -> PackedLinear | None:
     """What computes all of `layers`, which have names of _SAME_ROWS, at once: their outputs one after another."""
     first = layers[0]
     if not isinstance(first, PackedPart):

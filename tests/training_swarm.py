@@ -272,6 +272,7 @@ class SpoiledCodec:
     name = "spoiled"
     is_quick = False
     combine = Codec.combine
+    largest = Codec.largest
 
     def __init__(self, spoil: Callable[[bytes], bytes]) -> None:
         self._honest = get_codec("int8")

@@ -63,6 +63,12 @@ class Codec(ABC):
         view = check_size(data, num_values, self.encoded_bytes(num_values))
         self._check(np.frombuffer(view, dtype=np.uint8), num_values)
 
+    def largest(self, data: Data, num_values: int) -> float:
+        """A bound on the magnitude of what `data` decodes to, which has passed `check`; for most codecs a close one."""
+        if not num_values:
+            return 0.0
+        return max(abs(float(extreme)) for extreme in torch.aminmax(self.decode(data, num_values)))
+
     def decode(self, data: Data, num_values: int) -> Tensor:
         """A new fp32 CPU tensor [num_values], all finite. Raises CodecError, before anything is allocated if the
         size is wrong."""

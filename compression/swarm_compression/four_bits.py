@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from swarm_compression.codec import Codec, CodecError
+from swarm_compression.codec import Codec, CodecError, Data
 
 BLOCK_VALUES = 64
 MIN_ABSMAX = 2.0**-100
@@ -71,6 +71,11 @@ class FourBitCodec(Codec):
 
     def encoded_bytes(self, num_values: int) -> int:
         return 2 * _num_blocks(num_values) + (num_values + 1) // 2
+
+    def largest(self, data: Data, num_values: int) -> float:
+        bits_K, _ = _split(np.frombuffer(data, dtype=np.uint8), num_values)
+        scales_K = (bits_K.astype(np.uint32) << 16).view(np.float32)
+        return float(scales_K.max(initial=0)) * float(self._largest)
 
     def _write(self, x_N: Tensor, wire: NDArray[np.uint8]) -> None:
         values_N = x_N.cpu().numpy()

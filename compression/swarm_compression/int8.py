@@ -27,7 +27,7 @@ from torch import Tensor
 from swarm_compression import int8_cuda
 from swarm_compression.codec import Codec, CodecError, Data, check_size
 from swarm_compression.int8_cpu import accumulate, check, chosen, dequantize, is_quick, quantize
-from swarm_compression.int8_kernels import BLOCK_VALUES
+from swarm_compression.int8_kernels import BLOCK_VALUES, MAX_CODE
 
 _SLAB_BLOCKS = 1 << 7
 
@@ -42,6 +42,10 @@ class Int8Codec(Codec):
 
     def encoded_bytes(self, num_values: int) -> int:
         return num_values + 4 * _num_blocks(num_values)
+
+    def largest(self, data: Data, num_values: int) -> float:
+        bits_K, _ = _split(np.frombuffer(data, dtype=np.uint8), num_values)
+        return MAX_CODE * float(bits_K.view(np.float32).max(initial=0))
 
     def combine(self, encoded: Sequence[Data], weights: Sequence[float], num_values: int, buffer: bytearray) -> None:
         # a slab's sum stays in the core's cache, and is all the memory that this takes

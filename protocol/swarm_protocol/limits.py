@@ -117,6 +117,9 @@ MAX_RTT_MS = 60_000.0
 MAX_OUTER_STEP = 2**40
 # Cross-entropy starts near ln(vocabulary), about 12; a diverged run is still shown.
 MAX_LOSS = 1e6
+# What a parameter may move by in one interval. No training comes near; and momentum and parameters of 2^20 outer steps
+# of this are still finite, so that a member that sends huge numbers is found out, and no state overflows.
+MAX_PARAMETER_MOVE = 1e12
 # What a member measures of a round: five phases, and room for a finer division.
 MAX_PHASES = 8
 MAX_PHASE_NAME_BYTES = 32

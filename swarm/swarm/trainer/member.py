@@ -53,6 +53,7 @@ class Member:
         self._on_step = on_step
         self._on_end = on_end
         self._leaving = asyncio.Event()
+        self._warned_of: tuple[int, str] | None = None
 
     def leave(self) -> None:
         """With the step that is under way. Called in the event loop."""
@@ -139,7 +140,9 @@ class Member:
             case OuterStep():
                 self._on_step(event)
             case IntervalFailed():
-                logger.warning("this member brings nothing to outer step %d: %s", event.step, event.reason)
+                if (event.step, event.reason) != self._warned_of:  # it may fail again and again
+                    self._warned_of = event.step, event.reason
+                    logger.warning("this member brings nothing to outer step %d: %s", event.step, event.reason)
             case RoundAborted():
                 logger.info("attempt %d at outer step %d: %s", event.attempt, event.step, event.reason)
             case _:

@@ -102,7 +102,7 @@ class ModuleInner:
         *,
         done_steps: int = 0,  # noqa: ARG002 - a schedule of the learning rate is the author's affair
     ) -> IntervalResult:
-        """As `InnerLoop.train`. Raises RoundError if the loss is not finite: then nothing has moved."""
+        """As `InnerLoop.train`. Raises RoundError if the loss or a gradient is not finite: then nothing has moved."""
         started = time.perf_counter()
         size = self._run.inner.batch_windows
         losses: list[float] = []
@@ -133,6 +133,12 @@ class ModuleInner:
     def close(self) -> None:
         """There is nothing to end."""
 
+    def _gradients(self) -> Iterator[Tensor]:
+        for parameter in self._own.module.parameters():
+            if parameter.grad is not None:
+                grad = parameter.grad
+                yield grad.coalesce().values() if grad.is_sparse else grad
+
     def _step(self, batch: Any) -> float:
         self._optimizer.zero_grad()
         loss = self._own.loss(self._own.module, batch)
@@ -140,6 +146,8 @@ class ModuleInner:
         if not math.isfinite(value):
             raise RoundError(f"training diverged: the loss is {value}", remedy="lower the learning rate")
         loss.backward()  # type: ignore[no-untyped-call]
+        if not all(bool(torch.isfinite(grad).all()) for grad in self._gradients()):
+            raise RoundError("training diverged: a gradient is not finite", remedy="lower the learning rate")
         self._optimizer.step()
         return value
 

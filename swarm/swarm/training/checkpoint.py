@@ -52,13 +52,14 @@ class Checkpoint:
 def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int = 2) -> Path:
     """Write `checkpoint`, on the disk when this returns, and delete all but the newest `keep`. Returns its place.
 
-    Nothing is written if the step has a sound checkpoint already. Raises ConfigError if the disk is full or refuses,
-    and if `checkpoint.digest` says that the state was damaged in memory; former checkpoints are then untouched.
+    Nothing is written if there is a sound checkpoint of this very state already. Raises ConfigError if the disk is full
+    or refuses, and if `checkpoint.digest` says that the state was damaged in memory; former checkpoints are then
+    untouched.
     """
     if keep < 1:
         raise ValueError("keep at least one checkpoint")
     place = folder / f"step-{checkpoint.state.outer_step:013d}"
-    if not _is_sound(place):
+    if not _is_sound(place, checkpoint.state):
         _write(folder, place, checkpoint)
     # newer ones can only be broken
     for old in [each for each in _places(folder) if each != place][keep - 1 :]:
@@ -86,7 +87,7 @@ def _write(folder: Path, place: Path, checkpoint: Checkpoint) -> None:
         _write_files(partial, checkpoint)
         _flush(partial)
         if place.exists():
-            shutil.rmtree(place)  # it is broken
+            shutil.rmtree(place)  # it is broken, or of a state that another one has taken the place of
         partial.rename(place)
         _flush(folder)
     except OSError as error:
@@ -127,12 +128,12 @@ def _places(folder: Path) -> list[Path]:
     return sorted((path for path in folder.iterdir() if _NAME.fullmatch(path.name)), reverse=True)
 
 
-def _is_sound(place: Path) -> bool:
+def _is_sound(place: Path, state: ReplicaState) -> bool:
+    """Whether it is whole, and of `state`."""
     try:
-        _load(place)
+        return _load(place).state.manifest() == state.manifest()
     except IntegrityError:
         return False
-    return True
 
 
 def _load(place: Path) -> Checkpoint:

@@ -57,9 +57,10 @@ class Desk:
         wanted = StandingRequest.from_bytes(request)
         standing = self._seat.replica.standing()
         if self._driver is not None and self._driver.terms.step == wanted.step:
-            if wanted.hurry and not wanted.watches:
-                self._driver.hurry()
             if not wanted.watches:
+                # whoever else could have everyone's intervals end before they have brought anything
+                if wanted.hurry and peer == self._driver.leader_at(wanted.attempt):
+                    self._driver.hurry()
                 self._driver.feed(Sighted(peer=peer, attempt=wanted.attempt))
             standing = replace(standing, known=self._driver.known, attempt=self._driver.attempt)
         return standing.to_bytes()

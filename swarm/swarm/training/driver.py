@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 from swarm_protocol import limits
@@ -40,7 +41,7 @@ from swarm.training.round_events import (
     Withdrew,
 )
 from swarm.training.round_log import LEFT_OUT, Measured, RoundLog
-from swarm.training.round_state import RoundState
+from swarm.training.round_state import RoundState, led
 from swarm.training.seat import POLL_S, Seat, announce, ask_standing, report_ready, send_vote
 
 MAX_LOOKING_AT = 64
@@ -76,6 +77,7 @@ class RoundDriver:
         self._group: asyncio.TaskGroup | None = None
         self._bytes_sent = 0
         self._certificate = b""
+        self._is_abandoned = False
 
     @property
     def terms(self) -> Terms:
@@ -84,6 +86,10 @@ class RoundDriver:
     @property
     def attempt(self) -> int:
         return self._state.attempt
+
+    def leader_at(self, attempt: int) -> str:
+        """Who coordinates that attempt, as far as this member sees."""
+        return led(replace(self._state, attempt=attempt)).leader
 
     @property
     def accused(self) -> dict[str, str]:
@@ -97,14 +103,19 @@ class RoundDriver:
     def feed(self, event: Event) -> None:
         self._events.put_nowait(event)
 
+    def abandon(self) -> None:
+        """End without a certificate."""
+        self._is_abandoned = True
+        self.feed(Tick())
+
     async def run(self) -> bytes:
-        """The certificate that ends the step."""
+        """The certificate that ends the step; nothing if it was abandoned."""
         now = asyncio.get_running_loop().time
         self.log.enter(_measured(self._state), now())
         async with asyncio.TaskGroup() as tasks:
             self._group = tasks
             try:
-                while not self._certificate:
+                while not self._certificate and not self._is_abandoned:
                     event = await self._next()
                     before = self._state
                     self._state, actions = machine.step(before, event, now())

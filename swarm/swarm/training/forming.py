@@ -19,6 +19,7 @@ from swarm.training.round_state import (
     give_up,
     own_ready,
     renew,
+    rest_after,
     roster_left,
     waits,
 )
@@ -43,10 +44,12 @@ def advance(state: RoundState, now: float) -> Step:
 
 
 def move(state: RoundState, attempt: int, now: float) -> Step:
-    """Go on at a later `attempt`, which another member has named."""
-    if attempt > MAX_BELIEVED_ATTEMPT:
+    """Go on at a later `attempt`, which another member has named. The more often, the longer until the next time: one
+    that names another attempt again and again ends none that gets under way meanwhile."""
+    if attempt > MAX_BELIEVED_ATTEMPT or now < state.movable_at:
         return state, []
-    state, replies = renew(state, attempt)
+    moved = replace(state, num_moved=state.num_moved + 1, movable_at=now + rest_after(state.num_moved))
+    state, replies = renew(moved, attempt)
     state, actions = advance(state, now)
     return state, [*replies, *actions]
 
@@ -57,7 +60,7 @@ def on_reported(state: RoundState, peer: str, ready: Ready, now: float) -> Step:
     if state.signed and ready.attempt == state.attempt and peer in state.signed.group.peer_ids:
         # its answer was lost on the way
         return state, [Reply(peer=peer, reply=ReadyReply(kind="group", group=state.signed.data))]
-    if peer not in state.ready and len(state.ready) >= MAX_HEARD:
+    if peer not in state.ready and len(state.ready) >= MAX_HEARD and peer not in state.terms.roster:
         return state, [Reply(peer=peer, reply=ReadyReply(kind="left_out", reason="too many others are ready"))]
     is_forgiven = ready.attempt > state.suspects.get(peer, -1)
     heard = {other: reason for other, reason in state.unreachable.items() if other != peer or not is_forgiven}

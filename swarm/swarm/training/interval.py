@@ -177,8 +177,8 @@ class Interval:
 
     def _delta(self, theta_F: Tensor, where: slice) -> Tensor:
         delta_F = theta_F - self._intervals.inner.flat(where)
-        if not bool(torch.isfinite(delta_F).all()):
-            raise _diverged("a parameter is not finite")
+        if delta_F.numel() and not all(abs(extreme) <= limits.MAX_PARAMETER_MOVE for extreme in torch.aminmax(delta_F)):
+            raise _diverged("a parameter is not finite, or has moved absurdly far")
         return delta_F
 
 

@@ -22,7 +22,7 @@ from swarm.network.interface import EndOfStream, Network, Stream
 from swarm.network.phases import FaultHook
 from swarm.training.part_owner import Scheme
 from swarm.training.part_result import PartResult
-from swarm.training.parts import num_values
+from swarm.training.parts import check_frame, num_values
 from swarm.training.round_events import Signed
 
 T = TypeVar("T")
@@ -112,7 +112,7 @@ class PartStreams:
     async def _receive_result(self, stream: Stream, num_values: int, peer: str) -> bytes:
         try:
             data = await stream.receive()
-            self.scheme.codec.check(data, num_values)
+            check_frame(self.scheme.codec, data, num_values)
         except EndOfStream:
             raise PeerViolation("it sent too little of its result", peer_id=peer) from None
         except SwarmError as error:

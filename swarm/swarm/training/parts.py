@@ -11,6 +11,7 @@ from itertools import accumulate
 
 from swarm_compression import Codec, CodecError
 from swarm_compression.codec import Data
+from swarm_protocol import limits
 from swarm_protocol.errors import IntegrityError
 from swarm_protocol.training_messages import Group
 from torch import Tensor
@@ -35,10 +36,18 @@ def part_bytes(group: Group, index: int, codec: Codec) -> int:
     return sum(codec.encoded_bytes(num_values(frame)) for frame in part_frames(group, index))
 
 
+def check_frame(codec: Codec, data: Data, size: int) -> None:
+    """Raises CodecError for what no honest member sends: what is no encoding of `size` values, and moves beyond all
+    bounds."""
+    codec.check(data, size)
+    if (largest := codec.largest(data, size)) > limits.MAX_PARAMETER_MOVE:
+        raise CodecError(f"a parameter moves by {largest:.3g}")
+
+
 def decoded_frames(group: Group, parts: Sequence[Data], codec: Codec) -> Iterator[tuple[slice, Tensor]]:
     """The values that `parts` encode, a frame [F] at a time, with each one's place in the vector.
 
-    Raises IntegrityError for parts that are not of this group, or that no encoder wrote.
+    Raises IntegrityError for parts that are not of this group, or that no honest member made.
     """
     if len(parts) != len(group.part_values):
         raise IntegrityError(f"{len(parts)} parts of {len(group.part_values)}")
@@ -49,6 +58,7 @@ def decoded_frames(group: Group, parts: Sequence[Data], codec: Codec) -> Iterato
         for frame in part_frames(group, index):
             stop = at + codec.encoded_bytes(num_values(frame))
             try:
+                check_frame(codec, view[at:stop], num_values(frame))
                 yield frame, codec.decode(view[at:stop], num_values(frame))
             except CodecError as error:
                 raise IntegrityError(f"part {index} cannot be decoded: {error}") from error

@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 
+import torch
 from swarm_compression import get_codec
 from swarm_compression.codec import Data
 from swarm_protocol.errors import RoundError
 from swarm_protocol.training_messages import Group, Outcome, Standing
+from torch import Tensor
 
 from swarm.training.certificate import Proof
 from swarm.training.history import History
@@ -155,6 +158,8 @@ class Replica:
         theta_F, momentum_F = copy.theta_N[fragment], copy.momentum_N[fragment]
         for frame, delta_F in decoded_frames(origin, parts, get_codec(self.config.codec)):
             apply_outer_step(theta_F[frame], momentum_F[frame], delta_F, self.config.outer)
+            if not (_is_finite(theta_F[frame]) and _is_finite(momentum_F[frame])):
+                raise RoundError("the group's pseudo-gradient leads to a state that is not finite")
         used = {member.peer_id: member.num_samples for member in origin.members if member.num_tokens}
         try:
             lanes = committed(state.lanes, step, origin.roster, self.config.samples_per_interval, used)
@@ -199,3 +204,8 @@ class Replica:
         self.current, self.digest, self.proof = held, held.digest, proof
         self.history.add((proof,))
         self._proposals.clear()
+
+
+def _is_finite(x_F: Tensor) -> bool:
+    # the extremes of a vector with a NaN are NaN
+    return not x_F.numel() or all(math.isfinite(extreme) for extreme in torch.aminmax(x_F))

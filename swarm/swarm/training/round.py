@@ -99,7 +99,7 @@ def step(state: RoundState, event: Event, now: float) -> Step:  # noqa: C901, PL
         case Lost(peer=peer, reason=reason):
             return _on_lost(state, peer, reason, now)
         case Moved(attempt=attempt, to=to):
-            return move(state, to, now) if attempt == state.attempt < to and waits(state) else (state, [])
+            return _on_moved(state, to, now) if attempt == state.attempt < to and waits(state) else (state, [])
         case LeftOut(attempt=attempt, reason=reason):
             return on_left_out(state, attempt, reason, now)
         case Grouped(signed=signed):
@@ -146,6 +146,13 @@ def _on_sighted(state: RoundState, peer: str, attempt: int, now: float) -> Step:
     return advance(led(state), now)
 
 
+def _on_moved(state: RoundState, to: int, now: float) -> Step:
+    """The coordinator is at a later attempt, and waits for this member there."""
+    if now < state.movable_at:
+        return give_up(state, f"the coordinator {short(state.leader)} moves on again and again", (state.leader,), now)
+    return move(state, to, now)
+
+
 def _on_lost(state: RoundState, peer: str, reason: str, now: float) -> Step:
     state = blame(state, (), (peer,), reason)
     if state.phase == "forming" and state.asked == peer:
@@ -181,6 +188,7 @@ def _on_grouped(state: RoundState, signed: Signed, now: float) -> Step:
         grace_until=None,
         hurry_at=None,
         deadline=now + group.reduce_s,
+        votes={peer: each for peer, each in state.votes.items() if peer in group.peer_ids},
         # these have their answer from now on
         ready={peer: each for peer, each in state.ready.items() if each.attempt > state.attempt},
     )
@@ -235,7 +243,9 @@ def _on_reduced(state: RoundState, outcome: Outcome, now: float) -> Step:
 def _on_voted(state: RoundState, event: Voted, now: float) -> Step:
     # votes may come before the group does
     is_member = state.signed is None or event.peer in state.signed.group.peer_ids
-    if event.vote.attempt != state.attempt or not is_member or len(state.votes) >= MAX_HEARD:
+    is_owed = state.signed is not None or event.peer in state.terms.roster
+    has_room = is_owed or len(state.votes) < MAX_HEARD
+    if event.vote.attempt != state.attempt or not (is_member and has_room and state.terms.admits(event.peer)):
         return state, []
     known = state.votes.get(event.peer)
     if known is not None and known.vote != event.vote:
@@ -295,7 +305,12 @@ def _on_left(state: RoundState, peer: str, abort: Abort, now: float) -> Step:
     state = replace(state, silent=state.silent | {peer})
     if state.phase == "voting":
         return _count(state, now)
-    return _fail(state, f"{short(peer)} left: {abort.reason}", (), now)
+    reason = f"{short(peer)} left: {abort.reason}"
+    num_before = state.left.get(peer, 0)
+    if num_before or not abort.accused:
+        # whom it blames, its reports say too; one that only leaves could end one attempt after the other
+        state = suspect(blame(state, (), (peer,), reason), (peer,))
+    return _fail(replace(state, left={**state.left, peer: num_before + 1}), reason, (), now)
 
 
 def _on_tick(state: RoundState, now: float) -> Step:

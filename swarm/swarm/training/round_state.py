@@ -26,7 +26,8 @@ MAX_BELIEVED_ATTEMPT = limits.MAX_ATTEMPT // 2
 """The furthest that others can bring an attempt's number: the other half is for the attempts that follow."""
 
 MAX_HEARD = 1024
-"""Peers whose reports or votes are kept: four full groups, so that strangers cannot fill the memory."""
+"""Peers whose reports or votes are kept: four full groups, so that strangers cannot fill the memory. The members of the
+state, and of a group, are heard beyond it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +43,9 @@ class Ballot:
 class RoundState:
     """`known` are peers seen in the run. `accused` broke the protocol, `unreachable` could not be reached: each with
     how, as this member saw it. `suspects` spoiled an attempt, and are left out until the one that is named: that they
-    are heard of proves nothing. `ready` are the reports it holds. What follows `leader` belongs to the attempt.
+    are heard of proves nothing. `left` says who has left groups of this step, and how often. Others have moved this
+    member to later attempts `num_moved` times, and may again from `movable_at` on. `ready` are the reports it holds.
+    What follows `leader` belongs to the attempt.
     `claimants` are, at the coordinator, those who said to have voted for the outcome that the group resumes."""
 
     terms: Terms
@@ -56,6 +59,9 @@ class RoundState:
     ready: Mapping[str, Ready] = field(default_factory=dict)
     ballot: Ballot | None = None
     num_failed: int = 0
+    left: Mapping[str, int] = field(default_factory=dict)
+    num_moved: int = 0
+    movable_at: float = 0.0
     leader: str = ""
     asked: str = ""
     grace_until: float | None = None
@@ -130,11 +136,17 @@ def suspect(state: RoundState, peers: tuple[str, ...]) -> RoundState:
     return replace(state, suspects={**state.suspects, **until})
 
 
+def rest_after(num_times: int) -> float:
+    """Seconds to pause after what has happened `num_times` before."""
+    # no power of what others can count up without end
+    return min(FIRST_REST_S * 2.0 ** min(num_times, 16), MAX_REST_S)
+
+
 def give_up(state: RoundState, reason: str, missing: tuple[str, ...], now: float) -> Step:
     """This attempt is over; the next one begins after a pause."""
     missing = tuple(sorted(set(missing)))
     notice = GiveUp(step=state.terms.step, attempt=state.attempt, reason=reason, missing=missing)
-    rest_s = min(FIRST_REST_S * 2**state.num_failed, MAX_REST_S)
+    rest_s = rest_after(state.num_failed)
     state, replies = renew(replace(state, num_failed=state.num_failed + 1), state.attempt + 1)
     return replace(state, phase="resting", deadline=now + rest_s), [notice, *replies]
 
@@ -159,5 +171,8 @@ def renew(state: RoundState, attempt: int) -> Step:
         ready={peer: each for peer, each in state.ready.items() if each.attempt >= attempt},
         ballot=state.ballot,
         num_failed=state.num_failed,
+        left=state.left,
+        num_moved=state.num_moved,
+        movable_at=state.movable_at,
     )
     return led(state), replies

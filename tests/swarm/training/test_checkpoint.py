@@ -141,6 +141,28 @@ def _fail_at(patch: pytest.MonkeyPatch, failing: int, error: BaseException) -> N
         patch.setattr(owner, name, failing_version(getattr(owner, name)))
 
 
+def test_save_that_cannot_be_flushed_at_the_end_says_so_and_leaves_both_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_checkpoint(tmp_path, _checkpoint(1))
+    with monkeypatch.context() as patch:
+        _fail_at(patch, 11, OSError(errno.EIO, os.strerror(errno.EIO)))
+        with pytest.raises(ConfigError, match="Input/output error"):
+            save_checkpoint(tmp_path, _checkpoint(2))
+    assert _names(tmp_path) == ["step-0000000000001", "step-0000000000002"]
+    assert _newest_step(tmp_path) == 2
+
+
+def test_save_of_another_state_at_the_same_step_takes_the_former_ones_place(tmp_path: Path) -> None:
+    """As after a run that had come apart is one again."""
+    other = replace(_checkpoint(1), state=replace(_checkpoint(1).state, theta_N=_checkpoint(1).state.theta_N + 1))
+    save_checkpoint(tmp_path, _checkpoint(1))
+    save_checkpoint(tmp_path, other)
+    found = load_newest(tmp_path)
+    assert found is not None
+    assert torch.equal(found.state.theta_N, other.state.theta_N)
+
+
 @pytest.mark.parametrize("failing", range(11))
 def test_save_disk_full_at_any_step_leaves_the_former_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int

@@ -155,6 +155,49 @@ def test_reports_and_votes_of_strangers_are_bounded() -> None:
     assert len(state.votes) <= 1024
 
 
+def test_strangers_without_number_keep_no_member_from_voting_and_reporting() -> None:
+    script: Script = [(0.0, replace(voted(ME, FIRST, OUTCOME), peer=f"stranger {number}")) for number in range(1100)]
+    script += [(1.0, OFFER), (2.0, Grouped(signed=FIRST)), (3.0, Reduced(attempt=0, outcome=OUTCOME))]
+    state, _ = run([*script, *((3.1, voted(peer, FIRST, OUTCOME)) for peer in PEERS)])
+    assert state.phase == "done"
+    script = [
+        (0.0, Reported(peer=f"stranger {number}", ready=ready(num_tokens=0, num_samples=0))) for number in range(1100)
+    ]
+    state, _ = run([*script, (1.0, Reported(peer=OTHERS[0], ready=ready()))], terms(LEADER))
+    assert OTHERS[0] in state.ready
+
+
+def test_votes_of_peers_that_the_run_does_not_admit_are_not_kept() -> None:
+    state, _ = run([(0.0, voted(PEERS[3], FIRST, OUTCOME))], terms(LEADER, roster=(), admission=PEERS[:3]))
+    assert not state.votes
+
+
+@pytest.mark.parametrize("by_report", [True, False])
+def test_member_that_names_one_attempt_after_another_is_followed_ever_more_slowly(by_report: bool) -> None:
+    """Until there is time enough for a group in between."""
+    state, _ = run([(0.0, OFFER)])
+    now, moved_at = 0.0, list[float]()
+    while now < 60.0:
+        now, attempt = now + 0.01, state.attempt
+        later = attempt + 1
+        event = Reported(peer=OTHERS[0], ready=ready(later)) if by_report else Sighted(peer=OTHERS[0], attempt=later)
+        state, _ = machine.step(state, event, now)
+        if state.attempt > attempt:
+            moved_at.append(now)
+    assert moved_at[0] < 0.1
+    assert len(moved_at) < 25
+    assert moved_at[-1] - moved_at[-2] >= 4.9
+
+
+def test_coordinator_that_names_one_attempt_after_another_is_given_up() -> None:
+    state, _ = run([(0.0, OFFER), (0.1, Moved(attempt=0, to=4))])
+    leader = state.leader
+    state, actions = machine.step(state, Moved(attempt=4, to=9), 0.11)
+    (notice,) = [each for each in actions if isinstance(each, GiveUp)]
+    assert notice.missing == (leader,)
+    assert (state.attempt, state.phase) == (5, "resting")
+
+
 def test_attempt_of_a_stranger_moves_nobody_while_members_of_the_roster_are_left() -> None:
     state, _ = run([(0.0, OFFER), (1.0, Reported(peer="stranger", ready=ready(3)))])
     assert state.attempt == 0

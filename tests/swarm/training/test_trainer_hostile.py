@@ -7,6 +7,7 @@ import hashlib
 import logging
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -15,16 +16,17 @@ import torch
 from swarm.network.memory import MemoryNetwork
 from swarm.testing import virtual_time
 from swarm.training.certificate import Notary
-from swarm.training.events import Admitted, OuterStep, RoundAborted
+from swarm.training.driver import RoundDriver
+from swarm.training.events import Admitted, IntervalDone, OuterStep, RoundAborted
 from swarm.training.inner import IntervalResult
 from swarm.training.methods import Methods
-from swarm.training.round_events import Signed
+from swarm.training.round_events import Event, Grouped, Signed
 from swarm.training.seat import Seat
 from swarm.training.trainer import Trainer
 from swarm_compression import get_codec
 from swarm_protocol.errors import ConfigError, RoundError, SwarmError
 from swarm_protocol.identity import Identity
-from swarm_protocol.training_messages import Group, Outcome, Ready, Vote
+from swarm_protocol.training_messages import Abort, Group, Outcome, Ready, StandingRequest, Vote
 from training_swarm import NUM_VALUES, Member, SpoiledCodec, Swarm, SyntheticInner, assert_equal_steps, config
 
 NUM_STEPS = 3
@@ -54,6 +56,7 @@ async def run_with_liar(kind: type[Trainer], *, inner: SyntheticInner | None = N
 
 NAN = torch.tensor([math.nan]).numpy().tobytes()
 INF = torch.tensor([math.inf]).numpy().tobytes()
+HUGE = torch.tensor([2.0**100]).numpy().tobytes()
 
 
 def in_codec(name: str, data: bytes) -> bytes:
@@ -68,12 +71,13 @@ def in_codec(name: str, data: bytes) -> bytes:
     [
         lambda data: NAN + data[4:],
         lambda data: INF + data[4:],
+        lambda data: HUGE + data[4:],
         lambda data: data[:-1],
         lambda data: data + b"x",
         partial(in_codec, "fp16"),
         partial(in_codec, "int4"),
     ],
-    ids=["nan", "inf", "short", "long", "fp16", "int4"],
+    ids=["nan", "inf", "huge", "short", "long", "fp16", "int4"],
 )
 def test_sender_of_bad_slices_and_results_is_named_and_left_out(spoil: Callable[[bytes], bytes]) -> None:
     class Liar(Trainer):
@@ -118,6 +122,117 @@ def test_member_that_refuses_its_part_in_every_reduction_costs_one_attempt_a_ste
             assert len(aborted) == len(set(aborted))
 
     virtual_time.run(main())
+
+
+class Quitter(Trainer):
+    """Reports ready each time, and says that it leaves as soon as there is a group; with `accuses`, because of one of
+    the others. `left` are the groups that it has left."""
+
+    accuses = False
+    seat: Seat
+    left: set[bytes]
+
+    async def _take_seat(self) -> Seat:
+        self.seat, self.left = await super()._take_seat(), set()
+        return self.seat
+
+    async def _take_step(self, seat: Seat, background: asyncio.TaskGroup) -> bool:
+        assert self._desk is not None
+        enter = self._desk.enter
+
+        def listen(driver: RoundDriver | None) -> None:
+            enter(driver)
+            if driver is not None:
+                feed = driver.feed
+                driver.feed = lambda event: (self._leave_group(event, background), feed(event))[1]  # type: ignore[method-assign]
+
+        self._desk.enter = listen  # type: ignore[method-assign]
+        try:
+            return await super()._take_step(seat, background)
+        finally:
+            self._desk.enter = enter  # type: ignore[method-assign]
+
+    def _leave_group(self, event: Event, tasks: asyncio.TaskGroup) -> None:
+        if not isinstance(event, Grouped) or not event.signed.group.part_values or event.signed.digest in self.left:
+            return
+        group = event.signed.group
+        self.left.add(event.signed.digest)
+        others = [peer for peer in group.peer_ids if peer != self.seat.network.peer_id]
+        abort = Abort(
+            run=group.run,
+            step=group.step,
+            attempt=group.attempt,
+            group_digest=event.signed.digest,
+            reason="tired",
+            accused=(others[group.attempt % len(others)],) if self.accuses else (),
+        )
+        tasks.create_task(self._tell(abort, others))
+
+    async def _tell(self, abort: Abort, peers: list[str]) -> None:
+        for peer in peers:
+            with suppress(SwarmError):
+                await self.seat.network.call(peer, self.seat.methods.abort, abort.to_bytes(), timeout_s=1.0)
+
+
+class AccusingQuitter(Quitter):
+    accuses = True
+
+
+@pytest.mark.parametrize("kind", [Quitter, AccusingQuitter])
+def test_member_that_leaves_each_group_costs_two_attempts_a_step_at_most(kind: type[Quitter]) -> None:
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=NUM_STEPS)) as swarm:
+            # rounds take a while, so that it leaves in time
+            for index in range(3):
+                await swarm.join(f"m{index}", inner=SyntheticInner(num_values=400_000))
+            quitter = await swarm.join("quitter", kind=kind, inner=SyntheticInner(num_values=400_000))
+            members = await swarm.finish("m0", "m1", "m2")
+            assert isinstance(quitter.trainer, Quitter)
+            assert quitter.trainer.left
+            assert_equal_steps(members, NUM_STEPS)
+            for member in members:
+                assert len(member.of(RoundAborted)) <= 2 * NUM_STEPS
+
+    virtual_time.run(main(), compute_s=lambda _: 0.01)
+
+
+@pytest.mark.parametrize("who", ["a stranger", "a member"])
+def test_peer_that_hurries_everyone_and_names_later_attempts_stops_nobody(who: str) -> None:
+    """Neither is its affair, unless it is the coordinator, or others have moved on."""
+
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=NUM_STEPS)) as swarm:
+            for index in range(3):
+                await swarm.join(f"m{index}")
+            network = swarm.internet.network(Identity(b"e" * 32))
+            if who == "a member":
+                network = (await swarm.join("nag")).network
+            nagging = asyncio.create_task(_nag(network, swarm))
+            members = await swarm.finish("m0", "m1", "m2")
+            nagging.cancel()
+            assert_equal_steps(members, NUM_STEPS)
+            # the coordinator of one step may hurry the others
+            whole = [event.num_steps for member in members for event in member.of(IntervalDone)]
+            assert whole.count(5) >= len(whole) - (0 if who == "a stranger" else 3), whole
+            await asyncio.sleep(0)
+            if who == "a stranger":
+                await network.close()
+
+    # a state takes a while to be loaded, and an interval that is hurried meanwhile would bring nothing
+    virtual_time.run(main(), compute_s=lambda work: 0.5 if getattr(work, "__name__", "") == "load" else 0.0)
+
+
+async def _nag(network: MemoryNetwork, swarm: Swarm) -> None:
+    standing = Methods(swarm.run.run_id).standing
+    attempt = 0
+    while True:
+        attempt += 1
+        for member in list(swarm.members.values()):
+            for step in range(1, NUM_STEPS + 1):
+                request = StandingRequest(run=swarm.run.run_id, step=step, attempt=attempt, hurry=True)
+                with suppress(SwarmError):
+                    await network.call(member.peer_id, standing, request.to_bytes(), timeout_s=1.0)
+        await asyncio.sleep(0.05)
 
 
 class Greedy(SyntheticInner):

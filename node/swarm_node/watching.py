@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -25,6 +25,8 @@ from swarm_node.events import Emitter
 LOOK_S = 1.0
 NOBODY_S = 20.0
 """Members that are there are seen within a second or two."""
+MAX_COMPLAINTS = 16
+"""What was said lately is not said again: several members may be gone, each in its own way."""
 
 
 def watch_run(path: Path, config: Config, emitter: Emitter) -> int:
@@ -60,18 +62,21 @@ class Watching:
         self._run = run
         self._emitter = emitter
         self._told = ""
-        self._complaint = ""
+        self._complaints: deque[str] = deque(maxlen=MAX_COMPLAINTS)
 
     async def until_finished(self) -> None:
         """Raises PeerTimeout if nobody trains the run, or nobody any more."""
         loop = asyncio.get_running_loop()
         seen_s = loop.time()
         while True:
+            members: Mapping[str, TrainerRecord] = {}
             try:
                 members = await self._observer.members()
                 if await self._tell(members):
                     return
             except SwarmError as error:
+                if self._has_ended(members):
+                    return
                 self._complain(error)
                 members = {}
             if members:
@@ -95,6 +100,15 @@ class Watching:
                 return True
         return False
 
+    def _has_ended(self, members: Mapping[str, TrainerRecord]) -> bool:
+        """Whether all who are left say that the run is finished, and are about to leave: nobody shows it any more."""
+        last = self._run.config.outer_steps
+        finished = [each for each in members.values() if each.state == "finished" and each.outer_step == last]
+        if not finished or len(finished) < len(members):
+            return False
+        self._emitter.emit("run_finished", run=self._run.run_id, outer_step=last, digest=finished[0].digest.hex())
+        return True
+
     def _tell_members(self, members: Mapping[str, TrainerRecord]) -> None:
         counts = Counter(each.state for each in members.values())
         summary = ", ".join(f"{count} {state}" for state, count in sorted(counts.items())) or "none"
@@ -116,9 +130,9 @@ class Watching:
         self._told = states
 
     def _complain(self, error: SwarmError) -> None:
-        if error.message != self._complaint:
+        if error.message not in self._complaints:
             self._emitter.emit("warning", message=f"cannot see where the run is: {error.message}", remedy=error.remedy)
-        self._complaint = error.message
+        self._complaints.append(error.message)
 
     def _nobody(self) -> PeerTimeout:
         step, last = self._observer.outer_step, self._run.config.outer_steps

@@ -91,6 +91,19 @@ def test_sign_again_without_the_data_leaves_its_pin_and_says_so(
     assert load_run(Path("run.toml")).config.data.digest == "ab" * 32
 
 
+def test_sign_again_with_other_data_pins_that(author: Identity, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("run.toml").write_text(f'{TINY}[data]\nsource = "files"\n')
+    digests = []
+    for text in ("one " * 2000, "two " * 2000):
+        Path("mine.txt").write_text(text)
+        assert cli.run(["run", "sign", "--data", "mine.txt"]) == 0
+        digests.append(load_run(Path("run.toml")).config.data.digest)
+    assert len(set(digests)) == 2
+    Path("mine.txt").unlink()
+    assert cli.run(["run", "sign", "--data", "mine.txt"]) != 0
+    assert "mine.txt" in capsys.readouterr().err
+
+
 def test_show_of_a_module_s_run_names_no_data_and_no_optimizer_of_the_file_s(
     author: Identity, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,20 @@ def test_watching_members_that_do_not_answer_says_so_once() -> None:
     events = told(Scripted(silent, silent, silent, ({"a": member()}, [step(2)])))
     warnings = [event["message"] for event in events if event["event"] == "warning"]
     assert warnings == ["cannot see where the run is: no answer"]
+
+
+def test_watching_a_run_whose_last_members_are_about_to_leave_ends_with_it() -> None:
+    done = replace(member("finished"), outer_step=2, digest=b"\xab" * 32)
+    events = told(Scripted(({"a": done, "b": done}, PeerTimeout("it could not be reached a moment ago"))))
+    assert [event["event"] for event in events] == ["members", "run_finished"]
+    assert (events[-1]["outer_step"], events[-1]["digest"]) == (2, "ab" * 32)
+
+
+def test_watching_members_that_are_gone_in_two_ways_says_each_once() -> None:
+    looks = [({"a": member()}, PeerTimeout(reason)) for reason in ("gone", "refused", "gone", "refused")]
+    events = told(Scripted(*looks, ({"a": member()}, [step(2)])))
+    warnings = [event["message"] for event in events if event["event"] == "warning"]
+    assert [warning.rpartition(": ")[2] for warning in warnings] == ["gone", "refused"]
 
 
 def test_node_refuses_a_module_run_before_it_joins(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -92,7 +93,7 @@ def _existing(flags: Flags) -> Path:
     """Before what takes seconds to import. Raises ConfigError."""
     path = _path(flags)
     if not path.exists():
-        remedy = f"check the path, or write one: swarm-node run init {path.name}"
+        remedy = f"check the path, or write one: swarm-node run init {path}"
         raise ConfigError(f"{path} cannot be read: it is not there", remedy=remedy)
     if not path.is_file():
         found = "a directory" if path.is_dir() else "no file"
@@ -143,7 +144,9 @@ def _data_digest(flags: Flags, config: RunConfig, emitter: Emitter) -> str:
         ),
     )
     vocab_size = int(config.model.get("vocab_size", 0))
-    return load_corpus(config.data, seed=config.seed, vocab_size=vocab_size, local=local).digest
+    # as it is now: a pin from before would be answered with the tokens that were kept of it
+    data = replace(config.data, digest="")
+    return load_corpus(data, seed=config.seed, vocab_size=vocab_size, local=local).digest
 
 
 def _tell(emitter: Emitter, path: Path, found: Inspected) -> None:

@@ -57,6 +57,8 @@ def _write_model(model: Any, end_of_text: int, directory: Path, max_shard_bytes:
     model.config.update(ends)
     model.generation_config.update(**ends, pad_token_id=end_of_text)
     model.save_pretrained(directory, max_shard_size=max_shard_bytes)
+    for path in directory.glob("*.safetensors"):  # which safetensors makes readable for their owner alone
+        path.chmod((directory / "config.json").stat().st_mode)
 
 
 def _write_tokenizer(files: TokenizerFiles, directory: Path, max_tokens: int) -> int:

@@ -116,8 +116,11 @@ def _transformers_config(model: Mapping[str, Any]) -> Any:
         config = AutoConfig.for_model(model_type, **keys)
     except Exception as error:  # transformers validates with many kinds of exception
         raise ConfigError(f"[model] is refused: {_last_line(error)}", remedy="correct its settings") from error
-    if getattr(config, "num_hidden_layers", _MAX_LAYERS + 1) > _MAX_LAYERS:
-        raise ConfigError(f"[model] has no number of layers up to {_MAX_LAYERS}", remedy="use a decoder-only model")
+    num_layers = getattr(config, "num_hidden_layers", None)
+    if num_layers is None:
+        raise ConfigError("[model] has no number of layers", remedy="use a decoder-only model")
+    if not (isinstance(num_layers, int) and 1 <= num_layers <= _MAX_LAYERS):
+        raise ConfigError(f"[model] has {num_layers!r:.40} layers", remedy=f"use 1 to {_MAX_LAYERS}")
     return config
 
 

@@ -152,6 +152,24 @@ def test_loss_that_is_not_finite_moves_nothing() -> None:
     assert torch.equal(inner.flat(), before_N)
 
 
+def test_gradient_that_is_not_finite_moves_nothing_and_leaves_the_optimizer_as_it_was() -> None:
+    """As of a square root at 0, whose value is fine."""
+    is_bad = [True]
+
+    def loss(module: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        value = squared(module, batch)
+        return (value * 0).sqrt() if is_bad[0] else value
+
+    inner = ModuleInner(run_of(), own(loss=loss))
+    before_N = inner.flat()
+    with pytest.raises(RoundError, match="a gradient is not finite"):
+        inner.train(range(7), 5)
+    assert torch.equal(inner.flat(), before_N)
+    is_bad[0] = False
+    inner.train(range(7), 5)
+    assert inner.flat().isfinite().all()
+
+
 def test_module_that_is_not_the_run_s_is_refused() -> None:
     with pytest.raises(IntegrityError, match="starts from other weights"):
         ModuleInner(run_of(), own(make_module(seed=2)))

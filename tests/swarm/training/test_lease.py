@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from swarm.training.lease import Cursor, advance, leases, sample_ids
 
@@ -20,6 +20,7 @@ def rounds(draw: st.DrawFn) -> tuple[list[str], dict[str, int | None]]:
     return roster, {member: draw(share) for member in roster}
 
 
+@settings(max_examples=2000)
 @given(history=st.lists(rounds(), max_size=12), samples=st.integers(1, 9))
 def test_advance_any_history_commits_each_sample_once_and_skips_none(
     history: list[tuple[list[str], dict[str, int | None]]], samples: int

@@ -76,6 +76,20 @@ def part(name: bytes) -> bytes:
     return get_codec("int8").encode(torch.full((10,), float(name[0])))
 
 
+def test_propose_of_what_leads_to_a_state_that_is_not_finite_is_refused(executor: ThreadPoolExecutor) -> None:
+    largest = torch.finfo(torch.float32).max
+    replica = make_replica()
+    state = replace(replica.current.state, theta_N=torch.full((10,), -largest), momentum_N=torch.full((10,), largest))
+    replica = Replica(config(), Held.of(state))
+
+    async def main() -> None:
+        with pytest.raises(RoundError, match="a state that is not finite"):
+            await propose(replica, executor, b"a")
+
+    asyncio.run(main())
+    assert replica.current.state is state
+
+
 def test_propose_whose_caller_is_cancelled_keeps_nothing_and_the_next_waits_for_its_thread(
     slow: SlowStep, executor: ThreadPoolExecutor
 ) -> None:

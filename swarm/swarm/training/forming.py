@@ -46,8 +46,10 @@ def advance(state: RoundState, now: float) -> Step:
 def move(state: RoundState, attempt: int, now: float) -> Step:
     """Go on at a later `attempt`, which another member has named. The more often, the longer until the next time: one
     that names another attempt again and again ends none that gets under way meanwhile."""
-    if attempt > MAX_BELIEVED_ATTEMPT or now < state.movable_at:
+    if attempt > MAX_BELIEVED_ATTEMPT:
         return state, []
+    if now < state.movable_at:
+        return replace(state, later=max(state.later, attempt)), []
     moved = replace(state, num_moved=state.num_moved + 1, movable_at=now + rest_after(state.num_moved))
     state, replies = renew(moved, attempt)
     state, actions = advance(state, now)

@@ -40,6 +40,11 @@ def check_frame(codec: Codec, data: Data, size: int) -> None:
     """Raises CodecError for what no honest member sends: what is no encoding of `size` values, and moves beyond all
     bounds."""
     codec.check(data, size)
+    check_moves(codec, data, size)
+
+
+def check_moves(codec: Codec, data: Data, size: int) -> None:
+    """The second half of `check_frame`."""
     if (largest := codec.largest(data, size)) > limits.MAX_PARAMETER_MOVE:
         raise CodecError(f"a parameter moves by {largest:.3g}")
 
@@ -58,8 +63,9 @@ def decoded_frames(group: Group, parts: Sequence[Data], codec: Codec) -> Iterato
         for frame in part_frames(group, index):
             stop = at + codec.encoded_bytes(num_values(frame))
             try:
-                check_frame(codec, view[at:stop], num_values(frame))
-                yield frame, codec.decode(view[at:stop], num_values(frame))
+                delta_F = codec.decode(view[at:stop], num_values(frame))
+                check_moves(codec, view[at:stop], num_values(frame))
             except CodecError as error:
                 raise IntegrityError(f"part {index} cannot be decoded: {error}") from error
+            yield frame, delta_F
             at = stop

@@ -63,6 +63,7 @@ from swarm.training.round_state import (
     blame,
     give_up,
     led,
+    moves_at,
     roster_left,
     suspect,
     waits,
@@ -77,7 +78,7 @@ def begin(terms: Terms, *, accused: Mapping[str, str]) -> RoundState:
 
 def wake_at(state: RoundState) -> float | None:
     """When a Tick is due, if nothing happens before."""
-    times = [state.grace_until, state.hurry_at, state.deadline] if state.phase != "done" else []
+    times = [state.grace_until, state.hurry_at, state.deadline, moves_at(state)] if state.phase != "done" else []
     return min((time for time in times if time is not None), default=None)
 
 
@@ -307,13 +308,15 @@ def _on_left(state: RoundState, peer: str, abort: Abort, now: float) -> Step:
         return _count(state, now)
     reason = f"{short(peer)} left: {abort.reason}"
     num_before = state.left.get(peer, 0)
-    if num_before or not abort.accused:
-        # whom it blames, its reports say too; one that only leaves could end one attempt after the other
+    if num_before:
+        # whoever leaves again and again could end all attempts
         state = suspect(blame(state, (), (peer,), reason), (peer,))
     return _fail(replace(state, left={**state.left, peer: num_before + 1}), reason, (), now)
 
 
 def _on_tick(state: RoundState, now: float) -> Step:
+    if (moves := moves_at(state)) is not None and now >= moves:
+        return move(state, state.later, now)
     if state.hurry_at is not None and now >= state.hurry_at:
         absent = absent_members(state)
         return replace(state, hurry_at=None), [Query(peers=absent, hurry=True)] if absent else []

@@ -44,9 +44,8 @@ class RoundState:
     """`known` are peers seen in the run. `accused` broke the protocol, `unreachable` could not be reached: each with
     how, as this member saw it. `suspects` spoiled an attempt, and are left out until the one that is named: that they
     are heard of proves nothing. `left` says who has left groups of this step, and how often. Others have moved this
-    member to later attempts `num_moved` times, and may again from `movable_at` on. `ready` are the reports it holds.
-    What follows `leader` belongs to the attempt.
-    `claimants` are, at the coordinator, those who said to have voted for the outcome that the group resumes."""
+    member to later attempts `num_moved` times, and may again from `movable_at` on, to `later`. `ready` are the reports
+    it holds. What follows `leader` belongs to the attempt. `claimants` are, at the coordinator, those who said to have voted for the outcome that the group resumes."""
 
     terms: Terms
     attempt: int
@@ -62,6 +61,7 @@ class RoundState:
     left: Mapping[str, int] = field(default_factory=dict)
     num_moved: int = 0
     movable_at: float = 0.0
+    later: int = 0
     leader: str = ""
     asked: str = ""
     grace_until: float | None = None
@@ -99,6 +99,11 @@ def roster_left(state: RoundState) -> set[str]:
 
 def waits(state: RoundState) -> bool:
     return state.phase in {"forming", "left_out", "resting"}
+
+
+def moves_at(state: RoundState) -> float | None:
+    """When to go on at the later attempt that others have named, if they have."""
+    return state.movable_at if waits(state) and state.later > state.attempt else None
 
 
 def own_ready(state: RoundState) -> Ready:
@@ -174,5 +179,6 @@ def renew(state: RoundState, attempt: int) -> Step:
         left=state.left,
         num_moved=state.num_moved,
         movable_at=state.movable_at,
+        later=state.later,
     )
     return led(state), replies

@@ -155,6 +155,14 @@ def test_reports_and_votes_of_strangers_are_bounded() -> None:
     assert len(state.votes) <= 1024
 
 
+def test_member_that_leaves_twice_in_a_step_is_left_out_of_the_next_attempt() -> None:
+    state, _ = run([(0.0, OFFER), (1.0, Grouped(signed=FIRST)), (1.1, left(OTHERS[0], FIRST, "no disk"))])
+    assert not state.unreachable
+    state = replace(state, phase="reducing", attempt=0, signed=FIRST)
+    state, _ = machine.step(state, left(OTHERS[0], FIRST, "no disk"), 2.0)
+    assert set(state.unreachable) == {OTHERS[0]}
+
+
 def test_strangers_without_number_keep_no_member_from_voting_and_reporting() -> None:
     script: Script = [(0.0, replace(voted(ME, FIRST, OUTCOME), peer=f"stranger {number}")) for number in range(1100)]
     script += [(1.0, OFFER), (2.0, Grouped(signed=FIRST)), (3.0, Reduced(attempt=0, outcome=OUTCOME))]
@@ -187,6 +195,22 @@ def test_member_that_names_one_attempt_after_another_is_followed_ever_more_slowl
     assert moved_at[0] < 0.1
     assert len(moved_at) < 25
     assert moved_at[-1] - moved_at[-2] >= 4.9
+
+
+def test_later_attempt_that_was_named_too_soon_is_gone_to_when_its_time_has_come() -> None:
+    """Whoever has named it waits there, and does not say so again for long."""
+    script: Script = [
+        (0.0, OFFER),
+        (1.0, Sighted(peer=OTHERS[0], attempt=1)),
+        (1.01, Sighted(peer=OTHERS[0], attempt=2)),
+    ]
+    state, _ = run(script)
+    assert state.attempt == 1
+    due = machine.wake_at(state)
+    assert due is not None
+    assert due - 1.0 < 0.1
+    state, _ = machine.step(state, Tick(), due)
+    assert state.attempt == 2
 
 
 def test_coordinator_that_names_one_attempt_after_another_is_given_up() -> None:

@@ -45,7 +45,8 @@ class RoundState:
     how, as this member saw it. `suspects` spoiled an attempt, and are left out until the one that is named: that they
     are heard of proves nothing. `left` says who has left groups of this step, and how often. Others have moved this
     member to later attempts `num_moved` times, and may again from `movable_at` on, to `later`. `ready` are the reports
-    it holds. What follows `leader` belongs to the attempt. `claimants` are, at the coordinator, those who said to have voted for the outcome that the group resumes."""
+    it holds. What follows `leader` belongs to the attempt. `claimants` are, at the coordinator, those who said to have
+    voted for the outcome that the group resumes."""
 
     terms: Terms
     attempt: int

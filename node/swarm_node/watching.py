@@ -62,6 +62,7 @@ class Watching:
         self._run = run
         self._emitter = emitter
         self._told = ""
+        self._is_said_to_be_finished = False
         self._complaints: deque[str] = deque(maxlen=MAX_COMPLAINTS)
 
     async def until_finished(self) -> None:
@@ -69,14 +70,11 @@ class Watching:
         loop = asyncio.get_running_loop()
         seen_s = loop.time()
         while True:
-            members: Mapping[str, TrainerRecord] = {}
             try:
                 members = await self._observer.members()
                 if await self._tell(members):
                     return
             except SwarmError as error:
-                if self._has_ended(members):
-                    return
                 self._complain(error)
                 members = {}
             if members:
@@ -100,17 +98,9 @@ class Watching:
                 return True
         return False
 
-    def _has_ended(self, members: Mapping[str, TrainerRecord]) -> bool:
-        """Whether all who are left say that the run is finished, and are about to leave: nobody shows it any more."""
-        last = self._run.config.outer_steps
-        finished = [each for each in members.values() if each.state == "finished" and each.outer_step == last]
-        if not finished or len(finished) < len(members):
-            return False
-        self._emitter.emit("run_finished", run=self._run.run_id, outer_step=last, digest=finished[0].digest.hex())
-        return True
-
     def _tell_members(self, members: Mapping[str, TrainerRecord]) -> None:
         counts = Counter(each.state for each in members.values())
+        self._is_said_to_be_finished |= "finished" in counts
         summary = ", ".join(f"{count} {state}" for state, count in sorted(counts.items())) or "none"
         states = repr({peer: each.state for peer, each in members.items()})
         if states == self._told:
@@ -136,6 +126,11 @@ class Watching:
 
     def _nobody(self) -> PeerTimeout:
         step, last = self._observer.outer_step, self._run.config.outer_steps
+        if self._is_said_to_be_finished:
+            return PeerTimeout(
+                f"the last members of {self._run.run_id} said that it is finished, and left before they could show it",
+                remedy="its model is in the checkpoints of whoever trained it",
+            )
         if step:
             message = f"nobody trains {self._run.run_id} any more: it stands at outer step {step} of {last}"
         else:

@@ -57,8 +57,6 @@ class Course:
     ) -> None:
         self.latest: IntervalResult | None = None
         """What came of the last interval that trained."""
-        self.failure: RoundError | None = None
-        """Why the last interval has nothing to bring, if it failed."""
         self._seat = seat
         self._intervals = intervals
         self._tasks = tasks
@@ -136,9 +134,7 @@ class Course:
                 await self._take_in()
             has_lease = await self._train(interval, config.interval_steps)
             delta_F = await self._delta(interval) if interval.done.num_tokens else None
-            self.failure = None
         except RoundError as error:
-            self.failure = error
             self._on_event(IntervalFailed(step=self._step, reason=error.message))
             has_lease, delta_F = False, None
         # who trained for nothing, or not at all, has nothing to follow from

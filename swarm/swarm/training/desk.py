@@ -59,7 +59,7 @@ class Desk:
         if self._driver is not None and self._driver.terms.step == wanted.step:
             if not wanted.watches:
                 # whoever else could have everyone's intervals end before they have brought anything
-                if wanted.hurry and peer == self._driver.leader_at(wanted.attempt):
+                if wanted.hurry and self._driver.is_led_by(peer, wanted.attempt):
                     self._driver.hurry()
                 self._driver.feed(Sighted(peer=peer, attempt=wanted.attempt))
             standing = replace(standing, known=self._driver.known, attempt=self._driver.attempt)

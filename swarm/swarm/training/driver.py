@@ -77,7 +77,6 @@ class RoundDriver:
         self._group: asyncio.TaskGroup | None = None
         self._bytes_sent = 0
         self._certificate = b""
-        self._is_abandoned = False
 
     @property
     def terms(self) -> Terms:
@@ -87,9 +86,10 @@ class RoundDriver:
     def attempt(self) -> int:
         return self._state.attempt
 
-    def leader_at(self, attempt: int) -> str:
-        """Who coordinates that attempt, as far as this member sees."""
-        return led(replace(self._state, attempt=attempt)).leader
+    def is_led_by(self, peer: str, attempt: int) -> bool:
+        """Whether `peer` coordinates the attempt that this member is at, or about to go on to."""
+        state = self._state
+        return attempt in {state.attempt, state.later} and led(replace(state, attempt=attempt)).leader == peer
 
     @property
     def accused(self) -> dict[str, str]:
@@ -103,19 +103,14 @@ class RoundDriver:
     def feed(self, event: Event) -> None:
         self._events.put_nowait(event)
 
-    def abandon(self) -> None:
-        """End without a certificate."""
-        self._is_abandoned = True
-        self.feed(Tick())
-
     async def run(self) -> bytes:
-        """The certificate that ends the step; nothing if it was abandoned."""
+        """The certificate that ends the step."""
         now = asyncio.get_running_loop().time
         self.log.enter(_measured(self._state), now())
         async with asyncio.TaskGroup() as tasks:
             self._group = tasks
             try:
-                while not self._certificate and not self._is_abandoned:
+                while not self._certificate:
                     event = await self._next()
                     before = self._state
                     self._state, actions = machine.step(before, event, now())

@@ -24,6 +24,7 @@ Leaves to others: time, the network, signatures (`driver`), bytes (`butterfly`),
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -56,6 +57,7 @@ from swarm.training.round_events import (
     Withdrew,
 )
 from swarm.training.round_state import (
+    MAX_BELIEVED_ATTEMPT,
     MAX_HEARD,
     Ballot,
     RoundState,
@@ -149,8 +151,8 @@ def _on_sighted(state: RoundState, peer: str, attempt: int, now: float) -> Step:
 
 def _on_moved(state: RoundState, to: int, now: float) -> Step:
     """The coordinator is at a later attempt, and waits for this member there."""
-    if now < state.movable_at:
-        return give_up(state, f"the coordinator {short(state.leader)} moves on again and again", (state.leader,), now)
+    if now < state.movable_at or to > MAX_BELIEVED_ATTEMPT:
+        return give_up(state, f"the coordinator {short(state.leader)} moves on again and again", (), now)
     return move(state, to, now)
 
 
@@ -301,17 +303,19 @@ def _no_quorum(state: RoundState, reason: str, now: float) -> Step:
 
 
 def _on_left(state: RoundState, peer: str, abort: Abort, now: float) -> Step:
-    if state.signed is None or abort.group_digest != state.signed.digest or peer not in state.signed.group.peer_ids:
+    members = set(state.signed.group.peer_ids) if state.signed else set()
+    if state.signed is None or abort.group_digest != state.signed.digest or peer not in members:
         return state, []
     state = replace(state, silent=state.silent | {peer})
     if state.phase == "voting":
         return _count(state, now)
     reason = f"{short(peer)} left: {abort.reason}"
-    num_before = state.left.get(peer, 0)
-    if num_before:
-        # whoever leaves again and again could end all attempts
-        state = suspect(blame(state, (), (peer,), reason), (peer,))
-    return _fail(replace(state, left={**state.left, peer: num_before + 1}), reason, (), now)
+    # it may tell that another one has left or lied, or say so of anyone: whoever it is twice is found out
+    disputes = Counter(state.disputes) + Counter({peer, *abort.accused} & members)
+    (worst, most), *others = disputes.most_common(2)
+    if most > 1 and not any(count == most for _, count in others):
+        state = suspect(blame(state, (), (worst,), reason), (worst,))
+    return _fail(replace(state, disputes=disputes), reason, (peer,), now)
 
 
 def _on_tick(state: RoundState, now: float) -> Step:

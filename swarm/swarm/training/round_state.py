@@ -43,10 +43,10 @@ class Ballot:
 class RoundState:
     """`known` are peers seen in the run. `accused` broke the protocol, `unreachable` could not be reached: each with
     how, as this member saw it. `suspects` spoiled an attempt, and are left out until the one that is named: that they
-    are heard of proves nothing. `left` says who has left groups of this step, and how often. Others have moved this
-    member to later attempts `num_moved` times, and may again from `movable_at` on, to `later`. `ready` are the reports
-    it holds. What follows `leader` belongs to the attempt. `claimants` are, at the coordinator, those who said to have
-    voted for the outcome that the group resumes."""
+    are heard of proves nothing. `disputes` counts the attempts of this step that ended as somebody left, on either
+    side. Others have moved this member to later attempts `num_moved` times, and may again from `movable_at` on, to
+    `later`. `ready` are the reports it holds. What follows `leader` belongs to the attempt. `claimants` are, at the
+    coordinator, those who said to have voted for the outcome that the group resumes."""
 
     terms: Terms
     attempt: int
@@ -59,7 +59,7 @@ class RoundState:
     ready: Mapping[str, Ready] = field(default_factory=dict)
     ballot: Ballot | None = None
     num_failed: int = 0
-    left: Mapping[str, int] = field(default_factory=dict)
+    disputes: Mapping[str, int] = field(default_factory=dict)
     num_moved: int = 0
     movable_at: float = 0.0
     later: int = 0
@@ -177,7 +177,7 @@ def renew(state: RoundState, attempt: int) -> Step:
         ready={peer: each for peer, each in state.ready.items() if each.attempt >= attempt},
         ballot=state.ballot,
         num_failed=state.num_failed,
-        left=state.left,
+        disputes=state.disputes,
         num_moved=state.num_moved,
         movable_at=state.movable_at,
         later=state.later,

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from swarm_compression import get_codec
-from swarm_protocol.errors import ConfigError, RoundError, SwarmError
+from swarm_protocol.errors import ConfigError, SwarmError
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import RoundReport, TrainerRecord, TrainerState
 
@@ -54,8 +54,6 @@ WATCH_S = 5.0
 FIRST_WATCH_S = 0.5
 """How often the membership is looked at: often while a run's first group forms, as nothing else says who is there."""
 VALIDATION_BATCHES = 4
-MAX_IDLE_ROUNDS = 10
-"""Half a minute in which training failed for everyone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -115,8 +113,6 @@ class Trainer:
         self._accused: dict[str, str] = {}
         self._report: RoundReport | None = None
         self._stopping = False
-        self._driver: RoundDriver | None = None
-        self._is_alone = False
         self._num_idle = 0
 
     async def __aenter__(self) -> Trainer:
@@ -155,9 +151,8 @@ class Trainer:
     async def run(self) -> None:
         """Join, and train until all outer steps are committed or `stop`.
 
-        Raises ConfigError, also if the run does not admit this peer, IntegrityError, RoundError when training fails for
-        everyone again and again, and what the inner loop raises, as it was raised. The others then do not wait for this
-        member.
+        Raises ConfigError, also if the run does not admit this peer, IntegrityError, and what the inner loop raises,
+        as it was raised. The others then do not wait for this member.
         """
         try:
             await self._take_part()
@@ -178,8 +173,7 @@ class Trainer:
                 await self._validate(seat)
             self._course = self._begin_course(seat, background)
             while seat.replica.outer_step < self._run.config.outer_steps and not (self._stopping and self._has_left()):
-                if not await self._take_step(seat, background):
-                    break
+                await self._take_step(seat, background)
             self._course.end()
         if not self._stopping:
             await self._validate(seat)
@@ -190,7 +184,6 @@ class Trainer:
         self._stopping = True
         if self._course is not None:
             self._course.leave()
-        self._leave_if_alone()
 
     def between_intervals(self, function: Callable[[], T]) -> Future[T]:
         """Call `function` in the thread that trains, after what it is at: asked for from `on_event`, before it takes
@@ -274,9 +267,8 @@ class Trainer:
 
     # --- one step ----------------------------------------------------------------------------------------------------
 
-    async def _take_step(self, seat: Seat, background: asyncio.TaskGroup) -> bool:
-        """From one committed state to the next one, while the intervals take their course. False if this member leaves
-        and nobody is there to hear of it."""
+    async def _take_step(self, seat: Seat, background: asyncio.TaskGroup) -> None:
+        """From one committed state to the next one, while the intervals take their course."""
         assert self._desk is not None
         assert self._course is not None
         loop, course = asyncio.get_running_loop(), self._course
@@ -288,7 +280,6 @@ class Trainer:
             on_abort=self._on_abort,
             hurry=lambda: course.hurry(terms.step),
         )
-        self._driver, self._is_alone = driver, False
         async with asyncio.TaskGroup() as tasks:
             self._desk.enter(driver)
             offering = tasks.create_task(self._offer(driver), name="offer")
@@ -297,12 +288,9 @@ class Trainer:
                 certificate = await driver.run()
                 await self._faults.reached("round.committed")
             finally:
-                self._driver = None
                 self._desk.enter(None)
                 offering.cancel()
                 watch.cancel()
-        if not certificate:
-            return False
         self._accused = driver.accused
         before = seat.replica.digest
         reached = await self._reach(seat, await seat.check(certificate), {})
@@ -313,7 +301,7 @@ class Trainer:
             if seat.replica.digest != before:
                 # it has come part of the way
                 course.adopted(fetched=True)
-            return True
+            return
         if reached.fetched is None:
             now = loop.time()
             round_s = 0.0 if offering.cancelled() else now - offering.result()
@@ -323,25 +311,20 @@ class Trainer:
             self._on_event(committed(reached.proof, cost, course.latest))
         course.adopted(fetched=reached.fetched is not None)
         self._announce("training")
-        await self._rest(reached.proof, terms.roster)
-        return True
+        self._count_idle(reached.proof, terms.roster)
 
-    async def _rest(self, proof: Proof, roster: tuple[str, ...]) -> None:
-        """Longer after each round that changed nothing: nobody has trained, and nobody was admitted. Raises RoundError
-        if that does not end, and training fails here."""
+    def _count_idle(self, proof: Proof, roster: tuple[str, ...]) -> None:
+        """Rounds that changed nothing: nobody has trained, as when it fails for all, and nobody was admitted."""
         assert self._replica is not None
-        assert self._course is not None
         is_idle = not proof.origin.num_tokens and self._replica.current.state.roster == roster
         self._num_idle = self._num_idle + 1 if is_idle else 0
-        if self._num_idle > MAX_IDLE_ROUNDS and (failure := self._course.failure):
-            raise RoundError(f"nobody in the run can train: {failure.message}", remedy=failure.remedy)
-        if is_idle:
-            await asyncio.sleep(rest_after(self._num_idle))
 
     async def _offer(self, driver: RoundDriver) -> float:
         """Bring to the round what the step's interval has, once it has ended. When that was, by the loop's clock."""
         assert self._course is not None
         offer = await self._course.offer(driver.terms.step)
+        if self._num_idle:  # another round like that is all that is to be expected
+            await asyncio.sleep(rest_after(self._num_idle))
         driver.delta_F = offer.delta_F
         if offer.delta_F is not None:
             driver.log.add("interval", offer.interval_s)
@@ -370,14 +353,6 @@ class Trainer:
     def _on_abort(self, notice: GiveUp) -> None:
         logger.warning("attempt %d at outer step %d: %s", notice.attempt, notice.step, notice.reason)
         self._on_event(aborted(notice))
-        others = set(self._replica.current.state.roster if self._replica else ()) - {self._network.peer_id}
-        self._is_alone = others <= set(notice.missing)
-        self._leave_if_alone()
-
-    def _leave_if_alone(self) -> None:
-        """Without any other member of the state there is nobody who would wait for this one."""
-        if self._stopping and self._is_alone and self._driver is not None:
-            self._driver.abandon()
 
     async def _validate(self, seat: Seat) -> None:
         loss = await self._intervals.validate(seat.replica.current.state.theta_N, VALIDATION_BATCHES)

@@ -65,9 +65,7 @@ class Codec(ABC):
 
     def largest(self, data: Data, num_values: int) -> float:
         """A bound on the magnitude of what `data` decodes to, which has passed `check`; for most codecs a close one."""
-        if not num_values:
-            return 0.0
-        return max(abs(float(extreme)) for extreme in torch.aminmax(self.decode(data, num_values)))
+        return magnitude(self.decode(data, num_values))
 
     def decode(self, data: Data, num_values: int) -> Tensor:
         """A new fp32 CPU tensor [num_values], all finite. Raises CodecError, before anything is allocated if the
@@ -134,9 +132,14 @@ def check_vector(x_N: Tensor) -> Tensor:
     return x_N.detach().contiguous()
 
 
+def magnitude(x_N: Tensor) -> float:
+    """Of the value that is farthest from zero: 0 where there is none, and NaN where any is NaN."""
+    # both extremes of a vector with a NaN are NaN
+    return max(abs(float(extreme)) for extreme in torch.aminmax(x_N)) if x_N.numel() else 0.0
+
+
 def check_finite(x_N: Tensor, message: str) -> None:
-    # the extremes of a vector with a NaN are NaN
-    if x_N.numel() and not all(math.isfinite(extreme) for extreme in torch.aminmax(x_N)):
+    if not math.isfinite(magnitude(x_N)):
         raise CodecError(message)
 
 

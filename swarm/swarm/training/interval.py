@@ -15,8 +15,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-import torch
 from swarm_compression import warm_up
+from swarm_compression.codec import magnitude
 from swarm_protocol import limits
 from swarm_protocol.errors import RoundError
 from torch import Tensor
@@ -177,7 +177,7 @@ class Interval:
 
     def _delta(self, theta_F: Tensor, where: slice) -> Tensor:
         delta_F = theta_F - self._intervals.inner.flat(where)
-        if delta_F.numel() and not all(abs(extreme) <= limits.MAX_PARAMETER_MOVE for extreme in torch.aminmax(delta_F)):
+        if not magnitude(delta_F) <= limits.MAX_PARAMETER_MOVE:
             raise _diverged("a parameter is not finite, or has moved absurdly far")
         return delta_F
 

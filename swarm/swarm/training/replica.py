@@ -14,12 +14,10 @@ import math
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 
-import torch
 from swarm_compression import get_codec
-from swarm_compression.codec import Data
+from swarm_compression.codec import Data, magnitude
 from swarm_protocol.errors import RoundError
 from swarm_protocol.training_messages import Group, Outcome, Standing
-from torch import Tensor
 
 from swarm.training.certificate import Proof
 from swarm.training.history import History
@@ -158,7 +156,7 @@ class Replica:
         theta_F, momentum_F = copy.theta_N[fragment], copy.momentum_N[fragment]
         for frame, delta_F in decoded_frames(origin, parts, get_codec(self.config.codec)):
             apply_outer_step(theta_F[frame], momentum_F[frame], delta_F, self.config.outer)
-            if not (_is_finite(theta_F[frame]) and _is_finite(momentum_F[frame])):
+            if not all(math.isfinite(magnitude(x_F[frame])) for x_F in (theta_F, momentum_F)):
                 raise RoundError("the group's pseudo-gradient leads to a state that is not finite")
         used = {member.peer_id: member.num_samples for member in origin.members if member.num_tokens}
         try:
@@ -204,8 +202,3 @@ class Replica:
         self.current, self.digest, self.proof = held, held.digest, proof
         self.history.add((proof,))
         self._proposals.clear()
-
-
-def _is_finite(x_F: Tensor) -> bool:
-    # the extremes of a vector with a NaN are NaN
-    return not x_F.numel() or all(math.isfinite(extreme) for extreme in torch.aminmax(x_F))

@@ -280,9 +280,10 @@ class Libp2pNetwork:
         reached = await join(self._host, self._seeds, self._network_id)
         tasks.create_task(self._reservations.run())
         await self._reservations.wait_answered(reached)
-        await asyncio.gather(*(self._dht.ping(peer_id) for peer_id in reached))
+        answers = await asyncio.gather(*(self._dht.ping(peer_id) for peer_id in reached))
         await self._dht.refresh()
-        watch = Watch(self._host, self._dht, self._seeds, self._network_id, self._publish_again)
+        met = [peer_id for peer_id, answered in zip(reached, answers, strict=True) if answered]
+        watch = Watch(self._host, self._dht, self._seeds, met, self._network_id, self._publish_again)
         tasks.create_task(watch.run())
 
     async def _publish_again(self) -> None:

@@ -1,7 +1,8 @@
 """Notices that this node is cut off, or that its seeds are, and joins the parts again.
 
 Two groups that lost their common seed each keep dialling it, so they meet there once it is back; a node that is alone
-also dials whom it knew before. `Watch.run` is the task; its state is whom it has seen.
+also dials whom it knew before. A seed is back when it has answered: one that has just started may be connected before
+it serves anything. `Watch.run` is the task; its state is whom it has seen.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from swarm_protocol.errors import PeerError, PeerUnreachable
 
@@ -38,12 +39,15 @@ class Watch:
         host: Host,
         dht: RecordDht,
         seeds: Sequence[PeerAddr],
+        met: Iterable[str],
         network_id: str,
         on_healed: Callable[[], Awaitable[None]],
     ) -> None:
+        """`met`: the peer ids of those seeds that have answered."""
         self._host = host
         self._dht = dht
         self._seeds = tuple(seeds)
+        self._met = set(met)  # and have been connected since
         self._network_id = network_id
         self._on_healed = on_healed
         self._known: OrderedDict[str, None] = OrderedDict()
@@ -73,7 +77,8 @@ class Watch:
             self._known.move_to_end(peer_id)
         while len(self._known) > MAX_KNOWN_PEERS:
             self._known.popitem(last=False)
-        missing = [seed for seed in self._seeds if seed.peer_id not in connected]
+        self._met.intersection_update(connected)
+        missing = [seed for seed in self._seeds if seed.peer_id not in self._met]
         alone = not self._dht.peers()
         if not missing and not alone:
             return False
@@ -93,4 +98,7 @@ class Watch:
         except PeerError as error:
             logger.debug("seed %s: %s", seed, error)
             return False
-        return await self._dht.ping(seed.peer_id)
+        if not await self._dht.ping(seed.peer_id):
+            return False
+        self._met.add(seed.peer_id)
+        return True

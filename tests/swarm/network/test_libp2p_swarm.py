@@ -10,8 +10,12 @@ from pathlib import Path
 import pytest
 from free_ports import free_port
 from network_worlds import eventually, libp2p_node
-from swarm.network import libp2p_watch
+from swarm.network import libp2p_join, libp2p_watch
 from swarm.network.libp2p import Libp2pNetwork
+from swarm.network.libp2p_host import Host
+from swarm.network.libp2p_join import Greeting
+from swarm.network.multiaddr import PeerAddr
+from swarm_protocol.errors import PeerRefused
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import lookup_keys
 
@@ -106,6 +110,43 @@ def test_two_groups_behind_a_seed_that_was_gone_find_each_other(
         everyone = [*first, *second, seed]
         await wait_until_all_see(everyone, {node.peer_id for node in [*first, *second]}, 15)
         await close_all(everyone)
+
+    asyncio.run(main())
+
+
+def test_group_that_reached_its_seed_before_it_served_anything_asks_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(libp2p_watch, "CHECK_S", 0.1)
+    monkeypatch.setattr(libp2p_watch, "MIN_PAUSE_S", 0.1)
+    monkeypatch.setattr(libp2p_watch, "MAX_PAUSE_S", 0.1)
+    listen = (f"/ip4/127.0.0.1/tcp/{free_port()}",)
+    peers = (f"{listen[0]}/p2p/{Identity.load_or_create(tmp_path / 'seed').peer_id}",)
+    too_early: set[str] = set()
+
+    async def connect(host: Host, addr: PeerAddr, network_id: str) -> Greeting:
+        greeting = await libp2p_join.connect(host, addr, network_id)
+        if host.peer_id in too_early:
+            too_early.remove(host.peer_id)
+            raise PeerRefused("it is a libp2p host, but not a Swarm node")
+        return greeting
+
+    async def main() -> None:
+        seed = await libp2p_node(tmp_path / "seed", listen=listen)
+        group = [await libp2p_node(tmp_path / name, peers=peers) for name in ("a", "b")]
+        for node in group:
+            await node.publish(KEYS[0], b"", lifetime_s=120)
+        await wait_until_all_see(group, {node.peer_id for node in group}, 10)
+        too_early.update(node.peer_id for node in group)
+        monkeypatch.setattr(libp2p_watch, "connect", connect)
+        await seed.close()
+        seed = await libp2p_node(tmp_path / "seed", listen=listen)
+        newcomer = await libp2p_node(tmp_path / "c", peers=peers)
+        await newcomer.publish(KEYS[0], b"", lifetime_s=120)
+        everyone = {node.peer_id for node in [*group, newcomer]}
+        await wait_until_all_see([seed, newcomer, *group], everyone, 15)
+        assert not too_early
+        await close_all([seed, newcomer, *group])
 
     asyncio.run(main())
 

@@ -93,7 +93,9 @@ class Codec(ABC):
         view = check_size(data, acc_N.numel(), self.encoded_bytes(acc_N.numel()))
         self._accumulate(np.frombuffer(view, dtype=np.uint8), np.float32(weight), acc_N)
 
-    def combine(self, encoded: Sequence[Data], weights: Sequence[float], num_values: int, buffer: bytearray) -> None:
+    def combine(
+        self, encoded: Sequence[Data], weights: Sequence[float], num_values: int, buffer: bytearray | memoryview
+    ) -> None:
         """Write the encoding of the sum of weight * decode(data) to `buffer`, whose size must be exact: the bytes of
         `encode` after `accumulate` of each, in this order. All of `encoded` have passed `check`.
 

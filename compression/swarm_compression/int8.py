@@ -47,7 +47,9 @@ class Int8Codec(Codec):
         bits_K, _ = _split(np.frombuffer(data, dtype=np.uint8), num_values)
         return MAX_CODE * float(bits_K.view(np.float32).max(initial=0))
 
-    def combine(self, encoded: Sequence[Data], weights: Sequence[float], num_values: int, buffer: bytearray) -> None:
+    def combine(
+        self, encoded: Sequence[Data], weights: Sequence[float], num_values: int, buffer: bytearray | memoryview
+    ) -> None:
         # a slab's sum stays in the core's cache, and is all the memory that this takes
         kernels = chosen()
         wires = [_split(np.frombuffer(data, dtype=np.uint8), num_values) for data in encoded]

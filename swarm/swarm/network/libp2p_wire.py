@@ -36,13 +36,13 @@ class Wire(asyncio.BufferedProtocol):
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._room = asyncio.Event()
         self._room.set()
-        self._is_running = False
+        self._transport: asyncio.Transport | None = None  # while this runs
         self.is_lost = False  # nobody can write any more
 
     @property
     def has_room(self) -> bool:
         """Whether `drained` would return at once. Not before `run`, when nobody says that there is none."""
-        return self._is_running and self._room.is_set() and not self.is_lost
+        return self._transport is not None and self._room.is_set() and not self.is_lost
 
     async def run(self, reader: asyncio.StreamReader, transport: asyncio.Transport) -> None:
         """Take the connection over from `reader`, with what it holds, until the other side leaves. Raises
@@ -51,7 +51,7 @@ class Wire(asyncio.BufferedProtocol):
         transport.set_protocol(self)
         # a sender waits until the system has its message, and then nobody holds it
         transport.set_write_buffer_limits(high=0)
-        self._is_running = True
+        self._transport = transport
         try:
             for data in _unread(reader):
                 self._feed(data)
@@ -66,7 +66,7 @@ class Wire(asyncio.BufferedProtocol):
 
     async def drained(self) -> None:
         """Until there is room to write. Raises ConnectionError if the connection is lost."""
-        if not self._is_running:
+        if self._transport is None:
             await asyncio.sleep(0)  # the task that runs this has its turn
         await self._room.wait()
         if self.is_lost:
@@ -125,6 +125,18 @@ class Wire(asyncio.BufferedProtocol):
         if self._num_body == len(self._body):
             body, self._body = bytes(self._body), bytearray()
             self._accept(self._kind, len(body), body)
+            self._take_turns()
+
+    def _take_turns(self) -> None:
+        """Let others have theirs before the next long body: the loop would read as many as are there, and all of them
+        would be in memory before anybody could take one."""
+        if self._transport is not None:
+            self._transport.pause_reading()
+            asyncio.get_running_loop().call_soon(self._read_on)
+
+    def _read_on(self) -> None:
+        if self._transport is not None and not self._ended.done() and not self._transport.is_closing():
+            self._transport.resume_reading()
 
     def _parse(self) -> None:
         """Accept the whole frames in the scratch; what is left moves to its beginning, or to a body of its own."""

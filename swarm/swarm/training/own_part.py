@@ -93,14 +93,14 @@ class OwnPart:
         streams, frame = self._streams, self._part.frames[index]
         if index == 0:
             await streams.faults.reached("round.reducing")
-        buffer = streams.buffer(frame)
+        place = self._part.frame(index)
         if self._owner.is_quick:
-            self._owner.reduce(encoded, num_values(frame), buffer)
+            self._owner.reduce(encoded, num_values(frame), place)
         else:
-            await streams.off_loop(self._owner.reduce, encoded, num_values(frame), buffer)
+            await streams.off_loop(self._owner.reduce, encoded, num_values(frame), place)
         if index == 0:
             await streams.faults.reached("round.reduced")
-        self._part.put(index, buffer)
+        self._part.have_next()
 
     async def hand_out(self) -> None:
         """Give all others the result, and meanwhile the backup what it would need to make it."""

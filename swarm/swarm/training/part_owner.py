@@ -78,7 +78,7 @@ class PartOwner:
         indices = (*self.report.left_out, *self.report.clipped)
         return {self.contributors[index].peer_id: self.report.kept[index] for index in indices}
 
-    def reduce(self, encoded: Sequence[Data], num_values: int, buffer: bytearray) -> None:
+    def reduce(self, encoded: Sequence[Data], num_values: int, buffer: bytearray | memoryview) -> None:
         """The frame's encoded result, into `buffer`. Raises PeerViolation as `survey` does, and RoundError if the
         result cannot be encoded."""
         if self._aggregation.is_sum:

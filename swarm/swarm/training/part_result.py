@@ -40,8 +40,12 @@ class PartResult:
         """The result's frame, whose size has been checked. One that is there already is ignored."""
         if frame == self.have:
             self.data[self._places[frame]] = data
-            self.have += 1
-            self._tell()
+            self.have_next()
+
+    def have_next(self) -> None:
+        """The result's next frame is in its place."""
+        self.have += 1
+        self._tell()
 
     def keep(self, frame: int, data: Data) -> bool:
         """The owner's slice of the frame; False if its size is wrong."""

@@ -169,3 +169,27 @@ def test_drained_waits_until_the_system_has_all_and_raises_when_the_connection_i
         await running
 
     in_each_loop(case)
+
+
+def test_long_bodies_that_are_all_there_come_one_a_turn() -> None:
+    body = b"e" * 2 * SCRATCH_BYTES
+
+    async def case(near: Near) -> None:
+        seen: list[int] = []  # frames at the beginning of each turn of the loop
+
+        async def turns() -> None:
+            while len(near.frames) < 5:
+                seen.append(len(near.frames))
+                await asyncio.sleep(0)
+
+        running = asyncio.create_task(near.run())
+        await near.wire.drained()
+        data = framing.frame(Kind.DATA, body) * 5
+        assert near.far.send(data) == len(data)
+        await turns()
+        near.far.close()
+        await running
+        assert near.frames == [(Kind.DATA, len(body), body)] * 5
+        assert set(seen) == {0, 1, 2, 3, 4}
+
+    in_each_loop(case)

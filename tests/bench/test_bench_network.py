@@ -21,6 +21,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import uvloop
 from bench.report import Report
@@ -324,3 +325,29 @@ def test_bench_idle_host(tmp_path: Path) -> None:
     Report("idle host, torch loaded, over 10 s").row("Libp2pNetwork", **measured, cpu_percent=cpu, rss_MB=rss).show()
     assert cpu < 1
     assert rss < 450
+
+
+@pytest.mark.timeout(60)
+def test_bench_idle_seed(tmp_path: Path) -> None:
+    """The command, as an operator runs it, without any peer."""
+    command = [sys.executable, "-m", "swarm_node", "seed", "--home", str(tmp_path / "home"), "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as seed:
+        assert seed.stdout is not None
+        try:
+            events = map(json.loads, seed.stdout)
+            assert any(event.get("number", 0) == event.get("of") for event in events), "it did not start"
+            processes = [psutil.Process(seed.pid), *psutil.Process(seed.pid).children()]
+            time.sleep(2)  # let the start's own work end
+            before = [sum(process.cpu_times()[:2]) for process in processes]
+            time.sleep(10)
+            after = [sum(process.cpu_times()[:2]) for process in processes]
+            rss = [process.memory_info().rss / 1e6 for process in processes]
+        finally:
+            seed.terminate()
+    cpu = [10 * (b - a) for a, b in zip(before, after, strict=True)]
+    report = Report("idle seed, over 10 s")
+    for name, cpu_percent, rss_MB in zip(("python", "p2pd"), cpu, rss, strict=True):
+        report.row(name, cpu_percent=cpu_percent, rss_MB=rss_MB)
+    report.row("together", cpu_percent=sum(cpu), rss_MB=sum(rss)).show()
+    assert sum(cpu) < 1
+    assert sum(rss) < 200

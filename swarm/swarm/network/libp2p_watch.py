@@ -2,7 +2,9 @@
 
 Two groups that lost their common seed each keep dialling it, so they meet there once it is back; a node that is alone
 also dials whom it knew before. A seed is back when it has answered: one that has just started may be connected before
-it serves anything. `Watch.run` is the task; its state is whom it has seen.
+it serves anything. One that is lost and connected again between two looks is asked at the next refresh.
+
+`Watch.run` is the task; its state is whom it has seen.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ class Watch:
         self._host = host
         self._dht = dht
         self._seeds = tuple(seeds)
-        self._met = set(met)  # and have been connected since
+        self._met = set(met)  # and were connected at each look since
         self._network_id = network_id
         self._on_healed = on_healed
         self._known: OrderedDict[str, None] = OrderedDict()
@@ -62,6 +64,7 @@ class Watch:
                 cut_off = await self._heal()
                 if loop.time() >= refresh_at:
                     refresh_at = loop.time() + REFRESH_S
+                    await asyncio.gather(*(self._dht.ping(peer_id) for peer_id in self._met))
                     await self._dht.refresh()
             except PeerUnreachable:
                 return  # the daemon has ended; the lane tells

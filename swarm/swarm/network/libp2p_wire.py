@@ -36,7 +36,7 @@ class Wire(asyncio.BufferedProtocol):
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._room = asyncio.Event()
         self._room.set()
-        self._transport: asyncio.Transport | None = None  # while this runs
+        self._transport: asyncio.Transport | None = None  # from `run` on
         self.is_lost = False  # nobody can write any more
 
     @property
@@ -62,6 +62,7 @@ class Wire(asyncio.BufferedProtocol):
             transport.resume_reading()
             await self._ended
         finally:
+            self._end(None)
             transport.pause_reading()
 
     async def drained(self) -> None:

@@ -145,8 +145,37 @@ def test_group_that_reached_its_seed_before_it_served_anything_asks_again(
         await newcomer.publish(KEYS[0], b"", lifetime_s=120)
         everyone = {node.peer_id for node in [*group, newcomer]}
         await wait_until_all_see([seed, newcomer, *group], everyone, 15)
-        assert not too_early
+
+        async def all_were_too_early() -> bool:
+            return not too_early
+
+        await eventually(all_were_too_early)
         await close_all([seed, newcomer, *group])
+
+    asyncio.run(main())
+
+
+def test_seed_that_forgot_nodes_which_are_still_connected_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(libp2p_watch, "CHECK_S", 0.1)
+    monkeypatch.setattr(libp2p_watch, "REFRESH_S", 0.3)
+
+    async def main() -> None:
+        seed = await libp2p_node(tmp_path / "seed")
+        nodes = [await libp2p_node(tmp_path / name, peers=await seed.addrs()) for name in ("a", "b", "c")]
+
+        async def all_know_all() -> bool:
+            return all(len(node._dht.peers()) == 3 for node in (seed, *nodes))
+
+        await eventually(all_know_all)
+        for one in (seed, nodes[0]):
+            for other in nodes[1:]:
+                one._dht._table.lost(other.peer_id)
+                other._dht._table.lost(one.peer_id)
+        assert not await all_know_all()
+        await eventually(all_know_all)
+        await close_all([seed, *nodes])
 
     asyncio.run(main())
 

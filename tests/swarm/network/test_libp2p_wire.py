@@ -27,6 +27,9 @@ class Near:
         self.announced: list[tuple[Kind, int]] = []
         self.wire = Wire(lambda kind, length: self.announced.append((kind, length)), self._accept)
         self._near, self.far = socket.socketpair()
+        for side in (self._near, self.far):
+            for buffer in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+                side.setsockopt(socket.SOL_SOCKET, buffer, 1 << 18)
         self.far.setblocking(False)
 
     async def __aenter__(self) -> Near:
@@ -108,6 +111,21 @@ def test_frame_that_is_refused_when_announced_gets_no_memory_and_ends_the_readin
             await near.run()
         assert not near.wire._body
         assert not near.frames
+
+    in_each_loop(case)
+
+
+def test_violation_before_the_wire_was_there_is_the_end_also_behind_a_long_body() -> None:
+    async def case(near: Near) -> None:
+        bad = framing.frame(Kind.DATA, b"f" * SCRATCH_BYTES) + framing.frame(Kind.DATA, b"g") + b"\xff" * 5
+        await asyncio.get_running_loop().sock_sendall(near.far, b"!" + bad)
+        assert await near.reader.readexactly(1) == b"!"
+        with pytest.raises(PeerViolation):
+            await near.run()
+        await asyncio.get_running_loop().sock_sendall(near.far, framing.frame(Kind.DATA, b"h"))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert near.frames == [(Kind.DATA, SCRATCH_BYTES, b"f" * SCRATCH_BYTES), (Kind.DATA, 1, b"g")]
 
     in_each_loop(case)
 

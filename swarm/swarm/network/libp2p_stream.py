@@ -1,8 +1,9 @@
 """A stream of messages over one byte stream of the libp2p daemon: framing, credit, deadlines, typed failures.
 
 `pump` is the one task that reads; whoever opened or accepted the stream owns it. It never stops reading for longer than
-a turn of the loop (credit bounds what it may be sent), so that the other side's leaving is noticed at once. What need not wait takes no timer and no turn
-of the loop. Leaves protocol names and handlers to `libp2p`, and bytes to `libp2p_wire`.
+a turn of the loop (credit bounds what it may be sent), so that the other side's leaving is noticed at once. What need
+not wait takes no timer and no turn of the loop. Leaves protocol names and handlers to `libp2p`, and bytes to
+`libp2p_wire`.
 """
 
 from __future__ import annotations

@@ -58,8 +58,8 @@ class PartResult:
         return True
 
     def frame(self, frame: int) -> memoryview:
-        """Its place, where the result is, or else the owner's slice, or at the owner what is being made. Once the result is
-        there, nothing changes it."""
+        """Its place, where the result is, or else the owner's slice, or at the owner what is being made. Once the
+        result is there, nothing changes it."""
         return memoryview(self.data)[self._places[frame]]
 
     def fail(self, error: SwarmError) -> None:

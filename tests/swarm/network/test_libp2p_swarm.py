@@ -50,6 +50,20 @@ async def wait_until_all_see(networks: list[Libp2pNetwork], expected: set[str], 
     await asyncio.gather(*(see(network) for network in networks))
 
 
+def seed_of(folder: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Where a seed is to listen that comes back at the same place, and the address that its peers are given."""
+    listen = f"/ip4/127.0.0.1/tcp/{free_port()}"
+    return (listen,), (f"{listen}/p2p/{Identity.load_or_create(folder / 'seed').peer_id}",)
+
+
+async def group_of(folder: Path, names: str, peers: tuple[str, ...]) -> list[Libp2pNetwork]:
+    """A node for each letter, which has published a record."""
+    nodes = [await libp2p_node(folder / name, peers=peers) for name in names]
+    for node in nodes:
+        await node.publish(KEYS[0], b"", lifetime_s=120)
+    return nodes
+
+
 async def close_all(networks: list[Libp2pNetwork]) -> None:
     await asyncio.gather(*(network.close() for network in networks))
 
@@ -88,25 +102,18 @@ def test_two_groups_behind_a_seed_that_was_gone_find_each_other(
 ) -> None:
     monkeypatch.setattr(libp2p_watch, "CHECK_S", 0.3)
     monkeypatch.setattr(libp2p_watch, "MAX_PAUSE_S", 0.6)
-    listen = (f"/ip4/127.0.0.1/tcp/{free_port()}",)
-    peers = (f"{listen[0]}/p2p/{Identity.load_or_create(tmp_path / 'seed').peer_id}",)
-
-    async def group(name: str) -> list[Libp2pNetwork]:
-        nodes = [await libp2p_node(tmp_path / f"{name}{index}", peers=peers) for index in range(2)]
-        for node in nodes:
-            await node.publish(KEYS[0], b"", lifetime_s=120)
-        return nodes
+    listen, peers = seed_of(tmp_path)
 
     async def main() -> None:
         seed = await libp2p_node(tmp_path / "seed", listen=listen)
-        first = await group("a")
+        first = await group_of(tmp_path, "ab", peers)
         os.kill(seed._host.daemon.pid, signal.SIGKILL)
         await seed.wait_failed()
         await seed.close()
         await wait_until_all_see(first, {node.peer_id for node in first}, 10)  # they live on without it
 
         seed = await libp2p_node(tmp_path / "seed", listen=listen)  # it knows nobody any more
-        second = await group("b")
+        second = await group_of(tmp_path, "cd", peers)
         everyone = [*first, *second, seed]
         await wait_until_all_see(everyone, {node.peer_id for node in [*first, *second]}, 15)
         await close_all(everyone)
@@ -120,8 +127,7 @@ def test_group_that_reached_its_seed_before_it_served_anything_asks_again(
     monkeypatch.setattr(libp2p_watch, "CHECK_S", 0.1)
     monkeypatch.setattr(libp2p_watch, "MIN_PAUSE_S", 0.1)
     monkeypatch.setattr(libp2p_watch, "MAX_PAUSE_S", 0.1)
-    listen = (f"/ip4/127.0.0.1/tcp/{free_port()}",)
-    peers = (f"{listen[0]}/p2p/{Identity.load_or_create(tmp_path / 'seed').peer_id}",)
+    listen, peers = seed_of(tmp_path)
     too_early: set[str] = set()
 
     async def connect(host: Host, addr: PeerAddr, network_id: str) -> Greeting:
@@ -133,24 +139,20 @@ def test_group_that_reached_its_seed_before_it_served_anything_asks_again(
 
     async def main() -> None:
         seed = await libp2p_node(tmp_path / "seed", listen=listen)
-        group = [await libp2p_node(tmp_path / name, peers=peers) for name in ("a", "b")]
-        for node in group:
-            await node.publish(KEYS[0], b"", lifetime_s=120)
+        group = await group_of(tmp_path, "ab", peers)
         await wait_until_all_see(group, {node.peer_id for node in group}, 10)
         too_early.update(node.peer_id for node in group)
         monkeypatch.setattr(libp2p_watch, "connect", connect)
         await seed.close()
         seed = await libp2p_node(tmp_path / "seed", listen=listen)
-        newcomer = await libp2p_node(tmp_path / "c", peers=peers)
-        await newcomer.publish(KEYS[0], b"", lifetime_s=120)
-        everyone = {node.peer_id for node in [*group, newcomer]}
-        await wait_until_all_see([seed, newcomer, *group], everyone, 15)
+        members = [*group, *await group_of(tmp_path, "c", peers)]
+        await wait_until_all_see([seed, *members], {node.peer_id for node in members}, 15)
 
         async def all_were_too_early() -> bool:
             return not too_early
 
         await eventually(all_were_too_early)
-        await close_all([seed, newcomer, *group])
+        await close_all([seed, *members])
 
     asyncio.run(main())
 

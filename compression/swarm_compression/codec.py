@@ -58,14 +58,11 @@ class Codec(ABC):
             raise CodecError("the buffer cannot be written to")
         self._write(x_N, np.frombuffer(view, dtype=np.uint8))
 
-    def check(self, data: Data, num_values: int) -> None:
-        """Raises CodecError where `decode` would, for a fraction of its cost: no value is made."""
+    def check(self, data: Data, num_values: int) -> float:
+        """A bound on the magnitude of what `data` decodes to, at most 1.2 times that for what an encoder wrote. Raises
+        CodecError where `decode` would, for a fraction of its cost: no value is made."""
         view = check_size(data, num_values, self.encoded_bytes(num_values))
-        self._check(np.frombuffer(view, dtype=np.uint8), num_values)
-
-    def largest(self, data: Data, num_values: int) -> float:
-        """A bound on the magnitude of what `data` decodes to, which has passed `check`; for most codecs a close one."""
-        return magnitude(self.decode(data, num_values))
+        return self._check(np.frombuffer(view, dtype=np.uint8), num_values)
 
     def decode(self, data: Data, num_values: int) -> Tensor:
         """A new fp32 CPU tensor [num_values], all finite. Raises CodecError, before anything is allocated if the
@@ -111,8 +108,9 @@ class Codec(ABC):
         """`x_N` is contiguous fp32 on any device, `wire` has `encoded_bytes`. Raises CodecError if not finite."""
 
     @abstractmethod
-    def _check(self, wire: NDArray[np.uint8], num_values: int) -> None:
-        """`wire` has `encoded_bytes` from anyone, aligned to nothing. Raises CodecError for what no encoder writes."""
+    def _check(self, wire: NDArray[np.uint8], num_values: int) -> float:
+        """`wire` has `encoded_bytes` from anyone, aligned to nothing. The bound of `check`. Raises CodecError for what
+        no encoder writes."""
 
     @abstractmethod
     def _read(self, wire: NDArray[np.uint8], x_N: Tensor) -> None:
@@ -140,9 +138,12 @@ def magnitude(x_N: Tensor) -> float:
     return max(abs(float(extreme)) for extreme in torch.aminmax(x_N)) if x_N.numel() else 0.0
 
 
-def check_finite(x_N: Tensor, message: str) -> None:
-    if not math.isfinite(magnitude(x_N)):
+def check_finite(x_N: Tensor, message: str) -> float:
+    """Its magnitude."""
+    largest = magnitude(x_N)
+    if not math.isfinite(largest):
         raise CodecError(message)
+    return largest
 
 
 def check_size(data: Data, num_values: int, expected_bytes: int) -> memoryview:

@@ -31,16 +31,15 @@ class FloatCodec(Codec):
         check_finite(wire_N, f"a value is not finite, or larger than {self.name} can hold")
         wire.view(bits)[:] = wire_N.view(_BITS[bits]).numpy()
 
-    def _check(self, wire: NDArray[np.uint8], num_values: int) -> None:  # noqa: ARG002
-        self._checked(wire)
+    def _check(self, wire: NDArray[np.uint8], num_values: int) -> float:  # noqa: ARG002
+        return self._checked(wire)[1]
 
     def _read(self, wire: NDArray[np.uint8], x_N: Tensor) -> None:
-        x_N.copy_(self._checked(wire))
+        x_N.copy_(self._checked(wire)[0])
 
-    def _checked(self, wire: NDArray[np.uint8]) -> Tensor:
-        """The values [N], all finite, in the format's own type."""
+    def _checked(self, wire: NDArray[np.uint8]) -> tuple[Tensor, float]:
+        """The values [N], all finite, in the format's own type, and their magnitude."""
         dtype, bits = _WIRE[self.name]
         # astype copies: torch takes neither foreign byte orders nor memory that is read-only or not aligned
         wire_N = torch.from_numpy(wire.view(bits).astype(bits[1:])).view(dtype)
-        check_finite(wire_N, "a value is not finite")
-        return wire_N
+        return wire_N, check_finite(wire_N, "a value is not finite")

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from swarm_compression.codec import Codec, CodecError, Data
+from swarm_compression.codec import Codec, CodecError
 
 BLOCK_VALUES = 64
 MIN_ABSMAX = 2.0**-100
@@ -71,11 +71,6 @@ class FourBitCodec(Codec):
 
     def encoded_bytes(self, num_values: int) -> int:
         return 2 * _num_blocks(num_values) + (num_values + 1) // 2
-
-    def largest(self, data: Data, num_values: int) -> float:
-        bits_K, _ = _split(np.frombuffer(data, dtype=np.uint8), num_values)
-        scales_K = (bits_K.astype(np.uint32) << 16).view(np.float32)
-        return float(scales_K.max(initial=0)) * float(self._largest)
 
     def _write(self, x_N: Tensor, wire: NDArray[np.uint8]) -> None:
         values_N = x_N.cpu().numpy()
@@ -126,7 +121,7 @@ class FourBitCodec(Codec):
             np.multiply(whole_KC, scale_of, out=out_S[:cut].reshape(-1, BLOCK_VALUES))
             out_S[cut:] = value_S[cut:] * scale_K[block + num_whole : block + num_whole + 1]
 
-    def _check(self, wire: NDArray[np.uint8], num_values: int) -> None:
+    def _check(self, wire: NDArray[np.uint8], num_values: int) -> float:
         bits_K, code_M = _split(wire, num_values)
         in_range_K = (bits_K >= self._min_scale_bits) & (bits_K <= self._max_scale_bits)
         if not bool(((bits_K == 0) | in_range_K).all()):
@@ -135,6 +130,8 @@ class FourBitCodec(Codec):
             raise CodecError("minus zero is not a code")
         if num_values % 2 and code_M[-1] > 15:
             raise CodecError("there is a code after the last value")
+        largest_bits = np.uint32(bits_K.max(initial=0)) << np.uint32(16)
+        return float(largest_bits.view(np.float32)) * float(self._largest)
 
 
 def _num_blocks(num_values: int) -> int:

@@ -43,10 +43,6 @@ class Int8Codec(Codec):
     def encoded_bytes(self, num_values: int) -> int:
         return num_values + 4 * _num_blocks(num_values)
 
-    def largest(self, data: Data, num_values: int) -> float:
-        bits_K, _ = _split(np.frombuffer(data, dtype=np.uint8), num_values)
-        return MAX_CODE * float(bits_K.view(np.float32).max(initial=0))
-
     def combine(
         self, encoded: Sequence[Data], weights: Sequence[float], num_values: int, buffer: bytearray | memoryview
     ) -> None:
@@ -79,8 +75,9 @@ class Int8Codec(Codec):
             raise CodecError("a value is not finite")
         wire[: 4 * num_blocks].view("<f4")[:] = scale_K
 
-    def _check(self, wire: NDArray[np.uint8], num_values: int) -> None:
-        _checked(wire, num_values)
+    def _check(self, wire: NDArray[np.uint8], num_values: int) -> float:
+        scale_K, _ = _checked(wire, num_values)
+        return MAX_CODE * float(scale_K.max(initial=0))
 
     def _read(self, wire: NDArray[np.uint8], x_N: Tensor) -> None:
         scale_K, code_N = _checked(wire, x_N.numel())

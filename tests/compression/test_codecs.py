@@ -28,14 +28,14 @@ _KNOWN_SHA256 = {
 
 @every_codec
 @given(x_N=any_vectors)
-def test_largest_bounds_what_is_decoded_and_follows_it(name: str, x_N: torch.Tensor) -> None:
+def test_check_bounds_what_is_decoded_and_follows_it(name: str, x_N: torch.Tensor) -> None:
     codec = get_codec(name)
     try:
         data = codec.encode(x_N)
     except CodecError:
         return  # too large for fp16
     found = codec.decode(data, x_N.numel()).abs().max().item() if x_N.numel() else 0.0
-    assert found <= codec.largest(data, x_N.numel()) <= 1.2 * found
+    assert found <= codec.check(data, x_N.numel()) <= 1.2 * found
 
 
 def test_get_codec_unknown_name_lists_the_known_ones() -> None:

@@ -20,7 +20,7 @@ from swarm_compression.feedback import ErrorFeedback
 from swarm_protocol.errors import PeerViolation, RoundError
 from swarm_protocol.training_messages import Contribution, Group
 
-from swarm.training.parts import check_frame, check_moves
+from swarm.training.parts import check_frame
 from swarm.trust.aggregation.aggregation import Aggregation
 from swarm.trust.aggregation.aggregator import Aggregator, Report
 
@@ -99,8 +99,8 @@ class PartOwner:
     def _rows(self, encoded: Sequence[Data], num_values: int) -> Iterator[NDArray[Any]]:
         for member, data in zip(self.contributors, encoded, strict=True):
             with _blamed(member):
+                check_frame(self._codec, data, num_values)
                 x_F = self._codec.decode(data, num_values)
-                check_moves(self._codec, data, num_values)
             yield x_F.numpy()
 
 

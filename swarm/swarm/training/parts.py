@@ -39,18 +39,12 @@ def part_bytes(group: Group, index: int, codec: Codec) -> int:
 def check_frame(codec: Codec, data: Data, size: int) -> None:
     """Raises CodecError for what no honest member sends: what is no encoding of `size` values, and moves beyond all
     bounds."""
-    codec.check(data, size)
-    check_moves(codec, data, size)
-
-
-def check_moves(codec: Codec, data: Data, size: int) -> None:
-    """The second half of `check_frame`."""
-    if (largest := codec.largest(data, size)) > limits.MAX_PARAMETER_MOVE:
+    if (largest := codec.check(data, size)) > limits.MAX_PARAMETER_MOVE:
         raise CodecError(f"a parameter moves by {largest:.3g}")
 
 
-def decoded_frames(group: Group, parts: Sequence[Data], codec: Codec) -> Iterator[tuple[slice, Tensor]]:
-    """The values that `parts` encode, a frame [F] at a time, with each one's place in the vector.
+def encoded_frames(group: Group, parts: Sequence[Data], codec: Codec) -> Iterator[tuple[slice, memoryview]]:
+    """The frames of `parts`, each with its place in the vector.
 
     Raises IntegrityError for parts that are not of this group, or that no honest member made.
     """
@@ -63,9 +57,14 @@ def decoded_frames(group: Group, parts: Sequence[Data], codec: Codec) -> Iterato
         for frame in part_frames(group, index):
             stop = at + codec.encoded_bytes(num_values(frame))
             try:
-                delta_F = codec.decode(view[at:stop], num_values(frame))
-                check_moves(codec, view[at:stop], num_values(frame))
+                check_frame(codec, view[at:stop], num_values(frame))
             except CodecError as error:
                 raise IntegrityError(f"part {index} cannot be decoded: {error}") from error
-            yield frame, delta_F
+            yield frame, view[at:stop]
             at = stop
+
+
+def decoded_frames(group: Group, parts: Sequence[Data], codec: Codec) -> Iterator[tuple[slice, Tensor]]:
+    """The values of `encoded_frames`, a frame [F] at a time."""
+    for frame, data in encoded_frames(group, parts, codec):
+        yield frame, codec.decode(data, num_values(frame))

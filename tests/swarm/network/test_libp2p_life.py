@@ -181,6 +181,22 @@ def test_daemon_is_in_our_session_and_out_of_reach_of_the_terminals_interrupt(tm
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("chosen", [None, "3"])
+def test_daemon_runs_on_half_of_the_cores_or_on_as_many_as_the_user_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: str | None
+) -> None:
+    monkeypatch.delenv("GOMAXPROCS", raising=False)
+    if chosen:
+        monkeypatch.setenv("GOMAXPROCS", chosen)
+
+    async def main() -> None:
+        async with await libp2p_node(tmp_path / "node") as network:
+            num_threads = psutil.Process(p2pd_of(network)).environ()["GOMAXPROCS"]
+            assert num_threads == (chosen or str(max(1, (os.cpu_count() or 1) // 2)))
+
+    asyncio.run(main())
+
+
 def test_record_of_ours_that_another_wrote_ends_the_network_by_name(tmp_path: Path) -> None:
     async def main() -> None:
         a = await libp2p_node(tmp_path / "a")

@@ -286,14 +286,17 @@ class SpoiledCodec:
     def encode_into(self, x_N: Tensor, buffer: bytearray) -> None:
         buffer[:] = self.encode(x_N)
 
-    def check(self, data: bytes | bytearray | memoryview, num_values: int) -> float:  # noqa: ARG002
+    def check(self, data: bytes | bytearray | memoryview, num_values: int) -> float:
         return 0.0
 
-    def decode(self, data: bytes | bytearray | memoryview, num_values: int) -> Tensor:
+    def decode_into(self, data: bytes | bytearray | memoryview, x_N: Tensor) -> float:
         try:
-            return self._honest.decode(data, num_values)
+            return self._honest.decode_into(data, x_N)
         except ValueError:
-            return torch.zeros(num_values)
+            x_N.zero_()
+            return 0.0
 
     def accumulate(self, data: bytes | bytearray | memoryview, weight: float, acc_N: Tensor) -> None:
-        acc_N += weight * self.decode(data, acc_N.numel())
+        x_N = torch.empty_like(acc_N)
+        self.decode_into(data, x_N)
+        acc_N += weight * x_N

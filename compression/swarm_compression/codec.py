@@ -72,11 +72,11 @@ class Codec(ABC):
         self._read(np.frombuffer(view, dtype=np.uint8), x_N)
         return x_N
 
-    def decode_into(self, data: Data, x_N: Tensor) -> None:
-        """Overwrite `x_N`, a contiguous fp32 CPU vector. After CodecError it holds anything."""
+    def decode_into(self, data: Data, x_N: Tensor) -> float:
+        """Overwrite `x_N`, a contiguous fp32 CPU vector. The bound of `check`. After CodecError it holds anything."""
         _check_writable(x_N)
         view = check_size(data, x_N.numel(), self.encoded_bytes(x_N.numel()))
-        self._read(np.frombuffer(view, dtype=np.uint8), x_N)
+        return self._read(np.frombuffer(view, dtype=np.uint8), x_N)
 
     def accumulate(self, data: Data, weight: float, acc_N: Tensor) -> None:
         """acc_N += weight * decode(data): one rounding to fp32 after the product and one after the sum, `weight` being
@@ -94,7 +94,8 @@ class Codec(ABC):
         self, encoded: Sequence[Data], weights: Sequence[float], num_values: int, buffer: bytearray | memoryview
     ) -> None:
         """Write the encoding of the sum of weight * decode(data) to `buffer`, whose size must be exact: the bytes of
-        `encode` after `accumulate` of each, in this order. All of `encoded` have passed `check`.
+        `encode` after `accumulate` of each, in this order. All of `encoded` have passed `check`; one of them may lie in
+        `buffer`.
 
         Raises CodecError if the sum cannot be encoded.
         """
@@ -113,8 +114,9 @@ class Codec(ABC):
         no encoder writes."""
 
     @abstractmethod
-    def _read(self, wire: NDArray[np.uint8], x_N: Tensor) -> None:
-        """`wire` has `encoded_bytes` from anyone, aligned to nothing; `x_N` is contiguous fp32 on the CPU."""
+    def _read(self, wire: NDArray[np.uint8], x_N: Tensor) -> float:
+        """`wire` has `encoded_bytes` from anyone, aligned to nothing; `x_N` is contiguous fp32 on the CPU. The bound of
+        `check`."""
 
     def _accumulate(self, wire: NDArray[np.uint8], weight: np.float32, acc_N: Tensor) -> None:
         x_N = torch.empty(acc_N.numel())

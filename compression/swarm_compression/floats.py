@@ -34,8 +34,10 @@ class FloatCodec(Codec):
     def _check(self, wire: NDArray[np.uint8], num_values: int) -> float:  # noqa: ARG002
         return self._checked(wire)[1]
 
-    def _read(self, wire: NDArray[np.uint8], x_N: Tensor) -> None:
-        x_N.copy_(self._checked(wire)[0])
+    def _read(self, wire: NDArray[np.uint8], x_N: Tensor) -> float:
+        wire_N, largest = self._checked(wire)
+        x_N.copy_(wire_N)
+        return largest
 
     def _checked(self, wire: NDArray[np.uint8]) -> tuple[Tensor, float]:
         """The values [N], all finite, in the format's own type, and their magnitude."""

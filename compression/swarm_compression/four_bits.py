@@ -103,10 +103,10 @@ class FourBitCodec(Codec):
         pair = code_KC.reshape(-1).view("<u2")
         return bits_K, (pair | pair >> 4).astype(np.uint8)
 
-    def _read(self, wire: NDArray[np.uint8], x_N: Tensor) -> None:
+    def _read(self, wire: NDArray[np.uint8], x_N: Tensor) -> float:
         num_values = x_N.numel()
         bits_K, code_M = _split(wire, num_values)
-        self._check(wire, num_values)
+        largest = self._check(wire, num_values)
         scale_K = (bits_K.astype(np.uint32) << 16).view(np.float32)
         values_N = x_N.numpy()
         for start in range(0, num_values, _SLAB_VALUES):
@@ -120,6 +120,7 @@ class FourBitCodec(Codec):
             scale_of = scale_K[block : block + num_whole, None]
             np.multiply(whole_KC, scale_of, out=out_S[:cut].reshape(-1, BLOCK_VALUES))
             out_S[cut:] = value_S[cut:] * scale_K[block + num_whole : block + num_whole + 1]
+        return largest
 
     def _check(self, wire: NDArray[np.uint8], num_values: int) -> float:
         bits_K, code_M = _split(wire, num_values)

@@ -76,12 +76,12 @@ class Int8Codec(Codec):
         wire[: 4 * num_blocks].view("<f4")[:] = scale_K
 
     def _check(self, wire: NDArray[np.uint8], num_values: int) -> float:
-        scale_K, _ = _checked(wire, num_values)
-        return MAX_CODE * float(scale_K.max(initial=0))
+        return _largest(_checked(wire, num_values)[0])
 
-    def _read(self, wire: NDArray[np.uint8], x_N: Tensor) -> None:
+    def _read(self, wire: NDArray[np.uint8], x_N: Tensor) -> float:
         scale_K, code_N = _checked(wire, x_N.numel())
         dequantize(code_N, scale_K, x_N.numpy())
+        return _largest(scale_K)
 
     def _accumulate(self, wire: NDArray[np.uint8], weight: np.float32, acc_N: Tensor) -> None:
         scale_K, code_N = _checked(wire, acc_N.numel())
@@ -90,6 +90,10 @@ class Int8Codec(Codec):
 
 def _num_blocks(num_values: int) -> int:
     return -(-num_values // BLOCK_VALUES)
+
+
+def _largest(scale_K: NDArray[np.float32]) -> float:
+    return MAX_CODE * float(scale_K.max(initial=0))
 
 
 def _split(wire: NDArray[np.uint8], num_values: int) -> tuple[NDArray[np.int32], NDArray[np.int8]]:

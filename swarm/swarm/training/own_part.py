@@ -80,14 +80,14 @@ class OwnPart:
         """Frame after frame."""
         part, off_loop = self._part, self._streams.off_loop
         surveyed = deque[list[Data]]()
-        for frame in part.frames if self._owner.has_survey else ():
-            surveyed.append(await self._slices(frame))
+        for index, frame in enumerate(part.frames if self._owner.has_survey else ()):
+            surveyed.append(await self._slices(index))
             await off_loop(self._owner.survey, surveyed[-1], num_values(frame))
         await off_loop(self._owner.decide)
         self.report = self._owner.report
-        for index, frame in enumerate(part.frames):
+        for index in range(len(part.frames)):
             # nobody holds a frame's slices while those of the next one come
-            await self._reduce_frame(index, surveyed.popleft() if surveyed else await self._slices(frame))
+            await self._reduce_frame(index, surveyed.popleft() if surveyed else await self._slices(index))
 
     async def _reduce_frame(self, index: int, encoded: Sequence[Data]) -> None:
         streams, frame = self._streams, self._part.frames[index]
@@ -112,12 +112,15 @@ class OwnPart:
                         self._delivering[peer] = deliveries.create_task(self._deliver(peer), name="deliver")
             keeping.cancel()
 
-    async def _slices(self, frame: slice) -> list[Data]:
-        return [await self._slice_of(member.peer_id, frame) for member in self._owner.contributors]
+    async def _slices(self, index: int) -> list[Data]:
+        return [await self._slice_of(member.peer_id, index) for member in self._owner.contributors]
 
-    async def _slice_of(self, peer: str, frame: slice) -> Data:
+    async def _slice_of(self, peer: str, index: int) -> Data:
         if peer == self._part.owner:
-            return await self._streams.encoded(frame)
+            # where the result will take its place
+            place = self._part.frame(index)
+            await self._streams.encode(self._part.frames[index], place)
+            return place
         # half of what members wait for the result: the owner is to find out, and to say, who keeps all waiting
         limit_s = self._group.reduce_s / 2
         try:

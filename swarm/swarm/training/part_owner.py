@@ -20,7 +20,7 @@ from swarm_compression.feedback import ErrorFeedback
 from swarm_protocol.errors import PeerViolation, RoundError
 from swarm_protocol.training_messages import Contribution, Group
 
-from swarm.training.parts import check_frame
+from swarm.training.parts import check_frame, decode_frame
 from swarm.trust.aggregation.aggregation import Aggregation
 from swarm.trust.aggregation.aggregator import Aggregator, Report
 
@@ -79,8 +79,8 @@ class PartOwner:
         return {self.contributors[index].peer_id: self.report.kept[index] for index in indices}
 
     def reduce(self, encoded: Sequence[Data], num_values: int, buffer: bytearray | memoryview) -> None:
-        """The frame's encoded result, into `buffer`. Raises PeerViolation as `survey` does, and RoundError if the
-        result cannot be encoded."""
+        """The frame's encoded result, into `buffer`, where one of the slices may lie. Raises PeerViolation as `survey`
+        does, and RoundError if the result cannot be encoded."""
         if self._aggregation.is_sum:
             self._check(encoded, num_values)
             with _encoding():
@@ -99,8 +99,8 @@ class PartOwner:
     def _rows(self, encoded: Sequence[Data], num_values: int) -> Iterator[NDArray[Any]]:
         for member, data in zip(self.contributors, encoded, strict=True):
             with _blamed(member):
-                check_frame(self._codec, data, num_values)
-                x_F = self._codec.decode(data, num_values)
+                x_F = torch.empty(num_values)
+                decode_frame(self._codec, data, x_F)
             yield x_F.numpy()
 
 

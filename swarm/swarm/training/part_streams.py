@@ -66,11 +66,15 @@ class PartStreams:
     async def encoded(self, frame: slice) -> bytearray:
         """This member's slice for one frame. Raises RoundError."""
         buffer = self.buffer(frame)
+        await self.encode(frame, buffer)
+        return buffer
+
+    async def encode(self, frame: slice, buffer: bytearray | memoryview) -> None:
+        """Likewise, into `buffer`."""
         if self._encodes_at_once:
             self._encode(frame, buffer)
         else:
             await self.off_loop(self._encode, frame, buffer)
-        return buffer
 
     def buffer(self, frame: slice) -> bytearray:
         """For the frame, encoded. All are made here, on the loop: what threads allocate, each in a heap of its own, is
@@ -126,7 +130,7 @@ class PartStreams:
         await stream.send(cast("bytes", data))
         self.bytes_sent += len(data)
 
-    def _encode(self, frame: slice, buffer: bytearray) -> None:
+    def _encode(self, frame: slice, buffer: bytearray | memoryview) -> None:
         assert self._delta_N is not None
         try:
             if self.scheme.feedback is not None:

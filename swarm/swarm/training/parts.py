@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
+import torch
 from swarm_compression import Codec, CodecError
 from swarm_compression.codec import Data
 from swarm_protocol import limits
@@ -39,15 +40,22 @@ def part_bytes(group: Group, index: int, codec: Codec) -> int:
 def check_frame(codec: Codec, data: Data, size: int) -> None:
     """Raises CodecError for what no honest member sends: what is no encoding of `size` values, and moves beyond all
     bounds."""
-    if (largest := codec.check(data, size)) > limits.MAX_PARAMETER_MOVE:
+    _check_moves(codec.check(data, size))
+
+
+def decode_frame(codec: Codec, data: Data, x_F: Tensor) -> None:
+    """Overwrite `x_F`. Raises CodecError where `check_frame` does."""
+    _check_moves(codec.decode_into(data, x_F))
+
+
+def _check_moves(largest: float) -> None:
+    if largest > limits.MAX_PARAMETER_MOVE:
         raise CodecError(f"a parameter moves by {largest:.3g}")
 
 
 def encoded_frames(group: Group, parts: Sequence[Data], codec: Codec) -> Iterator[tuple[slice, memoryview]]:
-    """The frames of `parts`, each with its place in the vector.
-
-    Raises IntegrityError for parts that are not of this group, or that no honest member made.
-    """
+    """The frames of `parts`, each with its place in the vector. Raises IntegrityError for parts that are not of this
+    group."""
     if len(parts) != len(group.part_values):
         raise IntegrityError(f"{len(parts)} parts of {len(group.part_values)}")
     for index, part in enumerate(parts):
@@ -56,15 +64,17 @@ def encoded_frames(group: Group, parts: Sequence[Data], codec: Codec) -> Iterato
             raise IntegrityError(f"part {index} has {len(view)} bytes instead of {size}")
         for frame in part_frames(group, index):
             stop = at + codec.encoded_bytes(num_values(frame))
-            try:
-                check_frame(codec, view[at:stop], num_values(frame))
-            except CodecError as error:
-                raise IntegrityError(f"part {index} cannot be decoded: {error}") from error
             yield frame, view[at:stop]
             at = stop
 
 
 def decoded_frames(group: Group, parts: Sequence[Data], codec: Codec) -> Iterator[tuple[slice, Tensor]]:
-    """The values of `encoded_frames`, a frame [F] at a time."""
+    """The values of `encoded_frames`, a frame [F] at a time. Raises IntegrityError too for what no honest member
+    made."""
     for frame, data in encoded_frames(group, parts, codec):
-        yield frame, codec.decode(data, num_values(frame))
+        x_F = torch.empty(num_values(frame))
+        try:
+            decode_frame(codec, data, x_F)
+        except CodecError as error:
+            raise IntegrityError(f"the frame at value {frame.start} cannot be decoded: {error}") from error
+        yield frame, x_F

@@ -181,6 +181,17 @@ def test_daemon_is_in_our_session_and_out_of_reach_of_the_terminals_interrupt(tm
     asyncio.run(main())
 
 
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="Linux")
+def test_daemon_does_not_push_aside_who_computes(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with await libp2p_node(tmp_path / "a") as network:
+            threads = psutil.Process(p2pd_of(network)).threads()
+            assert {os.sched_getscheduler(thread.id) for thread in threads} == {os.SCHED_BATCH}
+            assert os.sched_getscheduler(0) == os.SCHED_OTHER  # nor does this process change
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("chosen", [None, "3"])
 def test_daemon_runs_on_half_of_the_cores_or_on_as_many_as_the_user_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: str | None

@@ -24,7 +24,7 @@ from swarm.training.stand_in import MIN_MEMBERS, backup_of
 logger = logging.getLogger(__name__)
 
 AHEAD_FRAMES = 6
-"""How many slices a member has on its way to all owners together: 0.8 MiB of int8."""
+"""How many slices a member has on its way to all owners together: 0.6 MiB of int8."""
 
 
 class Exchange:

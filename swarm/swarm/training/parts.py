@@ -17,8 +17,8 @@ from swarm_protocol.errors import IntegrityError
 from swarm_protocol.training_messages import Group
 from torch import Tensor
 
-FRAME_VALUES = 1 << 17
-"""Values in one message: 512 KiB of fp32, a quarter of that in int8."""
+FRAME_VALUES = 3 << 15
+"""Values in one message: 384 KiB of fp32, a quarter of that in int8. A member of four holds up to twenty frames."""
 
 
 def part_frames(group: Group, index: int) -> list[slice]:

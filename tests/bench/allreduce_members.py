@@ -27,7 +27,7 @@ from swarm.network.libp2p import Libp2pNetwork
 from swarm.training.butterfly import Butterfly
 from swarm.training.coordinator import part_values
 from swarm.training.part_owner import Scheme
-from swarm.training.parts import decode_frame, encoded_frames
+from swarm.training.parts import decoded_frames
 from swarm.training.round_events import Signed
 from swarm.trust.aggregation.registry import get_aggregator
 from swarm_compression import get_codec, warm_up
@@ -118,8 +118,8 @@ class Member:
         }
 
     def _take(self, parts: Any) -> None:
-        for frame, data in encoded_frames(self._group, parts, CODEC):
-            decode_frame(CODEC, data, self._mean_N[frame])
+        for frame, mean_F in decoded_frames(self._group, parts, CODEC):
+            self._mean_N[frame] = mean_F
 
     def error(self, num_members: int) -> float:
         """Of the mean, relative to its norm."""

@@ -21,7 +21,7 @@ import sysconfig
 import tempfile
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,7 +80,6 @@ def arguments(options: DaemonOptions, control_socket: str) -> list[str]:
         "-autonat=1",  # with it come connection reversal and hole punching
         f"-natPortMap={int(options.nat_port_map)}",
         "-connManager=1",
-        "-noise=0",  # TLS 1.3 instead: AES by the processor, where it can, takes half as long as Noise's ChaCha20
         "-dhtServer" if options.dht_server else "-dhtClient",
     ]
     args.append(f"-hostAddrs={','.join(options.listen)}" if options.listen else "-noListenAddrs")
@@ -96,7 +95,8 @@ def arguments(options: DaemonOptions, control_socket: str) -> list[str]:
 def environment() -> dict[str, str]:
     """Half of the cores: on a small machine Go's threads otherwise take from those who compute, above all by looking
     for work that another of them does. What the user has set counts."""
-    return {"GOLOG_LOG_LEVEL": "error", "GOMAXPROCS": str(max(1, (os.cpu_count() or 1) // 2)), **os.environ}
+    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return {"GOLOG_LOG_LEVEL": "error", "GOMAXPROCS": str(max(1, num_cores // 2)), **os.environ}
 
 
 class Daemon:
@@ -278,19 +278,17 @@ def _is_running(pid: int) -> bool:
 def _that_waits_its_turn() -> Iterator[None]:
     """What is started inside gets its share of the cores, but does not push aside whoever computes each time that it
     wakes: it then moves more bytes at once (Linux)."""
-    if not hasattr(os, "SCHED_BATCH") or os.sched_getscheduler(0) != os.SCHED_OTHER:
-        yield
-        return
-    _set_policy(os.SCHED_BATCH)  # of this thread, which a child inherits
+    try:
+        is_set = os.sched_getscheduler(0) == os.SCHED_OTHER
+        if is_set:
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))  # of this thread, which a child inherits
+    except (AttributeError, OSError):  # another system, or a sandbox that forbids it
+        is_set = False
     try:
         yield
     finally:
-        _set_policy(os.SCHED_OTHER)
-
-
-def _set_policy(policy: int) -> None:
-    with suppress(OSError):  # a sandbox may forbid it
-        os.sched_setscheduler(0, policy, os.sched_param(0))
+        if is_set:
+            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
 async def _read_line(output: asyncio.StreamReader) -> bytes:

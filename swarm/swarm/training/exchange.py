@@ -23,8 +23,8 @@ from swarm.training.stand_in import MIN_MEMBERS, backup_of
 
 logger = logging.getLogger(__name__)
 
-AHEAD_FRAMES = 6
-"""How many slices a member has on its way to all owners together: 0.6 MiB of int8."""
+AHEAD_FRAMES = 9
+"""How many slices a member has on its way to all owners together: 0.9 MiB of int8."""
 
 
 class Exchange:

@@ -11,8 +11,9 @@ from swarm_protocol.errors import PeerUnreachable, PeerViolation, SwarmError
 
 from swarm.network.interface import EndOfStream, Stream
 
-MIN_AHEAD_FRAMES = 2
-"""What a member sends to an owner before it waits for anything: one slice travels while the other is worked on."""
+MIN_AHEAD_FRAMES = 3
+"""What a member sends to an owner before it waits for anything: slices travel while another one is worked on. Over long
+lines this bounds the rate, and with it what can be measured of them."""
 
 ROOM_FRAMES = 16
 """Received and not yet taken: more than members have on their way (`exchange`), unless whole parts are surveyed."""

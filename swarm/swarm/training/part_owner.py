@@ -99,8 +99,7 @@ class PartOwner:
     def _rows(self, encoded: Sequence[Data], num_values: int) -> Iterator[NDArray[Any]]:
         for member, data in zip(self.contributors, encoded, strict=True):
             with _blamed(member):
-                x_F = torch.empty(num_values)
-                decode_frame(self._codec, data, x_F)
+                x_F = decode_frame(self._codec, data, num_values)
             yield x_F.numpy()
 
 

@@ -1,7 +1,8 @@
 """One part's result at one member, as it grows frame by frame: from the owner, or from whoever stands in for it.
 
 Both send the same bytes, so whichever frame comes first counts. Before its result a frame's place in the buffer may
-hold the owner's own slice, which its backup keeps: needed until the result is there, and no longer. One task owns it.
+hold the owner's own slice, at the backup that keeps it and at the owner itself: needed until the result is there, and
+no longer. One task owns it.
 """
 
 from __future__ import annotations

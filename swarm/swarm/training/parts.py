@@ -18,7 +18,8 @@ from swarm_protocol.training_messages import Group
 from torch import Tensor
 
 FRAME_VALUES = 3 << 15
-"""Values in one message: 384 KiB of fp32, a quarter of that in int8. A member of four holds up to twenty frames."""
+"""Values in one message: 384 KiB of fp32, a quarter of that in int8. A smaller frame costs time, a larger one memory:
+members hold many at once."""
 
 
 def part_frames(group: Group, index: int) -> list[slice]:
@@ -43,19 +44,23 @@ def check_frame(codec: Codec, data: Data, size: int) -> None:
     _check_moves(codec.check(data, size))
 
 
-def decode_frame(codec: Codec, data: Data, x_F: Tensor) -> None:
-    """Overwrite `x_F`. Raises CodecError where `check_frame` does."""
+def decode_frame(codec: Codec, data: Data, size: int) -> Tensor:
+    """The values [size] of `data`. Raises CodecError where `check_frame` does."""
+    x_F = torch.empty(size)
     _check_moves(codec.decode_into(data, x_F))
+    return x_F
 
 
 def _check_moves(largest: float) -> None:
-    if largest > limits.MAX_PARAMETER_MOVE:
+    if not largest <= limits.MAX_PARAMETER_MOVE:
         raise CodecError(f"a parameter moves by {largest:.3g}")
 
 
-def encoded_frames(group: Group, parts: Sequence[Data], codec: Codec) -> Iterator[tuple[slice, memoryview]]:
-    """The frames of `parts`, each with its place in the vector. Raises IntegrityError for parts that are not of this
-    group."""
+def decoded_frames(group: Group, parts: Sequence[Data], codec: Codec) -> Iterator[tuple[slice, Tensor]]:
+    """The values that `parts` encode, a frame [F] at a time, with each one's place in the vector.
+
+    Raises IntegrityError for parts that are not of this group, or that no honest member made.
+    """
     if len(parts) != len(group.part_values):
         raise IntegrityError(f"{len(parts)} parts of {len(group.part_values)}")
     for index, part in enumerate(parts):
@@ -64,17 +69,9 @@ def encoded_frames(group: Group, parts: Sequence[Data], codec: Codec) -> Iterato
             raise IntegrityError(f"part {index} has {len(view)} bytes instead of {size}")
         for frame in part_frames(group, index):
             stop = at + codec.encoded_bytes(num_values(frame))
-            yield frame, view[at:stop]
+            try:
+                delta_F = decode_frame(codec, view[at:stop], num_values(frame))
+            except CodecError as error:
+                raise IntegrityError(f"part {index} cannot be decoded: {error}") from error
+            yield frame, delta_F
             at = stop
-
-
-def decoded_frames(group: Group, parts: Sequence[Data], codec: Codec) -> Iterator[tuple[slice, Tensor]]:
-    """The values of `encoded_frames`, a frame [F] at a time. Raises IntegrityError too for what no honest member
-    made."""
-    for frame, data in encoded_frames(group, parts, codec):
-        x_F = torch.empty(num_values(frame))
-        try:
-            decode_frame(codec, data, x_F)
-        except CodecError as error:
-            raise IntegrityError(f"the frame at value {frame.start} cannot be decoded: {error}") from error
-        yield frame, x_F

@@ -11,6 +11,7 @@ import pytest
 from swarm.testing import virtual_time
 from swarm.training import coordinator
 from swarm.training.events import OuterStep
+from swarm.training.inbox import MIN_AHEAD_FRAMES
 from swarm.training.meter import MIN_BYTES, Meter, MeteredStream
 from swarm_protocol.training_messages import MAX_BYTES_PER_S
 from training_swarm import Swarm, SyntheticInner, assert_equal_steps, config
@@ -88,7 +89,7 @@ def test_metered_stream_measures_the_frames_behind_the_opening_once_they_are_eno
         assert rates == [MIN_BYTES / 3.0]
         for _ in range(40):
             await stream.receive()
-        assert len(rates) == 1, "later frames wait for others"
+        assert len(rates) == MIN_AHEAD_FRAMES - 1, "later frames wait for others"
 
     virtual_time.run(main())
 

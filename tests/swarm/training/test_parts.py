@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from swarm.training import parts as module
-from swarm.training.parts import decoded_frames, part_bytes, part_frames
-from swarm_compression import get_codec
+from swarm.training.parts import check_frame, decode_frame, decoded_frames, part_bytes, part_frames
+from swarm_compression import CodecError, get_codec
+from swarm_protocol import limits
 from swarm_protocol.errors import IntegrityError
 from swarm_protocol.identity import Identity
 from swarm_protocol.training_messages import Contribution, Group
@@ -65,11 +66,21 @@ def test_decoded_frames_are_the_values_in_their_places() -> None:
 
 
 @pytest.mark.parametrize("spoil", [lambda part: part + b"x", lambda part: part[:-1], lambda part: b"\xff" * len(part)])
-def test_decoded_frames_of_what_no_encoder_wrote_name_the_place(spoil) -> None:  # type: ignore[no-untyped-def]
+def test_decoded_frames_of_what_no_encoder_wrote_name_the_part(spoil) -> None:  # type: ignore[no-untyped-def]
     parts = encoded()
     parts[2] = spoil(parts[2])
-    with pytest.raises(IntegrityError, match=f"part 2 has|the frame at value {sum(GROUP.part_values[:2])} "):
+    with pytest.raises(IntegrityError, match="part 2"):
         list(decoded_frames(GROUP, parts, CODEC))
+
+
+@pytest.mark.parametrize("name", ["fp32", "bf16", "int8", "int4", "e3m0"])  # fp16 holds no such number
+def test_frame_that_moves_a_parameter_beyond_all_bounds_is_refused_checked_or_decoded(name: str) -> None:
+    codec, x_N = get_codec(name), torch.full((300,), 0.7 * limits.MAX_PARAMETER_MOVE)
+    check_frame(codec, codec.encode(x_N), 300)
+    assert torch.equal(decode_frame(codec, codec.encode(x_N), 300), codec.decode(codec.encode(x_N), 300))
+    for refuse in (check_frame, decode_frame):
+        with pytest.raises(CodecError, match=r"a parameter moves by 1\.[34]"):
+            refuse(codec, codec.encode(2 * x_N), 300)
 
 
 def test_decoded_frames_of_too_few_parts_are_refused() -> None:

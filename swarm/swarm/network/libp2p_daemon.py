@@ -92,13 +92,6 @@ def arguments(options: DaemonOptions, control_socket: str) -> list[str]:
     return args
 
 
-def environment() -> dict[str, str]:
-    """Half of the cores: on a small machine Go's threads otherwise take from those who compute, above all by looking
-    for work that another of them does. What the user has set counts."""
-    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return {"GOLOG_LOG_LEVEL": "error", "GOMAXPROCS": str(max(1, num_cores // 2)), **os.environ}
-
-
 class Daemon:
     """Not asyncio's subprocess: uvloop's cannot set a process group, and asyncio's own needs a thread to wait."""
 
@@ -307,7 +300,7 @@ def _spawn(args: Sequence[str]) -> subprocess.Popen[bytes]:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                env=environment(),
+                env={**os.environ, "GOLOG_LOG_LEVEL": os.environ.get("GOLOG_LOG_LEVEL", "error")},
                 # Ctrl-C in the terminal is for us: the daemon must outlive our drain. Not a session of its own: the
                 # kernel schedules sessions against each other, and there it moved less than half the bytes on a busy
                 # machine.

@@ -196,23 +196,6 @@ def test_daemon_does_not_push_aside_who_computes(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("chosen", [None, "3"])
-def test_daemon_runs_on_half_of_the_cores_or_on_as_many_as_the_user_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: str | None
-) -> None:
-    monkeypatch.delenv("GOMAXPROCS", raising=False)
-    if chosen:
-        monkeypatch.setenv("GOMAXPROCS", chosen)
-
-    async def main() -> None:
-        async with await libp2p_node(tmp_path / "node") as network:
-            num_threads = psutil.Process(p2pd_of(network)).environ()["GOMAXPROCS"]
-            num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-            assert num_threads == (chosen or str(max(1, num_cores // 2)))
-
-    asyncio.run(main())
-
-
 def test_record_of_ours_that_another_wrote_ends_the_network_by_name(tmp_path: Path) -> None:
     async def main() -> None:
         a = await libp2p_node(tmp_path / "a")

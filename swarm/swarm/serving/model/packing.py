@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import platform
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -23,6 +24,7 @@ from swarm.serving.model.heap import give_back
 _ROWS = 16
 """How many rows the layout is made for. It is as good for one, and close to the best for hundreds."""
 
+_SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
 _STEP_ROWS = 64
 _MOST_ROWS = 512
 """Computed at once. A program takes milliseconds to make and half a megabyte to keep, so there must be few of them."""
@@ -139,9 +141,9 @@ def _piece(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _size(num_rows: int) -> int:
-    """The next power of two, or multiple of 64: the library makes, and keeps, a program for each number of rows."""
+    """The next of _SIZES, or multiple of 64: the library makes, and keeps, a program for each number of rows."""
     if num_rows <= _STEP_ROWS:
-        return 1 << max(0, num_rows - 1).bit_length()
+        return _SIZES[bisect_left(_SIZES, num_rows)]
     return -(-num_rows // _STEP_ROWS) * _STEP_ROWS
 
 

@@ -49,7 +49,7 @@ def test_packed_linear_any_number_of_rows_takes_one_of_few_programs(monkeypatch:
     monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", product)
     for num_rows in range(1, 1100):
         assert packed(torch.zeros(num_rows, 4)).shape == (num_rows, 8)
-    assert len(sizes) <= 14
+    assert len(sizes) <= 17
     assert max(sizes) == 512
 
 

@@ -22,6 +22,7 @@ from swarm.serving.engine.compute import Computed, Piece, Runs, compute, needed
 from swarm.serving.engine.cost import StepCost
 from swarm.serving.engine.pages import Holding, PageBook
 from swarm.serving.engine.prefix import KEY_BYTES, PageNames
+from swarm.serving.engine.residency import Residency
 from swarm.serving.engine.scheduler import Plan, Scheduler
 from swarm.serving.engine.seat import Done, Seat, Step
 from swarm.serving.model.batch import PAGE_TOKENS, Slice, Want
@@ -63,6 +64,7 @@ class Engine:
         self.span = span
         self.pool = pool
         self.book = PageBook(pool.num_pages)
+        self._residency = Residency(pool)
         self.num_done = 0
         self.num_tokens = 0
         self.num_passes = 0
@@ -193,6 +195,7 @@ class Engine:
 
     async def run(self) -> None:
         """Until cancelled. Every seat is ended then, and when a defect ends it."""
+        self._residency.keep_ahead(0)
         try:
             while True:
                 await self._ready.wait()
@@ -220,6 +223,7 @@ class Engine:
             logger.debug("%s", plan.reason)
         began_s = loop.time()
         pieces = [self._piece(step, num_tokens, began_s) for step, num_tokens in plan.parts]
+        self._residency.keep_ahead(self.book.num_touched)
         self._running = frozenset(step.seat for step, _ in plan.parts)
         computed, pass_ms = await self.in_thread(compute, self.span, self.pool, pieces, plan.parts[0][0].blocks)
         self._running = frozenset()

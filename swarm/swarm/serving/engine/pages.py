@@ -27,10 +27,14 @@ class Holding:
 
 
 class PageBook:
-    """Pages 0 … `num_pages` - 1. A page is blank, held by one holding or more, or kept for its key and held by none."""
+    """Pages 0 … `num_pages` - 1. A page is blank, held by one holding or more, or kept for its key and held by none.
+
+    The first `num_touched` of them, and no others, have ever been held.
+    """
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
+        self.num_touched = 0
         self._blank = list(range(num_pages - 1, -1, -1))
         self._num_holders = [0] * num_pages
         self._num_promised = 0
@@ -77,6 +81,7 @@ class PageBook:
                 self._forget(next(iter(self._kept)))
             page = self._blank.pop()
             self._num_holders[page] = 1
+            self.num_touched = max(self.num_touched, page + 1)
             holding.pages.append(page)
         holding.num_promised -= num_new
         self._num_promised -= num_new

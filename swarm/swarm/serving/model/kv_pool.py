@@ -17,6 +17,9 @@ from swarm_protocol.errors import ConfigError, IntegrityError
 from torch import Tensor
 
 from swarm.serving.model.batch import PAGE_TOKENS
+from swarm.serving.model.heap import make_resident
+
+_HUGE_PAGE_BYTES = 2**21
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +71,18 @@ class KVPool:
     def num_bytes(self) -> int:
         return sum(tensor.nbytes for tensor in (*self.keys_SKD, *self.values_SKD))
 
+    @property
+    def huge_page(self) -> int:
+        """How many pages of this pool have more memory than the system gives to any of its tensors at a time."""
+        return max(-(-_HUGE_PAGE_BYTES * self.num_pages // max(1, tensor.nbytes)) for tensor in self._tensors())
+
+    def make_resident(self, first: int, end: int) -> None:
+        """Have the system give the memory of pages `first` to `end` now, on a CPU. In any thread."""
+        for tensor in self._tensors():
+            if tensor.device.type == "cpu":
+                pages = _by_page(tensor)[first:end]
+                make_resident(pages.data_ptr(), pages.nbytes)
+
     def layout(self, start: int, end: int) -> bytes:
         """How `read` lays out these blocks: only pools for which it is the same can exchange pages.
 
@@ -109,7 +124,7 @@ class KVPool:
             by_page.index_copy_(0, index.to(tensor.device), given.to(tensor.device))
             at += num_values
 
-    def _tensors(self, start: int, end: int) -> Iterator[Tensor]:
+    def _tensors(self, start: int = 0, end: int | None = None) -> Iterator[Tensor]:
         for keys, values in zip(self.keys_SKD[start:end], self.values_SKD[start:end], strict=True):
             yield keys
             yield values

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import ctypes
+import mmap
+import sys
+
+import numpy as np
+import pytest
+import torch
+from swarm.serving.model.batch import PAGE_TOKENS
+from swarm.serving.model.heap import make_resident
+from swarm.serving.model.kv_pool import KVPool, KVShape
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such call")
+
+FRESH_BYTES = 2**26
+"""The C library has so much from the system anew each time."""
+
+NUM_BYTES = 2**23
+
+
+def num_resident(address: int, num_bytes: int) -> int:
+    """Of the system's pages that lie wholly in this memory."""
+    begin = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
+    num_pages = (address + num_bytes - begin) // mmap.PAGESIZE
+    found = (ctypes.c_ubyte * num_pages)()
+    assert not ctypes.CDLL(None).mincore(ctypes.c_void_p(begin), ctypes.c_size_t(num_pages * mmap.PAGESIZE), found)
+    return sum(page & 1 for page in found)
+
+
+def test_make_resident_gives_memory_and_leaves_what_is_in_it() -> None:
+    memory = np.zeros(FRESH_BYTES, np.uint8)
+    memory[5] = 7
+    assert num_resident(memory.ctypes.data, NUM_BYTES) < NUM_BYTES // mmap.PAGESIZE // 2
+    make_resident(memory.ctypes.data + 3, NUM_BYTES - 3)
+    assert num_resident(memory.ctypes.data, NUM_BYTES) >= NUM_BYTES // mmap.PAGESIZE - 1
+    assert memory[5] == 7
+    assert not memory[6:NUM_BYTES].any()
+
+
+def test_pool_make_resident_of_some_pages_leaves_the_others() -> None:
+    page_bytes = PAGE_TOKENS * 8 * 64 * 4
+    num_pages = FRESH_BYTES // page_bytes
+    pool = KVPool([KVShape(num_heads=8, key_width=64, value_width=64)], num_pages, torch.float32, "cpu")
+    pool.make_resident(64, 128)
+    for tensor in (*pool.keys_SKD, *pool.values_SKD):
+        asked = num_resident(tensor.data_ptr() + 64 * page_bytes, 64 * page_bytes)
+        assert asked >= 64 * page_bytes // mmap.PAGESIZE - 1
+        assert num_resident(tensor.data_ptr() + FRESH_BYTES // 2, FRESH_BYTES // 2) == 0
+
+
+def test_pool_huge_page_is_as_many_pages_as_the_system_gives_at_once() -> None:
+    pool = KVPool([KVShape(num_heads=8, key_width=64, value_width=64)], 512, torch.float32, "cpu")
+    assert pool.huge_page == 64

@@ -38,6 +38,10 @@ _PARTS = (
 )  # fmt: skip
 
 
+_TABLE_TOKENS = 4096
+"""Positions of which the rotation is kept: some megabytes."""
+
+
 @functools.cache
 def kernels() -> LeanKernels | None:
     """Compiled at the first use on a machine, which takes some seconds. None where they cannot be."""
@@ -54,12 +58,11 @@ class LeanBlocks:
     def __init__(self, blocks: Sequence[Any], rotary: Any, found: LeanKernels) -> None:
         self._blocks = [_LeanBlock(block, found) for block in blocks]
         self._rotary = rotary
+        self._table: Pair | None = None
 
     def run(self, x_NH: Tensor, slices: Sequence[Slice], pool: KVPool, first: int, end: int) -> Tensor:
         """Through blocks `first` to `end`, counted from the span's. `x_NH` float32; every slice is one row."""
-        positions_N = torch.tensor([piece.position for piece in slices])
-        cos, sin = self._rotary(x_NH[None], positions_N[None])
-        rotation = cos[0].contiguous().numpy(), sin[0].contiguous().numpy()
+        rotation = self._rotation(x_NH, [piece.position for piece in slices])
         places: dict[int, Ints] = {}
         hidden_NH, delta_NH = x_NH.clone(), torch.zeros_like(x_NH)
         for index in range(first, end):
@@ -68,6 +71,19 @@ class LeanBlocks:
                 places[block.window] = _places(slices, block.window)
             delta_NH = block.run(hidden_NH, delta_NH, rotation, cache, places[block.window])
         return hidden_NH.add_(delta_NH)
+
+    def _rotation(self, x_NH: Tensor, positions: Sequence[int]) -> Pair:
+        """The model's embedding is a dozen small operations, so that those of the first positions are kept."""
+        if max(positions) >= _TABLE_TOKENS:
+            return self._rotations(x_NH, torch.tensor(positions))
+        if self._table is None:
+            self._table = self._rotations(x_NH, torch.arange(_TABLE_TOKENS))
+        cosines, sines = self._table
+        return cosines[positions], sines[positions]
+
+    def _rotations(self, x_NH: Tensor, positions_T: Tensor) -> Pair:
+        cosines, sines = self._rotary(x_NH[None], positions_T[None])
+        return cosines[0].contiguous().numpy(), sines[0].contiguous().numpy()
 
 
 class _LeanBlock:

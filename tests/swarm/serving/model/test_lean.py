@@ -90,6 +90,18 @@ def test_run_lean_of_some_of_the_blocks_gives_what_transformers_does(span: Span)
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
+def test_run_lean_beyond_the_positions_whose_rotation_is_kept_gives_the_same(
+    span: Span, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slices, x = decodes(), rows(span, len(POSITIONS))
+    with torch.inference_mode():
+        expected = span.run_lean(x, slices, filled_pool(span))
+        monkeypatch.setattr(lean, "_TABLE_TOKENS", max(POSITIONS))
+        found = span.run_lean(x, slices, filled_pool(span))
+    for own, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-5, atol=1e-6)
+
+
 def test_run_of_decodes_is_lean_and_of_prompts_is_not(span: Span, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = list[str]()
     for name in ("run_lean", "run_ragged"):

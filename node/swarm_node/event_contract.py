@@ -259,6 +259,18 @@ EVENTS: Mapping[str, EventSpec] = {
         },
         text="members: {summary}",
     ),
+    "run_left": EventSpec(
+        about="The watched run's members said that it is finished, and left before `run watch` could see the proof.",
+        fields={
+            "run": "text: the run's id",
+            "outer_step": "int: the last outer step",
+            "digest": "text: digest of the final state, as a member said it",
+            "loss": "number?: that member's training loss in its last interval",
+            "checked": "int: the last outer step whose certificate was checked; 0 for none",
+        },
+        text="run {run} finished after {outer_step} outer steps, loss {loss:.3f}, state {digest:.12}: its members said "
+        "so and left before they could show it (seen up to step {checked})",
+    ),
     "listening": EventSpec(
         about="The gateway answers HTTP.",
         fields={"url": "text: base URL; OpenAI's API is below it under /v1"},

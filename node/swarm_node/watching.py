@@ -25,6 +25,8 @@ from swarm_node.events import Emitter
 LOOK_S = 1.0
 NOBODY_S = 20.0
 """Members that are there are seen within a second or two."""
+FINISHED_S = 10.0
+"""The same once a member has said that the run is finished: nobody else is expected."""
 MAX_COMPLAINTS = 16
 """What was said lately is not said again: several members may be gone, each in its own way."""
 
@@ -62,11 +64,15 @@ class Watching:
         self._run = run
         self._emitter = emitter
         self._told = ""
-        self._is_said_to_be_finished = False
+        self._finished: TrainerRecord | None = None
+        """What a member that says that the run is finished said last."""
         self._complaints: deque[str] = deque(maxlen=MAX_COMPLAINTS)
 
     async def until_finished(self) -> None:
-        """Raises PeerTimeout if nobody trains the run, or nobody any more."""
+        """Or until it is said to be finished and nobody is left to prove it.
+
+        Raises PeerTimeout if nobody trains the run, or nobody any more.
+        """
         loop = asyncio.get_running_loop()
         seen_s = loop.time()
         while True:
@@ -75,10 +81,14 @@ class Watching:
                 if await self._tell(members):
                     return
             except SwarmError as error:
-                self._complain(error)
+                if not self._finished:  # else they have done what they were there for
+                    self._complain(error)
                 members = {}
             if members:
                 seen_s = loop.time()
+            elif self._finished and loop.time() - seen_s > FINISHED_S:
+                self._tell_left(self._finished)
+                return
             elif loop.time() - seen_s > NOBODY_S:
                 raise self._nobody()
             await asyncio.sleep(LOOK_S)
@@ -100,7 +110,9 @@ class Watching:
 
     def _tell_members(self, members: Mapping[str, TrainerRecord]) -> None:
         counts = Counter(each.state for each in members.values())
-        self._is_said_to_be_finished |= "finished" in counts
+        for each in members.values():
+            if each.state == "finished" and each.outer_step == self._run.config.outer_steps:
+                self._finished = each
         summary = ", ".join(f"{count} {state}" for state, count in sorted(counts.items())) or "none"
         states = repr({peer: each.state for peer, each in members.items()})
         if states == self._told:
@@ -119,6 +131,16 @@ class Watching:
             self._emitter.emit("members", run=self._run.run_id, members=listed, summary=summary)
         self._told = states
 
+    def _tell_left(self, finished: TrainerRecord) -> None:
+        self._emitter.emit(
+            "run_left",
+            run=self._run.run_id,
+            outer_step=finished.outer_step,
+            digest=finished.digest.hex(),
+            loss=finished.loss,
+            checked=self._observer.outer_step,
+        )
+
     def _complain(self, error: SwarmError) -> None:
         if error.message not in self._complaints:
             self._emitter.emit("warning", message=f"cannot see where the run is: {error.message}", remedy=error.remedy)
@@ -126,11 +148,6 @@ class Watching:
 
     def _nobody(self) -> PeerTimeout:
         step, last = self._observer.outer_step, self._run.config.outer_steps
-        if self._is_said_to_be_finished:
-            return PeerTimeout(
-                f"the last members of {self._run.run_id} said that it is finished, and left before they could show it",
-                remedy="its model is in the checkpoints of whoever trained it",
-            )
         if step:
             message = f"nobody trains {self._run.run_id} any more: it stands at outer step {step} of {last}"
         else:

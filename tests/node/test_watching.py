@@ -91,12 +91,16 @@ def test_watching_members_that_do_not_answer_says_so_once() -> None:
     assert warnings == ["cannot see where the run is: no answer"]
 
 
-def test_watching_a_run_whose_last_members_have_just_left_says_that_they_had_finished() -> None:
-    """And not that nobody trains it; but a record proves nothing, so it is not told as finished."""
-    done = replace(member("finished"), outer_step=2)
-    observer = Scripted(({"a": done, "b": done}, PeerTimeout("it could not be reached a moment ago")), ({}, []))
-    with pytest.raises(PeerTimeout, match="said that it is finished, and left"):
-        told(observer)
+def test_watching_a_run_whose_last_members_have_just_left_ends_well_with_what_they_said() -> None:
+    """A record proves nothing, so that it is not told as `run_finished`."""
+    done = replace(member("finished"), outer_step=2, loss=1.25)
+    observer = Scripted(({"a": member()}, [step(1)]), ({"a": done}, PeerTimeout("it is gone")), ({}, []))
+    events = told(observer)
+    assert [event["event"] for event in events] == [
+        *("members", "committed", "members", "members", "run_left"),
+    ]
+    last = events[-1]
+    assert (last["outer_step"], last["loss"], last["digest"], last["checked"]) == (2, 1.25, bytes(32).hex(), 1)
 
 
 def test_watching_members_that_are_gone_in_two_ways_says_each_once() -> None:

@@ -198,6 +198,16 @@ EVENTS: Mapping[str, EventSpec] = {
         fields={"run": "text: the run's id", "path": "text: the directory"},
         text="model written to {path}",
     ),
+    "lingering": EventSpec(
+        about="The run is finished here, and others say that they are not: it stays to give them its state.",
+        fields={
+            "run": "text: the run's id",
+            "peers": "list: peer ids of the others; who has died is among them until its record ends",
+            "seconds": "number: how long it stays at most",
+        },
+        text="waiting up to {seconds:.0f} s for {num_peers} that have not finished, to give them the last state; "
+        "Ctrl-C leaves at once",
+    ),
     "run_written": EventSpec(
         about="What `run init` prints: there is a new run file to edit.",
         fields={"path": "text: where it is"},

@@ -127,7 +127,13 @@ class Training:
     async def let_others_finish(self) -> None:
         """Stay until all other members have the last state too, but not for ever."""
         node = self._node
-        await let_others_finish(node.membership, self._run.run_id, node.network.peer_id, node.departure.leaving)
+
+        def tell(peers: tuple[str, ...], seconds: float) -> None:
+            self._emit("lingering", peers=peers, seconds=seconds)
+
+        await let_others_finish(
+            node.membership, self._run.run_id, node.network.peer_id, node.departure.leaving, on_wait=tell
+        )
 
     def _prepare(self, resumed: Checkpoint | None) -> Materials:
         config = self._node.config

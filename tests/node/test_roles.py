@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,15 +15,20 @@ from swarm.network.membership import Membership
 from swarm.network.memory import MemoryInternet
 from swarm.serving.capability import VolunteerOptions
 from swarm.testing import virtual_time
+from swarm.training.run_config import RunConfig
+from swarm.training.signed_run import SignedRun
 from swarm_node import reachability
 from swarm_node.config import Config
 from swarm_node.departure import Departure
+from swarm_node.events import Emitter
+from swarm_node.metrics.registry import Registry
 from swarm_node.seed import Seed, join_command
 from swarm_node.serving import Serving, TokenRate, model_name
 from swarm_node.standby import StandBy
+from swarm_node.training import Training
 from swarm_node.volunteer import Volunteer
 from swarm_protocol.errors import ConfigError, PeerRefused, SessionError, StartError, SwarmError
-from swarm_protocol.records import NodeRecord
+from swarm_protocol.records import NodeRecord, TrainerRecord
 
 PEER = "12D3KooWHoK2zDpTB25vHJF4swgbFQqKcK3ruE4pJzSFjXSEDigi"
 LOCAL = f"/ip4/127.0.0.1/tcp/1/p2p/{PEER}"
@@ -86,6 +92,30 @@ def test_serving_that_fails_ends_the_node_with_the_reason(monkeypatch: pytest.Mo
         volunteer.close.assert_awaited_once()
 
     virtual_time.run(scene())
+
+
+def test_training_that_is_done_says_for_whom_and_how_long_it_stays() -> None:
+    err = io.StringIO()
+
+    async def scene() -> None:
+        internet = MemoryInternet()
+        network, other = internet.network(), internet.network()
+        run = SignedRun(config=RunConfig(name="x"), peer_id="author", issued_at=1, signature=b"")
+        async with Membership(network) as membership, Membership(other) as others:
+            others.announce(TrainerRecord(run=run.run_id, outer_step=1, state="training"))
+            await asyncio.sleep(1)
+            node = MagicMock(network=network, membership=membership, departure=Departure(), metrics=Registry())
+            node.emitter = Emitter(json=False, err=err)
+            staying = asyncio.create_task(Training(node, run).let_others_finish())
+            await asyncio.sleep(5)
+            node.departure.request("Ctrl-C")
+            async with asyncio.timeout(1):
+                await staying
+        await internet.close()
+
+    virtual_time.run(scene())
+    assert err.getvalue().startswith("waiting up to 29 s for 1 that have not finished")
+    assert len(err.getvalue().splitlines()) == 1
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from swarm_protocol.errors import PeerError
 
@@ -12,11 +13,24 @@ LINGER_S = 30.0
 LOOK_S = 1.0
 
 
-async def let_others_finish(membership: Membership, run: str, me: str, leaving: asyncio.Event | None = None) -> None:
-    """Stay until all other members of `run` have the last state too, but at most LINGER_S, or until `leaving`."""
+async def let_others_finish(
+    membership: Membership,
+    run: str,
+    me: str,
+    leaving: asyncio.Event | None = None,
+    on_wait: Callable[[tuple[str, ...], float], None] = lambda _peers, _seconds: None,
+) -> None:
+    """Stay until all other members of `run` have the last state too, but at most LINGER_S, or until `leaving`.
+
+    Should it take longer than a look, `on_wait` hears once for whom this waits, and for how many seconds at most.
+    """
     leaving = leaving or asyncio.Event()
-    until_s = asyncio.get_running_loop().time() + LINGER_S
-    while asyncio.get_running_loop().time() < until_s and await _someone_is_behind(membership, run, me):
+    now = asyncio.get_running_loop().time
+    until_s, num_looks = now() + LINGER_S, 0
+    while now() < until_s and (behind := await _behind(membership, run, me)):
+        num_looks += 1
+        if num_looks == 2:
+            on_wait(behind, until_s - now())
         try:
             async with asyncio.timeout(LOOK_S):
                 await leaving.wait()
@@ -25,9 +39,10 @@ async def let_others_finish(membership: Membership, run: str, me: str, leaving: 
             continue
 
 
-async def _someone_is_behind(membership: Membership, run: str, me: str) -> bool:
+async def _behind(membership: Membership, run: str, me: str) -> tuple[str, ...]:
     try:
         trainers = await membership.trainers(run)
     except PeerError:
-        return False
-    return any(record.state in {"joining", "training"} for peer_id, record in trainers.items() if peer_id != me)
+        return ()
+    others = {peer_id: record for peer_id, record in trainers.items() if peer_id != me}
+    return tuple(peer_id for peer_id, record in others.items() if record.state in {"joining", "training"})

@@ -46,6 +46,9 @@ from swarm_node.metrics.of_trainer import TrainerMetrics, read_trainer
 from swarm_node.node import Node
 from swarm_node.saving import Saving, Snapshot
 
+QUICK_S = 1.0
+"""What takes longer than this is told."""
+
 _EVENTS = {
     StateFetched: "state_fetched",
     RoundAborted: "round_aborted",
@@ -158,6 +161,8 @@ class Training:
     async def _stop_when_leaving(self, trainer: Trainer) -> None:
         await self._node.departure.leaving.wait()
         trainer.stop()
+        await asyncio.sleep(QUICK_S)
+        self._node.emitter.say("  waiting for the run's other members, who go on without this one after one more step")
 
     # --- what others hear -------------------------------------------------------------------------------------------
 

@@ -118,6 +118,28 @@ def test_training_that_is_done_says_for_whom_and_how_long_it_stays() -> None:
     assert len(err.getvalue().splitlines()) == 1
 
 
+@pytest.mark.parametrize(("takes_s", "lines"), [(0.5, []), (5.0, ["waiting for the run's other members"])])
+def test_training_that_is_to_end_says_what_it_waits_for(takes_s: float, lines: list[str]) -> None:
+    err = io.StringIO()
+
+    async def scene() -> None:
+        stopped = asyncio.Event()
+
+        async def run() -> None:
+            await stopped.wait()
+            await asyncio.sleep(takes_s)
+
+        run_file = SignedRun(config=RunConfig(name="x"), peer_id="author", issued_at=1, signature=b"")
+        node = MagicMock(departure=Departure(), metrics=Registry(), emitter=Emitter(json=False, err=err))
+        training = Training(node, run_file)
+        training._trainer = MagicMock(run=run, stop=stopped.set, state=None)
+        node.departure.request("Ctrl-C")
+        assert await training.finish() is None
+
+    virtual_time.run(scene())
+    assert [line.strip().split(",")[0] for line in err.getvalue().splitlines()] == lines
+
+
 @pytest.mark.parametrize(
     ("answer", "found"),
     [

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from swarm.training.data import PreparationStopped
+from swarm.training.data import LocalData, PreparationStopped
+from swarm.training.data.loading import check_meaning
 from swarm.training.module_run import refuse_module_run
 from swarm.training.run_config import RunConfig
 from swarm.training.run_file import load_run
@@ -29,6 +30,7 @@ class Volunteer:
         if self._run is not None:
             refuse_module_run(self._run.config.model)
             local_options(config, "cpu")
+            check_meaning(self._run.config.data, LocalData(path=config.data, tokenizer=config.tokenizer))
         self._model_name = model_name(config.model) if config.model else ""
 
     def relay(self, config: Config) -> RelayUse:

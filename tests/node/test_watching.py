@@ -117,6 +117,13 @@ def test_node_refuses_a_module_run_before_it_joins(tmp_path: Path) -> None:
         Volunteer(Config(home=tmp_path, name="test", run=path))
 
 
+def test_node_refuses_data_that_the_run_does_not_use_before_it_joins(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    write_run(path, RunConfig(name="x"), Identity.generate())
+    with pytest.raises(ConfigError, match="the run trains on the standard library"):
+        Volunteer(Config(home=tmp_path, name="test", run=path, data=tmp_path))
+
+
 def test_course_says_how_a_run_streams() -> None:
     assert course(RunConfig(name="x")) == "40 outer steps of 20 inner steps"
     streaming = RunConfig(name="x", fragments=4, overlap_steps=2)

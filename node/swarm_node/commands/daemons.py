@@ -60,7 +60,17 @@ def _check_work(config: Config) -> None:
         raise ConfigError(
             f"{config.run} {found}", remedy="give --run the file that the run's author signed, such as run.toml"
         )
+    _check_data(config)
     check_model(config)
+
+
+def _check_data(config: Config) -> None:
+    """Raises ConfigError for data or a tokenizer that is not there, unless tokens were kept, which may do without."""
+    named = {"--data": config.data, "--tokenizer": config.tokenizer}
+    missing = [(option, path) for option, path in named.items() if path is not None and not path.exists()]
+    if missing and not any((Home(config.home).cache / "tokens").glob("*.tokens")):
+        option, path = missing[0]
+        raise ConfigError(f"{path} is not there", remedy=f"give {option} a path that is")
 
 
 def check_model(config: Config) -> None:

@@ -139,3 +139,13 @@ def test_start_with_an_identity_open_to_others_is_refused(tmp_path: Path) -> Non
     answer = run_node("seed", "--home", tmp_path)
     assert "can be read or changed by other users" in answer.error
     assert "chmod 600" in answer.error
+
+
+@pytest.mark.parametrize("option", ["--data", "--tokenizer"])
+def test_join_with_data_that_is_not_there_says_so_before_anything_of_the_network(option: str, tmp_path: Path) -> None:
+    run = tmp_path / "run.toml"
+    run.write_text("")
+    answer = run_node("join", "--run", run, option, "/no/such", "--home", tmp_path / "home")
+    assert f"/no/such is not there → give {option} a path that is" in answer.error
+    assert answer.code == 1
+    assert not (tmp_path / "home").exists()

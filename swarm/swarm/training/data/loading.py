@@ -41,7 +41,7 @@ def load_corpus(
     Raises ConfigError for data or a tokenizer that cannot be had or used, IntegrityError for data that is not the run's
     or changes while it is read, and `worker.PreparationStopped` soon after `local.stop` has said so.
     """
-    _check_meaning(config, local)
+    check_meaning(config, local)
     if config.source == "python-stdlib" and config.tokenizer == "bytes":
         corpus = ByteCorpus.load(config, seed=seed)
         check_vocabulary(corpus.vocab_size, vocab_size)
@@ -67,7 +67,8 @@ def load_corpus(
     return TokenCorpus.of(tokens, config, seed=seed, source=name)
 
 
-def _check_meaning(config: DataConfig, local: LocalData) -> None:
+def check_meaning(config: DataConfig, local: LocalData) -> None:
+    """Raises ConfigError for what a member names and the run does not use."""
     if local.path is not None and config.source != "files":
         what = "the standard library" if config.source == "python-stdlib" else f"the data set {config.hub_id}"
         raise ConfigError(f"the run trains on {what}, so {local.path} means nothing", remedy="leave out --data")

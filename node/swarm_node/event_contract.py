@@ -153,7 +153,7 @@ EVENTS: Mapping[str, EventSpec] = {
             "round_s": "number: how much of that passed after this node's interval",
             "tokens_per_s": "number: training speed of this node in its interval",
         },
-        text="step {step}: loss {loss:.3f}, {tokens_per_s:.0f} tokens/s, {num_group} nodes, {seconds:.1f} s",
+        text="step {step}: loss {loss:.3f}, {tokens_per_s:.0f} tokens/s here, {num_group} nodes, {seconds:.1f} s",
     ),
     "validated": EventSpec(
         about="The committed parameters were tried on held-out data.",
@@ -258,7 +258,8 @@ EVENTS: Mapping[str, EventSpec] = {
             "num_tokens": "int: tokens that the group trained on",
             "tokens_per_s": "number: what the members say they do, together",
         },
-        text="step {step}/{of}: loss {loss:.3f}, {tokens_per_s:.0f} tokens/s, {num_group} nodes, state {digest:.12}",
+        text="step {step}/{of}: loss {loss:.3f}, {num_group} nodes, {tokens_per_s:.0f} tokens/s in all, "
+        "state {digest:.12}",
     ),
     "members": EventSpec(
         about="Who trains the watched run, whenever members or their states have changed.",

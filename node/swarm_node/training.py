@@ -218,7 +218,7 @@ class Training:
 
     def _say(self, step: int, tokens_per_s: float) -> None:
         of = self._run.config.outer_steps
-        self._node.emitter.status("training", f"TRAINING step {step} of {of}, {rate(tokens_per_s)}")
+        self._node.emitter.status("training", f"TRAINING step {step} of {of}, {rate(tokens_per_s)} here")
 
     def _show(self, step: int, *, loss: float | None = None, tokens_per_s: float = 0.0) -> None:
         self._node.activity.training = TrainingStatus(

@@ -46,6 +46,14 @@ def test_emit_each_event_prints_json_for_programs_and_text_for_people(event: str
     assert emitted(event, as_json=False, **fields) == ("", err), "without --json stdout is left to results"
 
 
+def test_tokens_per_second_of_a_run_say_whose_they_are() -> None:
+    def line(event: str) -> str:
+        return emitted(event, as_json=False, **sample(event))[1]
+
+    assert "tokens/s here," in line("outer_step")
+    assert "tokens/s in all," in line("committed")
+
+
 def test_emit_beside_the_contract_is_a_bug() -> None:
     with pytest.raises(AssertionError, match="unknown event"):
         emitted("no_such", as_json=True)

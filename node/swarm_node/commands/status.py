@@ -49,7 +49,7 @@ def _network(reply: StatusReply) -> str:
 def _training(training: TrainingStatus) -> str:
     loss = "" if training.loss is None else f", loss {training.loss:.3f}"
     step = f"outer step {training.outer_step} of {training.num_outer_steps}"
-    return f"{training.run}, {step}{loss}, {training.tokens_per_s:.0f} tokens/s"
+    return f"{training.run}, {step}{loss}, {training.tokens_per_s:.0f} tokens/s here"
 
 
 def _serving(serving: ServingStatus) -> str:

@@ -136,6 +136,16 @@ def test_sign_says_each_impossible_value_in_a_line(author: Identity, capsys: pyt
     assert Path("run.toml").read_text() == text
 
 
+def test_sign_says_at_once_what_cannot_be_and_what_cannot_be_together(
+    author: Identity, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = 'codec = "int3"\nmin_group = 20\noverlap_steps = 99\naggregator = "trimmed_mean"\n'
+    Path("run.toml").write_text(f"{TINY}{settings}[aggregation]\ntrim = 0.5\n")
+    assert cli.run(["run", "sign"]) == 1
+    err = capsys.readouterr().err.splitlines()
+    assert [line.split()[0].rstrip(":") for line in err[:-2]] == ["codec", "max_group", "overlap_steps", "aggregation"]
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [

@@ -72,10 +72,19 @@ class _Checks:
     def __init__(self, table: str) -> None:
         self._prefix = f"{table}." if table else ""
         self._problems: list[str] = []
+        self._wrong: set[str] = set()
 
     def require(self, fits: bool, key: str, value: object, remedy: str) -> None:
         if not fits:
-            self._problems.append(f"{self._prefix}{key} = {repr(value)[:80]}: {remedy}")
+            self.refuse(key, f"{self._prefix}{key} = {repr(value)[:80]}: {remedy}")
+
+    def refuse(self, key: str, problem: str) -> None:
+        self._wrong.add(key)
+        self._problems.append(problem)
+
+    def passed(self, *keys: str) -> bool:
+        """Whether none of `keys` has been found wrong: they can be compared with each other."""
+        return self._wrong.isdisjoint(keys)
 
     def whole(self, key: str, value: object, low: int, high: int) -> None:
         fits = type(value) is int and low <= value <= high
@@ -275,24 +284,9 @@ class RunConfig:
         checks.whole("max_group", self.max_group, 1, limits.MAX_GROUP_MEMBERS)
         checks.number("quorum_grace_s", self.quorum_grace_s, 0.0, 600.0)
         checks.require(isinstance(self.model, Mapping), "model", self.model, "write its keys below a line [model]")
+        self._check_together(checks)
         checks.finish()
-        checks.require(
-            self.min_group <= self.max_group, "max_group", self.max_group, f"use at least min_group, {self.min_group}"
-        )
-        checks.require(
-            type(self.overlap_steps) is not int or self.overlap_steps < self.interval_steps,
-            "overlap_steps",
-            self.overlap_steps,
-            f"use less than interval_steps, {self.interval_steps}",
-        )
-        checks.require(
-            not self.admission or len(self.admission) >= self.min_group,
-            "admission",
-            self.admission,
-            f"name at least min_group, {self.min_group}",
-        )
-        checks.finish()
-        aggregator = self._checked_aggregator()
+        aggregator = self.make_aggregator()
         object.__setattr__(self, "admission", tuple(sorted(self.admission)))
         object.__setattr__(self, "aggregation", MappingProxyType(parameters_of(aggregator)))
         object.__setattr__(self, "model", MappingProxyType(dict(self.model)))
@@ -305,16 +299,28 @@ class RunConfig:
     def make_aggregator(self) -> Aggregator:
         return get_aggregator(self.aggregator, self.aggregation)
 
-    def _checked_aggregator(self) -> Aggregator:
+    def _check_together(self, checks: _Checks) -> None:
+        """Of the values that can be, those that cannot be beside each other."""
+        if checks.passed("min_group", "max_group"):
+            remedy = f"use at least min_group, {self.min_group}"
+            checks.require(self.min_group <= self.max_group, "max_group", self.max_group, remedy)
+        if checks.passed("overlap_steps", "interval_steps"):
+            remedy = f"use less than interval_steps, {self.interval_steps}"
+            checks.require(self.overlap_steps < self.interval_steps, "overlap_steps", self.overlap_steps, remedy)
+        if self.admission and checks.passed("admission", "min_group"):
+            remedy = f"name at least min_group, {self.min_group}"
+            checks.require(len(self.admission) >= self.min_group, "admission", self.admission, remedy)
+        if checks.passed("aggregator", "aggregation", "min_group"):
+            self._check_aggregator(checks)
+
+    def _check_aggregator(self, checks: _Checks) -> None:
         try:
-            aggregator = self.make_aggregator()
+            fewest = self.make_aggregator().fewest_members()
         except ValueError as error:
-            raise ValueError(f"aggregation: {error}") from error
-        if self.min_group < (fewest := aggregator.fewest_members()):
-            raise ValueError(
-                f"min_group = {self.min_group}: {self.aggregator} with these parameters needs at least {fewest} members"
-            )
-        return aggregator
+            checks.refuse("aggregation", f"aggregation: {error}")
+            return
+        remedy = f"{self.aggregator} with these parameters needs at least {fewest} members"
+        checks.require(self.min_group >= fewest, "min_group", self.min_group, remedy)
 
     def to_mapping(self) -> dict[str, Any]:
         """Plain values, as they stand in a run file. `from_mapping` gives an equal config back."""
@@ -344,8 +350,6 @@ class RunConfig:
             config = cls(**values)
         except _ImpossibleValues as error:
             problems[:0] = error.problems
-        except ValueError as error:
-            problems.insert(0, str(error))
         if problems:
             raise ImpossibleRun(problems)
         return config

@@ -115,6 +115,7 @@ class Engine:
 
     def close(self, *, wait: bool = True) -> None:
         """Compute nothing more; with `wait`, block until what runs in the thread has ended. After `run` has."""
+        self._residency.close(wait=wait)
         self._thread.shutdown(wait=wait, cancel_futures=True)
 
     # --- seats ------------------------------------------------------------------------------------------------------
@@ -195,8 +196,8 @@ class Engine:
 
     async def run(self) -> None:
         """Until cancelled. Every seat is ended then, and when a defect ends it."""
-        self._residency.keep_ahead(0)
         try:
+            self._residency.keep_ahead(0)
             while True:
                 await self._ready.wait()
                 # steps that came in one message are submitted one after another, and belong in one pass

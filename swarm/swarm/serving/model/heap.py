@@ -21,7 +21,8 @@ def give_back() -> None:
 def make_resident(address: int, num_bytes: int) -> None:
     """Have the system give the memory now, which otherwise it does when it is first written. Its content stays.
 
-    In any thread, whoever uses the memory meanwhile. Nothing happens where the system has no such call.
+    In any thread, whoever uses this memory meanwhile; whoever asks the system for other memory may wait for it. Nothing
+    happens where the system has no such call.
     """
     if sys.platform == "linux":
         begin = address - address % mmap.PAGESIZE

@@ -36,7 +36,8 @@ class KVShape:
 
 
 class KVPool:
-    """`num_pages` pages for each of the blocks in `shapes`. Pages start as zeros, which costs no memory until written.
+    """`num_pages` pages for each of the blocks in `shapes`. Pages start as zeros, which take no memory until they are
+    written or asked for.
 
     Raises ConfigError if there is no memory for them.
     """
@@ -72,9 +73,9 @@ class KVPool:
         return sum(tensor.nbytes for tensor in (*self.keys_SKD, *self.values_SKD))
 
     @property
-    def huge_page(self) -> int:
-        """How many pages of this pool have more memory than the system gives to any of its tensors at a time."""
-        return max(-(-_HUGE_PAGE_BYTES * self.num_pages // max(1, tensor.nbytes)) for tensor in self._tensors())
+    def num_pages_at_once(self) -> int:
+        """For how many pages the system gives memory at once, in the tensors on average."""
+        return -(-_HUGE_PAGE_BYTES * 2 * len(self._shapes) // self.page_bytes)
 
     def make_resident(self, first: int, end: int) -> None:
         """Have the system give the memory of pages `first` to `end` now, on a CPU. In any thread."""

@@ -47,7 +47,7 @@ def kernels() -> LeanKernels | None:
     """Compiled at the first use on a machine, which takes some seconds. None where they cannot be."""
     try:
         return lean_kernels.load()
-    except (ImportError, OSError) as error:  # OSError: of LLVM's library
+    except Exception as error:  # of numba's own kinds, too, where a later version no longer knows what we ask for
         logger.warning("decoding is slower here than it could be, because numba cannot be used: %s", error)
         return None
 

@@ -28,8 +28,8 @@ _PAGE = PAGE_TOKENS
 _FLAGS = {"reassoc", "contract", "arcp", "nsz"}
 
 _AHEAD = 4
-"""Positions whose keys or values are asked for before they are read. Processors read ahead within 4 KiB of memory, of
-which a small model's position takes half."""
+"""Positions whose keys or values are asked for before they are read. A processor reads ahead by itself, but not from
+one page of 4 KiB into the next, and a position takes half of one or more."""
 
 _LINE_BYTES = 64
 

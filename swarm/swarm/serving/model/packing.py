@@ -1,8 +1,8 @@
 """Weights of linear layers laid out, once, as this processor's kernels read them: oneDNN's, which torch carries.
 
 A step of decoding is all weights and few rows, and torch's own matrix product for float32 reads them in a layout made
-for large matrices. Packed ones are read as fast for sixteen rows as for one, and a row comes out the same whatever rows
-are beside it. What is packed is the same numbers: gradients go through them as before.
+for large matrices. Packed ones are read faster, and a row comes out the same whatever rows are beside it; alone it may
+differ in the last bit. What is packed is the same numbers: gradients go through them as before.
 
 Where torch lacks the kernels, or is on another kind of processor, layers stay as they are.
 """
@@ -24,8 +24,8 @@ from swarm.serving.model.heap import give_back
 _ROWS = 16
 """How many rows the layout is made for. It is as good for one, and close to the best for hundreds."""
 
-_SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
 _STEP_ROWS = 64
+_SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, _STEP_ROWS)
 _MOST_ROWS = 512
 """Computed at once. A program takes milliseconds to make and half a megabyte to keep, so there must be few of them."""
 

@@ -37,6 +37,20 @@ def test_reserve_what_is_promised_is_there_and_nothing_more() -> None:
     assert sorted(first.pages + second.pages) == [0, 1, 2, 3]
 
 
+def test_num_touched_counts_pages_that_were_ever_held_once() -> None:
+    book = PageBook(4)
+    first = reserved(book, 3)
+    assert book.num_touched == 0
+    book.grow(first, 2)
+    assert book.num_touched == 2
+    book.release(first)
+    second = reserved(book, 3)
+    book.grow(second, 2)
+    assert book.num_touched == 2
+    book.grow(second, 3)
+    assert book.num_touched == 3
+
+
 def test_reserve_shared_pages_cost_no_room() -> None:
     book = PageBook(4)
     first = filled(book, A, B)

@@ -8,10 +8,21 @@ import numpy as np
 import pytest
 import torch
 from swarm.serving.model.batch import PAGE_TOKENS
-from swarm.serving.model.heap import make_resident
+from swarm.serving.model.heap import _MADV_POPULATE_WRITE, make_resident
 from swarm.serving.model.kv_pool import KVPool, KVShape
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such call")
+
+def can_ask() -> bool:
+    """Linux since 5.14."""
+    with mmap.mmap(-1, mmap.PAGESIZE) as memory:
+        try:
+            memory.madvise(_MADV_POPULATE_WRITE)
+        except OSError:
+            return False
+    return sys.platform == "linux"
+
+
+asks = pytest.mark.skipif(not can_ask(), reason="this system has no such call")
 
 FRESH_BYTES = 2**26
 """The C library has so much from the system anew each time."""
@@ -28,6 +39,7 @@ def num_resident(address: int, num_bytes: int) -> int:
     return sum(page & 1 for page in found)
 
 
+@asks
 def test_make_resident_gives_memory_and_leaves_what_is_in_it() -> None:
     memory = np.zeros(FRESH_BYTES, np.uint8)
     memory[5] = 7
@@ -38,6 +50,7 @@ def test_make_resident_gives_memory_and_leaves_what_is_in_it() -> None:
     assert not memory[6:NUM_BYTES].any()
 
 
+@asks
 def test_pool_make_resident_of_some_pages_leaves_the_others() -> None:
     page_bytes = PAGE_TOKENS * 8 * 64 * 4
     num_pages = FRESH_BYTES // page_bytes
@@ -49,6 +62,7 @@ def test_pool_make_resident_of_some_pages_leaves_the_others() -> None:
         assert num_resident(tensor.data_ptr() + FRESH_BYTES // 2, FRESH_BYTES // 2) == 0
 
 
-def test_pool_huge_page_is_as_many_pages_as_the_system_gives_at_once() -> None:
-    pool = KVPool([KVShape(num_heads=8, key_width=64, value_width=64)], 512, torch.float32, "cpu")
-    assert pool.huge_page == 64
+def test_pool_num_pages_at_once_is_of_all_blocks_together() -> None:
+    narrow, wide = (KVShape(num_heads=num, key_width=64, value_width=64) for num in (8, 24))
+    assert KVPool([narrow], 512, torch.float32, "cpu").num_pages_at_once == 64
+    assert KVPool([narrow, wide], 512, torch.float32, "cpu").num_pages_at_once == 32

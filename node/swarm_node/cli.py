@@ -73,7 +73,7 @@ COMMANDS = (
     ),
     Command(
         name="join",
-        purpose="Join a network with this machine: train a run, serve a model, or stand by. It tells its own tokens/s.",
+        purpose="Join a network with this machine: train a run, serve a model, or stand by.",
         code="swarm_node.commands.daemons:join",
         settings=(*DAEMON, *WORK, *TRAINING),
         example=f"swarm-node join --peers {ADDR} --run story.toml --then-serve",
@@ -109,7 +109,7 @@ COMMANDS = (
     ),
     Command(
         name="run watch",
-        purpose="Follow a run without training: its outer steps, its members, and their tokens/s in all.",
+        purpose="Follow a run without training: its outer steps and its members.",
         code="swarm_node.commands.run:watch",
         settings=("peers", "network_id"),
         example=f"swarm-node run watch story.toml --peers {ADDR}",

@@ -205,8 +205,8 @@ EVENTS: Mapping[str, EventSpec] = {
             "peers": "list: peer ids of the others; who has died is among them until its record ends",
             "seconds": "number: how long it stays at most",
         },
-        text="waiting up to {seconds:.0f} s for {num_peers} that have not finished, to give them the last state; "
-        "Ctrl-C leaves at once",
+        text="waiting up to {seconds:.0f} s for members that have not finished ({num_peers}, dead ones among them), to "
+        "give them the last state; Ctrl-C leaves at once",
     ),
     "run_written": EventSpec(
         about="What `run init` prints: there is a new run file to edit.",
@@ -279,8 +279,8 @@ EVENTS: Mapping[str, EventSpec] = {
             "loss": "number?: that member's training loss in its last interval",
             "checked": "int: the last outer step whose certificate was checked; 0 for none",
         },
-        text="run {run} finished after {outer_step} outer steps, loss {loss:.3f}, state {digest:.12}: its members said "
-        "so and left before they could show it (seen up to step {checked})",
+        text="its members said that run {run} is finished, and left before they could show it: {outer_step} outer "
+        "steps, loss {loss:.3f}, state {digest:.12} (checked up to step {checked})",
     ),
     "listening": EventSpec(
         about="The gateway answers HTTP.",

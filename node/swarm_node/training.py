@@ -162,7 +162,7 @@ class Training:
         await self._node.departure.leaving.wait()
         trainer.stop()
         await asyncio.sleep(QUICK_S)
-        self._node.emitter.say("  waiting for the run's other members, who go on without this one after one more step")
+        self._node.emitter.say("  waiting for the step that is under way; Ctrl-C again ends it now")
 
     # --- what others hear -------------------------------------------------------------------------------------------
 

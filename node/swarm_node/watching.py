@@ -65,7 +65,7 @@ class Watching:
         self._emitter = emitter
         self._told = ""
         self._finished: TrainerRecord | None = None
-        """What a member that says that the run is finished said last."""
+        """What one of the members said last, if all that are not leaving said that the run is finished."""
         self._complaints: deque[str] = deque(maxlen=MAX_COMPLAINTS)
 
     async def until_finished(self) -> None:
@@ -110,9 +110,11 @@ class Watching:
 
     def _tell_members(self, members: Mapping[str, TrainerRecord]) -> None:
         counts = Counter(each.state for each in members.values())
-        for each in members.values():
-            if each.state == "finished" and each.outer_step == self._run.config.outer_steps:
-                self._finished = each
+        present = [each for each in members.values() if each.state != "leaving"]
+        if present:
+            last = self._run.config.outer_steps
+            is_finished = all(each.state == "finished" and each.outer_step == last and each.digest for each in present)
+            self._finished = present[0] if is_finished else None
         summary = ", ".join(f"{count} {state}" for state, count in sorted(counts.items())) or "none"
         states = repr({peer: each.state for peer, each in members.items()})
         if states == self._told:

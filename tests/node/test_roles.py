@@ -114,11 +114,11 @@ def test_training_that_is_done_says_for_whom_and_how_long_it_stays() -> None:
         await internet.close()
 
     virtual_time.run(scene())
-    assert err.getvalue().startswith("waiting up to 29 s for 1 that have not finished")
+    assert err.getvalue().startswith("waiting up to 29 s for members that have not finished (1, dead ones among them)")
     assert len(err.getvalue().splitlines()) == 1
 
 
-@pytest.mark.parametrize(("takes_s", "lines"), [(0.5, []), (5.0, ["waiting for the run's other members"])])
+@pytest.mark.parametrize(("takes_s", "lines"), [(0.5, []), (5.0, ["waiting for the step that is under way"])])
 def test_training_that_is_to_end_says_what_it_waits_for(takes_s: float, lines: list[str]) -> None:
     err = io.StringIO()
 
@@ -137,7 +137,7 @@ def test_training_that_is_to_end_says_what_it_waits_for(takes_s: float, lines: l
         assert await training.finish() is None
 
     virtual_time.run(scene())
-    assert [line.strip().split(",")[0] for line in err.getvalue().splitlines()] == lines
+    assert [line.strip().split(";")[0] for line in err.getvalue().splitlines()] == lines
 
 
 @pytest.mark.parametrize(

@@ -103,6 +103,19 @@ def test_watching_a_run_whose_last_members_have_just_left_ends_well_with_what_th
     assert (last["outer_step"], last["loss"], last["digest"], last["checked"]) == (2, 1.25, bytes(32).hex(), 1)
 
 
+@pytest.mark.parametrize(
+    "other", [member(), member("joining"), replace(member("finished"), outer_step=2, digest=b"")], ids=lambda m: m.state
+)
+def test_watching_a_run_that_only_some_say_is_finished_does_not_end_well(other: TrainerRecord) -> None:
+    """Anybody may say so."""
+    done = replace(member("finished"), outer_step=2)
+    observer = Scripted(
+        ({"a": done}, PeerTimeout("silent")), ({"a": done, "b": other}, PeerTimeout("silent")), ({}, [])
+    )
+    with pytest.raises(PeerTimeout, match="nobody trains"):
+        told(observer)
+
+
 def test_watching_members_that_are_gone_in_two_ways_says_each_once() -> None:
     looks = [({"a": member()}, PeerTimeout(reason)) for reason in ("gone", "refused", "gone", "refused")]
     events = told(Scripted(*looks, ({"a": member()}, [step(2)])))

@@ -41,7 +41,7 @@ from swarm.training.round_events import (
     Withdrew,
 )
 from swarm.training.round_log import LEFT_OUT, Measured, RoundLog
-from swarm.training.round_state import RoundState, led, waits
+from swarm.training.round_state import RoundState, led
 from swarm.training.seat import POLL_S, Seat, announce, ask_standing, report_ready, send_vote
 
 MAX_LOOKING_AT = 64
@@ -77,7 +77,6 @@ class RoundDriver:
         self._group: asyncio.TaskGroup | None = None
         self._bytes_sent = 0
         self._certificate = b""
-        self._is_given_up = False
 
     @property
     def terms(self) -> Terms:
@@ -104,19 +103,14 @@ class RoundDriver:
     def feed(self, event: Event) -> None:
         self._events.put_nowait(event)
 
-    def give_up(self) -> None:
-        """End `run` as soon as no attempt is under way."""
-        self._is_given_up = True
-        self.feed(Tick())
-
     async def run(self) -> bytes:
-        """The certificate that ends the step; empty if it was given up."""
+        """The certificate that ends the step."""
         now = asyncio.get_running_loop().time
         self.log.enter(_measured(self._state), now())
         async with asyncio.TaskGroup() as tasks:
             self._group = tasks
             try:
-                while not (self._certificate or (self._is_given_up and waits(self._state))):
+                while not self._certificate:
                     event = await self._next()
                     before = self._state
                     self._state, actions = machine.step(before, event, now())

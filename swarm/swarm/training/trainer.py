@@ -53,8 +53,6 @@ logger = logging.getLogger(__name__)
 WATCH_S = 5.0
 FIRST_WATCH_S = 0.5
 """How often the membership is looked at: often while a run's first group forms, as nothing else says who is there."""
-ALONE_S = 1.0
-"""How often a member that is to leave looks whether anybody is left whom it could leave the run to."""
 VALIDATION_BATCHES = 4
 
 
@@ -175,8 +173,7 @@ class Trainer:
                 await self._validate(seat)
             self._course = self._begin_course(seat, background)
             while seat.replica.outer_step < self._run.config.outer_steps and not (self._stopping and self._has_left()):
-                if not await self._take_step(seat, background):
-                    break
+                await self._take_step(seat, background)
             self._course.end()
         if not self._stopping:
             await self._validate(seat)
@@ -270,9 +267,8 @@ class Trainer:
 
     # --- one step ----------------------------------------------------------------------------------------------------
 
-    async def _take_step(self, seat: Seat, background: asyncio.TaskGroup) -> bool:
-        """From one committed state to the next one, while the intervals take their course. False if this member is to
-        leave and nobody is there to take it with."""
+    async def _take_step(self, seat: Seat, background: asyncio.TaskGroup) -> None:
+        """From one committed state to the next one, while the intervals take their course."""
         assert self._desk is not None
         assert self._course is not None
         loop, course = asyncio.get_running_loop(), self._course
@@ -288,7 +284,6 @@ class Trainer:
             self._desk.enter(driver)
             offering = tasks.create_task(self._offer(driver), name="offer")
             watch = tasks.create_task(self._watch(driver, seat.replica.current.state), name="watch")
-            alone = tasks.create_task(self._give_up_alone(driver), name="give up alone")
             try:
                 certificate = await driver.run()
                 await self._faults.reached("round.committed")
@@ -296,9 +291,6 @@ class Trainer:
                 self._desk.enter(None)
                 offering.cancel()
                 watch.cancel()
-                alone.cancel()
-        if not certificate:
-            return False
         self._accused = driver.accused
         before = seat.replica.digest
         reached = await self._reach(seat, await seat.check(certificate), {})
@@ -309,7 +301,7 @@ class Trainer:
             if seat.replica.digest != before:
                 # it has come part of the way
                 course.adopted(fetched=True)
-            return True
+            return
         if reached.fetched is None:
             now = loop.time()
             round_s = 0.0 if offering.cancelled() else now - offering.result()
@@ -320,7 +312,6 @@ class Trainer:
         course.adopted(fetched=reached.fetched is not None)
         self._announce("training")
         self._count_idle(reached.proof, terms.roster)
-        return True
 
     def _count_idle(self, proof: Proof, roster: tuple[str, ...]) -> None:
         """Rounds that changed nothing: nobody has trained, as when it fails for all, and nobody was admitted."""
@@ -356,23 +347,6 @@ class Trainer:
             for peer in whom_to_ask(met | there, state):
                 driver.look_at(peer)
             await asyncio.sleep(WATCH_S if driver.terms.roster else FIRST_WATCH_S)
-
-    async def _give_up_alone(self, driver: RoundDriver) -> None:
-        """Once this member is to leave: not to wait for others where there are none. That they are not ready, or do not
-        answer, does not count: who is slow, or comes back, could not go on without the step that lets this one go."""
-        while self._run.config.min_group > 1:  # else it takes the step alone
-            if self._stopping and await self._is_alone(driver):
-                driver.give_up()
-            await asyncio.sleep(ALONE_S)
-
-    async def _is_alone(self, driver: RoundDriver) -> bool:
-        """Whether nobody else says to be in the run, and no record of the last RECORD_LIFETIME_S said so either."""
-        try:
-            records = await self._membership.trainers(self._run.run_id)
-        except SwarmError:
-            return False
-        left = {peer for peer, each in records.items() if each.state == "leaving"}
-        return {*records, *driver.known} - left <= {self._network.peer_id}
 
     # --- what others hear --------------------------------------------------------------------------------------------
 

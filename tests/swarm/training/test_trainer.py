@@ -235,66 +235,6 @@ def test_stop_leaves_after_the_step_and_the_others_go_on() -> None:
     virtual_time.run(main(), compute_s=_cost)
 
 
-async def seconds_to_stop(swarm: Swarm, name: str) -> float:
-    now = asyncio.get_running_loop().time
-    started_s = now()
-    swarm.members[name].trainer.stop()
-    await swarm.finish(name)
-    return now() - started_s
-
-
-def test_stop_of_a_member_that_nobody_has_joined_is_quick() -> None:
-    async def main() -> None:
-        async with Swarm(config(min_group=2)) as swarm:
-            await swarm.join("m0")
-            await asyncio.sleep(20)
-            assert await seconds_to_stop(swarm, "m0") < 3
-
-    virtual_time.run(main())
-
-
-def test_stop_of_a_member_whom_the_other_has_left_is_quick() -> None:
-    async def main() -> None:
-        async with Swarm(config(min_group=2, outer_steps=6)) as swarm:
-            stays, gone = await swarm.join("m0"), await swarm.join("m1")
-            while not stays.of(OuterStep):
-                await asyncio.sleep(0.05)
-            # without the step that would let it go
-            assert gone.task is not None
-            gone.task.cancel()
-            await asyncio.sleep(2)
-            assert await seconds_to_stop(swarm, "m0") < 3
-
-    virtual_time.run(main(), compute_s=_cost)
-
-
-def test_stop_beside_a_member_that_says_nothing_waits_until_its_record_ends() -> None:
-    """It may be slow, or come back."""
-
-    async def main() -> None:
-        async with Swarm(config(min_group=2, outer_steps=6)) as swarm:
-            stays, _ = await swarm.join("m0"), await swarm.join("m1")
-            while not stays.of(OuterStep):
-                await asyncio.sleep(0.05)
-            swarm.kill("m1")
-            assert 30 < await seconds_to_stop(swarm, "m0") < 70
-
-    virtual_time.run(main(), compute_s=_cost)
-
-
-def test_stop_beside_a_slow_member_waits_for_the_step_that_lets_it_go() -> None:
-    async def main() -> None:
-        async with Swarm(config(min_group=2, outer_steps=4)) as swarm:
-            leaver, slow = await swarm.join("m0"), await swarm.join("m1", inner=SyntheticInner(virtual_step_s=60.0))
-            while not leaver.of(IntervalDone):
-                await asyncio.sleep(0.05)
-            await seconds_to_stop(swarm, "m0")
-            assert leaver.trainer.state is not None
-            assert leaver.trainer.state.roster == (slow.peer_id,)
-
-    virtual_time.run(main(), compute_s=_cost)
-
-
 def test_resume_with_certificate_continues_where_the_run_was() -> None:
     async def main() -> None:
         first = Swarm(config(min_group=2, outer_steps=5))

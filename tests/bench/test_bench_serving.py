@@ -27,7 +27,7 @@ from swarm.client import AsyncClient
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(1800)]
 
-NUM_ROUNDS = 3
+NUM_ROUNDS = 5
 NUM_THREADS = 2
 SPANS = ((0, 4), (4, 8), (8, 12))
 

@@ -171,7 +171,8 @@ def _options(node: Node) -> VolunteerOptions:
         share = share_of_free(node.hardware.free_memory_bytes)
     else:
         # on an accelerator this process's own memory is not what was told of
-        share = share_of_told(config.max_memory, held_bytes() if device == "cpu" else 0)
+        held = held_bytes() if device == "cpu" else 0
+        share = share_of_told(min(config.max_memory, node.hardware.memory_bytes), held)
     return VolunteerOptions(
         span=config.blocks,
         max_blocks=config.max_blocks or None,

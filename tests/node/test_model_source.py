@@ -18,7 +18,7 @@ from swarm_node.config import resolve
 from swarm_node.departure import Departure
 from swarm_node.home import Home
 from swarm_node.model_source import REPORT_S, Reports, find_source
-from swarm_node.serving import Serving, model_name
+from swarm_node.serving import Serving, _options, model_name
 from swarm_node.settings import HubId, parse_model
 from swarm_protocol.errors import ConfigError, SessionError
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -128,7 +128,12 @@ def serve(monkeypatch: pytest.MonkeyPatch, node: MagicMock, scene: Scene) -> Non
 
 def node_in(tmp_path: Path) -> MagicMock:
     config = resolve({"home": str(tmp_path / "home"), "dtype": "int8", "max_memory": "64GiB"}, env={})
-    return MagicMock(departure=Departure(), config=config, home=Home(config.home), hardware=MagicMock(device="cpu"))
+    return MagicMock(
+        departure=Departure(),
+        config=config,
+        home=Home(config.home),
+        hardware=MagicMock(device="cpu", memory_bytes=2**36),
+    )
 
 
 @pytest.mark.usefixtures("hub")
@@ -183,3 +188,11 @@ def test_plan_of_a_model_of_a_hub_needs_no_weights_and_knows_their_dtype(
     assert not list((home / "cache").rglob("*.safetensors"))
     assert cli.run(["plan", "--home", str(home), "--model", "no/such", "--nodes", str(nodes)]) != 0
     assert "the hub has no model no/such" in capsys.readouterr().err
+
+
+def test_serving_takes_no_more_than_the_machine_has_whatever_it_is_told(tmp_path: Path) -> None:
+    node = node_in(tmp_path)
+    node.hardware.memory_bytes = 2**33
+    assert _options(node).max_bytes < 2**33
+    node.hardware.memory_bytes = 2**40
+    assert 2**33 < _options(node).max_bytes < 2**36

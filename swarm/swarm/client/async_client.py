@@ -50,6 +50,8 @@ class AsyncClient(Asked[Generation]):
 
         Raises ConfigError without any, StartError.
         """
+        if isinstance(peers, str):
+            raise ConfigError("peers is one address and not a list of them", remedy=f"give peers=[{peers!r:.200}]")
         if not peers:
             raise ConfigError(
                 "a client needs the address of a node: alone it would be a network of its own",

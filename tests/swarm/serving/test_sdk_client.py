@@ -589,6 +589,13 @@ def test_client_without_peers_is_refused_and_starts_no_network_of_its_own() -> N
         pass
 
 
+def test_client_that_is_given_one_address_for_a_list_is_told_so() -> None:
+    address = "/ip4/127.0.0.1/tcp/1/p2p/x"
+    with pytest.raises(ConfigError, match="one address and not a list") as error, client.Client(peers=address):
+        pass
+    assert error.value.remedy == f"give peers=['{address}']"
+
+
 WARM = """
 import sys
 from pathlib import Path

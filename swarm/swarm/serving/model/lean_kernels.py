@@ -85,9 +85,10 @@ def _overload_prefetch() -> None:
 
         return types.void(array, index), generate
 
-    @overload(_prefetch)
-    def _typed(array, index):  # type: ignore[no-untyped-def] # noqa: ARG001 (numba compares annotations, too)
+    def typed(array, index):  # type: ignore[no-untyped-def] # noqa: ARG001 (numba compares annotations, too)
         return lambda array, index: ask(array, index)  # noqa: PLW0108
+
+    overload(_prefetch)(typed)
 
 
 def _add_norm(hidden_NH: Floats, delta_NH: Floats, weight_H: Floats, eps: np.float32, out_NH: Floats) -> None:

@@ -1,3 +1,5 @@
+"""When the cache's next memory is asked for, and by whom."""
+
 from __future__ import annotations
 
 import pytest

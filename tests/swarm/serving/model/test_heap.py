@@ -1,3 +1,5 @@
+"""Memory that is asked for ahead is there, and what was in it stays."""
+
 from __future__ import annotations
 
 import ctypes

@@ -30,6 +30,15 @@ def test_packed_linear_any_rows_are_those_of_the_plain_one(
 
 
 def test_packed_linear_a_row_does_not_depend_on_the_rows_beside_it() -> None:
+    packed = PackedLinear(linear(512, 1704, bias=False))
+    x = torch.randn(16, 512)
+    together = packed(x)
+    for row in range(16):
+        assert torch.equal(packed(x[row : row + 1])[0], together[row])
+
+
+def test_packed_linear_rows_of_a_wide_input_do_not_depend_on_how_many_they_are() -> None:
+    """One alone may differ in the last bit."""
     packed = PackedLinear(linear(1704, 512, bias=False))
     x = torch.randn(64, 1704)
     together = packed(x)

@@ -151,7 +151,7 @@ def test_client_that_disconnects_frees_every_server(checkpoint: Path, stream: bo
 
 
 async def _ask(openai: AsyncOpenAI, *, stream: bool) -> None:
-    answer = await openai.completions.create(model="small", prompt=PROMPT, max_tokens=900, stream=stream)
+    answer = await openai.completions.create(model="small", prompt=PROMPT, max_tokens=900, temperature=0, stream=stream)
     if isinstance(answer, api.AsyncStream):
         async for _chunk in answer:
             pass

@@ -27,7 +27,7 @@ from swarm.serving.model import lean_kernels
 from swarm.serving.model.batch import PAGE_TOKENS, Slice
 from swarm.serving.model.kv_pool import KVPool
 from swarm.serving.model.lean_kernels import Floats, Ints, LeanKernels, Pair
-from swarm.serving.model.packing import joint
+from swarm.serving.model.packing import PackedLinear, joint
 
 logger = logging.getLogger(__name__)
 
@@ -64,13 +64,13 @@ class LeanBlocks:
         """Through blocks `first` to `end`, counted from the span's. `x_NH` float32; every slice is one row."""
         rotation = self._rotation(x_NH, [piece.position for piece in slices])
         places: dict[int, Ints] = {}
-        hidden_NH, delta_NH = x_NH.clone(), torch.zeros_like(x_NH)
+        hidden_NH, delta_NH = x_NH.numpy().copy(), np.zeros(x_NH.shape, np.float32)
         for index in range(first, end):
             block, cache = self._blocks[index], (pool.keys_SKD[index].numpy(), pool.values_SKD[index].numpy())
             if block.window not in places:
                 places[block.window] = _places(slices, block.window)
             delta_NH = block.run(hidden_NH, delta_NH, rotation, cache, places[block.window])
-        return hidden_NH.add_(delta_NH)
+        return torch.from_numpy(hidden_NH + delta_NH)
 
     def _rotation(self, x_NH: Tensor, positions: Sequence[int]) -> Pair:
         """The model's embedding is a dozen small operations, so that those of the first positions are kept."""
@@ -105,41 +105,45 @@ class _LeanBlock:
         self._joined_gate = joint(gated) if is_gated else None
         self._kernels = found
 
-    def run(self, hidden_NH: Tensor, delta_NH: Tensor, rotation: Pair, cache: Pair, places: Ints) -> Tensor:
+    def run(self, hidden_NH: Floats, delta_NH: Floats, rotation: Pair, cache: Pair, places: Ints) -> Floats:
         """Adds to `hidden_NH` what came before, `delta_NH`, and returns what comes after it."""
         heads_NAD = self._heads(self._norm(hidden_NH, delta_NH, self._before))
         num_queries = heads_NAD.shape[1] - 2 * cache[0].shape[1]
-        out_NQD = torch.empty(len(heads_NAD), num_queries, self._width)
-        self._kernels.remember(heads_NAD.numpy(), rotation, cache, places)
-        self._kernels.attend(heads_NAD.numpy(), rotation, cache, places, self._scale, out_NQD.numpy())
-        attended_NH = self._attention.o_proj(out_NQD.flatten(1))
+        out_NQD = np.empty((len(heads_NAD), num_queries, self._width), np.float32)
+        self._kernels.remember(heads_NAD, rotation, cache, places)
+        self._kernels.attend(heads_NAD, rotation, cache, places, self._scale, out_NQD)
+        attended_NH = _apply(self._attention.o_proj, out_NQD.reshape(len(out_NQD), -1))
         return self._feed(self._norm(hidden_NH, attended_NH, self._between))
 
-    def _heads(self, x_NH: Tensor) -> Tensor:
+    def _heads(self, x_NH: Floats) -> Floats:
         """Queries, keys and values of each row, one head after another."""
         if self._joined_projection is not None:
-            heads: Tensor = self._joined_projection(x_NH).view(len(x_NH), -1, self._width)
-            return heads
-        parts = [project(x_NH).view(len(x_NH), -1, self._width) for project in self._projections]
+            return _apply(self._joined_projection, x_NH).reshape(len(x_NH), -1, self._width)
+        parts = [_apply(project, x_NH).reshape(len(x_NH), -1, self._width) for project in self._projections]
         for index, norm in enumerate(self._head_norms):
             if norm is not None:
-                parts[index] = norm(parts[index])
-        return torch.cat(parts, 1)
+                parts[index] = _apply(norm, parts[index])
+        return np.concatenate(parts, 1)
 
-    def _feed(self, x_NH: Tensor) -> Tensor:
+    def _feed(self, x_NH: Floats) -> Floats:
         """Through the MLP, or the experts."""
-        out_NH: Tensor
         if self._joined_gate is None:
-            out_NH = self._mlp(x_NH[None])[0]
-            return out_NH
-        gate_NI, up_NI = self._joined_gate(x_NH).chunk(2, 1)
-        out_NH = self._mlp.down_proj(self._mlp.act_fn(gate_NI) * up_NI)
+            return _apply(self._mlp, x_NH[None]).reshape(x_NH.shape)
+        gate_NI, up_NI = torch.from_numpy(_apply(self._joined_gate, x_NH)).chunk(2, 1)
+        return _apply(self._mlp.down_proj, (self._mlp.act_fn(gate_NI) * up_NI).numpy())
+
+    def _norm(self, hidden_NH: Floats, delta_NH: Floats, norm: tuple[Floats, float]) -> Floats:
+        out_NH = np.empty_like(hidden_NH)
+        self._kernels.add_norm(hidden_NH, delta_NH, *norm, out_NH)
         return out_NH
 
-    def _norm(self, hidden_NH: Tensor, delta_NH: Tensor, norm: tuple[Floats, float]) -> Tensor:
-        out_NH = torch.empty_like(hidden_NH)
-        self._kernels.add_norm(hidden_NH.numpy(), delta_NH.numpy(), *norm, out_NH.numpy())
-        return out_NH
+
+def _apply(module: Any, x: Floats) -> Floats:
+    """`module(x)`, past torch's own steps where there is a way."""
+    if isinstance(module, PackedLinear) and module.takes(len(x)):
+        return module.product(x)
+    out: Tensor = module(torch.from_numpy(x))
+    return out.numpy()
 
 
 def _norm(module: Any) -> tuple[Floats, float]:

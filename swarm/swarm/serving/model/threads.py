@@ -27,14 +27,14 @@ def step_like(num_rows: int) -> int | None:
 
 
 def worthwhile(time_ms: Callable[[int], float], most: int) -> int:
-    """The number of threads, a power of two or `most`, beyond which twice as many save less than a fifth."""
-    chosen, chosen_ms = 1, time_ms(1)
-    while chosen < most:
-        more = min(2 * chosen, most)
-        more_ms = time_ms(more)
-        if more_ms > _WORTH * chosen_ms:
-            break
-        chosen, chosen_ms = more, more_ms
+    """The number of threads, a power of two or `most`, up to which each doubling saves a fifth. One that saves less, as
+    the first does where one thread has a way of its own, counts with the next."""
+    counts = [1 << doublings for doublings in range((most - 1).bit_length())] + [most]
+    chosen, chosen_ms, num_steps = 1, time_ms(1), 0
+    for count in counts[1:]:
+        num_steps += 1
+        if (count_ms := time_ms(count)) <= _WORTH**num_steps * chosen_ms:
+            chosen, chosen_ms, num_steps = count, count_ms, 0
     return chosen
 
 

@@ -21,12 +21,11 @@ from swarm.serving.model.threads import threads, worthwhile
         ({1: 10.0, 2: 7.5}, 2),
         ({1: 16.0, 2: 8.0, 4: 4.0, 6: 3.5}, 4),
         ({1: 16.0, 2: 8.0, 4: 4.0, 6: 2.5}, 6),
-        ({1: 8.0, 2: 9.0, 4: 1.0}, 1),  # no hope beyond a step back
+        ({1: 8.0, 2: 9.0, 4: 5.0}, 4),  # two steps at once, a fifth each
+        ({1: 8.0, 2: 9.0, 4: 5.5, 6: 4.2}, 1),
     ],
 )
-def test_worthwhile_stops_where_twice_as_many_save_less_than_a_fifth(
-    times_ms: Mapping[int, float], chosen: int
-) -> None:
+def test_worthwhile_is_where_every_doubling_saves_a_fifth(times_ms: Mapping[int, float], chosen: int) -> None:
     assert worthwhile(times_ms.__getitem__, max(times_ms)) == chosen
 
 

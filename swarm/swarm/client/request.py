@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from numbers import Integral
+from typing import Any, Generic, TypeVar
 
 from swarm_protocol.errors import ConfigError
 
@@ -21,11 +22,24 @@ A = TypeVar("A")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A prompt, text or token ids; or else messages, for the chat template, which sees `tools`."""
+    """A prompt, text or token ids; or else messages, for the chat template, which sees `tools`.
+
+    Raises ConfigError for what is neither.
+    """
 
     prompt: str | Sequence[int] | None
     messages: Sequence[Message] = ()
     tools: Sequence[Message] = ()
+
+    def __post_init__(self) -> None:
+        if not (self.prompt is None or isinstance(self.prompt, str) or _are(Integral, self.prompt)):
+            raise ConfigError(
+                f"a prompt is text or token ids, and not {self.prompt!r:.80}",
+                remedy='give prompt="…" or a list of ints',
+            )
+        for name, given in (("messages", self.messages), ("tools", self.tools)):
+            if not _are(Mapping, given):
+                raise ConfigError(f"{name} are a list of dicts, and not {given!r:.80}", remedy="give OpenAI's")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +57,14 @@ class Request:
         if self.max_tokens is not None and self.max_tokens < 1:
             raise ConfigError(f"max_tokens is {self.max_tokens}", remedy="ask for 1 token or more")
         Pick(sampling=self.sampling, index=0, num_logprobs=self.num_logprobs)
+
+
+def _are(kind: type[Any], values: object) -> bool:
+    return (
+        isinstance(values, Sequence)
+        and not isinstance(values, str | bytes)
+        and all(isinstance(v, kind) for v in values)
+    )
 
 
 class Asked(ABC, Generic[A]):

@@ -15,8 +15,11 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock, patch
 
+import numpy as np
 import pytest
+import torch
 from swarm.client import encoding
+from swarm.client.request import Question
 from swarm.network.memory import MemoryInternet
 from swarm.router.routing import NoChain
 from swarm.serving.model.files import open_model
@@ -613,3 +616,22 @@ print([name for name in set(sys.modules) - loaded if name.startswith(("transform
 def test_warm_up_leaves_nothing_to_import_for_the_first_answer(llama_dir: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-c", WARM, llama_dir, tmp_path]
     assert subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout == "[]\n"
+
+
+@pytest.mark.parametrize("prompt", [5, 1.5, b"ab", ["a"], [1.5], {"role": "user"}, torch.tensor([1])])
+def test_question_with_a_prompt_that_is_none_is_refused(prompt: Any) -> None:
+    with pytest.raises(ConfigError, match="a prompt is text or token ids, and not"):
+        Question(prompt=prompt)
+
+
+@pytest.mark.parametrize("messages", ["hi", ["hi"], 5, b"hi"])
+def test_question_with_messages_that_are_none_is_refused(messages: Any) -> None:
+    with pytest.raises(ConfigError, match="messages are a list of dicts, and not"):
+        Question(prompt=None, messages=messages)
+    with pytest.raises(ConfigError, match="tools are a list of dicts, and not"):
+        Question(prompt="x", tools=messages)
+
+
+@pytest.mark.parametrize("prompt", ["", "x", [], (1, 2), [np.int64(3)]])
+def test_question_with_text_or_token_ids_is_one(prompt: Any) -> None:
+    assert Question(prompt=prompt).prompt is prompt

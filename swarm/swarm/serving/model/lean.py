@@ -98,8 +98,11 @@ class _LeanBlock:
         # of its own, or for all blocks
         self.window = int(getattr(attention, "sliding_window", getattr(config, "sliding_window", None)) or 0)
         self._projections = attention.q_proj, attention.k_proj, attention.v_proj
-        self._head_norms = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
-        self._joined_projection = None if any(self._head_norms) else joint(self._projections)
+        num_queries, num_keys = (project.out_features // self._width for project in self._projections[:2])
+        heads = slice(0, num_queries), slice(num_queries, num_queries + num_keys)
+        norms = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
+        self._head_norms = [(which, norm) for which, norm in zip(heads, norms, strict=True) if norm is not None]
+        self._joined_projection = joint(self._projections)
         gated = [getattr(block.mlp, name, None) for name in ("gate_proj", "up_proj")]
         is_gated = hasattr(block.mlp, "down_proj") and hasattr(block.mlp, "act_fn")
         self._joined_gate = joint(gated) if is_gated else None
@@ -118,12 +121,13 @@ class _LeanBlock:
     def _heads(self, x_NH: Floats) -> Floats:
         """Queries, keys and values of each row, one head after another."""
         if self._joined_projection is not None:
-            return _apply(self._joined_projection, x_NH).reshape(len(x_NH), -1, self._width)
-        parts = [_apply(project, x_NH).reshape(len(x_NH), -1, self._width) for project in self._projections]
-        for index, norm in enumerate(self._head_norms):
-            if norm is not None:
-                parts[index] = _apply(norm, parts[index])
-        return np.concatenate(parts, 1)
+            heads_NAD = _apply(self._joined_projection, x_NH).reshape(len(x_NH), -1, self._width)
+        else:
+            parts = [_apply(project, x_NH) for project in self._projections]
+            heads_NAD = np.concatenate(parts, 1).reshape(len(x_NH), -1, self._width)
+        for heads, norm in self._head_norms:
+            heads_NAD[:, heads] = _apply(norm, heads_NAD[:, heads])
+        return heads_NAD
 
     def _feed(self, x_NH: Floats) -> Floats:
         """Through the MLP, or the experts."""
@@ -140,8 +144,8 @@ class _LeanBlock:
 
 def _apply(module: Any, x: Floats) -> Floats:
     """`module(x)`, past torch's own steps where there is a way."""
-    if isinstance(module, PackedLinear) and module.takes(len(x)):
-        return module.product(x)
+    if isinstance(module, PackedLinear) and (product := module.for_few(len(x))) is not None:
+        return product(x)
     out: Tensor = module(torch.from_numpy(x))
     return out.numpy()
 

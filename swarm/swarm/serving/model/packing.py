@@ -1,33 +1,27 @@
 """Weights of linear layers laid out, once, as this processor's kernels read them: oneDNN's, which torch carries.
 
 A step of decoding is all weights and few rows, and torch's own matrix product for float32 reads them in a layout made
-for large matrices. Packed ones are read faster, and a row comes out the same whatever rows are beside it; alone it may
-differ in the last bit. What is packed is the same numbers: gradients go through them as before. Steps of few rows on
-one thread are computed by `row_product`, from the same memory.
+for large matrices. Packed ones are read faster. What is packed is the same numbers, and gradients go through them as
+before. Few rows on one thread are computed by `row_product`, from the same memory; all others by oneDNN, where a row
+comes out the same beside any others, and alone may differ in the last bit, as it may between the two ways.
 
 Where torch lacks the kernels, or is on another kind of processor, layers stay as they are.
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
-import logging
 import platform
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from swarm.serving.model import row_product
 from swarm.serving.model.heap import give_back
-from swarm.serving.model.row_product import Floats, RowProduct
-
-logger = logging.getLogger(__name__)
+from swarm.serving.model.row_product import FewRows, few_rows
 
 _ROWS = 16
 """How many rows the layout is made for. It is as good for one, and close to the best for hundreds."""
@@ -46,16 +40,6 @@ _JOINED_BYTES = 2**25
 """Of weights that are computed together. Beyond it a call is nothing beside reading them, and copying them much."""
 
 
-@functools.cache
-def few_rows() -> RowProduct | None:
-    """Compiled at the first use on a machine, which takes some seconds. None where it cannot be."""
-    try:
-        return row_product.load()
-    except Exception as error:  # of numba's own kinds, too, where a later version no longer knows what we ask for
-        logger.warning("steps of few rows take longer here than they could, because numba cannot be used: %s", error)
-        return None
-
-
 class PackedLinear(nn.Module):
     """As the nn.Linear that it is made from, frozen: x [..., in] -> [..., out]."""
 
@@ -66,32 +50,20 @@ class PackedLinear(nn.Module):
         packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), _ROWS)
         self.weight = nn.Parameter(packed, requires_grad=False)
         self.bias = linear.bias
-        self._few_rows = few_rows()
-        self._panels = row_product.panels(packed, self.in_features, self.out_features) if self._few_rows else None
-        self._bias = (
-            np.zeros(self.out_features, np.float32) if self.bias is None else self.bias.detach().float().numpy()
-        )
+        self._few_rows = few_rows(packed, linear)
 
     def forward(self, x: Tensor) -> Tensor:
         if x.requires_grad and torch.is_grad_enabled():
             out: Tensor = _Differentiable.apply(x, self.weight, self.bias)  # type: ignore[no-untyped-call]
             return out
-        if x.dtype == torch.float32 and self.takes(x.numel() // self.in_features):
-            rows = self.product(x.detach().reshape(-1, self.in_features).contiguous().numpy())
-            return torch.from_numpy(rows).view(*x.shape[:-1], -1)
+        rows_NK = x.detach().reshape(-1, x.shape[-1])
+        if x.dtype == torch.float32 and (product := self.for_few(len(rows_NK))) is not None:
+            return torch.from_numpy(product(rows_NK.contiguous().numpy())).view(*x.shape[:-1], self.out_features)
         return _product(x, self.weight, self.bias)
 
-    def takes(self, num_rows: int) -> bool:
-        """Whether so many rows are better given to `product` now."""
-        return self._panels is not None and num_rows <= _STEP_ROWS and torch.get_num_threads() == 1
-
-    def product(self, x_NK: Floats) -> Floats:
-        """[N, in] -> [N, out], both contiguous."""
-        out_NM = np.empty((len(x_NK), self.out_features), np.float32)
-        assert self._panels is not None
-        assert self._few_rows is not None
-        self._few_rows(x_NK, self._panels, self._bias, out_NM)
-        return out_NM
+    def for_few(self, num_rows: int) -> FewRows | None:
+        """What computes so many rows of float32 faster now; None if nothing does."""
+        return self._few_rows if num_rows <= _STEP_ROWS and torch.get_num_threads() == 1 else None
 
 
 class _Together:

@@ -2,7 +2,7 @@
 
 oneDNN's kernels take a few rows through all weights, and then the next few: the first ones wait for memory, the others
 do not. Here the next weights are on their way from memory while the rows go through those that have come: 16 rows take
-two thirds of the time, on one core. A row comes out the same whatever rows are beside it.
+two thirds of the time, on one core. A row comes out the same alone and beside any others.
 
 For processors with AVX-512, most of whose 32 registers a tile takes. Numba compiles it; the functions here are the
 source, and nobody calls them as Python. Legend: N rows, K inputs, M outputs, P panels of 64 outputs each (W).
@@ -11,6 +11,8 @@ source, and nobody calls them as Python. Legend: N rows, K inputs, M outputs, P 
 from __future__ import annotations
 
 import ctypes
+import functools
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -18,10 +20,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from swarm_compression.compiled import compiled
-from torch import Tensor
+from torch import Tensor, nn
 
 Floats = NDArray[np.float32]
-RowProduct = Callable[[Floats, Floats, Floats, Floats], None]
+Kernel = Callable[[Floats, Floats, Floats, Floats], None]
+
+logger = logging.getLogger(__name__)
 
 _FLOAT_BYTES = 4
 
@@ -43,34 +47,80 @@ _LINES = 2
 the processor's own reading ahead."""
 
 
-def load() -> RowProduct | None:
-    """(x [N, K], panels [P, K or more, W], bias [M], out [N, M]) -> None. None for another processor.
+class FewRows:
+    """The product with one layer. Keeps the packed weight, whose memory it reads."""
+
+    def __init__(self, kernel: Kernel, packed: Tensor, panels_PKW: Floats, linear: nn.Linear) -> None:
+        self._kernel = kernel
+        self._packed = packed
+        self._panels_PKW = panels_PKW
+        self._num_in, self._num_out = linear.in_features, linear.out_features
+        self._bias_M = np.zeros(self._num_out, np.float32) if linear.bias is None else linear.bias.detach().numpy()
+
+    def __call__(self, x_NK: Floats) -> Floats:
+        """[N, M], both contiguous. Raises ValueError for rows of another width."""
+        if x_NK.shape[1] != self._num_in:
+            raise ValueError(f"rows of {x_NK.shape[1]} for a layer of {self._num_in} inputs")
+        out_NM = np.empty((len(x_NK), self._num_out), np.float32)
+        self._kernel(x_NK, self._panels_PKW, self._bias_M, out_NM)
+        return out_NM
+
+
+def few_rows(packed: Tensor, linear: nn.Linear) -> FewRows | None:
+    """For a layer and what oneDNN has made of its weight; None where that is not as the kernel reads it, or there is no
+    kernel."""
+    if linear.weight.dtype != torch.float32 or (found := kernel()) is None:
+        return None
+    panels_PKW = _panels(packed, linear.weight.detach().numpy())
+    return None if panels_PKW is None else FewRows(found, packed, panels_PKW, linear)
+
+
+@functools.cache
+def kernel() -> Kernel | None:
+    """Compiled at the first use on a machine, which takes some seconds. None where it cannot be."""
+    try:
+        return load()
+    except Exception as error:  # of numba's own kinds, too, where a later version no longer knows what we ask for
+        logger.warning("steps of few rows take longer here than they could, because numba cannot be used: %s", error)
+        return None
+
+
+def load() -> Kernel | None:
+    """(x [N, K], panels [P, K or more, W], bias [M], out [N, M]) -> None. None for another processor, or a torch that
+    does not tell where a packed weight is.
 
     Compiles, or takes from numba's cache. ImportError where numba cannot be used.
     """
     import numba  # noqa: PLC0415 (a third of a second)
     from llvmlite import binding  # noqa: PLC0415
 
-    if not binding.get_host_cpu_features().get("avx512f"):
+    tells = hasattr(torch.ops.mkldnn, "data_ptr") and hasattr(torch.ops.mkldnn, "_nbytes")
+    if not tells or numba.config.DISABLE_JIT or not binding.get_host_cpu_features().get("avx512f"):
         return None
     _overload_tile(_tile_of_rows, _ROWS)
     _overload_tile(_tile_of_row, 1)
     number = numba.types.float32
     read_numbers, read_rows = (numba.types.Array(number, ndim, "C", readonly=True) for ndim in (1, 2))
     signature = numba.types.void(read_rows, number[:, :, ::1], read_numbers, number[:, ::1])
-    product: RowProduct = compiled(_product, signature)
-    return product
+    compiled_: Kernel = compiled(_product, signature)
+    return compiled_
 
 
-def panels(packed: Tensor, num_in: int, num_out: int) -> Floats | None:
-    """A packed weight's own memory, which it must outlive, [P, K rounded up to 16, W] and zeros beyond the outputs.
-    None if it is laid out otherwise."""
+def _panels(packed: Tensor, weight_MK: Floats) -> Floats | None:
+    """The memory of a packed weight: [P, K rounded up to 16, W], zeros beyond the outputs. None if it is laid out
+    otherwise, which the first and the last panel tell: how it is laid out oneDNN does not promise."""
+    num_out, num_in = weight_MK.shape
     shape = -(-num_out // _WIDTH), -(-num_in // _LANES) * _LANES, _WIDTH
     size = shape[0] * shape[1] * shape[2]
-    if packed.dtype != torch.float32 or torch.ops.mkldnn._nbytes(packed) != size * packed.itemsize:
+    if torch.ops.mkldnn._nbytes(packed) != size * _FLOAT_BYTES:
         return None
     memory = (ctypes.c_float * size).from_address(torch.ops.mkldnn.data_ptr(packed))
-    return np.ctypeslib.as_array(memory).reshape(shape)
+    panels_PKW = np.ctypeslib.as_array(memory).reshape(shape)
+    for p in (0, shape[0] - 1):
+        outputs_MK = weight_MK[p * _WIDTH : (p + 1) * _WIDTH]
+        if not np.array_equal(panels_PKW[p, :num_in, : len(outputs_MK)], outputs_MK.T, equal_nan=True):
+            return None
+    return panels_PKW
 
 
 def _product(x_NK: Floats, panels_PKW: Floats, bias_M: Floats, out_NM: Floats) -> None:

@@ -7,6 +7,7 @@ those, too.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -18,6 +19,8 @@ STEPS = (1, 16)
 _WORTH = 0.8
 """Twice as many threads have to bring the time down to this."""
 
+_MOST_FAILED = 2
+
 
 def step_like(num_rows: int) -> int | None:
     """Which of STEPS a step of so many rows is like; None for a prompt's, which every core is worth."""
@@ -27,14 +30,18 @@ def step_like(num_rows: int) -> int | None:
 
 
 def worthwhile(time_ms: Callable[[int], float], most: int) -> int:
-    """The number of threads, a power of two or `most`, up to which each doubling saves a fifth. One that saves less, as
-    the first does where one thread has a way of its own, counts with the next."""
+    """The smallest number of threads, a power of two or `most`, beyond which a fifth is not saved for each doubling.
+
+    Not the first doubling alone says so, for one thread may have a way of its own that two have not; two in a row do.
+    """
     counts = [1 << doublings for doublings in range((most - 1).bit_length())] + [most]
-    chosen, chosen_ms, num_steps = 1, time_ms(1), 0
+    chosen, chosen_ms, num_failed = 1, time_ms(1), 0
     for count in counts[1:]:
-        num_steps += 1
-        if (count_ms := time_ms(count)) <= _WORTH**num_steps * chosen_ms:
-            chosen, chosen_ms, num_steps = count, count_ms, 0
+        count_ms = time_ms(count)
+        if count_ms <= chosen_ms * _WORTH ** math.log2(count / chosen):
+            chosen, chosen_ms, num_failed = count, count_ms, 0
+        elif (num_failed := num_failed + 1) == _MOST_FAILED:
+            break
     return chosen
 
 

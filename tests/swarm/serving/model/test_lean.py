@@ -12,6 +12,7 @@ from swarm.serving.model import lean, lean_kernels
 from swarm.serving.model.batch import PAGE_TOKENS, Batch, Slice, Want
 from swarm.serving.model.files import open_model
 from swarm.serving.model.kv_pool import KVPool
+from swarm.serving.model.packing import PackedLinear, can_pack
 from swarm.serving.model.span import Span, load_span
 from torch import Tensor
 from transformers import GraniteConfig, LlamaConfig, Ministral3Config, Qwen2Config, Qwen3Config
@@ -75,6 +76,27 @@ def test_run_lean_gives_what_transformers_does_and_remembers_the_same(span: Span
     tensors = zip(*([*pool.keys_SKD, *pool.values_SKD] for pool in pools), strict=True)
     for theirs, ours in tensors:
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.skipif(not can_pack(), reason="no packed kernels on this processor")
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_run_lean_computes_layers_of_the_same_rows_together(
+    model_dirs: Callable[[str], Path], family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    span = load_span(open_model(model_dirs(family)), 1, 4)
+    assert span.is_lean
+    widths = list[int]()
+    product = PackedLinear.forward
+
+    def counted(self: PackedLinear, x: Tensor) -> Tensor:
+        widths.append(self.out_features)
+        return product(self, x)
+
+    monkeypatch.setattr(PackedLinear, "forward", counted)
+    monkeypatch.setattr(PackedLinear, "for_few", lambda _self, _num_rows: None)
+    with torch.inference_mode():
+        span.run_lean(rows(span, len(POSITIONS)), decodes(), filled_pool(span))
+    assert len(widths) == 3 * 4  # queries, keys and values; what gathers them; gate and up; down
 
 
 def test_run_lean_of_some_of_the_blocks_gives_what_transformers_does(span: Span) -> None:

@@ -19,13 +19,14 @@ from swarm.serving.model.threads import threads, worthwhile
         ({1: 10.0}, 1),
         ({1: 10.0, 2: 8.5}, 1),  # a second core for less than a fifth
         ({1: 10.0, 2: 7.5}, 2),
-        ({1: 16.0, 2: 8.0, 4: 4.0, 6: 3.5}, 4),
+        ({1: 16.0, 2: 8.0, 4: 4.0, 6: 3.6}, 4),
         ({1: 16.0, 2: 8.0, 4: 4.0, 6: 2.5}, 6),
-        ({1: 8.0, 2: 9.0, 4: 5.0}, 4),  # two steps at once, a fifth each
-        ({1: 8.0, 2: 9.0, 4: 5.5, 6: 4.2}, 1),
+        ({1: 8.0, 2: 9.0, 4: 5.0}, 4),  # a fifth for each of two doublings
+        ({1: 9.0, 2: 8.0, 3: 5.8}, 3),
+        ({1: 8.0, 2: 9.0, 4: 5.5, 8: 0.1}, 1),  # no hope after two that are not worth it
     ],
 )
-def test_worthwhile_is_where_every_doubling_saves_a_fifth(times_ms: Mapping[int, float], chosen: int) -> None:
+def test_worthwhile_is_where_a_doubling_no_longer_saves_a_fifth(times_ms: Mapping[int, float], chosen: int) -> None:
     assert worthwhile(times_ms.__getitem__, max(times_ms)) == chosen
 
 

@@ -24,12 +24,18 @@ async def encode(kit: ModelKit, question: Question) -> list[int]:
         return checked(kit, question.prompt)
     try:
         async with asyncio.timeout(ENCODE_S):
-            return await encoding
+            token_ids = await encoding
     except TimeoutError:
         raise ConfigError(
             f"the tokenizer of {kit.shape.name} took over {ENCODE_S:g} s",
             remedy="shorten the prompt or use another model",
         ) from None
+    if max(token_ids, default=0) >= kit.shape.vocab_size:
+        raise ConfigError(
+            f"the tokenizer of {kit.shape.name} gives tokens for this text that the model does not know",
+            remedy="use other words or another model",
+        )
+    return token_ids
 
 
 def checked(kit: ModelKit, token_ids: Sequence[int]) -> list[int]:

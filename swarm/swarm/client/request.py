@@ -6,7 +6,7 @@ import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any, Generic, TypeVar
 
 from swarm_protocol.errors import ConfigError
@@ -39,7 +39,9 @@ class Question:
             )
         for name, given in (("messages", self.messages), ("tools", self.tools)):
             if not _are(Mapping, given):
-                raise ConfigError(f"{name} are a list of dicts, and not {given!r:.80}", remedy="give OpenAI's")
+                raise ConfigError(
+                    f"{name} are a list of dicts, and not {given!r:.80}", remedy="give them as OpenAI's API has them"
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +67,13 @@ def _are(kind: type[Any], values: object) -> bool:
         and not isinstance(values, str | bytes)
         and all(isinstance(v, kind) for v in values)
     )
+
+
+def _check(kind: type[Any], named: str, **values: object) -> None:
+    """None is for what was not said."""
+    for name, value in values.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, kind)):
+            raise ConfigError(f"{name} is {value!r:.80}", remedy=f"use {named}")
 
 
 class Asked(ABC, Generic[A]):
@@ -98,6 +107,12 @@ class Asked(ABC, Generic[A]):
         """
         if (prompt is None) == (messages is None):
             raise ConfigError("a generation needs either a prompt or messages", remedy="give one of the two")
+        if messages is not None and not messages:
+            raise ConfigError("there are no messages", remedy="give one or more")
+        _check(Integral, "a whole number", max_tokens=max_tokens, top_k=top_k, seed=seed, num_logprobs=num_logprobs)
+        _check(Real, "a number", temperature=temperature, top_p=top_p)
+        if not (isinstance(stop, str) or _are(str, stop)):
+            raise ConfigError(f"stop is {stop!r:.80}", remedy="use a str, or a list of some")
         sampling = Sampling(
             temperature=temperature,
             top_p=top_p,

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import re
 import shutil
 import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import AsyncMock, patch
+from unittest.mock import AsyncMock, MagicMock, patch
 
 import numpy as np
 import pytest
@@ -635,3 +637,47 @@ def test_question_with_messages_that_are_none_is_refused(messages: Any) -> None:
 @pytest.mark.parametrize("prompt", ["", "x", [], (1, 2), [np.int64(3)]])
 def test_question_with_text_or_token_ids_is_one(prompt: Any) -> None:
     assert Question(prompt=prompt).prompt is prompt
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_tokens", 2.5),
+        ("max_tokens", "9"),
+        ("max_tokens", True),
+        ("temperature", "hot"),
+        ("top_p", "x"),
+        ("top_k", 1.5),
+        ("seed", "x"),
+        ("num_logprobs", 0.5),
+        ("stop", 5),
+        ("stop", [5]),
+    ],
+)
+def test_generate_with_a_value_of_another_kind_is_refused_at_once(name: str, value: Any) -> None:
+    asked = client.AsyncClient(network=MagicMock(), membership=MagicMock())
+    with pytest.raises(ConfigError, match=f"{name} is {re.escape(repr(value))}: use"):
+        asked.generate(model="tiny", prompt="hi", **{name: value})
+
+
+def test_generate_without_a_prompt_or_messages_is_refused_at_once() -> None:
+    asked = client.AsyncClient(network=MagicMock(), membership=MagicMock())
+    message = {"role": "user", "content": "hi"}
+    for given, told in (
+        ({}, "either a prompt or messages"),
+        ({"prompt": "hi", "messages": [message]}, "either a prompt or messages"),
+        ({"messages": []}, "there are no messages"),
+    ):
+        with pytest.raises(ConfigError, match=told):
+            asked.generate(model="tiny", **given)
+
+
+def test_text_of_which_the_tokenizer_makes_tokens_that_the_model_has_not_is_refused(
+    llama_dir: Path, tmp_path: Path
+) -> None:
+    kit = read_kit("tiny", "r", open_model(llama_dir).small_files(), tmp_path)
+    fewer, more = sorted(("a", "z"), key=lambda text: max(kit.encode(text)))
+    small = replace(kit, shape=replace(kit.shape, vocab_size=max(kit.encode(more))))
+    assert asyncio.run(encoding.encode(small, Question(prompt=fewer))) == kit.encode(fewer)
+    with pytest.raises(ConfigError, match="gives tokens for this text that the model does not know"):
+        asyncio.run(encoding.encode(small, Question(prompt=more)))

@@ -32,7 +32,7 @@ BOUNDS_MS = {1: 0.3, 16: 1.0}
 class Instant:
     """Gives outputs of the right shapes."""
 
-    start, end, num_blocks, hidden_size, vocab_size = 0, 4, 4, 512, 32_000
+    start, end, num_blocks, hidden_size, vocab_size, context_tokens = 0, 4, 4, 512, 32_000, MAX_TOKENS
 
     def __init__(self) -> None:
         self._logits_NV = torch.randn(max(NUM_SEATS), self.vocab_size)

@@ -1,8 +1,8 @@
 """Products of a step's few rows with weights as `packing` has them, which are asked for before they are needed.
 
 oneDNN's kernels take a few rows through all weights, and then the next few: the first ones wait for memory, the others
-do not. Here the next weights are on their way from memory while the rows go through those that have come: 16 rows take
-two thirds of the time, on one core. A row comes out the same alone and beside any others.
+do not. Here the next weights are on their way from memory while the rows go through those that have come, on one core.
+A row comes out the same alone and beside any others.
 
 For processors with AVX-512, most of whose 32 registers a tile takes. Numba compiles it; the functions here are the
 source, and nobody calls them as Python. Legend: N rows, K inputs, M outputs, P panels of 64 outputs each (W).

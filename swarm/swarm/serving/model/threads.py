@@ -20,6 +20,7 @@ _WORTH = 0.8
 """Twice as many threads have to bring the time down to this."""
 
 _MOST_FAILED = 2
+"""Numbers of threads in a row that are not worth it: then larger ones are not tried."""
 
 
 def step_like(num_rows: int) -> int | None:

@@ -98,10 +98,7 @@ class _LeanBlock:
         # of its own, or for all blocks
         self.window = int(getattr(attention, "sliding_window", getattr(config, "sliding_window", None)) or 0)
         self._projections = attention.q_proj, attention.k_proj, attention.v_proj
-        num_queries, num_keys = (project.out_features // self._width for project in self._projections[:2])
-        heads = slice(0, num_queries), slice(num_queries, num_queries + num_keys)
-        norms = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
-        self._head_norms = [(which, norm) for which, norm in zip(heads, norms, strict=True) if norm is not None]
+        self._head_norms = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
         self._joined_projection = joint(self._projections)
         gated = [getattr(block.mlp, name, None) for name in ("gate_proj", "up_proj")]
         is_gated = hasattr(block.mlp, "down_proj") and hasattr(block.mlp, "act_fn")
@@ -110,23 +107,26 @@ class _LeanBlock:
 
     def run(self, hidden_NH: Floats, delta_NH: Floats, rotation: Pair, cache: Pair, places: Ints) -> Floats:
         """Adds to `hidden_NH` what came before, `delta_NH`, and returns what comes after it."""
-        heads_NAD = self._heads(self._norm(hidden_NH, delta_NH, self._before))
-        num_queries = heads_NAD.shape[1] - 2 * cache[0].shape[1]
+        num_keys = cache[0].shape[1]
+        heads_NAD = self._heads(self._norm(hidden_NH, delta_NH, self._before), num_keys)
+        num_queries = heads_NAD.shape[1] - 2 * num_keys
         out_NQD = np.empty((len(heads_NAD), num_queries, self._width), np.float32)
         self._kernels.remember(heads_NAD, rotation, cache, places)
         self._kernels.attend(heads_NAD, rotation, cache, places, self._scale, out_NQD)
         attended_NH = _apply(self._attention.o_proj, out_NQD.reshape(len(out_NQD), -1))
         return self._feed(self._norm(hidden_NH, attended_NH, self._between))
 
-    def _heads(self, x_NH: Floats) -> Floats:
+    def _heads(self, x_NH: Floats, num_keys: int) -> Floats:
         """Queries, keys and values of each row, one head after another."""
         if self._joined_projection is not None:
             heads_NAD = _apply(self._joined_projection, x_NH).reshape(len(x_NH), -1, self._width)
         else:
             parts = [_apply(project, x_NH) for project in self._projections]
             heads_NAD = np.concatenate(parts, 1).reshape(len(x_NH), -1, self._width)
-        for heads, norm in self._head_norms:
-            heads_NAD[:, heads] = _apply(norm, heads_NAD[:, heads])
+        queries_keys = heads_NAD[:, : -2 * num_keys], heads_NAD[:, -2 * num_keys : -num_keys]
+        for part_NAD, norm in zip(queries_keys, self._head_norms, strict=True):
+            if norm is not None:
+                part_NAD[:] = _apply(norm, part_NAD)
         return heads_NAD
 
     def _feed(self, x_NH: Floats) -> Floats:

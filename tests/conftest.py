@@ -26,6 +26,12 @@ settings.register_profile("swarm", deadline=None)
 settings.load_profile("swarm")
 
 
+@pytest.fixture(autouse=True, scope="session")
+def own_token_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Nodes share the tokens of this user's cache: those of tests keep theirs apart."""
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("user-cache"))
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection() -> Generator[None, object, object]:
     """What is imported and made here stays to the end: no garbage collection looks through its million objects.

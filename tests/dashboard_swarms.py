@@ -24,6 +24,7 @@ from swarm_node.dashboard.views import (
     Overview,
     PresenceView,
     RefusalView,
+    RevisionView,
     RunDetail,
     RunView,
     Series,
@@ -83,8 +84,11 @@ class _Invention:
         self.training: dict[str, list[ContributorView]] = {}
         models = [] if not num_nodes else MODELS[:1] if num_nodes < 100 else MODELS
         self.models = {self._named(name, i): blocks for i, (name, blocks) in enumerate(models)}
-        self.run_ids = [hashlib.sha256(f"run {i}".encode()).hexdigest()[:32] for i in range(min(2, len(self.models)))]
+        self.run_ids = [
+            f"story-{hashlib.sha256(f'run {i}'.encode()).hexdigest()[:12]}" for i in range(min(2, len(self.models)))
+        ]
         self.peers = [peer_id(number) for number in range(num_nodes)]
+        self.workers = self.peers[2:]  # the first two are a seed and a gateway
         self.names = {peer: self._named(self._node_name(i), i + 3) for i, peer in enumerate(self.peers)}
 
     def _named(self, good: str, number: int) -> str:
@@ -109,7 +113,7 @@ class _Invention:
 
     def _model(self, name: str, num_blocks: int) -> ModelDetail:
         servers: list[ServerView] = []
-        takers = [peer for i, peer in enumerate(self.peers) if i % 3 != 2 or self.num_nodes < 100]
+        takers = [peer for i, peer in enumerate(self.workers) if i % 3 != 2 or self.num_nodes < 100]
         which = list(self.models).index(name)  # of many nodes the second model lacks its end, the third has few servers
         if self.num_nodes < 100:
             takers = takers[: max(6, self.num_nodes * 3 // 4)]
@@ -175,6 +179,11 @@ class _Invention:
             weakest_block=weakest,
             weakest_replicas=least,
             tokens_per_s=sum(server.tokens_per_s or 0 for server in servers) / 3,
+            other_revisions=(
+                (RevisionView(revision=self._named("0badc0de" * 5, 0), num_servers=2, is_whole=False),)
+                if self.hostile or self.num_nodes >= 100
+                else ()
+            ),
         )
 
     def _chains(self, servers: Sequence[ServerView], num_blocks: int) -> list[ChainView]:
@@ -199,7 +208,7 @@ class _Invention:
     # --- runs -----------------------------------------------------------------------------------------------------
 
     def _run(self, run: str, number: int) -> RunDetail:
-        members = [peer for i, peer in enumerate(self.peers) if i % 3 == 2 or self.num_nodes < 100]
+        members = [peer for i, peer in enumerate(self.workers) if i % 3 == 2 or self.num_nodes < 100]
         members = members[-5:] if self.num_nodes < 100 else members[number::2]
         newest, planned = (118, 300) if number == 0 else (500, 4_000)
         steps = [self._step(step, newest, members) for step in range(max(1, newest - 499), newest + 1)]
@@ -247,6 +256,7 @@ class _Invention:
             seconds=211 * wobble(0.95, 1.06),
             phases_s={name: value * wobble(0.9, 1.15) for name, value in PHASES_S.items()} if told else {},
             bytes_per_parameter=wobble(1.02, 1.09) if told else None,
+            validation_loss=None if step % 10 else 2.1 + 4.6 * math.exp(-step / 34),
         )
 
     def _contributor(self, run: str, peer: str, i: int, newest: int) -> ContributorView:
@@ -309,6 +319,7 @@ class _Invention:
             age_s=fresh,
             models=tuple(server.model for server in serving),
             runs=tuple(one.run for one in training),
+            role=("seed", "gateway")[number] if number < 2 else "volunteer",
         )
         gaps = [self.random.uniform(0.1, 0.9) * DAY_S for _ in range(3)]
         presence = (
@@ -341,11 +352,13 @@ class _Invention:
             network_id="a-swarm-of-friends" if not self.hostile else HOSTILE_NAMES[0],
             version="0.1.0",
             num_nodes=len(nodes),
+            num_volunteers=len(self.workers),
             nodes_by_state=states,
             nodes_by_reachability=ways,
             models=tuple(detail.model for detail in models.values()),
             runs=tuple(detail.run for detail in runs.values()),
             tokens_per_s=sum(detail.model.tokens_per_s or 0 for detail in models.values()) if models else None,
+            training_tokens_per_s=sum(detail.run.tokens_per_s or 0 for detail in runs.values()) if runs else None,
             first_token_p50_s=0.41 if models else None,
             first_token_p95_s=1.38 if models else None,
             joins_24h=len(nodes) // 3,
@@ -382,5 +395,6 @@ class _Invention:
 
         return {
             "tokens_per_s": series("tokens_per_s", "tokens/s", 60.0),
+            "training_tokens_per_s": series("training_tokens_per_s", "tokens/s", 8_300.0),
             "num_nodes": series("num_nodes", "nodes", float(self.num_nodes)),
         }

@@ -37,9 +37,12 @@ TRACE = {
     "opening_ms": 20.0,
     "first_token_ms": 50.0,
     "hops": [
-        {"peer_id": "a", "start": 0, "end": 2, "num_steps": 4, "compute_ms": 40.0, "queue_ms": 4.0, "wire_ms": 8.0},
-        {"peer_id": "b", "start": 2, "end": 4, "num_steps": 4, "compute_ms": 80.0, "queue_ms": 0.0, "wire_ms": 16.0},
-        {"peer_id": "c", "start": 2, "end": 4, "num_steps": 0, "compute_ms": 0.0, "queue_ms": 0.0, "wire_ms": 0.0},
+        {"peer_id": peer_id, "start": start, "end": start + 2, "num_steps": num_steps, "prompt_ms": 0.0, **times}
+        for peer_id, start, num_steps, times in (
+            ("a", 0, 4, {"compute_ms": 40.0, "queue_ms": 4.0, "wire_ms": 8.0}),
+            ("b", 2, 4, {"compute_ms": 80.0, "queue_ms": 0.0, "wire_ms": 16.0}),
+            ("c", 2, 0, {"compute_ms": 0.0, "queue_ms": 0.0, "wire_ms": 0.0}),
+        )
     ],
     "replays": [
         {

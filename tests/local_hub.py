@@ -35,7 +35,7 @@ class Answer(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
-        if path == f"/api/models/{MODEL}/revision/main":
+        if path in {f"/api/models/{MODEL}/revision/{revision}" for revision in ("main", COMMIT)}:
             self._send(json.dumps(self._info()).encode())
             return
         name = path.rpartition("/")[2]

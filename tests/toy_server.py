@@ -109,6 +109,7 @@ class ToyServer:
         self.num_blocks = num_blocks
         self.seats: dict[tuple[str, bytes], ToySeat] = {}
         self.num_rows = 0
+        self.num_steps = 0
         self.spoil: Callable[[Result], Result | None] = lambda result: result
         self.others: dict[str, ToyServer] = {}
         self.hand_over_s = 0.05
@@ -240,6 +241,7 @@ class ToyServer:
             seat.states.append(states)
             outputs.append(output)
         self.num_rows += len(new)
+        self.num_steps += 1
         if seat.length // 16 > (len(self.pages) - 1) // 16:
             self.pages = seat.states[: seat.length // 16 * 16 + 1]
         self._reply(key, seat, step, position, outputs, forward=forward)

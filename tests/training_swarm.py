@@ -21,19 +21,23 @@ from swarm.network.memory_link import Link
 from swarm.network.phases import no_faults
 from swarm.testing import virtual_time
 from swarm.testing.faults import FaultScript
+from swarm.training.certificate import Notary
 from swarm.training.events import OuterStep, StateFetched, TrainingEvent
 from swarm.training.inner import IntervalResult
 from swarm.training.interval import Materials
+from swarm.training.promise import PromiseStore
 from swarm.training.run_config import DataConfig, InnerConfig, RunConfig
 from swarm.training.signed_run import SignedRun
 from swarm.training.state import ReplicaState
 from swarm.training.trainer import Trainer, TrainerOptions
 from swarm_compression import Codec, get_codec
 from swarm_protocol.identity import Identity
+from swarm_protocol.training_messages import Certificate, Contribution, Group, Outcome, Vote
 from torch import Tensor
 
 E = TypeVar("E")
 
+AUTHOR = Identity(b"r" * 32)
 NUM_VALUES = 3000
 WINDOW_TOKENS = 4
 LAN = Link(latency_s=0.005)
@@ -71,7 +75,7 @@ def config(**changes: object) -> RunConfig:
 
 def signed(run: RunConfig) -> SignedRun:
     """Without `sign_run`, which builds the model in order to check it."""
-    return SignedRun(config=run, peer_id=Identity(b"r" * 32).peer_id, issued_at=1_750_000_000, signature=bytes(64))
+    return SignedRun(config=run, peer_id=AUTHOR.peer_id, issued_at=1_750_000_000, signature=bytes(64))
 
 
 @dataclass
@@ -172,9 +176,11 @@ class Member:
 class Swarm:
     """Starts, kills and joins the members of one run. Use as an async context manager in virtual time."""
 
-    def __init__(self, run: RunConfig, script: FaultScript | None = None, *, link: Link = LAN) -> None:
+    def __init__(
+        self, run: RunConfig, script: FaultScript | None = None, *, link: Link = LAN, detection_s: float = 0.2
+    ) -> None:
         self.run = signed(run)
-        self.internet = MemoryInternet(default_link=link, detection_s=0.2)
+        self.internet = MemoryInternet(default_link=link, detection_s=detection_s)
         self.members: dict[str, Member] = {}
         self.script = script
         self._stack = AsyncExitStack()
@@ -202,6 +208,7 @@ class Swarm:
         certificate: bytes = b"",
         kind: type[Trainer] = Trainer,
         bytes_per_s: float | None = None,
+        promises: PromiseStore | None = None,
     ) -> Member:
         identity = Identity(hashlib.sha256(name.encode()).digest())
         access = {} if bytes_per_s is None else {"up_bytes_per_s": bytes_per_s, "down_bytes_per_s": bytes_per_s}
@@ -220,6 +227,7 @@ class Swarm:
                 clock=inner.clock,
                 state=state,
                 certificate=certificate,
+                promises=promises,
             ),
             faults=self.script.hook(name) if self.script else no_faults,
         )
@@ -264,6 +272,27 @@ def assert_equal_steps(members: Sequence[Member], num_steps: int) -> None:
             if isinstance(event, OuterStep | StateFetched) and event.step:
                 digests.setdefault(event.step, set()).add(event.digest)
     assert all(len(each) == 1 for each in digests.values()), digests
+
+
+def certified(notaries: list[Notary], step: int, now: float) -> bytes:
+    """A certificate of `step` that these alone have signed."""
+    peers = sorted(each.identity.peer_id for each in notaries)
+    group = Group(
+        run=notaries[0].run,
+        step=step,
+        attempt=0,
+        state_digest=bytes([step]) * 32,
+        members=tuple(Contribution(peer_id=peer, num_tokens=1, num_samples=1) for peer in peers),
+        part_values=(1,) * len(peers),
+        reduce_s=1.0,
+        vote_s=1.0,
+    )
+    signed = notaries[0].sign_group(group, now)
+    outcome = Outcome(
+        origin_digest=signed.digest, part_digests=(bytes(32),) * len(peers), state_digest=bytes([step + 1]) * 32
+    )
+    vote = Vote(run=group.run, step=step, attempt=0, group_digest=signed.digest, outcome=outcome)
+    return Certificate(group=signed.data, votes=tuple(each.sign_vote(vote, now) for each in notaries)).to_bytes()
 
 
 class SpoiledCodec:

@@ -42,6 +42,7 @@ WORK = (
     "run",
     "then_serve",
     "model",
+    "take",
     "dtype",
     "blocks",
     "max_blocks",
@@ -50,7 +51,7 @@ WORK = (
     "threads",
     "probe",
 )
-HTTP = ("host", "port", "allowed_hosts", "history", "checkpoints")
+HTTP = ("host", "port", "allowed_hosts", "trusted_proxies", "history", "checkpoints")
 DATA = ("data", "tokenizer")
 TRAINING = (
     *DATA,
@@ -59,6 +60,7 @@ TRAINING = (
     "autocast",
     "checkpoint_activations",
     "compile",
+    "tensorboard",
     "keep_checkpoints",
 )
 ADDR = "/ip4/203.0.113.7/tcp/4001/p2p/12D3KooW…"
@@ -73,7 +75,7 @@ COMMANDS = (
     ),
     Command(
         name="join",
-        purpose="Join a network with this machine: train a run, serve a model, or stand by.",
+        purpose="Join a network with this machine: train a run, serve a model, or help where it is needed most.",
         code="swarm_node.commands.daemons:join",
         settings=(*DAEMON, *WORK, *TRAINING),
         example=f"swarm-node join --peers {ADDR} --run story.toml --then-serve",
@@ -111,9 +113,22 @@ COMMANDS = (
         name="run watch",
         purpose="Follow a run without training: its outer steps and its members.",
         code="swarm_node.commands.run:watch",
-        settings=("peers", "network_id"),
+        settings=("peers", "network_id", "tensorboard"),
         example=f"swarm-node run watch story.toml --peers {ADDR}",
+        arguments={"path": "The signed run file, or the run's id (default: run.toml)."},
+    ),
+    Command(
+        name="run resume",
+        purpose="Let a run that waits for members that are gone go on without them, as only its author can.",
+        code="swarm_node.commands.run:resume",
+        settings=(*HERE, "peers", "network_id"),
+        example=f"swarm-node run resume story.toml --peers {ADDR} --yes",
         arguments={"path": "The signed run file (default: run.toml)."},
+        paths={
+            "identity": "Sign with this key instead of the home's.",
+            "members": "Let the peer ids in this file go on, one a line (default: the last members that answer).",
+        },
+        switches={"yes": "Sign and deliver it; without this, only say what would be signed."},
     ),
     Command(
         name="gateway",

@@ -24,6 +24,7 @@ from swarm_protocol.errors import ConfigError
 from swarm_node.settings import (
     Endpoint,
     HubId,
+    RunId,
     one_of,
     parse_bool,
     parse_device,
@@ -34,6 +35,8 @@ from swarm_node.settings import (
     parse_node_name,
     parse_path,
     parse_peer,
+    parse_proxy,
+    parse_run,
     parse_size,
     parse_span,
     parse_url,
@@ -78,9 +81,10 @@ class Config:
     listen: tuple[str, ...] = ("/ip4/127.0.0.1/tcp/0",)
     announce: tuple[str, ...] = ()
     relay: str = "auto"
-    run: Path | None = None
+    run: Path | RunId | None = None
     then_serve: bool = False
     model: Path | HubId | None = None
+    take: Literal["any", "models", "runs", "nothing"] = "any"
     dtype: Literal["float32", "bfloat16", "float16", "int8", "int4"] = "float32"
     blocks: tuple[int, int] | None = None
     max_blocks: int = 0
@@ -96,9 +100,11 @@ class Config:
     autocast: bool = False
     checkpoint_activations: bool = False
     compile: bool = False
+    tensorboard: Path | None = None
     host: str = "127.0.0.1"
     port: int = 8000
     allowed_hosts: tuple[str, ...] = ()
+    trusted_proxies: tuple[str, ...] = ()
     api_keys: Path | None = None
     open_to_all: bool = False
     requests_per_min: int | None = None
@@ -139,7 +145,12 @@ SETTINGS: Mapping[str, Setting] = {
     ),
     "name": Setting(parse_node_name, "NAME", "Name that others see. Default: this machine's.", example="attic"),
     "network_id": Setting(parse_network_id, "ID", "Network to be part of; others are not spoken to."),
-    "peers": Setting(parse_peer, "ADDR…", "Address of a peer to join through, as `seed` prints it.", many=True),
+    "peers": Setting(
+        parse_peer,
+        "ADDR…",
+        "Address of a peer to join through, as `seed` prints it. Not needed where peers are remembered.",
+        many=True,
+    ),
     "url": Setting(parse_url, "URL", "Dashboard to read from, instead of peers.", example="http://127.0.0.1:8000"),
     "listen": Setting(
         check_listen_addr, "ADDR", "Address to listen on; port 0: any free one; 0.0.0.0: for all to reach.", many=True
@@ -150,13 +161,23 @@ SETTINGS: Mapping[str, Setting] = {
     "relay": Setting(
         one_of("auto", "use", "none"), "WHEN", "Be reached through a seed: auto (unless all is local), use or none."
     ),
-    "run": Setting(parse_path, "FILE", "Signed run file: train what it describes.", example="run.toml"),
+    "run": Setting(
+        parse_run,
+        "RUN",
+        "Train this run: its signed file, or its id, for which its members give the file.",
+        example="run.toml",
+    ),
     "then_serve": Setting(parse_bool, "", "Once the run is finished, serve its result.", example="true"),
     "model": Setting(
         parse_model,
         "MODEL",
         "Serve blocks of this Hugging Face model: a directory, or OWNER/NAME[@REVISION] on a hub.",
         example="~/models/story",
+    ),
+    "take": Setting(
+        one_of("any", "models", "runs", "nothing"),
+        "WHAT",
+        "What to help with where neither a run nor a model is named: any, models, runs or nothing.",
     ),
     "dtype": Setting(
         one_of("float32", "bfloat16", "float16", "int8", "int4"),
@@ -180,13 +201,13 @@ SETTINGS: Mapping[str, Setting] = {
         parse_path,
         "PATH",
         "What to train on where the run leaves that to its members: a file, or a folder of text, .jsonl, .parquet "
-        "or .arrow files.",
+        "or .arrow files. Its tokens are kept in ~/.cache/swarm/tokens (XDG_CACHE_HOME) for all homes of this user.",
         example="~/books",
     ),
     "tokenizer": Setting(
         parse_path,
-        "DIR",
-        "The tokenizer of a run that leaves that to its members: a directory with its tokenizer.json.",
+        "PATH",
+        "The tokenizer of a run that leaves that to its members: a tokenizer.json, or its directory.",
         example="~/models/story",
     ),
     "devices": Setting(
@@ -207,6 +228,12 @@ SETTINGS: Mapping[str, Setting] = {
         parse_bool, "", "Train in less memory: compute activations again for the gradient.", example="true"
     ),
     "compile": Setting(parse_bool, "", "Train a model that torch has compiled; pays in long runs.", example="true"),
+    "tensorboard": Setting(
+        parse_path,
+        "DIR",
+        "Write the run's curves there as TensorBoard's event files: in a folder for each run and node.",
+        example="~/curves",
+    ),
     "host": Setting(str, "HOST", "Address for HTTP to listen on; 0.0.0.0: for all to reach."),
     "port": Setting(whole_number(0, 65535), "PORT", "Port for HTTP to listen on; 0: any free one."),
     "allowed_hosts": Setting(
@@ -216,6 +243,14 @@ SETTINGS: Mapping[str, Setting] = {
         "these, addresses and names without a dot are refused.",
         many=True,
         example="swarm.example.org",
+    ),
+    "trusted_proxies": Setting(
+        parse_proxy,
+        "ADDR…",
+        "Address or network of a proxy in front, whose X-Forwarded-For or Forwarded header says who asks. From others "
+        "these headers are ignored.",
+        many=True,
+        example="127.0.0.1",
     ),
     "api_keys": Setting(
         parse_path,

@@ -11,9 +11,11 @@ import logging
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 
 import uvloop
 from swarm.network.libp2p import Libp2pNetwork, Libp2pOptions
+from swarm.network.libp2p_join import Entrance
 from swarm.network.membership import Membership
 from swarm.own_thread import in_own_thread
 from swarm_protocol import limits
@@ -21,13 +23,14 @@ from swarm_protocol.control_messages import LeaveReply, LeaveRequest, StatusRepl
 from swarm_protocol.errors import PeerError
 from swarm_protocol.identity import Identity
 
-from swarm_node import control, failure, hardware, reachability, tether
+from swarm_node import acquaintances, control, failure, hardware, reachability, tether
 from swarm_node.config import Config
 from swarm_node.control import ControlHandlers
 from swarm_node.departure import Departure, signals_to
 from swarm_node.events import Emitter
 from swarm_node.hardware import Hardware
 from swarm_node.home import Home
+from swarm_node.measuring import keep_measuring
 from swarm_node.metrics.telling import telling
 from swarm_node.node import Node, Role, Steps
 
@@ -39,6 +42,7 @@ COUNTDOWN_S = 5.0
 FORCED_S = 0.5  # for a role that has nothing in flight to return by itself
 CLOSE_S = 10.0  # for records to say that the node leaves, and sockets to close
 EXIT_UNCLEAN = 1
+MAX_NAMED = 3  # peers in one line
 
 
 def run(config: Config, home: Home, emitter: Emitter, role: Role) -> int:
@@ -148,12 +152,19 @@ async def _live(config: Config, home: Home, emitter: Emitter, role: Role, depart
             steps=steps,
             role=role.name,
         )
-        async with control.serving(home.socket, _handlers(node)), telling(node, network), asyncio.TaskGroup() as tasks:
-            await _arrive(node)
+        async with (
+            acquaintances.keeping(home, network),
+            control.serving(home.socket, _handlers(node)),
+            telling(node, network),
+            asyncio.TaskGroup() as tasks,
+        ):
+            await _arrive(node, network.entrance)
             watches = [
                 tasks.create_task(_keep_announced(node), name="announce"),
                 tasks.create_task(_until_failed(network), name="watch libp2p"),
             ]
+            if role.computes and config.probe != "off":
+                watches.append(tasks.create_task(keep_measuring(node), name="measure"))
             departure.grace_s = config.drain_s
             await role.run(node)
             departure.finished.set()
@@ -173,14 +184,19 @@ def _examine(config: Config, home: Home, role: Role) -> Hardware:
 
 @asynccontextmanager
 async def _on_network(config: Config, home: Home, role: Role) -> AsyncIterator[Libp2pNetwork]:
+    known = acquaintances.remembered(config)
+    relays = tuple(f"{addr}/p2p/{each.peer_id}" for each in known if each.relays for addr in each.addrs)
     network = await Libp2pNetwork.create(
         Libp2pOptions(
             identity_path=home.identity,
             network_id=config.network_id,
             peers=config.peers,
+            remembered=tuple(each.contact for each in known),
+            may_be_first=role.name == "seed",
+            relays=relays,
             listen=config.listen,
             announce=config.announce,
-            relay=role.relay(config),
+            relay=role.relay(replace(config, peers=(*config.peers, *relays))),
         )
     )
     try:
@@ -193,15 +209,21 @@ async def _until_failed(network: Libp2pNetwork) -> None:
     raise await network.wait_failed()
 
 
-async def _arrive(node: Node) -> None:
+async def _arrive(node: Node, entrance: Entrance) -> None:
     """Report the steps that every node takes, and say that it is ready."""
     addrs = await node.network.addrs()
     node.steps.done(
         "network", f"{node.network.network_id}, listening on {', '.join(addrs) or 'nothing: through relays only'}"
     )
     await _look_around(node)
-    node.steps.done("peers", f"{node.num_peers} live, this one included")
-    node.reachability = await reachability.measure(node.network, node.config.peers)
+    node.steps.done("peers", f"{node.num_peers} live, this one included{_way_in(entrance)}")
+    if node.config.peers and entrance.remembered:
+        node.emitter.emit(
+            "warning",
+            message="none of the given peers answered, so this node joined through peers that it remembers",
+            remedy="give --peers the address of a node that runs",
+        )
+    node.reachability = await reachability.measure(node.network, entrance.peer_ids)
     node.steps.done("reachability", reachability.explain(node.reachability, addrs))
     await node.announce()
     node.emitter.emit(
@@ -212,6 +234,14 @@ async def _arrive(node: Node) -> None:
         network_id=node.network.network_id,
         home=str(node.home.path),
     )
+
+
+def _way_in(entrance: Entrance) -> str:
+    if not entrance.remembered:
+        return ""
+    named = ", ".join(entrance.remembered[:MAX_NAMED])
+    more = len(entrance.remembered) - MAX_NAMED
+    return f"; joined through remembered peers: {named}{f' and {more} more' if more > 0 else ''}"
 
 
 async def _keep_announced(node: Node) -> None:
@@ -231,7 +261,7 @@ async def _look_around(node: Node) -> None:
     await node.announce()
     try:
         nodes = await node.membership.nodes()
-        alive = {peer_id for peer_id, record in nodes.items() if record.state == "alive"}
+        alive = {peer_id for peer_id, record in nodes.items() if record.state == "alive" and record.role != "visitor"}
         node.num_peers = len(alive | {node.network.peer_id})
     except PeerError as error:
         logger.info("cannot see the other nodes: %s", error)

@@ -68,10 +68,11 @@ async def _look_around(config: Config, network: Libp2pNetwork, membership: Membe
             free_memory_bytes=0,
             reachability="unknown",
             started_at=time.time(),
+            role="visitor",
         )
     )
-    num_nodes = len(await membership.nodes())
-    found = await reachability.measure(network, config.peers)
+    num_nodes = sum(record.role != "visitor" for record in (await membership.nodes()).values())
+    found = await reachability.measure(network, network.entrance.peer_ids)
     reached = Finding(
         check="reachability",
         result="ok" if found == "public" else "warn",

@@ -70,6 +70,11 @@ EVENTS: Mapping[str, EventSpec] = {
         fields={"command": "text: a shell command, ready to paste"},
         text="others join with:\n\n  {command}\n",
     ),
+    "waiting": EventSpec(
+        about="A node that was given no work finds none that it can do; it takes what comes.",
+        fields={"reason": "text: what there is, and why it is not for this node"},
+        text="waiting for work: {reason}",
+    ),
     "loading": EventSpec(
         about="A model is looked at: which blocks of it to take, and then their weights.",
         fields={"model": "text: the model's name"},
@@ -103,6 +108,7 @@ EVENTS: Mapping[str, EventSpec] = {
             "share": "number: how much of the data has been read, from 0 to 1",
             "num_tokens": "int: tokens so far",
             "tokens_per_s": "number: how fast they come",
+            "folder": "text: where they are kept, for every home of this user",
         },
         text="tokenizing: {share:.0%} read, {num_tokens} tokens, {tokens_per_s:.0f} tokens/s",
         live=True,
@@ -156,7 +162,8 @@ EVENTS: Mapping[str, EventSpec] = {
         text="step {step}: loss {loss:.3f}, {tokens_per_s:.0f} tokens/s here, {num_group} nodes, {seconds:.1f} s",
     ),
     "validated": EventSpec(
-        about="The committed parameters were tried on held-out data.",
+        about="The committed parameters were tried on held-out data: by this node, or, in `run watch`, by the members, "
+        "of whose losses it is the median.",
         fields={
             "run": "text: the run's id",
             "step": "int: the outer step of the parameters",
@@ -175,6 +182,17 @@ EVENTS: Mapping[str, EventSpec] = {
         },
         text="step {step}, attempt {attempt}: {reason}",
         complaint="reason",
+    ),
+    "run_resumed": EventSpec(
+        about="The run goes on without some of its members, by a resume order of its author.",
+        fields={
+            "run": "text: the run's id",
+            "step": "int: the outer step it goes on from",
+            "digest": "text: digest of that state",
+            "roster": "list: peer ids of those who decide what follows",
+            "sequence": "int: the order's number; a later one is greater",
+        },
+        text="the run's author lets {num_roster} members go on from step {step} without the others",
     ),
     "checkpoint": EventSpec(
         about="A checkpoint of the committed state is safely on disk.",
@@ -235,6 +253,7 @@ EVENTS: Mapping[str, EventSpec] = {
             "member_tokens": "int: tokens that a member trains on for an outer step",
             "group_tokens": "list: the same for the smallest and for the largest group",
             "member_bytes": "int: bytes that a member of a large group sends for an outer step",
+            "memory_bytes": "int: memory that a member on a CPU needs in bytes, activations left out",
         },
     ),
     "watching": EventSpec(
@@ -269,6 +288,34 @@ EVENTS: Mapping[str, EventSpec] = {
             "summary": "text: how many there are in each state",
         },
         text="members: {summary}",
+    ),
+    "resume_planned": EventSpec(
+        about="What `run resume` found, and what it signs.",
+        fields={
+            "run": "text: the run's id",
+            "outer_step": "int: the outer step to go on from",
+            "digest": "text: digest of that state",
+            "roster": "list: peer ids of those who would decide what follows",
+            "left_out": "list: peer ids of the last members who would not",
+            "left_out_names": "text: the ends of these",
+        },
+        text="{run} would go on from outer step {outer_step}, state {digest:.12}, with {num_roster} members; without "
+        "{left_out_names}",
+    ),
+    "resume_not_signed": EventSpec(
+        about="`run resume` was not told --yes.",
+        fields={"run": "text: the run's id"},
+        text="nothing was signed. Whatever the members left out have done since then is lost, so be sure that they are "
+        "gone; then run it again with --yes",
+    ),
+    "resume_delivered": EventSpec(
+        about="Members have the resume order, and pass it on.",
+        fields={
+            "run": "text: the run's id",
+            "outer_step": "int: the outer step it goes on from",
+            "peers": "list: peer ids of those who took it",
+        },
+        text="{num_peers} members have the order: the run goes on from outer step {outer_step}",
     ),
     "run_left": EventSpec(
         about="The watched run's members said that it is finished, and left before `run watch` could see the proof.",

@@ -12,7 +12,8 @@ import math
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TextIO
 
@@ -26,6 +27,9 @@ logger = logging.getLogger(__name__)
 
 _MARKS = {"ready": "●", "serving": "●", "training": "●", "warning": "!", "draining": "○", "stopped": "○"}
 
+
+Listener = Callable[[str, Mapping[str, object]], None]
+"""`listener(event, fields)`. Must neither block nor raise."""
 
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _TOLD_AGAIN = frozenset(10**power for power in range(1, 10))
@@ -48,6 +52,16 @@ class Emitter:
         self._err = err or sys.stderr
         self._line = LiveLine(self._err)
         self._complaints: dict[str, _Complaint] = {}
+        self._listeners: list[Listener] = []
+
+    @contextmanager
+    def also(self, listener: Listener) -> Iterator[None]:
+        """Within this, `listener` hears of each event as well."""
+        self._listeners.append(listener)
+        try:
+            yield
+        finally:
+            self._listeners.remove(listener)
 
     def emit(self, event: str, **fields: object) -> None:
         """Print one event of the contract. AssertionError if it is not in the contract."""
@@ -55,6 +69,8 @@ class Emitter:
         found = event_contract.problems(line)
         assert not found, "; ".join(found)
         logger.debug("%s %s", event, fields)
+        for listener in tuple(self._listeners):
+            listener(event, fields)
         if self.json:
             self._print(json_module.dumps(line, allow_nan=False), self._out)
         if event == "stopped":

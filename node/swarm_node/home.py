@@ -3,6 +3,7 @@
     HOME/identity.key   the Ed25519 key (0600)
     HOME/daemon.lock    locked while a daemon lives; holds its pid
     HOME/control.sock   the daemon's control socket
+    HOME/peers.json     the peers that the node remembers (see `acquaintances`); may be deleted at any time
     HOME/cache/         measurements and downloaded files; may be deleted at any time
     HOME/checkpoints/   one directory per run
     HOME/log/           rotated log files
@@ -73,6 +74,7 @@ class Home:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.identity = path / "identity.key"
+        self.peers = path / "peers.json"
         self.cache = path / "cache"
         self.checkpoints = path / "checkpoints"
         self.log = path / "log"

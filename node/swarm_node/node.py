@@ -63,6 +63,10 @@ class Steps:
         self._num_steps = num_steps
         self._num_done = 0
 
+    def more(self, num_steps: int) -> None:
+        """So many steps are still to come."""
+        self._num_steps += num_steps
+
     def done(self, title: str, detail: str) -> None:
         self._num_done += 1
         self._emitter.emit("step", number=self._num_done, of=self._num_steps, title=title, detail=detail)

@@ -41,9 +41,9 @@ def explain(found: Reachability, addrs: Sequence[str]) -> str:
     return _MEANINGS[found]
 
 
-async def measure(network: Network, peers: Sequence[str]) -> Reachability:
-    """Ask the `peers` that this node joined through; the first that answers decides."""
-    for peer_id in [parse_peer_addr(peer).peer_id for peer in peers]:
+async def measure(network: Network, peer_ids: Sequence[str]) -> Reachability:
+    """Ask the peers that this node joined through; the first that dials back decides."""
+    for peer_id in peer_ids:
         try:
             answer = await _ask(network, peer_id)
         except SwarmError as error:  # of any kind, for the seed chooses which
@@ -101,7 +101,7 @@ async def _reaches(membership: Membership, peer_id: str) -> bool:
     direct = list(_direct(record.addrs, peer_id))
     if not direct:
         return False
-    host = await Host.start(DaemonOptions(dht_server=False))
+    host = await Host.start(DaemonOptions())
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(host.lane.run(), name="dial back")
         try:

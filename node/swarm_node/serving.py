@@ -10,7 +10,7 @@ from pathlib import Path
 from swarm.router.placement import Decision
 from swarm.serving.capability import VolunteerOptions
 from swarm.serving.model import lean
-from swarm.serving.server_options import DTYPES, ServerOptions
+from swarm.serving.server_options import DTYPES, Dtype, ServerOptions
 from swarm.serving.volunteer import Volunteer
 from swarm_protocol.checks import check_name
 from swarm_protocol.control_messages import ServingStatus
@@ -51,13 +51,17 @@ def model_name(model: Path | HubId) -> str:
 
 
 class Serving:
-    """A model's part on one node, owned by the task in `until_leaving`. `numbered`: its start is reported as steps."""
+    """A model's part on one node, owned by the task in `until_leaving`. `numbered`: its start is reported as steps.
+    `dtype` is the kind of weights, where it is not the config's."""
 
-    def __init__(self, node: Node, model: Path | HubId, name: str, *, numbered: bool) -> None:
+    def __init__(
+        self, node: Node, model: Path | HubId, name: str, *, numbered: bool, dtype: Dtype | None = None
+    ) -> None:
         self._node = node
         self._model = model
         self._name = name
         self._numbered = numbered
+        self._dtype = dtype or node.config.dtype
         self._rate = TokenRate()
         self._num_bytes = 0  # of the first download, as far as it is
         self._is_chosen = False
@@ -67,7 +71,7 @@ class Serving:
         """Raises ConfigError or IntegrityError if the model cannot be served here, SessionError if it no longer can."""
         self._node.emitter.emit("loading", model=self._name)
         source = await asyncio.to_thread(find_source, self._model, self._node.home, Reports(self._downloading))
-        options = await asyncio.to_thread(_options, self._node)
+        options = await asyncio.to_thread(_options, self._node, self._dtype)
         volunteer = self._volunteer = Volunteer(
             self._node.network,
             self._node.membership,
@@ -162,10 +166,10 @@ def told(status: ServingStatus, num_blocks: int) -> str:
     return f"SERVING {blocks}, {rate(status.tokens_per_s)}{sessions}"
 
 
-def _options(node: Node) -> VolunteerOptions:
+def _options(node: Node, dtype: Dtype) -> VolunteerOptions:
     """Blocking, for seconds the first time on a machine."""
     config, device = node.config, node.hardware.device
-    if lean.is_for(DTYPES[config.dtype], device):
+    if lean.is_for(DTYPES[dtype], device):
         lean.kernels()  # they stay in memory, which is counted now
     if not config.max_memory:
         share = share_of_free(node.hardware.free_memory_bytes)
@@ -179,7 +183,7 @@ def _options(node: Node) -> VolunteerOptions:
         max_bytes=share.model_bytes,
         server=ServerOptions(
             device=device,
-            dtype=config.dtype,
+            dtype=dtype,
             kv_bytes=share.cache_bytes,
             max_backlog_bytes=share.waiting_bytes,
             on_step=ServerMetrics(node.metrics).step,

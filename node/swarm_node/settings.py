@@ -6,6 +6,7 @@ Which settings there are is `swarm_node.config`'s.
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -58,6 +59,29 @@ class HubId:
 
     def __str__(self) -> str:
         return self.model_id if self.revision == "main" else f"{self.model_id}@{self.revision}"
+
+
+@dataclass(frozen=True, slots=True)
+class RunId:
+    """A run whose signed file its members have."""
+
+    run_id: str
+
+    def __str__(self) -> str:
+        return self.run_id
+
+
+_RUN_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}-[0-9a-f]{12}")
+
+
+def is_run_id(text: str) -> bool:
+    return _RUN_ID.fullmatch(text) is not None
+
+
+def parse_run(text: str) -> Path | RunId:
+    """The id of a run, unless there is a file of that name; all else is a file."""
+    path = parse_path(text)
+    return RunId(text) if is_run_id(text) and not path.exists() else path
 
 
 _HUB_ID = re.compile(r"([A-Za-z0-9_][\w.-]*/[A-Za-z0-9_][\w.-]*)(?:@([A-Za-z0-9_][\w./-]*))?", re.ASCII)
@@ -159,6 +183,14 @@ def parse_host_name(text: str) -> str:
     if not _HOST_NAME.fullmatch(name) or len(name) > 255:
         raise ValueError("is not a host name, without a scheme and a port")
     return name
+
+
+def parse_proxy(text: str) -> str:
+    """An address, or a network such as 10.0.0.0/8."""
+    try:
+        return str(ipaddress.ip_network(text, strict=False))
+    except ValueError:
+        raise ValueError("is not an address or network") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""A node that joined without work: it is seen, and it waits. Loads none of what training and serving need.
+"""A node that is to take no work (`--take nothing`): it is seen, and it waits. Loads nothing for training or serving.
 
 Its device and speed are found out for whoever plans with it, which takes torch, unless it is told both.
 """
@@ -25,8 +25,8 @@ class StandBy:
 
     async def run(self, node: Node) -> None:
         node.activity.state = "idle"
-        node.steps.done("takes", "no work: it was given neither --run nor --model")
-        node.steps.done("standing by", "join again with --run FILE to train or --model DIR to serve")
+        node.steps.done("takes", f"no work: as told by {node.config.origin('take')}")
+        node.steps.done("standing by", "join again without it, or with --run RUN to train or --model MODEL to serve")
         await node.departure.leaving.wait()
 
 

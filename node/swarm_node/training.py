@@ -10,18 +10,20 @@ import asyncio
 import shutil
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import asdict
 from pathlib import Path
 
 from swarm.training.checkpoint import Checkpoint, load_newest
 from swarm.training.data import LocalData, Progress
+from swarm.training.data.local import shared_cache
 from swarm.training.events import (
     Admitted,
     IntervalDone,
     IntervalFailed,
     OuterStep,
     RoundAborted,
+    RunResumed,
     StateFetched,
     TrainingEvent,
     Validated,
@@ -32,6 +34,7 @@ from swarm.training.inner import InnerLoop
 from swarm.training.interval import Materials, prepare
 from swarm.training.layout import fragment_of
 from swarm.training.local_options import LocalOptions
+from swarm.training.promise import PromiseFile
 from swarm.training.signed_run import SignedRun
 from swarm.training.state import ReplicaState
 from swarm.training.trainer import Trainer, TrainerOptions
@@ -41,6 +44,7 @@ from swarm_protocol.errors import ConfigError
 from swarm_node.amounts import rate
 from swarm_node.chunk_folder import ChunkFolder
 from swarm_node.config import Config
+from swarm_node.event_files import recorded
 from swarm_node.home import explained
 from swarm_node.metrics.of_trainer import TrainerMetrics, read_trainer
 from swarm_node.node import Node
@@ -52,6 +56,7 @@ QUICK_S = 1.0
 _EVENTS = {
     StateFetched: "state_fetched",
     RoundAborted: "round_aborted",
+    RunResumed: "run_resumed",
     Validated: "validated",
 }
 
@@ -72,7 +77,9 @@ class Training:
             on_failure=self._warn,
         )
         self._metrics = TrainerMetrics(node.metrics, run.config.outer_steps)
+        self._saved = b""
         self._begun = False
+        self._tells_tokens = False
 
     @asynccontextmanager
     async def taking_part(self) -> AsyncIterator[None]:
@@ -81,12 +88,24 @@ class Training:
         Raises SwarmError if the run cannot be trained here, PreparationStopped if the node leaves before its data is
         ready.
         """
+        trainer = self._trainer = await self._make_trainer()
+        try:
+            with self._node.metrics.reading(lambda: read_trainer(trainer)), self._recorded():
+                yield
+        finally:
+            try:
+                await self._saving.finish()
+            finally:
+                await trainer.close()
+
+    async def _make_trainer(self) -> Trainer:
+        """From the newest checkpoint, which nothing keeps once the trainer has it, or from the run's start."""
         resumed = await asyncio.to_thread(load_newest, self._folder)
         materials = await asyncio.to_thread(self._prepare, resumed)
         self._show(resumed.state.outer_step if resumed else 0)
         found = f"from the checkpoint of outer step {resumed.state.outer_step}" if resumed else "from the run's start"
         self._node.steps.done("warm-up", f"data and model are ready; {found}, unless others are further")
-        self._trainer = Trainer(
+        return Trainer(
             self._node.network,
             self._node.membership,
             self._node.identity,
@@ -96,20 +115,16 @@ class Training:
                 materials=materials,
                 state=resumed.state if resumed else None,
                 certificate=resumed.certificate if resumed else b"",
+                promises=PromiseFile(self._folder / "votes"),
                 chunks=ChunkFolder(
                     self._node.home.cache / "chunks" / self._run.run_id, max_bytes=8 * materials.theta_N.numel()
                 ),
             ),
         )
-        trainer = self._trainer
-        try:
-            with self._node.metrics.reading(lambda: read_trainer(trainer)):
-                yield
-        finally:
-            try:
-                await self._saving.finish()
-            finally:
-                await self._trainer.close()
+
+    def _recorded(self) -> AbstractContextManager[None]:
+        node = self._node
+        return recorded(node.emitter, node.config.tensorboard, self._run.run_id, node.config.name)
 
     async def finish(self) -> Path | None:
         """Train until the run's last outer step is committed: its model's directory; None if told to leave before."""
@@ -143,7 +158,6 @@ class Training:
         data = LocalData(
             path=config.data,
             tokenizer=config.tokenizer,
-            cache=self._node.home.cache / "tokens",
             on_progress=self._tokenizing,
             stop=self._node.departure.leaving.is_set,
         )
@@ -182,8 +196,13 @@ class Training:
                 self._emit("outer_step", fragment=fragment, **asdict(event))
             case StateFetched() | RoundAborted() | Validated():
                 self._emit(_EVENTS[type(event)], **asdict(event))
+            case RunResumed():
+                self._emit(_EVENTS[type(event)], **asdict(event))
+                self._saved = b""  # the same state, and another certificate
+                self._save_soon()
             case Admitted():
-                pass
+                # a member that votes from a state has to find it again when it is started anew
+                self._save_soon()
         if isinstance(event, OuterStep):
             self._show(event.step, loss=event.loss, tokens_per_s=event.tokens_per_s)
             self._say(event.step, event.tokens_per_s)
@@ -211,7 +230,19 @@ class Training:
         self._emit("training", outer_step=step)
 
     def _tokenizing(self, progress: Progress) -> None:
-        self._emit("tokenizing", **asdict(progress))
+        if not self._tells_tokens:
+            self._tells_tokens = True
+            self._node.emitter.say(f"  tokens are kept in {shared_cache()}, for every home of this user")
+        if progress.waiting:
+            self._node.emitter.say("  another process on this machine tokenizes the same data: waiting for its tokens")
+            return
+        self._emit(
+            "tokenizing",
+            share=progress.share,
+            num_tokens=progress.num_tokens,
+            tokens_per_s=progress.tokens_per_s,
+            folder=str(shared_cache()),
+        )
 
     def _emit(self, name: str, **fields: object) -> None:
         self._node.emitter.emit(name, run=self._run.run_id, **fields)
@@ -232,13 +263,19 @@ class Training:
     # --- what is kept -----------------------------------------------------------------------------------------------
 
     def _save_soon(self) -> None:
-        """Save the state that was just committed. The moments are copied before the next interval changes them."""
+        """Save the state that was just committed, unless it is the last one again: rounds can admit the same members.
+
+        The moments are copied before the next interval changes them.
+        """
         assert self._trainer is not None
         assert self._inner is not None
         state = self._trainer.state
         assert state is not None
-        inner = self._trainer.between_intervals(self._inner.state)
         certificate, digest = self._trainer.certificate, self._trainer.digest
+        if digest == self._saved:
+            return
+        self._saved = digest
+        inner = self._trainer.between_intervals(self._inner.state)
         self._saving.soon(Snapshot(state=state, certificate=certificate, digest=digest, inner=inner))
 
     def _warn(self, error: ConfigError) -> None:

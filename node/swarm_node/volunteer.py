@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from pathlib import Path
 
 from swarm.training.data import LocalData, PreparationStopped
 from swarm.training.data.loading import check_meaning
@@ -13,7 +14,9 @@ from swarm.training.signed_run import SignedRun
 
 from swarm_node.config import Config
 from swarm_node.node import Node, RelayUse, RoleName
+from swarm_node.run_source import keep_copy, run_of_id
 from swarm_node.serving import Serving, model_name
+from swarm_node.settings import RunId
 from swarm_node.standby import relay_use
 from swarm_node.training import Training, local_options
 
@@ -26,28 +29,38 @@ class Volunteer:
     computes = True
 
     def __init__(self, config: Config) -> None:
-        self._run: SignedRun | None = load_run(config.run) if config.run else None
-        if self._run is not None:
-            refuse_module_run(self._run.config.model)
+        self._run: SignedRun | None = None
+        if config.run:
             local_options(config, "cpu")
-            check_meaning(self._run.config.data, LocalData(path=config.data, tokenizer=config.tokenizer))
+        if isinstance(config.run, Path):
+            self._run = load_run(config.run)
+            check_run(self._run.config, config)
         self._model_name = model_name(config.model) if config.model else ""
 
     def relay(self, config: Config) -> RelayUse:
         return relay_use(config)
 
     async def run(self, node: Node) -> None:
-        if self._run is not None:
-            with suppress(PreparationStopped):
-                await self._train_then_serve(node, self._run)
-        else:
-            assert node.config.model is not None
+        if node.config.model is not None:
             await Serving(node, node.config.model, self._model_name, numbered=True).until_leaving()
+            return
+        why = f"as told by {node.config.origin('run')}"
+        run = self._run
+        if isinstance(node.config.run, RunId):
+            run, origin = await run_of_id(node.network, node.membership, node.home, node.config.run.run_id)
+            check_run(run.config, node.config)
+            why = f"{why}, {origin}"
+        assert run is not None
+        await train(node, run, why)
 
-    async def _train_then_serve(self, node: Node, run: SignedRun) -> None:
-        node.steps.done("takes", f"run {run.run_id}, signed by {run.peer_id}: as told by {node.config.origin('run')}")
-        node.steps.done("course", course(run.config))
-        training = Training(node, run)
+
+async def train(node: Node, run: SignedRun, why: str) -> None:
+    """Train `run` to its end, and then serve its result if the node was told to. Raises SwarmError."""
+    keep_copy(node.home, run)
+    node.steps.done("takes", f"run {run.run_id}, signed by {run.peer_id}: {why}")
+    node.steps.done("course", course(run.config))
+    training = Training(node, run)
+    with suppress(PreparationStopped):
         async with training.taking_part():
             directory = await training.finish()
             if directory is None or node.departure.leaving.is_set():
@@ -56,6 +69,12 @@ class Volunteer:
                 await Serving(node, directory, run.run_id, numbered=False).until_leaving()
             else:
                 await training.let_others_finish()
+
+
+def check_run(run: RunConfig, config: Config) -> None:
+    """Raises ConfigError for a run that a node told `config` cannot train."""
+    refuse_module_run(run.model)
+    check_meaning(run.data, LocalData(path=config.data, tokenizer=config.tokenizer))
 
 
 def course(run: RunConfig) -> str:

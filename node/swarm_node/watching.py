@@ -8,10 +8,12 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from statistics import median, median_high
 
 from swarm.network.libp2p import Libp2pNetwork, Libp2pOptions
 from swarm.network.membership import Membership
 from swarm.training.observer import Observer
+from swarm.training.run_copy import find_run
 from swarm.training.run_file import load_run
 from swarm.training.signed_run import SignedRun
 from swarm_protocol.errors import PeerTimeout, SwarmError
@@ -20,7 +22,9 @@ from swarm_protocol.records import TrainerRecord
 
 from swarm_node import logs
 from swarm_node.config import Config
+from swarm_node.event_files import recorded
 from swarm_node.events import Emitter
+from swarm_node.settings import RunId
 
 LOOK_S = 1.0
 NOBODY_S = 20.0
@@ -31,17 +35,16 @@ MAX_COMPLAINTS = 16
 """What was said lately is not said again: several members may be gone, each in its own way."""
 
 
-def watch_run(path: Path, config: Config, emitter: Emitter) -> int:
-    """Until the run in `path` is finished, through the peers of `config`.
+def watch_run(which: Path | RunId, config: Config, emitter: Emitter) -> int:
+    """Tell how a run, named by its file or its id, goes until it is finished, seen through the peers of `config`.
 
     Raises ConfigError, IntegrityError, StartError or PeerTimeout.
     """
     logs.quieten_libraries()
-    run = load_run(path)
-    return asyncio.run(_watch(run, config, emitter))
+    return asyncio.run(_watch(load_run(which) if isinstance(which, Path) else which, config, emitter))
 
 
-async def _watch(run: SignedRun, config: Config, emitter: Emitter) -> int:
+async def _watch(which: SignedRun | RunId, config: Config, emitter: Emitter) -> int:
     with tempfile.TemporaryDirectory(prefix="swarm-watch-") as folder:
         identity = Path(folder, "identity.key")
         Identity.generate().save(identity)
@@ -49,8 +52,11 @@ async def _watch(run: SignedRun, config: Config, emitter: Emitter) -> int:
         network = await Libp2pNetwork.create(options)
         try:
             async with Membership(network) as membership:
+                run = await find_run(network, membership, which.run_id) if isinstance(which, RunId) else which
                 emitter.emit("watching", run=run.run_id, signed_by=run.peer_id, outer_steps=run.config.outer_steps)
-                await Watching(Observer(network, membership, run), run, emitter).until_finished()
+                watching = Watching(Observer(network, membership, run), run, emitter)
+                with recorded(emitter, config.tensorboard, run.run_id, "watch"):
+                    await watching.until_finished()
         finally:
             await network.close()
     return 0
@@ -64,6 +70,7 @@ class Watching:
         self._run = run
         self._emitter = emitter
         self._told = ""
+        self._validated = -1
         self._finished: TrainerRecord | None = None
         """What one of the members said last, if all that are not leaving said that the run is finished."""
         self._complaints: deque[str] = deque(maxlen=MAX_COMPLAINTS)
@@ -96,6 +103,7 @@ class Watching:
     async def _tell(self, members: Mapping[str, TrainerRecord]) -> bool:
         """Whether the run is finished."""
         self._tell_members(members)
+        self._tell_validated(members)
         speed = sum(each.tokens_per_s for each in members.values() if each.state != "joining")
         last = self._run.config.outer_steps
         for step in await self._observer.look(members):
@@ -133,6 +141,15 @@ class Watching:
             self._emitter.emit("members", run=self._run.run_id, members=listed, summary=summary)
         self._told = states
 
+    def _tell_validated(self, members: Mapping[str, TrainerRecord]) -> None:
+        """The newest measurement, once: the median of what the members say, who may lie."""
+        told = [record.validation for record in members.values() if record.validation is not None]
+        step = median_high(each.outer_step for each in told) if told else -1
+        if step > self._validated:
+            self._validated = step
+            loss = median(each.loss for each in told if each.outer_step == step)
+            self._emitter.emit("validated", run=self._run.run_id, step=step, loss=loss)
+
     def _tell_left(self, finished: TrainerRecord) -> None:
         self._emitter.emit(
             "run_left",
@@ -154,4 +171,4 @@ class Watching:
             message = f"nobody trains {self._run.run_id} any more: it stands at outer step {step} of {last}"
         else:
             message = f"nobody trains {self._run.run_id} on this network"
-        return PeerTimeout(message, remedy="check --peers and --network-id, or join it: swarm-node join --run FILE")
+        return PeerTimeout(message, remedy="check --peers and --network-id, or join it: swarm-node join --run RUN")

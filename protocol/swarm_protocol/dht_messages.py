@@ -1,6 +1,6 @@
 """What the nodes of the record DHT say to each other: find the peers and records nearest to a place, store a record.
 
-A find without keys is a ping: whoever answers is there, and each has heard of the other.
+A find without keys is a ping: a node that answers is there, and each learns the other's addresses.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from swarm_protocol import limits, wire
-from swarm_protocol.checks import check_count, check_digest
+from swarm_protocol.checks import check_addr, check_count, check_digest
 from swarm_protocol.identity import check_peer_id
 from swarm_protocol.proto import dht_pb2
 
@@ -26,15 +26,20 @@ def place_of(name: str) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindRequest:
-    """What is known at the places `keys`, and who is nearest to each; `only_peers`: leave out the records."""
+    """What is known at the places `keys`, and who is nearest to each; `only_peers`: leave out the records.
+
+    `addrs`: where the sender can be dialled. A sender without any only asks, and is not named to others.
+    """
 
     keys: tuple[bytes, ...] = ()
     only_peers: bool = False
+    addrs: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_count(self.keys, "keys", max_items=limits.MAX_FIND_KEYS)
         for key in self.keys:
             check_digest(key, "key")
+        _check_addrs(self.addrs)
 
     def to_bytes(self) -> bytes:
         return wire.encode(wire.fill(dht_pb2.FindRequest, self))
@@ -46,47 +51,68 @@ class FindRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Contact:
+    """A node and where it can be dialled, without the final /p2p/<peer_id>. Nothing vouches for the addresses."""
+
+    peer_id: str
+    addrs: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_peer_id(self.peer_id)
+        _check_addrs(self.addrs)
+
+    @property
+    def num_bytes(self) -> int:
+        """At most so many on the wire."""
+        return sum(len(item) + _FIELD_BYTES for item in (self.peer_id, *self.addrs, ""))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """Of one place: the signed envelopes there, unchecked but for their size, and peers near it."""
+    """Of one place: the signed envelopes there, unchecked but for their size, and nodes near it."""
 
     records: tuple[bytes, ...] = ()
-    peers: tuple[str, ...] = ()
+    peers: tuple[Contact, ...] = ()
 
     def __post_init__(self) -> None:
         check_count(self.records, "records", max_items=limits.MAX_RECORDS_PER_KEY)
         for record in self.records:
             _check_record(record)
-        check_count(self.peers, "peers", max_items=limits.MAX_FOUND_PEERS)
-        for peer_id in self.peers:
-            check_peer_id(peer_id)
+        check_count(tuple(peer.peer_id for peer in self.peers), "peers", max_items=limits.MAX_FOUND_PEERS)
 
     @property
     def num_bytes(self) -> int:
         """At most so many on the wire."""
-        return sum(len(item) + _FIELD_BYTES for item in (*self.records, *self.peers, ""))
+        num_record_bytes = sum(len(record) + _FIELD_BYTES for record in (*self.records, b""))
+        return num_record_bytes + sum(peer.num_bytes for peer in self.peers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindResponse:
-    """Of the first keys of the request, in its order, as many as MAX_FIND_RESPONSE_BYTES let in: the first at least."""
+    """Of the first keys of the request, in its order, as many as MAX_FIND_RESPONSE_BYTES let in: the first at least.
+
+    `addrs`: where the answering node can be dialled.
+    """
 
     found: tuple[Found, ...] = ()
+    addrs: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.found) > limits.MAX_FIND_KEYS:
             raise ValueError(f"found has {len(self.found)} items, more than {limits.MAX_FIND_KEYS}")
+        _check_addrs(self.addrs)
 
     @classmethod
-    def fitting(cls, found: Iterable[Found]) -> FindResponse:
+    def fitting(cls, found: Iterable[Found], addrs: tuple[str, ...] = ()) -> FindResponse:
         """The first of `found`, as many as fit."""
         fit: list[Found] = []
-        room = limits.MAX_FIND_RESPONSE_BYTES
+        room = limits.MAX_FIND_RESPONSE_BYTES - sum(len(addr) + _FIELD_BYTES for addr in addrs)
         for each in found:
             room -= each.num_bytes
             if room < 0 and fit:
                 break
             fit.append(each)
-        return cls(found=tuple(fit))
+        return cls(found=tuple(fit), addrs=addrs)
 
     def to_bytes(self) -> bytes:
         return wire.encode(wire.fill(dht_pb2.FindResponse, self))
@@ -94,7 +120,7 @@ class FindResponse:
     @classmethod
     def from_bytes(cls, data: bytes) -> FindResponse:
         """Raises PeerViolation."""
-        build = wire.flat(cls, {"found": wire.flat(Found)})
+        build = wire.flat(cls, {"found": wire.flat(Found, {"peers": wire.flat(Contact)})})
         return wire.decode(data, dht_pb2.FindResponse, build, max_bytes=limits.MAX_FIND_RESPONSE_BYTES)
 
 
@@ -130,6 +156,12 @@ class StoreResponse:
     def from_bytes(cls, data: bytes) -> StoreResponse:
         """Raises PeerViolation."""
         return wire.decode(data, dht_pb2.StoreResponse, wire.flat(cls), max_bytes=limits.MAX_REQUEST_BYTES)
+
+
+def _check_addrs(addrs: tuple[str, ...]) -> None:
+    check_count(addrs, "addrs", max_items=limits.MAX_CONTACT_ADDRS)
+    for addr in addrs:
+        check_addr(addr, "addr")
 
 
 def _check_record(record: object) -> None:

@@ -16,6 +16,7 @@ from swarm_protocol.checks import check_int
 from swarm_protocol.lane_messages import (
     PAGE_KEY_BYTES,
     Close,
+    Drawn,
     Ended,
     Frame,
     Hand,
@@ -35,6 +36,7 @@ from swarm_protocol.lane_messages import (
 )
 from swarm_protocol.proto import lane_pb2
 from swarm_protocol.rows import Data, Rows
+from swarm_protocol.sampler import Grammar, Sampler
 
 _Frame: TypeAlias = lane_pb2.Frame
 
@@ -72,8 +74,19 @@ class Frames:
 def num_bytes(frame: Frame) -> int:
     """About what it takes in a message, for bounding queues."""
     rows = frame.rows if isinstance(frame, Step | Push | Result) else None
-    extra = PAGE_KEY_BYTES * len(frame.page_keys) if isinstance(frame, Open) else 0
+    extra = 0
+    if isinstance(frame, Open):
+        extra = PAGE_KEY_BYTES * len(frame.page_keys) + _sampler_bytes(frame.sampler)
+    elif isinstance(frame, Drawn):
+        extra = len(frame.token_ids)
     return limits.FRAME_BYTES + extra + (0 if rows is None else len(rows.payload))
+
+
+def _sampler_bytes(sampler: Sampler | None) -> int:
+    if sampler is None:
+        return 0
+    grammar = 4 * len(sampler.grammar.text) if sampler.grammar else 0
+    return len(sampler.prompt_ids) + 16 * len(sampler.bias_ids) + grammar + limits.FRAME_BYTES
 
 
 # --- to protobuf; by hand, for there may be thousands a second -------------------------------------------------------
@@ -102,6 +115,7 @@ def _fill_pick(sent: _Frame.Pick, pick: Pick) -> None:
     sent.seed = pick.seed
     sent.index = pick.index
     sent.ahead = pick.ahead
+    sent.min_p = pick.min_p
     if pick.num_logprobs is not None:
         sent.num_logprobs = pick.num_logprobs
 
@@ -146,6 +160,8 @@ def _fill_open(sent: _Frame.Open, opened: Open) -> None:
         _copy(sent.next, opened.next)
     if opened.take_over is not None:
         _copy(sent.take_over, opened.take_over)
+    if opened.sampler is not None:
+        _copy(sent.sampler, opened.sampler)
 
 
 def _copy(sent: Any, value: Any) -> None:
@@ -159,6 +175,7 @@ _FILLS: dict[type[Any], tuple[str, Callable[[Any, Any], None]]] = {
     Step: ("step", _fill_step),
     Link: ("link", _copy),
     Hand: ("hand", _copy),
+    Drawn: ("drawn", _copy),
     Close: ("close", _copy),
     Ready: ("ready", _copy),
     Result: ("result", _fill_result),
@@ -269,6 +286,7 @@ def _pick(sent: _Frame.Pick) -> Pick:
         index=sent.index,
         num_logprobs=sent.num_logprobs if sent.HasField("num_logprobs") else None,
         ahead=sent.ahead,
+        min_p=sent.min_p,
     )
 
 
@@ -295,6 +313,7 @@ def _opened(sent: _Frame.Open) -> Open:
         previous=_seat_ref(sent.previous) if sent.HasField("previous") else None,
         next=_seat_ref(sent.next) if sent.HasField("next") else None,
         take_over=_seat_ref(sent.take_over) if sent.HasField("take_over") else None,
+        sampler=_sampler(sent.sampler) if sent.HasField("sampler") else None,
     )
 
 
@@ -303,10 +322,12 @@ def _cut(keys: bytes) -> tuple[bytes, ...]:
 
 
 _seat_ref = wire.flat(SeatRef)
+_sampler = wire.flat(Sampler, {"grammar": wire.flat(Grammar)})
 _BUILDS: dict[str, Callable[[Any], Any]] = {
     "open": _opened,
     "link": wire.flat(Link, {"previous": _seat_ref, "next": _seat_ref}),
     "hand": wire.flat(Hand),
+    "drawn": wire.flat(Drawn),
     "close": wire.flat(Close),
     "ready": wire.flat(Ready),
     "linked": wire.flat(Linked),

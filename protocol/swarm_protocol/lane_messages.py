@@ -16,6 +16,7 @@ from swarm_protocol.errors import SwarmError
 from swarm_protocol.failure import decode_failure
 from swarm_protocol.identity import check_peer_id
 from swarm_protocol.rows import CODECS, Rows
+from swarm_protocol.sampler import Sampler, check_token_ids
 
 LANE_METHOD = "serving.lane"
 """A stream of `Frames` both ways. The model's name follows after a slash."""
@@ -59,9 +60,11 @@ class Pick:
     index: int = 0
     num_logprobs: int | None = None
     ahead: int = 0
+    min_p: float = 0.0
 
     def __post_init__(self) -> None:
         check_float(self.temperature, "temperature", high=limits.MAX_TEMPERATURE)
+        check_float(self.min_p, "min_p", high=1.0)
         check_float(self.top_p, "top_p", high=1.0)
         if not self.top_p:
             raise ValueError("top_p is 0")
@@ -100,7 +103,8 @@ class Open:
     """Ask for a seat on blocks `[start, end)` with room for `max_tokens`, whose outputs are sent in `codec`.
 
     `page_keys` name the full pages of the prompt that the server may still hold; `take_over`: begin with that seat's
-    keys and values instead. Answered by Ready or Ended.
+    keys and values instead. `sampler`: how the seat of the last block changes the logits of its draws. Answered by
+    Ready or Ended.
     """
 
     seat_id: bytes
@@ -114,6 +118,7 @@ class Open:
     previous: SeatRef | None = None
     next: SeatRef | None = None
     take_over: SeatRef | None = None
+    sampler: Sampler | None = None
 
     def __post_init__(self) -> None:
         check_seat_id(self.seat_id)
@@ -173,6 +178,21 @@ class Hand:
     def __post_init__(self) -> None:
         check_seat_id(self.seat_id)
         check_peer_id(self.to_peer_id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """The answer's tokens so far, for a seat with a sampler that takes it over. Not answered.
+
+    `token_ids` are 4 bytes each, little-endian.
+    """
+
+    seat_id: bytes
+    token_ids: bytes
+
+    def __post_init__(self) -> None:
+        check_seat_id(self.seat_id)
+        check_token_ids(self.token_ids, "token_ids", most=limits.MAX_SESSION_TOKENS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -328,7 +348,9 @@ class PushRefused:
         return decode_failure(self.failure, sender)
 
 
-Frame: TypeAlias = Open | Step | Link | Hand | Close | Ready | Result | Linked | Ended | Leaving | Push | PushRefused
+Frame: TypeAlias = (
+    Open | Step | Link | Hand | Drawn | Close | Ready | Result | Linked | Ended | Leaving | Push | PushRefused
+)
 
 
 def _check_ask(position: int, want: str, pick: Pick | None) -> None:

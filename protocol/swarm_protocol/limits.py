@@ -72,8 +72,10 @@ NUM_KEY_SHARDS = 8
 MAX_FIND_KEYS = 32
 # The peers that one answer names for a key: a whole bucket of the routing table.
 MAX_FOUND_PEERS = 20
-# MAX_FIND_KEYS digests of 34 bytes each, twice over.
-MAX_FIND_REQUEST_BYTES = 2 * 2**10
+# Addresses by which one node is named to others: a few interfaces, a forwarded port, three relays.
+MAX_CONTACT_ADDRS = 8
+# MAX_FIND_KEYS digests of 34 bytes and MAX_CONTACT_ADDRS addresses of 259 bytes.
+MAX_FIND_REQUEST_BYTES = 4 * 2**10
 # The unary lane carries messages of up to 4 MiB, its own framing included.
 MAX_FIND_RESPONSE_BYTES = 4 * 2**20 - 4 * 2**10
 
@@ -85,6 +87,8 @@ MAX_NODE_NAME_CHARS = 64
 MAX_NAME_BYTES = 128
 # A commit hash or sha256 in hex.
 MAX_REVISION_BYTES = 64
+# A hub id, 96 + 1 + 96 characters, and a commit behind an @.
+MAX_SOURCE_BYTES = 256
 # "1.2.3.dev4+g0123456789" and the like.
 MAX_VERSION_CHARS = 32
 # "NVIDIA GeForce RTX 5090 Laptop GPU x8" and the like.
@@ -172,12 +176,26 @@ MAX_LINKS = 2**20
 # What a frame takes beside its rows: ids of 52, 16 and 16 bytes, names of 64, some numbers, twenty likeliest tokens,
 # and two times of each server before.
 FRAME_BYTES = 768
-# The names of a longest prompt's pages (1 MiB), beside the other frames.
-MAX_FRAMES_HEADER_BYTES = 2 * 2**20
+# The tokens of a longest answer (4 MiB) are the largest of them. One that opens a seat has the names of a longest
+# prompt's pages (1 MiB), each token of the largest vocabularies (1 MiB) and a grammar.
+MAX_FRAMES_HEADER_BYTES = 6 * 2**20
 # Beyond it every token is as likely as any other.
 MAX_TEMPERATURE = 100.0
 # As in OpenAI's API.
 MAX_LOGPROBS = 20
+# As in OpenAI's API, both ways.
+MAX_PENALTY = 2.0
+MAX_BIAS = 100.0
+# OpenAI's API takes 300.
+MAX_BIASES = 1024
+# A factor on logits: 1.3 is strong already.
+MAX_REPETITION_PENALTY = 100.0
+# The end tokens of a model are a few, and a request may name some of its own.
+MAX_END_IDS = 128
+# Token ids are 32-bit numbers; four times the largest vocabularies.
+MAX_VOCAB = 2**20
+# A JSON schema of a hundred tools. Compiling takes about a second for so much.
+MAX_GRAMMAR_BYTES = 64 * 2**10
 # A token that a cut made impossible has minus infinity, which is cut to this.
 MAX_LOGPROB = 1e6
 # tokenizer.json of a vocabulary of 256k is 33 MB in one of the largest; all of a model's small files are one message.

@@ -29,7 +29,7 @@ Reachability: TypeAlias = Literal["public", "relay", "unknown"]
 NodeState: TypeAlias = Literal["alive", "leaving"]
 ServeState: TypeAlias = Literal["joining", "serving", "draining"]
 TrainerState: TypeAlias = Literal["joining", "training", "finished", "leaving"]
-Role: TypeAlias = Literal["seed", "gateway", "volunteer", ""]
+Role: TypeAlias = Literal["seed", "gateway", "volunteer", "visitor", ""]
 Kind: TypeAlias = Literal["nodes", "serve", "train"]
 
 
@@ -38,8 +38,9 @@ class NodeRecord:
     """One node: who, what hardware, how to reach it. Speeds are measured on a real block; 0: not measured.
 
     `models` and `runs` name what it serves and trains, so that looking up the nodes tells what the network has. `role`
-    is what it was started as, "" if its version does not say. The time to first token is a gateway's, median and 95th
-    percentile of its requests of the last minutes; both are None where there were none, and of nodes that take none.
+    is what it was started as, "" if it does not say; a "visitor" only looks, as `swarm-node doctor` does. The time to
+    first token is a gateway's, median and 95th percentile of its requests of the last minutes; both are None where
+    there were none, and of nodes that take none.
     """
 
     name: str
@@ -79,7 +80,7 @@ class NodeRecord:
         check_float(self.training_tokens_per_s, "training_tokens_per_s", high=limits.MAX_TOKENS_PER_S)
         check_float(self.started_at, "started_at", high=limits.MAX_TIME_S)
         check_choice(self.state, "state", ("alive", "leaving"))
-        check_choice(self.role, "role", ("seed", "gateway", "volunteer", ""))
+        check_choice(self.role, "role", ("seed", "gateway", "volunteer", "visitor", ""))
         _check_known(self.first_token_p50_s, "first_token_p50_s", high=limits.MAX_MEASURED_S)
         _check_known(self.first_token_p95_s, "first_token_p95_s", high=limits.MAX_MEASURED_S)
 
@@ -100,7 +101,7 @@ class ServeRecord:
     `decode_ms_per_block` are the times of one block for one token; `rtt_ms` are round trips to neighbours by peer id.
     `relayed`: it is reached through another peer. `[next_start, next_end)` is the span it is about to move to; 0, 0 if
     it stays. `tokens_per_s` are those that it took through its span of late, prompts' included; None: its version does
-    not say.
+    not say. `source` is the commit on a hub that the weights came from, OWNER/NAME@COMMIT; "": they came from none.
     """
 
     model: str
@@ -118,6 +119,7 @@ class ServeRecord:
     next_start: int = 0
     next_end: int = 0
     tokens_per_s: float | None = None
+    source: str = ""
 
     def __post_init__(self) -> None:
         check_name(self.model, "model")
@@ -128,6 +130,8 @@ class ServeRecord:
         check_int(self.next_end, "next_end", high=self.num_blocks)
         check_int(self.next_start, "next_start", high=max(self.next_end - 1, 0))
         check_choice(self.state, "state", ("joining", "serving", "draining"))
+        if self.source:
+            check_name(self.source, "source", max_bytes=limits.MAX_SOURCE_BYTES)
         check_float(self.prefill_ms_per_token, "prefill_ms_per_token", high=limits.MAX_BLOCK_MS)
         check_float(self.decode_ms_per_block, "decode_ms_per_block", high=limits.MAX_BLOCK_MS)
         check_int(self.free_kv_tokens, "free_kv_tokens", high=limits.MAX_KV_TOKENS)
@@ -190,12 +194,24 @@ _build_report = wire.flat(RoundReport, {"refused": wire.flat(Refusal)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ValidationReport:
+    """The loss on held-out data that one member measured of the state of `outer_step`."""
+
+    outer_step: int
+    loss: float
+
+    def __post_init__(self) -> None:
+        check_int(self.outer_step, "validation's outer_step", high=limits.MAX_OUTER_STEP)
+        check_float(self.loss, "validation's loss", low=-limits.MAX_LOSS, high=limits.MAX_LOSS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerRecord:
     """A peer's place in a run: the committed outer step and state digest it has, empty while it has none.
 
     `report` is of the newest round that it took part in and that was committed, which may be an earlier one; None until
-    there is one. `num_parameters` are those that the run trains; None while it prepares. Both are None where its
-    version does not say.
+    there is one. `num_parameters` are those that the run trains; None while it prepares. `validation` is its newest.
+    All three are None where its version does not say.
     """
 
     run: str
@@ -206,6 +222,7 @@ class TrainerRecord:
     state: TrainerState
     report: RoundReport | None = None
     num_parameters: int | None = None
+    validation: ValidationReport | None = None
 
     def __post_init__(self) -> None:
         check_name(self.run, "run")
@@ -223,7 +240,7 @@ class TrainerRecord:
     @classmethod
     def from_bytes(cls, data: bytes) -> TrainerRecord:
         """Raises PeerViolation."""
-        build = wire.flat(cls, {"report": _build_report})
+        build = wire.flat(cls, {"report": _build_report, "validation": wire.flat(ValidationReport)})
         return wire.decode(data, records_pb2.TrainerRecord, build, max_bytes=limits.MAX_RECORD_BYTES)
 
 

@@ -26,12 +26,15 @@ from swarm_protocol.proto import training_pb2
 
 GROUP_PURPOSE = "group"
 VOTE_PURPOSE = "vote"
+RESUME_PURPOSE = "resume"
 
 OpeningKind: TypeAlias = Literal["exchange", "keep", "result", "slices"]
 _OPENING_KINDS = ("exchange", "keep", "result", "slices")
 ReplyKind: TypeAlias = Literal["group", "pending", "attempt", "behind", "left_out"]
 _REPLY_KINDS = ("group", "pending", "attempt", "behind", "left_out")
 
+MAX_SEQUENCE = 2**53
+"""Of resume orders, which are numbered by the time of their signing; exact as a float, too."""
 MAX_BYTES_PER_S = 2**40
 """Of what a member says to carry; more than any line does."""
 
@@ -45,7 +48,8 @@ def round_subject(run: str, step: int, attempt: int) -> str:
 class Contribution:
     """What one member brings: tokens trained on, samples of its lease used, mean training loss. 0 tokens: nothing.
 
-    One that is `leaving` takes part for the last time.
+    One that is `leaving` takes part for the last time. `bytes_per_s` is the bandwidth that it reported (see `Ready`),
+    from which every member computes the same part sizes.
     """
 
     peer_id: str
@@ -53,10 +57,12 @@ class Contribution:
     num_samples: int = 0
     loss: float = 0.0
     leaving: bool = False
+    bytes_per_s: int = 0
 
     def __post_init__(self) -> None:
         check_peer_id(self.peer_id)
         _check_work(self.num_tokens, self.num_samples, self.loss)
+        check_int(self.bytes_per_s, "bytes_per_s", high=MAX_BYTES_PER_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +94,7 @@ class Ready:
     `accused` are members that broke their part of an earlier attempt at this step. `voted` is the outcome the member
     last voted for at this step, in `voted_attempt`, with the signed group it came from: perhaps it was committed, so it
     goes before any other. `bytes_per_s` is what the member has measured in its reductions so far; 0: nothing yet.
+    `sequence` is that of the author's last resume order that the member knows (see `ResumeOrder`); 0: none.
     """
 
     run: str
@@ -103,6 +110,7 @@ class Ready:
     voted_origin: bytes = b""
     leaving: bool = False
     bytes_per_s: int = 0
+    sequence: int = 0
 
     def __post_init__(self) -> None:
         _check_round(self.run, self.step, self.attempt)
@@ -111,6 +119,7 @@ class Ready:
         _check_peers(self.accused, "accused")
         check_int(self.voted_attempt, "voted_attempt", high=limits.MAX_ATTEMPT)
         check_int(self.bytes_per_s, "bytes_per_s", high=MAX_BYTES_PER_S)
+        check_int(self.sequence, "sequence", high=MAX_SEQUENCE)
         if (self.voted is None) != (not self.voted_origin):
             raise ValueError("voted and voted_origin come together")
 
@@ -166,6 +175,7 @@ class Group:
     Member i owns part i, of `part_values[i]` values; there are no parts if nobody brings tokens. The two times bound
     the reduction and the vote, each from its beginning at each member. A group that `resumes` an earlier outcome
     reduces nothing: its members fetch the outcome's parts and vote on it again; `origin` is its own signed group.
+    `order` is the author's last resume order that the state follows from, where there was one.
     """
 
     run: str
@@ -178,6 +188,7 @@ class Group:
     vote_s: float
     resumes: Outcome | None = None
     origin: bytes = b""
+    order: bytes = b""
 
     def __post_init__(self) -> None:
         _check_round(self.run, self.step, self.attempt)
@@ -292,14 +303,51 @@ class VoteReply:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Certificate:
-    """A signed group and votes of its members for one outcome: `swarm.training.certificate` says whether enough."""
+class ResumeOrder:
+    """The run's author lets `roster` go on, without the others, from the state that has this digest and outer step.
 
-    group: bytes
-    votes: tuple[bytes, ...]
+    Signed by the author. Members follow the order of the highest `sequence` that they know, and none of a lower one.
+    """
+
+    run: str
+    sequence: int
+    outer_step: int
+    state_digest: bytes
+    roster: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        check_name(self.run, "run")
+        check_int(self.sequence, "sequence", low=1, high=MAX_SEQUENCE)
+        check_int(self.outer_step, "outer_step", high=limits.MAX_OUTER_STEP)
+        check_digest(self.state_digest, "state_digest")
+        _check_peers(self.roster, "roster")
+        if not self.roster or list(self.roster) != sorted(set(self.roster)):
+            raise ValueError("the roster is empty, or not sorted and distinct")
+
+    def to_bytes(self) -> bytes:
+        return wire.encode(wire.fill(training_pb2.ResumeOrder, self))
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> ResumeOrder:
+        """Raises PeerViolation."""
+        return wire.decode(data, training_pb2.ResumeOrder, wire.flat(cls), max_bytes=limits.MAX_READY_BYTES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certificate:
+    """A signed group and votes of its members for one outcome: `swarm.training.certificate` says whether enough.
+
+    Or the author's signed resume `order`, which makes a state the run's as votes do.
+    """
+
+    group: bytes = b""
+    votes: tuple[bytes, ...] = ()
+    order: bytes = b""
 
     def __post_init__(self) -> None:
         check_count(self.votes, "votes", max_items=limits.MAX_GROUP_MEMBERS)
+        if bool(self.order) == bool(self.group or self.votes):
+            raise ValueError("it holds neither a group with votes nor an order, or both")
 
     def to_bytes(self) -> bytes:
         return wire.encode(wire.fill(training_pb2.Certificate, self))

@@ -26,8 +26,10 @@ from swarm.network.interface import Stream
 from swarm.network.libp2p import Libp2pNetwork
 from swarm.training.butterfly import Butterfly
 from swarm.training.coordinator import part_values
+from swarm.training.methods import Methods
 from swarm.training.part_owner import Scheme
 from swarm.training.parts import decoded_frames
+from swarm.training.peer_lines import PeerLines
 from swarm.training.round_events import Signed
 from swarm.trust.aggregation.registry import get_aggregator
 from swarm_compression import get_codec, warm_up
@@ -35,7 +37,7 @@ from swarm_protocol.training_messages import Contribution, Group
 from torch import Tensor
 
 CODEC = get_codec("int8")
-METHOD = "bench.reduce"
+METHODS = Methods("bench")
 START_S = 90.0
 """For members to import and to find each other on a busy machine."""
 ROUND_S = 30.0
@@ -92,8 +94,7 @@ class Member:
         ctypes.CDLL("libc.so.6").malloc_trim(0)
         self._before_bytes = psutil.Process().memory_info().rss
         self._butterfly = Butterfly(
-            self._node,
-            METHOD,
+            PeerLines(network=self._node, methods=METHODS),
             Signed(group=group, signer=group.peer_ids[0], data=data, digest=bytes(32)),
             self._delta_N,
             Scheme(codec=CODEC, aggregator=get_aggregator("mean", {})),
@@ -141,7 +142,7 @@ def ours(pipe: Connection, index: int, folder: str) -> None:
         peers = await loop.run_in_executor(None, pipe.recv)
         async with await libp2p_node(Path(folder) / f"member{index}", peers=peers) as node:
             member = Member(node, index)
-            await node.serve_stream(METHOD, member.attend)
+            await node.serve_stream(METHODS.reduce, member.attend)
             pipe.send((node.peer_id, await node.addrs()))
             while (command := await loop.run_in_executor(None, pipe.recv)) is not None:
                 name, *arguments = command

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from bench.bench_model import MODEL, NUM_BLOCKS, NUM_TOKENS, answer, write_model
+from bench.process_memory import children, peak_bytes
 from bench.report import Report
 from serving_fleet import serving_fleet
 from swarm.client import AsyncClient
@@ -29,18 +30,6 @@ pytestmark = [
 MIB = 2**20
 TOLD_MIB = 1000
 NUM_SESSIONS = 8
-
-
-def peak_bytes(pid: int) -> int:
-    """The most memory that a process ever had."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    return 1024 * int(status.partition("VmHWM:")[2].split()[0])
-
-
-def children(pid: int) -> list[int]:
-    return [
-        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
-    ]
 
 
 async def until_free(client: AsyncClient, num_tokens: int) -> None:

@@ -1,4 +1,5 @@
-"""A kill that is armed while processes already run: the first of them to get where it is armed dies by SIGKILL.
+"""A kill that is armed while processes already run: the first of them to get where it is armed dies by SIGKILL, or is
+stopped by SIGSTOP until the planner continues it.
 
 Whoever plans it writes one file, which each process reads at every phase it reaches. Who is to die may be anyone, such
 as whichever coordinates next; so the process that dies claims the kill first, by creating a file that only one can, and
@@ -18,17 +19,19 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kill:
-    """Of `who` ("*": anyone), at the `nth` time from now on that it reaches `phase`. `number` tells kills apart."""
+    """Of `who` ("*": anyone), at the `nth` time from now on that it reaches `phase`. `number` tells kills apart.
+    `is_stop`: the process is stopped, not ended."""
 
     number: int
     who: str
     phase: str
     nth: int = 1
+    is_stop: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Struck:
-    """Who died, when by the machine's monotonic clock, and at which phase."""
+    """Who was struck, when by the machine's monotonic clock, and at which phase."""
 
     who: str
     phase: str
@@ -72,7 +75,7 @@ class ArmedFaults:
             return
         self._hits[kill.number] += 1
         if self._hits[kill.number] >= kill.nth and self._claim(kill):
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), signal.SIGSTOP if kill.is_stop else signal.SIGKILL)
 
     def _claim(self, kill: Kill) -> bool:
         try:

@@ -161,7 +161,7 @@ def _delay_s(trial: Trial, step_s: float) -> float:
 
 def _assert_all_steps_are_true(members: Members) -> None:
     """Each that anyone reported, also one who died: proved by a certificate, and the same for all."""
-    notary = Notary(identity=Identity.generate(), network_id="test", run=signed(RUN).run_id, min_group=RUN.min_group)
+    notary = Notary.of_run(signed(RUN), Identity.generate(), "test")
     digests: dict[int, set[str]] = defaultdict(set)
     for member in members.all.values():
         for told in member.told:

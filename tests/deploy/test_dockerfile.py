@@ -38,7 +38,12 @@ def test_image_has_no_build_tools_and_is_run_by_nobody_special(target: str) -> N
 
 
 def test_default_image_is_the_one_for_cpus() -> None:
-    assert list(stages())[-1] == "cpu"
+    assert stages()[list(stages())[-1]] == ("cpu", ""), "the last one, which is cpu's by another name"
+
+
+def test_builders_that_go_through_all_stages_before_cpu_get_no_cuda() -> None:
+    names = list(stages())
+    assert [name for name in names[: names.index("cpu")] if "cuda" in name] == []
 
 
 @pytest.mark.parametrize("target", ["cpu", "cuda"])
@@ -46,6 +51,7 @@ def test_everything_that_is_installed_is_pinned(target: str) -> None:
     done = shipped(f"build-{target}")
     assert "PIP_CONSTRAINT=/source/constraints.txt" in done
     assert ("whl/cpu" in done) == (target == "cpu")
+    assert ('--index-url "${TORCH_INDEX}" torch' in done) == (target == "cpu")
     [extras] = re.findall(r'pip install "\.\[([\w,]+)\]"', done)
     offered = PROJECT["project"]["optional-dependencies"]
     assert set(extras.split(",")) == set(offered) - {"dev"}

@@ -13,6 +13,7 @@ import pytest
 import yaml
 from deploy_commands import DEPLOY, PEER_ID, config_of, text
 from swarm_node import daemon
+from swarm_node.config import Config
 
 CHART = DEPLOY / "helm" / "swarm"
 
@@ -69,6 +70,7 @@ MOST = {
         "historySecret": "history",
         "replicas": 2,
         "hosts": ["swarm.example.org", "*.example.net"],
+        "trustedProxies": ["10.42.0.0/16", "::1"],
     },
     "drainSeconds": 120,
 }
@@ -172,6 +174,7 @@ def test_policies_and_budgets_mean_the_pods_that_there_are(render: Render) -> No
         ({**LEAST, "gateway": {"hosts": ["https://swarm.example.org"]}}, "hosts"),
         ({**LEAST, "gateway": {"hosts": "swarm.example.org"}}, "hosts"),
         ({**LEAST, "gateway": {"hosts": ["a.example.org,*"]}}, "hosts"),
+        ({**LEAST, "gateway": {"trustedProxies": ["ingress.example.org"]}}, "trustedProxies"),
         ({**LEAST, "gateway": {"service": {"type": "Public"}}}, "type"),
         ({**LEAST, "gateway": {"apiKeysSecret": "My Keys"}}, "apiKeysSecret"),
         ({**LEAST, "nodes": {"storage": "20 GB"}}, "storage"),
@@ -232,9 +235,18 @@ def test_the_readmes_own_words_render() -> None:
 
 def allowed_hosts(pod: Manifest) -> tuple[str, ...]:
     """As the program reads them."""
+    return configured(pod).allowed_hosts
+
+
+def configured(pod: Manifest) -> Config:
     [container] = pod["containers"]
     environment = {entry["name"]: str(entry.get("value", "x")) for entry in container["env"]}
-    return config_of(container["args"], environment).allowed_hosts
+    return config_of(container["args"], environment)
+
+
+def test_the_gateway_believes_the_proxies_given(render: Render) -> None:
+    assert configured(pods(render(LEAST))["demo-gateway"]).trusted_proxies == ()
+    assert configured(pods(render(MOST))["demo-gateway"]).trusted_proxies == ("10.42.0.0/16", "::1/128")
 
 
 def test_the_gateway_answers_to_its_service_and_to_the_names_given(render: Render) -> None:

@@ -87,6 +87,7 @@ def test_caddy_leads_to_the_dashboard_and_not_to_its_numbers(tmp_path: Path) -> 
     dashboard = resolved("dashboard", tmp_path)
     assert re.findall(r"reverse_proxy (\S+)", caddyfile) == [f"{dashboard.host}:{dashboard.port}"]
     assert dashboard.allowed_hosts == (NAME,), "Caddy hands the public name on"
+    assert dashboard.trusted_proxies == ("127.0.0.1/32",), "and says who asks"
     assert "respond /metrics 404" in caddyfile
     # an event that waits for a compressor's buffer comes late
     assert re.search(r"@pages not path /api/v1/events\n\s*encode @pages", caddyfile)

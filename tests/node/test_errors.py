@@ -62,7 +62,7 @@ WRONG = [
     (("run", "sing"), "→ see swarm-node run --help"),
     (("join", "--bogus"), "--bogus"),
     (("demo", "--nodes", "many"), "'--nodes'"),
-    (("join",), "no peer to join through is named → give --peers"),
+    (("join",), "no peer to join through is named, and none is remembered from earlier days → give --peers"),
     (("join", "--peers", "seed.example:4001"), "is malformed: it does not start with / → write it like /ip4/"),
     (("join", "--peers", "/ip4/1.2.3.4/tcp/99999/p2p/x"), "--peers: address"),
     (("join", "--peers", "--run", "x.toml"), "--peers is followed by --run and has no value → give it one"),

@@ -75,9 +75,13 @@ def test_sign_pins_the_data_and_show_says_what_it_costs(author: Identity, capsys
 def test_sign_with_a_key_of_one_s_own_and_files(capsys: pytest.CaptureFixture[str]) -> None:
     Identity.generate().save(Path("me.key"))
     Path("run.toml").write_text(f'{TINY}[data]\nsource = "files"\n')
-    assert cli.run(["run", "sign", "--identity", "me.key", "--json"]) == 0
-    warning, _ = events(capsys)
-    assert (warning["event"], warning["remedy"]) == ("warning", "sign with --data PATH to pin it")
+    before = Path("run.toml").read_text()
+    assert cli.run(["run", "sign", "--identity", "me.key", "--json"]) == 1
+    [error] = events(capsys)
+    assert "the data (files) is not pinned" in str(error["message"])
+    assert error["remedy"] == "sign with --data PATH to pin it, or with --unpinned if that is what you want"
+    assert Path("run.toml").read_text() == before
+    assert cli.run(["run", "sign", "--identity", "me.key", "--unpinned"]) == 0
     assert load_run(Path("run.toml")).peer_id == Identity.load(Path("me.key")).peer_id
 
 
@@ -89,6 +93,14 @@ def test_sign_again_without_the_data_leaves_its_pin_and_says_so(
     warning, _ = events(capsys)
     assert "was not looked at: it stays pinned to abababababab" in str(warning["message"])
     assert load_run(Path("run.toml")).config.data.digest == "ab" * 32
+
+
+def test_sign_unpinned_takes_an_earlier_pin_away(author: Identity, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("run.toml").write_text(f'{TINY}[data]\nsource = "files"\ndigest = "{"ab" * 32}"\n')
+    assert cli.run(["run", "sign", "--unpinned", "--pin"]) == 1
+    assert "--pin and --unpinned contradict each other" in capsys.readouterr().err
+    assert cli.run(["run", "sign", "--unpinned"]) == 0
+    assert load_run(Path("run.toml")).config.data.digest == ""
 
 
 def test_sign_again_with_other_data_pins_that(author: Identity, capsys: pytest.CaptureFixture[str]) -> None:
@@ -144,6 +156,14 @@ def test_sign_says_at_once_what_cannot_be_and_what_cannot_be_together(
     assert cli.run(["run", "sign"]) == 1
     err = capsys.readouterr().err.splitlines()
     assert [line.split()[0].rstrip(":") for line in err[:-2]] == ["codec", "max_group", "overlap_steps", "aggregation"]
+
+
+def test_sign_warns_of_settings_that_cannot_lose_a_member(author: Identity, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("run.toml").write_text(f"min_group = 3\nmax_group = 3\n{TINY}")
+    assert cli.run(["run", "sign"]) == 0
+    err = capsys.readouterr().err
+    assert "warning: a round needs 3 members (min_group), and takes no more" in err
+    assert "→ raise max_group" in err
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def test_serving_tells_what_it_takes_before_it_loads_it(numbered: bool, monkeypa
         return AsyncMock(start=start, failure=None, server=server)
 
     monkeypatch.setattr("swarm_node.serving.Volunteer", volunteer)
-    monkeypatch.setattr("swarm_node.serving._options", lambda _node: VolunteerOptions())
+    monkeypatch.setattr("swarm_node.serving._options", lambda *_: VolunteerOptions())
     asyncio.run(Serving(node, Path("tiny"), "tiny", numbered=numbered).until_leaving())
     steps = [
         "[1/4] takes: blocks 12–20 of tiny: as told",

@@ -22,7 +22,7 @@ from swarm_node.volunteer import Volunteer, course
 from swarm_node.watching import Watching
 from swarm_protocol.errors import ConfigError, PeerTimeout
 from swarm_protocol.identity import Identity
-from swarm_protocol.records import TrainerRecord
+from swarm_protocol.records import TrainerRecord, ValidationReport
 
 RUN = SignedRun(config=RunConfig(name="x", outer_steps=2), peer_id="author", issued_at=1, signature=b"")
 
@@ -70,6 +70,16 @@ def test_watching_tells_members_and_steps_until_the_run_is_finished() -> None:
     assert events[0]["summary"] == "1 joining, 1 training"
     assert (events[1]["step"], events[1]["of"], events[1]["tokens_per_s"]) == (1, 2, 50.0)
     assert events[-1]["digest"] == "ab" * 32
+
+
+def test_watching_tells_a_measurement_once_as_most_members_say_it() -> None:
+    def says(outer_step: int, loss: float) -> TrainerRecord:
+        return replace(member(), validation=ValidationReport(outer_step=outer_step, loss=loss))
+
+    first = {"a": says(1, 2.5), "b": says(1, 2.5), "liar": says(9, 0.0), "new": member()}
+    second = {"a": says(2, 1.5), "b": says(2, 1.5), "liar": says(2, 99.0)}
+    events = told(Scripted((first, []), (first, [step(1)]), (second, [step(2)])))
+    assert [(each["step"], each["loss"]) for each in events if each["event"] == "validated"] == [(1, 2.5), (2, 1.5)]
 
 
 def test_watching_nobody_ends_with_one_line() -> None:

@@ -14,7 +14,15 @@ from swarm_protocol.envelope import seal, unseal
 from swarm_protocol.errors import PeerRefused, RoundError, SessionError
 from swarm_protocol.failure import decode_failure, encode_failure
 from swarm_protocol.identity import Identity
-from swarm_protocol.records import NodeRecord, Refusal, RoundReport, ServeRecord, TrainerRecord, publish_key
+from swarm_protocol.records import (
+    NodeRecord,
+    Refusal,
+    RoundReport,
+    ServeRecord,
+    TrainerRecord,
+    ValidationReport,
+    publish_key,
+)
 from swarm_protocol.signed_record import read_record, seal_record, unseal_record
 from swarm_protocol.version import Hello
 
@@ -96,6 +104,7 @@ SERVE = ServeRecord(
     queue_depth=3,
     rtt_ms={NEIGHBOUR: 25.5},
     tokens_per_s=41.5,
+    source="meta-llama/Llama-3.1-8B@0e9e39f249a16976918f6564b8830bc894c89659",
 )
 TRAINER = TrainerRecord(
     run="stdlib-1f00ba44",
@@ -111,6 +120,7 @@ TRAINER = TrainerRecord(
         refused=(Refusal(peer_id=NEIGHBOUR, reason="it sent a bad slice: 3 bytes, not 4"),),
     ),
     num_parameters=7_000_000_000,
+    validation=ValidationReport(outer_step=40, loss=2.25),
 )
 JOINING_TRAINER = TrainerRecord(run="stdlib-1f00ba44", outer_step=0, state="joining")
 HELLO = Hello(network_id="swarm-main", software_version="0.1.0", sent_at=NOW)

@@ -11,6 +11,7 @@ from swarm_protocol.handover_messages import KvHeader, KvRequest
 from swarm_protocol.identity import Identity
 from swarm_protocol.lane_messages import (
     Close,
+    Drawn,
     Ended,
     Hand,
     Leaving,
@@ -27,12 +28,13 @@ from swarm_protocol.lane_messages import (
     Step,
 )
 from swarm_protocol.rows import Rows
+from swarm_protocol.sampler import Grammar, Sampler
 
 SEAT, OTHER_SEAT = bytes(range(16)), bytes(range(16, 32))
 PEER, OTHER_PEER = (Identity(bytes([number]) * 32).peer_id for number in (7, 8))
 FAILURE = encode_failure(PeerRefused("full", retry_after_s=2.5))
 TOKENS = Rows(codec="tokens", num_rows=3, num_columns=0, payload=bytes(range(12)))
-PICK = Pick(temperature=0.5, top_p=0.75, top_k=40, seed=-7, index=3, num_logprobs=2)
+PICK = Pick(temperature=0.5, top_p=0.75, top_k=40, seed=-7, index=3, num_logprobs=2, min_p=0.25)
 
 
 def hidden(codec: str, num_rows: int, num_bytes: int) -> Rows:
@@ -75,6 +77,39 @@ EXAMPLES: tuple[object, ...] = (
                 next=SeatRef(peer_id=OTHER_PEER, seat_id=OTHER_SEAT),
             ),
             Hand(seat_id=SEAT, to_peer_id=PEER),
+        )
+    ),
+    Frames(
+        (
+            Open(
+                seat_id=SEAT,
+                session_id="s-1",
+                revision="1f00ba44",
+                start=4,
+                end=8,
+                max_tokens=256,
+                sampler=Sampler(
+                    presence_penalty=-0.5,
+                    frequency_penalty=0.25,
+                    repetition_penalty=1.25,
+                    prompt_ids=bytes(range(8)),
+                    bias_ids=(7, 9),
+                    bias_values=(-100.0, 1.5),
+                    end_ids=(1, 2),
+                    grammar=Grammar(kind="json_schema", text="{}"),
+                ),
+            ),
+            Open(
+                seat_id=OTHER_SEAT,
+                session_id="s-1",
+                revision="1f00ba44",
+                start=4,
+                end=8,
+                max_tokens=256,
+                sampler=Sampler(end_ids=(1,), min_tokens=3),
+            ),
+            Drawn(seat_id=SEAT, token_ids=bytes(range(12))),
+            Drawn(seat_id=OTHER_SEAT, token_ids=b""),
         )
     ),
     Frames(

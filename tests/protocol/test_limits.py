@@ -3,6 +3,7 @@ from __future__ import annotations
 from swarm_protocol import limits
 from swarm_protocol.dht_messages import (
     MAX_STORED_BYTES,
+    Contact,
     FindRequest,
     FindResponse,
     Found,
@@ -23,15 +24,22 @@ def test_limits_of_records_let_a_thousand_nodes_share_their_keys() -> None:
     assert limits.MAX_RECORDS_PER_KEY * limits.NUM_KEY_SHARDS > 1000
 
 
+def longest_addrs() -> tuple[str, ...]:
+    return tuple(f"/{number:0{limits.MAX_ADDR_BYTES - 1}}" for number in range(limits.MAX_CONTACT_ADDRS))
+
+
 def test_limits_of_answers_let_in_all_records_and_peers_of_a_key() -> None:
-    peers = tuple(Identity(bytes([number]) * 32).peer_id for number in range(limits.MAX_FOUND_PEERS))
+    addrs = longest_addrs()
+    ids = [Identity(bytes([number]) * 32).peer_id for number in range(limits.MAX_FOUND_PEERS)]
+    peers = tuple(Contact(peer_id=peer_id, addrs=addrs) for peer_id in ids)
     records = tuple(number.to_bytes(2, "big") * (MAX_STORED_BYTES // 2) for number in range(limits.MAX_RECORDS_PER_KEY))
-    largest = FindResponse(found=(Found(records=records, peers=peers),))
+    largest = FindResponse(found=(Found(records=records, peers=peers),), addrs=addrs)
     assert FindResponse.from_bytes(largest.to_bytes()) == largest
 
 
 def test_limits_of_requests_let_in_all_keys() -> None:
-    largest = FindRequest(keys=tuple(map(place_of, map(str, range(limits.MAX_FIND_KEYS)))), only_peers=True)
+    keys = tuple(map(place_of, map(str, range(limits.MAX_FIND_KEYS))))
+    largest = FindRequest(keys=keys, only_peers=True, addrs=longest_addrs())
     assert FindRequest.from_bytes(largest.to_bytes()) == largest
     stored = StoreRequest(record=bytes(MAX_STORED_BYTES))
     assert StoreRequest.from_bytes(stored.to_bytes()) == stored

@@ -19,6 +19,7 @@ from swarm_protocol.records import (
     RoundReport,
     ServeRecord,
     TrainerRecord,
+    ValidationReport,
     lookup_keys,
     publish_key,
 )
@@ -55,7 +56,7 @@ def node_records(draw: st.DrawFn) -> NodeRecord:
         state=draw(st.sampled_from(("alive", "leaving"))),
         models=draw(tuples(NAMES, limits.MAX_MODELS_PER_NODE)),
         runs=draw(tuples(NAMES, limits.MAX_RUNS_PER_NODE)),
-        role=draw(st.sampled_from(("seed", "gateway", "volunteer", ""))),
+        role=draw(st.sampled_from(("seed", "gateway", "volunteer", "visitor", ""))),
         first_token_p50_s=draw(st.none() | numbers(limits.MAX_MEASURED_S)),
         first_token_p95_s=draw(st.none() | numbers(limits.MAX_MEASURED_S)),
     )
@@ -82,6 +83,7 @@ def serve_records(draw: st.DrawFn) -> ServeRecord:
         next_start=draw(st.integers(0, max(next_end - 1, 0))),
         next_end=next_end,
         tokens_per_s=draw(st.none() | numbers(limits.MAX_TOKENS_PER_S)),
+        source=draw(st.just("") | NAMES),
     )
 
 
@@ -108,6 +110,14 @@ def trainer_records(draw: st.DrawFn) -> TrainerRecord:
         state=draw(st.sampled_from(("joining", "training", "finished", "leaving"))),
         report=draw(st.none() | round_reports()),
         num_parameters=draw(st.none() | st.integers(0, limits.MAX_PART_VALUES)),
+        validation=draw(
+            st.none()
+            | st.builds(
+                ValidationReport,
+                outer_step=st.integers(0, limits.MAX_OUTER_STEP),
+                loss=st.floats(-limits.MAX_LOSS, limits.MAX_LOSS),
+            )
+        ),
     )
 
 
@@ -227,7 +237,12 @@ def test_records_at_every_bound_fit_a_record() -> None:
         (NODE, {"first_token_p95_s": -0.1}),
         (SERVE, {"tokens_per_s": math.inf}),
         (SERVE, {"tokens_per_s": -1.0}),
+        (SERVE, {"source": "https://example.org/model"}),
+        (SERVE, {"source": "../model@main"}),
+        (SERVE, {"source": "a" * (limits.MAX_SOURCE_BYTES + 1)}),
         (TRAINER, {"num_parameters": -1}),
+        (ValidationReport(outer_step=1, loss=2.0), {"outer_step": -1}),
+        (ValidationReport(outer_step=1, loss=2.0), {"loss": math.nan}),
         (TRAINER, {"num_parameters": limits.MAX_PART_VALUES + 1}),
     ],
 )

@@ -65,7 +65,11 @@ def test_check_hello_of_a_compatible_peer_passes() -> None:
     ("change", "message", "remedy"),
     [
         ({"network_id": "other"}, "peer is in network 'other', and this node in 'swarm-main'", "same network id"),
-        ({"protocol_version": PROTOCOL_VERSION + 1}, "peer speaks protocol 2", "update this node"),
+        (
+            {"protocol_version": PROTOCOL_VERSION + 1},
+            f"peer speaks protocol {PROTOCOL_VERSION + 1}",
+            "update this node",
+        ),
         ({"sent_at": HELLO.sent_at + 3600.0}, "the clocks differ by 3600 s; the peer's is ahead", "set the clock"),
         ({"sent_at": HELLO.sent_at - 3600.0}, "the clocks differ by 3600 s; the peer's is behind", "set the clock"),
     ],
@@ -82,7 +86,7 @@ def test_check_hello_of_another_kind_of_peer_refuses_with_the_remedy(
 
 def test_check_hello_of_an_older_peer_says_who_must_update() -> None:
     with pytest.raises(PeerRefused, match="update the peer"):
-        check_hello(replace(HELLO, protocol_version=2), HELLO, NEIGHBOUR)
+        check_hello(replace(HELLO, protocol_version=PROTOCOL_VERSION + 1), HELLO, NEIGHBOUR)
 
 
 def test_software_version_is_the_installed_distributions() -> None:

@@ -22,6 +22,7 @@ class Flat:
     state: str
     report: None = None
     num_parameters: int | None = None
+    validation: None = None
 
     def __post_init__(self) -> None:
         if self.outer_step == 13:

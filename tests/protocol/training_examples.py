@@ -12,6 +12,7 @@ from swarm_protocol.training_messages import (
     Ready,
     ReadyReply,
     ReduceOpening,
+    ResumeOrder,
     Standing,
     StandingRequest,
     Vote,
@@ -23,7 +24,7 @@ FIRST, SECOND = sorted(Identity(bytes([number] * 32)).peer_id for number in rang
 DIGEST = bytes(range(32))
 OUTCOME = Outcome(origin_digest=DIGEST, part_digests=(DIGEST, DIGEST), state_digest=DIGEST[::-1])
 MEMBERS = (
-    Contribution(peer_id=FIRST, num_tokens=4096, num_samples=32, loss=2.5),
+    Contribution(peer_id=FIRST, num_tokens=4096, num_samples=32, loss=2.5, bytes_per_s=12_500_000),
     Contribution(peer_id=SECOND, num_tokens=2048, num_samples=16, loss=2.75, leaving=True),
 )
 
@@ -42,6 +43,7 @@ EXAMPLES: tuple[object, ...] = (
         voted_origin=b"signed group",
         leaving=True,
         bytes_per_s=12_500_000,
+        sequence=1_767_225_600,
     ),
     Ready(run="stdlib-1f00ba44", step=1, attempt=0, state_digest=DIGEST),
     ReadyReply(kind="group", group=b"signed group"),
@@ -67,12 +69,17 @@ EXAMPLES: tuple[object, ...] = (
         vote_s=10.0,
         resumes=OUTCOME,
         origin=b"signed group",
+        order=b"signed order",
     ),
     ReduceOpening(kind="exchange", part=0),
     ReduceOpening(kind="slices", part=1, frame=3),
     Vote(run="stdlib-1f00ba44", step=3, attempt=1, group_digest=DIGEST, outcome=OUTCOME),
     VoteReply(bytes_per_s=12_500_000),
     Certificate(group=b"signed group", votes=(b"signed vote", b"another")),
+    Certificate(order=b"signed order"),
+    ResumeOrder(
+        run="stdlib-1f00ba44", sequence=1_767_225_600, outer_step=3, state_digest=DIGEST, roster=(FIRST, SECOND)
+    ),
     Abort(
         run="stdlib-1f00ba44", step=3, attempt=1, group_digest=DIGEST, reason="a part did not come", accused=(SECOND,)
     ),

@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.identity import Identity
 
-from swarm_node import logs
+from swarm_node import acquaintances, logs
 from swarm_node.config import Config
 from swarm_node.events import Emitter
 from swarm_node.home import Home
 from swarm_node.options import Flags
 
-TRAINING = ("data", "tokenizer", "devices", "micro_batch", "autocast", "checkpoint_activations", "compile")
+SERVING = ("dtype", "blocks", "max_blocks", "max_memory")
+TRAINING = (
+    *("data", "tokenizer", "devices", "micro_batch", "autocast", "checkpoint_activations", "compile", "tensorboard"),
+)
 
 if TYPE_CHECKING:
     from swarm_node.node import Role
@@ -44,33 +47,48 @@ def _check_work(config: Config) -> None:
         raise ConfigError("a node either trains or serves", remedy="give --run or --model; --then-serve does both")
     if config.then_serve and not config.run:
         raise ConfigError("--then-serve needs --run", remedy="to serve a model that is there, give --model DIR")
-    limited = [name for name in ("dtype", "blocks", "max_blocks", "max_memory") if name in config.origins]
+    if "take" in config.origins and (config.run or config.model):
+        raise ConfigError("--take is for a node that is told neither --run nor --model", remedy="leave it out")
+    is_free = not (config.run or config.model)
+    limits = ("dtype", "blocks") if is_free and config.take in {"any", "models"} else SERVING
+    limited = [name for name in limits if name in config.origins]
     if limited and not (config.model or config.then_serve):
         raise ConfigError(
             f"there is nothing to serve, so {config.origin(limited[0])} means nothing",
-            remedy="give --model DIR, or --run FILE with --then-serve",
+            remedy="give --model DIR, or --run RUN with --then-serve",
         )
     named = [name for name in TRAINING if name in config.origins]
-    if named and not config.run:
+    if named and not config.run and not (is_free and config.take in {"any", "runs"}):
         raise ConfigError(
-            f"there is nothing to train, so {config.origin(named[0])} means nothing", remedy="give --run FILE, too"
+            f"there is nothing to train, so {config.origin(named[0])} means nothing", remedy="give --run RUN, too"
         )
-    if config.run and not config.run.is_file():
+    if isinstance(config.run, Path) and not config.run.is_file():
         found = "is a directory and no run file" if config.run.is_dir() else "is not there"
         raise ConfigError(
-            f"{config.run} {found}", remedy="give --run the file that the run's author signed, such as run.toml"
+            f"{config.run} {found}",
+            remedy="give --run the file that the run's author signed, such as run.toml, or the run's id",
         )
     _check_data(config)
     check_model(config)
 
 
 def _check_data(config: Config) -> None:
-    """Raises ConfigError for data or a tokenizer that is not there, unless tokens were kept, which may do without."""
+    """Raises ConfigError for data or a tokenizer that is not there, unless the tokens that the run pins were kept."""
     named = {"--data": config.data, "--tokenizer": config.tokenizer}
     missing = [(option, path) for option, path in named.items() if path is not None and not path.exists()]
-    if missing and not any((Home(config.home).cache / "tokens").glob("*.tokens")):
+    if missing and not _keeps_tokens_of(config):
         option, path = missing[0]
         raise ConfigError(f"{path} is not there", remedy=f"give {option} a path that is")
+
+
+def _keeps_tokens_of(config: Config) -> bool:
+    from swarm.training.data.local import shared_cache  # noqa: PLC0415
+    from swarm.training.data.token_file import digests_in  # noqa: PLC0415
+
+    if not isinstance(config.run, Path):
+        return True  # what the run pins is known once its file is here
+    text = config.run.read_text(errors="replace")
+    return any(digest in text for digest in digests_in(shared_cache()))
 
 
 def check_model(config: Config) -> None:
@@ -91,12 +109,8 @@ def live(flags: Flags, config: Config, make_role: Callable[[Config], Role], *, j
         logs.set_up(home.log, log_format=config.log_format, level=config.log_level)
         Identity.load_or_create(home.identity)
         # last of what takes no time to find out: whoever corrects it should not meet the next mistake then
-        if joins and not config.peers:
-            raise ConfigError(
-                "no peer to join through is named",
-                remedy="give --peers the address that a seed printed; swarm-node seed starts a network, "
-                "swarm-node demo shows it all on this machine",
-            )
+        if joins:
+            acquaintances.check_way_in(config)
         role = make_role(config)
         # the network takes half a second to import: what is refused above is refused at once
         from swarm_node import daemon  # noqa: PLC0415
@@ -113,9 +127,10 @@ def _seed_role(_config: Config) -> Role:
 
 def _volunteer_role(config: Config) -> Role:
     if not (config.run or config.model):
+        from swarm_node.helping import Helper  # noqa: PLC0415
         from swarm_node.standby import StandBy  # noqa: PLC0415
 
-        return StandBy(config)
+        return StandBy(config) if config.take == "nothing" else Helper(config)
     from swarm_node.volunteer import Volunteer  # noqa: PLC0415
 
     return Volunteer(config)

@@ -15,6 +15,7 @@ from swarm_node import logs
 from swarm_node.events import Emitter
 from swarm_node.home import Home
 from swarm_node.options import Flags
+from swarm_node.settings import RunId, parse_run
 
 if TYPE_CHECKING:
     from swarm.training.cost import Cost
@@ -45,8 +46,9 @@ def sign(flags: Flags) -> int:
     path = _existing(flags)
     emitter = Emitter(json=flags.json)
     # torch and transformers take seconds to import: what is refused above is refused at once
-    from swarm.training.run_config import ImpossibleRun  # noqa: PLC0415
     from swarm.training.run_file import Inspected, read_config, sign_file  # noqa: PLC0415
+    from swarm.training.run_warnings import warnings_of  # noqa: PLC0415
+    from swarm.training.setting_checks import ImpossibleRun  # noqa: PLC0415
 
     logs.quieten_libraries()
     try:
@@ -59,6 +61,8 @@ def sign(flags: Flags) -> int:
             f"{path} cannot be signed: {few} impossible", remedy="correct what is listed above"
         ) from error
     run = sign_file(path, identity, data_digest=_data_digest(flags, config, emitter))
+    for message, remedy in warnings_of(run.config):
+        emitter.emit("warning", message=message, remedy=remedy)
     _tell(emitter, path, Inspected(config=run.config, run=run))
     return 0
 
@@ -73,16 +77,32 @@ def show(flags: Flags) -> int:
     return 0 if found.run else EXIT_UNSIGNED
 
 
+def resume(flags: Flags) -> int:
+    config = flags.resolve()
+    if not config.peers:
+        raise ConfigError(
+            "no peer to look through is named", remedy="give --peers the address of a seed, or of any node of the run"
+        )
+    path, author = _existing(flags), _identity(flags)
+    from swarm_node.resuming import Resuming, resume_run  # noqa: PLC0415
+
+    asked = Resuming(path=path, author=author, members=flags.paths["members"], is_certain=flags.extra["yes"])
+    return resume_run(asked, config, Emitter(json=flags.json))
+
+
 def watch(flags: Flags) -> int:
     config = flags.resolve()
     if not config.peers:
         raise ConfigError(
             "no peer to look through is named", remedy="give --peers the address of a seed, or of any node of the run"
         )
-    path = _existing(flags)
+    named = flags.paths["path"]
+    which = parse_run(str(named)) if named else None
+    if not isinstance(which, RunId):
+        which = _existing(flags)
     from swarm_node.watching import watch_run  # noqa: PLC0415
 
-    return watch_run(path, config, Emitter(json=flags.json))
+    return watch_run(which, config, Emitter(json=flags.json))
 
 
 def _path(flags: Flags) -> Path:
@@ -117,28 +137,36 @@ def _identity(flags: Flags) -> Identity:
 
 
 def _data_digest(flags: Flags, config: RunConfig, emitter: Emitter) -> str:
-    """Of the data, where it is here; empty where it is not, which is told, or is not to be pinned."""
+    """The digest to pin the data by: of the data that is here, or the pin that the file has; empty with --unpinned.
+
+    Raises ConfigError if there is neither.
+    """
     from swarm.training.data import LocalData, load_corpus  # noqa: PLC0415
     from swarm.training.module_run import is_module_run  # noqa: PLC0415
 
+    if flags.extra["unpinned"] and flags.extra["pin"]:
+        raise ConfigError("--pin and --unpinned contradict each other", remedy="give one of them")
     if flags.extra["unpinned"] or is_module_run(config):
         return ""
     told = flags.resolve()
     lacking = {
         "--data PATH": config.data.source == "files" and told.data is None,
-        "--tokenizer DIR": config.data.tokenizer == "local" and told.tokenizer is None,
+        "--tokenizer PATH": config.data.tokenizer == "local" and told.tokenizer is None,
         "--pin": config.data.source == "hub" and not flags.extra["pin"],
     }
     if missing := [option for option, lacks in lacking.items() if lacks]:
-        message = f"the data ({_data(config)}) is not pinned: each member trains on what it has"
-        if config.data.digest:
-            message = f"the data ({_data(config)}) was not looked at: it stays pinned to {config.data.digest[:12]}"
-        emitter.emit("warning", message=message, remedy=f"sign with {' and '.join(missing)} to pin it")
-        return ""
+        remedy = f"sign with {' and '.join(missing)} to pin it"
+        if not config.data.digest:
+            raise ConfigError(
+                f"the data ({_data(config)}) is not pinned: each member would train on what it has",
+                remedy=f"{remedy}, or with --unpinned if that is what you want",
+            )
+        message = f"the data ({_data(config)}) was not looked at: it stays pinned to {config.data.digest[:12]}"
+        emitter.emit("warning", message=message, remedy=remedy)
+        return config.data.digest
     local = LocalData(
         path=told.data,
         tokenizer=told.tokenizer,
-        cache=Home(told.home).cache / "tokens",
         on_progress=lambda progress: emitter.say(
             f"tokenizing: {progress.share:.0%} read, {progress.num_tokens} tokens"
         ),
@@ -172,6 +200,7 @@ def _tell(emitter: Emitter, path: Path, found: Inspected) -> None:
         member_tokens=cost.member_tokens,
         group_tokens=cost.group_tokens,
         member_bytes=cost.member_bytes,
+        memory_bytes=cost.memory_bytes,
     )
 
 
@@ -199,6 +228,7 @@ def _lines(found: Inspected, cost: Cost) -> Iterator[str]:
     yield f"group      {config.min_group} to {config.max_group} members, {config.aggregator}, {_admission(config)}"
     yield f"{unit:<10} {cost.member_tokens:,} a member and outer step; {least:,} to {most:,} a group"
     yield f"traffic    up to {cost.member_bytes / 1e6:,.4g} MB a member and outer step, as {config.codec}"
+    yield f"memory     {cost.memory_bytes / 1e9:,.3g} GB a member on a CPU, and what activations take"
 
 
 def _data(config: RunConfig) -> str:

@@ -31,17 +31,21 @@ class ErrorBody(BaseModel):
 
 
 class Refused(Exception):
-    """What a visitor is told instead of an answer. `retry_after_s` 0: no such header."""
+    """What a visitor is told instead of an answer. `retry_after_s` 0: no such header. `allow`: methods, with a 405."""
 
-    def __init__(self, status: int, message: str, *, remedy: str = "", retry_after_s: float = 0.0) -> None:
+    def __init__(
+        self, status: int, message: str, *, remedy: str = "", retry_after_s: float = 0.0, allow: str = ""
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.message = message
         self.remedy = remedy
         self.retry_after_s = retry_after_s
+        self.allow = allow
 
     def response(self) -> JSONResponse:
         headers = {"retry-after": str(math.ceil(self.retry_after_s))} if self.retry_after_s > 0 else {}
+        headers |= {"allow": self.allow} if self.allow else {}
         body = ErrorBody(error=ErrorDetail(message=self.message, remedy=self.remedy))
         return JSONResponse(body.model_dump(), status_code=self.status, headers=headers)
 
@@ -72,7 +76,8 @@ def _told(error: Exception, request: Request) -> Refused:
         case HTTPException():
             path = shown(request.url.path, max_chars=MAX_REPEATED_CHARS)
             message = f"{request.method} {path}: {shown(str(error.detail)).lower()}"
-            return Refused(error.status_code, message, remedy="/api/v1/openapi.json lists what there is")
+            allow = (error.headers or {}).get("Allow", "")
+            return Refused(error.status_code, message, remedy="/api/v1/openapi.json lists what there is", allow=allow)
         case _:
             log.error("unexpected error while answering a visitor", exc_info=error)
             return Refused(500, "the dashboard failed to answer", remedy="its log says why")

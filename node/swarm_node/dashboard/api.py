@@ -25,7 +25,8 @@ MAX_NODES = 5000
 MAX_HOURS = 30 * 24.0
 
 SERIES = (
-    "Names: `nodes`, `tokens_per_s`, `first_token_p50_s`, `first_token_p95_s`; of each model `tokens_per_s/MODEL` and "
+    "Names: `nodes`, `tokens_per_s`, `training_tokens_per_s`, `first_token_p50_s`, `first_token_p95_s`; "
+    "of each model `tokens_per_s/MODEL` and "
     "`replicas/MODEL` (of its weakest block); of each run `training_tokens_per_s/RUN` and `members/RUN`."
 )
 EVENTS = (
@@ -36,6 +37,8 @@ EVENTS = (
 
 Name = Annotated[str, Path(max_length=MAX_NAME_CHARS)]
 _NODES = TypeAdapter(list[NodeView])
+_OVERVIEW = {"$ref": "#/components/schemas/Overview"}
+_HEARTBEAT = {"type": "object", "properties": {"at": {"type": "number"}}, "required": ["at"]}
 
 
 def router(source: Source, live: Live, checkpoints: Checkpoints | None = None) -> APIRouter:
@@ -52,11 +55,18 @@ def router(source: Source, live: Live, checkpoints: Checkpoints | None = None) -
     ):
         answers: dict[int | str, dict[str, Any]] = {200: {"model": model}, **_failures(400, 404)}
         routes.add_api_route(path, endpoint, methods=["GET"], response_model=None, responses=answers)
-    events = {"text/event-stream": {"schema": {"type": "string", "description": EVENTS}}}
+    events = {
+        "text/event-stream": {
+            "schema": {"type": "string", "description": EVENTS},
+            "itemSchema": {"oneOf": [_event("overview", _OVERVIEW), _event("heartbeat", _HEARTBEAT)]},
+        }
+    }
     routes.add_api_route(
         "/events",
         api.events,
         methods=["GET"],
+        status_code=200,
+        response_class=EventStream,
         response_model=None,
         description=EVENTS,
         responses={200: {"content": events}, **_failures(503)},
@@ -67,7 +77,12 @@ def router(source: Source, live: Live, checkpoints: Checkpoints | None = None) -
         methods=["GET"],
         response_class=FileResponse,
         response_model=None,
-        responses=_failures(404),
+        responses={
+            200: {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}},
+            206: {"description": "The range that was asked for"},
+            416: {"description": "The file has no such range"},
+            **_failures(400, 404),
+        },
     )
     return routes
 
@@ -137,3 +152,13 @@ def _json(view: BaseModel) -> Response:
 
 def _failures(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: {"model": ErrorBody} for status in (*statuses, 429, 500)}
+
+
+def _event(name: str, data: dict[str, Any]) -> dict[str, Any]:
+    """The schema of one server-sent event, whose `data` is JSON."""
+    encoded = {"type": "string", "contentMediaType": "application/json", "contentSchema": data}
+    return {
+        "type": "object",
+        "properties": {"event": {"const": name}, "data": encoded},
+        "required": ["event", "data"],
+    }

@@ -21,7 +21,7 @@ HEADERS = (
 )
 """Of every answer that does not say otherwise, as pages do."""
 
-GATEWAY = ("/v1", "/health", "/metrics", "/openapi.json")
+GATEWAY = ("/v1", "/tokenize", "/detokenize", "/health", "/metrics", "/openapi.json")
 """What a gateway answers, with all below it, where both share a server."""
 
 

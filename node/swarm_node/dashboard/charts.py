@@ -22,11 +22,13 @@ TINY = 1e-280
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """`line` and `area` are SVG path data; `y_ticks` are values at even distances, from the top."""
+    """`line`, `area` and `beside`, the line of other values, are SVG path data; `y_ticks` are values at even distances,
+    from the top."""
 
     line: str
     area: str
     y_ticks: tuple[float, ...]
+    beside: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,12 +49,17 @@ class Column:
     kind: str
 
 
-def curve(values: Sequence[float | None], *, from_zero: bool = False) -> Curve | None:
-    """A line through `values` at even distances, broken where one is None. None where there is nothing to draw."""
+def curve(
+    values: Sequence[float | None], *, from_zero: bool = False, beside: Sequence[float | None] = ()
+) -> Curve | None:
+    """A line through `values` at even distances, broken where one is None, and one through the known ones of `beside`,
+    which are at the same places. None where there is nothing to draw."""
     known = [value for value in values if value is not None and math.isfinite(value)]
     if len(known) < 2:
         return None
-    ticks = _ticks(0.0 if from_zero else min(known), max(known))
+    others = [(i, value) for i, value in enumerate(beside) if value is not None and math.isfinite(value)]
+    all_known = [*known, *(value for _, value in others)]
+    ticks = _ticks(0.0 if from_zero else min(all_known), max(all_known))
     low, high = ticks[-1], ticks[0]
     step = WIDTH / (len(values) - 1)
     pieces: list[list[str]] = [[]]
@@ -63,7 +70,13 @@ def curve(values: Sequence[float | None], *, from_zero: bool = False) -> Curve |
             pieces[-1].append(f"{i * step:.2f} {HEIGHT * (high - value) / (high - low):.2f}")
     drawn = [piece for piece in pieces if piece]
     areas = [f"M{_x(piece[0])} {HEIGHT:g}L{'L'.join(piece)}L{_x(piece[-1])} {HEIGHT:g}Z" for piece in drawn]
-    return Curve(line="".join("M" + "L".join(piece) for piece in drawn), area="".join(areas), y_ticks=ticks)
+    points = [f"{i * step:.2f} {HEIGHT * (high - value) / (high - low):.2f}" for i, value in others]
+    return Curve(
+        line="".join("M" + "L".join(piece) for piece in drawn),
+        area="".join(areas),
+        y_ticks=ticks,
+        beside=f"M{'L'.join(points)}" if len(points) > 1 else "",
+    )
 
 
 def _x(point: str) -> str:
@@ -74,7 +87,7 @@ def _ticks(low: float, high: float) -> tuple[float, ...]:
     """NUM_TICKS + 1 round values that enclose both, the highest first."""
     largest = max(abs(low), abs(high))
     if largest < TINY:
-        low, high = -0.5, 0.5
+        low, high = 0.0, 1.0
     elif high - low <= FLAT * largest:
         low, high = low - largest / 2, high + largest / 2
     raw = (high - low) / NUM_TICKS

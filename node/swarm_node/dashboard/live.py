@@ -130,6 +130,8 @@ def event(kind: str, data: str) -> bytes:
 class EventStream(Response):
     """The answer to one visitor."""
 
+    media_type = "text/event-stream"
+
     def __init__(self, live: Live) -> None:
         super().__init__(headers=HEADERS)
         self._live = live

@@ -49,7 +49,8 @@ class Looking:
     async def look(self) -> Found:
         """Raises SwarmError if the nodes cannot be looked up."""
         self._num_looks += 1
-        nodes = await self._membership.nodes()
+        found = await self._membership.nodes()
+        nodes = {peer_id: record for peer_id, record in found.items() if record.role != "visitor"}
         keys = self._keys(nodes)
         self._asked = {key: self._asked.get(key, 0) for key in keys}
         due = sorted(keys, key=self._asked.__getitem__)[:MAX_LISTINGS]
@@ -61,7 +62,10 @@ class Looking:
 
     def _keys(self, nodes: Mapping[str, NodeRecord]) -> list[Key]:
         models = _likeliest((record.models for record in nodes.values()), MAX_MODELS)
-        runs = _likeliest((record.runs for record in nodes.values()), MAX_RUNS)
+        # who has finished a run names it no more, and its last record says so for another minute
+        named = _likeliest((record.runs for record in nodes.values()), MAX_RUNS)
+        ended = [run for run, listed in self._trainers.items() if listed.records and run not in named]
+        runs = [*named, *ended][:MAX_RUNS]
         return [*(("serve", model) for model in models), *(("train", run) for run in runs)]
 
     async def _list(self, key: Key) -> str:

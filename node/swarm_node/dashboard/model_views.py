@@ -12,11 +12,13 @@ from swarm_protocol.records import ServeRecord
 
 from swarm_node.dashboard.look import Listed
 from swarm_node.dashboard.made import Made
-from swarm_node.dashboard.shown import blocks, ending, plural, shown
-from swarm_node.dashboard.views import ChainView, ModelDetail, ModelView, ServerView, SpanView
+from swarm_node.dashboard.shown import blocks, ending, is_single_block, plural, shown
+from swarm_node.dashboard.views import ChainView, ModelDetail, ModelView, RevisionView, ServerView, SpanView
 
 MAX_CHAINS = 4
 """Of one model: the cheapest, and others that share no server with those before."""
+
+MAX_OTHER_REVISIONS = 8
 
 Names = Mapping[str, str]
 """Of nodes by peer id, already fit to be shown."""
@@ -54,6 +56,7 @@ def model_detail(
         weakest_block=weakest,
         weakest_replicas=replicas[weakest],
         tokens_per_s=_tokens_per_s(servers, num_blocks),
+        other_revisions=_other_revisions(listed.records, servers),
     )
     views = (seen_now(each, names, listed.age_s(peer_id)) for peer_id, each in made.of(servers).items())
     return ModelDetail(
@@ -62,6 +65,23 @@ def model_detail(
         replicas=tuple(replicas),
         chains=() if missing else _chains(servers, num_blocks, names, rtts_ms),
     )
+
+
+def _other_revisions(
+    listed: Mapping[str, ServeRecord], shown_servers: Mapping[str, ServeRecord]
+) -> tuple[RevisionView, ...]:
+    groups: dict[tuple[str, int], dict[str, ServeRecord]] = {}
+    for peer_id in listed.keys() - shown_servers.keys():
+        record = listed[peer_id]
+        groups.setdefault((record.revision, record.num_blocks), {})[peer_id] = record
+    found = [
+        RevisionView(
+            revision=shown(revision), num_servers=len(servers), is_whole=not missing_spans(servers, num_blocks)
+        )
+        for (revision, num_blocks), servers in groups.items()
+    ]
+    found.sort(key=lambda other: (-other.num_servers, other.revision))
+    return tuple(found[:MAX_OTHER_REVISIONS])
 
 
 def server_view(peer_id: str, record: ServeRecord) -> ServerView:
@@ -114,7 +134,9 @@ def _words(servers: Mapping[str, ServeRecord], missing: Spans, replicas: Sequenc
         return f"It answers: each of its {plural(num_blocks, 'block')} has {min(replicas)} servers or more."
     if single == ((0, num_blocks),):
         return f"It answers, but each of its {plural(num_blocks, 'block')} has a single server."
-    return f"It answers, but {blocks(single, num_blocks)} have a single server."
+    return (
+        f"It answers, but {blocks(single, num_blocks)} {'has' if is_single_block(single) else 'have'} a single server."
+    )
 
 
 def _tokens_per_s(servers: Mapping[str, ServeRecord], num_blocks: int) -> float | None:

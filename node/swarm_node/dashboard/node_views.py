@@ -57,6 +57,11 @@ def counted(nodes: Iterable[NodeView]) -> tuple[dict[str, int], dict[str, int]]:
     )
 
 
+def num_volunteers(nodes: Iterable[NodeView]) -> int:
+    """Count the nodes that are alive and serve, train or wait for work."""
+    return sum(node.state == "alive" and bool(node.role == "volunteer" or node.models or node.runs) for node in nodes)
+
+
 def first_token_s(nodes: Mapping[str, NodeRecord]) -> tuple[float | None, float | None]:
     """The gateways' times to a first token, p50 and p95: of several gateways the median of what each says."""
     alive = [record for record in nodes.values() if record.state == "alive"]

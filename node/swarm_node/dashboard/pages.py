@@ -21,6 +21,7 @@ from swarm_node.dashboard.bodies import Body, static_files
 from swarm_node.dashboard.shown import plain
 from swarm_node.dashboard.source import Source
 from swarm_node.dashboard.views import NodeView, RunDetail
+from swarm_node.settings import is_run_id
 
 ROWS = 50
 STEP_ROWS = 15
@@ -161,13 +162,16 @@ class _Pages:
     async def overview(self, _request: Request) -> Content:
         overview = self._source.overview()
         state, headline = wording.verdict(overview)
-        series = await self._source.series("tokens_per_s", 24)
         return "overview.html", {
             "verdict": state,
             "headline": headline,
             "situation": wording.situation(overview),
-            "series": series,
-            "activity": charts.curve(series.values, from_zero=True) if series else None,
+            "activity": [
+                (what, curve)
+                for what, name in (("answered", "tokens_per_s"), ("trained", "training_tokens_per_s"))
+                if (series := await self._source.series(name, 24))
+                and (curve := charts.curve(series.values, from_zero=True))
+            ],
             "max_cards": CARDS,
             "max_listed": MAX_LISTED,
         }
@@ -189,7 +193,11 @@ class _Pages:
         return "run.html", {
             "detail": detail,
             "run": detail.run,
-            "loss": charts.curve([step.loss for step in detail.steps]),
+            "join": _join_command(self._source.overview().join_command, detail),
+            "loss": charts.curve(
+                [step.loss for step in detail.steps], beside=[step.validation_loss for step in detail.steps]
+            ),
+            "validated": next((step for step in reversed(detail.steps) if step.validation_loss is not None), None),
             "phases": _newest_phases(detail),
             "bytes_per_parameter": _newest_bytes(detail),
             "steps": paged(detail.steps[::-1], request.query_params.get("steps"), STEP_ROWS),
@@ -234,6 +242,12 @@ def _matches(node: NodeView, asked: Mapping[str, str]) -> bool:
         and asked["state"] in {"", node.state}
         and asked["reach"] in {"", node.reachability}
     )
+
+
+def _join_command(join_command: str, detail: RunDetail) -> str | None:
+    """The line for a shell, which is of a stranger's making only as far as its form is known to be harmless."""
+    is_open = detail.run.state in {"training", "waiting"}
+    return f"{join_command} --run {detail.run.run}" if is_open and is_run_id(detail.run.run) else None
 
 
 def _newest_phases(detail: RunDetail) -> tuple[tuple[str, float], ...]:

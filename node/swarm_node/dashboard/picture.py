@@ -10,7 +10,7 @@ from swarm_protocol.records import ServeRecord
 from swarm_node.dashboard.look import Look
 from swarm_node.dashboard.made import Made
 from swarm_node.dashboard.model_views import model_detail, server_view
-from swarm_node.dashboard.node_views import counted, first_token_s, node_view, node_views
+from swarm_node.dashboard.node_views import counted, first_token_s, node_view, node_views, num_volunteers
 from swarm_node.dashboard.run_views import RunFacts, run_view
 from swarm_node.dashboard.views import ModelDetail, NodeView, Overview, RunView, ServerView
 
@@ -59,17 +59,20 @@ def picture(look: Look, facts: tuple[RunFacts, ...], place: Place, drafts: Draft
     by_state, by_reachability = counted(nodes.values())
     p50_s, p95_s = first_token_s(look.nodes.records)
     speeds = [detail.model.tokens_per_s for detail in models.values() if detail.model.tokens_per_s is not None]
+    training_speeds = [run.tokens_per_s for run in runs.values() if run.tokens_per_s is not None]
     overview = Overview(
         at=look.at,
         stale=None,
         network_id=place.network_id,
         version=place.version,
         num_nodes=by_state["alive"],
+        num_volunteers=num_volunteers(nodes.values()),
         nodes_by_state=by_state,
         nodes_by_reachability=by_reachability,
         models=tuple(detail.model for detail in models.values()),
         runs=tuple(runs.values()),
         tokens_per_s=sum(speeds) if speeds else None,
+        training_tokens_per_s=sum(training_speeds) if training_speeds else None,
         first_token_p50_s=p50_s,
         first_token_p95_s=p95_s,
         joins_24h=0,
@@ -86,6 +89,7 @@ def numbers(made: Picture) -> dict[str, tuple[str, float | None]]:
     values: dict[str, tuple[str, float | None]] = {
         "nodes": ("nodes", float(overview.num_nodes)),
         "tokens_per_s": ("tokens/s", overview.tokens_per_s),
+        "training_tokens_per_s": ("tokens/s", overview.training_tokens_per_s),
         "first_token_p50_s": ("s", overview.first_token_p50_s),
         "first_token_p95_s": ("s", overview.first_token_p95_s),
     }

@@ -9,6 +9,7 @@ from swarm_node.config import Config
 from swarm_node.dashboard.app import create_dashboard
 from swarm_node.dashboard.showing import checkpoints, collecting
 from swarm_node.gateway.hosts import KnownHosts
+from swarm_node.gateway.proxies import BehindProxies
 from swarm_node.gateway.server import is_local, listen, serving
 from swarm_node.node import Node, RelayUse, RoleName
 
@@ -33,7 +34,8 @@ class DashboardRole:
     async def run(self, node: Node) -> None:
         async with collecting(node) as collector:
             app = create_dashboard(collector, checkpoints=checkpoints(node.config))
-            async with serving(KnownHosts(app, node.config), self._listener) as url:
+            served = BehindProxies(KnownHosts(app, node.config), node.config.trusted_proxies)
+            async with serving(served, self._listener) as url:
                 node.activity.state = "dashboard"
                 whom = "this machine" if is_local(node.config.host) else "whoever reaches it"
                 node.steps.done("dashboard", f"{url}/ for {whom}, read-only")

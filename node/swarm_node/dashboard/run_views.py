@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from statistics import median
@@ -12,6 +12,7 @@ from typing import Literal
 from swarm.training.observer import CommittedStep
 from swarm_protocol.records import RoundReport, TrainerRecord
 
+from swarm_node.dashboard.evenly import evenly
 from swarm_node.dashboard.history.facts import Contribution
 from swarm_node.dashboard.look import Listed
 from swarm_node.dashboard.shown import ending, plural, shown
@@ -38,13 +39,26 @@ class RunFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RunEnd:
+    """The last outer step and its digest, as most members of the last group seen here have signed in their records."""
+
+    outer_step: int
+    digest: str
+    num_members: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts:
-    """All that is known of a run. `steps` are the newest committed ones, oldest first; `file` None: nobody gave it."""
+    """All that is known of a run. `steps` are the newest committed ones, oldest first; `file` None: nobody gave it.
+
+    `end` is for a run whose members left before one of them was asked for the proof of the last step.
+    """
 
     run: str
     file: RunFile | None
     trainers: Listed[TrainerRecord]
     steps: Sequence[StepView]
+    end: RunEnd | None = None
 
 
 def run_view(facts: RunFacts, at: float) -> RunView:
@@ -88,16 +102,41 @@ def active(trainers: Trainers) -> dict[str, TrainerRecord]:
     return {peer_id: record for peer_id, record in trainers.items() if record.state != "leaving"}
 
 
+def end_of(file: RunFile, group: Collection[str], trainers: Trainers) -> RunEnd | None:
+    """Return the run's end if more than half of `group` say that they have finished with equal weights.
+
+    `group` is that of the newest proved step; empty if none was seen, and then all that are there count.
+    """
+    members = active(trainers)
+    asked = group or members
+    said = Counter(
+        record.digest
+        for peer_id, record in members.items()
+        if peer_id in asked and record.state == "finished" and record.outer_step == file.outer_steps and record.digest
+    )
+    for digest, num_members in said.most_common(1):
+        if 2 * num_members > len(asked):
+            return RunEnd(outer_step=file.outer_steps, digest=digest.hex(), num_members=num_members)
+    return None
+
+
 def num_parameters(trainers: Trainers) -> int | None:
     told = [record.num_parameters for record in trainers.values() if record.num_parameters]
     return Counter(told).most_common(1)[0][0] if told else None
 
 
 def step_view(
-    step: CommittedStep, before: StepView | None, reports: Mapping[str, RoundReport], parameters: int | None, at: float
+    step: CommittedStep,
+    before: StepView | None,
+    reports: Mapping[str, RoundReport],
+    validation: Mapping[str, float],
+    parameters: int | None,
+    at: float,
 ) -> StepView:
-    """`reports` are of this step, by member; those of others than its group count for nothing."""
+    """`reports` and losses on held-out data are of this step, by member; those of others than its group count for
+    nothing."""
     told = [report for peer_id, report in reports.items() if peer_id in step.group]
+    losses = [loss for peer_id, loss in validation.items() if peer_id in step.group]
     phases = sorted({phase for report in told for phase in report.phases_s}, key=_place)
     follows = before is not None and before.outer_step == step.outer_step - 1
     sent = [report.bytes_sent for report in told]
@@ -114,6 +153,7 @@ def step_view(
             for phase in phases
         },
         bytes_per_parameter=median(sent) / parameters if sent and parameters else None,
+        validation_loss=median(losses) if losses else None,
     )
 
 
@@ -163,15 +203,14 @@ def contributor_view(
 
 
 def downsampled(steps: Sequence[StepView], most: int) -> tuple[StepView, ...]:
-    """At most so many, evenly, with the first and the last."""
-    if len(steps) <= most:
-        return tuple(steps)
-    last = len(steps) - 1
-    return tuple(steps[round(index * last / (most - 1))] for index in range(most))
+    """At most so many, evenly, with the first and the last; of the others rather those that were validated."""
+    return tuple(steps[at] for at in evenly([step.validation_loss is not None for step in steps], most))
 
 
 def _newest(facts: RunFacts, members: Trainers) -> tuple[int, str]:
     """The newest committed step and its digest: as proved, else as most members say."""
+    if facts.end is not None:
+        return facts.end.outer_step, facts.end.digest
     if facts.steps:
         return facts.steps[-1].outer_step, facts.steps[-1].digest
     claims = sorted(record.outer_step for record in members.values() if record.digest)
@@ -198,6 +237,10 @@ def _state(facts: RunFacts, members: Trainers, outer_step: int) -> Literal["trai
 
 def _words(facts: RunFacts, state: str, members: Trainers, outer_step: int) -> str:
     of = f" of {facts.file.outer_steps}" if facts.file else ""
+    if facts.end is not None:
+        seen = f"; step {facts.steps[-1].outer_step} is the last whose proof was seen here" if facts.steps else ""
+        said = f"{plural(facts.end.num_members, 'member')} {'says' if facts.end.num_members == 1 else 'say'}"
+        return f"Finished: {said} that outer step {outer_step}{of} is committed{seen}."
     if state == "finished":
         return f"Finished: outer step {outer_step}{of} is committed."
     if state == "gone":

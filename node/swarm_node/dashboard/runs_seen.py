@@ -18,12 +18,12 @@ from swarm.network.membership import Membership
 from swarm.training.observer import CommittedStep, Observer
 from swarm.training.signed_run import SignedRun
 from swarm_protocol.errors import SwarmError
-from swarm_protocol.records import RoundReport, TrainerRecord
+from swarm_protocol.records import RoundReport, TrainerRecord, ValidationReport
 
 from swarm_node.dashboard.history.facts import Step
 from swarm_node.dashboard.look import Listed
 from swarm_node.dashboard.remembering import Remembering
-from swarm_node.dashboard.run_views import Names, RunFacts, RunFile, active, num_parameters, step_view
+from swarm_node.dashboard.run_views import Names, RunEnd, RunFacts, RunFile, active, end_of, num_parameters, step_view
 from swarm_node.dashboard.shown import ending, shown
 from swarm_node.dashboard.views import RefusalView, StepView
 
@@ -58,8 +58,10 @@ class RunSeen:
     refusals: deque[RefusalView] = field(default_factory=lambda: deque(maxlen=MAX_REFUSALS))
     since: dict[str, float] = field(default_factory=dict)
     committed: dict[int, CommittedStep] = field(default_factory=dict)
+    end: RunEnd | None = None
     reports: dict[int, dict[str, RoundReport]] = field(default_factory=dict)
     reported: dict[str, int] = field(default_factory=dict)
+    validation: dict[int, dict[str, float]] = field(default_factory=dict)
     ask_again_at: float = 0.0
     has_remembered: bool = False
     complaint: str = ""
@@ -67,7 +69,9 @@ class RunSeen:
 
     @property
     def facts(self) -> RunFacts:
-        return RunFacts(run=self.run, file=self.file, trainers=self.trainers, steps=tuple(self.steps))
+        is_proved = self.file is not None and bool(self.steps) and self.steps[-1].outer_step >= self.file.outer_steps
+        end = None if is_proved else self.end
+        return RunFacts(run=self.run, file=self.file, trainers=self.trainers, steps=tuple(self.steps), end=end)
 
 
 class RunsSeen:
@@ -109,11 +113,19 @@ class RunsSeen:
     def _take_records(self, seen: RunSeen, trainers: Listed[TrainerRecord], names: Names, at: float) -> None:
         seen.trainers, seen.seen_at = trainers, at
         seen.since = {peer_id: seen.since.get(peer_id, at) for peer_id in active(trainers.records)}
+        if seen.file is not None and active(trainers.records):
+            group = seen.committed[max(seen.committed)].group if seen.committed else ()
+            seen.end = end_of(seen.file, group, trainers.records)
         seen.reported = {peer_id: step for peer_id, step in seen.reported.items() if peer_id in trainers.records}
         changed = {
             record.report.outer_step
             for peer_id, record in trainers.records.items()
             if record.report is not None and self._take_report(seen, peer_id, record.report, names, at)
+        }
+        changed |= {
+            record.validation.outer_step
+            for peer_id, record in trainers.records.items()
+            if record.validation is not None and _take_validation(seen, peer_id, record.validation)
         }
         for outer_step in sorted(changed & seen.committed.keys()):
             self._show_step(seen, outer_step, at)
@@ -215,6 +227,7 @@ class RunsSeen:
             committed,
             earlier[-1] if earlier else None,
             seen.reports.get(outer_step, {}),
+            seen.validation.get(outer_step, {}),
             num_parameters(seen.trainers.records),
             known.at if known else at,
         )
@@ -228,6 +241,19 @@ class RunsSeen:
                 **view.model_dump(exclude={"num_members"}),
             )
         )
+
+
+def _take_validation(seen: RunSeen, peer_id: str, told: ValidationReport) -> bool:
+    """Whether it is news, and may be of a step that is shown."""
+    newest = max(seen.committed, default=0)
+    if newest and not newest - MAX_OPEN_STEPS < told.outer_step <= newest + MAX_OPEN_STEPS:
+        return False
+    losses = seen.validation.setdefault(told.outer_step, {})
+    is_news = losses.get(peer_id) != told.loss
+    losses[peer_id] = told.loss
+    while len(seen.validation) > 2 * MAX_OPEN_STEPS:
+        del seen.validation[min(seen.validation)]
+    return is_news
 
 
 def _key(refusal: RefusalView) -> tuple[int, str, str]:

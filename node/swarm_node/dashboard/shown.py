@@ -46,12 +46,17 @@ def _legible(text: str) -> str:
 
 
 def blocks(spans: tuple[tuple[int, int], ...], num_blocks: int) -> str:
-    """The half-open spans as people read them: "blocks 4 to 8 and 10 to 12 of 32"; of many the first."""
-    told = [f"{start} to {end}" for start, end in spans[:MAX_SPANS]]
+    """Name the blocks of half-open spans, each with its last one: "blocks 4 to 7 and 10 of 32"; of many the first."""
+    told = [f"{start} to {end - 1}" if end - start > 1 else str(start) for start, end in spans[:MAX_SPANS]]
     if more := len(spans) - len(told):
         told.append(f"{plural(more, 'more span')}")
     *others, last = told
-    return f"blocks {', '.join(others)}{' and ' if others else ''}{last} of {num_blocks}"
+    noun = "block" if is_single_block(spans) else "blocks"
+    return f"{noun} {', '.join(others)}{' and ' if others else ''}{last} of {num_blocks}"
+
+
+def is_single_block(spans: tuple[tuple[int, int], ...]) -> bool:
+    return sum(end - start for start, end in spans) == 1
 
 
 def ending(peer_id: str) -> str:

@@ -29,7 +29,7 @@ class NodeView(View):
     device: str
     state: Literal["alive", "leaving", "gone"]
     reachability: Literal["public", "relay", "unknown"]
-    role: Literal["seed", "gateway", "volunteer", ""] = ""  # what it was started as; "": it does not say
+    role: Literal["seed", "gateway", "volunteer", "visitor", ""] = ""  # what it was started as; "": it does not say
     memory_bytes: int
     free_memory_bytes: int
     prefill_tokens_per_s: float | None
@@ -97,8 +97,19 @@ class ChainView(View):
     ms_per_token: float
 
 
+class RevisionView(View):
+    """Other weights that are served under a model's name. `is_whole`: they answer, too."""
+
+    revision: str
+    num_servers: int
+    is_whole: bool
+
+
 class ModelView(View):
-    """`words` is its health in one sentence."""
+    """`words` is its health in one sentence.
+
+    All but `other_revisions` is of one revision: the one with the fewest blocks missing, then with the most servers.
+    """
 
     name: str
     revision: str
@@ -110,6 +121,7 @@ class ModelView(View):
     weakest_block: int | None
     weakest_replicas: int
     tokens_per_s: float | None
+    other_revisions: tuple[RevisionView, ...] = ()  # most servers first, at most 8
 
 
 class ModelDetail(View):
@@ -134,6 +146,7 @@ class StepView(View):
     seconds: float | None  # since the step before
     phases_s: dict[str, float]  # duration by phase, the group's median: interval, group, reduce, commit, apply
     bytes_per_parameter: float | None  # sent by a member, the group's median
+    validation_loss: float | None = None  # of the state after it on held-out data, the group's median
 
 
 class RefusalView(View):
@@ -227,12 +240,14 @@ class Overview(View):
     stale: str | None
     network_id: str
     version: str
-    num_nodes: int
+    num_nodes: int  # alive, with seeds, gateways and dashboards
+    num_volunteers: int  # of them, those that serve, train or wait for work
     nodes_by_state: dict[str, int]  # alive, leaving
     nodes_by_reachability: dict[str, int]
     models: tuple[ModelView, ...]
     runs: tuple[RunView, ...]
-    tokens_per_s: float | None  # over all models
+    tokens_per_s: float | None  # answered, over all models
+    training_tokens_per_s: float | None  # trained, over all runs
     first_token_p50_s: float | None  # of the gateways' requests of the last minutes
     first_token_p95_s: float | None
     joins_24h: int

@@ -119,14 +119,15 @@ def in_url(text: str) -> str:
 def doing(node: NodeView) -> str:
     """What a node is there for, in a word or two."""
     work = [word for word, has in (("serves", node.models), ("trains", node.runs)) if has]
-    return " and ".join(work) or {"seed": "seed", "gateway": "gateway"}.get(node.role, "stands by")
+    idle = {"seed": "seed", "gateway": "gateway", "volunteer": "stands by"}
+    return " and ".join(work) or idle.get(node.role, UNKNOWN)
 
 
 def verdict(overview: Overview) -> tuple[str, str]:
     """How the swarm is, as `(good | thin | bad | none, sentence)`."""
     broken = [model for model in overview.models if model.health == "incomplete"]
-    if not overview.num_nodes:
-        return "none", "Nobody is here yet"
+    if not overview.num_volunteers:
+        return "none", "No volunteer is here yet"
     if broken and len(broken) == len(overview.models):
         return "bad", "The swarm cannot answer yet"
     if broken:
@@ -138,14 +139,14 @@ def verdict(overview: Overview) -> tuple[str, str]:
 
 def situation(overview: Overview) -> str:
     """Who is here and what they do, in one or two sentences."""
-    if not overview.num_nodes:
-        return "As soon as a first node joins with the command on this page, it appears here; no need to reload."
+    if not overview.num_volunteers:
+        return "As soon as a first one joins with the command on this page, it appears here; no need to reload."
     answering = sum(model.health != "incomplete" for model in overview.models)
     training = sum(run.state == "training" for run in overview.runs)
-    said = [f"{counted(overview.num_nodes, 'node')} {'is' if overview.num_nodes == 1 else 'are'} here."]
+    said = [f"{counted(overview.num_volunteers, 'volunteer')} {'is' if overview.num_volunteers == 1 else 'are'} here."]
     if overview.models:
         of = "" if answering == len(overview.models) else f" of {len(overview.models)}"
-        verb = "answers" if answering == 1 and not of else "answer"
+        verb = "answers" if len(overview.models) == 1 else "answer"
         said.append(f"{answering}{of} {'model' if len(overview.models) == 1 else 'models'} {verb} questions;")
     else:
         said.append("No model is served yet;")

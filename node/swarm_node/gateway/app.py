@@ -27,6 +27,7 @@ from swarm_node.gateway.metrics import Counted, Metrics
 from swarm_node.gateway.models import Models
 from swarm_node.gateway.schema import CompletionRequest
 from swarm_node.gateway.shapes import ChatShape, CompletionShape, Json, Shaping
+from swarm_node.gateway.texts import Texts
 from swarm_node.metrics.registry import CONTENT_TYPE, Registry
 from swarm_node.metrics.traces import NO_TRACES, Traces
 
@@ -58,6 +59,9 @@ def create_app(client: Backend, options: GatewayOptions | None = None) -> FastAP
         ("/v1/models/{model:path}", gateway.show_model, "GET", described.MODEL),
         ("/v1/completions", gateway.complete, "POST", described.COMPLETION),
         ("/v1/chat/completions", gateway.chat, "POST", described.CHAT),
+        ("/v1/embeddings", gateway.texts.embed, "POST", described.EMBEDDINGS),
+        ("/tokenize", gateway.texts.tokenize, "POST", described.TOKENS),
+        ("/detokenize", gateway.texts.detokenize, "POST", described.TEXT),
         ("/v1/traces/{trace_id}", gateway.show_trace, "GET", described.TRACE),
         ("/health", gateway.health, "GET", described.HEALTH),
         ("/metrics", gateway.show_metrics, "GET", described.METRICS),
@@ -76,6 +80,7 @@ class Gateway:
         self._answerer = Answerer(
             client, self._models, self.metrics, traces=options.traces, max_requests=options.max_requests
         )
+        self.texts = Texts(client, self._models, self.metrics, self._answerer.gate)
 
     async def list_models(self) -> Json:
         return {"object": "list", "data": await self._models.all()}
@@ -109,7 +114,14 @@ class Gateway:
         tools = body.offered_tools()
         question = Question(
             request=body,
-            prompts=[Prompt(prompt=None, messages=[message.flat() for message in body.messages], tools=tools)],
+            prompts=[
+                Prompt(
+                    prompt=None,
+                    messages=[message.flat() for message in body.messages],
+                    tools=tools,
+                    template_kwargs=body.chat_template_kwargs,
+                )
+            ],
             max_tokens=body.num_new_tokens,
             num_logprobs=body.num_logprobs,
             tools=[tool["function"]["name"] for tool in tools],

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Protocol
 
-from swarm.client.request import Request
+from swarm.client.request import Question, Request
+from torch import Tensor
 
 
 class Likely(Protocol):
@@ -87,3 +88,11 @@ class Backend(Protocol):
     async def model(self, name: str) -> ModelStatus | None: ...
 
     def answer(self, request: Request) -> Generation: ...
+
+    async def tokenize(self, text: Question, *, model: str) -> Sequence[int]: ...
+
+    async def decode(self, token_ids: Sequence[int], *, model: str) -> str: ...
+
+    async def context_tokens(self, model: str) -> int: ...
+
+    async def pooled(self, text: Sequence[int], *, model: str) -> Tensor: ...

@@ -18,11 +18,17 @@ MAX_MESSAGE_PARTS = 64
 # Tools of a request, as OpenAI bounds them; each is put before the model.
 MAX_TOOLS = 128
 MAX_TOOL_CALLS = 128
+# Templates know a few names.
+MAX_TEMPLATE_KWARGS = 32
 # Each prompt of a request is answered `n` times, and each answer holds a chain of its own.
 MAX_CHOICES = 16
 # As in OpenAI's interface.
 MAX_COMPLETION_LOGPROBS = 5
 MAX_CHAT_LOGPROBS = 20
+# What names a caller, a cache or a schema.
+MAX_LABEL_CHARS = 1024
+# Inputs of one request for embeddings: OpenAI takes 2,048, a server here computes them one after another.
+MAX_EMBEDDING_INPUTS = 64
 # OpenAI takes four stops; some clients send more.
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256

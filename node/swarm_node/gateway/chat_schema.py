@@ -5,20 +5,26 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import Discriminator, Field, GetJsonSchemaHandler, Tag, model_validator
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
+from swarm_protocol.sampler import Grammar
 
 from swarm_node.gateway import bounds
-from swarm_node.gateway.schema import MaxTokens, Neutral, SamplingRequest, Text, or_default, unfit, unsupported
+from swarm_node.gateway.schema import JsonObject, MaxTokens, SamplingRequest, Text
+from swarm_node.gateway.strict_body import WHOLE, Neutral, OrDefault, StrictBody, unfit
+from swarm_node.gateway.tool_calls import CLOSING
+from swarm_node.gateway.tool_grammar import CallableTool, calls_grammar
 
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 
 
-class TextPart(BaseModel):
+class TextPart(StrictBody):
     type: Literal["text"]
     text: Text
 
 
-class CalledFunction(BaseModel):
+class CalledFunction(StrictBody):
     name: FunctionName
     arguments: Text
 
@@ -31,8 +37,10 @@ class CalledFunction(BaseModel):
         return arguments if isinstance(arguments, dict) else self.arguments
 
 
-class CallMessage(BaseModel):
-    """A call that the assistant made earlier in the conversation."""
+class CallMessage(StrictBody):
+    """A call that the assistant made earlier in the conversation, or as a stream told it, with its `index`."""
+
+    neutral: ClassVar[Neutral] = {"index": tuple(range(bounds.MAX_TOOL_CALLS))}
 
     id: Annotated[str, Field(max_length=256)]
     type: Literal["function"] = "function"
@@ -43,72 +51,150 @@ class CallMessage(BaseModel):
         return {"id": self.id, "type": "function", "function": function}
 
 
-class ChatMessage(BaseModel):
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | Annotated[list[TextPart], Field(max_length=bounds.MAX_MESSAGE_PARTS)] | None = None
-    name: Annotated[str, Field(max_length=256)] | None = None
-    tool_calls: Annotated[list[CallMessage], Field(max_length=bounds.MAX_TOOL_CALLS)] | None = None
-    tool_call_id: Annotated[str, Field(max_length=256)] | None = None
+Content = Text | Annotated[list[TextPart], Field(max_length=bounds.MAX_MESSAGE_PARTS)]
+Name = Annotated[str, Field(max_length=256)]
 
-    @model_validator(mode="after")
-    def _complete(self) -> ChatMessage:
-        if self.tool_calls and self.role != "assistant":
-            raise unfit("messages", "only an assistant's message has tool_calls")
-        if self.role == "tool" and self.tool_call_id is None:
-            raise unfit("messages", "a tool's message needs a tool_call_id")
-        if self.content is None and not self.tool_calls:
-            raise unfit("messages", f"a message of role '{self.role}' needs content")
-        return self
+
+class SpokenMessage(StrictBody):
+    """'developer' is OpenAI's newer word for 'system'."""
+
+    role: Literal["system", "developer", "user"]
+    content: Content
+    name: Name | None = None
 
     def flat(self) -> dict[str, Any]:
-        """As chat templates expect it: plain text, and 'developer', OpenAI's newer word, as 'system'."""
-        parts = self.content or ""
-        content = parts if isinstance(parts, str) else "".join(part.text for part in parts)
-        flat: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": content}
-        if self.tool_calls:
-            flat["tool_calls"] = [call.flat() for call in self.tool_calls]
-        if self.role == "tool":
-            flat["tool_call_id"] = self.tool_call_id
-        if self.name is not None:
-            flat["name"] = self.name
-        return flat
+        return _flat("user" if self.role == "user" else "system", self.content, self.name)
 
 
-class Function(BaseModel):
+class AssistantMessage(StrictBody):
+    """It comes back as it was answered, with the fields that were empty."""
+
+    neutral: ClassVar[Neutral] = {
+        "annotations": ([],),
+        "audio": (),
+        "function_call": (),
+        "reasoning": (),
+        "reasoning_content": (),
+        "refusal": (),
+    }
+
+    role: Literal["assistant"]
+    content: Content | None = None
+    name: Name | None = None
+    tool_calls: Annotated[list[CallMessage], Field(max_length=bounds.MAX_TOOL_CALLS)] | None = None
+
+    @model_validator(mode="after")
+    def _complete(self) -> AssistantMessage:
+        if self.content is None and not self.tool_calls:
+            raise unfit("messages", "a message of role 'assistant' needs content or tool_calls")
+        return self
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        described = super().__get_pydantic_json_schema__(schema, handler)
+        described["anyOf"] = [
+            {"required": ["content"], "properties": {"content": {"type": ["string", "array"]}}},
+            {"required": ["tool_calls"], "properties": {"tool_calls": {"type": "array", "minItems": 1}}},
+        ]
+        return described
+
+    def flat(self) -> dict[str, Any]:
+        flat = _flat("assistant", self.content or "", self.name)
+        return {**flat, "tool_calls": [call.flat() for call in self.tool_calls]} if self.tool_calls else flat
+
+
+class ToolMessage(StrictBody):
+    role: Literal["tool"]
+    content: Content
+    tool_call_id: Name
+    name: Name | None = None
+
+    def flat(self) -> dict[str, Any]:
+        return {**_flat("tool", self.content, self.name), "tool_call_id": self.tool_call_id}
+
+
+def _flat(role: str, content: str | list[TextPart], name: str | None) -> dict[str, Any]:
+    """As chat templates expect it: plain text."""
+    text = content if isinstance(content, str) else "".join(part.text for part in content)
+    return {"role": role, "content": text, **({} if name is None else {"name": name})}
+
+
+def _kind(message: object) -> str:
+    role = message.get("role") if isinstance(message, dict) else None
+    return {"assistant": "AssistantMessage", "tool": "ToolMessage"}.get(str(role), "SpokenMessage")
+
+
+ChatMessage = Annotated[
+    Annotated[SpokenMessage, Tag("SpokenMessage")]
+    | Annotated[AssistantMessage, Tag("AssistantMessage")]
+    | Annotated[ToolMessage, Tag("ToolMessage")],
+    Discriminator(_kind),
+]
+
+
+class Function(StrictBody):
     name: FunctionName
     description: Text | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: JsonObject | None = None
     strict: bool | None = None
 
 
-class Tool(BaseModel):
+class Tool(StrictBody):
     type: Literal["function"]
     function: Function
+
+
+class NamedFunction(StrictBody):
+    name: FunctionName
+
+
+class NamedTool(StrictBody):
+    type: Literal["function"]
+    function: NamedFunction
 
 
 class ChatRequest(SamplingRequest):
     neutral: ClassVar[Neutral] = {
         **SamplingRequest.neutral,
-        "functions": ([],),
-        "parallel_tool_calls": (True,),
-        "response_format": ({"type": "text"},),
-        "modalities": (["text"],),
+        "add_generation_prompt": (True,),
+        "add_special_tokens": (False,),
         "audio": (),
+        "chat_template": (),
+        "continue_final_message": (False,),
+        "documents": ([],),
+        "echo": (False,),
+        "function_call": ("none",),
+        "functions": ([],),
+        "include_reasoning": (True,),
+        "mm_processor_kwargs": (),
+        "modalities": (["text"],),
+        "prediction": (),
+        "reasoning_effort": (),
+        "verbosity": (),
+        "web_search_options": (),
     }
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=bounds.MAX_CHAT_MESSAGES)]
     max_completion_tokens: MaxTokens | None = None
-    logprobs: Annotated[bool, or_default(False)] = False
-    top_logprobs: Annotated[int, or_default(0), Field(ge=0, le=bounds.MAX_CHAT_LOGPROBS)] = 0
-    tools: Annotated[list[Tool], or_default([]), Field(max_length=bounds.MAX_TOOLS)] = Field(default_factory=list)
-    tool_choice: Any = None
+    logprobs: Annotated[bool, OrDefault(False)] = False
+    top_logprobs: Annotated[int, Field(ge=0, le=bounds.MAX_CHAT_LOGPROBS), WHOLE, OrDefault(0)] = 0
+    tools: Annotated[list[Tool], Field(max_length=bounds.MAX_TOOLS), OrDefault([])] = Field(default_factory=list)
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: Annotated[bool, OrDefault(True)] = True
+    chat_template_kwargs: Annotated[JsonObject, Field(max_length=bounds.MAX_TEMPLATE_KWARGS), OrDefault({})] = Field(
+        default_factory=dict
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> ChatRequest:
         if self.top_logprobs and not self.logprobs:
             raise unfit("top_logprobs", "it needs logprobs to be true")
-        if self.tool_choice not in (None, "none", "auto"):
-            raise unsupported("tool_choice", "a model here cannot be made to call a tool; use auto or none")
+        if self._must_call and not self.tools:
+            raise unfit("tool_choice", "there are no tools to call")
+        if isinstance(self.tool_choice, NamedTool) and not self._callable():
+            raise unfit("tool_choice", f"there is no tool {self.tool_choice.function.name}")
+        if self._must_call and self.answer_schema() is not None:
+            raise unfit("tool_choice", "an answer that has to call a tool cannot have a response_format, too")
         return self
 
     @property
@@ -120,8 +206,39 @@ class ChatRequest(SamplingRequest):
     def num_logprobs(self) -> int | None:
         return self.top_logprobs if self.logprobs else None
 
+    @property
+    def _must_call(self) -> bool:
+        return self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
+
     def offered_tools(self) -> list[dict[str, Any]]:
         """For the model's template; none if it shall call none."""
         if self.tool_choice == "none":
             return []
         return [tool.model_dump(exclude_none=True) for tool in self.tools]
+
+    def grammar(self) -> Grammar | None:
+        """A call that has to come, and arguments that have to fit, are a matter of grammar, too."""
+        answer = self.answer_schema()
+        offered = self._callable()
+        are_free = not (self._must_call or answer is not None or any(tool.function.strict for tool in self.tools))
+        if not offered or are_free:
+            return super().grammar()
+        return calls_grammar(offered, may_talk=not self._must_call, may_repeat=self.parallel_tool_calls, answer=answer)
+
+    def shown_stops(self) -> tuple[str, ...]:
+        """Where one call is allowed the answer ends with it."""
+        is_one = bool(self._callable()) and not self.parallel_tool_calls
+        return (*super().shown_stops(), *((CLOSING,) if is_one else ()))
+
+    def _callable(self) -> list[CallableTool]:
+        """The tools that may be called. Arguments need not fit where that was neither asked for nor forced."""
+        named = self.tool_choice.function.name if isinstance(self.tool_choice, NamedTool) else None
+        tools = [] if self.tool_choice == "none" else [tool.function for tool in self.tools]
+        return [
+            CallableTool(
+                name=tool.name,
+                arguments=(tool.parameters if self._must_call or tool.strict else None) or {"type": "object"},
+            )
+            for tool in tools
+            if named in {None, tool.name}
+        ]

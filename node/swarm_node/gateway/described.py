@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
-from openai.types import Completion, Model
+from openai.types import Completion, CreateEmbeddingResponse, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import BaseModel, Field
 
@@ -51,20 +51,38 @@ class Described:
     kind: type[Response] = JSONResponse
 
 
+OF_HTTP = (400, 408, 413, 415)
+"""No HTTP, or a body that comes too slowly, is too large or is not said to be JSON; also where none is asked for."""
+
+
 def _failures(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    return {status: {"model": ErrorBody} for status in (401, 429, 500, *statuses)}
+    return {status: {"model": ErrorBody} for status in sorted({*OF_HTTP, 401, 429, 500, *statuses})}
+
+
+class Tokens(BaseModel):
+    count: int
+    max_model_len: int = Field(description="how many tokens the model's context has")
+    tokens: list[int]
+    token_strs: None
+
+
+class Detokenized(BaseModel):
+    prompt: str
 
 
 def _answers(whole: type[BaseModel], chunk: type[BaseModel]) -> Described:
     events = {"text/event-stream": {"schema": {"type": "string", "description": f"events of {chunk.__name__}"}}}
     answered = {"model": whole, "description": "the answer, or with `stream` its events", "content": events}
-    return Described({200: answered, **_failures(400, 404, 408, 413, 415, 422, 503)})
+    return Described({200: answered, **_failures(404, 503)})
 
 
 MODELS = Described({200: {"model": ModelList}, **_failures(503)})
 MODEL = Described({200: {"model": Model}, **_failures(404, 503)})
 COMPLETION = _answers(Completion, Completion)
 CHAT = _answers(ChatCompletion, ChatCompletionChunk)
+EMBEDDINGS = Described({200: {"model": CreateEmbeddingResponse}, **_failures(404, 503)})
+TOKENS = Described({200: {"model": Tokens}, **_failures(404, 503)})
+TEXT = Described({200: {"model": Detokenized}, **_failures(404, 503)})
 TRACE = Described(_failures(404))
-HEALTH = Described({200: {"model": Health}, 503: {"model": Health}})
-METRICS = Described({401: {"model": ErrorBody}}, PlainTextResponse)
+HEALTH = Described({**_failures(), 200: {"model": Health}, 503: {"model": Health}})
+METRICS = Described(_failures(), PlainTextResponse)

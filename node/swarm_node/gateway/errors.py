@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -18,6 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 from swarm_protocol.errors import ConfigError, PeerError, PeerRefused, SessionError, SwarmError
 
+from swarm_node.cleaning import clean
 from swarm_node.gateway import bounds
 
 log = logging.getLogger(__name__)
@@ -104,16 +106,26 @@ def _from_swarm(error: SwarmError) -> ApiError:
             return ApiError(500, str(error), code=error.code)
 
 
+def _path(loc: Sequence[str | int]) -> list[str]:
+    """Without the kinds' own names, as `list[TextPart]`, which are no part of what was sent."""
+    return [part for part in map(str, loc) if part != "body" and re.fullmatch(r"[a-z0-9_]+", part)]
+
+
 def _from_validation(error: RequestValidationError) -> ApiError:
     # of a field that may be of two kinds both are reported: the one that was meant got further
     first = max(error.errors(), key=lambda found: len(found["loc"]))
     if first["type"] == "json_invalid":
         return ApiError(400, f"the request body is not valid JSON: {first['ctx']['error']}", code="invalid_json")
-    # the kinds' own names, as `list[TextPart]`, are no part of what was sent
-    path = ".".join(part for part in map(str, first["loc"]) if part != "body" and re.fullmatch(r"[a-z0-9_]+", part))
-    if first["type"] in {"unsupported", "unfit"}:
-        code = "unsupported_parameter" if first["type"] == "unsupported" else "invalid_value"
-        return ApiError(400, first["msg"], code=code, param=first["ctx"]["name"])
+    path = ".".join(_path(first["loc"]))
+    match first["type"]:
+        case "unsupported":
+            name = first["ctx"]["name"]
+            return ApiError(400, first["msg"], code="unsupported_parameter", param=f"{path}.{name}" if path else name)
+        case "unfit":
+            return ApiError(400, first["msg"], code="invalid_value", param=first["ctx"]["name"])
+        case "extra_forbidden":
+            name = clean(".".join([*_path(first["loc"][:-1]), str(first["loc"][-1])]), MAX_PATH_CHARS)
+            return ApiError(400, f"unknown parameter '{name}': leave it out", code="unknown_parameter", param=name)
     return ApiError(400, f"{path or 'body'}: {first['msg']}", code="invalid_value", param=path or None)
 
 
@@ -140,7 +152,10 @@ def install(app: FastAPI) -> None:
             case _:
                 told = from_exception(error)
         told.note(request.scope)
-        return told.response()
+        response = told.response()
+        if isinstance(error, HTTPException):  # which methods there are
+            response.headers.update(error.headers or {})
+        return response
 
     for kind in (RequestValidationError, HTTPException, ApiError, SwarmError, TimeoutError, Exception):
         app.add_exception_handler(kind, answer)

@@ -25,11 +25,11 @@ class Models:
         return [self._object(model) for model in await self._client.models()]
 
     async def one(self, name: str) -> Json:
-        return self._object(await self._find(name))
+        return self._object(await self.find(name))
 
     async def check_served(self, name: str) -> None:
         """Raises ApiError: 404 for a model that nobody has, 503 with the blocks that nobody serves."""
-        model = await self._find(name)
+        model = await self.find(name)
         if model.missing:
             raise ApiError(
                 503,
@@ -63,7 +63,8 @@ class Models:
             ],
         }
 
-    async def _find(self, name: str) -> ModelStatus:
+    async def find(self, name: str) -> ModelStatus:
+        """Raises ApiError 404 for a model that nobody has."""
         if found := await self._client.model(name):
             return found
         names = [f"'{model.name}'" for model in await self._client.models()]

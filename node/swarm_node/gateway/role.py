@@ -5,16 +5,14 @@ Beside OpenAI's API, which asks for keys where there are any, the dashboard is s
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import time
+from contextlib import aclosing
 from dataclasses import replace
 
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 from swarm.client import AsyncClient
-from swarm.serving.model.kit import warm_up
-from swarm_protocol.errors import ConfigError, IntegrityError
+from swarm_protocol.errors import ConfigError
 
 from swarm_node.config import Config
 from swarm_node.dashboard.app import beside, create_dashboard
@@ -25,10 +23,9 @@ from swarm_node.gateway.app import GatewayOptions, create_app
 from swarm_node.gateway.hosts import KnownHosts
 from swarm_node.gateway.keys import KeyRing
 from swarm_node.gateway.limits import Rates
+from swarm_node.gateway.proxies import BehindProxies
 from swarm_node.gateway.server import is_local, listen, serving
 from swarm_node.node import Node, RelayUse, RoleName
-
-logger = logging.getLogger(__name__)
 
 
 class GatewayRole:
@@ -51,19 +48,21 @@ class GatewayRole:
         return "none"
 
     async def run(self, node: Node) -> None:
-        client = AsyncClient(network=node.network, membership=node.membership)
-        gateway = create_app(client, replace(self._options, registry=node.metrics, traces=node.traces))
-        node.activity.first_token = gateway.state.first_tokens.of_late
-        if not node.config.dashboard:
-            await self._serve(node, gateway)
-            return
-        async with collecting(node) as collector:
-            dashboard = create_dashboard(collector, has_chat=True, checkpoints=checkpoints(node.config))
-            await self._serve(node, beside(gateway, dashboard), dashboard)
+        async with aclosing(AsyncClient(network=node.network, membership=node.membership)) as client:
+            await client.warm_up()
+            gateway = create_app(client, replace(self._options, registry=node.metrics, traces=node.traces))
+            node.activity.first_token = gateway.state.first_tokens.of_late
+            if not node.config.dashboard:
+                await self._serve(node, gateway)
+                return
+            async with collecting(node) as collector:
+                dashboard = create_dashboard(collector, has_chat=True, checkpoints=checkpoints(node.config))
+                await self._serve(node, beside(gateway, dashboard), dashboard)
 
     async def _serve(self, node: Node, app: ASGIApp, dashboard: FastAPI | None = None) -> None:
         """Until the node leaves. `app` is all that is served, `dashboard` the part of it that shows the network."""
-        async with serving(KnownHosts(app, node.config), self._listener) as url:
+        served = BehindProxies(KnownHosts(app, node.config), node.config.trusted_proxies)
+        async with serving(served, self._listener) as url:
             node.activity.state = "gateway"
             keys = self._options.keys
             whom = "this machine" if is_local(node.config.host) else "whoever reaches it"
@@ -72,19 +71,9 @@ class GatewayRole:
             node.emitter.emit("listening", url=url)
             if dashboard is not None:
                 node.emitter.emit("dashboard", url=url)
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(_warm_up(), name="warm up")
-                await node.departure.leaving.wait()
+            await node.departure.leaving.wait()
             if dashboard is not None:
                 dashboard.state.live.close()
-
-
-async def _warm_up() -> None:
-    """A second's work that the first request would wait for, while nobody has asked yet."""
-    try:
-        await asyncio.to_thread(warm_up)
-    except IntegrityError as error:
-        logger.warning("the first answer will take longer: %s", error)
 
 
 def options(config: Config) -> GatewayOptions:

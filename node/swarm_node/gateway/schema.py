@@ -1,108 +1,219 @@
-"""What a client may ask for, bounded field by field; what only chats have is `chat_schema`'s.
-
-Unknown fields are ignored, as OpenAI does. Fields that are known but not offered are refused unless they hold their
-neutral value: to ignore `suffix` or `logit_bias` silently would be to answer another question.
-"""
+"""What a client may ask for, bounded field by field; what only chats have is `chat_schema`'s."""
 
 from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
-from pydantic_core import PydanticCustomError
-from swarm.serving.sampling import Sampling
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
+from swarm.client.request import schema_grammar
+from swarm.serving.sampling import MAX_STOP_TOKENS, Sampling
+from swarm_protocol import limits
+from swarm_protocol.errors import ConfigError
+from swarm_protocol.sampler import Grammar
 
 from swarm_node.gateway import bounds
+from swarm_node.gateway.strict_body import WHOLE, Neutral, OrDefault, StrictBody, unfit
 
 INT64 = 2**63
-Neutral = Mapping[str, tuple[Any, ...]]
-
-
-def or_default(default: Any) -> BeforeValidator:
-    """OpenAI's clients send null for 'use the default'."""
-    return BeforeValidator(lambda value: default if value is None else value)
-
-
-def unsupported(name: str, hint: str = "leave it out") -> PydanticCustomError:
-    """A field that is known, and not offered."""
-    return PydanticCustomError(
-        "unsupported", "'{name}' is not supported by this gateway: {hint}", {"name": name, "hint": hint}
-    )
-
-
-def unfit(name: str, why: str) -> PydanticCustomError:
-    """A field that does not go with another."""
-    return PydanticCustomError("unfit", "{name}: {why}", {"name": name, "why": why})
-
 
 Text = Annotated[str, Field(max_length=bounds.MAX_PROMPT_CHARS)]
-TokenIds = Annotated[
-    list[Annotated[int, Field(strict=True, ge=0, lt=2**31)]], Field(min_length=1, max_length=bounds.MAX_NEW_TOKENS)
-]
-MaxTokens = Annotated[int, Field(ge=1, le=bounds.MAX_NEW_TOKENS)]
+ModelName = Annotated[str, Field(min_length=1, max_length=bounds.MAX_MODEL_NAME_CHARS)]
+TokenId = Annotated[int, Field(ge=0, lt=limits.MAX_VOCAB), WHOLE]
+TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=bounds.MAX_NEW_TOKENS)]
+MaxTokens = Annotated[int, Field(ge=1, le=bounds.MAX_NEW_TOKENS), WHOLE]
 StopText = Annotated[str, Field(min_length=1, max_length=bounds.MAX_STOP_CHARS)]
+Stops = Annotated[list[StopText], Field(max_length=bounds.MAX_STOPS)]
+Penalty = Annotated[float, Field(ge=-limits.MAX_PENALTY, le=limits.MAX_PENALTY, allow_inf_nan=False), OrDefault(0.0)]
+VOCABULARY_INDEX = r"^(0|[1-9][0-9]{0,5})$"
+Bias = Annotated[float, Field(ge=-limits.MAX_BIAS, le=limits.MAX_BIAS, allow_inf_nan=False)]
+Biases = Annotated[
+    dict[Annotated[str, Field(pattern=VOCABULARY_INDEX)], Bias],
+    Field(max_length=limits.MAX_BIASES),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "description": "by token id",
+            "patternProperties": {
+                VOCABULARY_INDEX: {"type": "number", "minimum": -limits.MAX_BIAS, "maximum": limits.MAX_BIAS}
+            },
+            "additionalProperties": False,
+            "maxProperties": limits.MAX_BIASES,
+        }
+    ),
+]
+Label = Annotated[str, Field(max_length=bounds.MAX_LABEL_CHARS)]
+JsonObject = dict[str, Any]
 
 
-class StreamOptions(BaseModel):
-    include_usage: Annotated[bool, or_default(False)] = False
+def one_or_many(value: Any) -> Any:
+    """OpenAI takes one stop as it is."""
+    if value is None:
+        return []
+    return [value] if isinstance(value, str) else value
 
 
-class SamplingRequest(BaseModel):
-    """The fields that both endpoints share."""
+class StreamOptions(StrictBody):
+    neutral: ClassVar[Neutral] = {"include_obfuscation": (False,), "continuous_usage_stats": (False,)}
 
-    model_config = ConfigDict(extra="ignore", protected_namespaces=())
+    include_usage: Annotated[bool, OrDefault(False)] = False
+
+
+class NamedSchema(StrictBody):
+    """OpenAI's form of a JSON schema. It is always kept to, so `strict` says nothing more."""
+
+    name: Label
+    description: Text | None = None
+    strict: bool | None = None
+    schema_: Annotated[JsonObject, Field(alias="schema"), OrDefault({})] = Field(default_factory=dict)
+
+
+class AnyText(StrictBody):
+    type: Literal["text"]
+
+    def answer_schema(self) -> JsonObject | None:
+        """The JSON schema of what may be answered; None: anything."""
+        return None
+
+
+class AnyObject(StrictBody):
+    type: Literal["json_object"]
+
+    def answer_schema(self) -> JsonObject | None:
+        return {"type": "object"}
+
+
+class FittingText(StrictBody):
+    type: Literal["json_schema"]
+    json_schema: NamedSchema
+
+    def answer_schema(self) -> JsonObject | None:
+        return self.json_schema.schema_
+
+
+ResponseFormat = Annotated[AnyText | AnyObject | FittingText, Field(discriminator="type")]
+
+
+class SamplingRequest(StrictBody):
+    """The fields that both endpoints share. The labels name a caller or a cache, and change no answer."""
+
     neutral: ClassVar[Neutral] = {
-        "presence_penalty": (0, 0.0),
-        "frequency_penalty": (0, 0.0),
-        "logit_bias": ({},),
+        # OpenAI's
+        "metadata": ({},),
+        "store": (False,),
+        "service_tier": ("auto", "default"),
+        "prompt_cache_retention": (),
+        # vLLM's and others'
+        "allowed_token_ids": (),
+        "best_of": (1,),
+        "bad_words": ([],),
+        "cache_salt": (),
+        "early_stopping": (False,),
+        "guided_choice": (),
+        "guided_decoding_backend": (),
+        "guided_grammar": (),
+        "guided_json": (),
+        "guided_regex": (),
+        "guided_whitespace_pattern": (),
+        "kv_transfer_params": (),
+        "length_penalty": (1.0,),
+        "logits_processors": ([],),
+        "priority": (0,),
+        "prompt_logprobs": (),
+        "request_id": (),
+        "return_token_ids": (False,),
+        "return_tokens_as_token_ids": (False,),
+        "skip_special_tokens": (True,),
+        "spaces_between_special_tokens": (True,),
+        "structural_tag": (),
+        "structured_outputs": (),
+        "truncate_prompt_tokens": (),
+        "use_beam_search": (False,),
+        "vllm_xargs": (),
     }
 
-    model: Annotated[str, Field(min_length=1, max_length=bounds.MAX_MODEL_NAME_CHARS)]
+    model: ModelName
     max_tokens: MaxTokens | None = None
-    temperature: Annotated[float, or_default(1.0), Field(ge=0, le=2, allow_inf_nan=False)] = 1.0
-    top_p: Annotated[float, or_default(1.0), Field(gt=0, le=1, allow_inf_nan=False)] = 1.0
-    top_k: Annotated[int, or_default(0), Field(ge=0, le=bounds.MAX_TOP_K)] = 0
-    n: Annotated[int, or_default(1), Field(ge=1, le=bounds.MAX_CHOICES)] = 1
-    seed: Annotated[int, Field(gt=-INT64, lt=INT64)] | None = None
-    stop: Annotated[list[StopText], Field(max_length=bounds.MAX_STOPS)] = Field(default_factory=list)
-    stream: Annotated[bool, or_default(False)] = False
-    stream_options: Annotated[StreamOptions, or_default({})] = Field(default_factory=StreamOptions)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_what_is_not_offered(cls, data: Any) -> Any:
-        if isinstance(data, dict):
-            for name, allowed in cls.neutral.items():
-                if data.get(name) is not None and data[name] not in allowed:
-                    raise unsupported(name)
-        return data
-
-    @field_validator("stop", mode="before")
-    @classmethod
-    def _one_stop_or_many(cls, value: Any) -> Any:
-        if value is None:
-            return []
-        return [value] if isinstance(value, str) else value
+    temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False), OrDefault(1.0)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False), OrDefault(1.0)] = 1.0
+    top_k: Annotated[int, Field(ge=-1, le=bounds.MAX_TOP_K, description="0 and -1: no limit"), WHOLE, OrDefault(0)] = 0
+    min_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False), OrDefault(0.0)] = 0.0
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    repetition_penalty: Annotated[
+        float, Field(gt=0, le=limits.MAX_REPETITION_PENALTY, allow_inf_nan=False), OrDefault(1.0)
+    ] = 1.0
+    logit_bias: Annotated[Biases, OrDefault({})] = Field(default_factory=dict)
+    n: Annotated[int, Field(ge=1, le=bounds.MAX_CHOICES), WHOLE, OrDefault(1)] = 1
+    seed: Annotated[int, Field(gt=-INT64, lt=INT64), WHOLE] | None = None
+    stop: Annotated[Stops, BeforeValidator(one_or_many, json_schema_input_type=Stops | StopText | None)] = Field(
+        default_factory=list
+    )
+    include_stop_str_in_output: Annotated[bool, OrDefault(False)] = False
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKENS), OrDefault([])] = Field(
+        default_factory=list
+    )
+    min_tokens: Annotated[int, Field(ge=0, le=bounds.MAX_NEW_TOKENS), WHOLE, OrDefault(0)] = 0
+    ignore_eos: Annotated[bool, OrDefault(False)] = False
+    response_format: ResponseFormat | None = None
+    stream: Annotated[bool, OrDefault(False)] = False
+    stream_options: Annotated[StreamOptions, OrDefault({})] = Field(default_factory=StreamOptions)
+    user: Label | None = None
+    safety_identifier: Label | None = None
+    prompt_cache_key: Label | None = None
 
     @property
     def include_usage(self) -> bool:
         return self.stream and self.stream_options.include_usage
 
+    def grammar(self) -> Grammar | None:
+        """What the answer has to be. Raises ConfigError for one that is too large."""
+        schema = self.answer_schema()
+        return None if schema is None else schema_grammar(schema)
+
+    def answer_schema(self) -> JsonObject | None:
+        """The JSON schema of what may be answered; None: anything."""
+        return self.response_format.answer_schema() if self.response_format else None
+
+    def shown_stops(self) -> tuple[str, ...]:
+        """Stop strings that end the text of the answer and belong to it."""
+        return tuple(self.stop) if self.include_stop_str_in_output else ()
+
+    @model_validator(mode="after")
+    def _drawable(self) -> SamplingRequest:
+        """All that a Sampling refuses is refused before anything is asked."""
+        try:
+            self.samplings()
+        except ConfigError as error:
+            raise unfit("response_format" if self.response_format else "tools", str(error)) from None
+        return self
+
     def samplings(self) -> Sequence[Sampling]:
-        """One for each of the `n` answers: the first has the request's own seed, the others' follow from it."""
-        return [
-            Sampling(
-                temperature=self.temperature,
-                top_p=self.top_p,
-                top_k=self.top_k,
-                seed=secrets.randbits(63) if self.seed is None else _derived(self.seed, index),
-                stop=tuple(self.stop),
-            )
-            for index in range(self.n)
-        ]
+        """One for each of the `n` answers: the first has the request's own seed, the others' follow from it.
+
+        Raises ConfigError for settings that do not go together.
+        """
+        sampling = Sampling(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=max(0, self.top_k),
+            min_p=self.min_p,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            repetition_penalty=self.repetition_penalty,
+            logit_bias=tuple((int(token_id), bias) for token_id, bias in self.logit_bias.items()),
+            stop=() if self.include_stop_str_in_output else tuple(self.stop),
+            stop_after=self.shown_stops(),
+            stop_token_ids=tuple(self.stop_token_ids),
+            min_tokens=self.min_tokens,
+            ignore_eos=self.ignore_eos,
+            grammar=self.grammar(),
+        )
+        seeds = (secrets.randbits(63) if self.seed is None else _derived(self.seed, index) for index in range(self.n))
+        return [replace(sampling, seed=seed) for seed in seeds]
 
 
 def _derived(seed: int, index: int) -> int:
@@ -112,32 +223,35 @@ def _derived(seed: int, index: int) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
+def one_prompt_or_many(value: Any) -> Any:
+    """OpenAI takes one prompt, a text or token ids, as it is."""
+    is_one = isinstance(value, str) or (isinstance(value, list) and value and isinstance(value[0], int | float))
+    return [value] if is_one else value
+
+
+Prompts = Annotated[
+    list[Text | TokenIds],
+    BeforeValidator(one_prompt_or_many, json_schema_input_type=Text | TokenIds | list[Text | TokenIds]),
+    Field(min_length=1, max_length=bounds.MAX_CHOICES),
+]
+"""One text or several, or lists of token ids."""
+
+
 class CompletionRequest(SamplingRequest):
-    """`prompt` is always a list here: of texts, or of lists of token ids."""
+    """`prompt` is always a list here."""
 
-    neutral: ClassVar[Neutral] = {**SamplingRequest.neutral, "echo": (False,), "suffix": ("",)}
+    neutral: ClassVar[Neutral] = {
+        **SamplingRequest.neutral,
+        "add_special_tokens": (True,),
+        "echo": (False,),
+        "suffix": ("",),
+    }
 
-    prompt: Annotated[list[Text | TokenIds], Field(min_length=1)]
-    logprobs: Annotated[int, Field(ge=0, le=bounds.MAX_COMPLETION_LOGPROBS)] | None = None
-    best_of: int | None = None
-
-    @field_validator("prompt", mode="before")
-    @classmethod
-    def _one_prompt_or_many(cls, value: Any) -> Any:
-        is_one = isinstance(value, str) or (isinstance(value, list) and value and isinstance(value[0], int))
-        return [value] if is_one else value
-
-    @field_validator("prompt", mode="after")
-    @classmethod
-    def _bounded(cls, value: list[str | list[int]]) -> list[str | list[int]]:
-        if len(value) > bounds.MAX_CHOICES:
-            raise unfit("prompt", f"a request may have {bounds.MAX_CHOICES} prompts at most")
-        return value
+    prompt: Prompts
+    logprobs: Annotated[int, Field(ge=0, le=bounds.MAX_COMPLETION_LOGPROBS), WHOLE] | None = None
 
     @model_validator(mode="after")
     def _few_choices(self) -> CompletionRequest:
-        if self.best_of not in {None, self.n}:
-            raise unsupported("best_of", "leave it out, or let it be equal to n")
         if len(self.prompt) * self.n > bounds.MAX_CHOICES:
             raise unfit("n", f"prompts times n may be {bounds.MAX_CHOICES} at most")
         return self

@@ -218,7 +218,7 @@ GATEWAY: Part = {
         finished_reason="`stop` or `length`",
     ),
     "swarm_gateway_hop_seconds": _histogram(
-        "A server's mean time for a step, as the chain's client saw it.",
+        "A server's mean time for a token after the first, as the chain's client saw it.",
         "when a request has ended, once for each server and part; `wire` is what was neither of the other two",
         _STEP_S,
         part="`compute`, `queue` or `wire`",

@@ -167,7 +167,8 @@ def _stretches_of(trace: Mapping[str, Any]) -> list[tuple[str, float, Attributes
     stretches: list[tuple[str, float, Attributes]] = [("open", float(trace.get("opening_ms", 0.0)) / 1000, {})]
     for hop in trace.get("hops", ()):
         about = {f"swarm.{name}": hop[name] for name in ("peer_id", "start", "end", "num_steps")}
-        parts = {f"swarm.{name}": float(hop[name]) for name in ("compute_ms", "queue_ms", "wire_ms")}
+        times = ("compute_ms", "queue_ms", "wire_ms", "prompt_ms")
+        parts = {f"swarm.{name}": float(hop[name]) for name in times}
         stretches.append(("hop", sum(parts.values()) / 1000, {**about, **parts}))
     for replay in trace.get("replays", ()):
         about = {f"swarm.{name}": replay[name] for name in ("lost_peer", "start", "end", "reason", "num_tokens")}

@@ -197,7 +197,7 @@ class Top(App[None]):
 
     @property
     def _width(self) -> int:
-        return max(20, self.size.width - 4)  # padding, and the bar of what scrolls
+        return max(20, self.size.width - 6)  # padding, and the bars of what scrolls
 
 
 def _head(view: Overview, words: str, style: str) -> Text:

@@ -49,12 +49,17 @@ def overview(view: Overview, width: int) -> Text:
 
 
 def _overview_lines(view: Overview, width: int) -> Iterator[Line]:
-    yield Text(f"{_plural(view.num_nodes, 'node')}: {_counted(view.nodes_by_state)}")
-    yield Text(f"reached: {_counted(view.nodes_by_reachability)}", "dim")
-    yield Text(
-        f"{rate(view.tokens_per_s)} over all models · first token {duration(view.first_token_p50_s)} p50, "
-        f"{duration(view.first_token_p95_s)} p95 · 24 h: {view.joins_24h} joined, {view.leaves_24h} left"
-    )
+    nodes = f"{_plural(view.num_volunteers, 'volunteer')} among {_plural(view.num_nodes, 'node')}"
+    yield _fitted(Text(f"{nodes}: {_counted(view.nodes_by_state)}"), width)
+    reached = f"reached: {_counted(view.nodes_by_reachability)}"
+    turnover = f"24 h: {view.joins_24h} joined, {view.leaves_24h} left"
+    yield _fitted(Text(f"{reached} · {turnover}", "dim"), width)
+    first_token = f"{duration(view.first_token_p50_s)} p50, {duration(view.first_token_p95_s)} p95"
+    speeds = f"{rate(view.tokens_per_s)} answered, {rate(view.training_tokens_per_s)} trained"
+    yield _fitted(Text(f"{speeds} · first token {first_token}"), width)
+    # before all that grows, so that no terminal is too low for it; a long one is folded
+    yield _title("JOIN WITH")
+    yield Text(clean(view.join_command, 1000))
     yield _title("MODELS")
     for model in view.models:
         yield from _model_lines(model, width)
@@ -70,8 +75,6 @@ def _overview_lines(view: Overview, width: int) -> Iterator[Line]:
         yield _happening(happening, width)
     if not view.happenings:
         yield Text("nothing has changed yet", "dim")
-    yield _title("JOIN WITH")
-    yield Text(clean(view.join_command, 1000))
 
 
 def _model_lines(model: ModelView, width: int) -> Iterator[Line]:
@@ -126,16 +129,20 @@ def _model_detail_lines(view: ModelDetail, width: int) -> Iterator[Line]:
     if shown.weakest_block is not None:
         weakest = f"weakest: block {shown.weakest_block}, {_plural(shown.weakest_replicas, 'server')}"
         yield Text(weakest, STYLES.get(shown.health, ""))
+    for other in shown.other_revisions:
+        whole = "whole" if other.is_whole else "incomplete"
+        servers = f"{_plural(other.num_servers, 'server')}, {whole}"
+        yield _fitted(Text(f"also under this name: revision {clean(other.revision, 64)}, {servers}", "yellow"), width)
     for chain in view.chains:
-        hops = " → ".join(f"{clean(span.name, NAME_CELLS)} {span.start}–{span.end}" for span in chain.spans)
+        hops = " → ".join(f"{clean(span.name, NAME_CELLS)} {span.start}:{span.end}" for span in chain.spans)
         yield _fitted(Text(f"chain {chain.ms_per_token:.0f} ms a token: {hops}"), width)
 
 
 def _server_facts(server: ServerView) -> Text:
-    moving = "" if server.next_start is None else f", moves to {server.next_start}–{server.next_end}"
+    moving = "" if server.next_start is None else f", moves to {server.next_start}:{server.next_end}"
     return Text.assemble(
         (server.state, STYLES.get(server.state, "")),
-        f" {server.start}–{server.end}, {server.queue_depth} waiting, {server.decode_ms_per_block:.1f} ms a block, "
+        f" {server.start}:{server.end}, {server.queue_depth} waiting, {server.decode_ms_per_block:.1f} ms a block, "
         f"{rate(server.tokens_per_s)}, {'relayed' if server.relayed else 'direct'}{moving}",
     )
 

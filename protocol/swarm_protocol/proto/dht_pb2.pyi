@@ -7,26 +7,38 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class FindRequest(_message.Message):
-    __slots__ = ("keys", "only_peers")
+    __slots__ = ("keys", "only_peers", "addrs")
     KEYS_FIELD_NUMBER: _ClassVar[int]
     ONLY_PEERS_FIELD_NUMBER: _ClassVar[int]
+    ADDRS_FIELD_NUMBER: _ClassVar[int]
     keys: _containers.RepeatedScalarFieldContainer[bytes]
     only_peers: bool
-    def __init__(self, keys: _Optional[_Iterable[bytes]] = ..., only_peers: _Optional[bool] = ...) -> None: ...
+    addrs: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, keys: _Optional[_Iterable[bytes]] = ..., only_peers: _Optional[bool] = ..., addrs: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Contact(_message.Message):
+    __slots__ = ("peer_id", "addrs")
+    PEER_ID_FIELD_NUMBER: _ClassVar[int]
+    ADDRS_FIELD_NUMBER: _ClassVar[int]
+    peer_id: str
+    addrs: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, peer_id: _Optional[str] = ..., addrs: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Found(_message.Message):
     __slots__ = ("records", "peers")
     RECORDS_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
     records: _containers.RepeatedScalarFieldContainer[bytes]
-    peers: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, records: _Optional[_Iterable[bytes]] = ..., peers: _Optional[_Iterable[str]] = ...) -> None: ...
+    peers: _containers.RepeatedCompositeFieldContainer[Contact]
+    def __init__(self, records: _Optional[_Iterable[bytes]] = ..., peers: _Optional[_Iterable[_Union[Contact, _Mapping]]] = ...) -> None: ...
 
 class FindResponse(_message.Message):
-    __slots__ = ("found",)
+    __slots__ = ("found", "addrs")
     FOUND_FIELD_NUMBER: _ClassVar[int]
+    ADDRS_FIELD_NUMBER: _ClassVar[int]
     found: _containers.RepeatedCompositeFieldContainer[Found]
-    def __init__(self, found: _Optional[_Iterable[_Union[Found, _Mapping]]] = ...) -> None: ...
+    addrs: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, found: _Optional[_Iterable[_Union[Found, _Mapping]]] = ..., addrs: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class StoreRequest(_message.Message):
     __slots__ = ("record",)

@@ -13,7 +13,7 @@ class Frames(_message.Message):
     def __init__(self, frames: _Optional[_Iterable[_Union[Frame, _Mapping]]] = ...) -> None: ...
 
 class Frame(_message.Message):
-    __slots__ = ("open", "step", "link", "hand", "close", "ready", "result", "ended", "leaving", "push", "push_refused", "linked")
+    __slots__ = ("open", "step", "link", "hand", "close", "ready", "result", "ended", "leaving", "push", "push_refused", "linked", "drawn")
     class Rows(_message.Message):
         __slots__ = ("codec", "num_rows", "num_columns")
         CODEC_FIELD_NUMBER: _ClassVar[int]
@@ -31,7 +31,7 @@ class Frame(_message.Message):
         seat_id: bytes
         def __init__(self, peer_id: _Optional[str] = ..., seat_id: _Optional[bytes] = ...) -> None: ...
     class Pick(_message.Message):
-        __slots__ = ("temperature", "top_p", "top_k", "seed", "index", "num_logprobs", "ahead")
+        __slots__ = ("temperature", "top_p", "top_k", "seed", "index", "num_logprobs", "ahead", "min_p")
         TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
         TOP_P_FIELD_NUMBER: _ClassVar[int]
         TOP_K_FIELD_NUMBER: _ClassVar[int]
@@ -39,6 +39,7 @@ class Frame(_message.Message):
         INDEX_FIELD_NUMBER: _ClassVar[int]
         NUM_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
         AHEAD_FIELD_NUMBER: _ClassVar[int]
+        MIN_P_FIELD_NUMBER: _ClassVar[int]
         temperature: float
         top_p: float
         top_k: int
@@ -46,7 +47,36 @@ class Frame(_message.Message):
         index: int
         num_logprobs: int
         ahead: int
-        def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., seed: _Optional[int] = ..., index: _Optional[int] = ..., num_logprobs: _Optional[int] = ..., ahead: _Optional[int] = ...) -> None: ...
+        min_p: float
+        def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., seed: _Optional[int] = ..., index: _Optional[int] = ..., num_logprobs: _Optional[int] = ..., ahead: _Optional[int] = ..., min_p: _Optional[float] = ...) -> None: ...
+    class Grammar(_message.Message):
+        __slots__ = ("kind", "text")
+        KIND_FIELD_NUMBER: _ClassVar[int]
+        TEXT_FIELD_NUMBER: _ClassVar[int]
+        kind: str
+        text: str
+        def __init__(self, kind: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
+    class Sampler(_message.Message):
+        __slots__ = ("presence_penalty", "frequency_penalty", "repetition_penalty", "prompt_ids", "bias_ids", "bias_values", "end_ids", "min_tokens", "grammar")
+        PRESENCE_PENALTY_FIELD_NUMBER: _ClassVar[int]
+        FREQUENCY_PENALTY_FIELD_NUMBER: _ClassVar[int]
+        REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
+        PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
+        BIAS_IDS_FIELD_NUMBER: _ClassVar[int]
+        BIAS_VALUES_FIELD_NUMBER: _ClassVar[int]
+        END_IDS_FIELD_NUMBER: _ClassVar[int]
+        MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+        GRAMMAR_FIELD_NUMBER: _ClassVar[int]
+        presence_penalty: float
+        frequency_penalty: float
+        repetition_penalty: float
+        prompt_ids: bytes
+        bias_ids: _containers.RepeatedScalarFieldContainer[int]
+        bias_values: _containers.RepeatedScalarFieldContainer[float]
+        end_ids: _containers.RepeatedScalarFieldContainer[int]
+        min_tokens: int
+        grammar: Frame.Grammar
+        def __init__(self, presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., prompt_ids: _Optional[bytes] = ..., bias_ids: _Optional[_Iterable[int]] = ..., bias_values: _Optional[_Iterable[float]] = ..., end_ids: _Optional[_Iterable[int]] = ..., min_tokens: _Optional[int] = ..., grammar: _Optional[_Union[Frame.Grammar, _Mapping]] = ...) -> None: ...
     class Picked(_message.Message):
         __slots__ = ("token_id", "logprob", "top_ids", "top_logprobs")
         TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
@@ -59,7 +89,7 @@ class Frame(_message.Message):
         top_logprobs: _containers.RepeatedScalarFieldContainer[float]
         def __init__(self, token_id: _Optional[int] = ..., logprob: _Optional[float] = ..., top_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
     class Open(_message.Message):
-        __slots__ = ("seat_id", "session_id", "revision", "start", "end", "max_tokens", "codec", "page_keys", "previous", "next", "take_over")
+        __slots__ = ("seat_id", "session_id", "revision", "start", "end", "max_tokens", "codec", "page_keys", "previous", "next", "take_over", "sampler")
         SEAT_ID_FIELD_NUMBER: _ClassVar[int]
         SESSION_ID_FIELD_NUMBER: _ClassVar[int]
         REVISION_FIELD_NUMBER: _ClassVar[int]
@@ -71,6 +101,7 @@ class Frame(_message.Message):
         PREVIOUS_FIELD_NUMBER: _ClassVar[int]
         NEXT_FIELD_NUMBER: _ClassVar[int]
         TAKE_OVER_FIELD_NUMBER: _ClassVar[int]
+        SAMPLER_FIELD_NUMBER: _ClassVar[int]
         seat_id: bytes
         session_id: str
         revision: str
@@ -82,7 +113,8 @@ class Frame(_message.Message):
         previous: Frame.SeatRef
         next: Frame.SeatRef
         take_over: Frame.SeatRef
-        def __init__(self, seat_id: _Optional[bytes] = ..., session_id: _Optional[str] = ..., revision: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., max_tokens: _Optional[int] = ..., codec: _Optional[str] = ..., page_keys: _Optional[bytes] = ..., previous: _Optional[_Union[Frame.SeatRef, _Mapping]] = ..., next: _Optional[_Union[Frame.SeatRef, _Mapping]] = ..., take_over: _Optional[_Union[Frame.SeatRef, _Mapping]] = ...) -> None: ...
+        sampler: Frame.Sampler
+        def __init__(self, seat_id: _Optional[bytes] = ..., session_id: _Optional[str] = ..., revision: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., max_tokens: _Optional[int] = ..., codec: _Optional[str] = ..., page_keys: _Optional[bytes] = ..., previous: _Optional[_Union[Frame.SeatRef, _Mapping]] = ..., next: _Optional[_Union[Frame.SeatRef, _Mapping]] = ..., take_over: _Optional[_Union[Frame.SeatRef, _Mapping]] = ..., sampler: _Optional[_Union[Frame.Sampler, _Mapping]] = ...) -> None: ...
     class Step(_message.Message):
         __slots__ = ("seat_id", "position", "want", "forward", "pick", "rows")
         SEAT_ID_FIELD_NUMBER: _ClassVar[int]
@@ -114,6 +146,13 @@ class Frame(_message.Message):
         seat_id: bytes
         to_peer_id: str
         def __init__(self, seat_id: _Optional[bytes] = ..., to_peer_id: _Optional[str] = ...) -> None: ...
+    class Drawn(_message.Message):
+        __slots__ = ("seat_id", "token_ids")
+        SEAT_ID_FIELD_NUMBER: _ClassVar[int]
+        TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+        seat_id: bytes
+        token_ids: bytes
+        def __init__(self, seat_id: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ...) -> None: ...
     class Close(_message.Message):
         __slots__ = ("seat_id",)
         SEAT_ID_FIELD_NUMBER: _ClassVar[int]
@@ -220,6 +259,7 @@ class Frame(_message.Message):
     PUSH_FIELD_NUMBER: _ClassVar[int]
     PUSH_REFUSED_FIELD_NUMBER: _ClassVar[int]
     LINKED_FIELD_NUMBER: _ClassVar[int]
+    DRAWN_FIELD_NUMBER: _ClassVar[int]
     open: Frame.Open
     step: Frame.Step
     link: Frame.Link
@@ -232,7 +272,8 @@ class Frame(_message.Message):
     push: Frame.Push
     push_refused: Frame.PushRefused
     linked: Frame.Linked
-    def __init__(self, open: _Optional[_Union[Frame.Open, _Mapping]] = ..., step: _Optional[_Union[Frame.Step, _Mapping]] = ..., link: _Optional[_Union[Frame.Link, _Mapping]] = ..., hand: _Optional[_Union[Frame.Hand, _Mapping]] = ..., close: _Optional[_Union[Frame.Close, _Mapping]] = ..., ready: _Optional[_Union[Frame.Ready, _Mapping]] = ..., result: _Optional[_Union[Frame.Result, _Mapping]] = ..., ended: _Optional[_Union[Frame.Ended, _Mapping]] = ..., leaving: _Optional[_Union[Frame.Leaving, _Mapping]] = ..., push: _Optional[_Union[Frame.Push, _Mapping]] = ..., push_refused: _Optional[_Union[Frame.PushRefused, _Mapping]] = ..., linked: _Optional[_Union[Frame.Linked, _Mapping]] = ...) -> None: ...
+    drawn: Frame.Drawn
+    def __init__(self, open: _Optional[_Union[Frame.Open, _Mapping]] = ..., step: _Optional[_Union[Frame.Step, _Mapping]] = ..., link: _Optional[_Union[Frame.Link, _Mapping]] = ..., hand: _Optional[_Union[Frame.Hand, _Mapping]] = ..., close: _Optional[_Union[Frame.Close, _Mapping]] = ..., ready: _Optional[_Union[Frame.Ready, _Mapping]] = ..., result: _Optional[_Union[Frame.Result, _Mapping]] = ..., ended: _Optional[_Union[Frame.Ended, _Mapping]] = ..., leaving: _Optional[_Union[Frame.Leaving, _Mapping]] = ..., push: _Optional[_Union[Frame.Push, _Mapping]] = ..., push_refused: _Optional[_Union[Frame.PushRefused, _Mapping]] = ..., linked: _Optional[_Union[Frame.Linked, _Mapping]] = ..., drawn: _Optional[_Union[Frame.Drawn, _Mapping]] = ...) -> None: ...
 
 class KvRequest(_message.Message):
     __slots__ = ("client_peer_id", "seat_id", "start", "end")

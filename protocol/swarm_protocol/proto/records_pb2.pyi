@@ -45,7 +45,7 @@ class NodeRecord(_message.Message):
     def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., addrs: _Optional[_Iterable[str]] = ..., device: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., free_memory_bytes: _Optional[int] = ..., reachability: _Optional[str] = ..., prefill_tokens_per_s: _Optional[float] = ..., decode_tokens_per_s: _Optional[float] = ..., training_tokens_per_s: _Optional[float] = ..., started_at: _Optional[float] = ..., state: _Optional[str] = ..., models: _Optional[_Iterable[str]] = ..., runs: _Optional[_Iterable[str]] = ..., role: _Optional[str] = ..., first_token_p50_s: _Optional[float] = ..., first_token_p95_s: _Optional[float] = ...) -> None: ...
 
 class ServeRecord(_message.Message):
-    __slots__ = ("model", "revision", "num_blocks", "start", "end", "state", "prefill_ms_per_token", "decode_ms_per_block", "free_kv_tokens", "queue_depth", "rtt_ms", "relayed", "next_start", "next_end", "tokens_per_s")
+    __slots__ = ("model", "revision", "num_blocks", "start", "end", "state", "prefill_ms_per_token", "decode_ms_per_block", "free_kv_tokens", "queue_depth", "rtt_ms", "relayed", "next_start", "next_end", "tokens_per_s", "source")
     class RttMsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -68,6 +68,7 @@ class ServeRecord(_message.Message):
     NEXT_START_FIELD_NUMBER: _ClassVar[int]
     NEXT_END_FIELD_NUMBER: _ClassVar[int]
     TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
     model: str
     revision: str
     num_blocks: int
@@ -83,7 +84,8 @@ class ServeRecord(_message.Message):
     next_start: int
     next_end: int
     tokens_per_s: float
-    def __init__(self, model: _Optional[str] = ..., revision: _Optional[str] = ..., num_blocks: _Optional[int] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., state: _Optional[str] = ..., prefill_ms_per_token: _Optional[float] = ..., decode_ms_per_block: _Optional[float] = ..., free_kv_tokens: _Optional[int] = ..., queue_depth: _Optional[int] = ..., rtt_ms: _Optional[_Mapping[str, float]] = ..., relayed: _Optional[bool] = ..., next_start: _Optional[int] = ..., next_end: _Optional[int] = ..., tokens_per_s: _Optional[float] = ...) -> None: ...
+    source: str
+    def __init__(self, model: _Optional[str] = ..., revision: _Optional[str] = ..., num_blocks: _Optional[int] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., state: _Optional[str] = ..., prefill_ms_per_token: _Optional[float] = ..., decode_ms_per_block: _Optional[float] = ..., free_kv_tokens: _Optional[int] = ..., queue_depth: _Optional[int] = ..., rtt_ms: _Optional[_Mapping[str, float]] = ..., relayed: _Optional[bool] = ..., next_start: _Optional[int] = ..., next_end: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., source: _Optional[str] = ...) -> None: ...
 
 class Refusal(_message.Message):
     __slots__ = ("peer_id", "reason")
@@ -112,8 +114,16 @@ class RoundReport(_message.Message):
     refused: _containers.RepeatedCompositeFieldContainer[Refusal]
     def __init__(self, outer_step: _Optional[int] = ..., phases_s: _Optional[_Mapping[str, float]] = ..., bytes_sent: _Optional[int] = ..., refused: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ...) -> None: ...
 
+class ValidationReport(_message.Message):
+    __slots__ = ("outer_step", "loss")
+    OUTER_STEP_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    outer_step: int
+    loss: float
+    def __init__(self, outer_step: _Optional[int] = ..., loss: _Optional[float] = ...) -> None: ...
+
 class TrainerRecord(_message.Message):
-    __slots__ = ("run", "outer_step", "digest", "tokens_per_s", "loss", "state", "report", "num_parameters")
+    __slots__ = ("run", "outer_step", "digest", "tokens_per_s", "loss", "state", "report", "num_parameters", "validation")
     RUN_FIELD_NUMBER: _ClassVar[int]
     OUTER_STEP_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -122,6 +132,7 @@ class TrainerRecord(_message.Message):
     STATE_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
     NUM_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    VALIDATION_FIELD_NUMBER: _ClassVar[int]
     run: str
     outer_step: int
     digest: bytes
@@ -130,4 +141,5 @@ class TrainerRecord(_message.Message):
     state: str
     report: RoundReport
     num_parameters: int
-    def __init__(self, run: _Optional[str] = ..., outer_step: _Optional[int] = ..., digest: _Optional[bytes] = ..., tokens_per_s: _Optional[float] = ..., loss: _Optional[float] = ..., state: _Optional[str] = ..., report: _Optional[_Union[RoundReport, _Mapping]] = ..., num_parameters: _Optional[int] = ...) -> None: ...
+    validation: ValidationReport
+    def __init__(self, run: _Optional[str] = ..., outer_step: _Optional[int] = ..., digest: _Optional[bytes] = ..., tokens_per_s: _Optional[float] = ..., loss: _Optional[float] = ..., state: _Optional[str] = ..., report: _Optional[_Union[RoundReport, _Mapping]] = ..., num_parameters: _Optional[int] = ..., validation: _Optional[_Union[ValidationReport, _Mapping]] = ...) -> None: ...

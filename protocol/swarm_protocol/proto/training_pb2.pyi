@@ -7,18 +7,20 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Contribution(_message.Message):
-    __slots__ = ("peer_id", "num_tokens", "num_samples", "loss", "leaving")
+    __slots__ = ("peer_id", "num_tokens", "num_samples", "loss", "leaving", "bytes_per_s")
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     peer_id: str
     num_tokens: int
     num_samples: int
     loss: float
     leaving: bool
-    def __init__(self, peer_id: _Optional[str] = ..., num_tokens: _Optional[int] = ..., num_samples: _Optional[int] = ..., loss: _Optional[float] = ..., leaving: _Optional[bool] = ...) -> None: ...
+    bytes_per_s: int
+    def __init__(self, peer_id: _Optional[str] = ..., num_tokens: _Optional[int] = ..., num_samples: _Optional[int] = ..., loss: _Optional[float] = ..., leaving: _Optional[bool] = ..., bytes_per_s: _Optional[int] = ...) -> None: ...
 
 class Outcome(_message.Message):
     __slots__ = ("origin_digest", "part_digests", "state_digest")
@@ -31,7 +33,7 @@ class Outcome(_message.Message):
     def __init__(self, origin_digest: _Optional[bytes] = ..., part_digests: _Optional[_Iterable[bytes]] = ..., state_digest: _Optional[bytes] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("run", "step", "attempt", "state_digest", "num_tokens", "num_samples", "loss", "accused", "voted_attempt", "voted", "voted_origin", "leaving", "bytes_per_s")
+    __slots__ = ("run", "step", "attempt", "state_digest", "num_tokens", "num_samples", "loss", "accused", "voted_attempt", "voted", "voted_origin", "leaving", "bytes_per_s", "sequence")
     RUN_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -45,6 +47,7 @@ class Ready(_message.Message):
     VOTED_ORIGIN_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
     BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     run: str
     step: int
     attempt: int
@@ -58,7 +61,8 @@ class Ready(_message.Message):
     voted_origin: bytes
     leaving: bool
     bytes_per_s: int
-    def __init__(self, run: _Optional[str] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., state_digest: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., num_samples: _Optional[int] = ..., loss: _Optional[float] = ..., accused: _Optional[_Iterable[str]] = ..., voted_attempt: _Optional[int] = ..., voted: _Optional[_Union[Outcome, _Mapping]] = ..., voted_origin: _Optional[bytes] = ..., leaving: _Optional[bool] = ..., bytes_per_s: _Optional[int] = ...) -> None: ...
+    sequence: int
+    def __init__(self, run: _Optional[str] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., state_digest: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., num_samples: _Optional[int] = ..., loss: _Optional[float] = ..., accused: _Optional[_Iterable[str]] = ..., voted_attempt: _Optional[int] = ..., voted: _Optional[_Union[Outcome, _Mapping]] = ..., voted_origin: _Optional[bytes] = ..., leaving: _Optional[bool] = ..., bytes_per_s: _Optional[int] = ..., sequence: _Optional[int] = ...) -> None: ...
 
 class ReadyReply(_message.Message):
     __slots__ = ("kind", "group", "attempt", "certificate", "state_digest", "reason")
@@ -87,7 +91,7 @@ class ReduceOpening(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., part: _Optional[int] = ..., frame: _Optional[int] = ...) -> None: ...
 
 class Group(_message.Message):
-    __slots__ = ("run", "step", "attempt", "state_digest", "members", "part_values", "reduce_s", "vote_s", "resumes", "origin")
+    __slots__ = ("run", "step", "attempt", "state_digest", "members", "part_values", "reduce_s", "vote_s", "resumes", "origin", "order")
     RUN_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -98,6 +102,7 @@ class Group(_message.Message):
     VOTE_S_FIELD_NUMBER: _ClassVar[int]
     RESUMES_FIELD_NUMBER: _ClassVar[int]
     ORIGIN_FIELD_NUMBER: _ClassVar[int]
+    ORDER_FIELD_NUMBER: _ClassVar[int]
     run: str
     step: int
     attempt: int
@@ -108,7 +113,22 @@ class Group(_message.Message):
     vote_s: float
     resumes: Outcome
     origin: bytes
-    def __init__(self, run: _Optional[str] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., state_digest: _Optional[bytes] = ..., members: _Optional[_Iterable[_Union[Contribution, _Mapping]]] = ..., part_values: _Optional[_Iterable[int]] = ..., reduce_s: _Optional[float] = ..., vote_s: _Optional[float] = ..., resumes: _Optional[_Union[Outcome, _Mapping]] = ..., origin: _Optional[bytes] = ...) -> None: ...
+    order: bytes
+    def __init__(self, run: _Optional[str] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., state_digest: _Optional[bytes] = ..., members: _Optional[_Iterable[_Union[Contribution, _Mapping]]] = ..., part_values: _Optional[_Iterable[int]] = ..., reduce_s: _Optional[float] = ..., vote_s: _Optional[float] = ..., resumes: _Optional[_Union[Outcome, _Mapping]] = ..., origin: _Optional[bytes] = ..., order: _Optional[bytes] = ...) -> None: ...
+
+class ResumeOrder(_message.Message):
+    __slots__ = ("run", "sequence", "outer_step", "state_digest", "roster")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    OUTER_STEP_FIELD_NUMBER: _ClassVar[int]
+    STATE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    ROSTER_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    sequence: int
+    outer_step: int
+    state_digest: bytes
+    roster: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, run: _Optional[str] = ..., sequence: _Optional[int] = ..., outer_step: _Optional[int] = ..., state_digest: _Optional[bytes] = ..., roster: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Vote(_message.Message):
     __slots__ = ("run", "step", "attempt", "group_digest", "outcome")
@@ -125,12 +145,14 @@ class Vote(_message.Message):
     def __init__(self, run: _Optional[str] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., group_digest: _Optional[bytes] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ...) -> None: ...
 
 class Certificate(_message.Message):
-    __slots__ = ("group", "votes")
+    __slots__ = ("group", "votes", "order")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     VOTES_FIELD_NUMBER: _ClassVar[int]
+    ORDER_FIELD_NUMBER: _ClassVar[int]
     group: bytes
     votes: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, group: _Optional[bytes] = ..., votes: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    order: bytes
+    def __init__(self, group: _Optional[bytes] = ..., votes: _Optional[_Iterable[bytes]] = ..., order: _Optional[bytes] = ...) -> None: ...
 
 class VoteReply(_message.Message):
     __slots__ = ("bytes_per_s",)

@@ -16,18 +16,20 @@ from swarm_protocol.records import ServeRecord
 from torch import Tensor
 
 from swarm.client.catalog import Catalog, ModelStatus, status_of
-from swarm.client.encoding import checked, encode, room_for
+from swarm.client.encoding import check_fits, checked, encode, room_for
 from swarm.client.generation import Generation, joined
+from swarm.client.kits import Kits
 from swarm.client.request import Asked, Question, Request
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
 from swarm.remote.blocks import RemoteBlocks
 from swarm.remote.gradient import Ran, Wanted, attach, embed, run, waiting_for
-from swarm.serving.generate import Token, generate
+from swarm.serving.generate import Token, generate, sampler_for
 from swarm.serving.model.kit import Message, ModelKit
 from swarm.serving.session.session import Session, SessionOptions
 from swarm.serving.session.shared import Shared
 from swarm.serving.session.trace import Trace
+from swarm.serving.tokenizer.process import TokenizerLimits
 
 DEFAULT_NETWORK_ID = "swarm"
 
@@ -35,12 +37,20 @@ DEFAULT_NETWORK_ID = "swarm"
 class AsyncClient(Asked[Generation]):
     """Stands on a network and a membership that the caller owns; `connect` makes both. `aclose` ends what it opened."""
 
-    def __init__(self, *, network: Network, membership: Membership, session: SessionOptions | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        network: Network,
+        membership: Membership,
+        session: SessionOptions | None = None,
+        tokenizers: TokenizerLimits | None = None,
+    ) -> None:
         self._network = network
         self._membership = membership
         self._session = session or SessionOptions()
         self._shared = Shared(network, membership)
         self._catalog = Catalog(network, membership)
+        self._kits = Kits(network, tokenizers or TokenizerLimits())
         self._last: Generation | None = None
 
     @classmethod
@@ -70,13 +80,19 @@ class AsyncClient(Asked[Generation]):
                     Membership(network) as membership,
                     aclosing(cls(network=network, membership=membership)) as client,
                 ):
+                    await client.warm_up()
                     yield client
             finally:
                 await network.close()
 
     async def aclose(self) -> None:
-        """Close the lanes to servers. Generations should have been closed before."""
+        """Close the lanes to servers and end the tokenizers' processes. Generations should have been closed before."""
+        self._kits.close()
         await self._shared.close()
+
+    async def warm_up(self) -> None:
+        """Start what the first request would wait a second for: a process for its tokenizer."""
+        await self._kits.warm_up()
 
     async def models(self) -> tuple[ModelStatus, ...]:
         """The models that somebody serves a part of, by name. Raises PeerTimeout."""
@@ -107,15 +123,20 @@ class AsyncClient(Asked[Generation]):
         self._last = Generation(start, request.model)
         return self._last
 
-    async def tokenize(self, text: str | Sequence[Message], *, model: str) -> list[int]:
+    async def tokenize(self, text: str | Sequence[Message] | Question, *, model: str) -> list[int]:
         """The token ids of a text, or of messages by the model's chat template. Raises as `generate`."""
-        prompt, messages = (text, ()) if isinstance(text, str) else (None, text)
-        return await encode(await self._kit(model), Question(prompt=prompt, messages=messages))
+        if not isinstance(text, Question):
+            text = Question(prompt=text) if isinstance(text, str) else Question(prompt=None, messages=text)
+        return await encode(await self._kit(model), text)
+
+    async def context_tokens(self, model: str) -> int:
+        """How many tokens a prompt and its answer may have. Raises as `generate`."""
+        return (await self._kit(model)).context_tokens
 
     async def decode(self, token_ids: Sequence[int], *, model: str) -> str:
         """The text of tokens, without special ones. Raises as `generate`."""
         kit = await self._kit(model)
-        return await asyncio.to_thread(kit.decode, checked(kit, token_ids))
+        return await kit.decode(checked(kit, token_ids))
 
     async def embed(self, text: str | Sequence[int] | Tensor, *, model: str) -> Tensor:
         """The input embeddings of a text or of token ids: float32 [T, H], or [B, T, H] of a tensor [B, T].
@@ -125,6 +146,16 @@ class AsyncClient(Asked[Generation]):
         ids = await self.tokenize(text, model=model) if isinstance(text, str) else text
         tokens = ids if isinstance(ids, Tensor) else torch.tensor(ids, dtype=torch.int64)
         return await embed(tokens, await self._blocks(model, Wanted()))
+
+    async def pooled(self, text: str | Sequence[int], *, model: str) -> Tensor:
+        """The mean of a text's last hidden states, after the last norm, scaled to length 1: float32 [H].
+
+        Raises as `forward`, and ConfigError for a text that is empty or over the model's context.
+        """
+        token_ids = await self.tokenize(Question(prompt=text), model=model)
+        check_fits(await self._kit(model), len(token_ids))
+        hidden_TH = await self.forward(torch.tensor(token_ids, dtype=torch.int64), model=model)
+        return torch.nn.functional.normalize(hidden_TH.double().mean(dim=0), dim=0).float()
 
     async def forward(
         self, x: Tensor, *, model: str, start: int = 0, end: int | None = None, head: bool = False, codec: str = "raw"
@@ -154,14 +185,14 @@ class AsyncClient(Asked[Generation]):
             self._network,
             self._membership,
             self._shared.links,
-            (await self._catalog.kit(model, servers)).shape,
+            (await self._kits.kit(model, servers)).shape,
             servers,
             head=wanted.head,
             codec=wanted.codec,
         )
 
     async def _kit(self, model: str) -> ModelKit:
-        return await self._catalog.kit(model, await self._catalog.servers(model))
+        return await self._kits.kit(model, await self._catalog.servers(model))
 
     def trace(self) -> dict[str, Any]:
         """Of the generation begun last; of a certain one: `Generation.trace`."""
@@ -172,7 +203,7 @@ class AsyncClient(Asked[Generation]):
         since_s = clock()
         servers = await self._catalog.servers(request.model)
         self._shared.links.measure(servers)
-        kit = await self._catalog.kit(request.model, servers)
+        kit = await self._kits.kit(request.model, servers)
         prompt_ids = await encode(kit, request.question)
         max_tokens = room_for(kit, len(prompt_ids), request.max_tokens)
         trace.revision = kit.shape.revision
@@ -184,6 +215,7 @@ class AsyncClient(Asked[Generation]):
             servers=servers,
             trace=trace,
             options=self._session,
+            sampler=sampler_for(kit, request.sampling, prompt_ids),
         )
         async with session:
             trace.opening_ms = (clock() - since_s) * 1000

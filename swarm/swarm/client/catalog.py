@@ -1,4 +1,4 @@
-"""What a client knows of the swarm's models: who serves which, and their tokenizers. One per client, on its event loop.
+"""What a client knows of the swarm's models: who serves which, and how it is whole. One per client, on its event loop.
 
 Remembers MAX_MODELS of them, and who serves them for MODELS_FRESH_S.
 """
@@ -6,12 +6,9 @@ Remembers MAX_MODELS of them, and who serves them for MODELS_FRESH_S.
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeVar
-from weakref import WeakValueDictionary
 
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.records import ServeRecord
@@ -19,7 +16,6 @@ from swarm_protocol.records import ServeRecord
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
 from swarm.router.routing import best_revision, missing_spans
-from swarm.serving.model.kit import ModelKit, fetch_files, read_kit
 
 MAX_MODELS = 8
 
@@ -55,8 +51,6 @@ class Catalog:
     def __init__(self, network: Network, membership: Membership) -> None:
         self._network = network
         self._membership = membership
-        self._kits: dict[tuple[str, str], ModelKit] = {}
-        self._loading: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
         self._seen: dict[str, tuple[float, Servers]] = {}
         self._all: tuple[float, Mapping[str, Servers]] = (-MODELS_FRESH_S, {})
 
@@ -93,20 +87,6 @@ class Catalog:
             raise ConfigError(f"nobody serves a model {model!r}; known models: {known}", remedy="use one of these")
         return servers
 
-    async def kit(self, model: str, servers: Servers) -> ModelKit:
-        """The tokenizer and shape of the servers' revision. Raises PeerError, IntegrityError."""
-        revision = next(iter(servers.values())).revision
-        key = model, revision
-        if key not in self._kits:
-            # for each model its own, so that one whose servers stall keeps no other waiting
-            loading = self._loading.setdefault(key, asyncio.Lock())
-            async with loading:
-                if key not in self._kits:
-                    willing = [peer_id for peer_id, record in servers.items() if record.state == "serving"]
-                    files = await fetch_files(self._network, model, revision, willing)
-                    _keep(self._kits, key, await asyncio.to_thread(_read_kit, model, revision, files))
-        return self._kits[key]
-
 
 def status_of(name: str, servers: Servers, avoid: Collection[str], ages_s: Mapping[str, float]) -> ModelStatus:
     """Of one server or more; those to `avoid` cannot be reached."""
@@ -129,8 +109,3 @@ def _keep(cache: dict[K, T], key: K, value: T) -> None:
     if len(cache) >= MAX_MODELS:
         del cache[next(iter(cache))]
     cache[key] = value
-
-
-def _read_kit(model: str, revision: str, files: Mapping[str, bytes]) -> ModelKit:
-    with tempfile.TemporaryDirectory(prefix="swarm-model-") as folder:
-        return read_kit(model, revision, files, Path(folder))

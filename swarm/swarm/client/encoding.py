@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 
 from swarm_protocol.errors import ConfigError
@@ -10,27 +9,16 @@ from swarm_protocol.errors import ConfigError
 from swarm.client.request import DEFAULT_MAX_TOKENS, Question
 from swarm.serving.model.kit import ModelKit
 
-ENCODE_S = 30.0
-"""For a prompt of a million characters, many times over."""
-
 
 async def encode(kit: ModelKit, question: Question) -> list[int]:
-    """Off the loop and for ENCODE_S at most: the patterns and the template are those of a peer. Raises ConfigError."""
+    """Raises ConfigError, also if the tokenizer takes more time or memory than it may, and what `ModelKit` raises."""
     if question.prompt is None:
-        encoding = asyncio.to_thread(kit.encode_chat, question.messages, question.tools)
+        token_ids = await kit.encode_chat(question.messages, question.tools, question.template_kwargs)
     elif isinstance(question.prompt, str):
-        encoding = asyncio.to_thread(kit.encode, question.prompt)
+        token_ids = await kit.encode(question.prompt)
     else:
         return checked(kit, question.prompt)
-    try:
-        async with asyncio.timeout(ENCODE_S):
-            token_ids = await encoding
-    except TimeoutError:
-        raise ConfigError(
-            f"the tokenizer of {kit.shape.name} took over {ENCODE_S:g} s",
-            remedy="shorten the prompt or use another model",
-        ) from None
-    if max(token_ids, default=0) >= kit.shape.vocab_size:
+    if not all(0 <= token_id < kit.shape.vocab_size for token_id in token_ids):
         raise ConfigError(
             f"the tokenizer of {kit.shape.name} gives tokens for this text that the model does not know",
             remedy="use other words or another model",
@@ -45,6 +33,17 @@ def checked(kit: ModelKit, token_ids: Sequence[int]) -> list[int]:
             "the prompt has token ids that the model does not know", remedy=f"use 0 to {kit.shape.vocab_size - 1}"
         )
     return list(token_ids)
+
+
+def check_fits(kit: ModelKit, num_tokens: int) -> None:
+    """Raises ConfigError for an empty text, and for one over the model's context."""
+    if not num_tokens:
+        raise ConfigError("the text is empty", remedy="give some text")
+    if num_tokens > kit.context_tokens:
+        raise ConfigError(
+            f"{num_tokens} tokens are {num_tokens - kit.context_tokens} over the context of {kit.shape.name}",
+            remedy="shorten the text",
+        )
 
 
 def room_for(kit: ModelKit, num_prompt_tokens: int, max_tokens: int | None) -> int:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Any, Generic, TypeVar
 
 from swarm_protocol.errors import ConfigError
+from swarm_protocol.sampler import Grammar
 
 from swarm.serving.model.kit import Message
 from swarm.serving.sampling import Pick, Sampling
@@ -22,7 +24,7 @@ A = TypeVar("A")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A prompt, text or token ids; or else messages, for the chat template, which sees `tools`.
+    """A prompt, text or token ids; or else messages, for the chat template, which sees `tools` and `template_kwargs`.
 
     Raises ConfigError for what is neither.
     """
@@ -30,6 +32,7 @@ class Question:
     prompt: str | Sequence[int] | None
     messages: Sequence[Message] = ()
     tools: Sequence[Message] = ()
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not (self.prompt is None or isinstance(self.prompt, str) or _are(Integral, self.prompt)):
@@ -42,6 +45,11 @@ class Question:
                 raise ConfigError(
                     f"{name} are a list of dicts, and not {given!r:.80}", remedy="give them as OpenAI's API has them"
                 )
+        if not (isinstance(self.template_kwargs, Mapping) and _are(str, [*self.template_kwargs])):
+            raise ConfigError(
+                f"template_kwargs are a dict with names, and not {self.template_kwargs!r:.80}",
+                remedy="give what the model's chat template knows, such as {'enable_thinking': False}",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +84,14 @@ def _check(kind: type[Any], named: str, **values: object) -> None:
             raise ConfigError(f"{name} is {value!r:.80}", remedy=f"use {named}")
 
 
+def schema_grammar(schema: Mapping[str, Any]) -> Grammar:
+    """The grammar of JSON texts that a JSON schema allows. Raises ConfigError for one that is too large."""
+    try:
+        return Grammar(kind="json_schema", text=json.dumps(schema))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ConfigError(f"the JSON schema cannot be used: {error}", remedy="use a smaller or another one") from None
+
+
 class Asked(ABC, Generic[A]):
     """Whom one asks by `generate`; `A` is how answers come."""
 
@@ -90,14 +106,27 @@ class Asked(ABC, Generic[A]):
         temperature: float = 0.0,
         top_p: float = 1.0,
         top_k: int = 0,
+        min_p: float = 0.0,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
+        repetition_penalty: float = 1.0,
+        logit_bias: Mapping[int, float] | None = None,
         seed: int | None = None,
         stop: str | Sequence[str] = (),
+        stop_token_ids: Sequence[int] = (),
+        min_tokens: int = 0,
+        ignore_eos: bool = False,
+        grammar: Grammar | None = None,
+        json_schema: Mapping[str, Any] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
         num_logprobs: int | None = None,
         stream: bool = True,
     ) -> A:
         """Continue `prompt` (text or token ids), or answer `messages` by the model's chat template, which sees `tools`.
 
         Without `max_tokens` the answer has up to DEFAULT_MAX_TOKENS, or what is left of the model's context.
+        `grammar` or `json_schema` say what the text has to be; `template_kwargs` go to the chat template;
+        `swarm.serving.sampling.Sampling` explains the others.
         With `num_logprobs` each token tells its probability and those of so many of the likeliest (0 to MAX_LOGPROBS).
 
         Iterating yields a Token for each step, the last with its finish reason; with `stream=False` one Token with the
@@ -110,19 +139,45 @@ class Asked(ABC, Generic[A]):
         if messages is not None and not messages:
             raise ConfigError("there are no messages", remedy="give one or more")
         _check(Integral, "a whole number", max_tokens=max_tokens, top_k=top_k, seed=seed, num_logprobs=num_logprobs)
-        _check(Real, "a number", temperature=temperature, top_p=top_p)
+        _check(Integral, "a whole number", min_tokens=min_tokens)
+        _check(Real, "a number", temperature=temperature, top_p=top_p, min_p=min_p)
+        _check(
+            Real,
+            "a number",
+            presence_penalty=presence_penalty,
+            frequency_penalty=frequency_penalty,
+            repetition_penalty=repetition_penalty,
+        )
         if not (isinstance(stop, str) or _are(str, stop)):
             raise ConfigError(f"stop is {stop!r:.80}", remedy="use a str, or a list of some")
+        if not _are(Integral, stop_token_ids):
+            raise ConfigError(f"stop_token_ids is {stop_token_ids!r:.80}", remedy="use a list of ints")
+        biases = {} if logit_bias is None else logit_bias
+        if not (isinstance(biases, Mapping) and _are(Integral, [*biases]) and _are(Real, [*biases.values()])):
+            raise ConfigError(f"logit_bias is {logit_bias!r:.80}", remedy="use a dict of token ids and numbers")
+        if grammar is not None and json_schema is not None:
+            raise ConfigError("an answer has either a grammar or a json_schema", remedy="give one of the two")
         sampling = Sampling(
             temperature=temperature,
             top_p=top_p,
             top_k=top_k,
+            min_p=min_p,
+            presence_penalty=presence_penalty,
+            frequency_penalty=frequency_penalty,
+            repetition_penalty=repetition_penalty,
+            logit_bias=tuple(biases.items()),
             seed=secrets.randbits(63) if seed is None else seed,
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
+            stop_token_ids=tuple(stop_token_ids),
+            min_tokens=min_tokens,
+            ignore_eos=ignore_eos,
+            grammar=grammar if json_schema is None else schema_grammar(json_schema),
         )
         request = Request(
             model=model,
-            question=Question(prompt=prompt, messages=messages or (), tools=tools or ()),
+            question=Question(
+                prompt=prompt, messages=messages or (), tools=tools or (), template_kwargs=template_kwargs or {}
+            ),
             max_tokens=max_tokens,
             sampling=sampling,
             num_logprobs=num_logprobs,

@@ -88,6 +88,9 @@ class Client(Asked[Iterator[Token]]):
     def embed(self, text: str | Sequence[int] | Tensor, *, model: str) -> Tensor:
         return self._wait(self._connected.embed(text, model=model))
 
+    def pooled(self, text: str | Sequence[int], *, model: str) -> Tensor:
+        return self._wait(self._connected.pooled(text, model=model))
+
     def forward(
         self, x: Tensor, *, model: str, start: int = 0, end: int | None = None, head: bool = False, codec: str = "raw"
     ) -> Tensor:

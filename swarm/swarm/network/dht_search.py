@@ -15,6 +15,7 @@ from itertools import islice
 from swarm_protocol import limits
 from swarm_protocol.envelope import Envelope
 
+from swarm.network.multiaddr import dialable
 from swarm.network.routing_table import node_id_of, to_id
 
 WIDTH = 10
@@ -23,6 +24,9 @@ WIDTH = 10
 MAX_CALLS = 100
 """Of one search for each key; a liar can name peers without end, each nearer than the last."""
 
+
+MAX_ADDRS = 3 * limits.MAX_CONTACT_ADDRS
+"""Of one peer: what some name for it, so that a liar among them hides nothing."""
 
 MAX_RECORDS_PER_KEY = WIDTH * limits.MAX_RECORDS_PER_KEY
 """As if each of the nearest held others: a liar can name accomplices without end, each with records of its own."""
@@ -36,10 +40,16 @@ class Search:
         self._asked: set[tuple[str, bytes]] = set()
         self._num_asked = 0
         self._dropped: set[str] = set()
+        self._addrs: dict[str, tuple[str, ...]] = {}
         self.peers: set[str] = set()
         self.answered: set[str] = set()
         self.records: dict[tuple[str, str], Envelope] = {}  # by subject and signer
         self._num_records: Counter[str] = Counter()
+
+    @property
+    def keys(self) -> tuple[bytes, ...]:
+        """What is searched for."""
+        return tuple(self._ranked)
 
     def meet(self, peers: Iterable[str], suspects: Container[str]) -> None:
         """All but this node, those that were dropped, and `suspects`."""
@@ -50,6 +60,15 @@ class Search:
                 self.peers.add(peer_id)
                 for key, ranked in self._ranked.items():
                     insort(ranked, _placed(peer_id, key))
+
+    def note(self, peer_id: str, addrs: Iterable[str]) -> None:
+        """A node names `addrs` for `peer_id`. They are tried beside those that others named."""
+        known = self._addrs.get(peer_id, ())
+        self._addrs[peer_id] = tuple(dict.fromkeys((*known, *dialable(addrs))))[:MAX_ADDRS]
+
+    def addrs_of(self, peer_id: str) -> tuple[str, ...]:
+        """What nodes have named for `peer_id` so far."""
+        return self._addrs.get(peer_id, ())
 
     def drop(self, peer_id: str) -> None:
         """It did not answer."""

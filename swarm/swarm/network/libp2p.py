@@ -2,9 +2,9 @@
 
 Puts together what its siblings do, as `libp2p_options` say: `libp2p_daemon` runs hivemind's go-libp2p daemon,
 `libp2p_control` and `libp2p_unary` speak to it, `libp2p_stream` and `libp2p_calls` carry messages, `libp2p_dht` keeps
-records, `libp2p_join` and `libp2p_watch` find the others, `libp2p_relay` carries what others have to say to each other,
-and `libp2p_relayed` has others reach us so. One task per network, `_run`, owns all others; `close` ends it, and so does
-the daemon's death.
+records and addresses, `libp2p_start`, `libp2p_join` and `libp2p_watch` find the others, `libp2p_relay` carries what
+others have to say to each other, and `libp2p_relayed` has others reach us so. One task per network, `_run`, owns all
+others; `close` ends it, and so does the daemon's death.
 """
 
 from __future__ import annotations
@@ -17,24 +17,25 @@ from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
 
 from swarm_protocol import limits
+from swarm_protocol.dht_messages import Contact
 from swarm_protocol.envelope import Envelope
 from swarm_protocol.errors import PeerTimeout, PeerUnreachable, StartError, SwarmError
 from swarm_protocol.identity import Identity
 from swarm_protocol.signed_record import seal_record
-from swarm_protocol.version import PROTOCOL_VERSION
 
+from swarm.network.address_book import to_announce
 from swarm.network.interface import Stream, StreamHandler, UnaryHandler
 from swarm.network.libp2p_accept import StreamServer
-from swarm.network.libp2p_calls import Calls
+from swarm.network.libp2p_calls import TOKEN_BYTES, Calls
 from swarm.network.libp2p_dht import DhtCounts, RecordDht
 from swarm.network.libp2p_host import Host, NotServed
-from swarm.network.libp2p_join import HELLO, check_identity_is_free, explain_refusal, hello_answer, join
+from swarm.network.libp2p_join import HELLO, Entrance, explain_refusal, hello_answer, join, method_prefix
 from swarm.network.libp2p_options import Libp2pOptions
 from swarm.network.libp2p_relay import NO_RELAY, Relay, RelayCounts, RelayLimits
 from swarm.network.libp2p_relayed import Reservations
+from swarm.network.libp2p_start import start_host
 from swarm.network.libp2p_stream import Libp2pStream
-from swarm.network.libp2p_watch import Watch
-from swarm.network.multiaddr import PeerAddr, parse_peer_addr
+from swarm.network.libp2p_watch import CHECK_S, Watch
 from swarm.network.record_validator import RecordValidator
 from swarm.network.traffic import Traffic
 
@@ -47,15 +48,17 @@ MIN_ISSUE_STEP_S = 0.002
 
 
 class Libp2pNetwork:
-    def __init__(self, identity: Identity, host: Host, options: Libp2pOptions, seeds: Sequence[PeerAddr]) -> None:
+    def __init__(self, identity: Identity, host: Host, options: Libp2pOptions) -> None:
         self._identity = identity
         self._host = host
         self._network_id = options.network_id
-        self._seeds = tuple(seeds)
-        self._prefix = f"/swarm/{PROTOCOL_VERSION}/{options.network_id}/"
+        self._options = options
+        self._seeds = options.seeds(identity.peer_id)
+        self._prefix = method_prefix(options.network_id)
         self._calls = Calls(host, self._open_unbounded)
         self._relay_limits = RelayLimits() if options.relay == "serve" else NO_RELAY
-        self._reservations = Reservations(host, [addr.peer_id for addr in seeds] if options.relay == "use" else [])
+        self._reservations = Reservations(host, [relay.peer_id for relay in options.relays_used(identity.peer_id)])
+        self._entrance = Entrance()
         self._methods: set[tuple[str, str]] = set()
         self._published: dict[str, Envelope] = {}
         self._started_at = self.now()
@@ -74,10 +77,8 @@ class Libp2pNetwork:
         Raises ConfigError or StartError with one line of cause and a remedy; nothing is left running then.
         """
         identity = Identity.load(options.identity_path)
-        # a seed may find its own address in the list that all nodes share
-        seeds = [addr for addr in map(parse_peer_addr, options.peers) if addr.peer_id != identity.peer_id]
-        host = await _start_host(options, identity.peer_id, seeds)
-        network = cls(identity, host, options, seeds)
+        host = await start_host(options, identity.peer_id)
+        network = cls(identity, host, options)
         network._main = asyncio.create_task(network._run(), name=f"libp2p network {identity.peer_id}")
         try:
             await asyncio.wait((network._main, network._ready), return_when=asyncio.FIRST_COMPLETED)
@@ -103,6 +104,21 @@ class Libp2pNetwork:
     @property
     def network_id(self) -> str:
         return self._network_id
+
+    @property
+    def entrance(self) -> Entrance:
+        """The peers that this node joined through."""
+        return self._entrance
+
+    @property
+    def known_peers(self) -> tuple[Contact, ...]:
+        """The nodes in the routing table that can be dialled: ways into the network for another day."""
+        return self._dht.contacts()
+
+    @property
+    def relays(self) -> frozenset[str]:
+        """The peer ids of the nodes that relay for this one now."""
+        return self._reservations.held
 
     @property
     def relay_counts(self) -> RelayCounts:
@@ -162,7 +178,9 @@ class Libp2pNetwork:
                     raise await explain_refusal(self._host, peer_id, self._network_id, method) from None
         except TimeoutError:
             raise PeerTimeout(f"{method!r} was not opened within {timeout_s:g} s", peer_id=peer_id) from None
-        opened = Libp2pStream(reader, writer, peer_id=peer_id, timeout_s=timeout_s, traffic=self._host.traffic)
+        opened = Libp2pStream(
+            reader, writer, peer_id=peer_id, timeout_s=timeout_s, traffic=self._host.traffic, unread=self._host.unread
+        )
         async with _pumped(opened) as stream:
             yield stream
 
@@ -176,6 +194,7 @@ class Libp2pNetwork:
             peer_id=peer_id,
             timeout_s=None,
             traffic=self._host.traffic,
+            unread=self._host.unread,
             max_message_bytes=max_bytes,
         )
         async with _pumped(stream):
@@ -227,11 +246,13 @@ class Libp2pNetwork:
 
     async def addrs(self) -> tuple[str, ...]:
         self._check_open()
+        return tuple(f"{addr}/p2p/{self.peer_id}" for addr in await self._own_addrs())
+
+    async def _own_addrs(self) -> list[str]:
         relays = self._reservations.held
         # a relay that is gone relays nothing, and its address would only cost others a dial
         addrs = await self._host.addrs()
-        usable = [addr for addr in addrs if "/p2p-circuit" not in addr or _relay_of(addr) in relays]
-        return tuple(f"{addr}/p2p/{self.peer_id}" for addr in usable)
+        return [addr for addr in addrs if "/p2p-circuit" not in addr or _relay_of(addr) in relays]
 
     # --- life and death -----------------------------------------------------------------------------------------------
 
@@ -275,16 +296,30 @@ class Libp2pNetwork:
         await self._relay.start()
         validator = RecordValidator(self._network_id, self.now)
         self._dht = await RecordDht.create(self._host, self._name("dht", ""), validator)
-        await self._streams.serve(self._name("parcel", ""), self._calls.hand_out_parcel)
+        self._host.find_addrs = self._dht.find_addrs
+        await self._streams.serve(self._name("parcel", ""), self._calls.hand_out_parcel, max_message_bytes=TOKEN_BYTES)
         await self._host.serve(HELLO, hello_answer(self._network_id))
-        reached = await join(self._host, self._seeds, self._network_id)
+        remembered = [contact for contact in self._options.remembered if contact.peer_id != self.peer_id]
+        self._entrance = entrance = await join(
+            self._host, self._seeds, remembered, self._network_id, may_be_first=self._options.may_be_first
+        )
         tasks.create_task(self._reservations.run())
-        await self._reservations.wait_answered(reached)
-        answers = await asyncio.gather(*(self._dht.ping(peer_id) for peer_id in reached))
+        await self._reservations.wait_answered(entrance.peer_ids)
+        self._dht.own_addrs = to_announce(await self._own_addrs())
+        tasks.create_task(self._keep_own_addrs())
+        answers = await asyncio.gather(*(self._dht.ping(peer_id) for peer_id in entrance.peer_ids))
         await self._dht.refresh()
-        met = [peer_id for peer_id, answered in zip(reached, answers, strict=True) if answered]
-        watch = Watch(self._host, self._dht, self._seeds, met, self._network_id, self._publish_again)
+        met = [peer_id for peer_id, answered in zip(entrance.peer_ids, answers, strict=True) if answered]
+        watch = Watch(self._host, self._dht, self._seeds, self._network_id, self._publish_again)
+        watch.begin(met, remembered)
         tasks.create_task(watch.run())
+
+    async def _keep_own_addrs(self) -> None:
+        """Others are told where this node is now: relays come and go, and so do networks."""
+        with contextlib.suppress(PeerUnreachable):  # the daemon has ended; the lane tells
+            while True:
+                await asyncio.sleep(CHECK_S)
+                self._dht.own_addrs = to_announce(await self._own_addrs())
 
     async def _publish_again(self) -> None:
         """The nodes that hold our records may be others now."""
@@ -345,22 +380,3 @@ async def _pumped(stream: Libp2pStream) -> AsyncIterator[Libp2pStream]:
         stream.abort()
         pump.cancel()
         await asyncio.wait((pump,))
-
-
-async def _start_host(options: Libp2pOptions, peer_id: str, seeds: Sequence[PeerAddr]) -> Host:
-    """Our host, if nobody else has our identity; the check runs beside the start, before we connect to anyone."""
-    daemon_options = options.for_daemon(seeds)
-    if not seeds:
-        return await Host.start(daemon_options)
-    check = asyncio.create_task(check_identity_is_free(seeds, peer_id))
-    host: Host | None = None
-    try:
-        host = await Host.start(daemon_options)
-        await check
-    except BaseException:
-        check.cancel()
-        await asyncio.wait((check,))
-        if host is not None:
-            await host.stop()
-        raise
-    return host

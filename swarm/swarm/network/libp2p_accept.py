@@ -7,9 +7,11 @@ leaves, and its outcome is told to the caller.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import Counter
 
+from swarm_protocol import limits
 from swarm_protocol.errors import PeerRefused, SwarmError
 from swarm_protocol.proto import p2pd_pb2
 
@@ -24,7 +26,7 @@ LINGER_S = 5.0
 """How long a caller may take to leave after its handler has returned, so that the last messages still arrive."""
 
 MAX_STREAMS_PER_PEER = 256
-"""Each can hold a window of 4 MiB unread: with streams it never uses one peer fills a gigabyte at most."""
+"""Each costs two open files and a task. What all of them hold unread is `unread_budget`'s to bound."""
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +35,7 @@ class StreamServer:
     def __init__(self, host: Host, tasks: asyncio.TaskGroup) -> None:
         self._host = host
         self._tasks = tasks
-        self._handlers: dict[str, StreamHandler] = {}
+        self._handlers: dict[str, tuple[StreamHandler, int]] = {}
         self._num_streams: Counter[str] = Counter()
         self._server: asyncio.Server | None = None
 
@@ -45,8 +47,10 @@ class StreamServer:
         if self._server is not None:
             self._server.close()
 
-    async def serve(self, protocol: str, handler: StreamHandler) -> None:
-        self._handlers[protocol] = handler
+    async def serve(
+        self, protocol: str, handler: StreamHandler, *, max_message_bytes: int = limits.MAX_MESSAGE_BYTES
+    ) -> None:
+        self._handlers[protocol] = handler, max_message_bytes
         await self._host.accept_streams(protocol, self._host.daemon.listen_socket)
 
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -60,14 +64,23 @@ class StreamServer:
             writer.transport.abort()
             return
         peer_id = peer_id_text(info.peer)
-        stream = Libp2pStream(reader, writer, peer_id=peer_id, timeout_s=None, traffic=self._host.traffic)
+        handler, max_message_bytes = self._handlers[info.proto]
+        stream = Libp2pStream(
+            reader,
+            writer,
+            peer_id=peer_id,
+            timeout_s=None,
+            traffic=self._host.traffic,
+            unread=self._host.unread,
+            max_message_bytes=max_message_bytes,
+        )
         self._num_streams[peer_id] += 1
         try:
             if self._num_streams[peer_id] > MAX_STREAMS_PER_PEER:
-                refusal = PeerRefused(f"more than {MAX_STREAMS_PER_PEER} streams are open", retry_after_s=1.0)
-                await self._linger(stream, refusal)
+                stream.give_way(PeerRefused(f"more than {MAX_STREAMS_PER_PEER} streams are open", retry_after_s=1.0))
+                await _until_left(stream)
             else:
-                await self._run(stream, peer_id, self._handlers[info.proto])
+                await self._run(stream, peer_id, handler)
         except SwarmError:
             pass  # the caller has left, so there is nobody to tell
         finally:
@@ -90,13 +103,12 @@ class StreamServer:
             pump.cancel()
             await asyncio.wait((pump, handling))
 
-    async def _linger(self, stream: Libp2pStream, error: SwarmError) -> None:
-        await stream.end(error)
-        try:
-            async with asyncio.timeout(LINGER_S):
-                await stream.pump()
-        except TimeoutError:
-            pass
+
+async def _until_left(stream: Libp2pStream) -> None:
+    """Wait until the caller has heard why it was refused; not for long."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LINGER_S):
+            await stream.pump()
 
 
 async def _outcome(handler: StreamHandler, peer_id: str, stream: Libp2pStream) -> BaseException | None:

@@ -38,7 +38,7 @@ BULK_S = 300.0
 """The largest message over a slow uplink, of 250 kB/s."""
 
 _OK, _FAILURE, _PARCEL = b"\x00", b"\x01", b"\x02"
-_TOKEN_BYTES = 16
+TOKEN_BYTES = 16
 
 OpenStream = Callable[[str, str, int], AbstractAsyncContextManager[Stream]]
 """`open(peer_id, protocol, max_bytes)`: no message that comes is longer."""
@@ -69,7 +69,7 @@ class Calls:
             return body
         if status == _FAILURE:
             raise decode_failure(body, peer_id)
-        if status == _PARCEL and len(body) == _TOKEN_BYTES:
+        if status == _PARCEL and len(body) == TOKEN_BYTES:
             return await self._exchange(peer_id, parcel_name, body, max_bytes)
         raise PeerViolation("the peer's response has no known form", peer_id=peer_id)
 
@@ -115,7 +115,8 @@ class Calls:
                 del self._num_bulk[peer_id], self._turns[peer_id]
 
     async def hand_out_parcel(self, peer_id: str, stream: Stream) -> None:
-        token = await stream.receive()
+        async with asyncio.timeout(PARCEL_S):
+            token = await stream.receive()
         recipient, response = self._parcels.get(token, ("", b""))
         if recipient != peer_id:
             raise PeerRefused("the response is not kept any more", remedy="ask again, and fetch it at once")
@@ -123,7 +124,7 @@ class Calls:
         await stream.send(response)
 
     def _keep(self, peer_id: str, response: bytes) -> bytes:
-        token = os.urandom(_TOKEN_BYTES)
+        token = os.urandom(TOKEN_BYTES)
         self._parcels[token] = (peer_id, response)
         self._num_parcel_bytes += len(response)
         asyncio.get_running_loop().call_later(PARCEL_S, self._drop, token)

@@ -56,7 +56,6 @@ class DaemonOptions:
     listen: tuple[str, ...] = ()
     announce: tuple[str, ...] = ()
     reachability: str = ""  # "", "public" or "private"
-    dht_server: bool = True
     nat_port_map: bool = False
 
 
@@ -69,7 +68,11 @@ def p2pd_path() -> Path:
 
 
 def arguments(options: DaemonOptions, control_socket: str) -> list[str]:
-    """Never public bootstrap peers, never relays that we were not told of."""
+    """Return the daemon's flags: no public bootstrap peers, no relays that we were not told of, and no DHT.
+
+    With -dhtServer or -dhtClient the daemon would find peers' addresses by itself. The first serves go-libp2p's DHT to
+    strangers too, who filled its memory; with the second alone nobody would answer. `libp2p_dht` has the addresses.
+    """
     args = [
         f"-listen=/unix{control_socket}",
         f"-idleTimeout={IDLE_TIMEOUT_S}s",
@@ -80,7 +83,6 @@ def arguments(options: DaemonOptions, control_socket: str) -> list[str]:
         "-autonat=1",  # with it come connection reversal and hole punching
         f"-natPortMap={int(options.nat_port_map)}",
         "-connManager=1",
-        "-dhtServer" if options.dht_server else "-dhtClient",
     ]
     args.append(f"-hostAddrs={','.join(options.listen)}" if options.listen else "-noListenAddrs")
     if options.announce:

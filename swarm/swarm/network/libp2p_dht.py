@@ -1,9 +1,13 @@
 """The record DHT: Kademlia (Maymounkov and Mazieres 2002) over our unary lane.
 
 Puts together the pure parts: `routing_table` knows the peers, `dht_search` whom to ask, `record_validator` what to
-believe, `record_storage` what is held here. A search belongs to its caller and ends with it. At its deadline it is done
-with what it has: peers that answer nothing, however many a liar names, delay what the others said and hide none of it.
+believe, `record_storage` what is held here, `address_book` where peers are dialled. A search belongs to its caller and
+ends with it. At its deadline it is done with what it has: peers that answer nothing, however many a liar names, delay
+what the others said and hide none of it.
 Names on the wire carry the network id, so the DHTs of two networks never mix, whatever seeds they share.
+
+It also finds the addresses of peers (`find_addrs`), in place of go-libp2p's own DHT: each node tells its addresses with
+each request and answer, so that the nodes near its place know them.
 
 Deviation from the paper: nodes hand on no records. Owners publish theirs anew every half minute (`announcer`), to the
 nodes that are nearest then, so a newcomer near a key soon holds what belongs there.
@@ -14,11 +18,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from swarm_protocol.dht_messages import (
+    Contact,
     FindRequest,
     FindResponse,
     Found,
@@ -30,6 +35,7 @@ from swarm_protocol.envelope import Envelope
 from swarm_protocol.errors import PeerError, PeerViolation
 from swarm_protocol.identity import check_peer_id
 
+from swarm.network.address_book import AddressBook
 from swarm.network.dht_search import WIDTH, Search
 from swarm.network.libp2p_host import Host, NotServed
 from swarm.network.record_storage import RecordStorage
@@ -51,6 +57,12 @@ _CHECKED_AT_ONCE = 32
 
 SUSPECT_S = 5.0
 """A peer that did not answer is left out of searches for so long, so that each death costs one timeout, not many."""
+
+FIND_ADDRS_TIMEOUT_S = 2.0
+"""For a caller who waits for a peer that could not be dialled."""
+
+SOUGHT_S = 2.0
+"""A peer's addresses are searched for no more often: a dead one is dialled again and again."""
 
 _NO_ANSWER = b""
 """To a request that is malformed. No decoder takes it for an answer."""
@@ -77,7 +89,11 @@ class RecordDht:
         self._validator = validator
         self._table = RoutingTable(host.peer_id)
         self._storage = RecordStorage(validator.now)
+        self.own_addrs: tuple[str, ...] = ()
+        """Where this node can be dialled, kept up to date by its network; while there are none, it only asks."""
+        self._book = AddressBook()
         self._suspects: dict[str, float] = {}
+        self._sought: dict[str, float] = {}
         self._num_refused = 0
         self._calls = asyncio.Semaphore(NUM_PARALLEL_CALLS)
 
@@ -93,6 +109,11 @@ class RecordDht:
         """Everyone in the routing table."""
         return self._table.peers
 
+    def contacts(self) -> tuple[Contact, ...]:
+        """Everyone in the routing table who said where to dial it."""
+        found = ((peer_id, self._book.of(peer_id)) for peer_id in self._table.peers)
+        return tuple(Contact(peer_id=peer_id, addrs=addrs) for peer_id, addrs in found if addrs)
+
     @property
     def counts(self) -> DhtCounts:
         """As of now; of records also those that have expired and are not cleared away yet."""
@@ -100,13 +121,16 @@ class RecordDht:
             num_records=self._storage.num_records, num_refused=self._num_refused, num_peers=len(self.peers())
         )
 
-    async def ping(self, peer_id: str) -> bool:
-        """Make `peer_id` and this node known to each other. False also if its key is of a kind that no node has."""
+    async def ping(self, peer_id: str, addrs: Sequence[str] = ()) -> bool:
+        """Make `peer_id`, perhaps at `addrs`, and this node known to each other.
+
+        False also if its key is of a kind that no node has.
+        """
         try:
             check_peer_id(peer_id)
         except ValueError:
             return False
-        return await self._find(peer_id, FindRequest()) is not None
+        return await self._find(peer_id, FindRequest(addrs=self.own_addrs), addrs) is not None
 
     async def refresh(self) -> None:
         """Meet the nodes nearest to this one: who has searched for itself can be found by all others.
@@ -139,35 +163,68 @@ class RecordDht:
             await self._take_in(search, place, self._storage.get(place))
         return list(search.records.values()), bool(search.answered) or not search.peers
 
+    async def find_addrs(self, peer_id: str) -> AsyncGenerator[Sequence[str], None]:
+        """Where to dial `peer_id`: what it said to this node, then what it said to the nodes near its place.
+
+        Both are hints: a dial succeeds only if the peer's key answers.
+        """
+        known = self._book.of(peer_id)
+        if known:
+            yield known
+        now = asyncio.get_running_loop().time()
+        self._sought = {each: until for each, until in self._sought.items() if until > now}
+        if peer_id in self._sought or peer_id == self._host.peer_id:
+            return
+        self._sought[peer_id] = now + SOUGHT_S
+        search = Search([place_of(peer_id)], self._host.peer_id)
+        search.drop(peer_id)  # it could not be dialled
+
+        def is_found() -> bool:
+            return not set(search.addrs_of(peer_id)) <= set(known)
+
+        await self._carry_out(search, only_peers=True, timeout_s=FIND_ADDRS_TIMEOUT_S, is_over=is_found)
+        if is_found():
+            yield search.addrs_of(peer_id)
+
     # --- asking -------------------------------------------------------------------------------------------------------
 
     async def _search(self, keys: Sequence[bytes], *, only_peers: bool, timeout_s: float) -> Search:
         """Ask the nearest nodes of every key, and whom they name, until the nearest of all have been asked."""
         search = Search(keys, self._host.peer_id)
+        await self._carry_out(search, only_peers=only_peers, timeout_s=timeout_s)
+        return search
+
+    async def _carry_out(
+        self, search: Search, *, only_peers: bool, timeout_s: float, is_over: Callable[[], bool] = lambda: False
+    ) -> None:
         now = asyncio.get_running_loop().time()
         self._suspects = {peer: until for peer, until in self._suspects.items() if until > now}
-        for key in keys:
+        for key in search.keys:
             search.meet(self._table.nearest(to_id(key), WIDTH), self._suspects)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as calls:
                 running: set[asyncio.Task[None]] = set()
-                while True:
+                while not is_over():
                     for peer_id, wanted in search.next_calls():
-                        request = FindRequest(keys=tuple(wanted), only_peers=only_peers)
+                        request = FindRequest(keys=tuple(wanted), only_peers=only_peers, addrs=self.own_addrs)
                         running.add(calls.create_task(self._ask(search, peer_id, request)))
                     if not running:
                         break
                     _, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-        return search
+                for call in running:
+                    call.cancel()
 
     async def _ask(self, search: Search, peer_id: str, request: FindRequest) -> None:
-        found = await self._find(peer_id, request)
+        found = await self._find(peer_id, request, search.addrs_of(peer_id))
         if found is None:
             search.drop(peer_id)
             return
         search.answered.add(peer_id)
         for key, each in zip(request.keys, found, strict=False):
-            search.meet(each.peers[:WIDTH], self._suspects)
+            named = each.peers[:WIDTH]
+            for contact in named:
+                search.note(contact.peer_id, contact.addrs)
+            search.meet([contact.peer_id for contact in named], self._suspects)
             await self._take_in(search, key, each.records)
         search.left_out(peer_id, request.keys[len(found) :])
 
@@ -180,22 +237,27 @@ class RecordDht:
             if index % _CHECKED_AT_ONCE == 0:
                 await asyncio.sleep(0)
 
-    async def _find(self, peer_id: str, request: FindRequest) -> tuple[Found, ...] | None:
-        """Of the first keys of `request`. None: no answer."""
+    async def _find(self, peer_id: str, request: FindRequest, hints: Sequence[str] = ()) -> tuple[Found, ...] | None:
+        """Of the first keys of `request`. None: no answer. `hints`: where others say that the peer is."""
 
         def decode(answer: bytes) -> tuple[Found, ...]:
-            found = FindResponse.from_bytes(answer).found
+            response = FindResponse.from_bytes(answer)
+            found = response.found
             if not min(1, len(request.keys)) <= len(found) <= len(request.keys):
                 raise PeerViolation(f"{len(found)} answers to {len(request.keys)} keys", peer_id=peer_id)
+            self._book.learn(peer_id, response.addrs)
             return found
 
-        return await self._call(peer_id, "find", request.to_bytes(), decode)
+        return await self._call(peer_id, "find", request.to_bytes(), decode, hints)
 
-    async def _call(self, peer_id: str, method: str, request: bytes, decode: Callable[[bytes], T]) -> T | None:
+    async def _call(
+        self, peer_id: str, method: str, request: bytes, decode: Callable[[bytes], T], hints: Sequence[str] = ()
+    ) -> T | None:
         """None: no answer, or one that is none. The peer is then out of the table, and suspected."""
+        addrs = tuple(dict.fromkeys((*self._book.of(peer_id), *hints)))
         try:
             async with self._calls, asyncio.timeout(RPC_TIMEOUT_S):
-                answer = decode(await self._host.call(peer_id, self._prefix + method, request))
+                answer = decode(await self._host.call(peer_id, self._prefix + method, request, addrs=addrs))
         except (PeerError, NotServed, TimeoutError) as error:
             logger.debug("%s did not answer %s: %s", peer_id, method, error)
             self._table.lost(peer_id)
@@ -209,16 +271,17 @@ class RecordDht:
     async def _answer_find(self, peer_id: str, request: bytes) -> bytes:
         try:
             asked = FindRequest.from_bytes(request)
-            self._meet_caller(peer_id)
+            if asked.addrs:
+                self._meet_caller(peer_id, asked.addrs)
         except PeerViolation as violation:
             logger.debug("%s asked for something else: %s", peer_id, violation)
             return _NO_ANSWER
-        return FindResponse.fitting(self._found(peer_id, key, asked) for key in asked.keys).to_bytes()
+        found = (self._found(peer_id, key, asked) for key in asked.keys)
+        return FindResponse.fitting(found, self.own_addrs).to_bytes()
 
     async def _answer_store(self, peer_id: str, request: bytes) -> bytes:
         try:
             record = StoreRequest.from_bytes(request).record
-            self._meet_caller(peer_id)
         except PeerViolation as violation:
             logger.debug("%s stored something else: %s", peer_id, violation)
             self._num_refused += 1
@@ -227,13 +290,15 @@ class RecordDht:
         self._num_refused += envelope is None
         return StoreResponse(held=envelope is not None and self._storage.store(envelope, record)).to_bytes()
 
-    def _meet_caller(self, peer_id: str) -> None:
+    def _meet_caller(self, peer_id: str, addrs: Sequence[str]) -> None:
         try:
             self._table.heard_of(check_peer_id(peer_id))
         except ValueError as error:  # another kind of key, which no node has
             raise PeerViolation(str(error)) from None
+        self._book.learn(peer_id, addrs)
 
     def _found(self, asker: str, key: bytes, asked: FindRequest) -> Found:
         others = [peer_id for peer_id in self._table.nearest(to_id(key), WIDTH + 1) if peer_id != asker]
+        peers = tuple(Contact(peer_id=peer_id, addrs=self._book.of(peer_id)) for peer_id in others[:WIDTH])
         records = () if asked.only_peers else self._storage.get(key)
-        return Found(records=records, peers=tuple(others[:WIDTH]))
+        return Found(records=records, peers=peers)

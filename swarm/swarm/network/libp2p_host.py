@@ -7,6 +7,9 @@ whoever called `start`, who also runs `lane.run()`; leaves methods, messages and
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from typing import TypeVar
 
 from swarm_protocol.errors import PeerRefused, PeerUnreachable, StartError
 
@@ -15,11 +18,21 @@ from swarm.network.libp2p_control import Control, ControlError
 from swarm.network.libp2p_daemon import Daemon, DaemonOptions
 from swarm.network.libp2p_unary import BUSY, NOT_SERVED, LaneClosed, RemoteLaneError, UnaryAnswer, UnaryLane
 from swarm.network.traffic import Traffic
+from swarm.network.unread_budget import UnreadBudget
 
 CONTROL_FAILURES = (ControlError, OSError, asyncio.IncompleteReadError)
 """What a request to the daemon can end with: its own complaint, or its death."""
 
 RawStream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+FindAddrs = Callable[[str], AsyncGenerator[Sequence[str], None]]
+"""`find_addrs(peer_id)`: sets of addresses to dial, the quickest to find first; the next is asked for if none answers.
+"""
+
+_NOT_DIALLED = ("failed to dial", "no addresses", "dial backoff", "all dials failed")
+"""How the daemon says that it reached nobody, so that nothing has been sent."""
+
+T = TypeVar("T")
 
 
 class NotServed(Exception):
@@ -33,6 +46,8 @@ class Host:
         self.lane = lane
         self.peer_id = peer_id
         self.traffic = Traffic()
+        self.unread = UnreadBudget()
+        self.find_addrs: FindAddrs = _nowhere
 
     @classmethod
     async def start(cls, options: DaemonOptions) -> Host:
@@ -68,11 +83,14 @@ class Host:
         except CONTROL_FAILURES as error:
             raise translate(error, self.peer_id) from None
 
-    async def call(self, peer_id: str, protocol: str, request: bytes) -> bytes:
-        """Raises PeerUnreachable, PeerRefused (it works on too many calls of ours) or NotServed."""
+    async def call(self, peer_id: str, protocol: str, request: bytes, *, addrs: Sequence[str] | None = None) -> bytes:
+        """Ask a peer, dialled at `addrs` if the daemon does not reach it; None: wherever `find_addrs` finds it.
+
+        Raises PeerUnreachable, PeerRefused (it works on too many calls of ours) or NotServed.
+        """
         try:
             self.traffic.sent(peer_id, len(request))
-            response = await self.lane.call(peer_id, protocol, request)
+            response = await self._dialling(peer_id, addrs, lambda: self.lane.call(peer_id, protocol, request))
         except (ControlError, LaneClosed, RemoteLaneError) as error:
             raise translate(error, peer_id) from None
         self.traffic.received(peer_id, len(response))
@@ -102,9 +120,38 @@ class Host:
     async def open_stream(self, peer_id: str, protocol: str) -> RawStream:
         """Raises PeerUnreachable or NotServed."""
         try:
-            return await self.control.open_stream(peer_id, protocol)
+            return await self._dialling(peer_id, None, lambda: self.control.open_stream(peer_id, protocol))
         except CONTROL_FAILURES as error:
             raise translate(error, peer_id) from None
+
+    async def _dialling(self, peer_id: str, addrs: Sequence[str] | None, act: Callable[[], Awaitable[T]]) -> T:
+        """`act`, and once more after a dial if the daemon could not reach the peer."""
+        try:
+            return await act()
+        except ControlError as error:
+            if not any(sign in str(error) for sign in _NOT_DIALLED) or not await self._dial(peer_id, addrs):
+                raise
+        return await act()
+
+    async def _dial(self, peer_id: str, addrs: Sequence[str] | None) -> bool:
+        async with aclosing(self.find_addrs(peer_id) if addrs is None else _only(addrs)) as places:
+            async for found in places:
+                try:
+                    await self.control.connect(peer_id, found)
+                except ControlError:
+                    continue
+                return True
+        return False
+
+
+async def _only(addrs: Sequence[str]) -> AsyncGenerator[Sequence[str], None]:
+    if addrs:
+        yield addrs
+
+
+def _nowhere(_peer_id: str) -> AsyncGenerator[Sequence[str], None]:
+    """Find nothing: there is no DHT to ask yet."""
+    return _only(())
 
 
 def translate(error: Exception, peer_id: str) -> PeerUnreachable | PeerRefused | NotServed:

@@ -1,4 +1,4 @@
-"""How a node enters a network: reach the peers it was given, say hello, compare network, version and clock.
+"""How a node enters a network: reach the peers it was given or remembers, say hello, compare network, version, clock.
 
 `hello` is the one method whose name carries no network id, so that two peers which cannot work together can say why.
 Holds no state and owns no task beyond its own calls.
@@ -7,14 +7,16 @@ Holds no state and owns no task beyond its own calls.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from swarm_protocol import limits
+from swarm_protocol.dht_messages import Contact
 from swarm_protocol.errors import (
     ConfigError,
     PeerError,
@@ -24,9 +26,8 @@ from swarm_protocol.errors import (
     StartError,
     SwarmError,
 )
-from swarm_protocol.version import Hello, check_hello, software_version
+from swarm_protocol.version import PROTOCOL_VERSION, Hello, check_hello, software_version
 
-from swarm.network.libp2p_daemon import DaemonOptions
 from swarm.network.libp2p_host import CONTROL_FAILURES, Host, NotServed, dial_failure
 from swarm.network.libp2p_unary import UnaryAnswer
 from swarm.network.multiaddr import PeerAddr
@@ -39,10 +40,10 @@ SEED_TIMEOUT_S = 5.0
 """For a seed across the world on a slow link; half of the patience of a person who waits for an error."""
 
 GRACE_S = 0.5
-"""For the other seeds once one has answered: the dead ones must not delay a node that is already connected."""
+"""For the other peers once one has answered: the dead ones must not delay a node that is already connected."""
 
-COPY_CHECK_S = 1.5
-"""For finding a peer by its id through the seeds; a live one answers in a few round trips."""
+HEAD_START_S = 1.0
+"""For the given peers, before remembered ones are tried as well. Given peers that all fail sooner end it."""
 
 
 logger = logging.getLogger(__name__)
@@ -52,6 +53,11 @@ logger = logging.getLogger(__name__)
 class Greeting:
     hello: Hello
     skew_s: float  # the peer's clock minus ours
+
+
+def method_prefix(network_id: str) -> str:
+    """What the names of all methods of a network begin with."""
+    return f"/swarm/{PROTOCOL_VERSION}/{network_id}/"
 
 
 def hello_answer(network_id: str) -> UnaryAnswer:
@@ -85,119 +91,136 @@ async def explain_refusal(host: Host, peer_id: str, network_id: str, method: str
     return PeerRefused(f"the peer does not serve {method!r}", remedy="ask one that does", peer_id=peer_id)
 
 
-async def connect(host: Host, addr: PeerAddr, network_id: str) -> Greeting:
-    """Reach `addr` and check that we can work together, clocks aside. Raises PeerError."""
+async def connect(host: Host, peer_id: str, addrs: Sequence[str], network_id: str) -> Greeting:
+    """Reach `peer_id` at `addrs` and check that we can work together, clocks aside. Raises PeerError."""
     try:
         async with asyncio.timeout(SEED_TIMEOUT_S):
-            await host.control.connect(addr.peer_id, [addr.addr])
-            greeting = await greet(host, addr.peer_id, network_id)
+            await host.control.connect(peer_id, addrs)
+            greeting = await greet(host, peer_id, network_id)
     except TimeoutError:
-        raise PeerTimeout(f"no answer within {SEED_TIMEOUT_S:.0f} s", peer_id=addr.peer_id) from None
+        raise PeerTimeout(f"no answer within {SEED_TIMEOUT_S:.0f} s", peer_id=peer_id) from None
     except CONTROL_FAILURES as error:
-        raise PeerUnreachable(dial_failure(str(error)), peer_id=addr.peer_id) from None
-    check_hello(_hello(network_id, 0.0), greeting.hello, addr.peer_id)
+        raise PeerUnreachable(dial_failure(str(error)), peer_id=peer_id) from None
+    check_hello(_hello(network_id, 0.0), greeting.hello, peer_id)
     return greeting
 
 
-async def join(host: Host, addrs: Sequence[PeerAddr], network_id: str) -> tuple[str, ...]:
-    """The peers among `addrs` that were reached; those that are slow may still be on their way.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entrance:
+    """The peer ids through which a node entered its network: of those it was given, and of those it remembered."""
 
-    Raises ConfigError if all are in another network or version, StartError if none was reached or our clock is off.
+    given: tuple[str, ...] = ()
+    remembered: tuple[str, ...] = ()
+
+    @property
+    def peer_ids(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((*self.given, *self.remembered)))
+
+
+async def join(
+    host: Host,
+    given: Sequence[PeerAddr],
+    remembered: Sequence[Contact],
+    network_id: str,
+    *,
+    may_be_first: bool = False,
+) -> Entrance:
+    """Reach peers of the network; those that are slow may still be on their way. Remembered ones are a second choice.
+
+    Raises ConfigError if a given peer refuses and none of the others accepts, StartError if no peer was reached
+    (unless none was given and this node `may_be_first`), or if this machine's clock is off.
     """
-    if not addrs:
-        return ()
-    attempts = {asyncio.create_task(connect(host, addr, network_id)): addr for addr in addrs}
+    attempts: dict[asyncio.Task[Greeting], PeerAddr | Contact] = {
+        asyncio.create_task(connect(host, addr.peer_id, [addr.addr], network_id)): addr for addr in given
+    }
     try:
-        await _first_success(set(attempts))
-        await asyncio.wait(attempts, timeout=GRACE_S)
-        greetings = {addr.peer_id: task.result() for task, addr in attempts.items() if _succeeded(task)}
-        failures = {addr: task.exception() for task, addr in attempts.items() if task.done() and not _succeeded(task)}
+        await first_success(set(attempts), timeout_s=HEAD_START_S if remembered else None)
+        if not any(map(succeeded, attempts)) and not _refusals(_failures(attempts)):
+            for contact in remembered:
+                attempts[asyncio.create_task(connect(host, contact.peer_id, contact.addrs, network_id))] = contact
+            await first_success(set(attempts))
+        if attempts:
+            await asyncio.wait(attempts, timeout=GRACE_S)
+        greetings = {attempt: task.result() for task, attempt in attempts.items() if succeeded(task)}
+        failures = _failures(attempts)
     finally:
         for task in attempts:
             task.cancel()
-        await asyncio.wait(attempts)
+        if attempts:
+            await asyncio.wait(attempts)
+    entrance = Entrance(
+        given=tuple(dict.fromkeys(each.peer_id for each in greetings if isinstance(each, PeerAddr))),
+        remembered=tuple(each.peer_id for each in greetings if isinstance(each, Contact)),
+    )
+    if not entrance.given and (refusals := _refusals(failures)):
+        raise _refused(failures, refusals)
     if not greetings:
-        raise _nobody(failures)
+        if given or (remembered and not may_be_first):
+            raise _nobody(failures, num_remembered=len(remembered))
+        return entrance
     for addr, failure in failures.items():
         logger.warning("%s: %s", addr, failure)
     _check_clock([greeting.skew_s for greeting in greetings.values()])
-    return tuple(greetings)
-
-
-async def check_identity_is_free(addrs: Sequence[PeerAddr], peer_id: str) -> None:
-    """Raises StartError if a running node has this identity, wherever it is.
-
-    A throwaway anonymous host asks the seeds' network for the peer id and dials it. libp2p lets a connection stand only
-    if the other side proves that it holds the key, so whoever answers is a copy. None of the seeds reached, or
-    nothing found in time: free, as far as can be told. (A later sign is a record of ours that we did not write.)
-    """
-    host = await Host.start(DaemonOptions(dht_server=False))
-    lane = asyncio.create_task(host.lane.run())
-    try:
-        async with asyncio.timeout(COPY_CHECK_S):
-            dials = [asyncio.create_task(host.control.connect(addr.peer_id, [addr.addr])) for addr in addrs]
-            try:
-                await _first_success(set(dials))
-            finally:
-                for dial in dials:
-                    dial.cancel()
-                await asyncio.wait(dials)
-            if not any(_succeeded(dial) for dial in dials) or not await _can_dial(host, peer_id):
-                return
-    except TimeoutError:
-        return
-    finally:
-        try:
-            await host.stop()
-        finally:
-            await lane
-    raise StartError(
-        f"the identity {peer_id} is in use by another running node",
-        remedy="stop that node, or give this one its own identity (another home folder)",
-    )
+    return entrance
 
 
 def _hello(network_id: str, sent_at: float) -> Hello:
     return Hello(network_id=network_id, software_version=software_version(), sent_at=sent_at)
 
 
-async def _can_dial(host: Host, peer_id: str) -> bool:
-    while True:
-        try:
-            await host.control.connect(peer_id)
-        except CONTROL_FAILURES as error:
-            if "failed to find any peer in table" not in str(error):
-                return False
-            await asyncio.sleep(0.02)  # the seed is connected, but the daemon has yet to learn what it can do
-        else:
-            return True
+async def first_success(tasks: set[asyncio.Task[T]], *, timeout_s: float | None = None) -> None:
+    """Until one has succeeded, all have failed, or `timeout_s` is over."""
+    pending = {task for task in tasks if not task.done()}
+    if any(map(succeeded, tasks)):
+        return
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            while pending:
+                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                if any(map(succeeded, done)):
+                    return
 
 
-async def _first_success(tasks: set[asyncio.Task[T]]) -> None:
-    """Until one has succeeded or all have failed."""
-    pending = tasks
-    while pending:
-        done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-        if any(_succeeded(task) for task in done):
-            return
-
-
-def _succeeded(task: asyncio.Task[T]) -> bool:
+def succeeded(task: asyncio.Task[T]) -> bool:
     return task.done() and not task.cancelled() and task.exception() is None
 
 
-def _nobody(failures: dict[PeerAddr, BaseException | None]) -> StartError | ConfigError:
-    """Each peer's cause once, and each remedy once."""
-    told = "; ".join(
+def _failures(attempts: Mapping[asyncio.Task[Greeting], PeerAddr | Contact]) -> dict[PeerAddr, BaseException | None]:
+    """Of given peers. Remembered ones may be gone for good, and nobody has named them."""
+    return {
+        attempt: task.exception()
+        for task, attempt in attempts.items()
+        if isinstance(attempt, PeerAddr) and task.done() and not succeeded(task)
+    }
+
+
+def _refusals(failures: Mapping[PeerAddr, BaseException | None]) -> list[PeerRefused]:
+    return [failure for failure in failures.values() if isinstance(failure, PeerRefused)]
+
+
+def _told(failures: Mapping[PeerAddr, BaseException | None]) -> str:
+    """Each peer's cause once."""
+    return "; ".join(
         f"{addr}: {failure.message if isinstance(failure, SwarmError) else failure}"
         for addr, failure in failures.items()
     )
-    refusals = [failure for failure in failures.values() if isinstance(failure, PeerRefused)]
-    if refusals:
-        remedies = dict.fromkeys(refusal.remedy for refusal in refusals)
-        return ConfigError(f"cannot join through the given peers: {told}", remedy="; ".join(filter(None, remedies)))
+
+
+def _refused(failures: Mapping[PeerAddr, BaseException | None], refusals: Sequence[PeerRefused]) -> ConfigError:
+    remedies = dict.fromkeys(refusal.remedy for refusal in refusals)
+    told = _told(failures)
+    return ConfigError(f"cannot join through the given peers: {told}", remedy="; ".join(filter(None, remedies)))
+
+
+def _nobody(failures: Mapping[PeerAddr, BaseException | None], *, num_remembered: int) -> StartError:
+    if not failures:
+        return StartError(
+            f"none of the peers that this node remembers ({num_remembered}) could be reached",
+            remedy="give --peers the address of a node that runs, as swarm-node seed prints it",
+        )
+    also = f"; nor any of the {num_remembered} that this node remembers" if num_remembered else ""
     return StartError(
-        f"none of the given peers could be reached: {told}",
+        f"none of the given peers could be reached: {_told(failures)}{also}",
         remedy="check the addresses and that these nodes run, or give another node of the network",
     )
 
@@ -208,6 +231,6 @@ def _check_clock(skews_s: Sequence[float]) -> None:
         return
     raise StartError(
         f"this machine's clock is {abs(skew_s):.0f} s {'behind' if skew_s > 0 else 'ahead of'} that of the "
-        f"{len(skews_s)} peers it was given",
+        f"{len(skews_s)} peers it reached",
         remedy="set the clock, for example by turning on network time",
     )

@@ -13,7 +13,7 @@ from collections import deque
 from typing import cast
 
 from swarm_protocol import limits
-from swarm_protocol.errors import PeerTimeout, PeerUnreachable, PeerViolation, SwarmError
+from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable, PeerViolation, SwarmError
 from swarm_protocol.failure import decode_failure, encode_failure
 
 from swarm.network import framing
@@ -21,6 +21,7 @@ from swarm.network.framing import Kind
 from swarm.network.interface import EndOfStream, too_long
 from swarm.network.libp2p_wire import Wire
 from swarm.network.traffic import Traffic
+from swarm.network.unread_budget import UnreadBudget
 
 _GRANT_BYTES = framing.WINDOW_BYTES // 4
 """Credit goes back in steps of this size: often enough that the sender never waits in a steady flow."""
@@ -38,19 +39,26 @@ class Libp2pStream:
         peer_id: str,
         timeout_s: float | None,
         traffic: Traffic | None = None,
+        unread: UnreadBudget | None = None,
         max_message_bytes: int = limits.MAX_MESSAGE_BYTES,
     ) -> None:
-        """`timeout_s` None: sending and receiving wait for as long as the other side is there. `traffic` is counted."""
+        """`timeout_s` None: sending and receiving wait for as long as the other side is there.
+
+        `traffic` is counted, and what waits to be received is charged to `unread`.
+        """
         self._reader = reader
         self._writer = writer
         self._wire = Wire(self._check_frame, self._accept)
-        self._peer_id = peer_id
+        self.peer_id = peer_id
         self._timeout_s = timeout_s
         self._traffic = traffic or Traffic()
+        self._unread = unread or UnreadBudget()
         self._max_message_bytes = max_message_bytes
         self._received: deque[tuple[Kind, bytes]] = deque()
         self._partial: list[bytes] = []
         self._num_partial_bytes = 0
+        self._partial_cost = 0  # charged for `_partial`
+        self._has_given_way = False
         self._send_credit = framing.WINDOW_BYTES
         self._unread_bytes = 0  # received and not yet granted again
         self._taken_bytes = 0  # taken by receive, to be granted in the next step
@@ -109,9 +117,9 @@ class Libp2pStream:
         """Read until the other side leaves or breaks the protocol. Never raises but CancelledError."""
         try:
             await self._wire.run(self._reader, cast("asyncio.Transport", self._writer.transport))
-            self._fail(PeerUnreachable("the peer left the stream", peer_id=self._peer_id))
+            self._fail(PeerUnreachable("the peer left the stream", peer_id=self.peer_id))
         except PeerViolation as violation:
-            violation.peer_id = self._peer_id
+            violation.peer_id = self.peer_id
             self._fail(violation)
 
     async def end(self, error: BaseException | None = None) -> None:
@@ -124,28 +132,53 @@ class Libp2pStream:
 
     def close(self) -> None:
         """What has been sent still leaves; nothing more is received."""
-        self._fail(PeerUnreachable("the stream is closed", peer_id=self._peer_id))
+        self._over()
         self._writer.close()
 
     def abort(self) -> None:
-        self._fail(PeerUnreachable("the stream is closed", peer_id=self._peer_id))
+        self._over()
         self._writer.transport.abort()
+
+    def give_way(self, refusal: PeerRefused) -> None:
+        """Tell the other side why nothing more is taken, and drop what is unread; what still comes is not kept."""
+        if not self._is_over:
+            self._writer.write(framing.frame(Kind.FAILURE, encode_failure(refusal)))
+            self._finished = True
+        self._has_given_way = True
+        self._wire.drop_body()
+        self._forget()
+        self._fail(refusal)
+
+    def _over(self) -> None:
+        self._fail(PeerUnreachable("the stream is closed", peer_id=self.peer_id))
+        self._forget()
+
+    def _forget(self) -> None:
+        self._received.clear()
+        self._partial.clear()
+        self._num_partial_bytes = self._partial_cost = 0
+        self._unread.drop(self)
 
     # ----------------------------------------------------------------------------------------------------------------
 
-    def _check_frame(self, kind: Kind, length: int) -> None:
-        if kind in (Kind.MORE, Kind.DATA):
-            if self._unread_bytes + framing.cost(length) > framing.WINDOW_BYTES:
-                raise PeerViolation("the peer sent more than it was allowed to")
-            if self._remote_finished:
-                raise PeerViolation("the peer sent data after it had finished")
+    def _check_frame(self, kind: Kind, length: int) -> bool:
+        """Whether the frame is to be kept."""
+        if kind not in (Kind.MORE, Kind.DATA):
+            return True
+        if self._unread_bytes + framing.cost(length) > framing.WINDOW_BYTES:
+            raise PeerViolation("the peer sent more than it was allowed to")
+        if self._remote_finished:
+            raise PeerViolation("the peer sent data after it had finished")
+        self._unread_bytes += framing.cost(length)
+        return not self._has_given_way and self._unread.charge(self, framing.cost(length))
 
     def _accept(self, kind: Kind, length: int, body: bytes) -> None:
         match kind:
+            case Kind.MORE | Kind.DATA if self._has_given_way:
+                pass  # a short one, of which some was here already
             case Kind.MORE | Kind.DATA:
-                self._unread_bytes += framing.cost(length)
                 self._received.append((kind, body))
-                self._traffic.received(self._peer_id, length)
+                self._traffic.received(self.peer_id, length)
             case Kind.CREDIT:
                 self._send_credit += length
                 if self._send_credit > framing.WINDOW_BYTES:
@@ -154,10 +187,10 @@ class Libp2pStream:
             case Kind.FINISH:
                 self._remote_finished = True
             case Kind.FAILURE:
-                self._fail(decode_failure(body, self._peer_id))
+                self._fail(decode_failure(body, self.peer_id))
             case Kind.END:
                 self._remote_finished = True
-                self._fail(PeerUnreachable("the peer has ended the stream", peer_id=self._peer_id))
+                self._fail(PeerUnreachable("the peer has ended the stream", peer_id=self.peer_id))
         self._changed.set()
 
     @property
@@ -192,7 +225,7 @@ class Libp2pStream:
 
     def _write_piece(self, kind: Kind, piece: memoryview) -> None:
         header = framing.HEADER.pack(kind, len(piece))
-        self._traffic.sent(self._peer_id, len(piece))
+        self._traffic.sent(self.peer_id, len(piece))
         if len(piece) <= _COPY_BYTES:
             self._writer.write(header + piece)
         else:
@@ -203,7 +236,7 @@ class Libp2pStream:
             await self._wire.drained()
         except ConnectionError:
             # the pump may yet find the other side's reason in what it sent before it left
-            raise self._error or PeerUnreachable("the peer left the stream", peer_id=self._peer_id) from None
+            raise self._error or PeerUnreachable("the peer left the stream", peer_id=self.peer_id) from None
 
     def _take_message(self) -> bytes | None:
         """The next one, or None if it is not there yet. Raises what `receive` does, once there is nothing more."""
@@ -222,20 +255,19 @@ class Libp2pStream:
         kind, body = self._received.popleft()
         self._grant(framing.cost(len(body)))
         self._num_partial_bytes += len(body)
+        self._partial_cost += framing.cost(len(body))
         if self._num_partial_bytes > self._max_message_bytes:
-            self._received.clear()
-            self._partial.clear()
-            violation = too_long(self._max_message_bytes, self._peer_id)
+            self._forget()
+            violation = too_long(self._max_message_bytes, self.peer_id)
             self._fail(violation)
             raise violation
-        if kind == Kind.DATA and not self._partial:
-            self._num_partial_bytes = 0
-            return body
-        self._partial.append(body)
         if kind == Kind.MORE:
+            self._partial.append(body)
             return None
-        message = b"".join(self._partial)
-        self._partial, self._num_partial_bytes = [], 0
+        message = b"".join((*self._partial, body)) if self._partial else body
+        self._unread.release(self, self._partial_cost)
+        self._partial.clear()
+        self._num_partial_bytes = self._partial_cost = 0
         return message
 
     def _grant(self, num_bytes: int) -> None:
@@ -246,4 +278,4 @@ class Libp2pStream:
             self._taken_bytes = 0
 
     def _timed_out(self, what: str) -> PeerTimeout:
-        return PeerTimeout(f"the peer {what} within {self._timeout_s} s", peer_id=self._peer_id)
+        return PeerTimeout(f"the peer {what} within {self._timeout_s} s", peer_id=self.peer_id)

@@ -1,10 +1,11 @@
 """Notices that this node is cut off, or that its seeds are, and joins the parts again.
 
 Two groups that lost their common seed each keep dialling it, so they meet there once it is back; a node that is alone
-also dials whom it knew before. A seed is back when it has answered: one that has just started may be connected before
-it serves anything. One that is lost and connected again between two looks is asked at the next refresh.
+also dials the peers that it knew before. A seed is back when it has answered: one that has just started may be
+connected before it serves anything. One that is lost and connected again between two looks is asked at the next
+refresh.
 
-`Watch.run` is the task; its state is whom it has seen.
+`Watch.run` is the task; its state is the peers that it has seen.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
+from swarm_protocol.dht_messages import Contact
 from swarm_protocol.errors import PeerError, PeerUnreachable
 
 from swarm.network.libp2p_dht import RecordDht
@@ -41,18 +43,21 @@ class Watch:
         host: Host,
         dht: RecordDht,
         seeds: Sequence[PeerAddr],
-        met: Iterable[str],
         network_id: str,
         on_healed: Callable[[], Awaitable[None]],
     ) -> None:
-        """`met`: the peer ids of those seeds that have answered."""
         self._host = host
         self._dht = dht
         self._seeds = tuple(seeds)
-        self._met = set(met)  # and were connected at each look since
+        self._met: set[str] = set()  # seeds that have answered and were connected at each look since
         self._network_id = network_id
         self._on_healed = on_healed
-        self._known: OrderedDict[str, None] = OrderedDict()
+        self._known: OrderedDict[str, tuple[str, ...]] = OrderedDict()
+
+    def begin(self, met: Iterable[str], known: Iterable[Contact]) -> None:
+        """Take in the seeds that have answered, by peer id, and peers of earlier days."""
+        self._met.update(met)
+        self._known.update((contact.peer_id, contact.addrs) for contact in known)
 
     async def run(self) -> None:
         pause_s = back_off_s = MIN_PAUSE_S
@@ -75,9 +80,9 @@ class Watch:
         """True while somebody is missing whom we keep trying to reach."""
         connected = await self._host.connected_peers()
         self._host.traffic.note(connected)
-        for peer_id in self._dht.peers():
-            self._known[peer_id] = None
-            self._known.move_to_end(peer_id)
+        for contact in self._dht.contacts():
+            self._known[contact.peer_id] = contact.addrs
+            self._known.move_to_end(contact.peer_id)
         while len(self._known) > MAX_KNOWN_PEERS:
             self._known.popitem(last=False)
         self._met.intersection_update(connected)
@@ -88,7 +93,8 @@ class Watch:
         found = await asyncio.gather(*(self._reach_seed(seed) for seed in missing))
         if alone:
             others = [peer_id for peer_id in reversed(self._known) if peer_id not in connected][:NUM_DIALS]
-            found += await asyncio.gather(*(self._dht.ping(peer_id) for peer_id in {*others, *connected}))
+            asked = {*others, *connected}
+            found += await asyncio.gather(*(self._dht.ping(peer_id, self._known.get(peer_id, ())) for peer_id in asked))
         if any(found):
             logger.info("found %d lost peers again", sum(found))
             await self._dht.refresh()
@@ -97,7 +103,7 @@ class Watch:
 
     async def _reach_seed(self, seed: PeerAddr) -> bool:
         try:
-            await connect(self._host, seed, self._network_id)
+            await connect(self._host, seed.peer_id, [seed.addr], self._network_id)
         except PeerError as error:
             logger.debug("seed %s: %s", seed, error)
             return False

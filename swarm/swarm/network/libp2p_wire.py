@@ -22,16 +22,19 @@ _TAKEN_BYTES = 2**16
 
 
 class Wire(asyncio.BufferedProtocol):
-    """`announced(kind, length)` hears of a frame before anything is allocated for it, and `accept(kind, length, body)`
-    gets it whole; both may raise PeerViolation, which ends the reading. One task owns it: the one that runs `run`."""
+    """`announced(kind, length)` hears of a frame before anything is allocated for it, and says whether it is wanted;
+    `accept(kind, length, body)` gets it whole if so. Both may raise PeerViolation, which ends the reading. One task
+    owns it: the one that runs `run`."""
 
-    def __init__(self, announced: Callable[[Kind, int], None], accept: Callable[[Kind, int, bytes], None]) -> None:
+    def __init__(self, announced: Callable[[Kind, int], bool], accept: Callable[[Kind, int, bytes], None]) -> None:
         self._announced = announced
         self._accept = accept
         self._scratch = bytearray(SCRATCH_BYTES)
         self._num_scratch = 0  # bytes there, of a frame that is not whole
+        self._is_announced = False  # that frame
         self._body = bytearray()  # of a frame that is longer than the scratch; empty: there is none
         self._num_body = 0
+        self._num_unwanted = 0  # bytes to come of a frame that nobody wants
         self._kind = Kind.DATA
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._room = asyncio.Event()
@@ -64,6 +67,11 @@ class Wire(asyncio.BufferedProtocol):
         finally:
             self._end(None)
             transport.pause_reading()
+
+    def drop_body(self) -> None:
+        """Keep nothing of the frame that is coming, which nobody wants any more."""
+        self._num_unwanted += len(self._body) - self._num_body
+        self._body, self._num_body = bytearray(), 0
 
     async def drained(self) -> None:
         """Until there is room to write. Raises ConnectionError if the connection is lost."""
@@ -120,6 +128,7 @@ class Wire(asyncio.BufferedProtocol):
             return
         if not self._body:
             self._num_scratch += num_bytes
+            self._skip_unwanted()
             self._parse()
             return
         self._num_body += num_bytes
@@ -144,10 +153,14 @@ class Wire(asyncio.BufferedProtocol):
         view, at = memoryview(self._scratch)[: self._num_scratch], 0
         while len(view) - at >= framing.HEADER.size:
             kind, length = framing.parse_header(view[at : at + framing.HEADER.size])
-            self._announced(kind, length)
+            is_wanted = self._is_announced or self._announced(kind, length)
+            self._is_announced = False
             start = at + framing.HEADER.size
             num_bytes = 0 if kind == Kind.CREDIT else length
-            if start + num_bytes <= len(view):
+            if not is_wanted:
+                at = min(start + num_bytes, len(view))
+                self._num_unwanted = start + num_bytes - at
+            elif start + num_bytes <= len(view):
                 at = start + num_bytes
                 self._accept(kind, length, bytes(view[start:at]))
             elif framing.HEADER.size + num_bytes > len(self._scratch):
@@ -155,9 +168,18 @@ class Wire(asyncio.BufferedProtocol):
                 self._body[: self._num_body] = view[start:]
                 at = len(view)
             else:
+                self._is_announced = True
                 break
         self._num_scratch = len(view) - at
         self._scratch[: self._num_scratch] = view[at:]
+
+    def _skip_unwanted(self) -> None:
+        """Drop what is in the scratch of a frame that nobody wants."""
+        num_bytes = min(self._num_unwanted, self._num_scratch)
+        if num_bytes:
+            self._num_unwanted -= num_bytes
+            self._num_scratch -= num_bytes
+            self._scratch[: self._num_scratch] = self._scratch[num_bytes : num_bytes + self._num_scratch]
 
     def _end(self, violation: PeerViolation | None) -> None:
         if self._ended.done():

@@ -7,6 +7,7 @@ Only the forms that our hosts use: /ip4, /ip6, /dns, /dns4, /dns6 with /tcp or /
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from swarm_protocol import limits
@@ -57,9 +58,21 @@ def check_announce_addr(text: str) -> str:
     return text
 
 
+def dialable(addrs: Iterable[str]) -> tuple[str, ...]:
+    """Those of `addrs` that a host can dial, each without its final /p2p: what a peer names may be anything."""
+    return tuple(addr for addr in addrs if _is_dialable(addr))
+
+
 def is_loopback(addr: str) -> bool:
     """Whether only this machine can use it."""
     return "/ip4/127." in addr or "/ip6/::1/" in addr
+
+
+def _is_dialable(addr: str) -> bool:
+    try:
+        return _split(addr)[-1][0] != "p2p"
+    except ValueError:
+        return False
 
 
 def _text(part: tuple[str, str]) -> str:

@@ -13,6 +13,7 @@ from swarm.serving.engine.engine import Engine
 from swarm.serving.model.batch import PAGE_TOKENS
 from swarm.serving.model.kv_pool import KVPool
 from swarm.serving.model.loading import LoadedSpan, load
+from swarm.serving.model.measure import PREFILL_TOKENS, SpanSpeed, step_again_ms
 from swarm.serving.server_options import ServerOptions
 
 
@@ -45,6 +46,22 @@ class Deployment:
             thread.shutdown(wait=False)
             raise
         return cls(loaded, pool, options, thread)
+
+    @property
+    def speed(self) -> SpanSpeed:
+        """As measured while loading, and observed since."""
+        assert self.engine.observed is not None
+        return self.engine.observed.speed
+
+    async def measure_again(self) -> None:
+        """Measure the span while nobody uses it: a server that is thought slow is asked for little, and sees little.
+
+        What comes meanwhile waits for a few short steps.
+        """
+        assert self.engine.observed is not None
+        decode_ms = await self.engine.in_thread(step_again_ms, self.loaded.span, 1)
+        prefill_ms = await self.engine.in_thread(step_again_ms, self.loaded.span, PREFILL_TOKENS)
+        self.engine.observed.measured_again(decode_ms, prefill_ms)
 
     @property
     def blocks(self) -> tuple[int, int]:

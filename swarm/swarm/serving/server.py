@@ -23,6 +23,7 @@ from swarm.network.membership import Membership
 from swarm.serving.deployment import Deployment
 from swarm.serving.engine.engine import Load
 from swarm.serving.forward import Computer, ForwardServer
+from swarm.serving.grammar.masks import Grammars
 from swarm.serving.model.batch import PAGE_TOKENS
 from swarm.serving.recent_rate import RecentRate
 from swarm.serving.server_options import ServerOptions
@@ -35,6 +36,8 @@ ANNOUNCE_S = 3.0
 """How often a changed load is published: often enough to spread sessions, rarely enough for the DHT."""
 LOOK_S = 15.0
 """How often the rate of tokens is looked at, and published while there is one."""
+IDLE_S = 60.0
+"""Without a token for so long the blocks are measured again, and again after as long."""
 
 
 class SpanServer:
@@ -67,11 +70,13 @@ class SpanServer:
         self._network = network
         self._membership = membership
         self._model_dir = model_dir
+        self._grammars = Grammars(model_dir / "tokenizer.json")
         self._state: ServeState = "joining"
         self._deployed: Deployment | None = None
         self._retiring: set[Deployment] = set()
         self._num_tokens = 0
         self._rate: RecentRate | None = None
+        self._idle_since_s = 0.0
         self._tokens_per_s = 0.0
         self._changed = asyncio.Event()
         self._ended = asyncio.Event()
@@ -96,7 +101,8 @@ class SpanServer:
             raise
         self._deployed = deployed
         self._state = "serving"
-        self._rate = RecentRate(asyncio.get_running_loop().time())
+        self._idle_since_s = asyncio.get_running_loop().time()
+        self._rate = RecentRate(self._idle_since_s)
         self._main = asyncio.create_task(self._run(), name=f"serving {self.name}")
 
     async def move(
@@ -208,6 +214,7 @@ class SpanServer:
         finally:
             for deployed in self._deployments:
                 deployed.engine.close(wait=False)
+            self._grammars.close()
             self._deployed = None
             self._retiring.clear()
         if not main.cancelled():
@@ -245,7 +252,7 @@ class SpanServer:
     @property
     def record(self) -> ServeRecord:
         """What is announced now. Only while started."""
-        loaded = self._ready.loaded
+        loaded, speed = self._ready.loaded, self._ready.speed
         return ServeRecord(
             model=self.name,
             revision=loaded.revision,
@@ -253,8 +260,8 @@ class SpanServer:
             start=self.start_block,
             end=self.end_block,
             state=self._state,
-            prefill_ms_per_token=loaded.speed.prefill_ms,
-            decode_ms_per_block=loaded.speed.decode_ms,
+            prefill_ms_per_token=speed.prefill_ms,
+            decode_ms_per_block=speed.decode_ms,
             free_kv_tokens=self._ready.engine.free_tokens,
             queue_depth=len(self.lanes.seats),
             rtt_ms=self.rtt_ms,
@@ -262,6 +269,7 @@ class SpanServer:
             next_start=self.moving_to[0],
             next_end=self.moving_to[1],
             tokens_per_s=self._tokens_per_s,
+            source=loaded.source,
         )
 
     @property
@@ -322,15 +330,30 @@ class SpanServer:
                     async with asyncio.timeout(LOOK_S):
                         is_news = await self._changed.wait()
                 except TimeoutError:
-                    is_news = self._look()
+                    is_news = self._look() or await self._measure_if_idle()
 
     def _look(self) -> bool:
         """Whether the rate of tokens is another than when it was last looked at."""
         before, now = self._tokens_per_s, asyncio.get_running_loop().time()
+        if before or self.load.num_running:
+            self._idle_since_s = now
         # while the blocks are exchanged, those that are being closed are not counted
         if self._rate is not None and self._deployed is not None:
             self._tokens_per_s = self._rate.per_s(self.num_tokens, now)
         return self._tokens_per_s != before
+
+    async def _measure_if_idle(self) -> bool:
+        """Whether others are to be told."""
+        now = asyncio.get_running_loop().time()
+        if self._deployed is None or self._state != "serving" or now - self._idle_since_s < IDLE_S:
+            return False
+        self._idle_since_s = now
+        try:
+            await self._deployed.measure_again()
+        except (RuntimeError, MemoryError) as error:
+            logger.warning("could not measure the blocks of %s again: %s", self.name, error)
+            return False
+        return True
 
     # --- what others ask for ----------------------------------------------------------------------------------------
 
@@ -339,7 +362,12 @@ class SpanServer:
         if self._state != "serving" or self._deployed is None:
             raise PeerRefused("the server takes no new sessions", remedy="ask another server")
         loaded = self._deployed.loaded
-        return Offer(engine=self._deployed.engine, revision=loaded.revision, max_step_tokens=loaded.max_step_tokens)
+        return Offer(
+            engine=self._deployed.engine,
+            revision=loaded.revision,
+            max_step_tokens=loaded.max_step_tokens,
+            grammars=self._grammars,
+        )
 
     def _computer(self) -> Computer:
         """For calls on whole sequences. Raises PeerRefused."""
@@ -350,7 +378,7 @@ class SpanServer:
             span=loaded.span,
             revision=loaded.revision,
             in_thread=self._deployed.engine.in_thread,
-            forward_ms=loaded.speed.prefill_ms,
+            forward_ms=self._deployed.speed.prefill_ms,
         )
 
     async def _give_files(self, _peer_id: str, request: bytes) -> bytes:

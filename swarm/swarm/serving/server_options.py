@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import torch
 from swarm_protocol import limits
@@ -12,7 +12,9 @@ from swarm_protocol.errors import ConfigError
 
 from swarm.network.phases import FaultHook, no_faults
 
-DTYPES = {
+Dtype: TypeAlias = Literal["float32", "bfloat16", "float16", "int8", "int4"]
+
+DTYPES: Mapping[Dtype, torch.dtype] = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
@@ -35,7 +37,7 @@ class ServerOptions:
     """
 
     device: str = "cpu"
-    dtype: Literal["float32", "bfloat16", "float16", "int8", "int4"] = "float32"
+    dtype: Dtype = "float32"
     kv_bytes: int = 2**30
     max_sessions: int = 64
     max_step_tokens: int = 512

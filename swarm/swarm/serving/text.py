@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 MAX_HELD_TOKENS = 16
 """A character takes at most four bytes, and so four tokens. Bytes that form none by then are shown as U+FFFD."""
@@ -15,7 +15,7 @@ class Detokenizer:
     for text of more than MAX_HELD_TOKENS invalid tokens in a row.
     """
 
-    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+    def __init__(self, decode: Callable[[Sequence[Sequence[int]]], Awaitable[Sequence[str]]]) -> None:
         self._decode = decode
         self._ids: list[int] = []
         # ids before `_shown` are out as text; those from `_context` on are decoded again with each new one, for a
@@ -23,19 +23,19 @@ class Detokenizer:
         self._context = 0
         self._shown = 0
 
-    def push(self, token_id: int) -> str:
+    async def push(self, token_id: int) -> str:
         self._ids.append(token_id)
-        text = self._pending()
+        text = await self._pending()
         if text.endswith("\ufffd") and len(self._ids) - self._shown < MAX_HELD_TOKENS:
             return ""
         return self._show(text)
 
-    def flush(self) -> str:
-        return self._show(self._pending())
+    async def flush(self) -> str:
+        return self._show(await self._pending())
 
-    def _pending(self) -> str:
-        before = self._decode(self._ids[self._context : self._shown])
-        return self._decode(self._ids[self._context :])[len(before) :]
+    async def _pending(self) -> str:
+        before, text = await self._decode([self._ids[self._context : self._shown], self._ids[self._context :]])
+        return text[len(before) :]
 
     def _show(self, text: str) -> str:
         if text:
@@ -48,11 +48,11 @@ class Detokenizer:
 
 
 class StopFinder:
-    """Holds back text that may be the beginning of a stop string."""
+    """Holds back text that may be the beginning of a stop string. Those of `shown_stops` end the text they stop."""
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], shown_stops: Sequence[str] = ()) -> None:
         self.has_stopped = False
-        self._stops = stops
+        self._num_shown = dict.fromkeys(stops, 0) | {stop: len(stop) for stop in shown_stops}
         self._held = ""
 
     def push(self, text: str) -> str:
@@ -60,12 +60,12 @@ class StopFinder:
         if self.has_stopped:
             return ""
         self._held += text
-        found = [at for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        found = [(at, num) for stop, num in self._num_shown.items() if (at := self._held.find(stop)) >= 0]
         if found:
             self.has_stopped = True
-            shown, self._held = self._held[: min(found)], ""
+            shown, self._held = self._held[: sum(min(found))], ""
             return shown
-        num_held = max((_overlap(self._held, stop) for stop in self._stops), default=0)
+        num_held = max((_overlap(self._held, stop) for stop in self._num_shown), default=0)
         cut = len(self._held) - num_held
         shown, self._held = self._held[:cut], self._held[cut:]
         return shown

@@ -19,7 +19,7 @@ from swarm_protocol.records import ServeRecord
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
 from swarm.own_thread import in_own_thread
-from swarm.router.placement import Capacity, Decision, choose_move, choose_span, only_here, rank
+from swarm.router.placement import Capacity, Decision, choose_move, choose_span, only_here, rank, work_ms
 from swarm.router.routing import format_spans
 from swarm.serving.capability import Capability, VolunteerOptions, measure_capability, options_for
 from swarm.serving.server import SpanServer
@@ -177,6 +177,7 @@ class Volunteer:
             free_kv_tokens=int(is_settled),
             rtt_ms=able.capacity.rtt_ms,
             relayed=self._options.is_relayed(),
+            source=able.files.source,
         )
         self._membership.announce(record)
 
@@ -266,7 +267,8 @@ class Volunteer:
     async def _better(self, server: SpanServer, able: Capability) -> Decision | None:
         record = server.record
         servers = await self._servers(record.revision)
-        capacity = replace(able.capacity, rtt_ms=record.rtt_ms)
+        block_ms = work_ms(record.decode_ms_per_block, record.prefill_ms_per_token)
+        capacity = replace(able.capacity, rtt_ms=record.rtt_ms, block_ms=block_ms)
         return choose_move(servers, record.num_blocks, capacity, (record.start, record.end))
 
     async def _end_watch(self) -> None:

@@ -28,13 +28,14 @@ from swarm_protocol.errors import PeerViolation, RoundError, SwarmError
 from swarm_protocol.training_messages import ReduceOpening
 from torch import Tensor
 
-from swarm.network.interface import EndOfStream, Network, Stream
+from swarm.network.interface import EndOfStream, Stream
 from swarm.network.phases import FaultHook, no_faults
 from swarm.training.exchange import Exchange
 from swarm.training.own_part import OwnPart
 from swarm.training.part_owner import Scheme
 from swarm.training.part_result import PartResult
 from swarm.training.part_streams import PartStreams
+from swarm.training.peer_lines import PeerLines
 from swarm.training.round_events import Signed
 from swarm.training.stand_in import MIN_MEMBERS, StandIn, backup_of
 from swarm.trust.aggregation.aggregator import Report
@@ -56,8 +57,7 @@ class Butterfly:
 
     def __init__(
         self,
-        network: Network,
-        method: str,
+        lines: PeerLines,
         signed: Signed,
         delta_N: Tensor | None,
         scheme: Scheme,
@@ -66,15 +66,15 @@ class Butterfly:
         on_failure: Callable[[SwarmError], None],
         faults: FaultHook = no_faults,
     ) -> None:
-        """`method` is where each member's stream handler calls `attend` of the butterfly for the same group.
+        """Each member's stream handler of `lines.methods.reduce` calls `attend` of the butterfly for the same group.
 
         `on_failure` hears of the first failure. PeerViolation and PeerError name the peer at fault.
         """
         self._signed = signed
         self._group = signed.group
-        self._me = signed.group.peer_ids.index(network.peer_id)
+        self._me = signed.group.peer_ids.index(lines.network.peer_id)
         contribution_N = delta_N if signed.group.members[self._me].num_tokens else None
-        self._streams = PartStreams(network, method, signed, contribution_N, scheme, executor, faults=faults)
+        self._streams = PartStreams(lines, signed, contribution_N, scheme, executor, faults=faults)
         self._parts = [PartResult(signed.group, index, scheme.codec) for index in range(len(signed.group.members))]
         self._own = OwnPart(self._streams, self._parts[self._me])
         self._on_failure = on_failure

@@ -52,18 +52,20 @@ class Checkpoint:
 def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int = 2) -> Path:
     """Write `checkpoint`, on the disk when this returns, and delete all but the newest `keep`. Returns its place.
 
-    Nothing is written if there is a sound checkpoint of this very state already. Raises ConfigError if the disk is full
-    or refuses, and if `checkpoint.digest` says that the state was damaged in memory; former checkpoints are then
-    untouched.
+    Nothing is written if there is a sound checkpoint of this very state and certificate already. Raises ConfigError if
+    the disk is full or refuses, and if `checkpoint.digest` says that the state was damaged in memory; former
+    checkpoints are then untouched.
     """
     if keep < 1:
         raise ValueError("keep at least one checkpoint")
     place = folder / f"step-{checkpoint.state.outer_step:013d}"
-    if not _is_sound(place, checkpoint.state):
+    if not _is_sound(place, checkpoint):
         _write(folder, place, checkpoint)
-    # newer ones can only be broken
-    for old in [each for each in _places(folder) if each != place][keep - 1 :]:
-        shutil.rmtree(old, ignore_errors=True)
+    # newer ones are broken, or of a history that the run's author has ended with a resume order
+    newer = [each for each in _places(folder) if each > place]
+    older = [each for each in _places(folder) if each < place]
+    for other in (*newer, *older[keep - 1 :]):
+        shutil.rmtree(other, ignore_errors=True)
     return place
 
 
@@ -128,11 +130,12 @@ def _places(folder: Path) -> list[Path]:
     return sorted((path for path in folder.iterdir() if _NAME.fullmatch(path.name)), reverse=True)
 
 
-def _is_sound(place: Path, state: ReplicaState) -> bool:
-    """Whether it is whole, and of `state`."""
+def _is_sound(place: Path, checkpoint: Checkpoint) -> bool:
+    """Whether it is whole, and of this state and certificate."""
     try:
-        _load(place)  # its state is what its manifest says
-        return (place / _MANIFEST).read_bytes() == state.manifest().to_bytes()
+        if _load(place).certificate != checkpoint.certificate:  # its state is what its manifest says
+            return False
+        return (place / _MANIFEST).read_bytes() == checkpoint.state.manifest().to_bytes()
     except (IntegrityError, OSError):
         return False
 

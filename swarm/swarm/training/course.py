@@ -80,6 +80,9 @@ class Course:
 
     def adopted(self, *, fetched: bool) -> None:
         """There is a new committed state. `fetched`: it does not follow from the former one by a round's result."""
+        # a pseudo-gradient takes 4 bytes a parameter, and its round may have needed it again until now
+        for step in [step for step in self._offers if step <= self._seat.replica.outer_step]:
+            del self._offers[step]
         if self._awaited == self._seat.replica.outer_step and not fetched:
             self._awaited = None
             self._committed.set()
@@ -169,9 +172,6 @@ class Course:
             made_at=asyncio.get_running_loop().time(),
             interval_s=interval_s,
         )
-        # that of a round which still runs may be asked for again
-        for step in [step for step in self._offers if step <= self._seat.replica.outer_step]:
-            del self._offers[step]
         self._place(self._step).set_result(offer)
 
     def _report(self, done: IntervalResult) -> Contribution:

@@ -15,7 +15,7 @@ from swarm_protocol.training_messages import Abort, Ready, ReadyReply, StandingR
 from swarm.network.interface import Stream
 from swarm.training.coordinator import Terms, origin_complaint
 from swarm.training.driver import RoundDriver
-from swarm.training.round_events import Left, Sighted, Signed, Voted
+from swarm.training.round_events import Left, Proven, Sighted, Signed, Voted
 from swarm.training.seat import HISTORY_TIMEOUT_S, POLL_S, Seat
 from swarm.training.transfer import Donor
 
@@ -32,10 +32,12 @@ class Desk:
     async def open(self) -> None:
         network, methods = self._seat.network, self._seat.methods
         donor = Donor(self._seat.replica)
+        await network.serve(methods.alive, _on_alive)
         await network.serve(methods.standing, self._on_standing)
         await network.serve(methods.ready, self._on_ready)
         await network.serve(methods.vote, self._on_vote)
         await network.serve(methods.abort, self._on_abort)
+        await network.serve(methods.resume, self._on_resume)
         await network.serve(methods.manifest, donor.manifest)
         await network.serve(methods.chunk, donor.chunk)
         await network.serve_stream(methods.part, donor.part)
@@ -80,7 +82,10 @@ class Desk:
         replica = self._seat.replica
         proof = replica.proof
         begun = (replica.outer_step + 1, proof.next_attempt if proof else 0)
-        if (ready.step, ready.attempt) < begun:
+        sequence = replica.order.sequence if replica.order else 0
+        if ready.sequence > sequence and self._driver is not None:
+            self._driver.look_at(peer)
+        if ready.sequence != sequence or (ready.step, ready.attempt) < begun:
             standing = replica.standing()
             return ReadyReply(kind="behind", state_digest=standing.state_digest, certificate=standing.certificate)
         try:
@@ -88,6 +93,8 @@ class Desk:
                 driver = await self._driver_at(ready.step, peer)
         except TimeoutError:
             return ReadyReply(kind="pending")
+        if driver.abstains:
+            raise PeerRefused("this member has lost the state that it voted from, and waits for it")
         if origin is not None and ready.state_digest == driver.terms.state_digest:
             _check_origin(driver.terms, origin, peer)
         reply = await driver.report(peer, ready)
@@ -124,6 +131,24 @@ class Desk:
             self._driver.feed(Left(peer=peer, abort=abort))
         return b""
 
+    async def _on_resume(self, _peer: str, request: bytes) -> bytes:
+        """Whoever brings it: the run's author has signed it. Others hear of it from this member."""
+        proof = await self._seat.check(request)
+        replica = self._seat.replica
+        if not proof.is_order:
+            raise PeerViolation("this is no resume order")
+        if proof.order == replica.order:
+            return b""
+        if replica.order is not None and proof.sequence <= replica.order.sequence:
+            raise PeerRefused(
+                f"the run goes on by the resume order {replica.order.sequence}, which this one, {proof.sequence}, does "
+                "not come after"
+            )
+        if self._driver is None:
+            raise PeerRefused("this member is not yet at work")
+        self._driver.feed(Proven(certificate=proof.certificate))
+        return b""
+
     async def _on_history(self, _peer: str, stream: Stream) -> None:
         async with asyncio.timeout(HISTORY_TIMEOUT_S):
             wanted = StandingRequest.from_bytes(await stream.receive())
@@ -137,6 +162,10 @@ class Desk:
         if self._driver is None or self._driver.terms.step != signed.group.step:
             raise RoundError(f"this member is not at step {signed.group.step}")
         await self._driver.attend(peer, signed, stream)
+
+
+async def _on_alive(_peer: str, _request: bytes) -> bytes:
+    return b""
 
 
 def _check_origin(terms: Terms, origin: Signed, peer: str) -> None:

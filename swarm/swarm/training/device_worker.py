@@ -107,6 +107,9 @@ class _Worker:
     def step(self, x_BT: NDArray[Any], factor: float, num_windows: int) -> float:
         return self._steps.step(torch.from_numpy(x_BT), factor, num_windows)
 
+    def release_gradient(self) -> None:
+        self._steps.release_gradient()
+
     def loss(self, theta_N: NDArray[Any] | None, x_VT: NDArray[Any]) -> float:
         return self._steps.loss(self._from_first(theta_N, self._num_values), torch.from_numpy(x_VT))
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from swarm.network.interface import Stream
 from swarm.training import round as machine
 from swarm.training.coordinator import Terms
+from swarm.training.promise import Promise
 from swarm.training.reduction import Reductions
 from swarm.training.round_events import (
     Action,
@@ -41,7 +42,7 @@ from swarm.training.round_events import (
     Withdrew,
 )
 from swarm.training.round_log import LEFT_OUT, Measured, RoundLog
-from swarm.training.round_state import RoundState, led
+from swarm.training.round_state import Ballot, RoundState, led, own_ready
 from swarm.training.seat import POLL_S, Seat, announce, ask_standing, report_ready, send_vote
 
 MAX_LOOKING_AT = 64
@@ -77,6 +78,7 @@ class RoundDriver:
         self._group: asyncio.TaskGroup | None = None
         self._bytes_sent = 0
         self._certificate = b""
+        self._kept: tuple[int, Ballot | None] | None = None
 
     @property
     def terms(self) -> Terms:
@@ -100,6 +102,16 @@ class RoundDriver:
     def bytes_sent(self) -> int:
         return self._bytes_sent + self._reductions.bytes_sent
 
+    @property
+    def promise(self) -> Promise:
+        """What binds this member at later attempts at the step."""
+        return Promise(report=own_ready(self._state), first_attempt=self.terms.first_attempt)
+
+    @property
+    def abstains(self) -> bool:
+        """Whether this member waits for a state that it has lost."""
+        return self._state.abstains
+
     def feed(self, event: Event) -> None:
         self._events.put_nowait(event)
 
@@ -119,6 +131,8 @@ class RoundDriver:
                     if self._state.asked != before.asked:
                         self._end_attempt()
                     for action in actions:
+                        if isinstance(action, Ask | Sign | CastVote):
+                            await self._keep_promise()
                         await self._act(action)
             finally:
                 self._group = None  # whom the record names from now on, the next step looks at
@@ -196,6 +210,16 @@ class RoundDriver:
                 self._on_abort(action)
             case Finish(certificate=certificate):
                 self._certificate = certificate
+
+    async def _keep_promise(self) -> None:
+        """Have the attempt and the vote on disk before others hear of them."""
+        store, ballot = self._seat.promises, self._state.ballot
+        if store is None or self._kept == (self.attempt, ballot):
+            return
+        parts = self._seat.replica.parts_of(ballot.outcome.origin_digest) if ballot is not None else ()
+        promise = replace(self.promise, parts=parts)
+        await asyncio.get_running_loop().run_in_executor(self._seat.executor, store.write, promise)
+        self._kept = (self.attempt, ballot)
 
     def _work(self, action: Ask | Reduce | Recover) -> Coroutine[Any, Any, None]:
         """What ends with the attempt, if not before."""

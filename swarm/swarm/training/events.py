@@ -75,6 +75,16 @@ class RoundAborted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RunResumed:
+    """The run's author lets `roster` go on from the state after outer step `step` without the other members."""
+
+    step: int
+    digest: str
+    roster: tuple[str, ...]
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Validated:
     """The committed state's loss on held-out data."""
 
@@ -83,5 +93,5 @@ class Validated:
 
 
 TrainingEvent: TypeAlias = (
-    StateFetched | IntervalDone | IntervalFailed | Admitted | OuterStep | RoundAborted | Validated
+    StateFetched | IntervalDone | IntervalFailed | Admitted | OuterStep | RoundAborted | RunResumed | Validated
 )

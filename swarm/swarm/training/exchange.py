@@ -18,7 +18,8 @@ from swarm_protocol.training_messages import ReduceOpening
 from swarm.network.interface import Stream
 from swarm.training.inbox import MIN_AHEAD_FRAMES
 from swarm.training.part_result import PartResult
-from swarm.training.part_streams import PartStreams, blamed
+from swarm.training.part_streams import PartStreams, blamed, silence_of
+from swarm.training.peer_lines import QUIET_S
 from swarm.training.stand_in import MIN_MEMBERS, backup_of
 
 logger = logging.getLogger(__name__)
@@ -49,19 +50,49 @@ class Exchange:
 
     async def run(self) -> bool:
         """Until the part is complete; whether its owner has made it."""
-        part, patience_s = self._part, self._group.reduce_s / 4
+        # where owners survey whole parts first, results follow what the slowest member sends
+        patience_s = self._group.reduce_s / (2 if self._surveys else 4)
         async with asyncio.TaskGroup() as tasks:
             failed: asyncio.Future[SwarmError] = asyncio.get_running_loop().create_future()
             talk = tasks.create_task(self._converse(failed), name="converse")
-            while (error := await _trouble(part, talk, failed, patience_s)) is not None:
+            while (error := await self._trouble(talk, failed, patience_s)) is not None:
                 if await self._had_from_backup(error):
                     break
-                if failed.done():
-                    await self._fail(failed.result())
-                # it is there, and silent: the round's deadline ends that
+                if failed.done() or not isinstance(error, _Withheld):
+                    await self._fail(failed.result() if failed.done() else error)
+                # it is there, and sends nothing: the round's deadline ends that
                 patience_s = math.inf
             talk.cancel()
         return error is None
+
+    @property
+    def _surveys(self) -> bool:
+        """Whether an owner needs all slices before there is any result."""
+        return self._streams.scheme.aggregator.survey != "nothing"
+
+    async def _trouble(
+        self, talk: asyncio.Task[None], failed: asyncio.Future[SwarmError], patience_s: float
+    ) -> SwarmError | None:
+        """What is wrong with the conversation; None once the part is there. The owner may send nothing for
+        `patience_s`, and only while it answers calls."""
+        part, loop = self._part, asyncio.get_running_loop()
+        have, since = part.have, loop.time()
+        silent = asyncio.create_task(self._streams.until_silent(part.owner))
+        either: set[asyncio.Future[Any]] = {talk, failed, silent}
+        try:
+            while not part.complete or not talk.done():
+                await asyncio.wait(either, timeout=min(QUIET_S, patience_s), return_when=asyncio.FIRST_COMPLETED)
+                if failed.done():
+                    return failed.result()
+                if silent.done():
+                    return silence_of(part.owner)
+                if part.have > have or talk.done():
+                    have, since = part.have, loop.time()
+                elif loop.time() - since >= patience_s:
+                    return _Withheld(f"it has sent nothing for {patience_s:.0f} s", peer_id=part.owner)
+        finally:
+            silent.cancel()
+        return None
 
     async def _converse(self, failed: asyncio.Future[SwarmError]) -> None:
         """`failed` hears what goes wrong; the stream stays open then."""
@@ -87,10 +118,8 @@ class Exchange:
         await tell(talk())
 
     async def _send_slices(self, stream: Stream) -> None:
-        # a survey needs all slices before there is any result
-        surveys = self._streams.scheme.aggregator.survey != "nothing"
         ahead = max(MIN_AHEAD_FRAMES, AHEAD_FRAMES // (len(self._group.members) - 1))
-        await self._streams.send_slices(stream, self._part, ahead=None if surveys else ahead, phase="round.slice")
+        await self._streams.send_slices(stream, self._part, ahead=None if self._surveys else ahead, phase="round.slice")
         with blamed(self._part.owner):
             await stream.finish()
 
@@ -118,17 +147,5 @@ class Exchange:
         return part.complete
 
 
-async def _trouble(
-    part: PartResult, talk: asyncio.Task[None], failed: asyncio.Future[SwarmError], patience_s: float
-) -> SwarmError | None:
-    """What is wrong with the conversation; None once the part is there. Its owner may be silent for `patience_s`."""
-    timeout_s = None if math.isinf(patience_s) else patience_s
-    either: set[asyncio.Future[Any]] = {talk, failed}
-    while not part.complete or not talk.done():
-        have = part.have
-        await asyncio.wait(either, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        if failed.done():
-            return failed.result()
-        if not talk.done() and part.have == have:
-            return PeerTimeout(f"it has sent nothing for {patience_s:.0f} s", peer_id=part.owner)
-    return None
+class _Withheld(PeerTimeout):
+    """The owner is there, and has sent nothing of its result for too long."""

@@ -30,8 +30,8 @@ def export_hf(
 ) -> None:
     """Write weights (several files with an index when over `max_shard_bytes`), configs and tokenizer.
 
-    `tokenizer` is this member's own directory of it, for a run whose data.tokenizer is "local". `directory` appears
-    only when it is complete. Raises ConfigError if it exists already or cannot be written.
+    `tokenizer` is this member's own directory or file of it, for a run whose data.tokenizer is "local". `directory`
+    appears only when it is complete. Raises ConfigError if it exists already or cannot be written.
     """
     if directory.exists():
         raise ConfigError(f"{directory} exists already", remedy="move it away, or choose another place")
@@ -51,8 +51,9 @@ def export_hf(
         raise ConfigError(f"{directory} cannot be written: {error}", remedy="free space there") from error
 
 
-def _write_model(model: Any, end_of_text: int, directory: Path, max_shard_bytes: int) -> None:
-    """Generation ends at what ends each document in training, which also fills short rows of a batch."""
+def _write_model(model: Any, end_of_text: int | None, directory: Path, max_shard_bytes: int) -> None:
+    """Generation ends at what ends each document in training, which also fills short rows of a batch; where nothing
+    does, it goes on."""
     ends = {"bos_token_id": end_of_text, "eos_token_id": end_of_text}
     model.config.update(ends)
     model.generation_config.update(**ends, pad_token_id=end_of_text)
@@ -61,18 +62,20 @@ def _write_model(model: Any, end_of_text: int, directory: Path, max_shard_bytes:
         path.chmod((directory / "config.json").stat().st_mode)
 
 
-def _write_tokenizer(files: TokenizerFiles, directory: Path, max_tokens: int) -> int:
+def _write_tokenizer(files: TokenizerFiles, directory: Path, max_tokens: int) -> int | None:
     """The run's own, as its files are, or one for bytes. Returns the token that ends a document."""
-    if files.directory is None:
-        _write_byte_tokenizer(directory, max_tokens)
+    if files.path is None:
+        _write_byte_tokenizer(directory)
     else:
-        for path in tokenizer_files(files.directory):
-            if path.name != "config.json":  # which is of another model
-                shutil.copyfile(path, directory / path.name)
+        for name, path in tokenizer_files(files.path).items():
+            if name != "config.json":  # which is of another model
+                shutil.copyfile(path, directory / name)
+    if files.path is None or files.path.is_file():
+        _write_tokenizer_config(directory, max_tokens)
     return files.load().end_of_text
 
 
-def _write_byte_tokenizer(directory: Path, max_tokens: int) -> None:
+def _write_byte_tokenizer(directory: Path) -> None:
     """Each byte is the token of its own number. There are no special tokens: any would be legal text as well."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers  # noqa: PLC0415
 
@@ -81,6 +84,9 @@ def _write_byte_tokenizer(directory: Path, max_tokens: int) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.save(str(directory / "tokenizer.json"))
+
+
+def _write_tokenizer_config(directory: Path, max_tokens: int) -> None:
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,

@@ -5,6 +5,8 @@ Pure functions on the round's state. What follows once there is a signed group i
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Collection
 from dataclasses import replace
 
 from swarm_protocol.training_messages import Ready, ReadyReply
@@ -17,13 +19,14 @@ from swarm.training.round_state import (
     RoundState,
     Step,
     give_up,
+    is_overdue,
     own_ready,
     renew,
     rest_after,
     roster_left,
+    short_from,
     waits,
 )
-from swarm.training.vote import continues, num_electors
 
 MIN_GRACE_S = 1.0
 """Between two calls for members without whom there is no group."""
@@ -33,7 +36,7 @@ LEFT_OUT_REST_S = 1.0
 
 def advance(state: RoundState, now: float) -> Step:
     """Go on with forming: as the coordinator, or by asking it."""
-    if state.phase != "forming":
+    if state.phase != "forming" or state.abstains:
         return state, []
     if state.leader == state.terms.me:
         return _lead(replace(state, asked=""), now)
@@ -50,6 +53,8 @@ def move(state: RoundState, attempt: int, now: float) -> Step:
         return state, []
     if now < state.movable_at:
         return replace(state, later=max(state.later, attempt)), []
+    if state.phase == "forming":
+        state = short_from(state, now)  # for others the attempt ended without a group
     moved = replace(state, num_moved=state.num_moved + 1, movable_at=now + rest_after(state.num_moved))
     state, replies = renew(moved, attempt)
     state, actions = advance(state, now)
@@ -87,10 +92,10 @@ def too_few(state: RoundState, now: float) -> Step:
     names = f"; missing: {', '.join(map(short, absent))}" if absent else ""
     terms, here = state.terms, present_members(state).keys() | {state.terms.me}
     reason = f"{len(here)} of at least {terms.min_group} members are ready{names}"
-    if not continues(terms.roster, here, terms.min_group):
-        needed, num_here = num_electors(terms.roster, terms.min_group), len(here & set(terms.roster))
+    if not terms.succession.is_usual(terms.roster, here):
+        needed, num_here = terms.succession.num_usual(terms.roster), len(here & set(terms.roster))
         reason = f"of {len(terms.roster)} members of the state {needed} must be ready, and it is {num_here}{names}"
-    return give_up(state, reason, absent, now)
+    return give_up(short_from(state, now), reason, absent, now)
 
 
 def _lead(state: RoundState, now: float) -> Step:
@@ -112,11 +117,11 @@ def _lead(state: RoundState, now: float) -> Step:
     is_complete = (not absent and bool(terms.roster)) or num_ready >= terms.max_group
     if not (is_complete and state.mine) and state.grace_until is not None and now < state.grace_until:
         return state, []
-    if not continues(terms.roster, present.keys() | {terms.me}, terms.min_group):
+    if not _has_electors(state, present.keys() | {terms.me}, now):
         return _wait_for_electors(state, absent, now)
     reports = {**present, terms.me: own_ready(state)}
     group, left_out = form_group(terms, state.attempt, reports)
-    if len(group.members) < terms.min_group or not continues(terms.roster, group.peer_ids, terms.min_group):
+    if len(group.members) < terms.min_group or not _has_electors(state, group.peer_ids, now):
         reasons = "; ".join(f"{short(peer)}: {reason}" for peer, reason in left_out.items())
         return give_up(state, f"too few members are fit for a group: {reasons}", tuple(left_out), now)
     claimants = tuple(peer for peer, each in present.items() if each.voted and each.voted == group.resumes)
@@ -124,11 +129,17 @@ def _lead(state: RoundState, now: float) -> Step:
     return state, [Sign(group=group, left_out=left_out)]
 
 
+def _has_electors(state: RoundState, peers: Collection[str], now: float) -> bool:
+    """Whether enough members of the state before are among `peers` for a group that is formed now."""
+    succession, roster = state.terms.succession, state.terms.roster
+    return succession.is_usual(roster, peers) or (is_overdue(state, now) and succession.is_enough(roster, peers))
+
+
 def _wait_for_electors(state: RoundState, absent: tuple[str, ...], now: float) -> Step:
     """The grace is over, and too few members of the state before are here for what follows from it."""
     terms = state.terms
     state = replace(
-        state,
+        short_from(state, now),
         grace_until=now + max(terms.grace_s, MIN_GRACE_S),
         hurry_at=None,
         deadline=state.deadline or now + terms.patience_s,
@@ -142,16 +153,21 @@ def present_members(state: RoundState) -> dict[str, Ready]:
 
 def absent_members(state: RoundState) -> tuple[str, ...]:
     """Members with a lease who may still come, this member included while its interval lasts."""
+    present = present_members(state)
     mine = {state.terms.me} if state.mine else set()
-    return tuple(sorted(roster_left(state) - present_members(state).keys() - mine))
+    # not all of more than a third lie when they say that a member is gone
+    reports = Counter(peer for each in present.values() for peer in each.accused)
+    gone = {peer for peer, count in reports.items() if 3 * count > len(present.keys() | mine)}
+    return tuple(sorted(roster_left(state) - present.keys() - mine - gone))
 
 
 def _refusal(state: RoundState, peer: str, ready: Ready) -> ReadyReply | None:
     """Why `peer` cannot be in this attempt's group, if it cannot."""
     if not state.terms.admits(peer):
         return ReadyReply(kind="left_out", reason=NOT_ADMITTED)
-    if ready.attempt < state.attempt:
+    is_behind = (ready.sequence, ready.state_digest) != (state.terms.sequence, state.terms.state_digest)
+    if ready.attempt < state.attempt and not is_behind:
         return ReadyReply(kind="attempt", attempt=state.attempt)
-    if ready.state_digest != state.terms.state_digest:
+    if is_behind:
         return ReadyReply(kind="behind", state_digest=state.terms.state_digest)
     return None

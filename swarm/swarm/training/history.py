@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from swarm.training.certificate import Proof
-from swarm.training.vote import continues
+from swarm.training.vote import Succession
 
 MAX_LINKS = 512
 MAX_HISTORY_BYTES = 16 << 20
@@ -20,8 +20,8 @@ MAX_HISTORY_BYTES = 16 << 20
 class History:
     """Of one replica, in the order of the states."""
 
-    def __init__(self, min_group: int, links: Iterable[Proof] = ()) -> None:
-        self._min_group = min_group
+    def __init__(self, succession: Succession, links: Iterable[Proof] = ()) -> None:
+        self._succession = succession
         self._links: list[Proof] = []
         self.add(links)
 
@@ -49,6 +49,6 @@ class History:
         """The first link whose neighbours follow from each other without it; if there is none, the oldest one."""
         for index in range(1, len(self._links) - 1):
             before, after = self._links[index - 1], self._links[index + 1]
-            if continues(before.roster, after.voters, self._min_group):
+            if self._succession.is_enough(before.roster, after.voters):
                 return index
         return 0

@@ -6,6 +6,7 @@ A stream is its handler's, and gone when the other side leaves: what it had sent
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from swarm_protocol.errors import PeerUnreachable, PeerViolation, SwarmError
 
@@ -20,8 +21,11 @@ ROOM_FRAMES = 16
 
 
 class Inbox:
-    def __init__(self, peer: str) -> None:
+    """`on_frame` hears of each frame as it comes."""
+
+    def __init__(self, peer: str, on_frame: Callable[[str], None]) -> None:
         self._peer = peer
+        self._on_frame = on_frame
         self._frames: asyncio.Queue[bytes | SwarmError] = asyncio.Queue()
         self._room = asyncio.Semaphore(ROOM_FRAMES)
         self._error: SwarmError | None = None
@@ -36,6 +40,7 @@ class Inbox:
                 await self._room.acquire()
                 self._frames.put_nowait(await stream.receive())
                 self.num_received += 1
+                self._on_frame(self._peer)
         except EndOfStream:
             self._frames.put_nowait(PeerViolation("it sent too few values", peer_id=self._peer))
         except SwarmError as error:

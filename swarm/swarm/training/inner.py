@@ -53,6 +53,8 @@ class Stepper(Protocol):
 
     def step(self, x_BT: Tensor, factor: float) -> float: ...
 
+    def release_gradient(self) -> None: ...
+
     def loss(self, theta_N: Tensor, x_VT: Tensor) -> float: ...
 
     def state(self) -> dict[str, Tensor]: ...
@@ -124,6 +126,7 @@ class InnerLoop:
         while len(losses) < min(num_steps, len(sample_ids) // size) and not stop():
             first = len(losses) * size
             losses.append(self._step(sample_ids[first : first + size], done_steps + len(losses)))
+        self._stepper.release_gradient()
         return IntervalResult(
             num_steps=len(losses),
             num_samples=len(losses) * size,

@@ -15,12 +15,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+import torch
 from swarm_compression import warm_up
 from swarm_compression.codec import magnitude
 from swarm_protocol import limits
 from swarm_protocol.errors import RoundError
 from torch import Tensor
 
+from swarm.heap import give_back
 from swarm.training.data import DEFAULT_DATA, LocalData, load_corpus
 from swarm.training.inner import InnerLoop, IntervalResult
 from swarm.training.layout import Layout
@@ -49,14 +51,19 @@ class Inner(Protocol):
     def close(self) -> None: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Materials:
-    """What a member trains with: its inner loop, the weights that the run begins with, and its `Layout.bounds`; empty:
-    the model is one fragment."""
+    """What a member trains with: its inner loop, the weights that the run begins with, and its `Layout.bounds` (empty:
+    the model is one fragment). The trainer takes the weights with `take_weights`, so that nothing else keeps them."""
 
     inner: Inner
     theta_N: Tensor
     bounds: tuple[int, ...] = ()
+
+    def take_weights(self) -> Tensor:
+        """Return the run's first weights [N], and forget them."""
+        theta_N, self.theta_N = self.theta_N, torch.empty(0)
+        return theta_N
 
 
 def prepare(config: RunConfig, local: LocalOptions = ONE_CPU, data: LocalData = DEFAULT_DATA) -> Materials:
@@ -64,14 +71,16 @@ def prepare(config: RunConfig, local: LocalOptions = ONE_CPU, data: LocalData = 
 
     Raises ConfigError or IntegrityError.
     """
+    theta_N = initial_theta(config)
     model = build_model(config.model)
     vocab_size = int(getattr(getattr(model, "config", None), "vocab_size", 0))
     corpus = load_corpus(config.data, seed=config.seed, vocab_size=vocab_size, local=data)
     bounds = Layout.of(model, config.fragments).bounds
-    theta_N = initial_theta(config)
     warm_up()  # so that the first round does not wait for a compiler
-    # last: it may have processes, which whoever gets it has to end
-    return Materials(inner=InnerLoop(config, model, corpus, local), theta_N=theta_N, bounds=bounds)
+    # last: it may have worker processes, which the caller has to end
+    inner = InnerLoop(config, model, corpus, local)
+    give_back()
+    return Materials(inner=inner, theta_N=theta_N, bounds=bounds)
 
 
 class Intervals:
@@ -106,8 +115,10 @@ class Intervals:
         """Replace the values at `where` by `mixing` of themselves and 1 - `mixing` of `theta_F`."""
         await self.off_loop(self.inner.take_in, where, theta_F, mixing)
 
-    async def validate(self, theta_N: Tensor, num_batches: int) -> float:
-        return await self.off_loop(self.inner.validate, theta_N, num_batches)
+    def validated(self, theta_N: Tensor, num_batches: int) -> asyncio.Future[float]:
+        """The loss of `theta_N` on held-out data, measured before what the thread is asked for later."""
+        loop = asyncio.get_running_loop()
+        return loop.run_in_executor(self._thread, self.inner.validate, theta_N, num_batches)
 
     def between(self, function: Callable[[], T]) -> Future[T]:
         """Call `function` in the thread that trains: after what it is at, and before what is asked of it later."""

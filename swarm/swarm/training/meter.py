@@ -21,6 +21,8 @@ from swarm.training.inbox import MIN_AHEAD_FRAMES
 
 NEWEST = 0.5
 """The weight of the newest measurement in the average."""
+SLOWEST_BYTES_PER_S = 1.25e5
+"""1 Mbit/s: a member that sends slower than this holds up the group for too long."""
 MIN_BYTES = 1 << 16
 """The time of less says more about the machines than about the line between them."""
 
@@ -59,6 +61,12 @@ class Meter:
     def rate_from(self, peer: str) -> int:
         """To tell `peer` in this reduction; 0: not known."""
         return int(min(self._latest.get(peer, 0.0), MAX_BYTES_PER_S))
+
+    def line_s(self, peer: str, num_bytes: int) -> float:
+        """How long `num_bytes` may be on the way between `peer` and this member; where nothing is measured, over the
+        slowest line that a run supports."""
+        known = [rate for rates in (self._latest, self._from, self._to) if (rate := rates.get(peer))]
+        return num_bytes / min(known, default=SLOWEST_BYTES_PER_S / max(1, self._num_others))
 
     def told(self, peer: str, rate: int) -> None:
         """`peer` says at which rate this member's slices came; 0: it does not know."""

@@ -12,6 +12,10 @@ class Methods:
     run: str
 
     @property
+    def alive(self) -> str:
+        return f"train.alive/{self.run}"
+
+    @property
     def ready(self) -> str:
         return f"train.ready/{self.run}"
 
@@ -22,6 +26,10 @@ class Methods:
     @property
     def abort(self) -> str:
         return f"train.abort/{self.run}"
+
+    @property
+    def resume(self) -> str:
+        return f"train.resume/{self.run}"
 
     @property
     def standing(self) -> str:

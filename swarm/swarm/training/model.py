@@ -25,7 +25,8 @@ from swarm.training.layout import Layout
 from swarm.training.manifest import MAX_STATE_VALUES
 from swarm.training.module_run import check_module_run, is_module_run, refuse_module_run
 from swarm.training.permutation import stream
-from swarm.training.run_config import RunConfig, refuse_unknown_keys
+from swarm.training.run_config import RunConfig
+from swarm.training.setting_checks import refuse_unknown_keys
 
 _MAX_SETTING = 1 << 20
 _MAX_LAYERS = 1024

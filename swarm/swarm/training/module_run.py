@@ -23,7 +23,8 @@ from torch import nn
 
 from swarm.training.layout import Layout
 from swarm.training.manifest import MAX_STATE_VALUES
-from swarm.training.run_config import RunConfig, refuse_unknown_keys
+from swarm.training.run_config import RunConfig
+from swarm.training.setting_checks import refuse_unknown_keys
 
 MODULE_TYPE = "module"
 MAX_SAMPLES = 1 << 48

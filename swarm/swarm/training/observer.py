@@ -1,27 +1,27 @@
 """Follows a run from outside: what its members have committed, with the proofs, and what they say of themselves.
 
-An observer trains nothing and is nobody's member. It believes what a joiner would: the first certificate that it is
-shown, and then those that follow from it. Owned by one task.
+An observer trains nothing and is nobody's member. It believes what a joiner would: first the certificate that most
+of its voters show, and then those that follow from it. Owned by one task.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from swarm_protocol.errors import PeerTimeout, PeerViolation, SwarmError
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import TrainerRecord
-from swarm_protocol.training_messages import Standing, StandingRequest
+from swarm_protocol.training_messages import Certificate, Standing, StandingRequest
 
 from swarm.network.interface import EndOfStream, Network
 from swarm.network.membership import Membership
 from swarm.training.certificate import Notary, Proof
+from swarm.training.claims import most_supported, whom_to_ask
 from swarm.training.history import MAX_HISTORY_BYTES, MAX_LINKS
 from swarm.training.methods import Methods
 from swarm.training.signed_run import SignedRun
-from swarm.training.vote import continues
 
 CALL_TIMEOUT_S = 5.0
 HISTORY_TIMEOUT_S = 60.0
@@ -48,16 +48,10 @@ class Observer:
         self._membership = membership
         self._methods = Methods(run.run_id)
         self._run_id = run.run_id
-        self._min_group = run.config.min_group
-        self._notary = Notary(
-            identity=Identity.generate(),
-            network_id=network.network_id,
-            run=run.run_id,
-            min_group=run.config.min_group,
-            last_step=run.config.outer_steps,
-        )
+        self._succession = run.config.succession
+        self._notary = Notary.of_run(run, Identity.generate(), network.network_id)
         self._last: Proof | None = None
-        self._rosters: list[tuple[str, ...]] = [()]
+        self._rosters: list[tuple[str, ...]] = []
 
     @property
     def outer_step(self) -> int:
@@ -75,6 +69,8 @@ class Observer:
         Of the steps before the first look only the last one. Raises SwarmError if nobody answers as members do.
         """
         claims = {peer: each.outer_step for peer, each in members.items() if each.digest}
+        if self._last is None or (self._last.outer_step == 0 and self._last.order is None):
+            return await self._first_look(whom_to_ask(claims, (), self._network.peer_id))
         failure: SwarmError | None = None
         has_answer = False
         for peer in sorted(claims, key=lambda peer: (-claims[peer], peer))[:MAX_ASKED]:
@@ -85,6 +81,8 @@ class Observer:
                 continue
             has_answer = True
             before = self.outer_step
+            if links and self._last is not None and links[0].sequence > self._last.sequence:
+                before = links[0].outer_step - 1  # the run goes on from an earlier state by its author's order
             self._remember(links)
             # whoever says that it is further, and shows nothing new, does not hide what others show
             if steps := [_step(link) for link in links if link.outer_step > before and link.origin.num_tokens]:
@@ -93,29 +91,61 @@ class Observer:
             raise failure
         return []
 
+    async def _first_look(self, peers: Sequence[str]) -> list[CommittedStep]:
+        """What most of its voters show (see `claims`). Raises SwarmError if nobody answers as members do."""
+        shown, failures = dict[str, Proof](), list[SwarmError]()
+
+        async def ask(peer: str) -> None:
+            try:
+                if (newest := await self._newest(peer)) is not None:
+                    shown[peer] = newest
+            except SwarmError as error:
+                failures.append(error)
+
+        async with asyncio.TaskGroup() as tasks:
+            for peer in peers:
+                tasks.create_task(ask(peer))
+        newest = most_supported(shown)
+        if newest is None:
+            if failures and len(failures) == len(peers):
+                raise failures[-1]
+            return []
+        self._remember([newest])
+        return [_step(newest)] if newest.origin.num_tokens else []
+
     def _remember(self, links: list[Proof]) -> None:
         for link in links:
             self._last = link
-            # as replicas do (see `replica`): two first groups can become one, and a run of single members part
-            kept = self._rosters if self._min_group == 1 else [()] if link.outer_step == 0 else []
+            # as replicas do (see `replica`): a run of single members can part
+            kept = self._rosters if self._succession.min_group == 1 else []
             self._rosters = [*kept, link.roster][-MAX_LINKS:]
 
     async def _links(self, peer: str) -> list[Proof]:
         """From the last seen state to where `peer` is. Raises SwarmError."""
-        request = StandingRequest(run=self._run_id, step=self.outer_step + 1, watches=True)
-        data = await self._network.call(peer, self._methods.standing, request.to_bytes(), timeout_s=CALL_TIMEOUT_S)
-        certificate = Standing.from_bytes(data).certificate
-        newest = await self._checked(certificate) if certificate else None
-        if newest is None or (self._last is not None and newest.rank <= self._last.rank):
+        assert self._last is not None
+        start, newest = self._last, await self._newest(peer)
+        if newest is None or newest.rank <= start.rank:
             return []
-        if self._last is None:
-            return [newest]
+        request = self._request()
+        if newest.order is not None and newest.sequence > start.sequence:
+            start = await self._checked(Certificate(order=newest.origin.order).to_bytes())
+            request = replace(request, step=start.outer_step + 1)
         try:
             async with asyncio.timeout(HISTORY_TIMEOUT_S):
                 links = [*await self._history(peer, request), newest]
         except TimeoutError:
             raise PeerTimeout("its history does not come", peer_id=peer) from None
-        return self._following(links, peer)
+        return self._following(start, links, peer)
+
+    def _request(self) -> StandingRequest:
+        return StandingRequest(run=self._run_id, step=self.outer_step + 1, watches=True)
+
+    async def _newest(self, peer: str) -> Proof | None:
+        """Where `peer` is. Raises SwarmError."""
+        request = self._request().to_bytes()
+        data = await self._network.call(peer, self._methods.standing, request, timeout_s=CALL_TIMEOUT_S)
+        certificate = Standing.from_bytes(data).certificate
+        return await self._checked(certificate) if certificate else None
 
     async def _history(self, peer: str, request: StandingRequest) -> list[Proof]:
         links, num_bytes = list[Proof](), 0
@@ -132,12 +162,20 @@ class Observer:
                     raise PeerViolation("its history is longer than any", peer_id=peer)
                 links.append(await self._checked(data))
 
-    def _following(self, links: list[Proof], peer: str) -> list[Proof]:
-        """Those of `links` that follow, one from the other, from what was seen last. Raises PeerViolation."""
-        assert self._last is not None
-        rank, rosters, chain = self._last.rank, self._rosters, list[Proof]()
+    def _following(self, start: Proof, links: list[Proof], peer: str) -> list[Proof]:
+        """Those of `links` that follow, one from the other, from `start`: what was seen last, or a later resume order.
+
+        Raises PeerViolation.
+        """
+        is_later = start is not self._last
+        rank, rosters = start.rank, [start.roster] if is_later else self._rosters
+        chain = [start] if is_later else []
         for link in sorted(links, key=lambda each: each.rank):
-            if link.rank > rank and any(continues(roster, link.voters, self._min_group) for roster in rosters):
+            if (
+                link.rank > rank
+                and link.order == start.order
+                and any(self._succession.is_enough(roster, link.voters) for roster in rosters)
+            ):
                 rank, rosters = link.rank, [link.roster]
                 chain.append(link)
         if rank < max(link.rank for link in links):

@@ -1,7 +1,8 @@
 """A replica's weights, gradient and moments on one device, and the steps that move them.
 
 Blocks; one call at a time. The parameters are views of one flat vector on the device, their gradients of another one,
-so a fragment is a slice here too, and averaging a gradient over devices is one call.
+so a fragment is a slice here too, and averaging a gradient over devices is one call. The gradient has memory during
+an interval only: a round needs as much for the pseudo-gradient.
 
 Shapes: B windows of a step, T tokens a window, N values of the flat vector, F of the slice of it that a fragment is.
 """
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
+from swarm.heap import give_back
 from swarm.training.layout import Layout
 from swarm.training.local_options import ONE_CPU, LocalOptions
 from swarm.training.optimizers import InnerOptimizer
@@ -70,7 +72,9 @@ class OneDevice:
         self._add_up = add_up
         self._model = model.float().to(self._device).eval()
         self._layout = Layout.of(model, fragments)
-        self._theta_N, self._gradient_M = _flattened(self._model, self._layout, self._device)
+        self._theta_N = self._layout.flatten(self._model).to(self._device)
+        self._point_at(self._theta_N)
+        self._gradient_M: Tensor | None = None
         self._parameters = [each for each in self._layout.parameters(model) if each.requires_grad]
         self._optimizer = InnerOptimizer(config, dict(model.named_parameters()))
         if local.activation_checkpointing:
@@ -102,10 +106,13 @@ class OneDevice:
         The learning rate is multiplied by `factor`. Returns the mean loss before the step, and raises RoundError if it
         or the gradient is not finite: then nothing has moved.
         """
-        self._gradient_M[-1] = self._gradient(x_BT, num_windows or len(x_BT))
-        self._add_up(self._gradient_M)
+        loss_share = self._gradient(x_BT, num_windows or len(x_BT))
+        gradient_M = self._gradient_M
+        assert gradient_M is not None
+        gradient_M[-1] = loss_share
+        self._add_up(gradient_M)
         norm = nn.utils.clip_grad_norm_(self._parameters, self._config.clip_norm).item()
-        loss = self._gradient_M[-1].item()
+        loss = gradient_M[-1].item()
         if not math.isfinite(loss) or not math.isfinite(norm):
             raise RoundError(
                 f"training diverged: the loss is {loss}, the norm of the gradient {norm}",
@@ -117,16 +124,22 @@ class OneDevice:
     def loss(self, theta_N: Tensor, x_VT: Tensor) -> float:
         """The sum of the losses of `theta_N` on V windows, in fp32. The parameters being trained stay."""
         self._layout.require(theta_N)
-        kept_N = self._theta_N.clone()
-        self._theta_N.copy_(theta_N)
         total = 0.0
         try:
+            self._point_at(theta_N.to(self._device))
             with torch.no_grad():
                 for x_BT in torch.split(x_VT, self._at_a_time(VALIDATION_WINDOWS)):
                     total += self._eager(self._model, x_BT.to(self._device)).item() * len(x_BT)
         finally:
-            self._theta_N.copy_(kept_N)
+            self._point_at(self._theta_N)
         return total
+
+    def release_gradient(self) -> None:
+        """Free the memory of the gradient and of activations, which glibc would keep; the next step takes it anew."""
+        self._gradient_M = None
+        for parameter in self._parameters:
+            parameter.grad = None
+        give_back()
 
     def state(self) -> dict[str, Tensor]:
         return self._optimizer.state()
@@ -136,6 +149,23 @@ class OneDevice:
 
     def close(self) -> None:
         """There is nothing to end."""
+
+    def _point_at(self, theta_N: Tensor) -> None:
+        """Make the model's parameters views of `theta_N`."""
+        pieces = self._layout.unflatten(theta_N)
+        for name, parameter in zip(self._layout.names, self._layout.parameters(self._model), strict=True):
+            parameter.data = pieces[name]
+
+    def _clear_gradient(self) -> None:
+        """Make the parameters' gradients views of zeros: [N + 1], whose last value is free."""
+        if self._gradient_M is not None:
+            self._gradient_M.zero_()
+            return
+        self._gradient_M = torch.zeros(self._layout.num_values + 1, device=self._device)
+        gradients = self._layout.unflatten(self._gradient_M[:-1])
+        for name, parameter in zip(self._layout.names, self._layout.parameters(self._model), strict=True):
+            if parameter.requires_grad:
+                parameter.grad = gradients[name]
 
     def _at_a_time(self, num_windows: int) -> int:
         return min(num_windows, self._local.micro_batch_windows or num_windows)
@@ -154,7 +184,7 @@ class OneDevice:
         return self._accumulate(self._eager, x_BT, num_windows)
 
     def _accumulate(self, loss_of: LossFunction, x_BT: Tensor, num_windows: int) -> Tensor:
-        self._gradient_M.zero_()
+        self._clear_gradient()
         total = torch.zeros((), device=self._device)
         if not len(x_BT):
             return total
@@ -171,18 +201,6 @@ def check_fits(local: LocalOptions, model: nn.Module) -> None:
     """Raises ConfigError if the options do not fit the model."""
     if local.activation_checkpointing and not _layers(model):
         raise ConfigError("activation_checkpointing: the model has no list of layers", remedy="leave it out")
-
-
-def _flattened(model: nn.Module, layout: Layout, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Make the model's parameters and gradients views of two vectors: [N], and [N + 1], whose last value is free."""
-    theta_N = layout.flatten(model).to(device)
-    gradient_M = torch.zeros(layout.num_values + 1, device=device)
-    pieces, gradients = layout.unflatten(theta_N), layout.unflatten(gradient_M[:-1])
-    for name, parameter in zip(layout.names, layout.parameters(model), strict=True):
-        parameter.data = pieces[name]
-        if parameter.requires_grad:
-            parameter.grad = gradients[name]
-    return theta_N, gradient_M
 
 
 def _checkpoint_layers(model: nn.Module) -> None:

@@ -36,7 +36,7 @@ class OwnPart:
         self._part = part
         self._owner = PartOwner(streams.scheme, streams.group)
         self.report = self._owner.report
-        self._inboxes = {peer: Inbox(peer) for peer in self._group.peer_ids}
+        self._inboxes = {peer: Inbox(peer, streams.heard) for peer in self._group.peer_ids}
         self._accepted: dict[str, asyncio.Future[Stream]] = {}
         self._delivering: dict[str, asyncio.Task[None]] = {}
         self._closed = asyncio.Event()
@@ -125,7 +125,7 @@ class OwnPart:
         limit_s = self._group.reduce_s / 2
         try:
             async with asyncio.timeout(limit_s):
-                return await self._inboxes[peer].take()
+                return await self._streams.expect(peer, self._inboxes[peer].take)
         except TimeoutError:
             raise PeerError(f"it sent no slice within {limit_s:.0f} s", peer_id=peer) from None
         except SwarmError as error:
@@ -135,7 +135,8 @@ class OwnPart:
         """Hand `peer` the result. That it cannot be had is `peer`'s loss alone."""
         try:
             stream = await self._accepted_from(peer)
-            await self._streams.send_result(stream, self._part, phase="round.deliver")
+            sending = self._streams.send_result(stream, self._part, phase="round.deliver")
+            await self._streams.while_there(peer, sending)
             await stream.finish()
         except SwarmError as error:
             logger.info("could not hand a result to %s: %s", peer[-6:], error)

@@ -7,22 +7,25 @@ time; a result is checked, which takes microseconds, as it comes. Shapes: N valu
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+import math
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import Executor
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, TypeVar, cast
 
 from swarm_compression import CodecError
 from swarm_compression.codec import Data
-from swarm_protocol.errors import PeerError, PeerRefused, PeerViolation, RoundError, SwarmError
+from swarm_protocol.errors import PeerError, PeerRefused, PeerTimeout, PeerViolation, RoundError, SwarmError
 from swarm_protocol.training_messages import ReduceOpening
 from torch import Tensor
 
-from swarm.network.interface import EndOfStream, Network, Stream
+from swarm.network.framing import WINDOW_BYTES
+from swarm.network.interface import EndOfStream, Stream
 from swarm.network.phases import FaultHook
 from swarm.training.part_owner import Scheme
 from swarm.training.part_result import PartResult
 from swarm.training.parts import check_frame, num_values
+from swarm.training.peer_lines import QUIET_S, SILENT_S, PeerLines
 from swarm.training.round_events import Signed
 
 T = TypeVar("T")
@@ -33,8 +36,7 @@ class PartStreams:
 
     def __init__(
         self,
-        network: Network,
-        method: str,
+        lines: PeerLines,
         signed: Signed,
         delta_N: Tensor | None,
         scheme: Scheme,
@@ -42,14 +44,14 @@ class PartStreams:
         *,
         faults: FaultHook,
     ) -> None:
-        self.me = network.peer_id
+        self.me = lines.network.peer_id
         self.group = signed.group
         self.scheme = scheme
         self.faults = faults
         self.contributes = delta_N is not None
         self.bytes_sent = 0
-        self._network = network
-        self._method = method
+        self._lines = lines
+        self._heard_at = dict.fromkeys(signed.group.peer_ids, -math.inf)
         self._signed = signed
         self._delta_N = delta_N
         self._executor = executor
@@ -58,7 +60,9 @@ class PartStreams:
 
     @asynccontextmanager
     async def open(self, peer: str, opening: ReduceOpening) -> AsyncIterator[Stream]:
-        async with self._network.stream(peer, self._method, timeout_s=self.group.reduce_s) as stream:
+        async with self._lines.network.stream(
+            peer, self._lines.methods.reduce, timeout_s=self.group.reduce_s
+        ) as stream:
             await self._send(stream, self._signed.data)
             await self._send(stream, opening.to_bytes())
             yield stream
@@ -104,6 +108,45 @@ class PartStreams:
         for index in range(first, len(part.frames)):
             part.put(index, await self._receive_result(stream, num_values(part.frames[index]), peer))
 
+    def heard(self, peer: str) -> None:
+        """A frame of `peer` has come."""
+        self._heard_at[peer] = asyncio.get_running_loop().time()
+
+    async def until_silent(self, peer: str) -> None:
+        """Return once `peer` has sent nothing for QUIET_S, and leaves a call unanswered for longer than what is queued
+        in front of it, on the line between the two, can take."""
+        loop, codec = asyncio.get_running_loop(), self.scheme.codec
+        queued_bytes = min(codec.encoded_bytes(max(self.group.part_values)), WINDOW_BYTES)
+        while True:
+            await asyncio.sleep(QUIET_S)
+            asked_at = loop.time()
+            if self._heard_at[peer] > asked_at - QUIET_S:
+                continue
+            line_s = min(self._lines.meter.line_s(peer, queued_bytes), self.group.reduce_s / 4)
+            if not await self._lines.answers(peer, SILENT_S + line_s) and self._heard_at[peer] < asked_at:
+                return
+
+    async def expect(self, peer: str, receive: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """What `receive` gets from `peer`; it may be cancelled and called again. Raises PeerTimeout if `peer` is
+        silent."""
+        with suppress(TimeoutError):
+            # most frames are about to come, and need no watch
+            async with asyncio.timeout(QUIET_S / 10):
+                return await receive()
+        return await self.while_there(peer, receive())
+
+    async def while_there(self, peer: str, work: Coroutine[Any, Any, T]) -> T:
+        """What comes of `work`, which `peer` takes part in. Raises PeerTimeout if `peer` is silent before that."""
+        working, watching = asyncio.create_task(work), asyncio.create_task(self.until_silent(peer))
+        try:
+            await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                raise silence_of(peer)
+            return working.result()
+        finally:
+            working.cancel()
+            watching.cancel()
+
     async def off_loop(self, function: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, function, *arguments)
 
@@ -116,6 +159,7 @@ class PartStreams:
     async def _receive_result(self, stream: Stream, num_values: int, peer: str) -> bytes:
         try:
             data = await stream.receive()
+            self.heard(peer)
             check_frame(self.scheme.codec, data, num_values)
         except EndOfStream:
             raise PeerViolation("it sent too little of its result", peer_id=peer) from None
@@ -139,6 +183,11 @@ class PartStreams:
                 self.scheme.codec.encode_into(self._delta_N[frame], buffer)
         except CodecError as error:
             raise RoundError(f"this member's contribution cannot be encoded: {error}") from error
+
+
+def silence_of(peer: str) -> PeerTimeout:
+    """What is raised after `PartStreams.until_silent`."""
+    return PeerTimeout("it sends nothing and answers nothing", peer_id=peer)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ Keeps the butterflies of the attempts at one step, and leads members' streams to
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -23,6 +24,8 @@ from swarm.training.part_owner import Scheme
 from swarm.training.round_events import Event, Reduced, ReduceFailed, Signed
 from swarm.training.round_log import LESSENED, RoundLog
 from swarm.training.seat import Seat
+
+logger = logging.getLogger(__name__)
 
 GROUP_WAIT_S = 5.0
 """How long a member's stream waits for this member to hear of its group."""
@@ -56,8 +59,7 @@ class Reductions:
             await self._propose(group.attempt, signed.digest, group, ())
             return
         butterfly = Butterfly(
-            seat.network,
-            seat.methods.reduce,
+            seat.lines,
             signed,
             delta_N,
             self._scheme(group),
@@ -128,8 +130,12 @@ class Reductions:
 
     def _scheme(self, group: Group) -> Scheme:
         seat = self._seat
+        num_contributors = sum(member.num_tokens > 0 for member in group.members)
+        aggregator = seat.replica.config.aggregator_for(num_contributors)
+        if aggregator.name != seat.replica.config.aggregator:
+            logger.warning("with %d contributions this round's aggregator is %s", num_contributors, aggregator.name)
         feedback = seat.residuals.of(seat.replica.fragment(group.step)) if seat.residuals else None
-        return Scheme(codec=seat.codec, aggregator=seat.replica.config.make_aggregator(), feedback=feedback)
+        return Scheme(codec=seat.codec, aggregator=aggregator, feedback=feedback)
 
     async def _propose(self, attempt: int, digest: bytes, origin: Group, parts: tuple[Data, ...]) -> None:
         try:

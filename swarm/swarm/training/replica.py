@@ -1,7 +1,8 @@
 """One member's copy of the run: the committed state, what proves it, and what may be committed next.
 
 Nothing here changes tensors that others may be reading: a proposal is a copy, and takes the committed state's place
-when its certificate is there. The former state and the last results stay for a while, for those who are late.
+when its certificate is there. The last results stay for a while, for those who are late, and so does the former state
+if a peer had begun to fetch it: a state takes 8 bytes a parameter, as much as the local model with its gradient.
 `trainer` owns it. Proposals are computed in threads, one at a time, and taken in on the event loop: of one whose caller
 was cancelled nothing is kept, however long its thread goes on.
 """
@@ -17,9 +18,9 @@ from dataclasses import dataclass, replace
 from swarm_compression import get_codec
 from swarm_compression.codec import Data, magnitude
 from swarm_protocol.errors import RoundError
-from swarm_protocol.training_messages import Group, Outcome, Standing
+from swarm_protocol.training_messages import Group, Outcome, ResumeOrder, Standing
 
-from swarm.training.certificate import Proof
+from swarm.training.certificate import Proof, Rank
 from swarm.training.history import History
 from swarm.training.lane import admitted, committed, index_of, lease_of
 from swarm.training.layout import fragment_of
@@ -30,8 +31,6 @@ from swarm.training.parts import decoded_frames
 from swarm.training.run_config import RunConfig
 from swarm.training.state import ReplicaState
 
-NUM_HELD = 2
-"""States served: whoever began to fetch one can go on for an interval after the next is committed."""
 NUM_PROPOSALS = 2
 """Proposals kept: one outcome may be resumed while another is tried."""
 NUM_PARTS = 4
@@ -71,8 +70,9 @@ class Replica:
         self.digest = current.digest
         self.num_mismatches = 0
         self.proof = proof
-        self.history = History(config.min_group, (proof,) if proof else ())
-        self._former: dict[bytes, Held] = {}
+        self.history = History(config.succession, (proof,) if proof else ())
+        self._former: tuple[bytes, Held] | None = None
+        self._is_fetched = False  # a peer has asked for the committed state
         self._proposals: dict[Outcome, Held] = {}
         self._parts: dict[bytes, tuple[Data, ...]] = {}
         self._computing = asyncio.Lock()
@@ -82,18 +82,34 @@ class Replica:
         return self.current.state.outer_step
 
     @property
-    def rank(self) -> tuple[int, int, int, bytes]:
-        return self.proof.rank if self.proof else (self.outer_step, 0, 0, b"")
+    def rank(self) -> Rank:
+        return self.proof.rank if self.proof else (0, self.outer_step, 0, 0, b"")
+
+    @property
+    def order(self) -> ResumeOrder | None:
+        """The author's last resume order that the state follows from, or with which it goes on."""
+        return self.proof.order if self.proof else None
+
+    @property
+    def roster(self) -> tuple[str, ...]:
+        """The members on whom what follows depends: the state's, unless the author named others with a resume order."""
+        return self.proof.roster if self.proof and self.proof.is_order else self.current.state.roster
+
+    @property
+    def is_new(self) -> bool:
+        """Whether this replica has no outer step yet, and so nothing that others' certificates would follow from: see
+        `claims`. Two first groups become one in this way."""
+        return self.outer_step == 0 and self.order is None
 
     @property
     def anchors(self) -> tuple[tuple[str, ...], ...]:
         """The rosters that this replica trusts: of the state it has committed.
 
-        Before the first outer step, also the initial state's, so that two first groups can become one. Where a single
-        member may go on alone, also those of former states, since the run can have parted from any of them.
+        Where a single member may go on alone, also those of former states, since the run can have parted from any of
+        them.
         """
-        anchors = (self.current.state.roster, *(((),) if self.outer_step == 0 else ()))
-        return (*anchors, *self.history.rosters) if self.config.min_group == 1 else anchors
+        rosters = (self.roster, *self.history.rosters) if self.config.min_group == 1 else (self.roster,)
+        return tuple(roster for roster in rosters if roster)
 
     def standing(self) -> Standing:
         certificate = self.proof.certificate if self.proof else b""
@@ -180,8 +196,14 @@ class Replica:
         """The encoded result of that group's reduction; nothing if it is not here."""
         return self._parts.get(origin_digest, ())
 
-    def held(self, digest: bytes) -> Held | None:
-        return self.current if digest == self.digest else self._former.get(digest)
+    def donate(self, digest: bytes) -> Held | None:
+        """Return the state that a peer fetches, if it is the committed one, or the one before that the peer, or another
+        one, had begun to fetch."""
+        if digest == self.digest:
+            self._is_fetched = True
+            return self.current
+        former_digest, former = self._former or (b"", None)
+        return former if digest == former_digest else None
 
     def damaged(self) -> Held | None:
         """What the committed state has become, if it is not what was committed: a fault of the memory. Blocks."""
@@ -196,9 +218,7 @@ class Replica:
 
     def adopt(self, held: Held, proof: Proof) -> None:
         """`held` is the committed state from now on."""
-        self._former[self.digest] = self.current
-        while len(self._former) >= NUM_HELD:
-            del self._former[next(iter(self._former))]
+        self._former, self._is_fetched = (self.digest, self.current) if self._is_fetched else None, False
         self.current, self.digest, self.proof = held, held.digest, proof
         self.history.add((proof,))
         self._proposals.clear()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from swarm_protocol.records import RoundReport, TrainerRecord, TrainerState
+from swarm_protocol.records import RoundReport, TrainerRecord, TrainerState, ValidationReport
 
 from swarm.training.certificate import Proof
-from swarm.training.events import Admitted, OuterStep, RoundAborted, StateFetched
+from swarm.training.events import Admitted, OuterStep, RoundAborted, RunResumed, StateFetched
 from swarm.training.inner import IntervalResult
 from swarm.training.replica import Replica
 from swarm.training.round_events import GiveUp
@@ -23,9 +23,12 @@ class StepCost:
     round_s: float
 
 
-def committed(proof: Proof, cost: StepCost, latest: IntervalResult | None) -> OuterStep | Admitted:
+def committed(proof: Proof, cost: StepCost, latest: IntervalResult | None) -> OuterStep | Admitted | RunResumed:
     """What `proof` has committed. `latest` is what came of this member's last interval."""
     origin = proof.origin
+    if proof.is_order:
+        digest = proof.outcome.state_digest.hex()
+        return RunResumed(step=proof.outer_step, digest=digest, roster=proof.roster, sequence=proof.sequence)
     if not origin.num_tokens:
         return Admitted(step=origin.step, group=origin.peer_ids)
     return OuterStep(
@@ -63,8 +66,10 @@ def record(
     latest: IntervalResult | None,
     state: TrainerState,
     report: RoundReport | None = None,
+    validation: ValidationReport | None = None,
 ) -> TrainerRecord:
-    """`replica` is None while the member prepares. `report` is of the newest round that it was there for."""
+    """`replica` is None while the member prepares. `report` is of the newest round that it was there for, `validation`
+    the newest."""
     return TrainerRecord(
         run=run,
         outer_step=replica.outer_step if replica else 0,
@@ -74,4 +79,5 @@ def record(
         state=state,
         report=report,
         num_parameters=replica.current.manifest.num_values if replica else None,
+        validation=validation,
     )

@@ -10,11 +10,10 @@ and one signed group. An attempt that fails changes nothing but the attempt's nu
 Why no two replicas commit different outcomes of one step: an outcome needs votes of two thirds of its group; a member
 votes only when it holds all parts; and a member that voted reports this with its next ready, whose group resumes
 that outcome before any new one. A coordinator asks absent members where they are before it goes on without them, so
-one that has committed already says so. An outcome also needs votes of two thirds of the members of the state before
-(see `vote.num_electors`), so at most one side of a network that is cut in two goes on, and the other one follows it
-later; if more than a third is gone without a word, the run waits for some of them. What voids this: a third that
-lies; a single one that makes up what it voted for while all who have committed are out of reach; or a `min_group` of 1.
-The two sides then have different states, and the certificates decide who follows.
+one that has committed already says so. An outcome also needs votes of enough members of the state before
+(see `vote.Succession`), so at most one side of a network that is cut in two goes on, and the other one follows it
+later; if too many are gone without a word, the run waits for some of them. What voids this: members that lie; or a
+`min_group` of 1. The two sides then have different states, and the certificates decide who follows.
 
 A group in which nobody has tokens reduces nothing and commits no outer step. It commits the roster: its members hold
 the leases that follow. So does a run's first round, and one whose members all failed to train.
@@ -32,6 +31,7 @@ from swarm_protocol.training_messages import Abort, Certificate, Outcome, Vote
 
 from swarm.training.coordinator import Terms, complaint, short
 from swarm.training.forming import absent_members, advance, move, on_left_out, on_reported, too_few
+from swarm.training.promise import Promise, bound
 from swarm.training.round_events import (
     Announce,
     CastVote,
@@ -67,15 +67,17 @@ from swarm.training.round_state import (
     led,
     moves_at,
     roster_left,
+    short_from,
     suspect,
     waits,
 )
-from swarm.training.vote import continues, disagreement, num_electors, tally
+from swarm.training.vote import disagreement, tally
 
 
-def begin(terms: Terms, *, accused: Mapping[str, str]) -> RoundState:
-    """Before the member's interval. `accused`: whom it saw break the protocol at earlier steps."""
-    return led(RoundState(terms=terms, attempt=terms.first_attempt, accused=accused))
+def begin(terms: Terms, *, accused: Mapping[str, str], promise: Promise | None = None) -> RoundState:
+    """Before the member's interval. `accused`: whom it saw break the protocol at earlier steps. `promise`: its newest
+    one, also of an earlier process."""
+    return bound(led(RoundState(terms=terms, attempt=terms.first_attempt, accused=accused)), promise)
 
 
 def wake_at(state: RoundState) -> float | None:
@@ -159,7 +161,8 @@ def _on_moved(state: RoundState, to: int, now: float) -> Step:
 def _on_lost(state: RoundState, peer: str, reason: str, now: float) -> Step:
     state = blame(state, (), (peer,), reason)
     if state.phase == "forming" and state.asked == peer:
-        return give_up(state, f"the coordinator {short(peer)} is gone: {reason}{_shortage(state)}", (peer,), now)
+        gone = f"the coordinator {short(peer)} is gone: {reason}{_shortage(state)}"
+        return give_up(short_from(state, now), gone, (peer,), now)
     if state.phase == "voting":
         return _count(replace(state, silent=state.silent | {peer}), now)
     return advance(state, now)
@@ -168,9 +171,9 @@ def _on_lost(state: RoundState, peer: str, reason: str, now: float) -> Step:
 def _shortage(state: RoundState) -> str:
     """That the run waits, if it does: too few members of the state are there, as far as this one sees."""
     terms, left = state.terms, roster_left(state)
-    if continues(terms.roster, left, terms.min_group):
+    if terms.succession.is_usual(terms.roster, left):
         return ""
-    needed = num_electors(terms.roster, terms.min_group)
+    needed = terms.succession.num_usual(terms.roster)
     return f"; the run waits for {needed} of the {len(terms.roster)} members of its state, and sees {len(left)}"
 
 
@@ -188,6 +191,7 @@ def _on_grouped(state: RoundState, signed: Signed, now: float) -> Step:
         phase="reducing",
         signed=signed,
         asked="",
+        short_since=None,
         grace_until=None,
         hurry_at=None,
         deadline=now + group.reduce_s,
@@ -280,7 +284,7 @@ def _count(state: RoundState, now: float) -> Step:
         {peer: each.vote for peer, each in votes.items()},
         state.silent,
         roster=state.terms.roster,
-        min_group=state.terms.min_group,
+        succession=state.terms.succession,
     )
     if result.decided is not None:
         agreeing = tuple(votes[peer].data for peer in sorted(votes) if votes[peer].vote.outcome == result.decided)

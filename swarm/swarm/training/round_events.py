@@ -10,14 +10,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from swarm_protocol.training_messages import Abort, Contribution, Group, Outcome, Ready, ReadyReply, Vote
+from swarm_protocol.training_messages import (
+    Abort,
+    Contribution,
+    Group,
+    Outcome,
+    Ready,
+    ReadyReply,
+    ResumeOrder,
+    Vote,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signed:
     """A group as its coordinator signed it. `data` is the envelope, `digest` the sha256 of `data`.
 
-    `origin` is the group that the outcome it resumes is from, where another member signed it.
+    `origin` is the group that the outcome it resumes is from, where another member signed it. `order` is the author's
+    resume order that it names.
     """
 
     group: Group
@@ -25,6 +35,7 @@ class Signed:
     data: bytes
     digest: bytes
     origin: Signed | None = None
+    order: ResumeOrder | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,9 +12,8 @@ from typing import Literal, TypeAlias
 from swarm_protocol import limits
 from swarm_protocol.training_messages import Contribution, Outcome, Ready, ReadyReply
 
-from swarm.training.coordinator import Terms, coordinator_of
+from swarm.training.coordinator import Terms, coordinator_of, reported
 from swarm.training.round_events import Action, GiveUp, Reply, Signed, Voted
-from swarm.training.vote import continues
 
 Phase: TypeAlias = Literal["forming", "signing", "left_out", "reducing", "voting", "resting", "done"]
 
@@ -44,9 +43,10 @@ class RoundState:
     """`known` are peers seen in the run. `accused` broke the protocol, `unreachable` could not be reached: each with
     how, as this member saw it. `suspects` spoiled an attempt, and are left out until the one that is named: that they
     are heard of proves nothing. `disputes` counts the attempts of this step that ended as somebody left, on either
-    side. Others have moved this member to later attempts `num_moved` times, and may again from `movable_at` on, to
-    `later`. `ready` are the reports it holds. What follows `leader` belongs to the attempt. `claimants` are, at the
-    coordinator, those who said to have voted for the outcome that the group resumes."""
+    side. A member that `abstains` takes part in no group (see `promise`). Since `short_since`, too few members of the
+    state have been there for a group. Others have moved this member to later attempts `num_moved` times, and may again
+    from `movable_at` on, to `later`. `ready` are the reports it holds. What follows `leader` belongs to the attempt.
+    `claimants` are, at the coordinator, those who said to have voted for the outcome that the group resumes."""
 
     terms: Terms
     attempt: int
@@ -59,6 +59,8 @@ class RoundState:
     ready: Mapping[str, Ready] = field(default_factory=dict)
     ballot: Ballot | None = None
     num_failed: int = 0
+    abstains: bool = False
+    short_since: float | None = None
     disputes: Mapping[str, int] = field(default_factory=dict)
     num_moved: int = 0
     movable_at: float = 0.0
@@ -108,7 +110,7 @@ def moves_at(state: RoundState) -> float | None:
 
 
 def own_ready(state: RoundState) -> Ready:
-    mine = state.mine or Contribution(peer_id=state.terms.me)
+    mine = reported(state.terms, state.mine)
     # a report names only so many, and those of earlier rosters matter least
     accused = sorted(failed(state), key=lambda peer: (peer not in state.terms.roster, peer))
     return Ready(
@@ -124,7 +126,8 @@ def own_ready(state: RoundState) -> Ready:
         voted=state.ballot.outcome if state.ballot else None,
         voted_origin=state.ballot.origin if state.ballot else b"",
         leaving=mine.leaving,
-        bytes_per_s=state.terms.bytes_per_s,
+        bytes_per_s=mine.bytes_per_s,
+        sequence=state.terms.sequence,
     )
 
 
@@ -146,6 +149,17 @@ def rest_after(num_times: int) -> float:
     """Seconds to pause after what has happened `num_times` before."""
     # no power of what others can count up without end
     return min(FIRST_REST_S * 2.0 ** min(num_times, 16), MAX_REST_S)
+
+
+def is_overdue(state: RoundState, now: float) -> bool:
+    """Whether a majority of the state's members is enough for a group by now."""
+    after_s, since = state.terms.majority_after_s, state.short_since
+    return after_s > 0 and since is not None and now >= since + after_s
+
+
+def short_from(state: RoundState, now: float) -> RoundState:
+    """`state` with the time noted at which too few members were there, unless it was so before."""
+    return state if state.short_since is not None else replace(state, short_since=now)
 
 
 def give_up(state: RoundState, reason: str, missing: tuple[str, ...], now: float) -> Step:
@@ -173,10 +187,12 @@ def renew(state: RoundState, attempt: int) -> Step:
         accused=state.accused,
         suspects={peer: until for peer, until in state.suspects.items() if attempt <= until},
         # if too few are left for any group, the others may be back: without them the run waits anyway
-        unreachable=state.unreachable if continues(terms.roster, roster_left(state), terms.min_group) else {},
+        unreachable=state.unreachable if terms.succession.is_enough(terms.roster, roster_left(state)) else {},
         ready={peer: each for peer, each in state.ready.items() if each.attempt >= attempt},
         ballot=state.ballot,
         num_failed=state.num_failed,
+        abstains=state.abstains,
+        short_since=state.short_since,
         disputes=state.disputes,
         num_moved=state.num_moved,
         movable_at=state.movable_at,

@@ -5,9 +5,8 @@ Values only. `run_file` reads, signs and writes them; `model` builds what `RunCo
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from types import MappingProxyType
 from typing import Any
@@ -17,15 +16,22 @@ from swarm_protocol.errors import ConfigError
 from swarm_protocol.identity import check_peer_id
 
 from swarm.training.byte_text import BYTE_VOCABULARY, END_OF_TEXT
+from swarm.training.setting_checks import ImpossibleRun, ImpossibleValues, SettingChecks, refuse_unknown_keys
+from swarm.training.vote import Succession
 from swarm.trust.aggregation.aggregator import Aggregator
 from swarm.trust.aggregation.registry import aggregator_names, get_aggregator, parameter_names, parameters_of
 
 CODECS = ("fp32", "fp16", "bf16", "int8", "int4", "e3m0")
 """Those of `swarm_compression`, which is not asked because it brings torch: a run is also read where nobody trains."""
 
+DEFAULT_AGGREGATOR = "centered_clip"
+"""A member that lies moves it little, and it costs nothing where nobody does: `tests/bench/test_bench_liars.py`."""
+
 MAX_FRAGMENTS = 64
 """More than most models have layers; a fragment of a few layers is already small."""
 MAX_INTERVAL_S = 86400.0
+MAX_MAJORITY_S = 7 * 86400.0
+"""A week: whoever wants to wait longer decides by hand, with `swarm-node run resume`."""
 MAX_ADMITTED = 1024
 """Several full groups, within a run file's size."""
 
@@ -46,57 +52,17 @@ DEFAULT_MODEL: Mapping[str, Any] = MappingProxyType(
 )
 """A byte-level Llama of 1.1M parameters that two CPU cores train in a minute."""
 
+LATER_SETTINGS: Mapping[str, Any] = MappingProxyType(
+    {"majority_after_s": 60.0, "validation_interval": 10, "fallback": ""}
+)
+"""Settings that were added after runs had been signed, such as "data.split", each with the value that a signed file
+without it means. A run with that value keeps the id that it had before the setting existed; an entry here never
+changes."""
+
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,62}[a-z0-9])?")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 _COLUMN = re.compile(r"[\w.-]{1,64}", re.ASCII)
 _NAME_RULE = "1 to 64 of a-z, 0-9, '.', '_' and '-', with a letter or digit at both ends"
-
-
-class ImpossibleRun(ConfigError):
-    """`problems` are the impossible values of a run, each with what to use instead."""
-
-    def __init__(self, problems: Sequence[str]) -> None:
-        super().__init__(f"the run cannot be: {'; '.join(problems)}", remedy="correct the run file")
-        self.problems = tuple(problems)
-
-
-class _ImpossibleValues(ValueError):
-    def __init__(self, problems: Sequence[str]) -> None:
-        super().__init__("; ".join(problems))
-        self.problems = tuple(problems)
-
-
-class _Checks:
-    """Collects what is wrong with one table, so that its author hears it all at once."""
-
-    def __init__(self, table: str) -> None:
-        self._prefix = f"{table}." if table else ""
-        self._problems: list[str] = []
-        self._wrong: set[str] = set()
-
-    def require(self, fits: bool, key: str, value: object, remedy: str) -> None:
-        if not fits:
-            self.refuse(key, f"{self._prefix}{key} = {repr(value)[:80]}: {remedy}")
-
-    def refuse(self, key: str, problem: str) -> None:
-        self._wrong.add(key)
-        self._problems.append(problem)
-
-    def passed(self, *keys: str) -> bool:
-        """Whether none of `keys` has been found wrong: they can be compared with each other."""
-        return self._wrong.isdisjoint(keys)
-
-    def whole(self, key: str, value: object, low: int, high: int) -> None:
-        fits = type(value) is int and low <= value <= high
-        self.require(fits, key, value, f"use a whole number from {low} to {high}")
-
-    def number(self, key: str, value: object, low: float, high: float) -> None:
-        fits = isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
-        self.require(fits, key, value, f"use a number from {low:g} to {high:g}")
-
-    def finish(self) -> None:
-        if self._problems:
-            raise _ImpossibleValues(self._problems)
 
 
 SOURCES = ("python-stdlib", "files", "hub")
@@ -123,7 +89,7 @@ class DataConfig:
     window_tokens: int = 128
 
     def __post_init__(self) -> None:
-        checks = _Checks("data")
+        checks = SettingChecks("data")
         checks.require(self.source in SOURCES, "source", self.source, f"use one of {', '.join(SOURCES)}")
         has_id = isinstance(self.hub_id, str) and _HUB_ID.fullmatch(self.hub_id) is not None
         fits = has_id if self.source == "hub" else self.hub_id == ""
@@ -177,7 +143,7 @@ class InnerConfig:
     clip_norm: float = 1.0
 
     def __post_init__(self) -> None:
-        checks = _Checks("inner")
+        checks = SettingChecks("inner")
         checks.require(
             self.optimizer in INNER_OPTIMIZERS, "optimizer", self.optimizer, f"use {' or '.join(INNER_OPTIMIZERS)}"
         )
@@ -207,7 +173,7 @@ class OuterConfig:
     momentum: float = 0.6
 
     def __post_init__(self) -> None:
-        checks = _Checks("outer")
+        checks = SettingChecks("outer")
         checks.require(
             self.optimizer in OUTER_OPTIMIZERS, "optimizer", self.optimizer, f"use {' or '.join(OUTER_OPTIMIZERS)}"
         )
@@ -227,10 +193,16 @@ class RunConfig:
     DiLoCo's H / P, tau and alpha, arXiv 2501.18512). With `error_feedback`, what the codec loses of a contribution is
     added to the next one.
 
-    A round waits for `min_group` members, then `quorum_grace_s` for more, up to `max_group`. `admission` names the only
-    peers that may contribute; empty: anyone may. `aggregation` holds the parameters of `aggregator`; those that are not
-    given get their defaults. Raises ValueError that names every
-    impossible value with its remedy. That the model can be built is checked by `model.check_model`.
+    A round waits for `min_group` members, then `quorum_grace_s` for more, up to `max_group`. It needs two thirds of the
+    members of the state before, and after `majority_after_s` seconds without these a majority (see `vote.Succession`).
+    `admission` names the only peers that may contribute; empty: anyone may.
+
+    `aggregation` holds the parameters of `aggregator`; those that are not given get their defaults. Where fewer members
+    contribute to a round than these need, its aggregator is `fallback` with its default parameters; without one,
+    `min_group` must be as many as they need.
+
+    Raises ValueError that names every impossible value with its remedy. That the model can be built is checked by
+    `model.check_model`.
     """
 
     name: str
@@ -243,11 +215,14 @@ class RunConfig:
     mixing: float = 0.0
     codec: str = "int8"
     error_feedback: bool = False
-    aggregator: str = "mean"
+    aggregator: str = DEFAULT_AGGREGATOR
+    fallback: str = DEFAULT_AGGREGATOR
     admission: tuple[str, ...] = ()
     min_group: int = 2
     max_group: int = 16
     quorum_grace_s: float = 2.0
+    majority_after_s: float = 60.0
+    validation_interval: int = 10
     model: Mapping[str, Any] = field(default_factory=lambda: DEFAULT_MODEL)
     data: DataConfig = field(default_factory=DataConfig)
     inner: InnerConfig = field(default_factory=InnerConfig)
@@ -255,7 +230,7 @@ class RunConfig:
     aggregation: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        checks = _Checks("")
+        checks = SettingChecks("")
         is_name = isinstance(self.name, str) and _NAME.fullmatch(self.name) is not None
         checks.require(is_name, "name", self.name, f"use a name such as my-run: {_NAME_RULE}")
         checks.whole("seed", self.seed, 0, (1 << 63) - 1)
@@ -275,6 +250,9 @@ class RunConfig:
         known = aggregator_names()
         checks.require(self.aggregator in known, "aggregator", self.aggregator, f"use one of {', '.join(known)}")
         checks.require(
+            self.fallback in ("", *known), "fallback", self.fallback, f'use one of {", ".join(known)}, or "" for none'
+        )
+        checks.require(
             isinstance(self.aggregation, Mapping),
             "aggregation",
             self.aggregation,
@@ -283,6 +261,8 @@ class RunConfig:
         checks.whole("min_group", self.min_group, 1, limits.MAX_GROUP_MEMBERS)
         checks.whole("max_group", self.max_group, 1, limits.MAX_GROUP_MEMBERS)
         checks.number("quorum_grace_s", self.quorum_grace_s, 0.0, 600.0)
+        checks.number("majority_after_s", self.majority_after_s, 0.0, MAX_MAJORITY_S)
+        checks.whole("validation_interval", self.validation_interval, 0, 10_000_000)
         checks.require(isinstance(self.model, Mapping), "model", self.model, "write its keys below a line [model]")
         self._check_together(checks)
         checks.finish()
@@ -292,6 +272,10 @@ class RunConfig:
         object.__setattr__(self, "model", MappingProxyType(dict(self.model)))
 
     @property
+    def succession(self) -> Succession:
+        return Succession(min_group=self.min_group, majority_after_s=self.majority_after_s)
+
+    @property
     def samples_per_interval(self) -> int:
         """How many samples one member's full interval uses."""
         return self.interval_steps * self.inner.batch_windows
@@ -299,7 +283,13 @@ class RunConfig:
     def make_aggregator(self) -> Aggregator:
         return get_aggregator(self.aggregator, self.aggregation)
 
-    def _check_together(self, checks: _Checks) -> None:
+    def aggregator_for(self, num_contributors: int) -> Aggregator:
+        """That of a round to which so many members contribute."""
+        aggregator = self.make_aggregator()
+        falls_back = self.fallback and num_contributors < aggregator.fewest_members()
+        return get_aggregator(self.fallback, {}) if falls_back else aggregator
+
+    def _check_together(self, checks: SettingChecks) -> None:
         """Of the values that can be, those that cannot be beside each other."""
         if checks.passed("min_group", "max_group"):
             remedy = f"use at least min_group, {self.min_group}"
@@ -310,17 +300,18 @@ class RunConfig:
         if self.admission and checks.passed("admission", "min_group"):
             remedy = f"name at least min_group, {self.min_group}"
             checks.require(len(self.admission) >= self.min_group, "admission", self.admission, remedy)
-        if checks.passed("aggregator", "aggregation", "min_group"):
+        if checks.passed("aggregator", "fallback", "aggregation", "min_group"):
             self._check_aggregator(checks)
 
-    def _check_aggregator(self, checks: _Checks) -> None:
+    def _check_aggregator(self, checks: SettingChecks) -> None:
         try:
             fewest = self.make_aggregator().fewest_members()
         except ValueError as error:
             checks.refuse("aggregation", f"aggregation: {error}")
             return
-        remedy = f"{self.aggregator} with these parameters needs at least {fewest} members"
-        checks.require(self.min_group >= fewest, "min_group", self.min_group, remedy)
+        needs = f"{self.aggregator} with these parameters needs at least {fewest} members"
+        remedy = f"{needs}, or a fallback such as {DEFAULT_AGGREGATOR}"
+        checks.require(bool(self.fallback) or self.min_group >= fewest, "min_group", self.min_group, remedy)
 
     def to_mapping(self) -> dict[str, Any]:
         """Plain values, as they stand in a run file. `from_mapping` gives an equal config back."""
@@ -331,6 +322,18 @@ class RunConfig:
         for table in ("data", "inner", "outer"):
             plain[table] = asdict(plain[table])
         return plain
+
+    def identifying_mapping(self) -> dict[str, Any]:
+        """What a run's id is made of: `to_mapping` without the later settings that say nothing new."""
+        mapping = self.to_mapping()
+        for setting, implied in LATER_SETTINGS.items():
+            table, _, key = setting.rpartition(".")
+            values = mapping[table] if table else mapping
+            if values[key] == implied:
+                del values[key]
+            if table and not values:
+                del mapping[table]
+        return mapping
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> RunConfig:
@@ -343,12 +346,12 @@ class RunConfig:
         for key, table in (("data", DataConfig), ("inner", InnerConfig), ("outer", OuterConfig)):
             try:
                 values[key] = _table(table, key, mapping.get(key, {}))
-            except _ImpossibleValues as error:
+            except ImpossibleValues as error:
                 problems += error.problems
                 values[key] = table()
         try:
             config = cls(**values)
-        except _ImpossibleValues as error:
+        except ImpossibleValues as error:
             problems[:0] = error.problems
         if problems:
             raise ImpossibleRun(problems)
@@ -366,18 +369,9 @@ def _are_peers(value: object) -> bool:
     return len(set(value)) == len(value)
 
 
-def refuse_unknown_keys(mapping: Mapping[str, Any], known: Collection[str], where: str) -> None:
-    """Raises ConfigError for the first key that is not `known`."""
-    for key in mapping:
-        if key not in known:
-            close = difflib.get_close_matches(str(key), known, n=1)
-            remedy = f"did you mean {close[0]!r}?" if close else "remove it, or look up the setting you mean"
-            raise ConfigError(f"{where} has an unknown key {str(key)[:80]!r}", remedy=remedy)
-
-
 def _check_aggregation_keys(values: Mapping[str, Any]) -> None:
     """Raises ConfigError for a key that the chosen aggregator does not have. Other mistakes are RunConfig's to name."""
-    name, given = values.get("aggregator", "mean"), values.get("aggregation", {})
+    name, given = values.get("aggregator", DEFAULT_AGGREGATOR), values.get("aggregation", {})
     if name in aggregator_names() and isinstance(given, Mapping):
         refuse_unknown_keys(given, parameter_names(name), f"[aggregation], which is {name}'s,")
 

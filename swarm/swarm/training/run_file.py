@@ -61,10 +61,12 @@ def new_run_file(path: Path, config: RunConfig) -> None:
         raise ConfigError(f"{path} cannot be written: {error.strerror}", remedy="choose another place") from error
 
 
-def sign_file(path: Path, identity: Identity, *, data_digest: str = "", issued_at: int | None = None) -> SignedRun:
+def sign_file(
+    path: Path, identity: Identity, *, data_digest: str | None = None, issued_at: int | None = None
+) -> SignedRun:
     """Sign the run file at `path`, now unless `issued_at` says otherwise, in place of an earlier signature.
 
-    Comments and spacing stay, and settings that are left out are written down. `data_digest`, unless empty, becomes the
+    Comments and spacing stay, and settings that are left out are written down. `data_digest`, unless None, becomes the
     run's data.digest. The file is rewritten whole or not at all. Raises ConfigError if it cannot be a run, cannot be
     written, or is written in a way that cannot be changed line by line.
     """
@@ -72,7 +74,7 @@ def sign_file(path: Path, identity: Identity, *, data_digest: str = "", issued_a
     written = without_signature(parse_text(text, path))
     mapping = _completed(written, RunConfig.from_mapping(written))
     text = with_missing(text, written, mapping)
-    if data_digest:
+    if data_digest is not None and data_digest != mapping["data"]["digest"]:
         text = with_value(text, "data", "digest", data_digest)
         mapping["data"] = {**mapping["data"], "digest": data_digest}
     config = RunConfig.from_mapping(mapping)

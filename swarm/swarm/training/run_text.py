@@ -15,7 +15,7 @@ from typing import Any
 from swarm_protocol.errors import ConfigError
 
 from swarm.training.run_config import CODECS, INNER_OPTIMIZERS, OUTER_OPTIMIZERS, SCHEDULES, SOURCES, RunConfig
-from swarm.trust.aggregation.registry import aggregator_names
+from swarm.trust.aggregation.registry import aggregator_names, get_aggregator, parameters_of
 
 _WIDTH = 110
 _HEAD = """\
@@ -39,10 +39,16 @@ ABOUT: Mapping[str, str] = {
     "codec": f"How contributions are sent: {', '.join(CODECS)}.",
     "error_feedback": "Add what the codec loses of a contribution to the next one.",
     "aggregator": f"How contributions are put together: {', '.join(aggregator_names())}.",
+    "fallback": "The aggregator of a round with fewer contributions than the one above needs, with its default "
+    "parameters.",
     "admission": "The peer ids that may contribute; empty: anyone may.",
     "min_group": "A round needs so many members.",
     "max_group": "A round takes at most so many members.",
     "quorum_grace_s": "Seconds that a round waits for more members once min_group are there.",
+    "majority_after_s": "Seconds that a round waits for two thirds of the last step's members. Then a majority of them "
+    "is enough; 0: never.",
+    "validation_interval": "Outer steps between two measurements of the loss on held-out data; 0: only before the "
+    "first and after the last step.",
     "model": "A Hugging Face config: model_type, and any of that type's keys. This is a byte-level Llama of "
     "1.1 million parameters.",
     "model.model_type": "Family of decoders, as in a config.json: llama, qwen3, gpt2, …",
@@ -90,6 +96,9 @@ ABOUT: Mapping[str, str] = {
 def template(config: RunConfig, path: str) -> str:
     """`config` as a file to edit, unsigned, for `path`."""
     mapping = config.to_mapping()
+    # a person who chooses another aggregator would have to take out the parameters of this one
+    usual = parameters_of(get_aggregator(config.aggregator, {}))
+    mapping["aggregation"] = {key: value for key, value in config.aggregation.items() if value != usual[key]}
     parts = [_HEAD.format(path=path)]
     for key, value in mapping.items():
         if not isinstance(value, Mapping):

@@ -7,32 +7,34 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
 from swarm_compression import Codec
 from swarm_protocol import limits
-from swarm_protocol.errors import PeerRefused, PeerUnreachable, PeerViolation, SwarmError
-from swarm_protocol.training_messages import Abort, Ready, ReadyReply, Standing, StandingRequest, VoteReply
+from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable, PeerViolation, SwarmError
+from swarm_protocol.training_messages import Abort, Certificate, Ready, ReadyReply, Standing, StandingRequest, VoteReply
 
 from swarm.network.interface import EndOfStream, Network
 from swarm.network.phases import FaultHook
-from swarm.training.certificate import Notary, Proof
+from swarm.training.certificate import Notary, Proof, Rank
 from swarm.training.coordinator import Terms
 from swarm.training.history import MAX_HISTORY_BYTES, MAX_LINKS
-from swarm.training.meter import Meter
+from swarm.training.meter import SLOWEST_BYTES_PER_S, Meter
 from swarm.training.methods import Methods
+from swarm.training.peer_lines import SILENT_S, PeerLines
+from swarm.training.promise import PromiseStore
 from swarm.training.replica import Replica
 from swarm.training.residuals import Residuals
 from swarm.training.round_events import Event, Grouped, LeftOut, Lost, Moved, Proven, Sighted
 from swarm.training.transfer import SMALL_BYTES, Fetcher
-from swarm.training.vote import continues
 
 logger = logging.getLogger(__name__)
 
-POLL_S = 10.0
-"""How long a coordinator keeps a report waiting before it has it made again: so long, and CALL_TIMEOUT_S, a coordinator
-whose connection does not break can be dead unnoticed."""
+POLL_S = 1.0
+"""How long a coordinator keeps a report waiting before it has it made again. A coordinator that is stopped, whose
+connection does not break, is noticed after at most this and SILENT_S."""
 CALL_TIMEOUT_S = 5.0
 """For small messages over bad links."""
 HISTORY_TIMEOUT_S = 60.0
@@ -44,8 +46,6 @@ FOUNDING_GRACE_S = 2.0
 and two first groups would be two runs."""
 PATIENCE_S = 10.0
 """How much longer than the grace a coordinator waits until it says that too few members are ready."""
-SLOWEST_BYTES_PER_S = 1.25e5
-"""1 Mbit/s: whoever sends its slices slower than this holds up the group for too long."""
 SLOWEST_VALUES_PER_S = 2e7
 """Of an outer step with its digests; a small computer does ten times as much."""
 SPARE_S = 10.0
@@ -55,7 +55,7 @@ SPARE_S = 10.0
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Seat:
     """What rounds need of a member. `executor` computes for rounds, beside the one that trains. `residuals` are
-    those of a run with error feedback."""
+    those of a run with error feedback. `promises` outlive the process; None: this member keeps none."""
 
     network: Network
     notary: Notary
@@ -66,11 +66,16 @@ class Seat:
     executor: Executor
     faults: FaultHook
     residuals: Residuals | None = None
+    promises: PromiseStore | None = None
     meter: Meter = field(default_factory=Meter)
 
     @property
     def run(self) -> str:
         return self.notary.run
+
+    @property
+    def lines(self) -> PeerLines:
+        return PeerLines(network=self.network, methods=self.methods, meter=self.meter)
 
     async def check(self, certificate: bytes) -> Proof:
         """What `certificate` proves. A large one is checked off the loop. Raises PeerViolation or IntegrityError."""
@@ -86,7 +91,7 @@ def terms_of(seat: Seat) -> Terms:
     step = replica.outer_step + 1
     fragment = replica.fragment(step)
     num_values = fragment.stop - fragment.start
-    roster = replica.current.state.roster
+    roster, order = replica.roster, replica.order
     grace_s = config.quorum_grace_s if roster else max(config.quorum_grace_s, FOUNDING_GRACE_S)
     both_ways_bytes = 2 * seat.codec.encoded_bytes(num_values)
     return Terms(
@@ -104,6 +109,9 @@ def terms_of(seat: Seat) -> Terms:
         tokens_per_sample=config.data.window_tokens,
         num_values=num_values,
         bytes_per_s=seat.meter.bytes_per_s,
+        majority_after_s=config.majority_after_s,
+        sequence=order.sequence if order else 0,
+        order=replica.proof.origin.order if replica.proof else b"",
         grace_s=grace_s,
         patience_s=grace_s + PATIENCE_S,
         reduce_s=min(limits.MAX_PHASE_S, SPARE_S + both_ways_bytes / SLOWEST_BYTES_PER_S),
@@ -129,7 +137,7 @@ async def report_ready(seat: Seat, peer: str, ready: Ready) -> tuple[Event, int]
     try:
         while True:
             num_bytes += len(request)
-            data = await seat.network.call(peer, seat.methods.ready, request, timeout_s=POLL_S + CALL_TIMEOUT_S)
+            data = await seat.network.call(peer, seat.methods.ready, request, timeout_s=POLL_S + SILENT_S)
             reply = ReadyReply.from_bytes(data)
             if reply.kind != "pending":
                 return await _read_reply(seat, peer, ready.attempt, reply), num_bytes
@@ -169,7 +177,8 @@ async def ask_standing(seat: Seat, peer: str, request: StandingRequest) -> tuple
 async def overtaken(seat: Seat, peer: str, certificate: bytes) -> Proven | None:
     """An event if `certificate`, which `peer` shows, is of higher rank than this member's state, and follows from it.
 
-    Raises PeerViolation or IntegrityError.
+    What a new replica follows is decided by asking several peers (see `sync.furthest`). Raises PeerViolation or
+    IntegrityError.
     """
     if not certificate:
         return None
@@ -179,16 +188,29 @@ async def overtaken(seat: Seat, peer: str, certificate: bytes) -> Proven | None:
 
 
 async def follows(seat: Seat, peer: str, proof: Proof) -> bool:
-    """Whether `proof`, which `peer` shows, follows from a state that this member trusts.
+    """Whether `proof`, which `peer` shows, follows from a state that this member trusts, or from a resume order of the
+    run's author that is later than the one it knows.
 
     Directly, if enough of that state's members voted for it; else by the links that `peer` then has to show.
     """
-    replica, min_group = seat.replica, seat.notary.min_group
-    if any(continues(roster, proof.voters, min_group) for roster in replica.anchors):
+    replica, succession = seat.replica, seat.notary.succession
+    if proof.order == replica.order:
+        rosters, rank, outer_step = replica.anchors, replica.rank, replica.outer_step
+    elif proof.order is None or (replica.order and proof.sequence <= replica.order.sequence):
+        logger.warning("%s shows a state that does not know the last resume order of the run's author", peer[-6:])
+        return False
+    elif proof.is_order:
         return True
+    else:
+        start = seat.notary.check_certificate(Certificate(order=proof.origin.order).to_bytes(), seat.network.now())
+        rosters, rank, outer_step = (start.roster,), start.rank, start.outer_step
+    if any(succession.is_enough(roster, proof.voters) for roster in rosters):
+        return True
+    if not rosters:
+        return False
     try:
         async with asyncio.timeout(HISTORY_TIMEOUT_S):
-            links = await _walk(seat, peer, proof)
+            links = await _walk(seat, peer, proof, rosters, rank, outer_step)
     except (SwarmError, TimeoutError) as error:
         logger.warning("%s does not show how its state follows from this member's: %s", peer[-6:], error)
         return False
@@ -198,13 +220,15 @@ async def follows(seat: Seat, peer: str, proof: Proof) -> bool:
     return bool(links)
 
 
-async def _walk(seat: Seat, peer: str, proof: Proof) -> list[Proof]:
-    """The links from this member's state to the one before `proof`; none if there is no such way."""
-    replica, min_group = seat.replica, seat.notary.min_group
-    rosters, rank, links = replica.anchors, replica.rank, list[Proof]()
+async def _walk(
+    seat: Seat, peer: str, proof: Proof, rosters: Sequence[tuple[str, ...]], rank: Rank, outer_step: int
+) -> list[Proof]:
+    """The links from a state of `outer_step` and `rank`, which one of `rosters` speaks for, to the one before `proof`;
+    none if there is no such way."""
+    succession, links = seat.notary.succession, list[Proof]()
     num_bytes = num_received = 0
     async with seat.network.stream(peer, seat.methods.history, timeout_s=CALL_TIMEOUT_S) as stream:
-        await stream.send(StandingRequest(run=seat.run, step=replica.outer_step + 1).to_bytes())
+        await stream.send(StandingRequest(run=seat.run, step=outer_step + 1).to_bytes())
         await stream.finish()
         while True:
             try:
@@ -215,10 +239,10 @@ async def _walk(seat: Seat, peer: str, proof: Proof) -> list[Proof]:
             if num_bytes > MAX_HISTORY_BYTES or num_received > MAX_LINKS:
                 raise PeerViolation("its history is longer than any", peer_id=peer)
             link = await seat.check(data)
-            if rank < link.rank < proof.rank and any(continues(each, link.voters, min_group) for each in rosters):
+            if rank < link.rank < proof.rank and any(succession.is_enough(each, link.voters) for each in rosters):
                 rosters, rank = (link.roster,), link.rank
                 links.append(link)
-                if continues(link.roster, proof.voters, min_group):
+                if succession.is_enough(link.roster, proof.voters):
                     return links
 
 
@@ -226,7 +250,7 @@ async def send_vote(seat: Seat, peer: str, vote: bytes) -> Event | None:
     try:
         reply = await seat.network.call(peer, seat.methods.vote, vote, timeout_s=CALL_TIMEOUT_S)
         seat.meter.told(peer, VoteReply.from_bytes(reply).bytes_per_s)
-    except PeerUnreachable as error:
+    except (PeerTimeout, PeerUnreachable) as error:
         return Lost(peer=peer, reason=error.message)
     except SwarmError as error:
         logger.warning("%s did not take a vote: %s", peer[-6:], error)

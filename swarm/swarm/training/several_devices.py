@@ -119,6 +119,9 @@ class SeveralDevices:
         self._longest_step_s = max(self._longest_step_s, time.monotonic() - started)
         return losses[0]
 
+    def release_gradient(self) -> None:
+        self._ask("release_gradient", [()] * len(self._local.devices))
+
     def loss(self, theta_N: Tensor, x_VT: Tensor) -> float:
         """The sum of the losses."""
         self._layout.require(theta_N)

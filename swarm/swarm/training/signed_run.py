@@ -28,8 +28,9 @@ from typing import Any
 from swarm_protocol.errors import ConfigError, IntegrityError
 from swarm_protocol.identity import Identity, verify
 
-from swarm.training.run_config import RunConfig, refuse_unknown_keys
+from swarm.training.run_config import LATER_SETTINGS, RunConfig
 from swarm.training.run_text import to_toml
+from swarm.training.setting_checks import refuse_unknown_keys
 
 MAX_RUN_FILE_BYTES = 1 << 16
 MAX_KEY_WORDS = 32
@@ -56,8 +57,8 @@ class SignedRun:
 
     @property
     def run_id(self) -> str:
-        """Name and digest of all that was signed, so two runs never share it: not even one config, signed twice."""
-        content = _signed_bytes(self.config.to_mapping(), self.peer_id, self.issued_at)
+        """The run's name and a digest of its settings, its author and the time of signing: no two runs share it."""
+        content = _signed_bytes(self.config.identifying_mapping(), self.peer_id, self.issued_at)
         return f"{self.config.name}-{hashlib.sha256(content).hexdigest()[:12]}"
 
 
@@ -83,9 +84,21 @@ def verify_mapping(mapping: Mapping[str, Any], path: Path | str) -> SignedRun:
         raise IntegrityError(
             f"{path} is not what its author signed", remedy="get the file again, or sign it anew", peer_id=peer_id
         ) from error
-    config = RunConfig.from_mapping(mapping)
+    config = RunConfig.from_mapping(_with_implied(mapping))
     text = to_toml({**mapping, "signature": table})
     return SignedRun(config=config, peer_id=peer_id, issued_at=issued_at, signature=signature, text=text)
+
+
+def _with_implied(mapping: Mapping[str, Any]) -> dict[str, Any]:
+    """What was signed, with the settings that did not exist then. What they mean does not follow today's defaults."""
+    full = {"aggregator": "mean", **mapping}
+    for setting, implied in LATER_SETTINGS.items():
+        table, _, key = setting.rpartition(".")
+        if not table:
+            full.setdefault(key, implied)
+        elif isinstance(values := full.get(table, {}), Mapping):
+            full[table] = {key: implied, **values}
+    return full
 
 
 def sign_mapping(config: RunConfig, mapping: Mapping[str, Any], identity: Identity, issued_at: int) -> SignedRun:

@@ -49,7 +49,8 @@ class StandIn:
             raise RoundError("the owner has failed in the midst of its results, which its backup cannot make")
         here = (self._streams.me, part.owner)
         others = [member.peer_id for member in self._work.contributors if member.peer_id not in here]
-        inboxes, first = {peer: Inbox(peer) for peer in others}, part.have
+        streams = self._streams
+        inboxes, first = {peer: Inbox(peer, streams.heard) for peer in others}, part.have
         async with asyncio.TaskGroup() as tasks:
             pulls = [tasks.create_task(self._pull(peer, first, inbox)) for peer, inbox in inboxes.items()]
             try:
@@ -94,7 +95,7 @@ class StandIn:
         try:
             async with asyncio.timeout(self._limit_s):
                 if peer != self._part.owner:
-                    return await inboxes[peer].take()
+                    return await self._streams.expect(peer, inboxes[peer].take)
                 await self._part.keeps(index + 1)
         except TimeoutError:
             raise PeerUnreachable("its slices are not all there", peer_id=peer) from None

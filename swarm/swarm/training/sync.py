@@ -20,15 +20,13 @@ from swarm_protocol.training_messages import Standing, StandingRequest
 from swarm.network.membership import Membership
 from swarm.training.catch_up import catch_up, rebuild
 from swarm.training.certificate import Proof
-from swarm.training.replica import Held
+from swarm.training.claims import most_supported, whom_to_ask
+from swarm.training.replica import Held, Replica
 from swarm.training.seat import CALL_TIMEOUT_S, Seat, follows
-from swarm.training.state import ReplicaState
 from swarm.training.transfer import Fetched
 
 logger = logging.getLogger(__name__)
 
-MAX_ASKED = 16
-"""Peers asked for their standing at one time, of whom half may be members of the own state."""
 MAX_DONORS = 16
 """Beyond this a joiner's own link is the bottleneck."""
 NUM_RETRIES = 3
@@ -54,23 +52,24 @@ async def trainers(membership: Membership, run: str) -> dict[str, TrainerRecord]
         return {}
 
 
-def whom_to_ask(claims: Mapping[str, int], state: ReplicaState) -> list[str]:
-    """The peers that claim to be furthest. Strangers, who may claim anything, crowd out no members of `state`.
+def claims_of(records: Mapping[str, TrainerRecord], me: str) -> dict[str, int]:
+    """The outer steps that others say they have."""
+    return {peer: each.outer_step for peer, each in records.items() if each.digest and peer != me}
 
-    `claims` are outer steps by peer.
+
+async def furthest(seat: Seat, claims: Mapping[str, int]) -> Proof | None:
+    """The proof of highest rank that any of these peers can show, and that follows; None if nobody has one.
+
+    To a new replica anything follows: it takes what most voters show (see `claims`), its own group's included.
     """
-    ranked = sorted(claims, key=lambda peer: (-claims[peer], peer))
-    members = [peer for peer in ranked if peer in state.roster][: MAX_ASKED // 2]
-    return list(dict.fromkeys((*members, *ranked)))[:MAX_ASKED]
-
-
-async def furthest(seat: Seat, records: Mapping[str, TrainerRecord]) -> Proof | None:
-    """The proof of highest rank that any of these peers can show, and that follows; None if nobody has one."""
-    claims = {peer: each.outer_step for peer, each in records.items() if each.digest and peer != seat.network.peer_id}
+    replica, me = seat.replica, seat.network.peer_id
+    peers = whom_to_ask(claims, () if replica.is_new else replica.roster, me)
     async with asyncio.TaskGroup() as tasks:
-        asking = [tasks.create_task(_proof_of(seat, peer)) for peer in whom_to_ask(claims, seat.replica.current.state)]
-    proofs = [proof for task in asking if (proof := task.result()) is not None]
-    return max(proofs, key=lambda proof: proof.rank, default=None)
+        asking = {peer: tasks.create_task(_proof_of(seat, peer)) for peer in peers}
+    shown = {peer: proof for peer, task in asking.items() if (proof := task.result()) is not None}
+    if not replica.is_new:
+        return max(shown.values(), key=lambda proof: proof.rank, default=None)
+    return most_supported(shown | ({me: replica.proof} if replica.proof else {}))
 
 
 async def _proof_of(seat: Seat, peer: str) -> Proof | None:
@@ -81,8 +80,8 @@ async def _proof_of(seat: Seat, peer: str) -> Proof | None:
         if not certificate:
             return None
         proof = await seat.check(certificate)
-        is_further = proof.rank > seat.replica.rank
-        return proof if not is_further or await follows(seat, peer, proof) else None
+        is_open = proof.rank <= seat.replica.rank or (seat.replica.is_new and proof.order is None)
+        return proof if is_open or await follows(seat, peer, proof) else None
     except SwarmError as error:
         logger.warning("%s did not say where it is: %s", peer[-6:], error)
         return None
@@ -100,12 +99,13 @@ async def reach(seat: Seat, membership: Membership, proof: Proof, records: Mappi
             logger.warning("cannot get the state of outer step %d yet: %s", proof.outer_step, error)
         await asyncio.sleep(RETRY_S)
         records = await trainers(membership, seat.run)
-        proof = max(proof, await furthest(seat, records) or proof, key=lambda each: each.rank)
+        later = await furthest(seat, claims_of(records, seat.network.peer_id))
+        proof = max(proof, later or proof, key=lambda each: each.rank)
     return await _obtain(seat, proof, records)
 
 
 async def _obtain(seat: Seat, proof: Proof, records: Mapping[str, TrainerRecord]) -> Reached:
-    if (held := seat.replica.proposal(proof.outcome)) is not None:
+    if (held := _mine(seat.replica, proof)) is not None:
         return Reached(proof=proof, held=held)
     others = [peer for peer, record in records.items() if record.digest == proof.outcome.state_digest]
     donors = [peer for peer in dict.fromkeys((*proof.voters, *others)) if peer != seat.network.peer_id][:MAX_DONORS]
@@ -121,8 +121,17 @@ async def _obtain(seat: Seat, proof: Proof, records: Mapping[str, TrainerRecord]
     return Reached(proof=proof, held=Held(state=fetched.state, manifest=fetched.manifest), fetched=fetched)
 
 
+def _mine(replica: Replica, proof: Proof) -> Held | None:
+    """The state as this member has it already."""
+    if not proof.is_order:
+        return replica.proposal(proof.outcome)
+    return replica.current if proof.outcome.state_digest == replica.digest else None
+
+
 async def _by_parts(seat: Seat, proof: Proof, donors: list[str]) -> Reached | None:
-    """By what reductions left, if that leads there from this member's state."""
+    """By what reductions left, if that leads there from this member's state. A resume order has reduced nothing."""
+    if proof.is_order:
+        return None
     if proof.origin.state_digest == seat.replica.digest:
         try:
             held, _ = await rebuild(seat, proof, donors)

@@ -26,6 +26,7 @@ from swarm.network.membership import Membership
 from swarm.network.phases import FaultHook, no_faults
 from swarm.training import round as machine
 from swarm.training.certificate import Notary, Proof
+from swarm.training.claims import whom_to_ask
 from swarm.training.course import Course
 from swarm.training.desk import Desk
 from swarm.training.download import NO_STORE, ChunkStore
@@ -34,17 +35,19 @@ from swarm.training.events import TrainingEvent, Validated
 from swarm.training.failure import cause
 from swarm.training.interval import Intervals, Materials
 from swarm.training.methods import Methods
+from swarm.training.promise import Promise, PromiseStore
 from swarm.training.replica import Held, Replica
 from swarm.training.reports import StepCost, aborted, committed, record, state_fetched
 from swarm.training.residuals import Residuals
-from swarm.training.round_events import GiveUp, Offered
+from swarm.training.round_events import GiveUp, Offered, Proven
 from swarm.training.round_state import rest_after
 from swarm.training.run_copy import serve_run
 from swarm.training.seat import Seat, settle, terms_of
 from swarm.training.signed_run import SignedRun
 from swarm.training.state import ReplicaState
-from swarm.training.sync import Reached, furthest, reach, trainers, whom_to_ask
+from swarm.training.sync import Reached, claims_of, furthest, reach, trainers
 from swarm.training.transfer import Fetcher
+from swarm.training.validating import Validating
 
 T = TypeVar("T")
 
@@ -53,7 +56,10 @@ logger = logging.getLogger(__name__)
 WATCH_S = 5.0
 FIRST_WATCH_S = 0.5
 """How often the membership is looked at: often while a run's first group forms, as nothing else says who is there."""
-VALIDATION_BATCHES = 4
+STATE_LOST = (
+    "this member has voted from a later state, which it lost: it waits for a member that has it; if nobody has, the "
+    "run's author can continue from this one with swarm-node run resume"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -62,7 +68,8 @@ class TrainerOptions:
 
     `materials` are what it trains with (`interval.prepare`); `Trainer.close` closes their inner loop. `max_interval_s`
     by `clock` bounds its intervals beyond what the run says, so that a slow machine contributes what it can. `state` is
-    one to resume from, with the `certificate` that proved it where there is one.
+    one to resume from, with the `certificate` that proved it where there is one. Without `promises`, a member that is
+    started again with the same key could vote twice for one step.
     """
 
     materials: Materials
@@ -71,6 +78,7 @@ class TrainerOptions:
     state: ReplicaState | None = None
     certificate: bytes = b""
     chunks: ChunkStore = NO_STORE
+    promises: PromiseStore | None = None
 
 
 class Trainer:
@@ -93,24 +101,25 @@ class Trainer:
     ) -> None:
         self._network = network
         self._membership = membership
-        self._notary = Notary(
-            identity=identity,
-            network_id=network.network_id,
-            run=run.run_id,
-            min_group=run.config.min_group,
-            last_step=run.config.outer_steps,
-        )
+        self._notary = Notary.of_run(run, identity, network.network_id)
         self._run = run
         self._on_event = on_event
-        self._options = options
+        start = options.state or ReplicaState.initial(options.materials.take_weights(), run.config.overlap_steps)
+        self._start: ReplicaState | None = start
+        self._certificate = options.certificate
+        self._bounds = options.materials.bounds
+        self._chunks = options.chunks
+        self._promises = options.promises
         self._faults = faults
         self._executor = ThreadPoolExecutor(2, thread_name_prefix="swarm-round")
         max_interval_s = min(options.max_interval_s, run.config.interval_s or math.inf)
         self._intervals = Intervals(options.materials.inner, max_interval_s=max_interval_s, clock=options.clock)
+        self._validating = Validating(run.config, self._intervals, self._on_validated)
         self._course: Course | None = None
         self._desk: Desk | None = None
         self._replica: Replica | None = None
         self._accused: dict[str, str] = {}
+        self._promise: Promise | None = None
         self._report: RoundReport | None = None
         self._stopping = False
         self._num_idle = 0
@@ -170,13 +179,13 @@ class Trainer:
         async with asyncio.TaskGroup() as background:
             await self._join(seat)
             if seat.replica.outer_step == 0:
-                await self._validate(seat)
+                await self._validating.now(seat.replica.current.state)
             self._course = self._begin_course(seat, background)
             while seat.replica.outer_step < self._run.config.outer_steps and not (self._stopping and self._has_left()):
                 await self._take_step(seat, background)
             self._course.end()
         if not self._stopping:
-            await self._validate(seat)
+            await self._validating.now(seat.replica.current.state)
             self._announce("finished")
 
     def stop(self) -> None:
@@ -214,12 +223,11 @@ class Trainer:
     async def _take_seat(self) -> Seat:
         config = self._run.config
         loop = asyncio.get_running_loop()
-        options, materials = self._options, self._options.materials
-        held = await loop.run_in_executor(
-            self._executor, Held.of, options.state or ReplicaState.initial(materials.theta_N, config.overlap_steps)
-        )
-        proof = self._notary.proof_of(held.digest, options.certificate, self._network.now())
-        self._replica = Replica(config, held, proof, materials.bounds)
+        start, self._start = self._start, None
+        assert start is not None
+        held = await loop.run_in_executor(self._executor, Held.of, start)
+        proof = self._notary.proof_of(held.digest, self._certificate, self._network.now())
+        self._replica = Replica(config, held, proof, self._bounds)
         methods = Methods(self._run.run_id)
         codec = get_codec(config.codec)
         seat = Seat(
@@ -228,20 +236,37 @@ class Trainer:
             methods=methods,
             replica=self._replica,
             codec=codec,
-            fetcher=Fetcher(self._network, methods, self._executor, self._options.chunks),
+            fetcher=Fetcher(self._network, methods, self._executor, self._chunks),
             executor=self._executor,
             faults=self._faults,
             residuals=Residuals(codec) if config.error_feedback else None,
+            promises=self._promises,
         )
+        await self._recall(seat)
         self._desk = Desk(seat)
         await self._desk.open()
         await serve_run(self._network, self._run)
         return seat
 
+    async def _recall(self, seat: Seat) -> None:
+        """What this member promised before it was started again, and the outcome it voted for if it has the parts."""
+        if seat.promises is None:
+            return
+        loop = asyncio.get_running_loop()
+        kept = await loop.run_in_executor(self._executor, seat.promises.read)
+        self._promise = kept
+        if kept is None or kept.report.voted is None or kept.report.state_digest != seat.replica.digest:
+            return
+        try:
+            origin = seat.notary.read_group(kept.report.voted_origin, self._network.now()).group
+            await seat.replica.propose(self._executor, kept.report.voted.origin_digest, origin, kept.parts)
+        except SwarmError as error:
+            logger.warning("what this member voted for before its restart cannot be made again: %s", error)
+
     async def _join(self, seat: Seat) -> None:
         """Get to where the run is."""
         records = await trainers(self._membership, self._run.run_id)
-        proof = await furthest(seat, records)
+        proof = await furthest(seat, claims_of(records, self._network.peer_id))
         if proof is not None and proof.rank > seat.replica.rank:
             await self._reach(seat, proof, records)
         self._announce("training")
@@ -275,15 +300,17 @@ class Trainer:
         started, terms = loop.time(), terms_of(seat)
         driver = RoundDriver(
             seat,
-            machine.begin(terms, accused=self._accused),
+            machine.begin(terms, accused=self._accused, promise=self._promise),
             background=background,
             on_abort=self._on_abort,
             hurry=lambda: course.hurry(terms.step),
         )
+        if driver.abstains:
+            self._on_abort(GiveUp(step=terms.step, attempt=terms.first_attempt, reason=STATE_LOST, missing=()))
         async with asyncio.TaskGroup() as tasks:
             self._desk.enter(driver)
             offering = tasks.create_task(self._offer(driver), name="offer")
-            watch = tasks.create_task(self._watch(driver, seat.replica.current.state), name="watch")
+            watch = tasks.create_task(self._watch(driver, seat), name="watch")
             try:
                 certificate = await driver.run()
                 await self._faults.reached("round.committed")
@@ -292,6 +319,8 @@ class Trainer:
                 offering.cancel()
                 watch.cancel()
         self._accused = driver.accused
+        if not driver.abstains:
+            self._promise = driver.promise
         before = seat.replica.digest
         reached = await self._reach(seat, await seat.check(certificate), {})
         await settle(seat, terms.step, reached.proof if reached else None)
@@ -309,6 +338,8 @@ class Trainer:
             if reached.proof.origin.num_tokens:
                 self._report = driver.log.report(reached.proof.origin.step, cost.bytes_sent)
             self._on_event(committed(reached.proof, cost, course.latest))
+        if reached.proof.outer_step == terms.step and not self._stopping:
+            self._validating.soon(reached.held.state, background)
         course.adopted(fetched=reached.fetched is not None)
         self._announce("training")
         self._count_idle(reached.proof, terms.roster)
@@ -316,7 +347,7 @@ class Trainer:
     def _count_idle(self, proof: Proof, roster: tuple[str, ...]) -> None:
         """Rounds that changed nothing: nobody has trained, as when it fails for all, and nobody was admitted."""
         assert self._replica is not None
-        is_idle = not proof.origin.num_tokens and self._replica.current.state.roster == roster
+        is_idle = not proof.origin.num_tokens and not proof.is_order and self._replica.roster == roster
         self._num_idle = self._num_idle + 1 if is_idle else 0
 
     async def _offer(self, driver: RoundDriver) -> float:
@@ -336,16 +367,20 @@ class Trainer:
         assert self._replica is not None
         me, proof = self._network.peer_id, self._replica.proof
         left = any(member.peer_id == me and member.leaving for member in proof.origin.members) if proof else False
-        return left or me not in self._replica.current.state.roster
+        return left or me not in self._replica.roster
 
-    async def _watch(self, driver: RoundDriver, state: ReplicaState) -> None:
+    async def _watch(self, driver: RoundDriver, seat: Seat) -> None:
         """Look at others in the run: first those that seem to be further."""
         while True:
             records = await trainers(self._membership, self._run.run_id)
-            there = {peer: each.outer_step for peer, each in records.items() if each.digest and each.state != "leaving"}
-            met = dict.fromkeys(driver.known, 0)
-            for peer in whom_to_ask(met | there, state):
+            present = {peer: each for peer, each in records.items() if each.state != "leaving"}
+            claims = dict.fromkeys(driver.known, 0) | claims_of(present, seat.network.peer_id)
+            for peer in whom_to_ask(claims, driver.terms.roster, seat.network.peer_id):
                 driver.look_at(peer)
+            if seat.replica.is_new:
+                proof = await furthest(seat, claims)
+                if proof is not None and proof.rank > seat.replica.rank:
+                    driver.feed(Proven(certificate=proof.certificate))
             await asyncio.sleep(WATCH_S if driver.terms.roster else FIRST_WATCH_S)
 
     # --- what others hear --------------------------------------------------------------------------------------------
@@ -354,10 +389,13 @@ class Trainer:
         logger.warning("attempt %d at outer step %d: %s", notice.attempt, notice.step, notice.reason)
         self._on_event(aborted(notice))
 
-    async def _validate(self, seat: Seat) -> None:
-        loss = await self._intervals.validate(seat.replica.current.state.theta_N, VALIDATION_BATCHES)
-        self._on_event(Validated(step=seat.replica.outer_step, loss=loss))
+    def _on_validated(self, event: Validated) -> None:
+        self._on_event(event)
+        if self._course is not None:
+            self._announce("training")
 
     def _announce(self, state: TrainerState) -> None:
         latest = self._course.latest if self._course else None
-        self._membership.announce(record(self._run.run_id, self._replica, latest, state, self._report))
+        self._membership.announce(
+            record(self._run.run_id, self._replica, latest, state, self._report, self._validating.newest)
+        )

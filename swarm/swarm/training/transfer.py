@@ -74,7 +74,7 @@ class Donor:
             await stream.send(bytes(view[start : start + PIECE_BYTES]))
 
     def _held(self, digest: bytes) -> Held:
-        held = self._replica.held(digest)
+        held = self._replica.donate(digest)
         if held is None:
             raise PeerRefused("this state is not here any more")
         return held

@@ -1,8 +1,9 @@
-"""How a group decides: two thirds of its members, rounded up, vote for one outcome.
+"""How a group decides, and how many of a state's members must agree on the state that follows it.
 
-Any two such majorities of one group share a member unless more than a third of it lies, and a member votes once in an
+An outcome needs the votes of two thirds of its group, rounded up, and of enough members of the state before
+(`Succession`). Any two sets of members that are enough for one state share a member, and a member votes once in an
 attempt. A member that has voted says so when it reports to a later attempt, whose group then finishes that outcome
-before any other (see `round`): so an outcome that was decided unseen stays decided.
+before any other: so an outcome that was decided unseen stays decided. `docs/one-history.md` has the whole argument.
 """
 
 from __future__ import annotations
@@ -19,18 +20,38 @@ def quorum(num_members: int) -> int:
     return -(-2 * num_members // 3)
 
 
-def num_electors(roster: Collection[str], min_group: int) -> int:
-    """How many of `roster`, the members of a state, must vote for the state that follows from it.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Succession:
+    """A run's rule for how many members of a state (its roster) must vote for the state that follows it.
 
-    Two thirds, so that neither strangers nor a part of the members alone can take the run with them. A run with a
-    `min_group` of 1 lets a single survivor go on, so there it is one, and each of its members is trusted that far.
+    Usually two thirds, so that neither strangers nor a part of the members alone can take the run with them. Once a
+    coordinator has missed them for `majority_after_s` seconds (0: never), a majority is enough: more than half, or
+    exactly half with the roster's first member in the order of peer ids. Two majorities share a member as two thirds
+    do, so no two of them decide differently, whenever each member's time is over: the time protects nobody, it only
+    gives members that pause the chance to come back. A majority does so with honest members alone; two thirds also
+    with fewer than a third that lie.
+
+    A run with a `min_group` of 1 lets a single survivor go on, and each of its members is trusted that far.
     """
-    return min(1, len(roster)) if min_group == 1 else quorum(len(roster))
 
+    min_group: int = 1
+    majority_after_s: float = 0.0
 
-def continues(roster: Collection[str], voters: Collection[str], min_group: int) -> bool:
-    """Whether what `voters` voted for may follow from a state with this `roster`. A run's initial state has none."""
-    return len(set(roster) & set(voters)) >= num_electors(roster, min_group)
+    def is_usual(self, roster: Collection[str], voters: Collection[str]) -> bool:
+        """Whether two thirds of `roster` are among `voters`. A run's initial state has no roster, and needs nobody."""
+        return len(set(roster) & set(voters)) >= self.num_usual(roster)
+
+    def num_usual(self, roster: Collection[str]) -> int:
+        return min(1, len(roster)) if self.min_group == 1 else quorum(len(roster))
+
+    def is_enough(self, roster: Collection[str], voters: Collection[str]) -> bool:
+        """Whether what `voters` voted for may follow from a state with this `roster`."""
+        if self.is_usual(roster, voters):
+            return True
+        if not self.majority_after_s:
+            return False
+        present = set(roster) & set(voters)
+        return 2 * len(present) > len(roster) or (2 * len(present) == len(roster) and min(roster) in present)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,11 +69,11 @@ def tally(
     silent: Iterable[str],
     *,
     roster: Collection[str] = (),
-    min_group: int = 1,
+    succession: Succession = Succession(),
 ) -> Tally:
     """Count `votes` by member. `silent` are members that will not vote any more.
 
-    `roster` are the members of the state before, of whom enough must be among the voters too (see `num_electors`).
+    `roster` are the members of the state before, of whom enough must be among the voters too.
     """
     needed = quorum(len(members))
     counts = Counter(vote.outcome for vote in votes.values())
@@ -60,11 +81,11 @@ def tally(
     supporters = {peer for peer, vote in votes.items() if vote.outcome == outcome}
     outstanding = set(members) - votes.keys() - set(silent)
     if most >= needed:
-        if continues(roster, supporters, min_group):
+        if succession.is_enough(roster, supporters):
             return Tally(decided=outcome, hopeless=False, reason="")
         reason = f"{len(supporters & set(roster))} of the {len(roster)} members of the state before voted for it"
-        reason = f"{reason}, and {num_electors(roster, min_group)} must"
-        return Tally(decided=None, hopeless=not continues(roster, supporters | outstanding, min_group), reason=reason)
+        hopeless = not succession.is_enough(roster, supporters | outstanding)
+        return Tally(decided=None, hopeless=hopeless, reason=f"{reason}, which is too few")
     split = f", in {len(counts)} different outcomes" if len(counts) > 1 else ""
     reason = f"{len(votes)} of {len(members)} members voted{split}, and {needed} must agree"
     return Tally(decided=None, hopeless=most + len(outstanding) < needed, reason=reason)

@@ -163,7 +163,8 @@ def seed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seed]:
 def member(seed: Seed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     """One node that has joined through the seed and stands by, for all tests that leave it alone."""
     home = tmp_path_factory.mktemp("member") / "home"
-    node = Node("join", "--network-id", "tests", "--device", "cpu", "--probe", "off", "--peers", seed.addr, home=home)
+    join = ("join", "--take", "nothing", "--network-id", "tests", "--device", "cpu", "--probe", "off")
+    node = Node(*join, "--peers", seed.addr, home=home)
     try:
         node.wait_for("ready")
         yield node

@@ -14,14 +14,17 @@ from .conftest import Node, Seed, run_node
 
 UNKNOWN = "12D3KooWHoK2zDpTB25vHJF4swgbFQqKcK3ruE4pJzSFjXSEDigi"
 NOBODY = f"/ip4/127.0.0.1/tcp/1/p2p/{UNKNOWN}"
-JOIN = ("join", "--network-id", "tests", "--probe", "off", "--device", "cpu")
+JOIN = ("join", "--take", "nothing", "--network-id", "tests", "--probe", "off", "--device", "cpu")
 
 
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
         (("join", "--peers", "/ip4/127.0.0.1/tcp/x"), "--peers: address '/ip4/127.0.0.1/tcp/x' is malformed"),
-        (("join",), "no peer to join through is named → give --peers the address"),
+        (
+            ("join",),
+            "no peer to join through is named, and none is remembered from earlier days → give --peers the address",
+        ),
         (("seed", "--listen", "localhost:4001"), "--listen: address 'localhost:4001' is malformed"),
         (
             ("join", "--peers", NOBODY, "--run", "/no/run.toml"),
@@ -32,10 +35,15 @@ JOIN = ("join", "--network-id", "tests", "--probe", "off", "--device", "cpu")
         (("join", "--listen", "here"), "--listen: address 'here' is malformed"),
         (("join", "--drain-s", "abc"), "is not a number of seconds from 0 to 3600 → write --drain-s 30"),
         (("demo", "--keep", "/proc/x"), "choose another directory with --keep"),
-        (("gateway",), "no peer to join through is named → give --peers the address"),
+        (
+            ("gateway",),
+            "no peer to join through is named, and none is remembered from earlier days → give --peers the address",
+        ),
         (("join", "--peers", NOBODY, "--then-serve"), "--then-serve needs --run"),
         (("join", "--peers", NOBODY, "--blocks", "0:2"), "there is nothing to serve"),
-        (("join", "--peers", NOBODY, "--data", "/tmp"), "there is nothing to train, so --data means nothing"),
+        (("join", "--peers", NOBODY, "--take", "models", "--data", "/tmp"), "there is nothing to train, so --data"),
+        (("join", "--peers", NOBODY, "--take", "runs", "--max-blocks", "2"), "there is nothing to serve"),
+        (("join", "--peers", NOBODY, "--take", "runs", "--model", "a/b"), "--take is for a node that is told neither"),
         (("status",), "no daemon is running"),
         (("drain",), "no daemon is running"),
         (("stop",), "no daemon is running"),

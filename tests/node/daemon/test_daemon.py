@@ -11,7 +11,7 @@ import pytest
 
 from .conftest import Node, Seed, StartNode, run_node, wait_until
 
-JOIN = ("join", "--network-id", "tests", "--probe", "off", "--device", "cpu")
+JOIN = ("join", "--take", "nothing", "--network-id", "tests", "--probe", "off", "--device", "cpu")
 
 
 def test_seed_when_ready_invites_others_with_its_address(seed: Seed) -> None:

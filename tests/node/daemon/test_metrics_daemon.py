@@ -50,7 +50,19 @@ def test_port_that_is_taken_ends_the_start_with_the_reason(seed: Seed) -> None:
 
 
 def test_joining_node_counts_what_it_says_to_the_seed(seed: Seed, start_node: StartNode) -> None:
-    join = ("join", "--network-id", "tests", "--probe", "off", "--device", "cpu", "--peers", seed.addr)
+    join = (
+        "join",
+        "--take",
+        "nothing",
+        "--network-id",
+        "tests",
+        "--probe",
+        "off",
+        "--device",
+        "cpu",
+        "--peers",
+        seed.addr,
+    )
     node: Node = start_node(*join, "--metrics", "127.0.0.1:0")
     url = str(node.wait_for("metrics")["url"])
     node.wait_for("ready")

@@ -47,7 +47,12 @@ def test_join_trains_a_run_that_can_be_watched_and_then_serves_it(
 ) -> None:
     run = written_run(tmp_path, outer_steps=2)
     serve = ("--then-serve", "--max-blocks", "2")
-    nodes = [start_node(*JOIN, "--peers", seed.addr, "--run", run, *serve, home=name) for name in ("a", "b")]
+    first = start_node(*JOIN, "--peers", seed.addr, "--run", run, *serve, home="a")
+    while first.wait_for("step", timeout_s=100)["title"] != "warm-up":
+        pass
+    # a member that has heard of the run gets its file from the first one
+    second = start_node(*JOIN, "--peers", seed.addr, "--run", load_run(run).run_id, *serve, home="b")
+    nodes = [first, second]
     serving = [node.wait_for("serving", timeout_s=150) for node in nodes]
     steps = [[(event["step"], event["digest"]) for event in named(node, "outer_step")] for node in nodes]
     assert [step for step, _ in steps[0]] == [1, 2]
@@ -63,6 +68,7 @@ def test_join_trains_a_run_that_can_be_watched_and_then_serves_it(
     assert serving[0]["model"] == finished[0]["run"]
     exported = Path(str(named(nodes[0], "exported")[0]["path"]))
     run_id = str(finished[0]["run"])
+    assert load_run(second.home / "checkpoints" / run_id / "run.toml") == load_run(run)
     assert exported == nodes[0].home / "checkpoints" / run_id / run_id
     with safe_open(exported / "model.safetensors", framework="pt") as file:
         assert len(list(file.keys())) > 4
@@ -70,10 +76,13 @@ def test_join_trains_a_run_that_can_be_watched_and_then_serves_it(
     assert status["state"] == "serving"
     assert isinstance(status["serving"], dict)
     assert status["serving"]["model"] == finished[0]["run"]
-    watched = run_node("run", "watch", run, "--network-id", "tests", "--peers", seed.addr)
+    watched = run_node("run", "watch", run_id, "--network-id", "tests", "--peers", seed.addr)
     assert watched.code == 0
-    assert [event["event"] for event in watched.events] == ["watching", "members", "committed", "run_finished"]
-    assert (watched.events[2]["step"], watched.events[2]["digest"]) == steps[0][-1]
+    assert [event["event"] for event in watched.events] == [
+        *("watching", "members", "validated", "committed", "run_finished"),
+    ]
+    assert watched.events[2]["loss"] == named(nodes[0], "validated")[-1]["loss"]
+    assert (watched.events[3]["step"], watched.events[3]["digest"]) == steps[0][-1]
     assert watched.events[0]["run"] == run_id
     assert watched.events[-1]["digest"] == finished[0]["digest"]
     for node in nodes:
@@ -133,7 +142,8 @@ def test_join_trains_on_a_folder_of_its_own_and_says_how_far_tokenizing_is(
     books.mkdir()
     for index in range(40):
         (books / f"{index}.txt").write_text(f"Es waren {index} mal ein König und eine Königin. " * 40)
-    node = start_node(*JOIN, "--peers", seed.addr, "--run", run, "--data", books, home="a")
+    recording = ("--tensorboard", tmp_path / "curves", "--name", "attic")
+    node = start_node(*JOIN, "--peers", seed.addr, "--run", run, "--data", books, *recording, home="a")
     told = node.wait_for("tokenizing", timeout_s=100)
     while told["share"] != 1.0:
         told = node.wait_for("tokenizing")
@@ -143,6 +153,16 @@ def test_join_trains_on_a_folder_of_its_own_and_says_how_far_tokenizing_is(
     losses = [float(str(event["loss"])) for event in named(node, "outer_step")]
     assert len(losses) == 2
     assert losses[1] < losses[0]
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # noqa: PLC0415 - an extra
+
+    drawn = EventAccumulator(str(tmp_path / "curves" / load_run(run).run_id / "attic")).Reload()
+    assert [each.value for each in drawn.Scalars("loss/training")] == pytest.approx(losses)
+    assert [each.step for each in drawn.Scalars("loss/validation")] == [0, 2]
+    assert f"tokens are kept in {told['folder']}, for every home" in node.err_path.read_text()
+    assert any(Path(str(told["folder"])).glob("*.tokens"))
+    other = start_node(*JOIN, "--peers", seed.addr, "--run", run, "--data", books, home="b")
+    other.wait_for("training", timeout_s=100)
+    assert named(other, "tokenizing") == [], "every home on a machine shares them"
 
 
 def test_join_without_the_data_that_the_run_asks_for_says_what_to_name(seed: Seed, tmp_path: Path) -> None:

@@ -170,9 +170,9 @@ def test_refusals_are_json_in_words(source: ExampleSource, path: str, status: in
 def test_nothing_can_be_changed(source: ExampleSource) -> None:
     async def main() -> None:
         async with visiting(source) as client:
-            for method in ("POST", "PUT", "DELETE", "PATCH"):
+            for method in ("POST", "PUT", "DELETE", "PATCH", "TRACE"):
                 answer = await client.request(method, "/api/v1/overview", content=b"x" * 10_000)
-                assert answer.status_code == 405
+                assert (answer.status_code, answer.headers["allow"]) == (405, "GET")
                 assert "error" in answer.json()
 
     asyncio.run(main())
@@ -213,20 +213,11 @@ def test_address_that_asks_too_often_is_told_when_to_come_back(monkeypatch: pyte
 
 
 @pytest.mark.parametrize(
-    ("client", "forwarded", "address"),
-    [
-        ("203.0.113.9", "", "203.0.113.9"),
-        ("203.0.113.9", "198.51.100.1", "203.0.113.9"),
-        ("127.0.0.1", "", "127.0.0.1"),
-        ("127.0.0.1", "192.0.2.7, 198.51.100.1", "198.51.100.1"),
-        ("10.0.0.3", "198.51.100.1", "198.51.100.1"),
-        ("127.0.0.1", "nonsense", "127.0.0.1"),
-        ("2001:db8::1:2:3:4", "198.51.100.1", "2001:db8::/64"),
-        ("::1", "2001:db8::5", "2001:db8::/64"),
-    ],
+    ("client", "address"), [("203.0.113.9", "203.0.113.9"), ("2001:db8::1:2:3:4", "2001:db8::/64"), ("", "")]
 )
-def test_visitor_is_known_by_address_or_by_what_a_near_proxy_says(client: str, forwarded: str, address: str) -> None:
-    headers = [(b"x-forwarded-for", forwarded.encode())] if forwarded else []
+def test_visitor_is_known_by_address_whatever_headers_say(client: str, address: str) -> None:
+    """Also from a private network: `test_gateway_proxies.py` shows which proxies are believed."""
+    headers = [(b"x-forwarded-for", b"198.51.100.1")]
     assert visitors.address_of({"type": "http", "client": (client, 1), "headers": headers}) == address
 
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from functools import wraps
 
 import pytest
-from dashboard_world import SETTLED_S, World, node_record, serve_record, world
+from dashboard_world import SETTLED_S, World, node_record, serve_record, trainer_record, world
 from swarm.network.membership import Membership
 from swarm.testing import virtual_time
 from swarm_node.dashboard import collector as collector_module
@@ -69,6 +69,24 @@ async def test_nodes_are_counted_and_shown_by_name(found: World) -> None:
 
 
 @in_a_world
+async def test_only_nodes_that_lend_their_machines_are_volunteers(found: World) -> None:
+    await found.join("seed", role="seed")
+    await found.join("door", role="gateway")
+    await found.join("alder", trainer_record(3, tokens_per_s=8_000.0), role="volunteer")
+    await found.join("birch", trainer_record(3, tokens_per_s=300.0))  # of a version that tells no role
+    await asyncio.sleep(SETTLED_S)
+    await found.join("doctor", role="visitor")
+    await asyncio.sleep(5)
+    overview = found.collector.overview()
+    assert (overview.num_nodes, overview.num_volunteers) == (4, 2)
+    assert (overview.tokens_per_s, overview.training_tokens_per_s) == (None, 8_300.0)
+    assert "doctor" not in {node.name for node in found.collector.nodes()}
+    assert overview.happenings == (), "who only looks has not come"
+    said = {each.name: each.value for _, samples in found.history.samples[-1:] for each in samples}
+    assert said["training_tokens_per_s"] == 8_300.0
+
+
+@in_a_world
 async def test_who_was_there_has_not_come_and_who_comes_and_goes_is_told(found: World) -> None:
     await found.join("alder")
     await asyncio.sleep(SETTLED_S)
@@ -118,13 +136,30 @@ async def test_node_that_falls_silent_is_gone_when_its_record_expires(found: Wor
 
 
 @in_a_world
+async def test_other_weights_under_a_model_s_name_are_told(found: World) -> None:
+    for name in ("alder", "birch"):
+        await found.join(name, serve_record())
+    await asyncio.sleep(5)
+    assert the_model(found).other_revisions == ()
+    await found.join("cedar", serve_record(0, 2, revision="forged"))
+    await found.join("elm", serve_record(revision="other"))
+    await asyncio.sleep(5)
+    model = the_model(found)
+    assert (model.revision, model.num_servers) == ("r1", 2)
+    assert [(each.revision, each.num_servers, each.is_whole) for each in model.other_revisions] == [
+        ("forged", 1, False),
+        ("other", 1, True),
+    ]
+
+
+@in_a_world
 async def test_model_is_incomplete_then_thin_then_whole(found: World) -> None:
     await found.join("alder", serve_record(0, 2))
     await found.join("birch", serve_record(2, 4, state="joining"))
     await asyncio.sleep(5)
     model = the_model(found)
     assert (model.health, model.missing, model.weakest_replicas) == ("incomplete", ((2, 4),), 0)
-    assert model.words == "It cannot answer: nobody serves blocks 2 to 4 of 4; 1 server is loading some of them."
+    assert model.words == "It cannot answer: nobody serves blocks 2 to 3 of 4; 1 server is loading some of them."
     detail = found.collector.model("tiny")
     assert detail is not None
     assert detail.chains == ()
@@ -140,7 +175,7 @@ async def test_model_is_incomplete_then_thin_then_whole(found: World) -> None:
 
     await found.join("cedar", serve_record(1, 4))
     await asyncio.sleep(5)
-    assert the_model(found).words == "It answers, but blocks 0 to 1 of 4 have a single server."
+    assert the_model(found).words == "It answers, but block 0 of 4 has a single server."
     await found.join("elm", serve_record(0, 4))
     await asyncio.sleep(5)
     assert (the_model(found).health, the_model(found).weakest_replicas) == ("whole", 2)

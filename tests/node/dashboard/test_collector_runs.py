@@ -9,14 +9,15 @@ import pytest
 from dashboard_world import World, node_record, trainer_record, world
 from swarm.network.interface import Network
 from swarm.testing import virtual_time
-from swarm.training.events import OuterStep
+from swarm.training.events import OuterStep, Validated
 from swarm.training.observer import CommittedStep
 from swarm.training.signed_run import SignedRun
 from swarm_node.dashboard.history.facts import Step
 from swarm_node.dashboard.look import Listed
-from swarm_node.dashboard.run_views import RunFacts, RunFile, downsampled, run_view
+from swarm_node.dashboard.run_views import RunEnd, RunFacts, RunFile, downsampled, end_of, run_view
 from swarm_node.dashboard.runs_seen import RunSeen
 from swarm_node.dashboard.views import RunDetail, StepView
+from swarm_protocol import limits
 from swarm_protocol.errors import PeerTimeout
 from swarm_protocol.records import Refusal, RoundReport
 from training_swarm import Swarm, SyntheticInner, config
@@ -42,7 +43,7 @@ async def detail_of(found: World, run: str) -> RunDetail:
 @pytest.mark.timeout(700)
 def test_run_is_followed_from_its_file_to_its_end() -> None:
     async def main() -> None:
-        async with Swarm(config(outer_steps=4, min_group=2)) as swarm:
+        async with Swarm(config(outer_steps=4, min_group=2, validation_interval=2)) as swarm:
             asked: list[str] = []
             async with world(fetching(swarm.run, asked), swarm.internet) as found:
                 for name in ("a", "b"):
@@ -71,6 +72,10 @@ def test_run_is_followed_from_its_file_to_its_end() -> None:
                 assert 0.5 < measured.bytes_per_parameter < 8
                 assert measured.seconds is not None
                 assert detail.num_parameters == 3000
+                validated = {event.step: event.loss for event in swarm.members["a"].of(Validated)}
+                told = {step.outer_step: step.validation_loss for step in detail.steps if step.validation_loss}
+                assert told == {each: validated[each] for each in told}
+                assert 4 in told
                 assert detail.run.state == "finished"
                 assert detail.run.words == "Finished: outer step 4 of 4 is committed."
                 assert detail.run.losses == tuple(step.loss for step in detail.steps)
@@ -82,6 +87,40 @@ def test_run_is_followed_from_its_file_to_its_end() -> None:
                 assert node.rounds == len(detail.steps)
                 assert node.training[0].tokens > 0
                 assert ["Finished" in each.words for each in found.history.told if each.kind == "run"] == [True]
+
+    virtual_time.run(main(), real_timeout_s=600)
+
+
+@pytest.mark.timeout(700)
+def test_finished_run_is_finished_also_if_its_members_left_before_they_were_asked_for_the_proof() -> None:
+    async def main() -> None:
+        async with (
+            Swarm(config(outer_steps=4, min_group=2)) as swarm,
+            world(fetching(swarm.run, []), swarm.internet) as found,
+        ):
+            for name in ("a", "b", "c"):
+                member = await swarm.join(name, inner=SyntheticInner(virtual_step_s=1.5))
+                member.trainer._membership.announce(node_record(name))
+            members = await swarm.finish()
+            digest = members[0].digest
+            for member in members:
+                await member.trainer.close()
+            await swarm._stack.aclose()  # they say goodbye
+            for member in members:
+                await member.network.close()
+            run = swarm.run.run_id
+            await asyncio.sleep(5)
+            first = (await detail_of(found, run)).run
+            await asyncio.sleep(2 * limits.RECORD_LIFETIME_S)
+            detail = await detail_of(found, run)
+            assert detail.steps[-1].outer_step == 3, "or there is nothing to test"
+            for view in (first, detail.run):
+                assert (view.state, view.outer_step, view.digest) == ("finished", 4, digest)
+                assert view.words == (
+                    "Finished: 3 members say that outer step 4 of 4 is committed; "
+                    "step 3 is the last whose proof was seen here."
+                )
+            assert detail.run.num_members == 0
 
     virtual_time.run(main(), real_timeout_s=600)
 
@@ -214,6 +253,18 @@ def test_run_with_too_few_members_waits() -> None:
     assert view.projected_end is None
 
 
+def test_end_of_a_run_is_what_most_of_its_last_group_say_and_no_stranger() -> None:
+    file = RunFile(name="story", signed_by="author", outer_steps=4, min_group=2)
+    done = trainer_record(4, state="finished")
+    here = {"a": done, "b": done, "c": trainer_record(3)}
+    assert end_of(file, ("a", "b", "c"), here) == RunEnd(outer_step=4, digest=bytes(32).hex(), num_members=2)
+    assert end_of(file, ("a", "b", "c", "d"), here) is None, "half are not most"
+    assert end_of(file, ("c", "d", "e"), here) is None
+    assert end_of(file, (), here) is not None
+    assert end_of(file, ("a", "b"), {"a": done, "b": trainer_record(4, state="finished", digest=b"x" * 32)}) is None
+    assert end_of(file, ("a",), {"a": trainer_record(2**40, state="finished")}) is None
+
+
 def test_projected_end_is_at_the_pace_of_the_newest_steps() -> None:
     known = facts(step(10, 1000.0), step(20, 1100.0), states=("training", "training"))
     assert run_view(known, 1100.0).projected_end == 1100.0 + 80 * 10
@@ -226,3 +277,12 @@ def test_downsampled_keeps_first_and_last() -> None:
     assert (len(kept), kept[0].outer_step, kept[-1].outer_step) == (500, 1, 1000)
     assert len({each.outer_step for each in kept}) == 500
     assert downsampled(steps[:3], 500) == tuple(steps[:3])
+
+
+def test_downsampled_rather_keeps_validated_steps() -> None:
+    steps = [step(number) for number in range(1, 10_001)]
+    steps = [each.model_copy(update={"validation_loss": 1.0}) if not each.outer_step % 10 else each for each in steps]
+    kept = downsampled(steps, 500)
+    assert (len(kept), kept[0].outer_step, kept[-1].outer_step) == (500, 1, 10_000)
+    assert [each.outer_step for each in kept] == sorted({each.outer_step for each in kept})
+    assert sum(each.validation_loss is not None for each in kept) == 499

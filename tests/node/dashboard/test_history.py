@@ -177,11 +177,13 @@ def test_step_told_again_adds_what_is_known_and_counts_once(place: Path | str) -
         history.record_step(step(1, loss=math.nan))
         history.record_step(step(1, phases_s={"reduce": 2.5}, seconds=60.0))
         history.record_step(step(1, bytes_per_parameter=0.5))
+        history.record_step(step(1, validation_loss=1.25))
 
     async def ask(history: History) -> None:
         (found,) = await history.steps("run-1")
         assert math.isnan(found.loss)
         assert (found.phases_s, found.seconds, found.bytes_per_parameter) == ({"reduce": 2.5}, 60.0, 0.5)
+        assert found.validation_loss == 1.25
         told = [(each.peer_id, each.tokens, each.rounds) for each in await history.contributions("run-1")]
         assert told == [("ben", 20, 1), ("ada", 10, 1)]
 

@@ -19,7 +19,7 @@ NEXT = """
 import sqlalchemy as sa
 from alembic import op
 revision = "next"
-down_revision = "0001"
+down_revision = "0002"
 def upgrade():
     with op.batch_alter_table("history_nodes") as table:
         table.add_column(sa.Column("colour", sa.Text(), nullable=False, server_default="grey"))

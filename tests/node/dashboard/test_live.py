@@ -107,6 +107,24 @@ async def over(*visitors: Visitor) -> None:
 
 
 @scene
+async def test_stream_is_as_the_api_describes_it(source: ExampleSource, app: Any) -> None:
+    visitor = Visitor(app)
+    await asyncio.sleep(live_module.HEARTBEAT_S + 1)
+    await over(visitor)
+    described = app.openapi()
+    content = described["paths"]["/api/v1/events"]["get"]["responses"]["200"]["content"]
+    assert list(content) == [visitor.headers["content-type"].split(";")[0]]
+    items = [each["properties"] for each in content["text/event-stream"]["itemSchema"]["oneOf"]]
+    schemas = {each["event"]["const"]: each["data"]["contentSchema"] for each in items}
+    assert set(schemas) == set(visitor.kinds()) == {"overview", "heartbeat"}
+    assert schemas["overview"] == {"$ref": "#/components/schemas/Overview"}
+    assert visitor.events[0][1]["network_id"] == source.overview().network_id
+    for kind, data in visitor.events:
+        schema = described["components"]["schemas"]["Overview"] if kind == "overview" else schemas[kind]
+        assert set(schema["required"]) <= set(data) <= set(schema["properties"])
+
+
+@scene
 async def test_stream_begins_with_what_is_there_and_goes_on_with_every_change(source: ExampleSource, app: Any) -> None:
     visitor = Visitor(app)
     await asyncio.sleep(0.5)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import re
 import time
 from collections.abc import Iterator
 from urllib.parse import quote
 
+import numpy as np
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from dashboard_browser import CHROMIUM, DESKTOP, PHONE, Served, browsing, complaints
 from dashboard_source import ExampleSource
 from dashboard_swarms import example_source
+from matplotlib.image import imread
 from node.gateway.scripted_client import ScriptedClient, ScriptedGeneration, ScriptedModel
 from playwright.sync_api import Browser, Page, expect
 from swarm.client.request import Request
@@ -31,7 +34,7 @@ Swarms = dict[str, tuple[ExampleSource, Served]]
 
 
 class TracedClient(ScriptedClient):
-    """Answers as the script says, over two hops of which one was replaced."""
+    """Answers as the script says, over two hops, of which the second one took over from a server that was lost."""
 
     def answer(self, request: Request) -> ScriptedGeneration:
         self.asked.append(request)
@@ -41,8 +44,9 @@ class TracedClient(ScriptedClient):
 class TracedGeneration(ScriptedGeneration):
     def trace(self) -> dict[str, object]:
         hops = [
-            HopTrace(peer_id="peer-of-cedar", start=0, end=12, num_steps=3, compute_ms=30, queue_ms=3, wire_ms=60),
+            HopTrace(peer_id="gone-peer", start=12, end=36, num_steps=2, compute_ms=60, is_replaced=True),
             HopTrace(peer_id="peer-of-<b>birch", start=12, end=36, num_steps=3, compute_ms=90, queue_ms=0, wire_ms=27),
+            HopTrace(peer_id="peer-of-cedar", start=0, end=12, num_steps=3, compute_ms=30, queue_ms=3, wire_ms=60),
         ]
         lost = Replay(
             lost_peer="gone-peer", start=12, end=36, reason="timeout", new_peers=("peer-of-<b>birch",), num_tokens=9
@@ -219,8 +223,36 @@ def test_without_scripts_everything_is_there(browser: Browser, swarms: Swarms) -
     assert "Snapshot · updated" in shown
     assert page.locator("button.copy:visible").count() == 0
     page.goto(f"{served.url}/runs/{source.overview().runs[0].run}")
-    assert page.locator("#loss ~ .card svg path.line").count() == 1
+    assert page.locator("#loss ~ .card svg path.line").count() == 2
     context.close()
+
+
+def test_blocks_that_nobody_serves_are_drawn_in_their_places(page: Page) -> None:
+    """Reads the picture's pixels: what a column is styled with can be drawn elsewhere than the column is."""
+    source = example_source(12)
+    [(name, detail)] = source.model_details.items()
+    model = detail.model.model_copy(update={"num_blocks": 9, "missing": ((5, 9),), "health": "incomplete"})
+    replicas = (2,) * 5 + (0,) * 4
+    source.model_details[name] = detail.model_copy(
+        update={"model": model, "replicas": replicas, "servers": (), "chains": ()}
+    )
+    served = Served(create_dashboard(source))
+    try:
+        page.goto(f"{served.url}/models/{quote(name, safe='')}")
+        chart = page.locator(".plot.columns svg")
+        rgb_YX = imread(io.BytesIO(chart.screenshot()))[..., :3]
+    finally:
+        served.close()
+    paper, row = rgb_YX[rgb_YX.shape[0] // 2, 0], rgb_YX[rgb_YX.shape[0] // 2]
+    width = len(row) / 9
+    for block, num_servers in enumerate(replicas):
+        red, green, _ = row[round((block + 0.5) * width)]
+        assert (red > green) == (num_servers == 0), f"block {block}"
+        # between two columns is paper
+        edge = row[max(0, round(block * width) - 1)]
+        assert edge == pytest.approx(paper, abs=0.02), f"before block {block}"
+        inside = row[round((block + 0.12) * width) : round((block + 0.88) * width)]
+        assert np.ptp(inside, axis=0).max() < 0.02, f"block {block} is of one colour"
 
 
 def test_a_question_is_answered_and_its_way_is_drawn(
@@ -240,11 +272,12 @@ def test_a_question_is_answered_and_its_way_is_drawn(
         assert page.locator("#answer").inner_text() == "hello!"
         rows = page.locator("#trace tbody tr")
         expect(rows).to_have_count(2)
-        assert rows.nth(0).inner_text().split() == ["<i>cedar", "0–12", "1", "ms", "10", "ms", "20", "ms", "31", "ms"]
+        assert page.locator("#trace .lead").inner_text().startswith("3 tokens over 2 hops")
+        assert rows.nth(0).inner_text().split() == ["<i>cedar", "0:12", "1", "ms", "10", "ms", "20", "ms", "31", "ms"]
         ends = [_ends(page, i) for i in range(2)]
         assert ends[0][1] == pytest.approx(ends[1][0]), "the second hop begins where the first ends"
         assert ends[1][1] == pytest.approx(100)
-    assert "Blocks 12–36: …one-peer was lost (timeout), …<b>birch took over" in page.locator("#trace").inner_text()
+    assert "Blocks 12:36: …one-peer was lost (timeout), …<b>birch took over" in page.locator("#trace").inner_text()
     found = Axe().run(page)
     assert found.violations_count == 0, found.generate_report()
     assert not heard

@@ -75,13 +75,13 @@ def test_a_name_that_shows_nothing_is_the_end_of_the_peer_id() -> None:
 
 
 def test_the_verdict_is_of_the_worst_that_matters() -> None:
-    small, large = example_source(7).overview(), example_source(1000).overview()
+    small, large = example_source(9).overview(), example_source(1000).overview()
     broken = tuple(model for model in large.models if model.health == "incomplete")
     assert wording.verdict(example_source(0).overview())[0] == "none"
     assert wording.verdict(small) == ("good", "The swarm is healthy")
     assert wording.verdict(large)[0] == "thin"
     assert wording.verdict(large.model_copy(update={"models": broken}))[0] == "bad"
-    assert wording.situation(large).startswith("1,000 nodes are here. 2 of 3 models answer")
+    assert wording.situation(large).startswith("998 volunteers are here. 2 of 3 models answer")
 
 
 @given(st.lists(numbers, max_size=80))
@@ -103,6 +103,19 @@ def test_a_curve_stays_inside_its_chart(values: list[float | None]) -> None:
     rounding = 1e-9 * (drawn.y_ticks[0] - drawn.y_ticks[-1])
     assert drawn.y_ticks[-1] <= min(known) + rounding
     assert drawn.y_ticks[0] >= max(known) - rounding
+
+
+def test_a_curve_of_nothing_but_zeros_has_no_values_below_zero() -> None:
+    for drawn in (charts.curve([0.0, 0.0, None, 0.0]), charts.curve([0.0, 0.0], from_zero=True)):
+        assert drawn is not None
+        assert drawn.y_ticks == (1.0, 0.75, 0.5, 0.25, 0.0)
+
+
+@given(st.lists(st.floats(0, 1e12), min_size=2, max_size=20))
+def test_no_axis_goes_below_zero_where_no_value_does(values: list[float]) -> None:
+    drawn = charts.curve(values)
+    assert drawn is not None
+    assert drawn.y_ticks[-1] >= 0
 
 
 def test_a_curve_is_broken_where_nothing_is_known() -> None:
@@ -141,3 +154,14 @@ def test_neighbouring_blocks_with_as_many_servers_are_said_together() -> None:
     assert charts.marks(0, 6) == (0, 2, 4, 6)
     assert charts.marks(0, 7) == (0, 7)
     assert charts.marks(0, 101) == (0, 25, 50, 76, 101)
+
+
+def test_curve_beside_another_shares_its_scale_and_leaves_out_what_is_not_known() -> None:
+    drawn = charts.curve([4.0, 3.0, 2.0], beside=[None, 8.0, 6.0])
+    assert drawn is not None
+    assert drawn.y_ticks[0] >= 8.0
+    assert drawn.beside.startswith("M50.00 ")
+    assert drawn.beside.count("L") == 1
+    alone = charts.curve([4.0, 3.0, 2.0], beside=[None, 8.0, None])
+    assert alone is not None
+    assert alone.beside == "", "one point is no line"

@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Iterator
 from types import SimpleNamespace
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -135,6 +136,32 @@ def test_a_run_shows_its_steps_refusals_contributors_and_files(client: TestClien
     assert "118" not in rows(older)
 
 
+def test_an_open_run_prints_the_line_that_joins_it(source: ExampleSource) -> None:
+    detail = source.run_details[source.overview().runs[0].run]
+
+    def text_with(**changes: object) -> str:
+        source.run_details["other"] = detail.model_copy(update={"run": detail.run.model_copy(update=changes)})
+        try:
+            return opened(source).get("/runs/other").text
+        finally:
+            del source.run_details["other"]
+
+    line = f"{source.overview().join_command} --run {detail.run.run}"
+    assert line in text_with(state="training")
+    assert line in text_with(state="waiting")
+    assert " --run " not in text_with(state="finished")
+    assert " --run " not in text_with(run="story;reboot-0123456789ab"), "nothing that a shell would act on"
+
+
+def test_other_weights_under_a_name_are_shown_with_what_to_do(client: TestClient, source: ExampleSource) -> None:
+    model = source.overview().models[0]
+    text = client.get(f"/models/{quote(model.name, safe='')}").text
+    assert "Different weights are served under this name." in text
+    assert f"<code>{model.other_revisions[0].revision}</code>: 2 servers, incomplete" in text
+    assert "MODEL@REVISION" in text
+    assert "2 revisions under this name" in client.get("/").text
+
+
 def test_a_run_that_only_the_history_knows_says_when_it_was_last_seen(source: ExampleSource) -> None:
     detail = next(iter(source.run_details.values()))
     at = source.overview().at - 7200
@@ -174,7 +201,7 @@ def test_an_empty_swarm_says_what_to_do_next() -> None:
     for path in ("/", "/nodes"):
         assert source.overview().join_command in client.get(path).text
     text = client.get("/").text
-    assert "Nobody is here yet" in text
+    assert "No volunteer is here yet" in text
     assert "--model OWNER/NAME" in text
     assert "swarm-node run init" in text
 
@@ -210,10 +237,10 @@ def test_many_visitors_of_one_moment_cost_one_rendering(monkeypatch: pytest.Monk
     client = opened(source)
     for _ in range(20):
         client.get("/")
-    assert len(asked) == 1
-    source.change(num_nodes=8)
-    assert "8 nodes are here" in client.get("/").text
-    assert len(asked) == 2
+    assert len(asked) == 2, "tokens answered and trained"
+    source.change(num_volunteers=8)
+    assert "8 volunteers are here" in client.get("/").text
+    assert len(asked) == 4
 
 
 class SlowSource(ExampleSource):

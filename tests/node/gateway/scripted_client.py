@@ -9,11 +9,13 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
+import torch
 from openai import AsyncOpenAI
-from swarm.client.request import Request
+from swarm.client.request import Question, Request
 from swarm.testing.leaks import no_leaks
 from swarm_node.gateway.app import GatewayOptions, create_app
 from swarm_node.gateway.server import listen, serving
+from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,7 @@ class ScriptedClient:
     num_open: int = 0
     num_finished: int = 0
     asked: list[Request] = field(default_factory=list)
+    tokenized: list[Question] = field(default_factory=list)
     num_listed: int = 0
     reached: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -114,6 +117,22 @@ class ScriptedClient:
         script = self.scripts[len(self.asked) - 1] if self.scripts else self.script
         return ScriptedGeneration(self, script)
 
+    async def tokenize(self, text: Question, *, model: str) -> list[int]:
+        """A byte is a token; a message is its content."""
+        self.tokenized.append(text)
+        if text.prompt is None:
+            return list("".join(str(message["content"]) for message in text.messages).encode(errors="replace"))
+        return list(text.prompt.encode(errors="replace") if isinstance(text.prompt, str) else text.prompt)
+
+    async def decode(self, token_ids: Sequence[int], *, model: str) -> str:
+        return bytes(token_id % 256 for token_id in token_ids).decode(errors="replace")
+
+    async def context_tokens(self, model: str) -> int:
+        return 256
+
+    async def pooled(self, text: Sequence[int], *, model: str) -> Tensor:
+        return torch.tensor([float(len(text)), 0.5])
+
 
 Conversation = Callable[[AsyncOpenAI], Awaitable[None]]
 
@@ -124,6 +143,7 @@ def converse(
     options: GatewayOptions | None = None,
     *,
     max_connections: int = 100,
+    within_s: float = 30,
 ) -> None:
     """Run `conversation(openai)` against a gateway over `client`. Nothing may be left afterwards."""
 
@@ -131,7 +151,7 @@ def converse(
         with no_leaks():
             app = create_app(client, options)
             async with (
-                asyncio.timeout(30),
+                asyncio.timeout(within_s),
                 serving(app, listen("127.0.0.1", 0), max_connections=max_connections) as url,
                 AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=10) as openai,
             ):

@@ -94,7 +94,7 @@ def test_sampling_fields_reach_the_client() -> None:
     ]
 
 
-def test_chat_fields_are_flattened_and_unknown_ones_ignored() -> None:
+def test_chat_fields_are_flattened() -> None:
     client = ScriptedClient()
 
     async def conversation(openai: AsyncOpenAI) -> None:

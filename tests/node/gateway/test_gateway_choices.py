@@ -92,7 +92,7 @@ def test_prompts_may_be_several_texts_or_lists_of_token_ids() -> None:
     async def conversation(openai: AsyncOpenAI) -> None:
         for prompt in (["a", "b"], [1, 2], [[1], [2, 3]]):
             await openai.completions.create(model="tiny", prompt=prompt)
-        await openai.completions.create(model="tiny", prompt="a", n=2, best_of=2)
+        await openai.completions.create(model="tiny", prompt="a", n=2)
 
     converse(client, conversation)
     assert [asked.question.prompt for asked in client.asked] == ["a", "b", [1, 2], [1], [2, 3], "a", "a"]

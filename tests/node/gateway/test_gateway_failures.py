@@ -18,8 +18,6 @@ from swarm_node.gateway.server import listen, serving
 from swarm_node.gateway.traces import TraceStore
 from swarm_protocol.errors import ConfigError, PeerRefused, SessionError, StartError
 
-HELLO = [{"role": "user", "content": "hi"}]
-
 
 async def _until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(10):
@@ -41,29 +39,6 @@ def _refusal(client: ScriptedClient, path: str, request: dict[str, Any]) -> api.
     assert isinstance(body, dict)
     assert set(body) == {"message", "type", "param", "code"}
     return caught[0]
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("best_of", 3),
-        ("echo", True),
-        ("suffix", "x"),
-        ("presence_penalty", 0.5),
-        ("logit_bias", {"1": 2}),
-    ],
-)
-def test_completion_with_an_unsupported_field_is_refused_by_name(field: str, value: object) -> None:
-    error = _refusal(ScriptedClient(), "/completions", {"model": "tiny", "prompt": "hi", field: value})
-    assert (error.status_code, error.code, error.param) == (400, "unsupported_parameter", field)
-
-
-@pytest.mark.parametrize(
-    ("field", "value"), [("tool_choice", "required"), ("functions", [{}]), ("response_format", {"type": "json_object"})]
-)
-def test_chat_with_an_unsupported_field_is_refused_by_name(field: str, value: object) -> None:
-    error = _refusal(ScriptedClient(), "/chat/completions", {"model": "tiny", "messages": HELLO, field: value})
-    assert (error.status_code, error.code, error.param) == (400, "unsupported_parameter", field)
 
 
 @pytest.mark.parametrize("field", ["n", "stop", "seed", "temperature", "logprobs", "stream_options", "max_tokens"])

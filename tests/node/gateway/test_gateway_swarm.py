@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import openai as api
 import pytest
 import torch
 from openai import AsyncOpenAI
+from openai.types.chat import ChatCompletion
 from swarm.client import AsyncClient
 from swarm.network.membership import Membership
 from swarm.network.memory import MemoryInternet
 from swarm.serving.server import SpanServer
 from swarm.serving.server_options import ServerOptions
+from swarm.serving.tokenizer.process import TokenizerLimits
 from swarm.testing.leaks import no_leaks
 from swarm.training.export import export_hf
 from swarm.training.model import initial_theta
@@ -58,13 +62,18 @@ class Swarm:
 
 @asynccontextmanager
 async def _swarm(
-    checkpoint: Path, *spans: tuple[int, int], options: ServerOptions | None = None
+    checkpoint: Path,
+    *spans: tuple[int, int],
+    options: ServerOptions | None = None,
+    tokenizers: TokenizerLimits | None = None,
 ) -> AsyncIterator[Swarm]:
     internet = MemoryInternet()
     async with AsyncExitStack() as stack:
         network = internet.network()
         membership = await stack.enter_async_context(Membership(network))
-        client = await stack.enter_async_context(aclosing(AsyncClient(network=network, membership=membership)))
+        client = await stack.enter_async_context(
+            aclosing(AsyncClient(network=network, membership=membership, tokenizers=tokenizers))
+        )
         url = await stack.enter_async_context(serving(create_app(client), listen("127.0.0.1", 0)))
         openai = await stack.enter_async_context(
             AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60)
@@ -378,6 +387,103 @@ def test_tools_calls_and_their_results_are_put_before_the_model_by_its_template(
     asyncio.run(main())
 
 
+def test_answers_that_have_to_fit_do_also_when_the_server_that_draws_dies(checkpoint: Path, tmp_path: Path) -> None:
+    """Random weights, so that nothing but the grammar makes them fit."""
+    templated = tmp_path / "small"
+    shutil.copytree(checkpoint, templated)
+    (templated / "chat_template.jinja").write_text(TEMPLATE)
+    schema = {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 12}, "days": {"type": "integer", "maximum": 99}},
+        "required": ["city", "days"],
+        "additionalProperties": False,
+    }
+    weather = {"type": "function", "function": {"name": "weather", "parameters": schema}}
+    clock = {"type": "function", "function": {"name": "clock", "parameters": {"type": "object", "maxProperties": 0}}}
+    asked = {
+        "model": "small",
+        "messages": [{"role": "user", "content": "hi"}],
+        "max_tokens": 150,
+        "temperature": 1.0,
+        "presence_penalty": 0.5,
+        "stop_token_ids": [0],  # a model of bytes has no end token
+    }
+
+    async def main() -> None:
+        async with _swarm(templated, (0, 2), (2, 4), (2, 4)) as swarm:
+            chat = swarm.openai.chat.completions.with_raw_response
+
+            async def answer(seed: int, **more: Any) -> ChatCompletion:
+                response = await chat.create(extra_body={**asked, "seed": seed, **more}, model="small", messages=[])
+                parsed = response.parse()
+                assert isinstance(parsed, ChatCompletion)
+                return parsed
+
+            named = {"tools": [weather, clock], "tool_choice": {"type": "function", "function": {"name": "weather"}}}
+            for seed in range(2):
+                [call] = (await answer(seed, **named, parallel_tool_calls=False)).choices[0].message.tool_calls or ()
+                assert call.type == "function"
+                assert call.function.name == "weather"
+                assert set(json.loads(call.function.arguments)) == {"city", "days"}
+            required = await answer(3, tools=[clock], tool_choice="required", parallel_tool_calls=False)
+            assert required.choices[0].finish_reason == "tool_calls"
+            formed = {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
+            texts = [(await answer(4, **formed)).choices[0].message.content]
+            assert set(json.loads(texts[0] or "")) == {"city", "days"}
+
+            stream = await swarm.openai.chat.completions.create(
+                extra_body={**asked, "seed": 4, **formed, "stream": True}, model="small", messages=[], stream=True
+            )
+            pieces = []
+            async for chunk in stream:
+                pieces.append(chunk.choices[0].delta.content or "")
+                if len(pieces) == 6:
+                    trace = (await swarm.openai.get(f"/traces/{chunk.id}", cast_to=dict[str, Any]))["hops"]
+                    swarm.internet.crash(trace[-1]["peer_id"])
+            assert "".join(pieces) == texts[0]
+            with pytest.raises(api.BadRequestError, match="uniqueItems"):
+                await answer(5, response_format={**formed["response_format"], "json_schema": UNFIT})
+
+    asyncio.run(main())
+
+
+def test_embedding_is_the_mean_of_the_models_last_hidden_states(checkpoint: Path) -> None:
+    texts = [PROMPT, "ab"]
+    with torch.inference_mode():
+        model = AutoModelForCausalLM.from_pretrained(checkpoint)
+        means = [model.model(torch.tensor([list(text.encode())]))[0][0].mean(dim=0) for text in texts]
+    expected = [(mean / mean.norm()).tolist() for mean in means]
+
+    async def main() -> None:
+        async with _swarm(checkpoint, (0, 2), (2, 4)) as swarm:
+            answer = await swarm.openai.embeddings.create(model="small", input=texts)
+            for found, wanted in zip(answer.data, expected, strict=True):
+                assert found.embedding == pytest.approx(wanted, abs=1e-4)
+            assert answer.usage.prompt_tokens == len(PROMPT) + 2
+            with pytest.raises(api.BadRequestError, match="over the context"):
+                await swarm.openai.embeddings.create(model="small", input="x" * 3000)
+            with pytest.raises(api.BadRequestError, match="empty"):
+                await swarm.openai.embeddings.create(model="small", input="")
+            url = str(swarm.openai.base_url).replace("/v1/", "")
+            tokens = (
+                await swarm.openai._client.post(f"{url}/tokenize", json={"model": "small", "prompt": "ab"})
+            ).json()
+            assert (tokens["tokens"], tokens["count"]) == ([97, 98], 2)
+            back = await swarm.openai._client.post(f"{url}/detokenize", json={"model": "small", "tokens": [97, 98]})
+            assert back.json() == {"prompt": "ab"}
+            knows_no = {
+                "messages": [{"role": "user", "content": "x"}],
+                "chat_template_kwargs": {"enable_thinking": True},
+            }
+            refused = await swarm.openai._client.post(f"{url}/v1/chat/completions", json={"model": "small", **knows_no})
+            assert (refused.status_code, "enable_thinking" in refused.text) == (400, True)
+
+    asyncio.run(main())
+
+
+UNFIT = {"name": "x", "schema": {"type": "array", "uniqueItems": True}}
+
+
 def test_health_does_not_trust_the_record_of_a_server_that_could_not_be_reached(checkpoint: Path) -> None:
     async def main() -> None:
         async with _swarm(checkpoint, (0, 2), (2, 4)) as swarm:
@@ -392,3 +498,36 @@ def test_health_does_not_trust_the_record_of_a_server_that_could_not_be_reached(
             assert (await swarm.openai._client.get(url)).status_code == 200
 
     asyncio.run(main())
+
+
+LOOP = "{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(9999) %}{% endfor %}" + 2 * "{% endfor %}"
+
+
+def test_chat_template_without_an_end_is_refused_and_other_requests_go_on(checkpoint: Path, tmp_path: Path) -> None:
+    """It took a thread of the gateway for good with each request."""
+    looping = shutil.copytree(checkpoint, tmp_path / "looping")
+    (looping / "chat_template.jinja").write_text(LOOP)
+
+    async def scenario() -> None:
+        async with _swarm(looping, (0, 4), tokenizers=TokenizerLimits(call_s=1.0)) as swarm:
+            ask = swarm.openai.completions.create
+            before = await ask(model="small", prompt=PROMPT, max_tokens=8, temperature=0)
+            message = {"role": "user", "content": "hi"}
+            chat = asyncio.create_task(swarm.openai.chat.completions.create(model="small", messages=[message]))
+            # its tokens are decoded although the tokenizer's process is busy
+            stream = await ask(model="small", prompt=[1, 2, 3], max_tokens=8, temperature=0, stream=True)
+            assert [event async for event in stream]
+            with pytest.raises(api.BadRequestError) as refused:
+                await chat
+            assert refused.value.body == {
+                "message": "the tokenizer of small exceeded its limits: it took over 1 s: "
+                "shorten the prompt or use another model",
+                "type": "invalid_request_error",
+                "param": None,
+                "code": "invalid_request",
+            }
+            again = await ask(model="small", prompt=PROMPT, max_tokens=8, temperature=0)
+            assert again.choices == before.choices
+
+    with no_leaks():
+        asyncio.run(scenario())

@@ -63,6 +63,7 @@ def test_request_has_a_span_for_each_hop_and_each_loss_laid_end_to_end() -> None
         "swarm.compute_ms": 40.0,
         "swarm.queue_ms": 4.0,
         "swarm.wire_ms": 8.0,
+        "swarm.prompt_ms": 0.0,
     }
     assert (spans[4].attributes or {})["swarm.lost_peer"] == "b"
     assert (request.attributes or {})["gen_ai.request.model"] == "tiny"

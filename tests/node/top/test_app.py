@@ -65,7 +65,7 @@ def test_overview_is_shown_first_and_changes_with_its_source() -> None:
     source = swarm(8)
 
     async def drive(app: Top, pilot: Pilot[None]) -> None:
-        assert "8 nodes: 8 alive" in text_of(app, "overview")
+        assert "6 volunteers among 8 nodes: 8 alive" in text_of(app, "overview")
         assert text_of(app, "head") == "a-swarm-of-friends · 0.1.0 · updated 0 s ago"
         source.change(num_nodes=9, joins_24h=77)
         await settled(app, pilot)
@@ -84,6 +84,17 @@ def test_tabs_and_what_the_keys_do_are_on_the_screen() -> None:
         assert "? Help" in lines[-1]
 
     driven(swarm(8), drive)
+
+
+def test_a_usual_terminal_shows_the_whole_command_to_join() -> None:
+    source = swarm(12)
+
+    async def drive(app: Top, pilot: Pilot[None]) -> None:
+        lines = ["".join(segment.text for segment in strip) for strip in app.screen._compositor.render_strips()]
+        assert source.overview().join_command.replace(" ", "") in "".join(lines).replace(" ", "")
+        assert not any(line.strip() == "tok/s" for line in lines), "no other line is folded"
+
+    driven(source, drive, size=(80, 24))
 
 
 def test_keys_choose_tabs_and_rows_their_details() -> None:

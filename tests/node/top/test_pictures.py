@@ -62,9 +62,12 @@ def test_amounts_are_told_in_a_few_characters() -> None:
 
 
 SNAPSHOT = """\
-8 nodes: 8 alive
-reached: 6 public, 2 relay
-52 tok/s over all models · first token 410 ms p50, 1.4 s p95 · 24 h: 2 joined, 1 left
+6 volunteers among 8 nodes: 8 alive
+reached: 6 public, 2 relay · 24 h: 2 joined, 1 left
+52 tok/s answered, 3.1k tok/s trained · first token 410 ms p50, 1.4 s p95
+
+JOIN WITH
+swarm-node join --peers /dns4/seed.example.org/tcp/4001/p2p/12D3KooWD3eckifWpRn9wQpMG9R9hX3sD158z7EqHWmweQAJU5SA
 
 MODELS
 thin       Qwen/Qwen3-8B            36 blocks, 6 servers, 52 tok/s
@@ -85,7 +88,8 @@ def test_overview_of_a_small_swarm_is_as_it_was() -> None:
     run = run.model_copy(
         update={"loss": 2.161, "losses": (3.0, 2.5, 2.161), "tokens_per_s": 3100.0, "words": "It goes."}
     )
-    shown = view.model_copy(update={"tokens_per_s": 52.0, "models": (model,), "runs": (run,)})
+    speeds = {"tokens_per_s": 52.0, "training_tokens_per_s": 3100.0}
+    shown = view.model_copy(update={"models": (model,), "runs": (run,), **speeds})
     assert pictures.overview(shown, 100).plain.startswith(SNAPSHOT)
 
 
@@ -96,8 +100,8 @@ def test_whole_picture_keeps_to_its_width_and_holds_nothing_that_moves_the_curso
     num_nodes: int, hostile: bool, width: int
 ) -> None:
     source = swarm(num_nodes, hostile=hostile)
-    # the totals and the command are whole; a terminal breaks their lines
-    lines = pictures.overview(source.overview(), width).plain.splitlines()[3:-1]
+    lines = pictures.overview(source.overview(), width).plain.splitlines()
+    del lines[lines.index("JOIN WITH") + 1]  # the command is whole: a terminal folds it
     for model in source.overview().models:
         detail = source.model(model.name)
         assert detail is not None

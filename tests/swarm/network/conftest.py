@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from swarm.network import libp2p
+from swarm.network import libp2p_start
 from swarm.network.multiaddr import PeerAddr
 
 
@@ -11,7 +11,7 @@ from swarm.network.multiaddr import PeerAddr
 def identities_are_free(monkeypatch: pytest.MonkeyPatch) -> None:
     """Join without the search for a copy of oneself: half of the processes for tests that start many hosts."""
 
-    async def is_free(_addrs: Sequence[PeerAddr], _peer_id: str) -> None:
+    async def is_free(_addrs: Sequence[PeerAddr], _peer_id: str, _network_id: str) -> None:
         return None
 
-    monkeypatch.setattr(libp2p, "check_identity_is_free", is_free)
+    monkeypatch.setattr(libp2p_start, "check_identity_is_free", is_free)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
 
 from swarm.network.libp2p_dht import RPC_TIMEOUT_S, SEARCH_TIMEOUT_S, RecordDht
 from swarm.network.record_validator import RecordValidator
 from swarm.testing import virtual_time
-from swarm_protocol.dht_messages import FindRequest, FindResponse, Found
+from swarm_protocol import limits
+from swarm_protocol.dht_messages import Contact, FindRequest, FindResponse, Found
 from swarm_protocol.envelope import Envelope
 from swarm_protocol.errors import PeerUnreachable
 from swarm_protocol.identity import Identity, peer_id_of
@@ -17,7 +19,11 @@ from swarm_protocol.signed_record import seal_record
 
 NOW = 1_700_000_000.0
 KEY = "nodes/3"
-ASKER, HONEST, LIAR = (Identity(bytes([number]) * 32) for number in (1, 2, 3))
+ASKER, HONEST, LIAR, SOUGHT = (Identity(bytes([number]) * 32) for number in (1, 2, 3, 4))
+
+
+def addr_of(identity: Identity) -> tuple[str, ...]:
+    return (f"/ip4/192.0.2.{identity.public_key[0]}/tcp/4001",)
 
 
 class Host:
@@ -26,11 +32,13 @@ class Host:
     def __init__(self, peer_id: str, wire: dict[tuple[str, str], Any]) -> None:
         self.peer_id = peer_id
         self._wire = wire
+        self.dialled: dict[str, tuple[str, ...]] = {}
 
     async def serve(self, protocol: str, answer: Any) -> None:
         self._wire[self.peer_id, protocol] = answer
 
-    async def call(self, peer_id: str, protocol: str, request: bytes) -> bytes:
+    async def call(self, peer_id: str, protocol: str, request: bytes, *, addrs: Sequence[str]) -> bytes:
+        self.dialled[peer_id] = tuple(addrs)
         if (peer_id, protocol) not in self._wire:
             await asyncio.sleep(2 * RPC_TIMEOUT_S)
             raise PeerUnreachable("no answer", peer_id=peer_id)
@@ -40,10 +48,13 @@ class Host:
 class World:
     def __init__(self) -> None:
         self.wire: dict[tuple[str, str], Any] = {}
+        self.hosts: dict[str, Host] = {}
 
     async def node(self, identity: Identity) -> RecordDht:
-        host: Any = Host(identity.peer_id, self.wire)
-        return await RecordDht.create(host, "", RecordValidator("test", lambda: NOW))
+        self.hosts[identity.peer_id] = host = Host(identity.peer_id, self.wire)
+        dht = await RecordDht.create(cast("Any", host), "", RecordValidator("test", lambda: NOW))
+        dht.own_addrs = addr_of(identity)
+        return dht
 
     def add_liar(self, asker: RecordDht) -> None:
         """It names ten peers for each key, always others, of which none is there."""
@@ -54,7 +65,13 @@ class World:
             found = []
             for _ in FindRequest.from_bytes(request).keys:
                 named = range(num_named, num_named := num_named + 10)
-                found.append(Found(peers=tuple(peer_id_of(hashlib.sha256(b"%d" % each).digest()) for each in named)))
+                found.append(
+                    Found(
+                        peers=tuple(
+                            Contact(peer_id=peer_id_of(hashlib.sha256(b"%d" % each).digest())) for each in named
+                        )
+                    )
+                )
             return FindResponse(found=tuple(found)).to_bytes()
 
         self.wire[LIAR.peer_id, "find"] = answer
@@ -95,5 +112,57 @@ def test_record_is_placed_in_time_with_those_that_answer() -> None:
         assert await asker.store(record(ASKER))
         assert asyncio.get_running_loop().time() - begin <= SEARCH_TIMEOUT_S + RPC_TIMEOUT_S
         assert honest.counts.num_records == 1
+
+    virtual_time.run(main())
+
+
+def test_addresses_of_a_peer_are_found_with_the_nodes_that_it_told() -> None:
+    async def main() -> None:
+        world = World()
+        asker, honest, sought = [await world.node(identity) for identity in (ASKER, HONEST, SOUGHT)]
+        assert await sought.ping(HONEST.peer_id)
+        assert await asker.ping(HONEST.peer_id)
+        assert [list(addrs) async for addrs in asker.find_addrs(SOUGHT.peer_id)] == [list(addr_of(SOUGHT))]
+        assert SOUGHT.peer_id not in world.hosts[ASKER.peer_id].dialled  # it is the one that cannot be dialled yet
+        assert [addrs async for addrs in asker.find_addrs(SOUGHT.peer_id)] == []  # not asked again at once
+        assert await asker.ping(SOUGHT.peer_id, addr_of(SOUGHT))
+        assert [addrs async for addrs in honest.find_addrs(SOUGHT.peer_id)] == [addr_of(SOUGHT)]
+
+    virtual_time.run(main())
+
+
+def test_addresses_that_a_liar_names_are_tried_beside_the_true_ones_and_told_to_nobody() -> None:
+    async def main() -> None:
+        world = World()
+        asker, _honest, sought = [await world.node(identity) for identity in (ASKER, HONEST, SOUGHT)]
+        assert await sought.ping(HONEST.peer_id)
+        assert await asker.ping(HONEST.peer_id)
+        false = tuple(f"/ip4/198.51.100.{number}/tcp/1" for number in range(limits.MAX_CONTACT_ADDRS - 1))
+
+        async def answer(_peer_id: str, request: bytes) -> bytes:
+            named = Contact(peer_id=SOUGHT.peer_id, addrs=(*false, "/nothing/to/dial"))
+            return FindResponse(
+                found=tuple(Found(peers=(named,)) for _ in FindRequest.from_bytes(request).keys)
+            ).to_bytes()
+
+        world.wire[LIAR.peer_id, "find"] = answer
+        asker._table.heard_of(LIAR.peer_id)
+        await asker.refresh()
+        dialled = world.hosts[ASKER.peer_id].dialled[SOUGHT.peer_id]
+        assert set(dialled) == {*false, *addr_of(SOUGHT)}
+        contacts = {contact.peer_id: contact.addrs for contact in asker.contacts()}
+        assert contacts[SOUGHT.peer_id] == addr_of(SOUGHT)
+
+    virtual_time.run(main())
+
+
+def test_node_that_only_asks_is_named_to_nobody() -> None:
+    async def main() -> None:
+        world = World()
+        asker, honest = await world.node(ASKER), await world.node(HONEST)
+        asker.own_addrs = ()
+        assert await asker.ping(HONEST.peer_id)
+        assert asker.peers() == (HONEST.peer_id,)
+        assert honest.peers() == ()
 
     virtual_time.run(main())

@@ -25,6 +25,7 @@ pytestmark = pytest.mark.usefixtures("identities_are_free")
 
 KEY = "nodes/3"
 PREFIX = f"/swarm/{PROTOCOL_VERSION}/test/dht/"
+PING = FindRequest(addrs=("/ip4/127.0.0.1/tcp/1",)).to_bytes()
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +75,7 @@ async def liar_beside(honest: Libp2pNetwork, identity_path: Path) -> AsyncIterat
     (addr,) = await honest.addrs()
     try:
         await host.control.connect(honest.peer_id, [addr.partition("/p2p/")[0]])
-        assert await liar.call("find", FindRequest().to_bytes())
+        assert await liar.call("find", PING)
         assert identity.peer_id in honest._dht.peers()
         yield liar
     finally:
@@ -180,7 +181,7 @@ def test_peer_whose_answer_is_none_is_dropped_and_left_alone_for_a_while(
                 assert await payloads(a) == [b"honest"]
                 assert liar.num_asked == 1
                 assert liar.identity.peer_id not in a._dht.peers()
-                assert await liar.call("find", FindRequest().to_bytes())  # it calls, and is a member again
+                assert await liar.call("find", PING)  # it calls, and is a member again
                 assert liar.identity.peer_id in a._dht.peers()
                 await payloads(a)
                 assert liar.num_asked == 1
@@ -223,7 +224,7 @@ def test_answer_that_fails_costs_its_caller_an_error_and_the_node_nothing(tmp_pa
             await a._host.serve(f"{PREFIX}broken", fail)
             with pytest.raises(PeerUnreachable, match="broke off"):
                 await liar.call("broken", b"")
-            assert await liar.call("find", FindRequest().to_bytes())
+            assert await liar.call("find", PING)
 
     asyncio.run(main())
 

@@ -291,7 +291,7 @@ def test_stranger_that_holds_all_circuits_it_may_have_keeps_nobody_else_away(
         return reader, writer
 
     async def case(trio: Trio) -> None:
-        stranger, statuses = await Host.start(DaemonOptions(dht_server=False)), list[Status]()
+        stranger, statuses = await Host.start(DaemonOptions()), list[Status]()
         try:
             (addr,) = await trio.relay.addrs()
             await stranger.control.connect(trio.relay.peer_id, [addr.partition("/p2p/")[0]])
@@ -356,7 +356,7 @@ def test_requests_that_make_no_sense_are_refused_and_do_no_harm(
 
     async def main() -> None:
         async with await libp2p_node(tmp_path / "relay", relay="serve") as relay, asyncio.timeout(20):
-            stranger = await Host.start(DaemonOptions(dht_server=False))
+            stranger = await Host.start(DaemonOptions())
             (addr,) = await relay.addrs()
             await stranger.control.connect(relay.peer_id, [addr.partition("/p2p/")[0]])
             senseless = (b"\x00", b"\x02\x08\x07", b"\x02\x12\x7f", b"\xff\xff\x7f", b"\x02\x08", b"")

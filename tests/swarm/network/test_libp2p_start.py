@@ -14,15 +14,18 @@ from pathlib import Path
 
 import psutil
 import pytest
+from free_ports import free_port
 from network_worlds import eventually, libp2p_node
 from swarm.network import libp2p_daemon, libp2p_join
 from swarm.network.libp2p import Libp2pNetwork, Libp2pOptions
 from swarm.network.libp2p_daemon import DaemonOptions
 from swarm.network.libp2p_host import Host
+from swarm.network.libp2p_join import Entrance
 from swarm.network.multiaddr import parse_peer_addr
+from swarm_protocol.dht_messages import Contact
 from swarm_protocol.errors import ConfigError, StartError, SwarmError
 from swarm_protocol.identity import Identity
-from swarm_protocol.version import Hello
+from swarm_protocol.version import PROTOCOL_VERSION, Hello
 
 STRANGER = Identity(bytes(32)).peer_id
 
@@ -136,7 +139,12 @@ def test_start_in_another_network_is_refused_by_name(tmp_path: Path, caplog: pyt
 @pytest.mark.parametrize(
     ("hello", "skew_s", "kind", "words"),
     [
-        (Hello(network_id="test", software_version="9", protocol_version=2), 0, ConfigError, "speaks protocol 2"),
+        (
+            Hello(network_id="test", software_version="9", protocol_version=PROTOCOL_VERSION + 1),
+            0,
+            ConfigError,
+            f"speaks protocol {PROTOCOL_VERSION + 1}",
+        ),
         (Hello(network_id="test", software_version="9"), 3600, StartError, "clock is 3600 s behind"),
         (Hello(network_id="test", software_version="9"), -3600, StartError, "clock is 3600 s ahead"),
         (None, 0, ConfigError, "not a Swarm node"),
@@ -299,6 +307,64 @@ def test_copied_identity_is_refused_by_name_while_the_other_runs(tmp_path: Path)
             await original.close()
             async with await libp2p_node(tmp_path / "copy", peers=peers) as copy:
                 assert copy.peer_id == original.peer_id
+
+    asyncio.run(main())
+
+
+def contact_of(network: Libp2pNetwork, addr: str) -> Contact:
+    return Contact(peer_id=network.peer_id, addrs=(addr.partition("/p2p/")[0],))
+
+
+def test_start_without_seeds_joins_through_remembered_peers_and_finds_a_copy(tmp_path: Path) -> None:
+    async def main() -> None:
+        dead = f"/ip4/127.0.0.1/tcp/1/p2p/{STRANGER}"
+        async with (
+            await libp2p_node(tmp_path / "a") as a,
+            await libp2p_node(tmp_path / "b", peers=await a.addrs()) as b,
+        ):
+            gone = Contact(peer_id=STRANGER, addrs=("/ip4/127.0.0.1/tcp/2",))
+            remembered = (gone, contact_of(a, (await a.addrs())[0]))
+            for peers in ((), (dead,)):
+                async with await libp2p_node(tmp_path / "c", peers=peers, remembered=remembered) as c:
+                    assert c.entrance == Entrance(remembered=(a.peer_id,))
+                    assert await c.publish("k", b"", lifetime_s=10)
+            with pytest.raises(StartError, match=f"{b.peer_id} is in use by another running node"):
+                await libp2p_node(tmp_path / "b", remembered=remembered)
+
+    asyncio.run(main())
+
+
+def test_start_with_only_remembered_peers_that_are_gone_fails_unless_it_may_be_the_first(tmp_path: Path) -> None:
+    async def main() -> None:
+        remembered = (Contact(peer_id=STRANGER, addrs=("/ip4/127.0.0.1/tcp/1",)),)
+        error = await failure(tmp_path / "a", remembered=remembered)
+        assert error.message == "none of the peers that this node remembers (1) could be reached"
+        async with await libp2p_node(tmp_path / "a", remembered=remembered, may_be_first=True) as first:
+            assert first.entrance == Entrance()
+
+    asyncio.run(main())
+
+
+def test_given_peers_that_answer_leave_remembered_ones_alone(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with (
+            await libp2p_node(tmp_path / "a") as a,
+            await libp2p_node(tmp_path / "b", peers=await a.addrs()) as b,
+        ):
+            remembered = (contact_of(b, (await b.addrs())[0]),)
+            async with await libp2p_node(tmp_path / "c", peers=await a.addrs(), remembered=remembered) as c:
+                assert c.entrance == Entrance(given=(a.peer_id,))
+
+    asyncio.run(main())
+
+
+def test_node_that_comes_back_at_once_at_its_old_address_is_no_copy_of_itself(tmp_path: Path) -> None:
+    async def main() -> None:
+        listen = (f"/ip4/127.0.0.1/tcp/{free_port()}",)
+        async with await libp2p_node(tmp_path / "seed") as seed:
+            peers = await seed.addrs()
+            for _ in range(3):  # the seed still knows where it was
+                await (await libp2p_node(tmp_path / "a", peers=peers, listen=listen)).close()
 
     asyncio.run(main())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,6 @@ from swarm.network import libp2p_join, libp2p_watch
 from swarm.network.libp2p import Libp2pNetwork
 from swarm.network.libp2p_host import Host
 from swarm.network.libp2p_join import Greeting
-from swarm.network.multiaddr import PeerAddr
 from swarm_protocol.errors import PeerRefused
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import lookup_keys
@@ -130,8 +130,8 @@ def test_group_that_reached_its_seed_before_it_served_anything_asks_again(
     listen, peers = seed_of(tmp_path)
     too_early: set[str] = set()
 
-    async def connect(host: Host, addr: PeerAddr, network_id: str) -> Greeting:
-        greeting = await libp2p_join.connect(host, addr, network_id)
+    async def connect(host: Host, peer_id: str, addrs: Sequence[str], network_id: str) -> Greeting:
+        greeting = await libp2p_join.connect(host, peer_id, addrs, network_id)
         if host.peer_id in too_early:
             too_early.remove(host.peer_id)
             raise PeerRefused("it is a libp2p host, but not a Swarm node")

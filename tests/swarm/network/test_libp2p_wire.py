@@ -25,7 +25,8 @@ class Near:
     def __init__(self) -> None:
         self.frames: list[Frame] = []
         self.announced: list[tuple[Kind, int]] = []
-        self.wire = Wire(lambda kind, length: self.announced.append((kind, length)), self._accept)
+        self.unwanted: set[int] = set()  # lengths
+        self.wire = Wire(self._announce, self._accept)
         self._near, self.far = socket.socketpair()
         for side in (self._near, self.far):
             for buffer in (socket.SO_SNDBUF, socket.SO_RCVBUF):
@@ -45,6 +46,10 @@ class Near:
         async with asyncio.timeout(20):
             await self.wire.run(self.reader, self.writer.transport)  # type: ignore[arg-type]
 
+    def _announce(self, kind: Kind, length: int) -> bool:
+        self.announced.append((kind, length))
+        return length not in self.unwanted
+
     def _accept(self, *frame: object) -> None:
         self.frames.append(frame)  # type: ignore[arg-type]
 
@@ -57,6 +62,40 @@ def in_each_loop(case: Callable[[Near], Awaitable[None]]) -> None:
     for factory in (asyncio.new_event_loop, uvloop.new_event_loop):
         with asyncio.Runner(loop_factory=factory) as runner:
             runner.run(main())
+
+
+@pytest.mark.parametrize("step", [1000, SCRATCH_BYTES + 1, 1 << 30])
+def test_frames_are_announced_once_and_those_that_nobody_wants_are_skipped(step: int) -> None:
+    async def case(near: Near) -> None:
+        near.unwanted = {2000, SCRATCH_BYTES, framing.CHUNK_BYTES}
+        running = asyncio.create_task(near.run())
+        for at in range(0, len(WIRE), step):
+            await asyncio.get_running_loop().sock_sendall(near.far, WIRE[at : at + step])
+            await asyncio.sleep(0)
+        near.far.close()
+        await running
+        assert near.frames == [frame for frame in FRAMES if frame[1] not in near.unwanted]
+        assert near.announced == [(kind, length) for kind, length, _ in FRAMES]
+
+    in_each_loop(case)
+
+
+def test_long_body_that_is_dropped_half_way_is_not_kept() -> None:
+    async def case(near: Near) -> None:
+        wire = framing.frame(Kind.DATA, bytes(framing.CHUNK_BYTES)) + framing.frame(Kind.DATA, b"next")
+        running = asyncio.create_task(near.run())
+        await asyncio.get_running_loop().sock_sendall(near.far, wire[: framing.CHUNK_BYTES // 2])
+        async with asyncio.timeout(20):
+            while not near.wire._body:
+                await asyncio.sleep(0)
+        near.wire.drop_body()
+        assert not near.wire._body
+        await asyncio.get_running_loop().sock_sendall(near.far, wire[framing.CHUNK_BYTES // 2 :])
+        near.far.close()
+        await running
+        assert near.frames == [(Kind.DATA, 4, b"next")]
+
+    in_each_loop(case)
 
 
 @pytest.mark.parametrize("step", [1 << 30, 50_000, 16_389])

@@ -25,6 +25,7 @@ from swarm.testing.faults import Fault, FaultScript
 from swarm_protocol.records import NodeRecord
 from text_models import byte_tokenizer
 from tiny_models import FAMILIES, local_tokens, write_model
+from tokenizer_here import TokenizerHere
 
 NUM_TOKENS = 16
 PROMPT = "def add(a, b):\n    return"
@@ -145,6 +146,7 @@ async def box(
     script = FaultScript(faults, kill=lambda who: internet.crash(swarm.who[who]))
     async with AsyncExitStack() as stack:
         stack.enter_context(patch("swarm.serving.deployment.load", cached_load))
+        stack.enter_context(patch("swarm.client.kits.TokenizerProcess", TokenizerHere))
         network = internet.network()
         membership = await stack.enter_async_context(Membership(network))
         client = await stack.enter_async_context(

@@ -11,9 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from swarm.serving.sampling import MAX_LOGPROBS, Pick, Picked, Sampling, pick, pick_all
 from swarm_protocol.errors import ConfigError
+from swarm_protocol.sampler import Grammar
 from torch import Tensor
 
 LOGITS = torch.tensor([1.0, 3.0, 2.0, 3.0, -1.0])
+GRAMMAR = Grammar(kind="lark", text='start: "a"')
 PINNED = [2, 1, 3, 3, 1, 3, 3, 1, 1, 1, 1, 1]
 
 
@@ -88,6 +90,18 @@ def test_pick_any_logits_and_settings_is_a_token(
         {"top_p": math.nan},
         {"top_k": -1},
         {"seed": 2**63},
+        {"min_p": 1.1},
+        {"presence_penalty": 2.1},
+        {"frequency_penalty": math.nan},
+        {"repetition_penalty": 0},
+        {"logit_bias": ((1, 101.0),)},
+        {"logit_bias": ((-1, 1.0),)},
+        {"logit_bias": ((1, 1.0), (1, 2.0))},
+        {"stop_token_ids": (-1,)},
+        {"stop_token_ids": tuple(range(65))},
+        {"min_tokens": -1},
+        {"grammar": GRAMMAR, "min_tokens": 1},
+        {"grammar": GRAMMAR, "ignore_eos": True},
         {"stop": ("",)},
         {"stop": ("x" * 300,)},
         {"stop": tuple("abcdefghijklmnopq")},

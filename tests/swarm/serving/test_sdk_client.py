@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -21,11 +21,12 @@ import numpy as np
 import pytest
 import torch
 from swarm.client import encoding
+from swarm.client.kits import MAX_BAD_FILES
 from swarm.client.request import Question
 from swarm.network.memory import MemoryInternet
 from swarm.router.routing import NoChain
 from swarm.serving.model.files import open_model
-from swarm.serving.model.kit import ModelKit, fetch_files, read_kit
+from swarm.serving.model.kit import ModelKit, fetch_files, open_kit
 from swarm.serving.server_options import ServerOptions
 from swarm.testing import virtual_time
 from swarm.testing.faults import Fault
@@ -33,11 +34,16 @@ from swarm.testing.leaks import no_leaks
 from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError, IntegrityError, PeerError, SessionError
 from swarm_protocol.serving_messages import FILES_METHOD, FilesResponse
+from tokenizer_here import TokenizerHere
 
 import swarm
 from swarm import client
 
 HALVES = [(0, 3), (3, 6)]
+
+
+def kit_of(files: Mapping[str, bytes]) -> ModelKit:
+    return asyncio.run(open_kit("tiny", "r", TokenizerHere("tiny", files)))
 
 
 def test_generate_streams_the_tokens_of_one_machine(boxes: Any, llama_dir: Path) -> None:
@@ -48,7 +54,7 @@ def test_generate_streams_the_tokens_of_one_machine(boxes: Any, llama_dir: Path)
             assert [token.token_id for token in tokens] == box.expected()
             assert [token.finish_reason for token in tokens] == [None] * 15 + ["length"]
             kit = await box.kit()
-            assert "".join(token.text for token in tokens) == kit.decode(box.expected())
+            assert "".join(token.text for token in tokens) == await kit.decode(box.expected())
             await box.all_freed()
 
     with no_leaks():
@@ -88,7 +94,7 @@ def test_generate_end_token_stops_and_is_not_shown(boxes: Any, llama_dir: Path) 
             tokens = [token async for token in box.generate()]
             assert [token.token_id for token in tokens] == box.expected()[:5]
             assert tokens[-1].finish_reason == "stop"
-            assert "".join(token.text for token in tokens) == kit.decode(box.expected()[:4])
+            assert "".join(token.text for token in tokens) == await kit.decode(box.expected()[:4])
 
     virtual_time.run(scenario())
 
@@ -155,7 +161,9 @@ def test_trace_names_servers_spans_and_times(boxes: Any, llama_dir: Path) -> Non
                 (box.who["s0"], 0, 3),
                 (box.who["s1"], 3, 6),
             ]
-            assert all(hop["num_steps"] == 16 and hop["ms_per_step"] > 0 for hop in trace["hops"])
+            assert all(
+                hop["num_steps"] == 15 and hop["prompt_ms"] > 0 and hop["ms_per_step"] > 0 for hop in trace["hops"]
+            )
             assert (trace["num_prompt_tokens"], trace["num_tokens"], trace["replays"]) == (25, 16, [])
             assert generation.num_prompt_tokens == 25
             assert box.client.trace() == trace
@@ -382,6 +390,41 @@ def test_files_from_a_server_that_fails_are_taken_from_another(boxes: Any, llama
     virtual_time.run(scenario())
 
 
+def test_files_without_sense_from_one_server_are_taken_from_another(boxes: Any, llama_dir: Path) -> None:
+    """A server that claims the revision of others could take the model from all clients."""
+    asked: list[str] = []
+
+    async def scenario() -> None:
+        async with boxes(llama_dir, [*HALVES, *HALVES]) as box:
+            hostile = min(box.servers)
+
+            async def fetch(network: Any, model: str, revision: str, peer_id: str) -> dict[str, bytes]:
+                asked.append(peer_id)
+                files = await fetch_files(network, model, revision, peer_id)
+                return {**files, "config.json": b"{"} if peer_id == hostile else files
+
+            with patch("swarm.client.kits.fetch_files", fetch):
+                assert await box.tokens() == box.expected()
+                assert asked[0] == hostile
+                box.client._kits._kits.clear()
+                assert await box.tokens() == box.expected()
+                assert asked[2:] == [asked[1]]
+
+    virtual_time.run(scenario())
+
+
+def test_files_without_sense_from_all_servers_are_refused_after_a_few(boxes: Any, llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, [*HALVES, *HALVES]) as box:
+            fetch = AsyncMock(return_value={"config.json": b"{"})
+            with patch("swarm.client.kits.fetch_files", fetch):
+                with pytest.raises(IntegrityError, match="the files of tiny cannot be used"):
+                    await box.tokens()
+                assert fetch.await_count == MAX_BAD_FILES
+
+    virtual_time.run(scenario())
+
+
 def test_files_that_nobody_gives_are_a_peer_error(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> None:
         async with boxes(llama_dir, HALVES) as box:
@@ -409,7 +452,7 @@ def test_kit_of_files_that_make_no_sense_is_refused_in_one_line(
 ) -> None:
     files = {**open_model(llama_dir).small_files(), name: content}
     with pytest.raises(IntegrityError, match="the files of tiny cannot be used") as caught:
-        read_kit("tiny", "r", files, tmp_path)
+        kit_of(files)
     assert "\n" not in str(caught.value)
 
 
@@ -430,13 +473,13 @@ def test_kit_of_a_config_beyond_any_model_is_refused_at_once(
     files = open_model(llama_dir).small_files()
     config = json.dumps({**json.loads(files["config.json"]), **changes}).encode()
     with pytest.raises(IntegrityError, match="the files of tiny cannot be used"):
-        read_kit("tiny", "r", {**files, "config.json": config}, tmp_path)
+        kit_of({**files, "config.json": config})
 
 
 def test_kit_context_is_that_of_the_network_at_most(llama_dir: Path, tmp_path: Path) -> None:
     files = open_model(llama_dir).small_files()
     config = json.dumps({**json.loads(files["config.json"]), "max_position_embeddings": 10**9}).encode()
-    kit = read_kit("tiny", "r", {**files, "config.json": config}, tmp_path)
+    kit = kit_of({**files, "config.json": config})
     assert kit.context_tokens == limits.MAX_SESSION_TOKENS
 
 
@@ -446,32 +489,8 @@ def test_kit_opens_no_file_that_its_settings_name(llama_dir: Path, tmp_path: Pat
     del files["tokenizer.json"]
     settings = {"tokenizer_class": "GPT2Tokenizer", "merges_file": str(tmp_path / "secret")}
     own = {"vocab.json": b'{"a": 0, "b": 1, "ab": 2}', "merges.txt": b"#version: 0.2\na b\n"}
-    directory = tmp_path / "model"
-    directory.mkdir()
-    kit = read_kit("tiny", "r", {**files, **own, "tokenizer_config.json": json.dumps(settings).encode()}, directory)
-    assert kit.encode("ab") == [2]
-
-
-def test_template_without_an_end_does_not_stop_the_loop(
-    boxes: Any, templated: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In a thread, whose end nobody waits for; here it ends once the client has given up."""
-    given_up = threading.Event()
-
-    def endless(_kit: ModelKit, _messages: Any, *_tools: object) -> list[int]:
-        assert given_up.wait(30)
-        return [0]
-
-    monkeypatch.setattr(ModelKit, "encode_chat", endless)
-    monkeypatch.setattr(encoding, "ENCODE_S", 0.05)
-
-    async def scenario() -> None:
-        async with boxes(templated, HALVES) as box:
-            with pytest.raises(ConfigError, match="the tokenizer of tiny took over"):
-                await box.tokens(prompt=None, messages=[{"role": "user", "content": "hi"}])
-            given_up.set()
-
-    asyncio.run(scenario())
+    kit = kit_of({**files, **own, "tokenizer_config.json": json.dumps(settings).encode()})
+    assert asyncio.run(kit.encode("ab")) == [2]
 
 
 def test_model_whose_servers_stall_keeps_no_other_waiting(boxes: Any, llama_dir: Path) -> None:
@@ -491,7 +510,7 @@ def test_model_whose_servers_stall_keeps_no_other_waiting(boxes: Any, llama_dir:
     virtual_time.run(scenario())
 
 
-def test_files_from_a_server_with_troubles_of_its_own_are_taken_from_another() -> None:
+def test_files_from_a_server_with_troubles_of_its_own_are_a_peer_error() -> None:
     """Its error is not the client's: a remote "config" is no mistake in what was asked for."""
 
     async def broken(_peer_id: str, _request: bytes) -> bytes:
@@ -505,17 +524,18 @@ def test_files_from_a_server_with_troubles_of_its_own_are_taken_from_another() -
         asker, first, second = (internet.network() for _ in range(3))
         await first.serve(f"{FILES_METHOD}/tiny", broken)
         await second.serve(f"{FILES_METHOD}/tiny", good)
-        files = await fetch_files(asker, "tiny", "r", [first.peer_id, second.peer_id])
-        assert files == {"config.json": b"{}"}
+        assert await fetch_files(asker, "tiny", "r", second.peer_id) == {"config.json": b"{}"}
         with pytest.raises(PeerError, match="my disk is broken"):
-            await fetch_files(asker, "tiny", "r", [first.peer_id])
+            await fetch_files(asker, "tiny", "r", first.peer_id)
+        with pytest.raises(PeerError, match="another revision"):
+            await fetch_files(asker, "tiny", "s", second.peer_id)
 
     virtual_time.run(scenario())
 
 
 def test_kit_end_tokens_may_be_several(llama_dir: Path, tmp_path: Path) -> None:
     files = {**open_model(llama_dir).small_files(), "generation_config.json": b'{"eos_token_id": [3, 4]}'}
-    assert read_kit("tiny", "r", files, tmp_path).end_ids == {3, 4}
+    assert kit_of(files).end_ids == {3, 4}
 
 
 class Slow:
@@ -604,19 +624,18 @@ def test_client_that_is_given_one_address_for_a_list_is_told_so() -> None:
 WARM = """
 import sys
 from pathlib import Path
-from swarm.serving.model.kit import read_kit, warm_up
-from swarm.serving.model.files import open_model
+sys.modules["torch"] = None  # as in the tokenizer's process
+from swarm.serving.tokenizer.loaded import load_tokenizer, warm_up
 warm_up()
 loaded = set(sys.modules)
-files = open_model(Path(sys.argv[1])).small_files()
-assert "tokenizer.json" in files
-read_kit("tiny", "r", files, Path(sys.argv[2]))
+assert load_tokenizer("tiny", Path(sys.argv[1])).table() is not None
 print([name for name in set(sys.modules) - loaded if name.startswith(("transformers", "tokenizers", "torch"))])
 """
 
 
 def test_warm_up_leaves_nothing_to_import_for_the_first_answer(llama_dir: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", WARM, llama_dir, tmp_path]
+    model = shutil.copytree(llama_dir, tmp_path / "model")
+    command = [sys.executable, "-c", WARM, model]
     assert subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout == "[]\n"
 
 
@@ -675,9 +694,14 @@ def test_generate_without_a_prompt_or_messages_is_refused_at_once() -> None:
 def test_text_of_which_the_tokenizer_makes_tokens_that_the_model_has_not_is_refused(
     llama_dir: Path, tmp_path: Path
 ) -> None:
-    kit = read_kit("tiny", "r", open_model(llama_dir).small_files(), tmp_path)
-    fewer, more = sorted(("a", "z"), key=lambda text: max(kit.encode(text)))
-    small = replace(kit, shape=replace(kit.shape, vocab_size=max(kit.encode(more))))
-    assert asyncio.run(encoding.encode(small, Question(prompt=fewer))) == kit.encode(fewer)
-    with pytest.raises(ConfigError, match="gives tokens for this text that the model does not know"):
-        asyncio.run(encoding.encode(small, Question(prompt=more)))
+    kit = kit_of(open_model(llama_dir).small_files())
+
+    async def scenario() -> None:
+        (a,), (z,) = [await kit.encode(text) for text in "az"]
+        small = replace(kit, shape=replace(kit.shape, vocab_size=max(a, z)))
+        fewer, more = ("a", "z") if a < z else ("z", "a")
+        assert await encoding.encode(small, Question(prompt=fewer)) == [min(a, z)]
+        with pytest.raises(ConfigError, match="gives tokens for this text that the model does not know"):
+            await encoding.encode(small, Question(prompt=more))
+
+    asyncio.run(scenario())

@@ -17,13 +17,22 @@ from swarm.network.membership import Membership
 from swarm.serving.server import SpanServer
 from swarm.testing.leaks import no_leaks
 from swarm_protocol.errors import SessionError, StartError
+from swarm_protocol.sampler import Grammar
 
 NUM_TOKENS = 24
 PROMPT = "def add(a, b):\n    return"
+STEERED = {
+    "grammar": Grammar(kind="lark", text="start: /[a-z]{3,8}( [a-z]{3,8}){9,}/"),
+    "temperature": 1.0,
+    "seed": 11,
+    "presence_penalty": 0.5,
+    "repetition_penalty": 1.2,
+}
 
 
+@pytest.mark.parametrize("settings", [{}, STEERED], ids=["greedy", "grammar and penalties"])
 def test_libp2p_server_killed_mid_answer_costs_no_token(
-    llama_dir: Path, tmp_path: Path, local_tokens: Any, make_node_record: Any, tokenize: Any
+    llama_dir: Path, tmp_path: Path, local_tokens: Any, make_node_record: Any, tokenize: Any, settings: Any
 ) -> None:
     async def main() -> None:
         async with AsyncExitStack() as stack:
@@ -47,14 +56,14 @@ def test_libp2p_server_killed_mid_answer_costs_no_token(
                 return any(model.num_servers == 3 for model in await client.models())
 
             await eventually(all_known, timeout_s=30)
-            generation = client.generate(model="tiny", prompt=PROMPT, max_tokens=NUM_TOKENS)
+            generation = client.generate(model="tiny", prompt=PROMPT, max_tokens=NUM_TOKENS, **settings)
             tokens = []
             async for token in generation:
                 tokens.append(token.token_id)
                 if len(tokens) == 8:
                     victim = generation.trace()["hops"][1]["peer_id"]
                     os.kill(servers[victim][0]._host.daemon.pid, signal.SIGKILL)
-            assert tokens == local_tokens(llama_dir, tokenize(PROMPT), NUM_TOKENS)
+            assert settings or tokens == local_tokens(llama_dir, tokenize(PROMPT), NUM_TOKENS)
             (replay,) = generation.trace()["replays"]
             assert replay["lost_peer"] == victim
             assert replay["failover_ms"] < 3000
@@ -66,13 +75,13 @@ def test_libp2p_server_killed_mid_answer_costs_no_token(
     def ask(addrs: tuple[str, ...], network_id: str) -> list[int]:
         with Client(peers=addrs, network_id=network_id) as client:
             assert [model.name for model in client.models()] == ["tiny"]
-            answer = client.generate(model="tiny", prompt=PROMPT, max_tokens=NUM_TOKENS)
+            answer = client.generate(model="tiny", prompt=PROMPT, max_tokens=NUM_TOKENS, **settings)
             found = [token.token_id for token in answer]
             assert client.trace()["num_tokens"] == NUM_TOKENS
-            early = client.generate(model="tiny", prompt=PROMPT, max_tokens=NUM_TOKENS)
+            early = client.generate(model="tiny", prompt=PROMPT, max_tokens=NUM_TOKENS, **settings)
             next(early)
             early.close()  # type: ignore[attr-defined]
-            unread = client.generate(model="tiny", prompt=PROMPT, max_tokens=NUM_TOKENS)
+            unread = client.generate(model="tiny", prompt=PROMPT, max_tokens=NUM_TOKENS, **settings)
             next(unread)
         with pytest.raises(SessionError, match="closed"):
             next(unread)

@@ -8,6 +8,7 @@ import shutil
 import weakref
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock, patch
@@ -17,7 +18,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from served_chain import Talk, floats, hidden_rows, seat_id, token_rows
 from swarm.serving.deployment import Deployment
+from swarm.serving.engine import engine
+from swarm.serving.engine.observed import ObservedSpeed
 from swarm.serving.model.files import open_model
+from swarm.serving.model.measure import SpanSpeed
+from swarm.serving.server import IDLE_S, LOOK_S
 from swarm.serving.server_options import ServerOptions
 from swarm.serving.session.lane import Lane, open_stream
 from swarm.testing import virtual_time
@@ -45,6 +50,48 @@ async def talking(box: Any, index: int = 0) -> AsyncIterator[Talk]:
     )
     async with open_stream(box.network, peer_id, "tiny") as stream, Talk(Lane(stream, peer_id), blank) as talk:
         yield talk
+
+
+@pytest.fixture
+def measured_under_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a block takes is measured a thousand times as long as it is, as when others keep the machine busy."""
+
+    def begin(speed: SpanSpeed) -> ObservedSpeed:
+        # not the loaded span's, which other tests' servers share
+        return ObservedSpeed(replace(speed, decode_ms=1000 * speed.decode_ms, prefill_ms=1000 * speed.prefill_ms))
+
+    monkeypatch.setattr(engine, "ObservedSpeed", begin)
+
+
+@pytest.mark.usefixtures("measured_under_load")
+def test_server_that_was_measured_under_load_tells_what_it_observes_at_work(boxes: Any, llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 6)]) as box:
+            [server] = box.servers.values()
+            told = server.record
+            assert await box.tokens(num_tokens=40) == box.expected(num_tokens=40)
+            assert server.record.decode_ms_per_block < told.decode_ms_per_block / 20
+            await asyncio.sleep(20)
+            [found] = (await box.membership.servers("tiny")).values()
+            assert found.decode_ms_per_block < told.decode_ms_per_block / 20, "and everybody hears of it"
+
+    virtual_time.run(scenario())
+
+
+@pytest.mark.usefixtures("measured_under_load")
+def test_server_that_was_measured_under_load_and_is_asked_for_nothing_measures_again(
+    boxes: Any, llama_dir: Path
+) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 6)]) as box:
+            [server] = box.servers.values()
+            told = server.record
+            await asyncio.sleep(3 * (IDLE_S + LOOK_S))
+            [found] = (await box.membership.servers("tiny")).values()
+            assert found.decode_ms_per_block < told.decode_ms_per_block / 20
+            assert found.prefill_ms_per_token < told.prefill_ms_per_token / 20
+
+    virtual_time.run(scenario())
 
 
 def test_sessions_share_the_pages_that_the_budget_allows(boxes: Any, llama_dir: Path) -> None:

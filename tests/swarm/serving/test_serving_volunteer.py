@@ -11,7 +11,7 @@ from unittest.mock import patch
 import pytest
 from swarm.network.membership import Membership
 from swarm.network.memory import Link, MemoryInternet
-from swarm.router.placement import Decision
+from swarm.router.placement import Decision, choose_move
 from swarm.serving.capability import VolunteerOptions
 from swarm.serving.model.loading import LoadedSpan, load
 from swarm.serving.model.measure import SpanSpeed
@@ -185,6 +185,29 @@ def test_volunteer_moves_to_blocks_that_lost_their_server_before_leaving_its_own
             assert len(moved) == 1
             assert moved[0][1].reason == "blocks without a server go from 3 to 0"
 
+    virtual_time.run(scenario())
+
+
+def test_volunteer_places_itself_by_what_it_observes(llama_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen_with: list[float] = []
+
+    def choose(*arguments: Any) -> Decision | None:
+        chosen_with.append(arguments[2].block_ms)
+        return choose_move(*arguments)
+
+    async def scenario() -> None:
+        async with AsyncExitStack() as stack:
+            place = await town(stack, llama_dir, 1, max_blocks=3)
+            await place.volunteers[0].start()
+            server = place.volunteers[0].server
+            assert server is not None
+            assert server._deployed is not None
+            for _ in range(5):
+                server._deployed.engine.observed.measured_again(70.0, 5.0)  # type: ignore[union-attr]
+            await asyncio.sleep(2 * WATCH_S)
+            assert chosen_with == [pytest.approx(70.0 + 2 * 5.0)]
+
+    monkeypatch.setattr("swarm.serving.volunteer.choose_move", choose)
     virtual_time.run(scenario())
 
 

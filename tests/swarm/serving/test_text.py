@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import given
@@ -16,9 +17,22 @@ def decode_bytes(ids: Sequence[int]) -> str:
     return bytes(ids).decode("utf-8", "replace")
 
 
+def each(decode: Callable[[Sequence[int]], str], token_ids: Sequence[int], *, flush: bool = False) -> list[str]:
+    """What a detokenizer shows with each token."""
+
+    async def decode_all(sequences: Sequence[Sequence[int]]) -> list[str]:
+        return [decode(ids) for ids in sequences]
+
+    async def scenario() -> list[str]:
+        detokenizer = Detokenizer(decode_all)
+        shown = [await detokenizer.push(token_id) for token_id in token_ids]
+        return [*shown, await detokenizer.flush()] if flush else shown
+
+    return asyncio.run(scenario())
+
+
 def pieces(data: bytes) -> list[str]:
-    detokenizer = Detokenizer(decode_bytes)
-    return [*(detokenizer.push(byte) for byte in data), detokenizer.flush()]
+    return each(decode_bytes, data, flush=True)
 
 
 @given(st.text())
@@ -58,8 +72,7 @@ def test_detokenizer_keeps_the_spaces_of_a_tokenizer_that_strips_the_first() -> 
     vocab = {"▁a": 0, "▁b": 1, "c": 2}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     tokenizer.decoder = decoders.Metaspace()
-    detokenizer = Detokenizer(lambda ids: tokenizer.decode(list(ids)))
-    assert [detokenizer.push(token) for token in (0, 1, 2, 0)] == ["a", " b", "c", " a"]
+    assert each(lambda ids: tokenizer.decode(list(ids)), (0, 1, 2, 0)) == ["a", " b", "c", " a"]
 
 
 def stopped(stops: Sequence[str], parts: Sequence[str]) -> tuple[list[str], bool]:
@@ -100,6 +113,13 @@ def test_stop_any_pieces_show_exactly_the_text_before_the_first_stop(parts: list
         assert not any(stop in "".join(shown) for stop in stops)
 
 
+def test_stop_that_is_shown_ends_the_text_it_stops() -> None:
+    finder = StopFinder(["no"], ["</call>"])
+    assert [finder.push(part) for part in ("a</ca", "ll>b", "c")] == ["a", "</call>", ""]
+    assert finder.has_stopped
+    assert StopFinder(["</call>"], ["</ca"]).push("a</call>") == "a", "of two that begin together, what shows less"
+
+
 @pytest.mark.parametrize("stops", [[], ["zzz"]])
 def test_stop_without_a_match_delays_nothing(stops: list[str]) -> None:
     assert stopped(stops, ["a", "b"]) == (["a", "b", ""], False)
@@ -114,8 +134,5 @@ def test_detokenizer_tokens_without_text_are_forgotten() -> None:
         longest = max(longest, len(ids))
         return "".join("word " for token_id in ids if token_id)
 
-    detokenizer = Detokenizer(decode)
-    assert detokenizer.push(1) == "word "
-    assert "".join(detokenizer.push(0) for _ in range(1000)) == ""
-    assert detokenizer.push(1) == "word "
+    assert each(decode, [1, *[0] * 1000, 1]) == ["word ", *[""] * 1000, "word "]
     assert longest <= 2 * MAX_HELD_TOKENS

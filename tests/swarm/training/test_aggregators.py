@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import torch
+from round_scripts import PEERS
 from swarm.testing import virtual_time
 from swarm.training.events import OuterStep, RoundAborted
 from swarm.training.run_config import RunConfig
+from swarm.training.run_warnings import warnings_of
 from swarm_protocol.errors import ConfigError
 from torch import Tensor
 from training_swarm import Member, Swarm, SyntheticInner, assert_equal_steps, config
@@ -106,7 +110,56 @@ def test_run_in_which_nobody_lies_converges_with_any_aggregator_as_with_the_mean
     virtual_time.run(main())
 
 
+def test_run_whose_aggregator_needs_more_than_are_left_falls_back_by_the_rule_of_the_run() -> None:
+    """Five members is all that multi-Krum needs, and one of them is lost."""
+
+    async def main() -> None:
+        run = config(min_group=2, outer_steps=6, aggregator="multi_krum", fallback="centered_clip")
+        attacker = Attacker(attack=ATTACKS["sign-flipped"])
+        async with Swarm(run) as swarm:
+            for index in range(4):
+                await swarm.join(f"m{index}")
+            await swarm.join("attacker", inner=attacker)
+            while not swarm.members["m0"].of(OuterStep):
+                await asyncio.sleep(0.1)
+            swarm.kill("m3")
+            members = await swarm.finish()
+        assert_equal_steps(members, 6)
+        groups = [len(event.group) for event in members[0].of(OuterStep)]
+        assert (groups[0], groups[-1]) == (5, 4)
+        before, after = losses(members)
+        assert after < 0.15 * before
+
+    virtual_time.run(main())
+
+
 # --- choosing one in the run's config ---
+
+
+@pytest.mark.parametrize(("num_contributors", "name"), [(5, "multi_krum"), (4, "median"), (1, "median")])
+def test_aggregator_of_a_round_follows_from_how_many_contribute(num_contributors: int, name: str) -> None:
+    run = RunConfig(name="run", aggregator="multi_krum", fallback="median")
+    assert run.aggregator_for(num_contributors).name == name
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({}, []),
+        ({"min_group": 1, "max_group": 1}, []),
+        ({"min_group": 3, "max_group": 3}, ["takes no more"]),
+        ({"min_group": 3, "admission": PEERS[:3]}, ["admits no more"]),
+        ({"min_group": 3, "admission": PEERS}, []),
+        ({"min_group": 5, "aggregator": "multi_krum"}, []),
+        ({"min_group": 5, "aggregator": "multi_krum", "fallback": ""}, ["needs 5 contributions"]),
+    ],
+)
+def test_author_is_warned_of_settings_that_cannot_lose_a_member(settings: dict[str, Any], words: list[str]) -> None:
+    found = warnings_of(RunConfig(name="run", **settings))
+    assert len(found) == len(words)
+    for (message, remedy), expected in zip(found, words, strict=True):
+        assert expected in message
+        assert remedy
 
 
 def test_from_mapping_aggregator_and_its_parameters_are_those_of_the_run() -> None:
@@ -129,12 +182,16 @@ def test_from_mapping_says_all_parameters_of_the_aggregator_though_none_is_given
         ({"aggregator": "average"}, "aggregator = 'average': use one of mean, "),
         ({"aggregator": ["mean"]}, "use one of mean, "),
         ({"aggregator": "trimmed_mean", "aggregation": {"trims": 0.1}}, "unknown key 'trims': did you mean 'trim'"),
-        ({"aggregation": {"trim": 0.1}}, "which is mean's, has an unknown key 'trim'"),
+        ({"aggregator": "mean", "aggregation": {"trim": 0.1}}, "which is mean's, has an unknown key 'trim'"),
+        ({"fallback": "average"}, "fallback = 'average': use one of mean, "),
         ({"aggregator": "trimmed_mean", "aggregation": {"trim": 0.5}}, "trim = 0.5: use a number from 0 to 0.49"),
         ({"aggregator": "trimmed_mean", "aggregation": 0.1}, "write its keys below a line"),
-        ({"aggregator": "multi_krum", "min_group": 4}, "min_group = 4: multi_krum .* needs at least 5 members"),
         (
-            {"aggregator": "multi_krum", "min_group": 8, "aggregation": {"liars": 3}},
+            {"aggregator": "multi_krum", "min_group": 4, "fallback": ""},
+            "min_group = 4: multi_krum .* needs at least 5 members, or a fallback",
+        ),
+        (
+            {"aggregator": "multi_krum", "min_group": 8, "aggregation": {"liars": 3}, "fallback": ""},
             "min_group = 8: multi_krum .* needs at least 9 members",
         ),
     ],

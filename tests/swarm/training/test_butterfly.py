@@ -19,8 +19,10 @@ from swarm.testing import virtual_time
 from swarm.training import parts as module
 from swarm.training.butterfly import Butterfly, Reduction
 from swarm.training.coordinator import part_values
+from swarm.training.methods import Methods
 from swarm.training.part_owner import QUICK_MEMBERS, PartOwner, Scheme
 from swarm.training.parts import decoded_frames, part_frames
+from swarm.training.peer_lines import PeerLines
 from swarm.training.round_events import Signed
 from swarm.trust.aggregation.aggregation import aggregate
 from swarm.trust.aggregation.registry import aggregator_names, get_aggregator
@@ -29,6 +31,8 @@ from swarm_protocol.errors import PeerError, PeerUnreachable, PeerViolation, Rou
 from swarm_protocol.training_messages import Contribution, Group, OpeningKind, ReduceOpening
 from torch import Tensor
 from training_swarm import SpoiledCodec
+
+METHODS = Methods("run")
 
 
 class Ring:
@@ -72,8 +76,7 @@ class Ring:
         network = self.networks[index]
         has_tokens = self.signed.group.members[index].num_tokens > 0
         return Butterfly(
-            network,
-            "reduce",
+            PeerLines(network=network, methods=METHODS),
             self.signed,
             self.vectors[index] if has_tokens else None,
             Scheme(codec=codec or self.codec, aggregator=self.aggregator),
@@ -87,7 +90,7 @@ class Ring:
             assert await stream.receive() == self.signed.data
             await butterfly.attend(peer, stream)
 
-        await network.serve_stream("reduce", attend)
+        await network.serve_stream(METHODS.reduce, attend)
 
     async def start(
         self, members: list[Butterfly], attended: dict[int, Butterfly] | None = None
@@ -312,8 +315,8 @@ def test_run_with_too_few_frames_names_the_sender(monkeypatch: pytest.MonkeyPatc
         async def cheat(_peer: str, stream: Stream) -> None:
             await asyncio.Event().wait()
 
-        await ring.networks[1].serve_stream("reduce", cheat)
-        async with ring.networks[1].stream(ring.networks[0].peer_id, "reduce", timeout_s=5.0) as stream:
+        await ring.networks[1].serve_stream(METHODS.reduce, cheat)
+        async with ring.networks[1].stream(ring.networks[0].peer_id, METHODS.reduce, timeout_s=5.0) as stream:
             await stream.send(ring.signed.data)
             await stream.send(EXCHANGE)
             await stream.send(ring.codec.encode(ring.vectors[1][:256]))
@@ -341,8 +344,8 @@ def test_run_with_an_owner_that_blames_another_names_the_one_who_says_so() -> No
         async def silent(_peer: str, _stream: Stream) -> None:
             await asyncio.Event().wait()
 
-        await ring.networks[1].serve_stream("reduce", frame)
-        await ring.networks[2].serve_stream("reduce", silent)
+        await ring.networks[1].serve_stream(METHODS.reduce, frame)
+        await ring.networks[2].serve_stream(METHODS.reduce, silent)
         honest = ring.member(0)
         await ring.serve(ring.networks[0], honest)
         running = asyncio.create_task(honest.run())
@@ -376,12 +379,12 @@ def test_attend_for_a_second_stream_of_one_member_is_refused() -> None:
         async def silent(_peer: str, _stream: Stream) -> None:
             await asyncio.Event().wait()
 
-        await ring.networks[1].serve_stream("reduce", silent)
+        await ring.networks[1].serve_stream(METHODS.reduce, silent)
         owner = ring.networks[0].peer_id
-        async with ring.networks[1].stream(owner, "reduce", timeout_s=5.0) as first:
+        async with ring.networks[1].stream(owner, METHODS.reduce, timeout_s=5.0) as first:
             await first.send(ring.signed.data)
             await first.send(EXCHANGE)
-            async with ring.networks[1].stream(owner, "reduce", timeout_s=5.0) as second:
+            async with ring.networks[1].stream(owner, METHODS.reduce, timeout_s=5.0) as second:
                 await second.send(ring.signed.data)
                 await second.send(EXCHANGE)
                 with pytest.raises(PeerViolation, match="second stream"):
@@ -397,7 +400,7 @@ def test_run_with_a_silent_member_names_it_at_its_owners_within_half_the_deadlin
         async def silent(_peer: str, _stream: Stream) -> None:
             await asyncio.Event().wait()
 
-        await ring.networks[2].serve_stream("reduce", silent)
+        await ring.networks[2].serve_stream(METHODS.reduce, silent)
         honest = [ring.member(index) for index in (0, 1)]
         for network, each in zip(ring.networks, honest, strict=False):
             await ring.serve(network, each)
@@ -545,7 +548,7 @@ def test_attend_for_what_the_sender_has_no_business_with_is_refused(kind: Openin
         honest = ring.member(0)
         await ring.serve(ring.networks[0], honest)
         running = asyncio.create_task(honest.run())
-        async with ring.networks[1].stream(ring.networks[0].peer_id, "reduce", timeout_s=5.0) as stream:
+        async with ring.networks[1].stream(ring.networks[0].peer_id, METHODS.reduce, timeout_s=5.0) as stream:
             await stream.send(ring.signed.data)
             await stream.send(ReduceOpening(kind=kind, part=part).to_bytes())
             with pytest.raises(PeerViolation, match="wrong one"):

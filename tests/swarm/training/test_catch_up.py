@@ -103,7 +103,7 @@ def test_catch_up_with_peers_that_drip_links_gives_up_in_time() -> None:
             await stream.send(bytes([number]))
 
     async def check(data: bytes) -> SimpleNamespace:
-        return SimpleNamespace(outcome=SimpleNamespace(state_digest=data))
+        return SimpleNamespace(is_order=False, outcome=SimpleNamespace(state_digest=data))
 
     async def main() -> None:
         internet = MemoryInternet()

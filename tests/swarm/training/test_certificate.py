@@ -8,6 +8,8 @@ from dataclasses import replace
 import pytest
 from swarm.training.certificate import Notary
 from swarm.training.round_events import Signed
+from swarm.training.run_config import RunConfig
+from swarm.training.signed_run import SignedRun
 from swarm_protocol.errors import IntegrityError, PeerViolation
 from swarm_protocol.identity import Identity
 from swarm_protocol.training_messages import Certificate, Contribution, Group, Outcome, Vote
@@ -73,6 +75,23 @@ def test_check_certificate_counts_neither_strangers_nor_votes_for_another_group(
     own = Certificate.from_bytes(certify(signed, NOTARIES[:2])).votes
     with pytest.raises(PeerViolation, match="2 of 4"):
         STRANGER.check_certificate(Certificate(group=signed.data, votes=(*own, foreign)).to_bytes(), NOW)
+
+
+def test_check_certificate_of_a_group_with_a_peer_that_is_not_admitted_is_refused() -> None:
+    """Keys cost nothing: two fresh ones could else certify any state."""
+    data = certify(NOTARIES[0].sign_group(make_group(), NOW), NOTARIES)
+    peers = tuple(each.identity.peer_id for each in NOTARIES)
+    assert replace(STRANGER, admission=peers).check_certificate(data, NOW).voters == peers
+    with pytest.raises(PeerViolation, match="does not admit"):
+        replace(STRANGER, admission=peers[1:]).check_certificate(data, NOW)
+
+
+def test_notary_of_a_run_checks_by_all_its_terms() -> None:
+    config = RunConfig(name="run", outer_steps=9, min_group=3, admission=tuple(each.peer_id for each in IDENTITIES))
+    run = SignedRun(config=config, peer_id=IDENTITIES[0].peer_id, issued_at=1, signature=bytes(64))
+    notary = Notary.of_run(run, IDENTITIES[1], "test")
+    assert (notary.run, notary.succession, notary.last_step) == (run.run_id, config.succession, 9)
+    assert notary.admission == config.admission
 
 
 def test_check_certificate_with_a_forged_vote_is_an_integrity_error() -> None:

@@ -68,10 +68,25 @@ def test_load_newest_without_a_checkpoint_is_none(tmp_path: Path) -> None:
 
 
 def test_save_keeps_the_newest_ones(tmp_path: Path) -> None:
-    for step in (1, 2, 10, 9):
+    for step in (1, 2, 9, 10):
         save_checkpoint(tmp_path, _checkpoint(step), keep=2)
     assert _names(tmp_path) == ["step-0000000000009", "step-0000000000010"]
     assert _newest_step(tmp_path) == 10
+
+
+def test_save_of_an_earlier_state_deletes_the_later_ones(tmp_path: Path) -> None:
+    """The run went on from there by its author's order: a restart must not find the history that has ended."""
+    for step in (8, 9, 7):
+        save_checkpoint(tmp_path, _checkpoint(step), keep=2)
+    assert _names(tmp_path) == ["step-0000000000007"]
+
+
+def test_save_of_the_same_state_with_another_certificate_replaces_it(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, replace(_checkpoint(3), certificate=b"votes"))
+    save_checkpoint(tmp_path, replace(_checkpoint(3), certificate=b"order"))
+    found = load_newest(tmp_path)
+    assert found is not None
+    assert found.certificate == b"order"
 
 
 def test_save_keeping_none_is_refused(tmp_path: Path) -> None:

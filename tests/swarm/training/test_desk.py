@@ -10,12 +10,13 @@ import pytest
 from round_scripts import LEADER, STEP, ready
 from swarm.testing import virtual_time
 from swarm.training.desk import Desk
+from swarm.training.seat import POLL_S
 from swarm_protocol.errors import PeerRefused
 from swarm_protocol.training_messages import ReadyReply
 
 
 def make_desk(outer_step: int) -> Desk:
-    replica = SimpleNamespace(outer_step=outer_step, proof=None)
+    replica = SimpleNamespace(outer_step=outer_step, proof=None, order=None)
     return Desk(cast(Any, SimpleNamespace(replica=replica)))
 
 
@@ -23,7 +24,7 @@ def test_report_that_waits_for_a_step_is_refused_at_once_when_the_desk_closes() 
     async def main() -> None:
         desk = make_desk(STEP - 1)
         waiting = asyncio.create_task(desk._answer(LEADER, ready()))
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(POLL_S / 2)
         assert not waiting.done()
         desk.close()
         async with asyncio.timeout(0.1):
@@ -38,6 +39,7 @@ def test_report_that_waits_for_a_step_is_refused_at_once_when_the_desk_closes() 
 def test_report_that_a_driver_answers_with_pending_as_it_ends_is_refused_if_the_desk_has_closed() -> None:
     class Ending:
         terms = SimpleNamespace(step=STEP)
+        abstains = False
 
         async def report(self, *_: object) -> ReadyReply:
             await asyncio.sleep(1.0)

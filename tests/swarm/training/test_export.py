@@ -104,9 +104,21 @@ def test_export_of_a_run_with_its_own_tokenizer_has_that_one(tmp_path: Path, tin
     assert loaded.generation_config.eos_token_id == 3
 
 
+def test_export_with_a_tokenizer_that_is_a_file_and_has_no_end_of_text(tmp_path: Path, tiny_run: RunConfig) -> None:
+    words = Tokenizer(models.WordLevel({"a": 0, "one": 1, "two": 2}, unk_token="a"))
+    words.save(str(tmp_path / "words.json"))
+    run = replace(tiny_run, data=replace(tiny_run.data, tokenizer="local"))
+    export_hf(initial_theta(run), run, tmp_path / "model", tokenizer=tmp_path / "words.json")
+    assert AutoTokenizer.from_pretrained(tmp_path / "model")("two").input_ids == [2]
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    assert loaded.config.eos_token_id is None
+    ids = loaded.generate(torch.tensor([[1]]), max_new_tokens=5, do_sample=False)
+    assert ids.shape == (1, 6), "nothing ends it, not even the family's usual token"
+
+
 def test_export_without_the_runs_tokenizer_is_refused(tmp_path: Path, tiny_run: RunConfig) -> None:
     run = replace(tiny_run, data=replace(tiny_run.data, tokenizer="local"))
-    with pytest.raises(ConfigError, match="--tokenizer DIR"):
+    with pytest.raises(ConfigError, match="--tokenizer PATH"):
         export_hf(initial_theta(run), run, tmp_path / "model")
     assert list(tmp_path.iterdir()) == []
 

@@ -17,12 +17,14 @@ from swarm.training.certificate import Notary, Proof
 from swarm.training.history import History
 from swarm.training.methods import Methods
 from swarm.training.seat import HISTORY_TIMEOUT_S, Seat, follows
+from swarm.training.vote import Succession
 from swarm_protocol.identity import Identity
 from swarm_protocol.training_messages import Certificate, Contribution, Group, Outcome, Vote
 
 NOW = 1_750_000_000.0
+RULE = Succession(min_group=2)
 NOTARIES = sorted(
-    (Notary(identity=Identity(bytes([n]) * 32), network_id="test", run="run", min_group=2) for n in range(8)),
+    (Notary(identity=Identity(bytes([n]) * 32), network_id="test", run="run", succession=RULE) for n in range(8)),
     key=lambda each: each.identity.peer_id,
 )
 PEERS = [each.identity.peer_id for each in NOTARIES]
@@ -63,9 +65,9 @@ class Laggard:
     async def _follows(self, proof: Proof) -> bool:
         internet = MemoryInternet()
         mine, other = internet.network(), internet.network()
-        self.history = History(2)
+        self.history = History(RULE)
         replica = SimpleNamespace(
-            anchors=(tuple(PEERS[:3]),), rank=link(1, (0, 1, 2)).rank, outer_step=1, history=self.history
+            anchors=(tuple(PEERS[:3]),), rank=link(1, (0, 1, 2)).rank, outer_step=1, order=None, history=self.history
         )
         seat = cast(Any, SimpleNamespace(network=mine, notary=NOTARIES[0], replica=replica, run="run"))
         seat.methods, seat.check = Methods("run"), lambda data: Seat.check(seat, data)
@@ -121,7 +123,7 @@ def test_history_that_trickles_or_has_no_end_is_given_up(monkeypatch: pytest.Mon
 def test_history_beyond_its_bound_drops_what_its_neighbours_make_up_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_LINKS", 3)
     steady = [link(step, (0, 1, 2)) for step in range(1, 5)]
-    history = History(2, steady)
+    history = History(RULE, steady)
     assert [each.outer_step for each in history.since(0)] == [1, 3, 4]
     # all others are needed to get from the first members to the last
     history.add([link(5, (0, 1, 2, 3, 4), (0, 1, 2, 3)), link(6, (3, 4, 5), (3, 4, 5))])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -12,10 +13,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from filelock import FileLock
 from swarm.training.data import Corpus, LocalData, Progress, load_corpus, loading, python_source, tokenizing
 from swarm.training.data.passages import Passage
 from swarm.training.data.token_file import TokenFile, TokenWriter
-from swarm.training.data.tokenizer import ByteTokenizer, check_vocabulary
+from swarm.training.data.tokenizer import ByteTokenizer, _end_in_config, check_vocabulary
 from swarm.training.data.tokenizing import write_tokens
 from swarm.training.data.worker import Job
 from swarm.training.run_config import DataConfig
@@ -240,12 +242,73 @@ def test_load_tokenizer_that_training_cannot_use_is_refused(
     jobs: list[Job], stories: Path, tokenizer_dir: Path
 ) -> None:
     config = replace(FILES, tokenizer="local")
-    byte_tokenizer().save_pretrained(tokenizer_dir)
-    with pytest.raises(ConfigError, match="no end-of-text token"):
-        load(stories, config, tokenizer=tokenizer_dir)
     (tokenizer_dir / "tokenizer.json").write_text("{}")
     with pytest.raises(ConfigError, match="holds no tokenizer that can be read"):
         load(stories, config, tokenizer=tokenizer_dir)
+
+
+def test_load_tokenizer_without_special_tokens_is_taken(jobs: list[Job], stories: Path, tmp_path: Path) -> None:
+    """Such a directory is what Swarm itself exports for bytes, with the end of text in the model's config."""
+    place, config = tmp_path / "plain", replace(FILES, tokenizer="local")
+    byte_tokenizer().save_pretrained(place)
+    load(stories, config, tokenizer=place)
+    train, validation = both(stories)
+    assert len(train) + len(validation) == sum(path.stat().st_size for path in stories.iterdir())
+    jobs[-1].path.unlink()
+    (place / "config.json").write_text('{"eos_token_id": [7, 8]}')
+    load(stories, config, tokenizer=place)
+    train, validation = both(stories)
+    assert train.count(7) + validation.count(7) == 100
+    assert train[-1] == validation[-1] == 7
+
+
+@pytest.mark.parametrize("named", ["[]", '{"eos_token_id": 256}', '{"eos_token_id": "</s>"}', "{", "[" * 100_000])
+def test_tokenizer_end_of_text_that_its_config_cannot_mean_is_left_out(tmp_path: Path, named: str) -> None:
+    byte_tokenizer().save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(named)
+    assert _end_in_config(tmp_path, 256) is None
+
+
+def test_load_tokenizer_may_be_its_file(jobs: list[Job], stories: Path, tokenizer_dir: Path, tmp_path: Path) -> None:
+    """With what lies beside it, or alone and under another name."""
+    config = replace(FILES, tokenizer="local")
+    whole = load(stories, config, tokenizer=tokenizer_dir)
+    assert load(stories, config, tokenizer=tokenizer_dir / "tokenizer.json").digest == whole.digest
+    assert len(jobs) == 1
+    shutil.copyfile(tokenizer_dir / "tokenizer.json", tmp_path / "words.json")
+    alone = load(stories, config, tokenizer=tmp_path / "words.json")
+    assert alone.vocab_size == 257
+    assert alone.digest != whole.digest, "nothing parts its documents"
+
+
+def test_load_without_a_cache_of_its_own_shares_this_user_s(
+    jobs: list[Job], stories: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
+    for _ in range(2):
+        load(stories, cache=None)
+    assert [job.path.parent for job in jobs] == [tmp_path / "user" / "swarm" / "tokens"]
+    assert jobs[0].path.parent.stat().st_mode & 0o077 == 0, "tokens are the text"
+
+
+def test_write_tokens_while_another_process_does_waits_says_so_and_takes_them(tmp_path: Path) -> None:
+    path, reports, waits = tmp_path / "a.tokens", list[Progress](), threading.Event()
+
+    def report(progress: Progress) -> None:
+        reports.append(progress)
+        waits.set()
+
+    other = threading.Thread(target=write_tokens, args=(_Endless(), ByteTokenizer(), path, report))
+    with FileLock(path.with_suffix(".lock")):
+        other.start()
+        assert waits.wait(30)
+        writer = TokenWriter(path, 256)
+        writer.add(np.arange(9), held_out=False)
+        writer.finish()
+        writer.close()
+    other.join()
+    assert [each.waiting for each in reports] == [True]
+    assert TokenFile(path).header.num_train == 9
 
 
 def test_load_too_little_text_is_refused(jobs: list[Job], tmp_path: Path) -> None:

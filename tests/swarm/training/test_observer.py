@@ -13,6 +13,7 @@ from swarm.testing import virtual_time
 from swarm.training.events import OuterStep
 from swarm.training.methods import Methods
 from swarm.training.observer import CommittedStep, Observer
+from swarm.training.vote import Succession
 from swarm_protocol.errors import PeerViolation, SwarmError
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import TrainerRecord
@@ -114,7 +115,7 @@ def test_observer_refuses_a_certificate_that_the_run_does_not_allow() -> None:
             async with observing(swarm) as observer:
                 members = await found(observer)
                 # as if the members, all of them, had signed what their run forbids
-                observer._notary = replace(observer._notary, min_group=2)
+                observer._notary = replace(observer._notary, succession=Succession(min_group=2))
                 with pytest.raises(PeerViolation, match="does not allow"):
                     await observer.look(members)
                 assert observer.outer_step == 0

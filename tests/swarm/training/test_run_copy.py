@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import wraps
 from pathlib import Path
@@ -11,17 +12,19 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from swarm.network.membership import Membership
 from swarm.network.memory import MemoryInternet
 from swarm.testing import virtual_time
 from swarm.training import run_copy
 from swarm.training.methods import Methods
 from swarm.training.module_run import MODULE_TYPE
 from swarm.training.run_config import RunConfig
-from swarm.training.run_copy import fetch_run, serve_run
+from swarm.training.run_copy import MAX_ASKED_AT_ONCE, fetch_run, find_run, serve_run
 from swarm.training.run_file import load_run, new_run_file, sign_file, sign_run
 from swarm.training.signed_run import MAX_RUN_FILE_BYTES, SignedRun, read_run
 from swarm_protocol.errors import ConfigError, IntegrityError, PeerError, PeerRefused, PeerTimeout, PeerViolation
 from swarm_protocol.identity import Identity
+from swarm_protocol.records import TrainerRecord
 from training_swarm import Swarm
 
 AUTHOR = Identity(bytes(32))
@@ -59,6 +62,35 @@ async def test_fetch_run_from_a_member_is_the_signed_run() -> None:
     fetched = await fetch_run(visitor, member.peer_id, RUN.run_id)
     assert fetched == RUN
     assert fetched.text == RUN.text
+    await internet.close()
+
+
+@in_virtual_time
+async def test_find_run_asks_members_until_one_gives_the_file_that_the_id_names() -> None:
+    internet = MemoryInternet()
+    visitor, honest = internet.network(), internet.network()
+    async with AsyncExitStack() as stack:
+        members = [
+            await stack.enter_async_context(Membership(internet.network())) for _ in range(2 * MAX_ASKED_AT_ONCE)
+        ]
+        for liar in members:
+            liar.announce(TrainerRecord(run=RUN.run_id, outer_step=9, digest=bytes(32), state="training"))
+        last = await stack.enter_async_context(Membership(honest))
+        last.announce(TrainerRecord(run=RUN.run_id, outer_step=0, state="joining"))
+        await serve_run(honest, RUN)
+        looking = await stack.enter_async_context(Membership(visitor))
+        assert await find_run(visitor, looking, RUN.run_id, timeout_s=60.0) == RUN
+    await internet.close()
+
+
+@in_virtual_time
+async def test_find_run_that_nobody_trains_ends_with_what_to_check() -> None:
+    internet = MemoryInternet()
+    visitor = internet.network()
+    async with Membership(visitor) as membership:
+        with pytest.raises(PeerTimeout, match="nobody trains it on this network") as caught:
+            await find_run(visitor, membership, RUN.run_id)
+    assert "--peers" in caught.value.remedy
     await internet.close()
 
 

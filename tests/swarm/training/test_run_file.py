@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from swarm.training.run_config import ImpossibleRun, InnerConfig, RunConfig
+from swarm.training.run_config import LATER_SETTINGS, InnerConfig, RunConfig
 from swarm.training.run_file import (
     inspect_run,
     load_run,
@@ -22,8 +22,15 @@ from swarm.training.run_file import (
     sign_run,
     write_run,
 )
-from swarm.training.run_text import to_toml
-from swarm.training.signed_run import MAX_RUN_FILE_BYTES
+from swarm.training.run_text import ABOUT, to_toml
+from swarm.training.setting_checks import ImpossibleRun
+from swarm.training.signed_run import (
+    MAX_RUN_FILE_BYTES,
+    SignedRun,
+    read_run,
+    sign_mapping,
+    without_signature,
+)
 from swarm_protocol.errors import ConfigError, IntegrityError
 from swarm_protocol.identity import Identity
 
@@ -93,6 +100,90 @@ def test_run_id_differs_by_content_signer_and_time(tiny_run: RunConfig) -> None:
     ]
     assert len({run.run_id for run in runs}) == len(runs)
     assert all(re.fullmatch(r"tiny-[0-9a-f]{12}", run.run_id) for run in runs)
+
+
+SIGNED_BY_THE_FIRST_VERSION = """\
+name = "old"
+seed = 0
+outer_steps = 40
+interval_steps = 20
+interval_s = 5
+fragments = 1
+overlap_steps = 0
+mixing = 0.0
+codec = "int8"
+error_feedback = false
+aggregator = "mean"
+admission = []
+min_group = 2
+max_group = 16
+quorum_grace_s = 2.0
+
+[model]
+model_type = "gpt2"
+vocab_size = 256
+n_embd = 8
+n_layer = 1
+n_head = 1
+n_positions = 128
+
+[data]
+source = "python-stdlib"
+hub_id = ""
+hub_config = ""
+split = "train"
+text_key = "text"
+tokenizer = "bytes"
+digest = ""
+window_tokens = 128
+
+[inner]
+optimizer = "adamw"
+batch_windows = 4
+learning_rate = 0.003
+warmup_steps = 20
+schedule = "constant"
+final_ratio = 0.1
+weight_decay = 0.1
+beta1 = 0.9
+beta2 = 0.95
+muon_momentum = 0.95
+clip_norm = 1.0
+
+[outer]
+optimizer = "nesterov"
+learning_rate = 0.7
+momentum = 0.6
+
+[aggregation]
+
+[signature]
+peer_id = "12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
+issued_at = 1700000000
+signature = "SKGTgFvpwWBJYL4ISn9aQMzLSlAwhHmlrWQ0jfBfmC6o+D/72DguOUl2qilxKMyOuS6NcdGu7wkZ79RiTr9SBQ=="
+"""
+
+
+def test_a_run_that_an_earlier_version_signed_keeps_its_signature_and_its_id(tmp_path: Path) -> None:
+    path = tmp_path / "old.toml"
+    path.write_text(SIGNED_BY_THE_FIRST_VERSION)
+    assert load_run(path).run_id == "old-95bb68dbc73e"
+
+
+def test_later_settings_mean_for_old_files_what_their_absence_meant() -> None:
+    """Whatever today's defaults are. The mean was what a run without an aggregator had."""
+    assert LATER_SETTINGS.keys() <= ABOUT.keys()
+    config = load_signed(SIGNED_BY_THE_FIRST_VERSION.replace("old", "run").encode()).config.to_mapping()
+    for setting, implied in LATER_SETTINGS.items():
+        table, _, key = setting.rpartition(".")
+        assert (config[table] if table else config)[key] == implied
+    assert load_signed(b'name = "run"\n').config.aggregator == "mean"
+
+
+def load_signed(text: bytes) -> SignedRun:
+    """A run that holds exactly these settings, signed by somebody."""
+    mapping = without_signature(tomllib.loads(text.decode()))
+    return read_run(sign_mapping(RunConfig(name="run"), mapping, AUTHOR, 1_700_000_000).text.encode(), "here")
 
 
 def test_load_run_other_spacing_order_and_comments_are_free(run_path: Path, tiny_run: RunConfig) -> None:

@@ -15,7 +15,7 @@ SIGNATURE = {"peer_id": "me", "issued_at": 7, "signature": "abc="}
 
 
 def settings() -> set[str]:
-    mapping = CONFIG.to_mapping()
+    mapping = CONFIG.to_mapping() | {"aggregation": {}}  # each aggregator has its own
     inner = {f"{key}.{name}" for key, table in mapping.items() if isinstance(table, Mapping) for name in table}
     return set(mapping) | inner
 
@@ -34,6 +34,12 @@ def test_template_is_the_run_with_a_comment_above_each_setting() -> None:
     assert (len(bare), unexplained) == (len(settings()) - 5, [])
     assert max(map(len, lines)) <= 110
     assert "Default: 40." in text
+
+
+def test_template_has_only_those_parameters_of_the_aggregator_that_are_not_usual() -> None:
+    config = RunConfig(name="story", aggregator="trimmed_mean", aggregation={"trim": 0.3})
+    assert tomllib.loads(template(config, "story.toml"))["aggregation"] == {"trim": 0.3}
+    assert tomllib.loads(template(CONFIG, "story.toml"))["aggregation"] == {}
 
 
 def test_with_signature_keeps_comments_and_replaces_an_earlier_signature() -> None:

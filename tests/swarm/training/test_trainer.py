@@ -32,8 +32,9 @@ from swarm.training.model import build_model, initial_theta
 from swarm.training.run_config import RunConfig
 from swarm.training.trainer import Trainer, TrainerOptions
 from swarm_compression import warm_up
-from swarm_protocol.errors import ConfigError, IntegrityError
+from swarm_protocol.errors import ConfigError, IntegrityError, RoundError
 from swarm_protocol.identity import Identity
+from torch import Tensor
 from training_swarm import NUM_VALUES, Swarm, SyntheticInner, assert_equal_steps, config, signed
 
 
@@ -55,6 +56,49 @@ def test_run_among_members_commits_equal_states_and_lowers_the_loss(num_members:
                     assert last.loss < first.loss / 2
                 losses = [{event.loss for event in member.of(OuterStep)} for member in members]
                 assert all(each == losses[0] for each in losses)
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("streaming", [{}, {"fragments": 2, "overlap_steps": 2}], ids=["diloco", "streaming"])
+def test_run_measures_held_out_loss_every_so_many_steps_and_members_tell_it(streaming: dict[str, object]) -> None:
+    told: list[dict[int, float]] = []
+
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=7, validation_interval=3, **streaming)) as swarm:
+            for name in ("a", "b"):
+                await swarm.join(name)
+            visitor = swarm.internet.network()
+            async with Membership(visitor) as membership:
+                members = await swarm.finish()
+                await asyncio.sleep(2)
+                records = await membership.trainers(swarm.run.run_id)
+            await visitor.close()
+            told.extend({event.step: event.loss for event in member.of(Validated)} for member in members)
+            newest = {
+                (each.validation.outer_step, each.validation.loss) for each in records.values() if each.validation
+            }
+            assert newest == {(7, told[0][7])}
+
+    virtual_time.run(main())
+    assert sorted(told[0]) == [0, 3, 6, 7]
+    assert told[0] == told[1], "one state and the same held-out data"
+    assert [told[0][step] for step in (0, 3, 6, 7)] == sorted(told[0].values(), reverse=True)
+
+
+def test_run_goes_on_where_held_out_loss_cannot_be_measured() -> None:
+    class Failing(SyntheticInner):
+        def validate(self, theta_N: Tensor, num_batches: int) -> float:
+            if theta_N.any():
+                raise RoundError("no memory left")
+            return 1.0
+
+    async def main() -> None:
+        async with Swarm(config(outer_steps=3, validation_interval=1)) as swarm:
+            member = await swarm.join("a", inner=Failing())
+            with pytest.raises(RoundError):  # of the last step it is asked for by the run itself
+                await swarm.finish()
+            assert [event.step for event in member.of(OuterStep)] == [1, 2, 3]
 
     virtual_time.run(main())
 
@@ -172,16 +216,16 @@ def test_run_with_intervals_bounded_in_time_contributes_what_fits() -> None:
         identity = Identity(b"t" * 32)
         events: list[TrainingEvent] = []
         network = internet.network(identity)
-        options = TrainerOptions(
-            max_interval_s=0.2, materials=Materials(inner=SyntheticInner(step_s=0.01), theta_N=torch.zeros(NUM_VALUES))
-        )
+        inner = SyntheticInner(virtual_step_s=0.01)
+        materials = Materials(inner=inner, theta_N=torch.zeros(NUM_VALUES))
+        options = TrainerOptions(max_interval_s=0.2, clock=inner.clock, materials=materials)
         async with Membership(network) as membership:
             trainer = Trainer(network, membership, identity, run, on_event=events.append, options=options)
             async with trainer:
                 await trainer.run()
         await network.close()
         done = next(event for event in events if isinstance(event, IntervalDone))
-        assert 5 < done.num_steps < 30
+        assert done.num_steps in {20, 21}
 
     virtual_time.run(main())
 

@@ -17,7 +17,7 @@ from swarm.training.seat import overtaken
 from swarm_protocol.errors import IntegrityError, PeerViolation, RoundError
 from swarm_protocol.identity import Identity
 from swarm_protocol.training_messages import Certificate, Contribution, Group, Outcome, Ready, Vote
-from training_swarm import Member, Swarm, assert_equal_steps, config
+from training_swarm import Member, Swarm, assert_equal_steps, certified, config
 
 NUM_STEPS = 3
 
@@ -134,26 +134,6 @@ def test_certificate_of_strangers_who_are_enough_for_a_group_overtakes_nobody() 
             await network.close()
 
     virtual_time.run(main(), compute_s=_slow)
-
-
-def certified(notaries: list[Notary], step: int, now: float) -> bytes:
-    peers = sorted(each.identity.peer_id for each in notaries)
-    group = Group(
-        run=notaries[0].run,
-        step=step,
-        attempt=0,
-        state_digest=bytes([step]) * 32,
-        members=tuple(Contribution(peer_id=peer, num_tokens=1, num_samples=1) for peer in peers),
-        part_values=(1,) * len(peers),
-        reduce_s=1.0,
-        vote_s=1.0,
-    )
-    signed = notaries[0].sign_group(group, now)
-    outcome = Outcome(
-        origin_digest=signed.digest, part_digests=(bytes(32),) * len(peers), state_digest=bytes([step + 1]) * 32
-    )
-    vote = Vote(run=group.run, step=step, attempt=0, group_digest=signed.digest, outcome=outcome)
-    return Certificate(group=signed.data, votes=tuple(each.sign_vote(vote, now) for each in notaries)).to_bytes()
 
 
 async def exchange(network: MemoryNetwork, peer: str, method: str, message: bytes) -> None:

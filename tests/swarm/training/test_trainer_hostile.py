@@ -93,10 +93,10 @@ def test_sender_of_bad_slices_and_results_is_named_and_left_out(spoil: Callable[
     virtual_time.run(main())
 
 
-def test_member_that_refuses_its_part_in_every_reduction_costs_one_attempt_a_step_at_most() -> None:
+def test_member_that_refuses_its_part_in_every_reduction_costs_three_attempts_a_step_at_most() -> None:
     """It breaks no rule, reports ready each time, and answers each slice with an error of the harmless kind: its part
-    is its backup's then, unless the backup asks for its slices before they are there. Then the next attempt goes
-    without it."""
+    is its backup's then, unless the backup asks for its slices before they are there. That is one member's word against
+    another's, so that either may be left out of the next attempts, or none."""
 
     class Spoiler(Trainer):
         async def _take_seat(self) -> Seat:
@@ -119,7 +119,7 @@ def test_member_that_refuses_its_part_in_every_reduction_costs_one_attempt_a_ste
         assert_equal_steps(members, NUM_STEPS)
         for member in members:
             aborted = [event.step for event in member.of(RoundAborted)]
-            assert len(aborted) == len(set(aborted))
+            assert all(aborted.count(step) <= 3 for step in aborted)
 
     virtual_time.run(main())
 

@@ -71,7 +71,7 @@ def test_streaming_run_commits_equal_states_and_lowers_the_loss(num_members: int
                     assert [event.step for event in member.of(OuterStep)] == list(range(1, 13))
                     assert not member.of(RoundAborted)
                     assert not member.of(StateFetched)
-                    first, last = member.of(Validated)
+                    first, *_, last = member.of(Validated)
                     assert last.loss < first.loss / 2
                 used = sorted(sample for member in members for batch in member.inner.trained for sample in batch)
                 assert len(set(used)) == len(used) == num_members * 12 * 10 == committed_samples(members)
@@ -261,7 +261,7 @@ def test_streaming_run_with_the_real_inner_loop_lowers_the_validation_loss(
                 )
             members = await swarm.finish()
             assert_equal_steps(members, 6)
-            first, last = members[0].of(Validated)
+            first, *_, last = members[0].of(Validated)
             assert last.loss < first.loss
 
     virtual_time.run(main())

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 import pytest
-from swarm.training.vote import continues, disagreement, num_electors, quorum, tally
+from swarm.training.vote import Succession, disagreement, quorum, tally
 from swarm_protocol.training_messages import Outcome, Vote
 
 MEMBERS = ("a", "b", "c", "d")
@@ -70,11 +72,36 @@ def test_disagreement_of_as_many_over_the_state_alone_convicts_nobody() -> None:
     ("num_members", "min_group", "needed"),
     [(0, 2, 0), (1, 2, 1), (2, 2, 2), (3, 2, 2), (4, 2, 3), (16, 2, 11), (0, 1, 0), (16, 1, 1)],
 )
-def test_num_electors_is_two_thirds_of_the_state_before_unless_one_may_go_on_alone(
+def test_succession_takes_two_thirds_of_the_state_before_unless_one_may_go_on_alone(
     num_members: int, min_group: int, needed: int
 ) -> None:
-    roster = [f"m{index}" for index in range(num_members)]
-    assert num_electors(roster, min_group) == needed
-    assert continues(roster, roster[:needed], min_group)
+    roster, rule = [f"m{index:02}" for index in range(num_members)], Succession(min_group=min_group)
+    assert rule.num_usual(roster) == needed
+    assert rule.is_usual(roster, roster[:needed])
+    assert rule.is_enough(roster, roster[:needed])
     if needed:
-        assert not continues(roster, [*roster[: needed - 1], "stranger", "another"], min_group)
+        assert not rule.is_usual(roster, [*roster[: needed - 1], "stranger", "another"])
+        assert not rule.is_enough(roster, [*roster[: needed - 1], "stranger", "another"])
+
+
+MAJORITY = Succession(min_group=2, majority_after_s=1.0)
+
+
+@pytest.mark.parametrize(
+    ("voters", "is_enough"), [("abc", True), ("bcd", True), ("ab", True), ("ad", True), ("bc", False), ("cd", False)]
+)
+def test_succession_with_a_majority_takes_more_than_half_or_half_with_the_first_member(
+    voters: str, is_enough: bool
+) -> None:
+    assert MAJORITY.is_enough("abcd", voters) == is_enough
+    assert MAJORITY.is_usual("abcd", voters) == (len(voters) == 3)
+
+
+@pytest.mark.parametrize("rule", [MAJORITY, Succession(min_group=2)], ids=["majority", "two thirds"])
+@pytest.mark.parametrize("num_members", range(1, 9))
+def test_any_two_sets_of_members_that_are_enough_share_one(num_members: int, rule: Succession) -> None:
+    roster = "abcdefgh"[:num_members]
+    subsets = [set(each) for size in range(num_members + 1) for each in combinations(roster, size)]
+    enough = [each for each in subsets if rule.is_enough(roster, each)]
+    assert enough
+    assert all(one & other for one in enough for other in enough)

@@ -31,7 +31,7 @@ class Step:
     """A committed outer step of a run. `tokens` is by peer id, where known; all of `group` count as having had a round.
 
     The same step may be recorded again, once more is known of it: contributions are counted once, `phases_s`,
-    `seconds` and `bytes_per_parameter` are replaced where they are now known.
+    `seconds`, `bytes_per_parameter` and `validation_loss` are replaced where they are now known.
     """
 
     run: str
@@ -45,6 +45,7 @@ class Step:
     seconds: float | None = None
     phases_s: Mapping[str, float] = field(default_factory=dict)
     bytes_per_parameter: float | None = None
+    validation_loss: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ import math
 
 from sqlalchemy import ColumnElement, Connection, func, select
 
+from swarm_node.dashboard.evenly import evenly
 from swarm_node.dashboard.history.bounds import HOUR_S, Bounds
 from swarm_node.dashboard.history.facts import Contribution, Turnover
 from swarm_node.dashboard.history.tables import (
@@ -73,10 +74,13 @@ def read_series(connection: Connection, name: str, hours: float, now: float, bou
 
 
 def read_steps(connection: Connection, run: str, limit: int) -> tuple[StepView, ...]:
-    """Evenly chosen by number among those that are kept, oldest first; the first and the last always."""
+    """Evenly chosen by number among those that are kept, oldest first; the first and the last always, and of the
+    others rather those that were validated."""
     of_run = select(steps).join_from(steps, runs).where(runs.c.run == bounded(run))
-    kept = connection.scalars(of_run.with_only_columns(steps.c.outer_step).order_by(steps.c.outer_step)).all()
-    chosen = [kept[at] for at in spread(len(kept), min(limit, MAX_STEPS))]
+    columns = steps.c.outer_step, steps.c.validation_loss
+    kept = connection.execute(of_run.with_only_columns(*columns).order_by(steps.c.outer_step)).all()
+    is_validated = [row.validation_loss is not None for row in kept]
+    chosen = [kept[at].outer_step for at in evenly(is_validated, min(limit, MAX_STEPS))]
     rows = connection.execute(of_run.where(steps.c.outer_step.in_(chosen)).order_by(steps.c.outer_step)).all()
     return tuple(
         StepView(
@@ -89,16 +93,10 @@ def read_steps(connection: Connection, run: str, limit: int) -> tuple[StepView, 
             seconds=row.seconds,
             phases_s=json.loads(row.phases),
             bytes_per_parameter=row.bytes_per_parameter,
+            validation_loss=row.validation_loss,
         )
         for row in rows
     )
-
-
-def spread(count: int, limit: int) -> list[int]:
-    """At most `limit` places of `count`, evenly spaced, with both ends."""
-    if count <= limit or limit < 2:
-        return list(range(max(0, count - limit), count))
-    return [round(at * (count - 1) / (limit - 1)) for at in range(limit)]
 
 
 def read_contributions(connection: Connection, run: str) -> tuple[Contribution, ...]:

@@ -147,7 +147,7 @@ class Recorder:
         row = _step_row(step) | {"run_id": run, "members": json.dumps([numbers[peer] for peer in group])}
         key = (steps.c.run_id == run, steps.c.outer_step == row["outer_step"])
         if connection.scalar(select(steps.c.run_id).where(*key)) is not None:
-            late = ("phases", "seconds", "bytes_per_parameter")
+            late = ("phases", "seconds", "bytes_per_parameter", "validation_loss")
             known = {name: row[name] for name in late if row[name] not in (None, "{}")}
             if known:
                 connection.execute(update(steps).where(*key).values(known))
@@ -168,6 +168,7 @@ def _step_row(step: Step) -> dict[str, object]:
         "seconds": finite(step.seconds),
         "phases": phases_text(step.phases_s),
         "bytes_per_parameter": finite(step.bytes_per_parameter),
+        "validation_loss": finite(step.validation_loss),
     }
 
 

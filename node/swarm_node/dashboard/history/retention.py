@@ -85,14 +85,22 @@ class Retention:
                 connection.execute(delete(runs).where(runs.c.id == run, runs.c.newest_at < oldest))
 
     def _thin(self, run: int) -> Iterator[None]:
-        """Every second of the older steps goes, whenever they are as many as those kept in full; the first stays."""
+        """Of each two neighbours among the older steps one goes, rather one that was not validated, whenever they are
+        as many as those kept in full; the first stays."""
         full = max(1, self._bounds.steps_in_full >> self.squeeze)
         with self._store.writing() as connection:
-            ordered = select(steps.c.outer_step).where(steps.c.run_id == run).order_by(steps.c.outer_step)
-            older = connection.scalars(ordered).all()[:-full]
+            columns = steps.c.outer_step, steps.c.validation_loss
+            ordered = select(*columns).where(steps.c.run_id == run).order_by(steps.c.outer_step)
+            older = connection.execute(ordered).all()[:-full]
         if len(older) < full:
             return
-        gone = older[1::2]
+        pairs = [(older[at], older[at + 1]) for at in range(0, len(older) - 1, 2)]
+        gone = [
+            first.outer_step
+            if at and first.validation_loss is None and second.validation_loss is not None
+            else second.outer_step
+            for at, (first, second) in enumerate(pairs)
+        ]
         for at in range(0, len(gone), _ROWS // 2):
             chunk = gone[at : at + _ROWS // 2]
             with self._store.writing() as connection:

@@ -95,6 +95,7 @@ steps = Table(
     Column("seconds", Double),
     Column("phases", Text, nullable=False),  # JSON: seconds by name
     Column("bytes_per_parameter", Double),
+    Column("validation_loss", Double),
     sqlite_with_rowid=False,
 )
 

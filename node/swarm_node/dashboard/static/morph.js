@@ -10,7 +10,8 @@ export function morph(old, wanted) {
     return;
   }
   morphAttributes(old, wanted);
-  morphChildren(old, wanted);
+  // a button that was pressed says so for a while
+  if (!old.classList.contains("copy")) morphChildren(old, wanted);
 }
 
 // what a visitor did to an element is not the server's to undo

@@ -1,4 +1,5 @@
-// Draws the trace of a request: where the whole time went, then what an average token does at each hop.
+// Draws the trace of a request: where the whole time went, then what an average token does at each hop of the chain that
+// answered last. Servers that were replaced on the way, and what that took, are told below it.
 
 import { duration } from "./wording.js";
 
@@ -6,24 +7,24 @@ const SVG = "http://www.w3.org/2000/svg";
 
 // `names` are the nodes' own by peer id; who has none is told by the end of the id
 export function showTrace(place, trace, names = new Map()) {
-  const hops = trace.hops ?? [];
+  const hops = (trace.hops ?? []).filter((hop) => !hop.is_replaced).sort((one, other) => one.start - other.start);
   if (!hops.length) {
     place.replaceChildren(make("p", { class: "quiet" }, "The trace of this answer names no hop."));
     return;
   }
   const short = (peer) => names.get(peer) || `…${peer.slice(-8)}`;
-  place.replaceChildren(summary(trace), table(hops, short), legend(), ...replays(trace.replays ?? [], short));
+  place.replaceChildren(summary(trace, hops.length), table(hops, short), legend(), ...replays(trace.replays ?? [], short));
 }
 
 const ms = (value) => duration((value ?? 0) / 1000);
 
-function summary(trace) {
+function summary(trace, numHops) {
   const answered = Math.max((trace.total_ms ?? 0) - (trace.first_token_ms ?? 0), 0);
   const rate = trace.num_tokens > 1 && answered ? `, ${((1000 * (trace.num_tokens - 1)) / answered).toFixed(1)} tokens a second` : "";
   return make(
     "p",
     { class: "lead strong" },
-    `${trace.num_tokens} tokens over ${trace.hops.length} hops: ${ms(trace.opening_ms)} to find servers, first token after ` +
+    `${trace.num_tokens} tokens over ${numHops} hops: ${ms(trace.opening_ms)} to find servers, first token after ` +
       `${ms(trace.first_token_ms)}, all of it in ${ms(trace.total_ms)}${rate}.`,
   );
 }
@@ -54,7 +55,7 @@ function hopRow(hop, begun, total, short) {
     {},
     make("th", { scope: "row" }, link),
     make("td", { class: "blocks" }, bar(parts, begun, total)),
-    make("td", { class: "nowrap" }, `${hop.start}–${hop.end}`),
+    make("td", { class: "nowrap" }, `${hop.start}:${hop.end}`),
     ...[...parts, hop.ms_per_step].map((value) => make("td", { class: "num nowrap" }, ms(value))),
   );
 }
@@ -80,7 +81,7 @@ function replays(all, short) {
   if (!all.length) return [];
   const lines = all.map((one) => {
     const how = one.was_handed_over ? "handed them over" : `had ${one.num_tokens} tokens computed again`;
-    return make("li", {}, `Blocks ${one.start}–${one.end}: ${short(one.lost_peer)} was lost (${one.reason}), ${one.new_peers.map(short).join(", ")} took over and ${how}, a pause of ${ms(one.failover_ms)}.`);
+    return make("li", {}, `Blocks ${one.start}:${one.end}: ${short(one.lost_peer)} was lost (${one.reason}), ${one.new_peers.map(short).join(", ")} took over and ${how}, a pause of ${ms(one.failover_ms)}.`);
   });
   return [make("h3", {}, "On the way"), make("ul", { class: "tasks" }, ...lines)];
 }

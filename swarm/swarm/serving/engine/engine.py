@@ -20,6 +20,7 @@ from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerViolation, Swarm
 from swarm.serving.engine.admission import RETRY_AFTER_S, Admission
 from swarm.serving.engine.compute import Computed, Piece, Runs, compute, needed
 from swarm.serving.engine.cost import StepCost
+from swarm.serving.engine.observed import ObservedSpeed
 from swarm.serving.engine.pages import Holding, PageBook
 from swarm.serving.engine.prefix import KEY_BYTES, PageNames
 from swarm.serving.engine.residency import Residency
@@ -57,7 +58,8 @@ class Engine:
         speed: SpanSpeed | None = None,
         thread: ThreadPoolExecutor | None = None,
     ) -> None:
-        """With the `speed` that was measured on the span the first prompt's steps are of the right length already.
+        """With the `speed` that was measured on the span the first prompt's steps are of the right length already, and
+        `observed` is kept.
 
         `thread` is where the span was loaded, of one worker, and the engine's from now on.
         """
@@ -73,6 +75,7 @@ class Engine:
         self._on_step = options.on_step
         self._admission = Admission(options.max_sessions, pool.num_pages)
         self._cost = StepCost(max_step_ms=options.max_step_ms, max_step_tokens=options.max_step_tokens)
+        self.observed = ObservedSpeed(speed) if speed is not None else None
         if speed is not None:
             num_blocks = span.end - span.start
             self._cost.measured(0, speed.decode_ms * num_blocks)
@@ -254,6 +257,9 @@ class Engine:
         self.num_passes += 1
         if pass_ms is not None:
             self._cost.measured(plan.num_prefill_tokens, pass_ms)
+            if self.observed is not None:
+                start, end = plan.parts[0][0].blocks
+                self.observed.passed(plan.num_decodes, plan.num_prefill_tokens, end - start, pass_ms)
         for (step, num_tokens), result in zip(plan.parts, computed, strict=True):
             step.compute_ms += elapsed_ms if pass_ms is None else pass_ms
             self._take_in(step, num_tokens, result, len(plan.parts))

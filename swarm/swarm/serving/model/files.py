@@ -18,22 +18,7 @@ from transformers import AutoConfig
 
 from swarm.serving.model.header import one_line, read_header
 from swarm.serving.model.shape import context_tokens
-
-SMALL_FILES = (
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-    "chat_template.jinja",
-    "chat_template.json",
-)
-"""What a client may ask a server for: enough to tokenize and to know the model's shape. Never code, never weights."""
+from swarm.serving.model.small_files import SMALL_FILES
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -77,7 +62,7 @@ class ModelFiles:
         servers have different shards.
         """
         if (download := _read_download(self.directory)) is not None:
-            return hashlib.blake2b(f"hub\0{download['commit']}\0{dtype}".encode(), digest_size=16).hexdigest()
+            return hub_revision(download["commit"], dtype)
         digest = hashlib.blake2b(dtype.encode(), digest_size=16)
         for path in [self.directory / "config.json", *sorted(set(self.shards.values()))]:
             num_bytes = path.stat().st_size
@@ -90,6 +75,12 @@ class ModelFiles:
                     digest.update(file.read(_PAGE_BYTES))
         return digest.hexdigest()
 
+    @property
+    def source(self) -> str:
+        """The commit on a hub that the files came from, OWNER/NAME@COMMIT; empty for a directory of the user's own."""
+        download = _read_download(self.directory)
+        return f"{download['model_id']}@{download['commit']}" if download else ""
+
     def small_files(self) -> dict[str, bytes]:
         """The whitelisted files that exist. Raises ConfigError for one that is over the limit."""
         found = {name: self.directory / name for name in SMALL_FILES if (self.directory / name).is_file()}
@@ -100,6 +91,11 @@ class ModelFiles:
                     remedy=f"check that {name} is the file you meant",
                 )
         return {name: path.read_bytes() for name, path in found.items()}
+
+
+def hub_revision(commit: str, dtype: str) -> str:
+    """`ModelFiles.revision` of that commit of a model on a hub."""
+    return hashlib.blake2b(f"hub\0{commit}\0{dtype}".encode(), digest_size=16).hexdigest()
 
 
 def open_model(directory: Path) -> ModelFiles:
@@ -162,7 +158,7 @@ def _read_download(directory: Path) -> dict[str, Any] | None:
         return None
     try:
         found = json.loads(path.read_text("utf-8"))
-        return {"commit": str(found["commit"]), "tensors": dict(found["tensors"])}
+        return {"model_id": str(found["model_id"]), "commit": str(found["commit"]), "tensors": dict(found["tensors"])}
     except (ValueError, KeyError, TypeError) as error:
         raise IntegrityError(f"{path} is damaged: {one_line(error)}", remedy="delete it and download again") from error
 

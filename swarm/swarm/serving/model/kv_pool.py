@@ -16,8 +16,8 @@ import torch
 from swarm_protocol.errors import ConfigError, IntegrityError
 from torch import Tensor
 
+from swarm.heap import make_resident
 from swarm.serving.model.batch import PAGE_TOKENS
-from swarm.serving.model.heap import make_resident
 
 _HUGE_PAGE_BYTES = 2**21
 

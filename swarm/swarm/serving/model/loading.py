@@ -9,9 +9,9 @@ from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.serving_messages import FilesResponse
 
+from swarm.heap import give_back
 from swarm.serving.model.batch import PAGE_TOKENS
 from swarm.serving.model.files import ModelFiles, open_model, tensor_sizes
-from swarm.serving.model.heap import give_back
 from swarm.serving.model.measure import SpanSpeed, measure
 from swarm.serving.model.quantization import PASSING_BYTES, Bits, quantized_bytes
 from swarm.serving.model.span import Span, load_span
@@ -21,13 +21,15 @@ from swarm.serving.server_options import DTYPES, ServerOptions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedSpan:
-    """`kv_tokens` fit into the allowed cache. `files` is the FilesResponse for clients, made once: it may be large."""
+    """`kv_tokens` fit into the allowed cache. `files` is the FilesResponse for clients, made once: it may be large.
+    `source` is `ModelFiles.source`."""
 
     span: Span
     speed: SpanSpeed
     kv_tokens: int
     max_step_tokens: int
     revision: str
+    source: str
     files: bytes
 
 
@@ -73,6 +75,7 @@ def load(model_dir: Path, start: int, end: int, options: ServerOptions) -> Loade
         kv_tokens=min(kv_tokens, limits.MAX_KV_TOKENS),
         max_step_tokens=min(options.max_step_tokens, room_bytes // (4 * files.hidden_size)),
         revision=revision,
+        source=files.source,
         files=response,
     )
 

@@ -19,6 +19,7 @@ from swarm.serving.model.threads import STEPS, worthwhile
 
 PREFILL_TOKENS = 64
 NUM_STEPS = 7
+NUM_STEPS_AGAIN = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +63,19 @@ def measure(span: Span) -> SpanSpeed:
         decode_ms=step_ms(1, span.step_threads[1]) / num_blocks,
         kv_bytes_per_token=span.kv_bytes_per_token,
     )
+
+
+def step_again_ms(span: Span, num_tokens: int) -> float:
+    """Milliseconds of one block for each of `num_tokens`, the best of a few steps, of a span that was measured before.
+
+    Several are a prompt; one comes after a prompt, of zeros.
+    """
+    position = PREFILL_TOKENS if num_tokens == 1 else 0
+    num_pages = -(-(position + num_tokens) // PAGE_TOKENS)
+    step = Slice(num_tokens=num_tokens, position=position, pages=range(num_pages), want=Want.LAST)
+    pool = span.new_pool(num_pages)
+    best_ms = min(_timed_ms(span, pool, [step]) for _ in range(NUM_STEPS_AGAIN))
+    return best_ms / num_tokens / (span.end - span.start)
 
 
 def _timed_ms(span: Span, pool: KVPool, slices: Sequence[Slice]) -> float:

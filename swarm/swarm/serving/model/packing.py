@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from swarm.serving.model.heap import give_back
+from swarm.heap import give_back
 from swarm.serving.model.row_product import FewRows, few_rows
 
 _ROWS = 16

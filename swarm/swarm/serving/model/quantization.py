@@ -13,7 +13,7 @@ import torch
 from swarm_protocol.errors import ConfigError
 from torch import nn
 
-from swarm.serving.model.heap import give_back
+from swarm.heap import give_back
 
 Bits = Literal["int8", "int4"]
 

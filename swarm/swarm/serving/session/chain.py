@@ -77,6 +77,7 @@ class Chain:
         self._chunk = limits.max_step_tokens
         self._links_changed = False
         self._relink_s = math.inf
+        self._is_timed = False  # a single token is under way, through hops that have not changed since it was asked for
 
     @property
     def length(self) -> int:
@@ -96,6 +97,7 @@ class Chain:
             self._is_ring, self._links_changed = ahead > 0, True
         self._asked_s = now_s
         self.ledgers[0].append(rows)
+        self._is_timed = self.length == self._answered + 1
         if want != "all":
             self._answered = self.length - 1
         self._want = want
@@ -109,7 +111,7 @@ class Chain:
         self.ledgers[0].append(row)
         self.ahead -= 1
         self._num_drawn += 1
-        self._asked_s = now_s
+        self._asked_s, self._is_timed = now_s, True
         if self._has_looped:
             first, last = self.hops[0], self.hops[-1]
             self._expect_pushes([last, *self.hops], start, self.length)
@@ -127,7 +129,7 @@ class Chain:
         if not hop.reported <= ran.position <= self.length + (0 if is_last else self.ahead):
             raise PeerViolation(f"the server ran {ran.position} positions, of {self.length} after {hop.reported}")
         if is_last:
-            if ran.position == self.length == hop.done + 1:
+            if self._is_timed and ran.position == self.length == hop.done + 1:
                 self._note_times(ran, (now_s - self._asked_s) * 1000)
             self._answer(ran)
             self._progress(hop, ran, now_s)
@@ -354,12 +356,13 @@ class Chain:
         for block in self.ledgers.keys() - {hop.start for hop in self.hops} - set(other_starts):
             del self.ledgers[block]
         self._chunk = min(self._limits.max_step_tokens, *(hop.max_step_tokens for hop in self.hops))
-        self._links_changed = True
+        self._links_changed, self._is_timed = True, False
 
     def remove(self, hop: Hop, now_s: float) -> None:
         """What it was to push to the next one may not come any more."""
         self.hops.remove(hop)
-        self._links_changed = True
+        hop.trace.is_replaced = True
+        self._links_changed, self._is_timed = True, False
         if lower := self._lower(hop, self.hops):
             lower.distrust()
         is_lost_draw = hop.end == self.num_blocks and not self.is_cut(hop)

@@ -165,6 +165,12 @@ class Course:
         self._lose(hop, error, cause, now_s)
         return self._decide(now_s)
 
+    def give_up(self, error: SwarmError, now_s: float) -> list[Action]:
+        """What is asked cannot be done, whichever server is asked."""
+        if self.error is None:
+            self._fail(error)
+        return self._decide(now_s)
+
     def tick(self, now_s: float) -> list[Action]:
         """Deadlines that are over by now."""
         for hop in list(self.hops):
@@ -273,6 +279,9 @@ class Course:
             self._remove(repair.old, now_s)
             repair.lost_done = repair.old.done
         self.repairs.remove(repair)
+        if repair.lost_peer:
+            for hop in repair.fresh:
+                hop.replays_until = self.length
         self._has_opened = True
         starts = [repair.start for repair in self.repairs]
         self._expect_coming()

@@ -114,7 +114,7 @@ class Hop:
 
     Both are for all positions up to `goal`: a server that reports them one by one gains no time. `early`: what it has
     run of positions whose tokens the client has not heard of. `num_links`: how often it was told its neighbours since
-    it was opened, and `num_linked` how often it has answered.
+    it was opened, and `num_linked` how often it has answered. What it runs before `replays_until` others had run.
     """
 
     peer_id: str
@@ -144,6 +144,7 @@ class Hop:
     stay_until_s: float = 0.0
     unlinked_until_s: float = 0.0
     num_unlinked: int = 0
+    replays_until: int = 0
 
     @property
     def reported(self) -> int:
@@ -171,20 +172,24 @@ class Hop:
         self.done = ran.position
         self.given = max(self.given, ran.position)
         self.known = max(self.known, ran.position)
-        if not ran.passed_on:
-            self.trace.step(ran.compute_ms, ran.queue_ms)
-        # else its input came by a push of which nobody had told yet
-        if owed:
-            took_s = now_s - self.since_s
-            if ran.passed_on:
-                self.timer.took(1, took_s / num_tokens)
-            else:
-                self.timer.took(num_tokens, took_s)
-            if num_tokens > 1 and not ran.passed_on:  # of single tokens the chain knows better
-                self.trace.wire_ms += max(0.0, took_s * 1000 - ran.compute_ms - ran.queue_ms)
+        # if it owed nothing, its input came by a push of which nobody had told yet
+        took_s = now_s - self.since_s if owed else 0.0
+        if owed and ran.passed_on:
+            self.timer.took(1, took_s / num_tokens)
+        elif owed:
+            self.timer.took(num_tokens, took_s)
+        if not ran.passed_on and ran.position > self.replays_until:
+            self._note_times(num_tokens, ran, took_s * 1000)
         self.since_s = now_s
         if self.done >= self.goal:
             self._wait(now_s)
+
+    def _note_times(self, num_tokens: int, ran: Ran, took_ms: float) -> None:
+        """Add a step that took `took_ms`, 0 if that is not known. What a single token waited for, the chain knows."""
+        if num_tokens > 1:
+            self.trace.prompt_ms += max(took_ms, ran.compute_ms + ran.queue_ms)
+        else:
+            self.trace.step(ran.compute_ms, ran.queue_ms)
 
     @property
     def owes_link(self) -> bool:

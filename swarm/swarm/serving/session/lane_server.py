@@ -18,16 +18,18 @@ from typing import Literal, get_args
 from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable, PeerViolation, SwarmError
 from swarm_protocol.failure import encode_failure
 from swarm_protocol.handover_messages import KvRequest
-from swarm_protocol.lane_messages import Close, Ended, Frame, Hand, Leaving, Link, Open, Push, SeatRef, Step
+from swarm_protocol.lane_messages import Close, Drawn, Ended, Frame, Hand, Leaving, Link, Open, Push, SeatRef, Step
 
 from swarm.network.interface import EndOfStream, Network, Stream
 from swarm.serving.engine.engine import Engine
+from swarm.serving.grammar.masks import Grammars
 from swarm.serving.server_options import ServerOptions
 from swarm.serving.session.backlog import Backlog
 from swarm.serving.session.handover import hand_over, take_over
 from swarm.serving.session.lane import Lane
 from swarm.serving.session.pushes import Pushes
 from swarm.serving.session.reports import Ticks
+from swarm.serving.session.seat_sampler import SeatSampler
 from swarm.serving.session.served_seat import Around, ServedSeat, Shape, refuse_push
 
 logger = logging.getLogger(__name__)
@@ -49,11 +51,12 @@ REQUEST_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """What is served now."""
+    """What is served now; without `grammars` no session may have one."""
 
     engine: Engine
     revision: str
     max_step_tokens: int
+    grammars: Grammars | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -202,7 +205,7 @@ class LaneServer:
                     served.take_push(frame, lane)
             case Open():
                 self._open(frame, connection)
-            case Step() | Link() | Hand() | Close():
+            case Step() | Link() | Hand() | Drawn() | Close():
                 served = self.seats.get((lane.peer_id, frame.seat_id))
                 if served is not None:
                     _tell(served, frame)
@@ -225,7 +228,7 @@ class LaneServer:
         self.seats[key] = served
         connection.seats.add(served)
         served.task = connection.tasks.create_task(self._run_seat(served, wanted), name="seat")
-        if wanted.take_over is None:
+        if not _must_prepare(wanted):
             served.ready()
         self._on_changed()
 
@@ -234,6 +237,9 @@ class LaneServer:
         lane, offer = connection.lane, self._offer()
         if wanted.revision != offer.revision:
             raise PeerRefused(f"this server has revision {offer.revision}", remedy="look up its record")
+        span = offer.engine.span
+        if wanted.sampler is not None and wanted.end != span.num_blocks:
+            raise PeerViolation("only the seat of the last block has a sampler", peer_id=lane.peer_id)
         seat = offer.engine.open(
             client=lane.peer_id,
             start=wanted.start,
@@ -241,7 +247,11 @@ class LaneServer:
             max_tokens=wanted.max_tokens,
             page_keys=() if wanted.take_over else wanted.page_keys,
         )
-        span = offer.engine.span
+        try:
+            sampler = SeatSampler(wanted.sampler, span.vocab_size, offer.grammars) if wanted.sampler else None
+        except SwarmError:
+            seat.close()
+            raise
         shape = Shape(
             num_blocks=span.num_blocks,
             hidden_size=span.hidden_size,
@@ -260,13 +270,14 @@ class LaneServer:
             seat,
             shape,
             self._around,
+            sampler=sampler,
             on_closed=closed,
         )
 
     async def _run_seat(self, served: ServedSeat, wanted: Open) -> None:
-        if wanted.take_over is not None:
+        if _must_prepare(wanted):
             try:
-                await self._take_over(served, wanted.take_over)
+                await self._prepare(served, wanted)
             except SwarmError as error:
                 served.end(error)
                 return
@@ -275,6 +286,13 @@ class LaneServer:
                 raise
             served.ready()
         await served.run()
+
+    async def _prepare(self, served: ServedSeat, wanted: Open) -> None:
+        """Raises SwarmError."""
+        if served.sampler is not None:
+            await served.sampler.prepare()
+        if wanted.take_over is not None:
+            await self._take_over(served, wanted.take_over)
 
     async def _take_over(self, served: ServedSeat, source: SeatRef) -> None:
         """Raises SwarmError."""
@@ -329,7 +347,12 @@ def _end_if_idle(connection: _Connection, now_s: float) -> None:
         connection.lane.end()
 
 
-def _tell(served: ServedSeat, frame: Step | Link | Hand | Close) -> None:
+def _must_prepare(wanted: Open) -> bool:
+    """Whether it takes time before the seat is ready."""
+    return wanted.take_over is not None or (wanted.sampler is not None and wanted.sampler.grammar is not None)
+
+
+def _tell(served: ServedSeat, frame: Step | Link | Hand | Drawn | Close) -> None:
     match frame:
         case Step():
             served.take_step(frame)
@@ -337,6 +360,8 @@ def _tell(served: ServedSeat, frame: Step | Link | Hand | Close) -> None:
             served.link(frame)
         case Hand():
             served.handed_to.append(frame.to_peer_id)
+        case Drawn():
+            served.recall(frame)
         case Close():
             served.close()
 

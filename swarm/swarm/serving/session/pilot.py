@@ -158,6 +158,8 @@ class Pilot:
 
     def _take_answer(self, action: Answer) -> None:
         assert self._heard is not None
+        if isinstance(self._heard, Picked):
+            self._speech.drawn.append(self._heard.token_id)
         self._outputs.append(self._heard[action.skip :] if isinstance(self._heard, Tensor) else self._heard)
         if not action.is_last:
             return
@@ -187,6 +189,8 @@ class Pilot:
 
     def _note_repair(self, action: Repaired) -> None:
         repair = action.repair
+        if recalled := self._speech.recall(repair.fresh):
+            self._send(*recalled)
         self._trace.hops += [hop.trace for hop in repair.fresh]
         if not repair.lost_peer:
             self._trace.num_reused_tokens = min(hop.done for hop in repair.fresh)
@@ -258,11 +262,16 @@ class Pilot:
             case Opened(length, max_step_tokens):
                 self._links.worked(hop.peer_id)
                 return self._course.ready(hop, length, max_step_tokens, now_s)
-            case Left(error) if error is not None:
-                return self._course.lost(hop, error, Cause.TOLD, now_s)
-            case Left():
-                self._course.leaving(hop)
-                return self._course.tick(now_s)
+            case Left(error):
+                return self._left(hop, error, now_s)
+
+    def _left(self, hop: Hop, error: SwarmError | None, now_s: float) -> list[Action]:
+        if error is None:
+            self._course.leaving(hop)
+            return self._course.tick(now_s)
+        if isinstance(error, ConfigError) and self._speech.has_grammar:
+            return self._course.give_up(error, now_s)  # no server can use the grammar
+        return self._course.lost(hop, error, Cause.TOLD, now_s)
 
     # --- time and tasks ---------------------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from swarm_protocol import lane_messages, limits
 from swarm_protocol.errors import PeerRefused, PeerViolation, SwarmError
 from swarm_protocol.failure import encode_failure
 from swarm_protocol.lane_messages import (
+    Drawn,
     Ended,
     Link,
     Linked,
@@ -38,12 +39,14 @@ from torch import Tensor
 
 from swarm.network.phases import FaultHook
 from swarm.serving.engine.seat import Seat
+from swarm.serving.logit_edits import LogitEdits
 from swarm.serving.model.batch import Want
 from swarm.serving.sampling import Pick, Picked, Sampling
 from swarm.serving.session.backlog import Backlog
 from swarm.serving.session.lane import Lane
 from swarm.serving.session.pushes import Pushes
 from swarm.serving.session.reports import Reports, Ticks
+from swarm.serving.session.seat_sampler import SeatSampler
 from swarm.serving.session.tensors import hidden_of, rows_of, tokens_of
 
 logger = logging.getLogger(__name__)
@@ -97,7 +100,7 @@ class _Work:
 
 
 class ServedSeat:
-    """`seat` is the engine's. `handed_to` may take its keys and values."""
+    """`seat` is the engine's, `sampler` of the last block's only. `handed_to` may take its keys and values."""
 
     def __init__(
         self,
@@ -107,6 +110,7 @@ class ServedSeat:
         shape: Shape,
         around: Around,
         *,
+        sampler: SeatSampler | None,
         on_closed: Callable[[ServedSeat], None],
     ) -> None:
         self.client = lane.peer_id
@@ -116,6 +120,7 @@ class ServedSeat:
         self.task: asyncio.Task[None] | None = None
         self.lock = asyncio.Lock()
         self.lane = lane
+        self.sampler = sampler
         self._opened = opened
         self._shape = shape
         self._pushes = around.pushes
@@ -167,6 +172,12 @@ class ServedSeat:
             self._take(push, push.rows, passes_on=not self.is_last, upstream_ms=push.upstream_ms)
         except SwarmError as error:
             refuse_push(push, lane, error)
+
+    def recall(self, drawn: Drawn) -> None:
+        """From the client. Raises PeerViolation, which ends its lane."""
+        if self.sampler is None:
+            raise PeerViolation("tokens of an answer for a seat without a sampler", peer_id=self.client)
+        self.sampler.recall(drawn.token_ids)
 
     def link(self, link: Link) -> None:
         self._reports.flush()  # whoever takes the next server's place is fed with it
@@ -266,8 +277,11 @@ class ServedSeat:
             await self.lane.room()
             if work.passes_on and self._next is not None:
                 await self._pushes.room(self._next.peer_id)
+            pick = await self._engine_pick(work)
             async with self.lock:
-                done = await self.seat.step(work.x, _engine_want(work), self._engine_pick(work))
+                done = await self.seat.step(work.x, _engine_want(work), pick)
+            if done.token is not None and self.sampler is not None:
+                self.sampler.drew(done.token.token_id)
         finally:
             self._backlog.give_back(self.client, work.x.nbytes)
         spent_ms = min(done.compute_ms, limits.MAX_STEP_MS), min(done.queue_ms, limits.MAX_STEP_MS)
@@ -304,8 +318,11 @@ class ServedSeat:
         )
         self._reports.tell(result, can_wait=result.passed_on and not self.is_leaving)
 
-    def _engine_pick(self, work: _Work) -> Pick | None:
-        return None if work.pick is None or not self.is_last else _meant(work.pick)
+    async def _engine_pick(self, work: _Work) -> Pick | None:
+        if work.pick is None or not self.is_last:
+            return None
+        edits = None if self.sampler is None else await self.sampler.edits(work.pick.index)
+        return _meant(work.pick, edits)
 
     def _push(self, work: _Work, rows: Rows, to: SeatRef, spent_ms: Spent) -> None:
         frame = Push(
@@ -385,6 +402,8 @@ class ServedSeat:
         if self.is_closed:
             return
         self.is_closed = True
+        if self.sampler is not None:
+            self.sampler.close()
         self._reports.close()
         self.seat.close()
         self._link(None)
@@ -412,9 +431,11 @@ def _engine_want(work: _Work) -> Want:
     return Want.ALL if work.passes_on else _WANTS[work.want]
 
 
-def _meant(pick: lane_messages.Pick) -> Pick:
-    sampling = Sampling(temperature=pick.temperature, top_p=pick.top_p, top_k=pick.top_k, seed=pick.seed)
-    return Pick(sampling=sampling, index=pick.index, num_logprobs=pick.num_logprobs)
+def _meant(pick: lane_messages.Pick, edits: LogitEdits | None) -> Pick:
+    sampling = Sampling(
+        temperature=pick.temperature, top_p=pick.top_p, top_k=pick.top_k, min_p=pick.min_p, seed=pick.seed
+    )
+    return Pick(sampling=sampling, index=pick.index, num_logprobs=pick.num_logprobs, edits=edits)
 
 
 def _sent(token: Picked) -> lane_messages.Picked:

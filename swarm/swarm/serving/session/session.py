@@ -15,6 +15,7 @@ from swarm_protocol.errors import ConfigError
 from swarm_protocol.lane_messages import Pick, Picked
 from swarm_protocol.records import ServeRecord
 from swarm_protocol.rows import row_bytes
+from swarm_protocol.sampler import Sampler
 from torch import Tensor
 
 from swarm.network.membership import Membership
@@ -51,7 +52,8 @@ class Session:
     The chain is opened by the first question, whose tokens may be known to the servers already. Each question raises
     NoChain when blocks are missing or were lost and nobody took them over in time, ConfigError if replays would need
     too much memory, and SessionError when server after server fails. After any of these, and after cancelling one, the
-    session is fit only to be closed.
+    session is fit only to be closed. With a `sampler` the index of each draw counts from the session's first one, and
+    ConfigError is raised for a grammar that servers cannot use, too.
     """
 
     def __init__(
@@ -64,13 +66,19 @@ class Session:
         servers: Mapping[str, ServeRecord],
         trace: Trace,
         options: SessionOptions,
+        sampler: Sampler | None = None,
     ) -> None:
         trace.session_id = uuid4().hex
         trace.codec = options.codec
         self._max_tokens = max_tokens
         self._num_tokens = 0
         self._speech = Speech(
-            model, shared.store, session_id=trace.session_id, max_tokens=max_tokens, codec=options.codec
+            model,
+            shared.store,
+            session_id=trace.session_id,
+            max_tokens=max_tokens,
+            codec=options.codec,
+            sampler=sampler,
         )
         finder = Finder(
             KnownServers(membership, servers, model=model.name, revision=model.revision),

@@ -14,6 +14,7 @@ import torch
 from swarm_protocol.errors import PeerViolation, SwarmError
 from swarm_protocol.lane_messages import (
     Close,
+    Drawn,
     Ended,
     Frame,
     Leaving,
@@ -29,6 +30,7 @@ from swarm_protocol.lane_messages import (
 )
 from swarm_protocol.lane_messages import Hand as HandFrame
 from swarm_protocol.rows import INT8_BLOCK, TOKENS, Data, Rows, row_bytes
+from swarm_protocol.sampler import Sampler
 from torch import Tensor
 
 from swarm.serving.engine.prefix import KeyChain, root_key
@@ -66,13 +68,24 @@ class Left:
 
 
 class Speech:
-    """Of one session. `store` has rows of earlier ones.
+    """Of one session. `store` has rows of earlier ones, `sampler` is for whoever draws.
 
-    `pick` says how the question's first token is taken; None: logits are wanted.
+    `pick` says how the question's first token is taken; None: logits are wanted. `drawn` are the tokens so far.
     """
 
-    def __init__(self, model: ModelShape, store: PrefixStore, *, session_id: str, max_tokens: int, codec: str) -> None:
+    def __init__(
+        self,
+        model: ModelShape,
+        store: PrefixStore,
+        *,
+        session_id: str,
+        max_tokens: int,
+        codec: str,
+        sampler: Sampler | None = None,
+    ) -> None:
         self.pick: Pick | None = None
+        self.sampler = sampler
+        self.drawn: list[int] = []
         self._model = model
         self._store = store
         self._session_id = session_id
@@ -82,6 +95,10 @@ class Speech:
         roots = model.revision, f"{model.revision}/{codec}"
         self._chains = [KeyChain(root_key(root)) for root in roots]
         self._keys: list[list[bytes]] = [[], []]
+
+    @property
+    def has_grammar(self) -> bool:
+        return self.sampler is not None and self.sampler.grammar is not None
 
     # --- what is kept -----------------------------------------------------------------------------------------------
 
@@ -123,7 +140,15 @@ class Speech:
             previous=_previous(hop),
             next=_next(hop),
             take_over=SeatRef(peer_id=taken_over.peer_id, seat_id=taken_over.seat_id) if taken_over else None,
+            sampler=self.sampler if hop.end == self._model.num_blocks else None,
         )
+
+    def recall(self, fresh: Sequence[Hop]) -> tuple[Hop, Drawn] | None:
+        """What the one that draws from now on, if it is among `fresh`, has to know of the answer so far."""
+        last = next((hop for hop in fresh if hop.end == self._model.num_blocks), None)
+        if last is None or self.sampler is None or not self.drawn:
+            return None
+        return last, Drawn(seat_id=last.seat_id, token_ids=np.asarray(self.drawn, dtype="<i4").tobytes())
 
     def step(self, feed: Feed, ledger: Ledger) -> Step:
         hop = feed.hop

@@ -8,9 +8,11 @@ from typing import Any
 
 @dataclass(slots=True, kw_only=True)
 class HopTrace:
-    """One server's part. Milliseconds are sums over `num_steps`; `wire_ms` is what was neither compute nor queue.
+    """One server's part. Milliseconds are sums over `num_steps` steps of one token each.
 
-    Of single tokens that is known of the whole chain, and told in equal shares.
+    `wire_ms` is what was neither compute nor queue. It is known of the whole chain, and told in equal shares.
+    `prompt_ms` is the time of the steps of several tokens, from when they were sent. What was run again in the place of
+    another server is in neither: `Replay` tells of it. `is_replaced`: another server took over its blocks.
     """
 
     peer_id: str
@@ -20,6 +22,8 @@ class HopTrace:
     compute_ms: float = 0.0
     queue_ms: float = 0.0
     wire_ms: float = 0.0
+    prompt_ms: float = 0.0
+    is_replaced: bool = False
 
     def step(self, compute_ms: float, queue_ms: float) -> None:
         self.num_steps += 1

@@ -48,10 +48,12 @@ def load_corpus(
         return corpus
     folder = local.cache_folder
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)  # tokens are the text
     except OSError as error:
         raise ConfigError(
-            f"tokens cannot be kept in {folder}: {error.strerror}", remedy="make it writable, or choose another home"
+            f"tokens cannot be kept in {folder}: {error.strerror}",
+            remedy="make it writable, or name another cache folder in XDG_CACHE_HOME",
         ) from error
     tokens, name = _pinned(folder, config.digest), "the run"
     if tokens is None:

@@ -115,6 +115,15 @@ def read_header(path: Path) -> TokenHeader:
     return header
 
 
+def digests_in(folder: Path) -> Iterator[str]:
+    """The digests of the token files in `folder`, whose tokens are not looked at."""
+    for path in sorted(folder.glob("*.tokens")):
+        try:
+            yield read_header(path).digest
+        except IntegrityError:
+            continue
+
+
 def neighbour(path: Path) -> Path:
     """Where validation tokens wait until the training tokens in `path` are complete."""
     return path.with_name(f"{path.name}.validation")

@@ -1,4 +1,4 @@
-"""Text to tokens: bytes as they are, or a fast Hugging Face tokenizer from a directory or the hub.
+"""Text to tokens: bytes as they are, or a fast Hugging Face tokenizer from a directory, a file or the hub.
 
 `TokenizerFiles` is what can be said of a tokenizer without loading it, which takes seconds; the worker loads it. No
 tokenizer runs code of its own.
@@ -7,6 +7,7 @@ tokenizer runs code of its own.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,14 +19,15 @@ from swarm_protocol.errors import ConfigError
 
 from swarm.training.byte_text import BYTE_VOCABULARY, END_OF_TEXT
 
+TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_FILES = ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "config.json")
 
 
 class Tokenizer(Protocol):
-    """Every token is below `vocab_size`; `end_of_text` is the one between two documents."""
+    """Every token is below `vocab_size`; `end_of_text` is the one that ends a document, None if there is none."""
 
     vocab_size: int
-    end_of_text: int
+    end_of_text: int | None
 
     def encode(self, texts: Sequence[str]) -> list[NDArray[np.int64]]:
         """For each text its tokens, none added."""
@@ -33,60 +35,67 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizerFiles:
-    """A tokenizer's directory, None for bytes, and a digest of its files' contents."""
+    """A tokenizer's directory or single file, None for bytes, and a digest of the contents."""
 
-    directory: Path | None
+    path: Path | None
     key: str
 
     @classmethod
-    def find(cls, name: str, directory: Path | None) -> TokenizerFiles:
-        """`name` is as in the run, `directory` the member's own for "local". Raises ConfigError."""
+    def find(cls, name: str, path: Path | None) -> TokenizerFiles:
+        """`name` is as in the run, `path` the member's own directory or file for "local". Raises ConfigError."""
         if name == "bytes":
-            return cls(directory=None, key="bytes")
-        place = directory if name == "local" else _from_hub(name)
+            return cls(path=None, key="bytes")
+        place = path if name == "local" else _from_hub(name)
         if place is None:
-            raise ConfigError("the run's tokenizer is each member's own", remedy="name its directory: --tokenizer DIR")
-        return cls(directory=place, key=_digest(place))
+            raise ConfigError("the run's tokenizer is each member's own", remedy="name its path: --tokenizer PATH")
+        if place.name == TOKENIZER_FILE and place.is_file():
+            # the files beside it say which token ends a document
+            place = place.parent
+        return cls(path=place, key=_digest(place))
 
     def load(self) -> Tokenizer:
         """Raises ConfigError if the files make no tokenizer that training can use."""
-        return ByteTokenizer() if self.directory is None else FastTokenizer(self.directory)
+        return ByteTokenizer() if self.path is None else FastTokenizer(self.path)
 
 
 class ByteTokenizer:
     """Implements `Tokenizer`."""
 
     vocab_size = BYTE_VOCABULARY
-    end_of_text = END_OF_TEXT
+    end_of_text: int | None = END_OF_TEXT
 
     def encode(self, texts: Sequence[str]) -> list[NDArray[np.int64]]:
         return [np.frombuffer(text.encode(), np.uint8).astype(np.int64) for text in texts]
 
 
 class FastTokenizer:
-    """Implements `Tokenizer`, with transformers' own classes. Several threads, as the tokenizers library chooses."""
+    """Implements `Tokenizer`, with transformers' own classes. Several threads, as the tokenizers library chooses.
 
-    def __init__(self, directory: Path) -> None:
-        from transformers import AutoTokenizer  # noqa: PLC0415
+    A document ends with the tokenizer's eos token, else with the one that the model's config beside it names, as for
+    the bytes of an exported run; where neither does, documents follow each other with no token in between.
+    """
+
+    def __init__(self, path: Path) -> None:
+        from transformers import AutoTokenizer, PreTrainedTokenizerFast  # noqa: PLC0415
 
         try:
-            tokenizer: Any = AutoTokenizer.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
+            tokenizer: Any = (
+                PreTrainedTokenizerFast(tokenizer_file=str(path))
+                if path.is_file()
+                else AutoTokenizer.from_pretrained(path, trust_remote_code=False, local_files_only=True)
+            )
         except Exception as error:  # transformers raises many kinds, some from Rust
             told = " ".join(str(error).split())[:200]
             raise ConfigError(
-                f"{directory} holds no tokenizer that can be read: {told}",
-                remedy="name a directory with the tokenizer.json of a model",
+                f"{path} holds no tokenizer that can be read: {told}",
+                remedy="name the tokenizer.json of a model, or its directory",
             ) from error
         if not tokenizer.is_fast:
-            raise ConfigError(f"the tokenizer in {directory} is not a fast one", remedy="use one with a tokenizer.json")
-        if tokenizer.eos_token_id is None:
-            raise ConfigError(
-                f"the tokenizer in {directory} has no end-of-text token to part documents with",
-                remedy="set eos_token in its tokenizer_config.json",
-            )
+            raise ConfigError(f"the tokenizer in {path} is not a fast one", remedy="use one with a tokenizer.json")
         self._encode = tokenizer.backend_tokenizer.encode_batch_fast
-        self.end_of_text: int = tokenizer.eos_token_id
         self.vocab_size = 1 + max(tokenizer.get_vocab().values())
+        named = tokenizer.eos_token_id
+        self.end_of_text: int | None = _end_in_config(path, self.vocab_size) if named is None else named
 
     def encode(self, texts: Sequence[str]) -> list[NDArray[np.int64]]:
         return [np.asarray(each.ids, np.int64) for each in self._encode(list(texts), add_special_tokens=False)]
@@ -98,24 +107,35 @@ def _from_hub(name: str) -> Path:
     return bring_tokenizer(name, TOKENIZER_FILES)
 
 
-def tokenizer_files(directory: Path) -> list[Path]:
-    """Those in `directory` that make up a tokenizer, by name."""
-    return sorted({path for pattern in TOKENIZER_FILES for path in directory.glob(pattern) if path.is_file()})
+def tokenizer_files(path: Path) -> dict[str, Path]:
+    """The files that make up the tokenizer at `path`, a directory or a file, by their names in a directory."""
+    if path.is_file():
+        return {TOKENIZER_FILE: path}
+    found = {each.name: each for pattern in TOKENIZER_FILES for each in path.glob(pattern) if each.is_file()}
+    return dict(sorted(found.items()))
 
 
-def _digest(directory: Path) -> str:
+def _end_in_config(path: Path, vocab_size: int) -> int | None:
+    """The first of the eos tokens in a model's config.json, if it is one of the tokenizer's."""
+    try:
+        named = json.loads((path / "config.json").read_bytes()).get("eos_token_id")
+    except (OSError, ValueError, RecursionError, AttributeError):
+        return None
+    first = named[0] if isinstance(named, list) and named else named
+    return first if type(first) is int and 0 <= first < vocab_size else None
+
+
+def _digest(path: Path) -> str:
     digest = hashlib.blake2b(digest_size=16)
     try:
-        files = tokenizer_files(directory)
-        for path in files:
-            data = path.read_bytes()
-            digest.update(repr((path.name, len(data))).encode() + data)
+        files = tokenizer_files(path)
+        for name, file in files.items():
+            data = file.read_bytes()
+            digest.update(repr((name, len(data))).encode() + data)
     except OSError as error:
         raise ConfigError(f"{error.filename} cannot be read: {error.strerror}", remedy="restore the file") from error
     if not files:
-        raise ConfigError(
-            f"{directory} holds no tokenizer", remedy="name the directory with its tokenizer.json and config"
-        )
+        raise ConfigError(f"{path} holds no tokenizer", remedy="name the directory with its tokenizer.json and config")
     return digest.hexdigest()
 
 

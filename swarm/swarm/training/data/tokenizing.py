@@ -10,7 +10,7 @@ import errno
 import hashlib
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -40,7 +40,7 @@ def write_tokens(
     Raises what `source` raises, and ConfigError if the disk does not take the tokens.
     """
     try:
-        with FileLock(path.with_suffix(".lock")):
+        with _locked(path, on_progress):
             if not is_whole(path):
                 _write(source, tokenizer, path, _Reports(on_progress, clock))
     except OSError as error:
@@ -49,6 +49,21 @@ def write_tokens(
             f"the tokens of {source.name} cannot be written to {path.parent}: {why}",
             remedy="they take one to four bytes each: free some room, or choose another place",
         ) from error
+
+
+@contextmanager
+def _locked(path: Path, on_progress: OnProgress) -> Iterator[None]:
+    """Hold the tokens in `path` alone on this machine. A wait for another process is reported."""
+    lock = FileLock(path.with_suffix(".lock"))
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        on_progress(Progress(share=0.0, num_tokens=0, tokens_per_s=0.0, waiting=True))
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def discard(path: Path) -> None:
@@ -90,8 +105,9 @@ def _write(source: Source, tokenizer: Tokenizer, path: Path, report: _Reports) -
         is_held_out = _Split()
         for batch in _batches(source.passages()):
             for passage, tokens in zip(batch, tokenizer.encode([each.text for each in batch]), strict=True):
-                ended = np.append(tokens, tokenizer.end_of_text) if passage.ends else tokens
-                writer.add(ended, held_out=is_held_out(passage))
+                if passage.ends and tokenizer.end_of_text is not None:
+                    tokens = np.append(tokens, tokenizer.end_of_text)  # noqa: PLW2901
+                writer.add(tokens, held_out=is_held_out(passage))
             report(batch[-1].share, writer.num_train + writer.num_validation)
         if not writer.num_validation:
             # few documents, or a single one: what comes last of it

@@ -64,6 +64,33 @@ def test_failover_one_server_lost_costs_a_pause_and_no_token(
     virtual_time.run(scenario())
 
 
+@pytest.mark.parametrize("index", [0, 1, 2])
+def test_failover_is_no_part_of_what_the_trace_says_of_a_token(boxes: Any, llama_dir: Path, index: int) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, THIRDS) as box:
+            undisturbed = box.generate()
+            assert [token.token_id async for token in undisturbed] == box.expected()
+            token_ms = sum(hop["ms_per_step"] for hop in undisturbed.trace()["hops"])
+            assert token_ms >= 3 * 200, "three servers"
+
+            generation, tokens = box.generate(), []
+            async for token in generation:
+                tokens.append(token.token_id)
+                if len(tokens) == 5:
+                    box.internet.crash(generation.trace()["hops"][index]["peer_id"])
+            assert tokens == box.expected()
+            trace = generation.trace()
+            (replay,) = trace["replays"]
+            assert [hop["peer_id"] for hop in trace["hops"] if hop["is_replaced"]] == [replay["lost_peer"]]
+            chain = sorted((hop for hop in trace["hops"] if not hop["is_replaced"]), key=lambda hop: hop["start"])
+            assert [(hop["start"], hop["end"]) for hop in chain] == THIRDS[::2]
+            assert sum(hop["ms_per_step"] for hop in chain) == pytest.approx(token_ms, rel=0.1)
+            assert replay["failover_ms"] > 200
+            assert [hop["prompt_ms"] > 0 for hop in chain] == [i != index for i in range(3)], "it ran that again"
+
+    virtual_time.run(scenario(), compute_s=slow_step)
+
+
 @pytest.mark.parametrize("prompt_faults", [1, 2])
 def test_failover_while_a_long_prompt_is_prefilled_in_chunks(boxes: Any, llama_dir: Path, prompt_faults: int) -> None:
     faults = [Fault(who="*", phase="serve/prefill", what="kill", nth=nth) for nth in (5, 9)[:prompt_faults]]

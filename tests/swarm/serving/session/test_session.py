@@ -129,7 +129,7 @@ def test_session_undisturbed_takes_one_round_trip_to_open_and_no_more_than_the_c
                 assert [server.num_rows for server in w.servers.values()] == [41] * 3
             await w.all_freed()
             assert trace.replays == []
-            assert [(hop.start, hop.end, hop.num_steps) for hop in trace.hops] == [(0, 2, 3), (2, 4, 3), (4, 6, 3)]
+            assert [(hop.start, hop.end, hop.num_steps) for hop in trace.hops] == [(0, 2, 1), (2, 4, 1), (4, 6, 1)]
 
     run(scenario())
 
@@ -336,7 +336,9 @@ def test_session_steps_of_wide_rows_are_short(monkeypatch: pytest.MonkeyPatch) -
             trace = Trace(model=MODEL)
             async with w.session(trace) as session:
                 assert await generate(session, 4) == expected_tokens(PROMPT, 4, NUM_BLOCKS)
-            assert all(hop.num_steps == -(-len(PROMPT) // 3) + 3 for hop in trace.hops)
+            # three tokens, and the prompt's last row, which is alone in its step
+            assert all(hop.num_steps == 3 + 1 for hop in trace.hops)
+            assert {server.num_steps for server in w.servers.values()} == {0, -(-len(PROMPT) // 3) + 3}
 
     monkeypatch.setattr("swarm.serving.session.session.row_bytes", lambda codec, width: MAX_STEP_BYTES // 3)
     run(scenario())

@@ -13,6 +13,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+SPACE = "\u2581"
+"""As SentencePiece writes a space."""
+
 _FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -20,14 +23,29 @@ def token_bytes(tokenizer: Any, token_id: int) -> bytes:
     """Of transformers' `tokenizer`. A space at the start of a word belongs to its token."""
     written = tokenizer.convert_ids_to_tokens(token_id)
     if isinstance(written, str):
-        if match := _FALLBACK.fullmatch(written):
-            return bytes([int(match[1], 16)])
-        if _is_byte_level(tokenizer) and all(character in _bytes_by_character() for character in written):
-            return bytes(_bytes_by_character()[character] for character in written)
-        if written.startswith("\u2581"):  # SentencePiece's space, which decoding would drop from a text's beginning
-            return written.replace("\u2581", " ").encode()
+        if byte := fallback_byte(written):
+            return byte
+        if _is_byte_level(tokenizer) and (data := byte_level_bytes(written)) is not None:
+            return data
+        if written.startswith(SPACE):  # decoding would drop it from a text's beginning
+            return written.replace(SPACE, " ").encode()
     text: str = tokenizer.decode([token_id], clean_up_tokenization_spaces=False)
     return text.encode(errors="replace")
+
+
+def fallback_byte(written: str) -> bytes | None:
+    """The byte that `<0xE2>` stands for; None for another token."""
+    match = _FALLBACK.fullmatch(written)
+    return bytes([int(match[1], 16)]) if match else None
+
+
+def byte_level_bytes(written: str) -> bytes | None:
+    """What a token in the byte-level alphabet stands for; None for one that is not written in it."""
+    bytes_by_character = _bytes_by_character()
+    try:
+        return bytes([bytes_by_character[character] for character in written])
+    except KeyError:
+        return None
 
 
 @functools.lru_cache(maxsize=8)

@@ -11,8 +11,8 @@ _MADV_POPULATE_WRITE = 23
 
 
 def give_back() -> None:
-    """While a model is loaded glibc would keep several times what the weights take, in pieces that the next one does
-    not fit into."""
+    """Return freed memory to the system. While a model is loaded glibc would otherwise keep several times what the
+    weights take, in pieces too small for the next tensor."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -8,9 +8,9 @@ import sys
 
 import pytest
 import torch
+from swarm.heap import _MADV_POPULATE_WRITE, make_resident
 from swarm.serving.model import kv_pool
 from swarm.serving.model.batch import PAGE_TOKENS
-from swarm.serving.model.heap import _MADV_POPULATE_WRITE, make_resident
 from swarm.serving.model.kv_pool import KVPool, KVShape
 
 

@@ -1,0 +1,66 @@
+"""The grammar of answers that have to call tools, or whose calls have to fit: llguidance's Lark with JSON schemas.
+
+Calls are written as `tool_calls` finds them, which is what templates of Hermes and Qwen teach. Pure.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from swarm_protocol.errors import ConfigError
+from swarm_protocol.sampler import Grammar
+
+from swarm_node.gateway.tool_calls import CLOSING, OPENING
+
+Schema = Mapping[str, Any]
+
+STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""Of JSON as most models write it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallableTool:
+    """`arguments` is the JSON schema of what it is called with."""
+
+    name: str
+    arguments: Schema
+
+
+def calls_grammar(
+    tools: Sequence[CallableTool], *, may_talk: bool, may_repeat: bool, answer: Schema | None = None
+) -> Grammar:
+    """Answers that call one of `tools`, or with `may_repeat` several.
+
+    With `may_talk` there may be text before and after calls, or none of these; with `answer` instead a JSON text of
+    that schema. Raises ConfigError if the schemas are too large.
+    """
+    more = '("\\n" call)*' if may_repeat else ""
+    if answer is not None:
+        start = f"call {more} | answer" if may_talk else f"call {more}"
+    elif may_talk:
+        start = f"TEXT (call TEXT){'*' if may_repeat else '?'}"
+    else:
+        start = f"call {more}"
+    rules = [f"start: {start}", f"call: {' | '.join(f'call_{index}' for index in range(len(tools)))}"]
+    if may_talk and answer is None:
+        rules.append(f"TEXT: /(?s:.*)/ & ~/(?s:.*{OPENING}.*)/")
+    if answer is not None:
+        rules.append(f"answer: %json {_styled(answer)}")
+    for index, tool in enumerate(tools):
+        head = json.dumps(f'{OPENING}\n{{"name": {json.dumps(tool.name)}, "arguments": ')
+        rules.append(f"call_{index}: {head} arguments_{index} {json.dumps('}' + chr(10) + CLOSING)}")
+        rules.append(f"arguments_{index}: %json {_styled(tool.arguments)}")
+    try:
+        return Grammar(kind="lark", text="\n".join(rules))
+    except ValueError as error:
+        raise ConfigError(f"the tools cannot be kept to: {error}", remedy="offer fewer tools") from None
+
+
+def _styled(schema: Schema) -> str:
+    try:
+        return json.dumps({**schema, "x-guidance": STYLE})
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ConfigError(f"a JSON schema cannot be used: {error}", remedy="use another one") from None

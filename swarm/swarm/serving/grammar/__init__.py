@@ -1,0 +1,1 @@
+"""Grammars that strangers send, applied where tokens are drawn: a server uses `masks`, `worker` compiles them."""

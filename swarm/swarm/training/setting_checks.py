@@ -1,0 +1,65 @@
+"""Collects what is wrong with the settings of a run, so that its author hears all of it at once. Values only."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from swarm_protocol.errors import ConfigError
+
+
+class ImpossibleRun(ConfigError):
+    """`problems` are the impossible values of a run, each with what to use instead."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__(f"the run cannot be: {'; '.join(problems)}", remedy="correct the run file")
+        self.problems = tuple(problems)
+
+
+class ImpossibleValues(ValueError):
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__("; ".join(problems))
+        self.problems = tuple(problems)
+
+
+class SettingChecks:
+    """Collects what is wrong with one table, so that its author hears it all at once."""
+
+    def __init__(self, table: str) -> None:
+        self._prefix = f"{table}." if table else ""
+        self._problems: list[str] = []
+        self._wrong: set[str] = set()
+
+    def require(self, fits: bool, key: str, value: object, remedy: str) -> None:
+        if not fits:
+            self.refuse(key, f"{self._prefix}{key} = {repr(value)[:80]}: {remedy}")
+
+    def refuse(self, key: str, problem: str) -> None:
+        self._wrong.add(key)
+        self._problems.append(problem)
+
+    def passed(self, *keys: str) -> bool:
+        """Whether none of `keys` has been found wrong: they can be compared with each other."""
+        return self._wrong.isdisjoint(keys)
+
+    def whole(self, key: str, value: object, low: int, high: int) -> None:
+        fits = type(value) is int and low <= value <= high
+        self.require(fits, key, value, f"use a whole number from {low} to {high}")
+
+    def number(self, key: str, value: object, low: float, high: float) -> None:
+        fits = isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
+        self.require(fits, key, value, f"use a number from {low:g} to {high:g}")
+
+    def finish(self) -> None:
+        if self._problems:
+            raise ImpossibleValues(self._problems)
+
+
+def refuse_unknown_keys(mapping: Mapping[str, Any], known: Collection[str], where: str) -> None:
+    """Raises ConfigError for the first key that is not `known`."""
+    for key in mapping:
+        if key not in known:
+            close = difflib.get_close_matches(str(key), known, n=1)
+            remedy = f"did you mean {close[0]!r}?" if close else "remove it, or look up the setting you mean"
+            raise ConfigError(f"{where} has an unknown key {str(key)[:80]!r}", remedy=remedy)

@@ -1,0 +1,88 @@
+"""The memory of a trainer with 22 million parameters, beside what `swarm-node run show` says that it takes.
+
+    make bench                                             # or alone:
+    .venv/bin/python -m pytest tests/bench/test_bench_trainer_memory.py -m bench -s
+
+Two real nodes train three outer steps and write their checkpoints. `peak_MiB` is the most that the kernel ever saw in
+the hands of the node's process and of its libp2p daemon.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from bench.process_memory import children, peak_bytes
+from bench.report import Report
+from swarm.training.cost import cost_of
+from swarm.training.run_config import DataConfig, RunConfig
+from swarm.training.run_file import write_run
+from swarm_node.demo.board import Board
+from swarm_node.demo.nodes import Fleet
+from swarm_protocol.identity import Identity
+
+pytestmark = [
+    pytest.mark.bench,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
+]
+
+MIB = 2**20
+NUM_STEPS = 3
+BESIDE_MIB = 300
+"""Activations of 4 windows of 128 tokens, the libp2p daemon, and processes that tokenize or probe."""
+MODEL = {
+    "model_type": "llama",
+    "vocab_size": 256,
+    "hidden_size": 512,
+    "intermediate_size": 1376,
+    "num_hidden_layers": 7,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 1024,
+}
+
+
+def test_trainer_takes_no_more_than_run_show_says(tmp_path: Path) -> None:
+    config = RunConfig(
+        name="memory", outer_steps=NUM_STEPS, interval_steps=4, model=MODEL, data=DataConfig(window_tokens=128)
+    )
+    run_path, cost = tmp_path / "run.toml", cost_of(config)
+    author = Identity(b"a" * 32)
+    write_run(run_path, config, author)
+    report = Report(f"trainers of {cost.num_parameters / 1e6:.1f}M parameters, {NUM_STEPS} outer steps")
+
+    async def main() -> list[int]:
+        board = Board(num_nodes=2)
+        async with Fleet(tmp_path, board, lambda _name, _event: None) as fleet:
+            await fleet.spawn("seed", "seed")
+            await fleet.until(lambda: bool(board.node("seed").addrs), within_s=60, what="starting the seed")
+            names = ("node-1", "node-2")
+            for name in names:
+                await fleet.spawn(name, "join", "--run", str(run_path), "--peers", board.node("seed").addrs[0])
+            peaks: dict[str, dict[int, int]] = {name: {} for name in names}
+
+            def is_done() -> bool:
+                for name in names:
+                    node = fleet[name].pid
+                    for pid in (node, *children(node)):
+                        with suppress(FileNotFoundError):  # a child that has ended
+                            peaks[name][pid] = peak_bytes(pid)
+                return all(board.node(name).outer_step >= NUM_STEPS for name in names)
+
+            await fleet.until(is_done, within_s=600, what="training")
+            return [sum(each.values()) for each in peaks.values()]
+
+    peaks = asyncio.run(main())
+    for index, peak in enumerate(peaks):
+        report.row(
+            f"trainer {index + 1}",
+            peak_MiB=peak / MIB,
+            said_MiB=cost.memory_bytes / MIB,
+            bytes_a_parameter=(peak - 600 * MIB) / cost.num_parameters,
+        )
+    report.show()
+    assert max(peaks) <= cost.memory_bytes + BESIDE_MIB * MIB

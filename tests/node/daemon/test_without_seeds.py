@@ -1,0 +1,89 @@
+"""A network whose seeds are gone: real processes that come back through the peers that they remember."""
+
+from __future__ import annotations
+
+import json
+import time
+
+from .conftest import Node, StartNode, run_node, wait_until
+
+JOIN = ("join", "--take", "nothing", "--network-id", "orphans", "--probe", "off", "--device", "cpu")
+
+
+def remembers(node: Node, peer_id: object) -> bool:
+    path = node.home / "peers.json"
+    return path.is_file() and peer_id in {each["peer_id"] for each in json.loads(path.read_text())["peers"]}
+
+
+def test_node_whose_seeds_are_gone_comes_back_through_members(start_node: StartNode) -> None:
+    seed = start_node("seed", "--network-id", "orphans", home="seed")
+    addrs = seed.wait_for("ready")["addrs"]
+    assert isinstance(addrs, list)
+    other, node = [start_node(*JOIN, "--peers", addrs[0], home=home) for home in ("other", "node")]
+    other_id = other.wait_for("ready")["peer_id"]
+    node.wait_for("ready")
+    wait_until(lambda: remembers(node, other_id), "the node does not remember its peer")
+    seed.process.kill()
+    node.process.kill()
+    node.end()
+
+    given = start_node(*JOIN, "--peers", addrs[0], home="node")
+    given.wait_for("ready")
+    steps = {event["title"]: str(event["detail"]) for event in given.events if event["event"] == "step"}
+    assert steps["peers"].endswith(f"joined through remembered peers: {other_id}")
+    assert "none of the given peers answered" in [
+        str(event["message"]).partition(",")[0] for event in given.events if event["event"] == "warning"
+    ]
+    given.end()
+
+    told_nothing = start_node(*JOIN, home="node")
+    told_nothing.wait_for("ready")
+    [status] = run_node("status", "--home", told_nothing.home).events
+    assert isinstance(status["num_peers"], int)
+    assert status["num_peers"] >= 2
+    told_nothing.end()
+    other.end()
+
+    since = time.monotonic()
+    alone = run_node(*JOIN, "--home", node.home)
+    assert alone.code == 1
+    assert "peers that this node remembers (2) could be reached → give --peers" in alone.error
+    assert time.monotonic() - since < 20
+    both = run_node(*JOIN, "--peers", addrs[0], "--home", node.home)
+    assert "none of the given peers could be reached" in both.error
+    assert "connection refused" in both.error
+
+
+def test_given_peer_of_another_network_is_named_also_where_others_are_remembered(start_node: StartNode) -> None:
+    member, stranger = [start_node("seed", "--network-id", name, home=name) for name in ("orphans", "others")]
+    addrs, wrong = member.wait_for("ready")["addrs"], stranger.wait_for("ready")["addrs"]
+    assert isinstance(addrs, list)
+    assert isinstance(wrong, list)
+    node = start_node(*JOIN, "--peers", addrs[0], home="node")
+    member_id = addrs[0].rpartition("/")[2]
+    node.wait_for("ready")
+    node.end()
+    assert remembers(node, member_id)
+    error = run_node(*JOIN, "--peers", wrong[0], "--home", node.home).error
+    assert "cannot join through the given peers" in error
+    assert "'others'" in error
+    copied = run_node(*JOIN, "--home", node.home, "--peers", addrs[0], "--network-id", "others")
+    assert "'orphans'" in copied.error
+
+
+def test_seed_comes_back_into_its_network_by_itself(start_node: StartNode) -> None:
+    seed = start_node("seed", "--network-id", "orphans", home="seed")
+    addrs = seed.wait_for("ready")["addrs"]
+    assert isinstance(addrs, list)
+    member = start_node(*JOIN, "--peers", addrs[0], home="member")
+    member_id = member.wait_for("ready")["peer_id"]
+    seed.end()
+    assert remembers(seed, member_id)
+    again = start_node("seed", "--network-id", "orphans", home="seed")
+    again.wait_for("ready")
+    steps = {event["title"]: str(event["detail"]) for event in again.events if event["event"] == "step"}
+    assert steps["peers"].endswith(f"joined through remembered peers: {member_id}")
+    again.end()
+    member.end()
+    first = start_node("seed", "--network-id", "orphans", home="seed")
+    first.wait_for("ready")

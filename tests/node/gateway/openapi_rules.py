@@ -1,0 +1,30 @@
+"""Loaded by schemathesis: rules between fields that an OpenAPI description cannot say. What breaks one is refused, as
+`test_gateway_fields.py` shows, and is no finding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import schemathesis
+
+
+@schemathesis.hook
+def filter_case(_context: Any, case: Any) -> bool:
+    body = case.body
+    return not isinstance(body, dict) or _are_consistent(body)
+
+
+def _are_consistent(body: dict[str, Any]) -> bool:
+    response_format = body.get("response_format")
+    is_formed = isinstance(response_format, dict) and response_format.get("type") != "text"
+    calls = body.get("tool_choice") not in (None, "none", "auto")
+    seed = body.get("seed")
+    prompts, n = body.get("prompt"), body.get("n")
+    return not (
+        (body.get("top_logprobs") and not body.get("logprobs"))
+        or calls
+        or (isinstance(seed, int) and abs(seed) >= 2**62)  # schemathesis compares it with the bound as a float
+        or (body.get("tools") and (body.get("stop") or is_formed or body.get("min_tokens") or body.get("ignore_eos")))
+        or (is_formed and (body.get("min_tokens") or body.get("ignore_eos")))
+        or (isinstance(prompts, list) and len(prompts) > 1 and n not in (None, 1))
+    )

@@ -1,0 +1,272 @@
+"""Each field is honoured or refused by its name: none is taken with a 200 and without an effect."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import openai as api
+import pytest
+from node.gateway.scripted_client import ScriptedClient, ScriptedToken, converse
+from openai import AsyncOpenAI
+from swarm.client.request import schema_grammar
+from swarm.serving.sampling import Sampling
+from swarm_node.gateway import bounds
+
+HELLO = [{"role": "user", "content": "hi"}]
+PLAIN: dict[str, dict[str, Any]] = {
+    "/completions": {"model": "tiny", "prompt": "hi", "seed": 1},
+    "/chat/completions": {"model": "tiny", "messages": HELLO, "seed": 1},
+}
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+AS_SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": SCHEMA}}
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}
+CLOCK = {"type": "function", "function": {"name": "clock"}}
+
+REFUSED: dict[str, list[tuple[str, Any]]] = {
+    "both": [
+        ("allowed_token_ids", [1]),
+        ("bad_words", ["x"]),
+        ("guided_choice", ["a", "b"]),
+        ("guided_grammar", "x"),
+        ("guided_json", {}),
+        ("guided_regex", "x"),
+        ("structured_outputs", {"json": {}}),
+        ("prompt_logprobs", 1),
+        ("return_token_ids", True),
+        ("truncate_prompt_tokens", 5),
+        ("use_beam_search", True),
+        ("length_penalty", 2.0),
+        ("best_of", 3),
+        ("echo", True),
+        ("echo", 1),
+        ("skip_special_tokens", False),
+        ("logits_processors", ["x"]),
+        ("store", True),
+        ("metadata", {"a": "b"}),
+    ],
+    "/completions": [("suffix", "x"), ("add_special_tokens", False)],
+    "/chat/completions": [
+        ("add_generation_prompt", False),
+        ("chat_template", "x"),
+        ("continue_final_message", True),
+        ("documents", [{}]),
+        ("functions", [{}]),
+        ("function_call", "auto"),
+        ("modalities", ["audio"]),
+        ("reasoning_effort", "high"),
+        ("web_search_options", {}),
+    ],
+}
+
+
+async def _sent(openai: AsyncOpenAI, path: str, more: dict[str, Any]) -> httpx.Response:
+    response: httpx.Response = await openai._client.post(f"{openai.base_url}{path[1:]}", json={**PLAIN[path], **more})
+    return response
+
+
+def _errors(path: str, bodies: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What is wrong with each; nothing was asked for any of them."""
+    errors = []
+    client = ScriptedClient()
+
+    async def conversation(openai: AsyncOpenAI) -> None:
+        for body in bodies:
+            response = await _sent(openai, path, body)
+            assert response.status_code == 400, (body, response.text)
+            errors.append(response.json()["error"])
+
+    converse(client, conversation)
+    assert not client.asked
+    return errors
+
+
+def _asked(path: str, more: dict[str, Any]) -> Any:
+    """The request that reaches the swarm's client."""
+    client = ScriptedClient()
+
+    async def conversation(openai: AsyncOpenAI) -> None:
+        response = await _sent(openai, path, more)
+        assert response.status_code == 200, response.text
+
+    converse(client, conversation)
+    return client.asked[0]
+
+
+@pytest.mark.parametrize("path", PLAIN)
+def test_field_that_is_not_offered_is_refused_by_name(path: str) -> None:
+    fields = [*REFUSED["both"], *REFUSED[path]]
+    for (name, _), error in zip(fields, _errors(path, [{name: value} for name, value in fields]), strict=True):
+        assert (error["code"], error["param"], error["type"]) == (
+            "unsupported_parameter",
+            name,
+            "invalid_request_error",
+        )
+        assert f"'{name}' is not supported" in error["message"]
+
+
+@pytest.mark.parametrize("path", PLAIN)
+def test_unknown_field_is_refused_by_name_wherever_it_is(path: str) -> None:
+    [plain, nested] = _errors(path, [{"temprature": 0.5}, {"stream_options": {"include_usage": True, "foo": 1}}])
+    assert (plain["code"], plain["param"]) == ("unknown_parameter", "temprature")
+    assert (nested["code"], nested["param"]) == ("unknown_parameter", "stream_options.foo")
+    assert "unknown parameter 'temprature'" in plain["message"]
+
+
+def test_unknown_field_of_a_message_is_refused_and_an_echoed_answer_is_not() -> None:
+    echoed = {
+        "role": "assistant",
+        "content": "hi",
+        "refusal": None,
+        "annotations": [],
+        "audio": None,
+        "tool_calls": [{"id": "c", "type": "function", "index": 0, "function": {"name": "f", "arguments": "{}"}}],
+    }
+    path = "/chat/completions"
+    assert len(_asked(path, {"messages": [*HELLO, echoed]}).question.messages) == 2
+    [image, refusal] = _errors(
+        path, [{"messages": [{**HELLO[0], "images": []}]}, {"messages": [{**echoed, "refusal": "no"}]}]
+    )
+    assert image["param"] == "messages.0.images"
+    assert refusal["param"] == "messages.0.refusal"
+
+
+@pytest.mark.parametrize("path", PLAIN)
+def test_fields_that_change_nothing_are_taken(path: str) -> None:
+    more = {
+        "user": "someone",
+        "safety_identifier": "s",
+        "prompt_cache_key": "k",
+        "store": False,
+        "metadata": None,
+        "service_tier": "auto",
+        "best_of": 1,
+        "echo": False,
+        "length_penalty": 1,
+        "use_beam_search": False,
+        "guided_json": None,
+        "top_k": -1,
+        "logit_bias": None,
+        "stop_token_ids": None,
+        "response_format": {"type": "text"},
+    }
+    assert _asked(path, more).sampling == Sampling(temperature=1.0, seed=1)
+
+
+@pytest.mark.parametrize("path", PLAIN)
+@pytest.mark.parametrize(
+    ("sent", "drawn"),
+    [
+        ({"min_p": 0.1}, {"min_p": 0.1}),
+        ({"presence_penalty": 1, "frequency_penalty": -2}, {"presence_penalty": 1.0, "frequency_penalty": -2.0}),
+        ({"repetition_penalty": 1.2}, {"repetition_penalty": 1.2}),
+        ({"logit_bias": {"5": -100, "7": 2.5}}, {"logit_bias": ((5, -100.0), (7, 2.5))}),
+        ({"stop_token_ids": [5, 7]}, {"stop_token_ids": (5, 7)}),
+        ({"min_tokens": 3, "ignore_eos": True}, {"min_tokens": 3, "ignore_eos": True}),
+        ({"stop": "x", "include_stop_str_in_output": True}, {"stop_after": ("x",)}),
+        ({"response_format": {"type": "json_object"}}, {"grammar": schema_grammar({"type": "object"})}),
+        ({"response_format": AS_SCHEMA}, {"grammar": schema_grammar(SCHEMA)}),
+    ],
+    ids=",".join,
+)
+def test_sampling_field_reaches_those_who_draw(path: str, sent: dict[str, Any], drawn: dict[str, Any]) -> None:
+    assert _asked(path, sent).sampling == Sampling(temperature=1.0, seed=1, **drawn)
+
+
+@pytest.mark.parametrize(
+    ("sent", "param"),
+    [
+        ({"min_p": 2}, "min_p"),
+        ({"presence_penalty": 2.5}, "presence_penalty"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"logit_bias": {"a": 1}}, "logit_bias"),
+        ({"logit_bias": {"1": 101}}, "logit_bias.1"),
+        ({"logit_bias": {str(n): 1 for n in range(2000)}}, "logit_bias"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids.0"),
+        ({"min_tokens": "3"}, "min_tokens"),
+        ({"response_format": {"type": "xml"}}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"response_format": {"type": "json_object"}, "min_tokens": 2}, "response_format"),
+        ({"response_format": {"type": "json_object"}, "ignore_eos": True}, "response_format"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"a": "x" * 70_000}}}},
+            "response_format",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_sampling_field_out_of_its_bounds_is_named(sent: dict[str, Any], param: str) -> None:
+    [error] = _errors("/completions", [sent])
+    assert error["param"].startswith(param), error
+    assert len(error["message"]) < 500
+
+
+# --- tools ------------------------------------------------------------------------------------------------------------
+
+
+def _chat(**more: Any) -> Any:
+    return _asked("/chat/completions", {"tools": [WEATHER, CLOCK], **more})
+
+
+def test_tools_without_a_demand_need_no_grammar() -> None:
+    for more in ({}, {"tool_choice": "auto"}, {"tool_choice": "none"}):
+        assert _chat(**more).sampling.grammar is None
+    assert _chat(tool_choice="none", parallel_tool_calls=False).sampling.stop_after == ()
+
+
+def test_tool_choice_that_is_forced_is_a_grammar_of_calls() -> None:
+    named = _chat(tool_choice={"type": "function", "function": {"name": "weather"}}).sampling.grammar
+    assert named.kind == "lark"
+    assert "weather" in named.text
+    assert "clock" not in named.text
+    required = _chat(tool_choice="required").sampling.grammar
+    assert "clock" in required.text
+    assert '("\\n" call)*' in required.text
+    assert "*" not in _chat(tool_choice="required", parallel_tool_calls=False).sampling.grammar.text.splitlines()[0]
+
+
+def test_strict_tool_is_kept_to_where_it_may_be_called() -> None:
+    strict = {"type": "function", "function": {**WEATHER["function"], "strict": True}}  # type: ignore[dict-item]
+    free = _asked("/chat/completions", {"tools": [strict, CLOCK]}).sampling.grammar
+    assert free.text.startswith("start: TEXT (call TEXT)*")
+    assert _asked("/chat/completions", {"tools": [strict], "tool_choice": "none"}).sampling.grammar is None
+    both = _asked("/chat/completions", {"tools": [CLOCK], "response_format": {"type": "json_object"}}).sampling.grammar
+    assert "| answer" in both.text
+
+
+def test_one_call_ends_the_answer_where_several_are_not_wanted() -> None:
+    assert _chat(parallel_tool_calls=False).sampling.stop_after == ("</tool_call>",)
+    assert _chat(parallel_tool_calls=True).sampling.stop_after == ()
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"tool_choice": "required", "tools": []}, "no tools"),
+        ({"tool_choice": {"type": "function", "function": {"name": "rm"}}}, "no tool rm"),
+        ({"tool_choice": "always"}, "tool_choice"),
+        ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
+        ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "cannot have a response_format"),
+        ({"tool_choice": "required", "min_tokens": 3}, "min_tokens"),
+    ],
+    ids=str,
+)
+def test_tool_choice_that_cannot_be_is_refused(more: dict[str, Any], why: str) -> None:
+    [error] = _errors("/chat/completions", [{"tools": [WEATHER], **more}])
+    assert why in error["message"]
+
+
+def test_template_kwargs_reach_the_template() -> None:
+    asked = _asked("/chat/completions", {"chat_template_kwargs": {"enable_thinking": False}})
+    assert asked.question.template_kwargs == {"enable_thinking": False}
+    [error] = _errors("/chat/completions", [{"chat_template_kwargs": {str(n): 1 for n in range(100)}}])
+    assert error["param"] == "chat_template_kwargs"
+    assert bounds.MAX_TEMPLATE_KWARGS < 100
+
+
+def test_number_as_text_is_no_number() -> None:
+    async def conversation(openai: AsyncOpenAI) -> None:
+        with pytest.raises(api.BadRequestError, match="max_tokens"):
+            await openai.post("/completions", body={**PLAIN["/completions"], "max_tokens": "5"}, cast_to=object)
+
+    converse(ScriptedClient(script=[ScriptedToken("a", "stop")]), conversation)

@@ -1,0 +1,65 @@
+"""What `/openapi.json` says holds: schemathesis asks the real routes, over a scripted swarm, some 1,000 times."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from node.gateway import openapi_rules
+from node.gateway.scripted_client import ScriptedClient, converse
+from openai import AsyncOpenAI
+
+HERE = Path(__file__).parent
+
+
+def test_schemathesis_finds_nothing(tmp_path: Path) -> None:
+    """It prints the command that reproduces what it finds."""
+    told = bytearray()
+    hooks = {"SCHEMATHESIS_HOOKS": openapi_rules.__name__, "PYTHONPATH": str(HERE.parents[1])}
+
+    async def conversation(openai: AsyncOpenAI) -> None:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "schemathesis.cli", "--config-file", HERE / "schemathesis.toml"),
+            *("run", _described(openai), "--no-color", "--checks", "all"),
+            cwd=tmp_path,
+            env=os.environ | hooks,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        said, _ = await process.communicate()
+        told.extend(said)
+        assert process.returncode == 0, said.decode()
+
+    converse(ScriptedClient(), conversation, within_s=110)
+    assert b"Tested: 10" in told
+
+
+def test_every_method_that_is_not_there_is_told_those_that_are() -> None:
+    async def conversation(openai: AsyncOpenAI) -> None:
+        for path, methods in (("models", "GET"), ("chat/completions", "POST"), ("../health", "GET")):
+            response = await openai._client.request("TRACE", f"{openai.base_url}{path}")
+            assert (response.status_code, response.headers["allow"]) == (405, methods)
+
+    converse(ScriptedClient(), conversation)
+
+
+def test_bounds_are_described_where_null_is_taken() -> None:
+    """They were not, so that `n: 0` looked right and was refused."""
+
+    async def conversation(openai: AsyncOpenAI) -> None:
+        schemas: dict[str, Any] = (await openai._client.get(_described(openai))).json()["components"]["schemas"]
+        for name in ("ChatRequest", "CompletionRequest"):
+            of_n, null = schemas[name]["properties"]["n"]["anyOf"]
+            assert (of_n["minimum"], null) == (1, {"type": "null"})
+            assert schemas[name]["additionalProperties"] is False
+            assert schemas[name]["properties"]["guided_json"]["enum"] == [None]
+        assert "tool_call_id" in schemas["ToolMessage"]["required"]
+
+    converse(ScriptedClient(), conversation)
+
+
+def _described(openai: AsyncOpenAI) -> str:
+    return str(openai.base_url).replace("/v1/", "/openapi.json")

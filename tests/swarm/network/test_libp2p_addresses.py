@@ -1,0 +1,108 @@
+"""How real nodes find each other's addresses: by the word of the peers themselves, told on by the nodes near them."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from free_ports import free_port
+from network_worlds import eventually, libp2p_node
+from swarm.network.libp2p import Libp2pNetwork
+from swarm_protocol.errors import PeerError, PeerRefused, PeerUnreachable
+from swarm_protocol.identity import Identity
+
+pytestmark = pytest.mark.usefixtures("identities_are_free")
+
+
+async def reaches(network: Libp2pNetwork, peer_id: str) -> bool:
+    try:
+        await network.call(peer_id, "nonesuch", b"", timeout_s=5)
+    except PeerRefused:
+        return True
+    except PeerError:
+        return False
+    raise AssertionError("somebody serves nonesuch")
+
+
+@asynccontextmanager
+async def seed_and_two(folder: Path) -> AsyncIterator[tuple[Libp2pNetwork, ...]]:
+    async with await libp2p_node(folder / "seed") as seed:
+        peers = await seed.addrs()
+        async with await libp2p_node(folder / "a", peers=peers) as a, await libp2p_node(folder / "b", peers=peers) as b:
+            yield seed, a, b
+
+
+def test_nodes_that_share_a_seed_reach_each_other_without_being_told_where(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with seed_and_two(tmp_path) as (_, a, b):
+            assert await reaches(a, b.peer_id)
+            assert await reaches(b, a.peer_id)
+            with pytest.raises(PeerUnreachable, match="nobody knows its address"):
+                await a.call(Identity(bytes(32)).peer_id, "nonesuch", b"", timeout_s=5)
+
+    asyncio.run(main())
+
+
+def test_node_that_came_back_elsewhere_is_found_there(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with seed_and_two(tmp_path) as (seed, a, b):
+            assert await reaches(a, b.peer_id)
+            await b.close()
+            await eventually(lambda: _has_lost(a, b.peer_id))
+            async with await libp2p_node(tmp_path / "b", peers=await seed.addrs()) as again:
+                assert again.peer_id == b.peer_id
+
+                async def is_found() -> bool:
+                    return await reaches(a, again.peer_id)
+
+                await eventually(is_found)
+
+    asyncio.run(main())
+
+
+def test_nodes_reach_each_other_when_their_seed_is_gone(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with (
+            seed_and_two(tmp_path) as (seed, a, b),
+            await libp2p_node(tmp_path / "c", peers=await seed.addrs()) as c,
+        ):
+            await seed.close()
+            for one, other in itertools.permutations((a, b, c), 2):
+                assert await reaches(one, other.peer_id)
+
+    asyncio.run(main())
+
+
+def test_relayed_node_is_reached_by_the_address_that_it_tells(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with await libp2p_node(tmp_path / "relay", relay="serve") as relay:
+            peers = await relay.addrs()
+            async with (
+                await libp2p_node(tmp_path / "hidden", peers=peers, listen=(), relay="use") as hidden,
+                await libp2p_node(tmp_path / "a", peers=peers) as a,
+            ):
+                assert await reaches(a, hidden.peer_id)
+
+    asyncio.run(main())
+
+
+def test_node_that_announces_another_address_is_told_by_it(tmp_path: Path) -> None:
+    async def main() -> None:
+        port = free_port()
+        addrs = {"listen": (f"/ip4/127.0.0.1/tcp/{port}",), "announce": (f"/dns4/localhost/tcp/{port}",)}
+        async with (
+            await libp2p_node(tmp_path / "seed") as seed,
+            await libp2p_node(tmp_path / "a", peers=await seed.addrs(), **addrs) as a,
+        ):
+            (contact,) = seed._dht.contacts()
+            assert (contact.peer_id, contact.addrs) == (a.peer_id, addrs["announce"])
+
+    asyncio.run(main())
+
+
+async def _has_lost(network: Libp2pNetwork, peer_id: str) -> bool:
+    return peer_id not in await network._host.connected_peers()

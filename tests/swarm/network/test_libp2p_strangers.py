@@ -1,0 +1,94 @@
+"""What strangers get from a node's libp2p daemon, and what they can make it hold: real daemons on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+import uvloop
+from network_worlds import libp2p_node
+from swarm.network.binary_addr import peer_id_bytes
+from swarm.network.libp2p import Libp2pNetwork
+from swarm.network.libp2p_control import ControlError
+from swarm.network.libp2p_daemon import DaemonOptions
+from swarm.network.libp2p_host import CONTROL_FAILURES, Host
+from swarm_protocol.varint import encode_varint
+
+KAD = ("/ipfs/kad/1.0.0", "/ipfs/lan/kad/1.0.0")
+WARM_UP_S, FLOOD_S = 0.5, 1.5
+ADD_PROVIDER = 2
+MEBIBYTE = 2**20
+
+
+@asynccontextmanager
+async def stranger_beside(node: Libp2pNetwork) -> AsyncIterator[Host]:
+    """An anonymous libp2p host that is connected to `node`."""
+    host = await Host.start(DaemonOptions(listen=("/ip4/127.0.0.1/tcp/0",)))
+    lane = asyncio.create_task(host.lane.run())
+    try:
+        (addr,) = await node.addrs()
+        await host.control.connect(node.peer_id, [addr.partition("/p2p/")[0]])
+        yield host
+    finally:
+        await host.stop()
+        await lane
+
+
+def add_provider(provider: bytes) -> bytes:
+    """A message of go-libp2p's DHT that has the receiver keep a record of about 200 bytes in memory."""
+    key = b"\x12\x20" + os.urandom(32)
+    addr = b"\x04\x7f\x00\x00\x01\x06\x0f\xa1"
+    peer = b"\x0a" + bytes([len(provider)]) + provider + b"\x12" + bytes([len(addr)]) + addr
+    body = b"\x08" + bytes([ADD_PROVIDER]) + b"\x12" + bytes([len(key)]) + key + b"\x4a" + bytes([len(peer)]) + peer
+    return encode_varint(len(body)) + body
+
+
+@pytest.mark.parametrize("protocol", KAD)
+def test_stranger_who_speaks_libp2ps_own_dht_is_refused(tmp_path: Path, protocol: str) -> None:
+    async def main() -> None:
+        async with await libp2p_node(tmp_path / "seed", relay="serve") as seed, stranger_beside(seed) as stranger:
+            with pytest.raises(ControlError, match="protocols not supported"):
+                await stranger.control.open_stream(seed.peer_id, protocol)
+
+    asyncio.run(main())
+
+
+def test_flood_of_provider_records_leaves_the_daemon_as_it_was(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with await libp2p_node(tmp_path / "seed", relay="serve") as seed, stranger_beside(seed) as stranger:
+            daemon = psutil.Process(seed.daemon_pid)
+            num_taken = await flood(stranger, seed.peer_id, WARM_UP_S)
+            before = daemon.memory_info().rss
+            num_taken += await flood(stranger, seed.peer_id, FLOOD_S)
+            assert num_taken == 0
+            # with the DHT it was 80 MiB a second
+            assert daemon.memory_info().rss - before < 24 * MEBIBYTE
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
+
+
+async def flood(stranger: Host, peer_id: str, seconds: float) -> int:
+    """Send records over eight streams. The number that could be sent."""
+    records = b"".join(add_provider(peer_id_bytes(stranger.peer_id)) for _ in range(100))
+    until = time.monotonic() + seconds
+
+    async def send() -> int:
+        num_sent = 0
+        while time.monotonic() < until:
+            with contextlib.suppress(*CONTROL_FAILURES):
+                _, writer = await stranger.control.open_stream(peer_id, KAD[0])
+                while time.monotonic() < until:
+                    writer.write(records)
+                    await writer.drain()
+                    num_sent += 100
+        return num_sent
+
+    return sum(await asyncio.gather(*(send() for _ in range(8))))

@@ -1,0 +1,85 @@
+"""Which streams give way when more waits unread than a host holds."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from swarm.network import framing
+from swarm.network.unread_budget import HOST_BYTES, PEER_BYTES, UnreadBudget
+from swarm_protocol import limits
+from swarm_protocol.errors import PeerRefused
+
+
+class OneStream:
+    def __init__(self, peer_id: str) -> None:
+        self.peer_id = peer_id
+        self.refusals: list[PeerRefused] = []
+
+    def give_way(self, refusal: PeerRefused) -> None:
+        self.refusals.append(refusal)
+
+
+def test_stream_beyond_its_peers_budget_gives_way_and_the_others_stay() -> None:
+    budget = UnreadBudget(max_peer_bytes=10, max_host_bytes=100)
+    first, second, other = OneStream("a"), OneStream("a"), OneStream("b")
+    assert budget.charge(first, 6)
+    assert budget.charge(other, 6)
+    assert not budget.charge(second, 5)
+    [refusal] = second.refusals
+    assert refusal.retry_after_s > 0
+    assert "bytes of this peer wait to be read here" in refusal.message
+    assert not first.refusals
+    assert not other.refusals
+    assert budget.num_bytes == 12
+    budget.release(first, 6)
+    assert budget.charge(OneStream("a"), 10)
+    assert budget.num_refused == 1
+
+
+def test_full_host_has_the_largest_stream_of_the_greediest_peer_give_way() -> None:
+    budget = UnreadBudget(max_peer_bytes=100, max_host_bytes=20)
+    small, large, honest = OneStream("greedy"), OneStream("greedy"), OneStream("honest")
+    assert budget.charge(small, 5)
+    assert budget.charge(large, 9)
+    assert budget.charge(honest, 7)
+    assert large.refusals
+    assert not small.refusals
+    assert not honest.refusals
+    assert budget.num_bytes == 12
+    assert not budget.charge(small, 9)
+    assert small.refusals
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from(["charge", "release", "drop"]), st.integers(0, 30))))
+def test_budget_under_any_events_is_kept_and_counts_what_is_held(events: list[tuple[int, str, int]]) -> None:
+    budget = UnreadBudget(max_peer_bytes=40, max_host_bytes=60)
+    streams = [OneStream(f"peer {number % 2}") for number in range(6)]
+    held = dict.fromkeys(range(6), 0)
+    for number, event, num_bytes in events:
+        stream = streams[number]
+        if event == "charge":
+            held[number] += num_bytes
+            budget.charge(stream, num_bytes)
+            held = {each: 0 if streams[each].refusals else kept for each, kept in held.items()}
+            for each in streams:
+                each.refusals.clear()
+        elif event == "release":
+            budget.release(stream, num_bytes)
+            held[number] -= min(held[number], num_bytes)
+        else:
+            budget.drop(stream)
+            held[number] = 0
+        assert budget.num_bytes == sum(held.values()) <= 60
+        for peer in (0, 1):
+            assert sum(held[each] for each in range(6) if each % 2 == peer) <= 40
+    for stream in streams:
+        budget.drop(stream)
+    assert budget.num_bytes == 0
+    assert not budget._held
+    assert not budget._by_peer
+
+
+def test_budgets_let_in_the_largest_message_and_the_windows_of_a_group() -> None:
+    num_pieces = -(-limits.MAX_MESSAGE_BYTES // framing.CHUNK_BYTES)
+    assert limits.MAX_MESSAGE_BYTES + num_pieces * framing.FRAME_COST_BYTES + 3 * framing.WINDOW_BYTES <= PEER_BYTES
+    assert HOST_BYTES >= 16 * 4 * framing.WINDOW_BYTES

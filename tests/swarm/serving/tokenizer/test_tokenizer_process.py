@@ -1,0 +1,196 @@
+"""Real processes for real and for hostile tokenizers: what is answered, what is stopped, and that nothing is left."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from swarm.serving.model.files import open_model
+from swarm.serving.model.kit import ModelKit, open_kit
+from swarm.serving.tokenizer.process import TokenizerLimits, TokenizerProcess
+from swarm.testing.leaks import no_leaks
+from swarm_protocol.errors import ConfigError, IntegrityError, SessionError
+from text_models import byte_tokenizer
+
+Files = Mapping[str, bytes]
+LIMITS = TokenizerLimits(memory_bytes=2**29)
+LOOP = "{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(9999) %}{% endfor %}" + 2 * "{% endfor %}"
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+@pytest.fixture
+def files(llama_dir: Path) -> Files:
+    return open_model(llama_dir).small_files()
+
+
+def children() -> list[psutil.Process]:
+    return [
+        child for child in psutil.Process().children() if any("tokenizer.worker" in part for part in child.cmdline())
+    ]
+
+
+def with_tokenizer(files: Files, **parts: Any) -> Files:
+    """The tokenizer.json with other `parts`."""
+    return {**files, "tokenizer.json": json.dumps({**json.loads(files["tokenizer.json"]), **parts}).encode()}
+
+
+def kit_of(files: Files, limits: TokenizerLimits = LIMITS) -> ModelKit:
+    return asyncio.run(open_kit("tiny", "r", TokenizerProcess("tiny", files, limits)))
+
+
+def growing(letter: str, times: int) -> Any:
+    """A normalizer that makes ten of one letter, again and again."""
+    replacements = [{"type": "Replace", "pattern": {"String": letter}, "content": letter * 10}] * times
+    return {"type": "Sequence", "normalizers": replacements}
+
+
+def test_process_answers_as_transformers_and_leaves_nothing(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    text = "def añadir(a): 中 <x>"
+    expected = [int(token_id) for token_id in byte_tokenizer()(text)["input_ids"]]
+    with no_leaks():
+        kit = kit_of({**files, "chat_template.jinja": b"{{ messages[0].content }}{{ word }}"})
+        (child,) = children()
+        assert "secret" not in child.environ().values()
+        assert not list(Path(child.cwd()).glob("*.safetensors"))
+        assert Path(child.cwd()).name.startswith("swarm-tokenizer-")
+        assert child.num_fds() <= 5
+
+        async def scenario() -> None:
+            assert await kit.encode(text) == expected
+            assert await kit.decode(expected) == text
+            chat = await kit.encode_chat([{"role": "user", "content": "def añadir"}], (), {"word": "(a): 中 <x>"})
+            assert chat == expected
+            assert b"".join(await kit.token_bytes(expected)) == text.encode()
+            without_table = replace(kit, table=None)
+            assert await without_table.decode_all([expected, expected[:3]]) == [text, text[:3]]
+            assert b"".join(await without_table.token_bytes(expected)) == text.encode()
+
+        asyncio.run(scenario())
+        kit.close()
+        kit.close()
+        assert not Path(child.cwd() if child.is_running() else "/nonexistent").exists()
+
+
+def test_tokenizer_that_needs_too_much_memory_to_load_is_refused(files: Files) -> None:
+    """What 777 bytes did to a gateway itself: 3.6 GB and 50 s."""
+    explosive = with_tokenizer(files, normalizer=growing("a", 10))
+    with no_leaks(), pytest.raises(IntegrityError, match=r"exceeded its limits: it needed over 0\.5 GiB") as caught:
+        kit_of(explosive)
+    assert "\n" not in str(caught.value)
+
+
+def test_tokenizer_that_takes_too_long_to_load_is_refused(files: Files) -> None:
+    slow = {"type": "Split", "pattern": {"Regex": "(a+)+b"}, "behavior": "Isolated", "invert": False}
+    first = {"type": "Replace", "pattern": {"String": "a"}, "content": SLOW_TEXT}
+    endless = with_tokenizer(files, normalizer=first, pre_tokenizer=slow)
+    with no_leaks(), pytest.raises(IntegrityError, match="exceeded its limits: it took over 4 s"):
+        kit_of(endless, replace(LIMITS, load_s=4.0))
+
+
+SLOW_TEXT = ("a" * 17 + "c") * 10_000
+"""Each run of letters is looked at in 100,000 ways by `(a+)+b`, and more would be a panic of the library."""
+
+
+@pytest.mark.parametrize(
+    ("parts", "template", "prompt", "told"),
+    [
+        ({"pre_tokenizer": "slow"}, "", SLOW_TEXT, "exceeded its limits: it took over 1 s"),
+        ({"pre_tokenizer": "slow"}, "", "a" * 60, "cannot take this"),
+        ({"normalizer": growing("b", 10)}, "", "b", "exceeded its limits: it needed over 0.5 GiB"),
+        ({}, LOOP, "", "exceeded its limits: it took over 1 s"),
+        ({}, "{{ 'a' * 10**10 }}", "", "exceeded its limits: it needed over 0.5 GiB"),
+        ({}, "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "", "refuses these messages"),
+    ],
+)
+def test_request_that_exceeds_the_limits_is_refused_and_the_next_one_answered(
+    files: Files, parts: dict[str, Any], template: str, prompt: str, told: str
+) -> None:
+    if parts.get("pre_tokenizer"):
+        slow = {"type": "Split", "pattern": {"Regex": "(a+)+b"}, "behavior": "Isolated", "invert": False}
+        whole = json.loads(files["tokenizer.json"])["pre_tokenizer"]
+        parts = {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [slow, whole]}}
+    hostile = {**with_tokenizer(files, **parts), **({"chat_template.jinja": template.encode()} if template else {})}
+
+    limits = replace(LIMITS, call_s=1.0 if "took" in told else 30.0)
+
+    async def scenario() -> None:
+        kit = await open_kit("tiny", "r", TokenizerProcess("tiny", hostile, limits))
+        try:
+            with pytest.raises(ConfigError, match=told) as caught:
+                await (kit.encode_chat(MESSAGES) if template else kit.encode(prompt))
+            assert "\n" not in str(caught.value)
+            assert await kit.encode("x") == byte_tokenizer()("x")["input_ids"]
+        finally:
+            kit.close()
+
+    with no_leaks():
+        asyncio.run(scenario())
+
+
+def test_other_models_and_streams_go_on_while_a_template_loops(files: Files) -> None:
+    async def scenario() -> None:
+        looping = {**files, "chat_template.jinja": LOOP.encode()}
+        slow = await open_kit("slow", "r", TokenizerProcess("slow", looping, replace(LIMITS, call_s=600.0)))
+        other = await open_kit("other", "r", TokenizerProcess("other", files, LIMITS))
+        # more than the default executor has threads
+        asked = [asyncio.create_task(slow.encode_chat(MESSAGES)) for _ in range(40)]
+        while not any(child.cpu_times().user > 0 and child.status() == "running" for child in children()):
+            await asyncio.sleep(0.01)
+        assert await other.encode("x") == byte_tokenizer()("x")["input_ids"]
+        assert await slow.decode(byte_tokenizer()("xy")["input_ids"]) == "xy"
+        assert not any(task.done() for task in asked)
+        slow.close()
+        other.close()
+        ended = await asyncio.gather(*asked, return_exceptions=True)
+        assert all(isinstance(each, SessionError) and "closed" in str(each) for each in ended)
+
+    with no_leaks():
+        asyncio.run(scenario())
+
+
+PARENT = """
+import asyncio, sys
+from pathlib import Path
+from swarm.serving.model.small_files import SMALL_FILES
+from swarm.serving.model.kit import open_kit
+from swarm.serving.tokenizer.process import TokenizerLimits, TokenizerProcess
+
+async def main():
+    files = {name: path.read_bytes() for name in SMALL_FILES if (path := Path(sys.argv[1], name)).is_file()}
+    limits = TokenizerLimits(memory_bytes=2**29, call_s=1.0)
+    files["chat_template.jinja"] = sys.argv[2].encode()
+    kit = await open_kit("tiny", "r", TokenizerProcess("tiny", files, limits))
+    print("ready", flush=True)
+    await kit.encode_chat([{"role": "user", "content": "hi"}])
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def parent(llama_dir: Path, request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[bytes]]:
+    command = [sys.executable, "-c", PARENT, str(llama_dir), request.param]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        yield process
+        process.kill()
+
+
+@pytest.mark.parametrize(
+    "parent", ["", LOOP, "{{ 7 ** (10 ** 9) }}"], indirect=True, ids=["idle", "busy", "holds the interpreter"]
+)
+def test_process_ends_with_its_parent_that_is_killed(parent: subprocess.Popen[bytes]) -> None:
+    assert parent.stdout is not None
+    assert parent.stdout.readline() == b"ready\n"
+    (child,) = psutil.Process(parent.pid).children()
+    parent.kill()
+    child.wait(timeout=60)

@@ -1,0 +1,16 @@
+"""A real process of a run is stopped by SIGSTOP just as it coordinates: its connections stay, and it says nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import uvloop
+from chaos.stops import stop_members
+
+
+def test_run_whose_coordinator_is_stopped_goes_on_without_it_and_takes_it_back(tmp_path: Path) -> None:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        (stop,) = runner.run(stop_members(tmp_path, ["round.sign"], num_members=3, stopped_s=0.0))
+    # a coordinator was waited for 15 s; under the load of a whole suite steps take longer than the 5 s that are due
+    assert stop.longest_s < 12.0

@@ -1,0 +1,83 @@
+"""How many vectors of the model's size a trainer keeps, counted among all tensors of the process."""
+
+from __future__ import annotations
+
+import gc
+from contextlib import suppress
+from dataclasses import replace
+
+import torch
+from swarm.testing import virtual_time
+from swarm.training.data import Corpus
+from swarm.training.inner import InnerLoop
+from swarm.training.interval import Materials
+from swarm.training.layout import Layout
+from swarm.training.model import build_model, initial_theta
+from swarm.training.one_device import OneDevice, next_token_loss
+from swarm.training.run_config import RunConfig
+from torch import Tensor, nn
+from training_swarm import Swarm
+
+
+def vectors(num_values: int) -> int:
+    """The number of tensors' storages that hold a value, or one more, for each parameter of the model."""
+    sizes = {4 * num_values, 4 * (num_values + 1)}
+    storages = set()
+    for each in gc.get_objects():
+        # packed and compiled tensors have no storage, or sizes that are symbols
+        if type(each) in {Tensor, nn.Parameter} and each.layout is torch.strided and not each.is_mkldnn:
+            with suppress(NotImplementedError, RuntimeError):
+                if each.untyped_storage().nbytes() in sizes:
+                    storages.add(each.untyped_storage().data_ptr())
+    return len(storages)
+
+
+def test_member_between_intervals_keeps_its_weights_and_the_committed_state_alone(
+    tiny_run: RunConfig, tiny_corpus: Corpus
+) -> None:
+    run = replace(tiny_run, outer_steps=3, interval_steps=2, min_group=2)
+    num_values = Layout.of(build_model(run.model)).num_values
+
+    async def main() -> int:
+        async with Swarm(run) as swarm:
+            for name in ("a", "b"):
+                inner = InnerLoop(run, build_model(run.model), tiny_corpus)
+                await swarm.join(name, materials=Materials(inner=inner, theta_N=initial_theta(run)))
+            await swarm.finish()
+            gc.collect()
+            return vectors(num_values)
+
+    gc.collect()
+    before = vectors(num_values)
+    # two members: the weights being trained, and the committed state's weights and momentum
+    assert virtual_time.run(main()) - before == 2 * 3
+
+
+def test_gradient_has_memory_during_an_interval_only(tiny_run: RunConfig, tiny_corpus: Corpus) -> None:
+    loop = InnerLoop(tiny_run, build_model(tiny_run.model), tiny_corpus)
+    num_values = loop.flat().numel()
+    gc.collect()
+    before = vectors(num_values)
+    loop.train(range(8), 2)
+    gc.collect()
+    assert vectors(num_values) == before
+
+
+def test_loss_of_other_weights_copies_none(tiny_run: RunConfig) -> None:
+    model = build_model(tiny_run.model)
+    num_values, counted = Layout.of(model).num_values, []
+
+    def loss_of(model: nn.Module, x_BT: Tensor) -> Tensor:
+        counted.append(vectors(num_values))
+        return next_token_loss(model, x_BT)
+
+    device = OneDevice(tiny_run.inner, model, device="cpu", loss=loss_of)
+    theta_N, kept_N = 0.5 * device.flat(), device.flat()
+    gc.collect()
+    before = vectors(num_values)
+    x_VT = torch.randint(0, 256, (4, 9), generator=torch.Generator().manual_seed(0))
+    smaller = device.loss(theta_N, x_VT)
+    assert counted == [before]
+    assert torch.equal(device.flat(), kept_N)
+    device.load(theta_N)
+    assert device.loss(theta_N, x_VT) == smaller

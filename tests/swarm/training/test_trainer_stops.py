@@ -1,0 +1,85 @@
+"""A member falls silent for 15 s, as a stopped process does: its connections stay, and nothing comes over them.
+
+The others go on within seconds and with one state, and it is back by itself. In virtual time a cut line stands for the
+stopped process; `tests/chaos` stops real ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+from swarm.testing import virtual_time
+from swarm.testing.faults import Fault, FaultScript
+from swarm.training.events import OuterStep, RoundAborted
+from swarm.training.meter import SLOWEST_BYTES_PER_S
+from swarm.training.parts import FRAME_VALUES
+from swarm.training.peer_lines import SILENT_S
+from swarm.training.run_config import RunConfig
+from training_swarm import Member, Swarm, SyntheticInner, assert_equal_steps, config
+
+STOPPED_S = 15.0
+MOST_S = 8.0
+"""Between two steps of the others: 2 of them are the interval, and up to 2 the grace."""
+
+
+@pytest.fixture(autouse=True)
+def quiet(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL, logger="swarm")
+
+
+async def run_with_silence(run: RunConfig, fault: Fault, num_members: int) -> tuple[Member, list[Member]]:
+    """Whom `fault` silenced, and the others, at the end of the run."""
+    silenced: list[Member] = []
+
+    def silence(who: str) -> None:
+        silenced.append(swarm.members[who])
+        swarm.internet.partition([[silenced[0].peer_id]])
+        asyncio.get_running_loop().call_later(STOPPED_S, swarm.internet.heal)
+
+    script = FaultScript([Fault(who=fault.who, phase=fault.phase, what=silence, nth=fault.nth)])
+    async with Swarm(run, script, detection_s=10 * STOPPED_S) as swarm:
+        for index in range(num_members):
+            await swarm.join(f"m{index}", inner=SyntheticInner(virtual_step_s=0.4))
+        members = await swarm.finish()
+        script.assert_all_fired()
+        assert_equal_steps(members, run.outer_steps)
+        return silenced[0], [each for each in members if each is not silenced[0]]
+
+
+def longest_step_s(member: Member) -> float:
+    return max(event.seconds for event in member.of(OuterStep))
+
+
+@pytest.mark.parametrize("phase", ["round.sign", "round.slice", "round.reduced", "round.proposed", "round.committed"])
+def test_member_that_is_silent_at_any_phase_holds_up_the_others_for_seconds_and_comes_back(phase: str) -> None:
+    async def main() -> None:
+        run = config(min_group=2, outer_steps=18, quorum_grace_s=2.0)
+        nth = 2 if phase.startswith("round.sign") else 9
+        silenced, others = await run_with_silence(run, Fault(who="*", phase=phase, what="stall", nth=nth), 4)
+        assert max(map(longest_step_s, others)) < MOST_S
+        groups = [event.group for event in others[0].of(OuterStep)]
+        with_it = [silenced.peer_id in group for group in groups]
+        assert not all(with_it), "the others took steps without it"
+        assert with_it[-1], "it is back"
+
+    virtual_time.run(main())
+
+
+def test_member_whose_line_is_the_slowest_that_a_run_supports_is_not_taken_for_silent() -> None:
+    """Its frames to all others share the line, and its answers to their calls wait behind them, for longer than
+    SILENT_S."""
+
+    async def main() -> None:
+        run = config(min_group=8, outer_steps=2, aggregator="centered_clip")
+        async with Swarm(run) as swarm:
+            for index in range(8):
+                rate = None if index else SLOWEST_BYTES_PER_S
+                await swarm.join(f"m{index}", inner=SyntheticInner(num_values=8 * FRAME_VALUES), bytes_per_s=rate)
+            members = await swarm.finish()
+            assert_equal_steps(members, 2)
+            assert max(map(longest_step_s, members)) > 2 * SILENT_S
+            assert not any(member.of(RoundAborted) for member in members)
+
+    virtual_time.run(main())

@@ -1,0 +1,106 @@
+"""Members go for good, or a network is cut in two: who may go on, after which time, and that there is one history."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+from swarm.testing import virtual_time
+from swarm.training.events import OuterStep
+from training_swarm import Member, Swarm, assert_equal_steps, config
+
+AFTER_S = 20.0
+WITHIN_S = 15.0
+"""A coordinator that sees too few gives its attempt up after so long at most, and the next one takes over."""
+
+
+@pytest.fixture(autouse=True)
+def quiet(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.ERROR, logger="swarm")
+
+
+async def founded(swarm: Swarm, num_members: int) -> list[Member]:
+    """Members that have committed an outer step together, in the order of their peer ids."""
+    for index in range(num_members):
+        await swarm.join(f"m{index}")
+    while not all(member.of(OuterStep) for member in swarm.members.values()):
+        await asyncio.sleep(0.05)
+    return sorted(swarm.members.values(), key=lambda member: member.peer_id)
+
+
+def assert_one_history(members: list[Member]) -> None:
+    """No two certificates of an outer step: all that any member ever reported as committed."""
+    for step in range(1, 100):
+        assert len({event.digest for member in members for event in member.of(OuterStep) if event.step == step}) <= 1
+
+
+async def until_step_after(members: list[Member], num_steps: int, within_s: float) -> None:
+    async with asyncio.timeout(within_s):
+        while not all(len(member.of(OuterStep)) > num_steps for member in members):
+            await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize(("num_members", "dead"), [(4, (2, 3)), (8, (0, 1, 7)), (2, (1,))])
+def test_majority_goes_on_after_its_time_when_members_are_gone_for_good(
+    num_members: int, dead: tuple[int, ...]
+) -> None:
+    """Two fresh ones are there, too, so that the group has its min_group."""
+
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=10, majority_after_s=AFTER_S)) as swarm:
+            members = await founded(swarm, num_members)
+            for index in dead:
+                swarm.kill(members[index].name)
+            fresh = [await swarm.join(name) for name in ("fresh0", "fresh1")]
+            living = [member for index, member in enumerate(members) if index not in dead]
+            num_steps = max(len(member.of(OuterStep)) for member in members)
+            await asyncio.sleep(AFTER_S / 2)
+            assert all(len(member.of(OuterStep)) <= num_steps + 1 for member in living), "the others may come back"
+            await until_step_after(living, num_steps + 1, AFTER_S / 2 + WITHIN_S)
+            assert_equal_steps(await swarm.finish(), 10)
+            assert {member.peer_id for member in (*living, *fresh)} == set(living[0].of(OuterStep)[-1].group)
+            assert_one_history(list(swarm.members.values()))
+
+    virtual_time.run(main(), compute_s=_cost)
+
+
+@pytest.mark.parametrize(("after_s", "dead"), [(AFTER_S, (0, 1)), (0.0, (2, 3))], ids=["half without", "never"])
+def test_less_than_a_majority_waits_for_the_others(after_s: float, dead: tuple[int, ...]) -> None:
+    """Half without the first member is none, since the other half may live; and a run can rule out majorities."""
+
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=10, majority_after_s=after_s)) as swarm:
+            members = await founded(swarm, 4)
+            for index in dead:
+                swarm.kill(members[index].name)
+            await swarm.join("fresh0")
+            await swarm.join("fresh1")
+            await asyncio.sleep(5.0)
+            living = [member for index, member in enumerate(members) if index not in dead]
+            before = [len(member.of(OuterStep)) for member in living]
+            await asyncio.sleep(10 * AFTER_S)
+            assert [len(member.of(OuterStep)) for member in living] == before
+
+    virtual_time.run(main(), compute_s=_cost)
+
+
+def test_partition_into_halves_lets_one_side_go_on_and_the_other_follow_when_it_heals() -> None:
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=10, majority_after_s=AFTER_S)) as swarm:
+            members = await founded(swarm, 4)
+            swarm.internet.partition([[member.peer_id for member in members[:2]]])
+            await asyncio.sleep(1.0)
+            before = len(members[2].of(OuterStep))
+            await until_step_after(members[:2], before + 1, 3 * AFTER_S)
+            assert all(len(member.of(OuterStep)) <= before + 1 for member in members[2:])
+            swarm.internet.heal()
+            assert_equal_steps(await swarm.finish(), 10)
+            assert_one_history(members)
+
+    virtual_time.run(main(), compute_s=_cost)
+
+
+def _cost(function: object) -> float:
+    """An interval takes a second, all else no time."""
+    return 1.0 if getattr(function, "__name__", "") == "_stretch" else 0.0

@@ -1,0 +1,36 @@
+"""A tokenizer without its process, for tests of hundreds of clients; `test_tokenizer_process` has real ones."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from swarm.serving.tokenizer.worker import TokenizerAnswers
+from swarm_protocol.errors import ConfigError, IntegrityError
+
+
+class TokenizerHere:
+    """In the place of a `TokenizerProcess`, for hundreds of clients: the same answers, as JSON, from this process."""
+
+    def __init__(self, model: str, files: Mapping[str, bytes], *_: object) -> None:
+        self._model = model
+        self._files = files
+        self._answers = TokenizerAnswers()
+
+    def ask(self, what: str, **values: Any) -> Any:
+        with TemporaryDirectory(prefix="swarm-test-") as folder:
+            if what == "load":
+                for name, payload in self._files.items():
+                    Path(folder, name).write_bytes(payload)
+            request = {"do": what, "model": self._model, "folder": folder, **values}
+            told = json.loads(json.dumps(self._answers.answer(json.loads(json.dumps(request)))))
+        if "error" in told:
+            errors = {error.code: error for error in (ConfigError, IntegrityError)}
+            raise errors[told["error"]](told["message"], remedy=told["remedy"])
+        return told["answer"]
+
+    def close(self) -> None:
+        """There is nothing to end."""

@@ -131,6 +131,14 @@ COMMANDS = (
         switches={"yes": "Sign and deliver it; without this, only say what would be signed."},
     ),
     Command(
+        name="models check",
+        purpose="Say whether a model can be served here, and why not, from its config.json alone.",
+        code="swarm_node.commands.model_check:run",
+        settings=HERE,
+        example="swarm-node models check OWNER/NAME",
+        arguments={"model": "A directory, or OWNER/NAME[@REVISION] on a hub."},
+    ),
+    Command(
         name="gateway",
         purpose="Speak OpenAI's API over a network's models, for any OpenAI client.",
         code="swarm_node.gateway.command:run",
@@ -209,7 +217,12 @@ COMMANDS = (
 GROUPS = {
     "run": typer.Typer(
         name="run", help="Make, sign, show and watch a training run.", epilog="Example: swarm-node run init run.toml"
-    )
+    ),
+    "models": typer.Typer(
+        name="models",
+        help="Look at models before they are served.",
+        epilog="Example: swarm-node models check OWNER/NAME",
+    ),
 }
 for entry in COMMANDS:
     entry.add_to(GROUPS.get(entry.name.split()[0], app))

@@ -423,6 +423,14 @@ EVENTS: Mapping[str, EventSpec] = {
             "chain_ms": "number?: milliseconds of one token of one request",
         },
     ),
+    "model_check": EventSpec(
+        about="What `models check` found out about a model that can be served; `error` says why one cannot.",
+        fields={
+            "model": "text: the model's name",
+            "family": "text: its family, as transformers calls it",
+            "num_blocks": "int: blocks that it has",
+        },
+    ),
     "identity": EventSpec(
         about="What `identity` prints.",
         fields={

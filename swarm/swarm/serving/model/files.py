@@ -103,6 +103,11 @@ def open_model(directory: Path) -> ModelFiles:
 
     Raises ConfigError if it is no usable model directory, IntegrityError if a file in it is damaged.
     """
+    return ModelFiles(directory=directory, config=read_config(directory), shards=_find_shards(directory))
+
+
+def read_config(directory: Path) -> Any:
+    """transformers' config of the model in `directory`. Raises ConfigError for none, or one that is not usable."""
     if not (directory / "config.json").is_file():
         raise ConfigError(
             f"{directory} holds no config.json",
@@ -121,7 +126,7 @@ def open_model(directory: Path) -> ModelFiles:
             f"{directory}/config.json is not usable: {config.model_type} is no language model of blocks",
             remedy="serve a causal language model",
         )
-    return ModelFiles(directory=directory, config=config, shards=_find_shards(directory))
+    return config
 
 
 def _find_shards(directory: Path) -> dict[str, Path]:

@@ -159,7 +159,7 @@ def _chains(
     found: list[ChainView] = []
     while len(found) < MAX_CHAINS:
         try:
-            chain = find_chain(servers, 0, num_blocks, Outlook(rtt_ms=rtts_ms, load={}, avoid=used))
+            chain = find_chain(servers, 0, num_blocks, Outlook(rtt_ms=rtts_ms, load={}, barred=used))
         except NoChain:
             break
         used.update(hop.peer_id for hop in chain.hops)

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable, PeerViolation, SessionError, SwarmError
 
-from swarm.router.routing import NoChain, find_chain
+from swarm.router.routing import NoChain
 from swarm.serving.session.course import MAX_FAILURES
 from swarm.serving.session.known_servers import RETRY_S, Candidate, KnownServers
 from swarm.serving.session.links import Links
@@ -35,18 +35,18 @@ class Search:
         self._give_up_at_s = asyncio.get_running_loop().time() + PATIENCE_S
 
     async def find(self, start: int, end: int) -> list[Candidate]:
-        """The cheapest chain over `[start, end)`, of servers that have not failed this call.
+        """The cheapest chain over `[start, end)`, of servers that have not refused this call.
 
         Raises NoChain, or why the last server would not or could not do it.
         """
         while True:
             outlook = self._links.outlook(self._known.servers, 1, self._salt)
-            avoid = self._failed | set(outlook.avoid)
+            is_last = asyncio.get_running_loop().time() >= self._give_up_at_s
+            barred = self._failed.union(outlook.avoid if is_last else outlook.barred)
             try:
-                chain = find_chain(self._known.servers, start, end, replace(outlook, avoid=avoid))
-                return self._known.candidates(chain)
+                return self._known.find_chain(start, end, replace(outlook, barred=barred))
             except NoChain:
-                if asyncio.get_running_loop().time() >= self._give_up_at_s:
+                if is_last:
                     raise
                 await self._wait()
 
@@ -66,10 +66,11 @@ class Search:
     def failed(self, peer_id: str, error: SwarmError) -> None:
         """Do not ask it again in this call. Raises `error` if so many failed that the call itself must be at fault."""
         logger.info("%s failed a call on blocks of %s: %s", peer_id, self._known.model, error)
-        # a refusal of this call says nothing of others
+        # a refusal of this call says nothing of others, and a server that could not be reached may come back
         if isinstance(error, PeerUnreachable | PeerTimeout | PeerViolation):
             self._links.failed(peer_id, error)
-        self._failed.add(peer_id)
+        else:
+            self._failed.add(peer_id)
         self._last = error
         self._num_failures += 1
         if self._num_failures > MAX_FAILURES:

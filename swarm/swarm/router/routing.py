@@ -11,6 +11,7 @@ Legend of shapes: B blocks, P servers.
 from __future__ import annotations
 
 import zlib
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -38,6 +39,9 @@ MIN_BLOCK_MS = 0.01
 MAX_RIVALS = 16
 """Servers that compete for a block, for a decision in milliseconds. Of more, those with the cheapest blocks and the
 shortest way to the client, drawn by salt among equals; up to so many the chain is the cheapest there is."""
+
+
+SHORT_REVISION = 12
 
 
 class NoChain(SessionError):
@@ -72,6 +76,7 @@ class Outlook:
     """What the asking client knows: links, its own open sessions by peer, whom to avoid for now, and who just had no
     room for so many tokens.
 
+    Those to `avoid` are used for blocks that no other server can take, the `barred` are not used at all.
     `salt` decides between chains of equal cost, so that clients with different salts spread over them. A part in the
     middle of a chain comes from `previous_peer_id` and goes on to `next_peer_id`; empty: the client.
     """
@@ -79,6 +84,7 @@ class Outlook:
     rtt_ms: Mapping[str, float]
     load: Mapping[str, int]
     avoid: Collection[str] = ()
+    barred: Collection[str] = ()
     full: Collection[str] = ()
     max_tokens: int = 1
     salt: str = ""
@@ -92,19 +98,10 @@ Usable = Sequence[tuple[str, ServeRecord]]
 def find_chain(servers: Mapping[str, ServeRecord], start: int, end: int, outlook: Outlook) -> Chain:
     """The cheapest chain for blocks `[start, end)`; a server may be used for a part of its span.
 
-    `servers` are of one revision. Considers those in state "serving", with cache room, neither avoided nor full.
+    `servers` are of one revision. Considers those in state "serving", with cache room, neither barred nor full.
     Raises NoChain.
     """
-    usable = [
-        (peer_id, record)
-        for peer_id, record in servers.items()
-        if record.state == "serving"
-        and record.free_kv_tokens >= outlook.max_tokens
-        and record.start < end
-        and start < record.end
-        and peer_id not in outlook.avoid
-        and peer_id not in outlook.full
-    ]
+    usable = _usable(servers, start, end, outlook)
     num_usable = len(usable)
     covers_PB = _covers(usable, start, end)
     if missing := runs(np.logical_not(covers_PB.any(axis=0)), start):
@@ -147,6 +144,27 @@ def best_revision(servers: Mapping[str, ServeRecord]) -> dict[str, ServeRecord]:
         return -num_missing, len(groups[key]), key[0]
 
     return groups[max(groups, key=merit)] if groups else {}
+
+
+def _usable(servers: Mapping[str, ServeRecord], start: int, end: int, outlook: Outlook) -> Usable:
+    """Who can serve some of the blocks; of those to avoid only who has a block that no other can serve."""
+    able = [
+        (peer_id, record)
+        for peer_id, record in servers.items()
+        if record.state == "serving"
+        and record.free_kv_tokens >= outlook.max_tokens
+        and record.start < end
+        and start < record.end
+        and peer_id not in outlook.barred
+        and peer_id not in outlook.full
+    ]
+    usable = [each for each in able if each[0] not in outlook.avoid]
+    gaps = runs(np.logical_not(_covers(usable, start, end).any(axis=0)), start) if len(usable) < len(able) else ()
+    return usable + [
+        (peer_id, record)
+        for peer_id, record in able
+        if peer_id in outlook.avoid and any(record.start < high and low < record.end for low, high in gaps)
+    ]
 
 
 def _covers(usable: Usable, start: int, end: int) -> Bools:
@@ -216,7 +234,7 @@ def _no_chain(servers: Mapping[str, ServeRecord], missing: tuple[tuple[int, int]
     candidates = {p: r for p, r in servers.items() if r.start < high and low < r.end and r.state == "serving"}
     if not candidates:
         cause, remedy = "nobody serves them", "wait for a server to join, or start one with --blocks"
-    elif all(peer_id in outlook.avoid for peer_id in candidates):
+    elif all(peer_id in outlook.avoid or peer_id in outlook.barred for peer_id in candidates):
         cause, remedy = "their servers just failed", "try again in a moment"
     else:
         cause, remedy = (
@@ -224,6 +242,30 @@ def _no_chain(servers: Mapping[str, ServeRecord], missing: tuple[tuple[int, int]
             "try again later, or with fewer tokens",
         )
     return NoChain(f"blocks {format_spans(missing)} are not available: {cause}", remedy=remedy, missing=missing)
+
+
+def beside_others(error: NoChain, revision: str, others: Mapping[str, ServeRecord]) -> NoChain:
+    """`error` of one revision, which names the other one that most servers serve the missing blocks of, if there is."""
+    num_servers = Counter(
+        record.revision
+        for record in others.values()
+        if record.state == "serving" and any(record.start < high and low < record.end for low, high in error.missing)
+    )
+    if not num_servers:
+        return error
+    ((other, count),) = num_servers.most_common(1)
+    they = "1 server serves" if count == 1 else f"{count} servers serve"
+    return NoChain(
+        f"{error.message} (weights of revision {short(revision)}); "
+        f"{they} them with other weights, revision {short(other)}",
+        remedy=error.remedy,
+        missing=error.missing,
+    )
+
+
+def short(revision: str) -> str:
+    """As much of a revision as people tell apart."""
+    return revision[:SHORT_REVISION]
 
 
 def format_spans(spans: Collection[tuple[int, int]]) -> str:

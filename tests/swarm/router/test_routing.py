@@ -15,6 +15,7 @@ from swarm.router.routing import (
     RELAY_MS,
     NoChain,
     Outlook,
+    beside_others,
     best_revision,
     find_chain,
     format_spans,
@@ -183,9 +184,38 @@ def test_chain_missing_blocks_are_named() -> None:
     assert caught.value.missing == ((2, 3), (4, 7))
 
 
-def test_chain_only_server_avoided_says_it_just_failed() -> None:
+def test_chain_only_server_barred_says_it_just_failed() -> None:
     with pytest.raises(NoChain, match=r"blocks \[0, 8\) .* just failed"):
-        spans({"a": record(0, 8)}, avoid={"a"})
+        spans({"a": record(0, 8)}, avoid={"a"}, barred={"a"})
+
+
+def test_chain_server_to_avoid_is_used_where_no_other_can_be() -> None:
+    assert spans({"a": record(0, 8)}, avoid={"a"}) == [("a", 0, 8)]
+    fast, slow = record(0, 8, decode_ms_per_block=0.1), record(0, 8, decode_ms_per_block=99)
+    assert spans({"a": fast, "b": slow}, avoid={"a"}) == [("b", 0, 8)]
+    assert spans({"a": record(6, 8), "b": record(0, 6), "c": record(0, 4)}, avoid={"a", "c"}) == [
+        ("b", 0, 6),
+        ("a", 6, 8),
+    ]
+
+
+def test_chain_blocks_that_other_weights_have_are_told_with_both_revisions() -> None:
+    with pytest.raises(NoChain) as caught:
+        spans({"a": record(0, 4, revision="a" * 32)})
+    others = {
+        "b": record(2, 6, revision="b" * 32),
+        "c": record(7, 8, revision="c" * 32),
+        "d": record(0, 8, revision="b" * 32),
+        "e": record(0, 4, revision="c" * 32),
+        "f": record(0, 8, revision="c" * 32, state="joining"),
+    }
+    told = beside_others(caught.value, "a" * 32, others)
+    assert told.missing == ((4, 8),)
+    assert told.message == (
+        "blocks [4, 8) are not available: nobody serves them (weights of revision aaaaaaaaaaaa); "
+        "2 servers serve them with other weights, revision bbbbbbbbbbbb"
+    )
+    assert beside_others(caught.value, "a", {"e": others["e"]}) is caught.value
 
 
 def test_chain_only_server_full_says_there_is_no_room() -> None:
@@ -221,7 +251,7 @@ def link_ms(servers: dict[str, ServeRecord], seen: Outlook, one: str, other: str
 def cheapest(servers: dict[str, ServeRecord], num_blocks: int, seen: Outlook) -> float:
     """All ways to give each block to a server that has it, tried one by one."""
     having = [
-        [p for p, s in servers.items() if s.start <= block < s.end and p not in seen.avoid]
+        [p for p, s in servers.items() if s.start <= block < s.end and p not in seen.barred]
         for block in range(num_blocks)
     ]
     best = float("inf")
@@ -256,8 +286,8 @@ def swarms(draw: st.DrawFn) -> tuple[dict[str, ServeRecord], int, Outlook]:
             relayed=draw(st.booleans()),
         )
     rtts = draw(st.dictionaries(st.sampled_from(peer_ids), st.floats(0, 200)))
-    avoid = draw(st.sets(st.sampled_from(peer_ids), max_size=1))
-    return servers, num_blocks, outlook(rtt_ms=rtts, avoid=avoid, max_tokens=10, salt=draw(st.text(max_size=3)))
+    barred = draw(st.sets(st.sampled_from(peer_ids), max_size=1))
+    return servers, num_blocks, outlook(rtt_ms=rtts, barred=barred, max_tokens=10, salt=draw(st.text(max_size=3)))
 
 
 @given(swarms())

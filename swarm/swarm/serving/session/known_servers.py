@@ -37,6 +37,7 @@ class KnownServers:
     ) -> None:
         self.servers = servers
         self.model = model
+        self._others: Mapping[str, ServeRecord] = {}
         self._membership = membership
         self._revision = revision
 
@@ -48,6 +49,12 @@ class KnownServers:
             logger.info("looking up servers of %s: %s", self.model, error)
             return
         self.servers = {peer_id: record for peer_id, record in servers.items() if record.revision == self._revision}
+        self._others = {peer_id: record for peer_id, record in servers.items() if record.revision != self._revision}
 
-    def candidates(self, chain: routing.Chain) -> list[Candidate]:
+    def find_chain(self, start: int, end: int, outlook: routing.Outlook) -> list[Candidate]:
+        """The cheapest chain over `[start, end)`. Raises NoChain, which says so where other weights are served."""
+        try:
+            chain = routing.find_chain(self.servers, start, end, outlook)
+        except routing.NoChain as error:
+            raise routing.beside_others(error, self._revision, self._others) from None
         return [Candidate(planned=hop, record=self.servers[hop.peer_id]) for hop in chain.hops]

@@ -27,6 +27,15 @@ VIOLATION_BACKOFF_S = 3600.0
 LEAVING_BACKOFF_S = 60.0
 """The life of a record: when it is over, a server that left is listed no more."""
 
+REST_S = 2.0
+"""After a failure, or its backoff where that is shorter. Then a server is asked where no other can answer."""
+
+LEAVING_REST_S = 10.0
+"""The same for a server that leaves. By then its record says so, or that it is back."""
+
+FAILING_S = 60.0
+"""How long a failure speaks against a server that has not been asked since: the life of its record."""
+
 MEASURE_S = 5.0
 """Who takes longer to answer is far."""
 
@@ -35,8 +44,13 @@ MAX_PEERS = 1024
 
 @dataclass(slots=True)
 class _Failures:
+    """In a row, the first at `first_s` and the last at `last_s`."""
+
+    first_s: float
+    last_s: float = 0.0
     num_in_row: int = 0
     avoid_until_s: float = 0.0
+    rest_until_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +80,24 @@ class Links:
 
     @property
     def avoid(self) -> set[str]:
-        """Who failed lately."""
+        """Who failed lately: asked only where no other can answer."""
         now_s = asyncio.get_running_loop().time()
         return {peer_id for peer_id, failures in self._failures.items() if failures.avoid_until_s > now_s}
+
+    @property
+    def barred(self) -> set[str]:
+        """Who failed just now, or broke the protocol: not asked at all."""
+        now_s = asyncio.get_running_loop().time()
+        return {peer_id for peer_id, failures in self._failures.items() if failures.rest_until_s > now_s}
+
+    def failing(self, for_s: float = 0.0) -> set[str]:
+        """Who has failed each time for so long, the last time within FAILING_S, avoided still or not."""
+        since_s = asyncio.get_running_loop().time() - FAILING_S
+        return {
+            peer_id
+            for peer_id, failures in self._failures.items()
+            if failures.last_s > since_s and failures.last_s - failures.first_s >= for_s
+        }
 
     def full(self, max_tokens: int) -> set[str]:
         """Who lately refused a session of no more tokens."""
@@ -94,6 +123,7 @@ class Links:
             rtt_ms=self._membership.known_rtts_ms(peer_ids),
             load=self._load,
             avoid=self.avoid,
+            barred=self.barred,
             full=self.full(max_tokens),
             max_tokens=max_tokens,
             salt=salt,
@@ -125,14 +155,17 @@ class Links:
 
     def failed(self, peer_id: str, error: SwarmError) -> None:
         """Avoid the peer, each time twice as long as the last time, or until one that is leaving has left."""
-        failures = self._failures.pop(peer_id, _Failures())
+        now_s = asyncio.get_running_loop().time()
+        failures = self._failures.pop(peer_id, _Failures(now_s))
         failures.num_in_row += 1
         backoff_s = min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2 ** (failures.num_in_row - 1))
+        rest_s = min(REST_S, backoff_s)
         if isinstance(error, PeerViolation):
-            backoff_s = VIOLATION_BACKOFF_S
+            backoff_s = rest_s = VIOLATION_BACKOFF_S
         elif isinstance(error, PeerRefused):
-            backoff_s = LEAVING_BACKOFF_S
-        failures.avoid_until_s = asyncio.get_running_loop().time() + backoff_s
+            backoff_s, rest_s = LEAVING_BACKOFF_S, LEAVING_REST_S
+        failures.last_s = now_s
+        failures.avoid_until_s, failures.rest_until_s = now_s + backoff_s, now_s + rest_s
         self._failures[peer_id] = failures
         _bound(self._failures)
 

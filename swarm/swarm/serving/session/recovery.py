@@ -6,8 +6,9 @@ Leaves the choice of a chain to `router`, and what to do with it to `course`. Us
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
-from swarm.router.routing import NoChain, find_chain
+from swarm.router.routing import NoChain, Outlook
 from swarm.serving.session.hop import Neighbours
 from swarm.serving.session.known_servers import RETRY_S, Candidate, KnownServers
 from swarm.serving.session.links import Links
@@ -30,6 +31,7 @@ class Finder:
         self._max_tokens = max_tokens
         self._salt = salt
         self._patience_s = patience_s
+        self._began_s: float | None = None
 
     @property
     def model(self) -> str:
@@ -38,21 +40,21 @@ class Finder:
     async def find(self, start: int, end: int, beside: Neighbours, *, since_s: float | None) -> list[Candidate]:
         """The cheapest chain over `[start, end)` beside these servers.
 
-        Looked for until `patience_s` after `since_s`, or twice if that is None. Raises NoChain.
+        Looked for until `patience_s` after `since_s`, or twice if that is None. Until then servers to avoid are asked
+        again where there are no others; without `since_s`, until `patience_s` after the session's first search. Raises
+        NoChain.
         """
         clock = asyncio.get_running_loop().time
+        self._began_s = clock() if self._began_s is None else self._began_s
         give_up_at_s = 0.0 if since_s is None else since_s + self._patience_s
+        insist_until_s = self._began_s + self._patience_s if since_s is None else give_up_at_s
         looked_up = False
         while True:
+            outlook = self._outlook(beside)
+            if clock() >= insist_until_s:
+                outlook = replace(outlook, barred=outlook.avoid)
             try:
-                outlook = self._links.outlook(
-                    self._known.servers,
-                    self._max_tokens,
-                    self._salt,
-                    previous_peer_id=beside.previous_peer_id,
-                    next_peer_id=beside.next_peer_id,
-                )
-                chain = find_chain(self._known.servers, start, end, outlook)
+                return self._known.find_chain(start, end, outlook)
             except NoChain:
                 # what was known at the start of the session may be old
                 if looked_up and clock() >= give_up_at_s:
@@ -60,5 +62,12 @@ class Finder:
                 await asyncio.sleep(RETRY_S if looked_up else 0)
                 await self._known.look_up()
                 looked_up = True
-            else:
-                return self._known.candidates(chain)
+
+    def _outlook(self, beside: Neighbours) -> Outlook:
+        return self._links.outlook(
+            self._known.servers,
+            self._max_tokens,
+            self._salt,
+            previous_peer_id=beside.previous_peer_id,
+            next_peer_id=beside.next_peer_id,
+        )

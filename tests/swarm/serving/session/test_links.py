@@ -5,7 +5,16 @@ from collections.abc import Callable
 from unittest.mock import AsyncMock, MagicMock
 
 import pytest
-from swarm.serving.session.links import LEAVING_BACKOFF_S, MAX_BACKOFF_S, MAX_PEERS, VIOLATION_BACKOFF_S, Links
+from swarm.serving.session.links import (
+    FAILING_S,
+    LEAVING_BACKOFF_S,
+    LEAVING_REST_S,
+    MAX_BACKOFF_S,
+    MAX_PEERS,
+    REST_S,
+    VIOLATION_BACKOFF_S,
+    Links,
+)
 from swarm.testing import virtual_time
 from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerViolation, SwarmError
 
@@ -48,6 +57,41 @@ def test_failure_again_and_again_is_avoided_twice_as_long_up_to_a_bound() -> Non
     run(scenario)
 
 
+async def barred_s(links: Links, peer_id: str = "a") -> float:
+    since_s = asyncio.get_running_loop().time()
+    while peer_id in links.barred:
+        await asyncio.sleep(0.5)
+    return asyncio.get_running_loop().time() - since_s
+
+
+def test_failure_again_and_again_bars_for_two_seconds_at_most() -> None:
+    async def scenario(links: Links) -> None:
+        times = []
+        for _ in range(8):
+            links.failed("a", PeerTimeout("late"))
+            times.append(await barred_s(links))
+        assert times == [1, *[REST_S] * 7]
+
+    run(scenario)
+
+
+def test_failing_are_those_whose_last_call_failed_and_has_for_so_long() -> None:
+    async def scenario(links: Links) -> None:
+        links.failed("a", PeerTimeout("late"))
+        assert (links.failing(), links.failing(10)) == ({"a"}, set())
+        await asyncio.sleep(10)
+        assert (links.failing(), links.failing(10)) == ({"a"}, set()), "it was not asked since"
+        links.failed("a", PeerTimeout("late"))
+        assert (links.failing(), links.failing(10)) == ({"a"}, {"a"})
+        await asyncio.sleep(FAILING_S)
+        assert links.failing() == set()
+        links.failed("a", PeerTimeout("late"))
+        links.worked("a")
+        assert links.failing() == set()
+
+    run(scenario)
+
+
 def test_success_forgets_failures() -> None:
     async def scenario(links: Links) -> None:
         for _ in range(3):
@@ -61,17 +105,18 @@ def test_success_forgets_failures() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "wait_s"),
+    ("error", "rest_s", "wait_s"),
     [
-        (PeerRefused("leaving"), LEAVING_BACKOFF_S),
-        (PeerViolation("nonsense"), VIOLATION_BACKOFF_S),
+        (PeerRefused("leaving"), LEAVING_REST_S, LEAVING_BACKOFF_S),
+        (PeerViolation("nonsense"), VIOLATION_BACKOFF_S, VIOLATION_BACKOFF_S),
     ],
     ids=["left", "violation"],
 )
-def test_failure_of_each_kind_is_avoided_for_its_time(error: SwarmError, wait_s: float) -> None:
+def test_failure_of_each_kind_is_avoided_for_its_time(error: SwarmError, rest_s: float, wait_s: float) -> None:
     async def scenario(links: Links) -> None:
         links.failed("a", error)
-        assert await avoided_s(links) == wait_s
+        assert await barred_s(links) == rest_s
+        assert rest_s + await avoided_s(links) == wait_s
         assert not is_avoided(links, "b")
 
     run(scenario)

@@ -1,0 +1,134 @@
+"""A server that failed and is back: how soon it is asked again, and what is said while nobody else can answer."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from swarm.router.routing import NoChain
+from swarm.testing import virtual_time
+from swarm_protocol.errors import SwarmError
+
+HALVES = [(0, 3), (3, 6)]
+
+
+def now_s() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def ask_in_vain(box: Any, until_s: float) -> None:
+    """Ask again and again, four users at once."""
+
+    async def ask() -> None:
+        while now_s() < until_s:
+            with pytest.raises(SwarmError):
+                await box.tokens(2)
+            await asyncio.sleep(0.5)
+
+    await asyncio.gather(*[ask() for _ in range(4)])
+
+
+async def answered_s(box: Any, within_s: float) -> float:
+    """How long it takes a user who asks twice a second to get an answer. Raises what the last try raised."""
+    since_s = now_s()
+    while True:
+        try:
+            assert await box.tokens() == box.expected()
+        except SwarmError:
+            if now_s() - since_s > within_s:
+                raise
+            await asyncio.sleep(0.5)
+        else:
+            return now_s() - since_s
+
+
+@pytest.mark.parametrize("frozen_s", [5.0, 25.0, 45.0])
+def test_recovery_only_server_that_was_frozen_answers_within_seconds(
+    boxes: Any, llama_dir: Path, frozen_s: float
+) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, HALVES, detection_s=1e6) as box:
+            assert await box.tokens() == box.expected()
+            box.internet.partition([[box.who["s1"]]])
+            await ask_in_vain(box, now_s() + frozen_s)
+            box.internet.heal()
+            assert await answered_s(box, within_s=2.0) <= 2.5
+
+    virtual_time.run(scenario())
+
+
+def test_recovery_answer_goes_on_when_its_only_server_is_back(boxes: Any, llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, HALVES, detection_s=1e6) as box, asyncio.TaskGroup() as tasks:
+            assert await box.tokens() == box.expected()
+            for _ in range(6):  # it has failed before
+                box.client._shared.links.failed(box.who["s1"], SwarmError("late"))
+            await asyncio.sleep(3)
+            healed_s = [0.0]
+
+            async def freeze() -> None:
+                box.internet.partition([[box.who["s1"]]])
+                await asyncio.sleep(15)
+                box.internet.heal()
+                healed_s[0] = now_s()
+
+            tokens = []
+            async for token in box.generate():
+                tokens.append(token.token_id)
+                if len(tokens) == 5:
+                    tasks.create_task(freeze())
+            assert tokens == box.expected()
+            assert now_s() - healed_s[0] <= 6
+
+    virtual_time.run(scenario(), compute_s=lambda function: 0.1)
+
+
+def test_recovery_forward_call_goes_on_when_its_only_server_is_back(boxes: Any, llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 6)], detection_s=0.5) as box, asyncio.TaskGroup() as tasks:
+            x = torch.tensor([1, 2, 3])
+            expected = await box.client.forward(x, model="tiny")
+            box.internet.partition([[box.who["s0"]]])
+            asked = tasks.create_task(box.client.forward(x, model="tiny"))
+            await asyncio.sleep(10)
+            assert not asked.done()
+            box.internet.heal()
+            await asyncio.sleep(3)
+            assert torch.equal(asked.result(), expected)
+
+    virtual_time.run(scenario())
+
+
+def test_recovery_search_for_an_only_server_that_is_dead_ends_in_time(boxes: Any, llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, HALVES) as box:
+            assert await box.tokens() == box.expected()
+            box.internet.crash(box.who["s1"])
+            since_s = now_s()
+            with pytest.raises(NoChain, match=r"blocks \[3, 6\) are not available: their servers just failed"):
+                await box.tokens()
+            assert now_s() - since_s < 3
+
+    virtual_time.run(scenario())
+
+
+def test_recovery_blocks_that_only_other_weights_have_are_told_as_such(
+    boxes: Any, llama_dir: Path, tmp_path: Path, write_tiny: Any
+) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 3), (0, 3)]) as box:
+            box.directory = write_tiny(tmp_path / "other", "llama", seed=1)
+            other = await box.add(3, 6)
+            await box.known(3)
+            with pytest.raises(NoChain) as caught:
+                await box.tokens()
+            own = box.servers[box.who["s0"]].revision
+            assert caught.value.message == (
+                f"blocks [3, 6) are not available: nobody serves them (weights of revision {own[:12]}); "
+                f"1 server serves them with other weights, revision {other.revision[:12]}"
+            )
+
+    virtual_time.run(scenario())

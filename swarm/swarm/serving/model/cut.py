@@ -15,6 +15,8 @@ from swarm_protocol.errors import ConfigError
 from torch import Tensor, nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
+from swarm.serving.model.formats.registry import format_of
+
 _SUPPORTED_LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
 
 _BEFORE_BLOCKS = {("bloom", "word_embeddings_layernorm"): True, ("opt", "final_layer_norm"): False}
@@ -29,8 +31,7 @@ def causal_lm_class(config: Any) -> Any:
     layer_types = set(getattr(config, "layer_types", None) or ())
     if not layer_types <= _SUPPORTED_LAYER_TYPES or getattr(config, "num_kv_shared_layers", None):
         raise ConfigError(f"{name} has blocks that share state and cannot be split", remedy="serve another family")
-    if getattr(config, "quantization_config", None):
-        raise ConfigError(f"this {name} checkpoint is quantized", remedy="serve the unquantized one")
+    format_of(config)
     return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
 
 

@@ -16,6 +16,8 @@ from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError, IntegrityError
 from transformers import AutoConfig
 
+from swarm.serving.model.formats.format import CheckpointFormat, group, num_values
+from swarm.serving.model.formats.registry import format_of
 from swarm.serving.model.header import one_line, read_header
 from swarm.serving.model.shape import context_tokens
 from swarm.serving.model.small_files import SMALL_FILES
@@ -31,11 +33,17 @@ _PAGES_PER_FILE = 4096  # 16 MiB read from each file, however large, so that a s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFiles:
-    """`shards` maps each tensor's name in the checkpoint to the file that holds it."""
+    """`shards` maps each tensor's name in the checkpoint to the file that holds it.
+
+    `parts` has for each weight the tensors that it is made of, by their endings (`formats`): itself alone, by "", where
+    it is not quantized. `format` is None where none is.
+    """
 
     directory: Path
     config: Any
     shards: Mapping[str, Path]
+    format: CheckpointFormat | None
+    parts: Mapping[str, Mapping[str, str]]
 
     @property
     def num_blocks(self) -> int:
@@ -103,7 +111,10 @@ def open_model(directory: Path) -> ModelFiles:
 
     Raises ConfigError if it is no usable model directory, IntegrityError if a file in it is damaged.
     """
-    return ModelFiles(directory=directory, config=read_config(directory), shards=_find_shards(directory))
+    config = read_config(directory)
+    shards, format_ = _find_shards(directory), format_of(config)
+    parts = group(shards, format_)
+    return ModelFiles(directory=directory, config=config, shards=shards, format=format_, parts=parts)
 
 
 def read_config(directory: Path) -> Any:
@@ -168,11 +179,21 @@ def _read_download(directory: Path) -> dict[str, Any] | None:
         raise IntegrityError(f"{path} is damaged: {one_line(error)}", remedy="delete it and download again") from error
 
 
-def tensor_sizes(files: ModelFiles) -> dict[str, int]:
-    """Number of values of each tensor, from the files' headers. Raises IntegrityError."""
+def weight_sizes(files: ModelFiles) -> dict[str, int]:
+    """Number of values of each weight, from the files' headers. Raises IntegrityError."""
+    sizes = _tensor_sizes(files)
+    found = {
+        name: {ending: sizes[part] for ending, part in parts.items() if part in sizes}
+        for name, parts in files.parts.items()
+    }
+    return {name: num_values(name, parts, files.format) for name, parts in found.items() if parts}
+
+
+def _tensor_sizes(files: ModelFiles) -> dict[str, int]:
+    """Number of values of each tensor of the checkpoint."""
     if (download := _read_download(files.directory)) is not None:
-        return {name: int(download["tensors"][name]) for name in files.shards if name in download["tensors"]}
+        return {name: int(num) for name, num in download["tensors"].items()}
     sizes: dict[str, int] = {}
     for shard in sorted(set(files.shards.values())):
         sizes |= {name: entry.num_values for name, entry in read_header(shard).items()}
-    return {name: sizes[name] for name in files.shards if name in sizes}
+    return sizes

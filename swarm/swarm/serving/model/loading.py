@@ -11,7 +11,7 @@ from swarm_protocol.serving_messages import FilesResponse
 
 from swarm.heap import give_back
 from swarm.serving.model.batch import PAGE_TOKENS
-from swarm.serving.model.files import ModelFiles, open_model, tensor_sizes
+from swarm.serving.model.files import ModelFiles, open_model, weight_sizes
 from swarm.serving.model.measure import SpanSpeed, measure
 from swarm.serving.model.quantization import PASSING_BYTES, Bits, quantized_bytes
 from swarm.serving.model.span import Span, load_span
@@ -106,7 +106,7 @@ def weigh(files: ModelFiles, options: ServerOptions) -> Weights:
     held, read, ends_bytes, largest = [0] * files.num_blocks, [0] * files.num_blocks, 0, 0
     blocks = block_of_tensors(files)
     rows = linear_tensors(files) if bits else {}
-    for name, num_values in tensor_sizes(files).items():
+    for name, num_values in weight_sizes(files).items():
         if (block := blocks[name]) is None:
             ends_bytes += num_values * item_bytes
             continue

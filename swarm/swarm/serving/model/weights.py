@@ -20,8 +20,12 @@ from transformers.utils import logging as transformers_logging
 from swarm.building import BUILDING
 from swarm.serving.model.cut import block_pattern, causal_lm_class, cut
 from swarm.serving.model.files import ModelFiles
+from swarm.serving.model.formats.format import FLOATS, QuantizedTensor, quantized_tensor
 from swarm.serving.model.quantization import is_quantizable
 from swarm.serving.model.stored import StoredTensor, stored_tensors
+
+_PLAIN = (*FLOATS, torch.float64)
+"""What a weight that is not quantized may hold."""
 
 
 def read_model(
@@ -46,7 +50,7 @@ def read_model(
     )
     with BUILDING:
         needed = _needed_tensors(files, model_class, start, end)
-        tensors = _open_tensors(files, needed)
+        tensors = _open_tensors(files, needed, dtype)
         shared = {name: tensor for name, tensor in (held or {}).items() if name in tensors}
         model = _materialise(files, cut_class, tensors | shared, start, dtype)
     _check_finite(files, model, needed, start)
@@ -65,15 +69,15 @@ def needed_shards(files: ModelFiles, start: int, end: int) -> list[Path]:
     """The files that hold tensors of blocks `[start, end)`. Raises ConfigError for a family that cannot be cut."""
     with BUILDING:
         needed = _needed_tensors(files, causal_lm_class(files.config), start, end)
-    return sorted({files.shards[name] for name in needed.values()})
+    return _shards_of(files, needed)
 
 
 def block_of_tensors(files: ModelFiles) -> dict[str, int | None]:
-    """For each tensor of the checkpoint the block it belongs to, None for embedding, norm and head."""
+    """For each weight of the checkpoint the block it belongs to, None for embedding, norm and head."""
     with BUILDING, torch.device("meta"):
         model = causal_lm_class(files.config)(copy.deepcopy(files.config))
     pattern = block_pattern(model)
-    return {name: int(match[2]) if (match := pattern.match(name)) else None for name in files.shards}
+    return {name: int(match[2]) if (match := pattern.match(name)) else None for name in files.parts}
 
 
 def linear_tensors(files: ModelFiles) -> dict[str, int]:
@@ -86,12 +90,12 @@ def linear_tensors(files: ModelFiles) -> dict[str, int]:
         for name, module in model.base_model.named_modules()
         if is_quantizable(module)
     }
-    in_blocks = {name: name.removeprefix(prefix) for name in files.shards if pattern.match(name)}
+    in_blocks = {name: name.removeprefix(prefix) for name in files.parts if pattern.match(name)}
     return {name: rows[within] for name, within in in_blocks.items() if within in rows}
 
 
 def _needed_tensors(files: ModelFiles, model_class: Any, start: int, end: int) -> dict[str, str]:
-    """The span's tensors: name in the cut model -> name in the checkpoint."""
+    """The span's weights: name in the cut model -> name in the checkpoint, a key of `files.parts`."""
     with torch.device("meta"):  # BUILDING is held by the caller
         model = model_class(copy.deepcopy(files.config))
     pattern, prefix = block_pattern(model), f"{model.base_model_prefix}."
@@ -99,7 +103,7 @@ def _needed_tensors(files: ModelFiles, model_class: Any, start: int, end: int) -
     cut(model, start, end)
     absent = before - {name.removeprefix(prefix) for name in model.state_dict()}
     needed = {}
-    for name in files.shards:
+    for name in files.parts:
         if match := pattern.match(name):
             if start <= int(match[2]) < end:
                 needed[f"{match[1]}{int(match[2]) - start}{match[3]}"] = name
@@ -108,17 +112,38 @@ def _needed_tensors(files: ModelFiles, model_class: Any, start: int, end: int) -
     return needed
 
 
-def _open_tensors(files: ModelFiles, needed: dict[str, str]) -> dict[str, StoredTensor | Tensor]:
+def _shards_of(files: ModelFiles, needed: Mapping[str, str]) -> list[Path]:
+    return sorted({files.shards[part] for name in needed.values() for part in files.parts[name].values()})
+
+
+def _open_tensors(
+    files: ModelFiles, needed: dict[str, str], dtype: torch.dtype
+) -> dict[str, StoredTensor | QuantizedTensor | Tensor]:
     """By name in the cut model. A tensor's bytes are read when its parameter is filled."""
     stored: dict[Path, dict[str, StoredTensor]] = {}
-    for shard in sorted({files.shards[name] for name in needed.values()}):
+    for shard in _shards_of(files, needed):
         if not shard.is_file():
             raise ConfigError(f"{shard} is not there", remedy="download the blocks that are to be served")
         stored[shard] = stored_tensors(shard)
-    for name in needed.values():
-        if name not in stored[files.shards[name]]:
-            raise IntegrityError(f"{files.shards[name]} lacks the tensor {name}", remedy="download it again")
-    return {new: stored[files.shards[old]][old] for new, old in needed.items()}
+    return {new: _open_tensor(files, stored, name, dtype) for new, name in needed.items()}
+
+
+def _open_tensor(
+    files: ModelFiles, stored: Mapping[Path, Mapping[str, StoredTensor]], name: str, dtype: torch.dtype
+) -> StoredTensor | QuantizedTensor:
+    parts = {}
+    for ending, part in files.parts[name].items():
+        if part not in stored[files.shards[part]]:
+            raise IntegrityError(f"{files.shards[part]} lacks the tensor {part}", remedy="download it again")
+        parts[ending] = stored[files.shards[part]][part]
+    if files.format is not None and parts.keys() != {""}:
+        return quantized_tensor(name, parts, files.format, dtype)
+    if name.endswith("weight") and parts[""].dtype not in _PLAIN:
+        raise IntegrityError(
+            f"the weight {name} holds {parts[''].dtype}, and there is no scale or config that says what it stands for",
+            remedy="serve the unquantized checkpoint",
+        )
+    return parts[""]
 
 
 def _materialise(files: ModelFiles, cut_class: Any, tensors: dict[str, Any], start: int, dtype: torch.dtype) -> Any:
@@ -126,7 +151,7 @@ def _materialise(files: ModelFiles, cut_class: Any, tensors: dict[str, Any], sta
         try:
             model, info = cut_class.from_pretrained(
                 None,
-                config=copy.deepcopy(files.config),
+                config=_plain_config(files),
                 state_dict=tensors,
                 dtype=dtype,
                 output_loading_info=True,
@@ -147,6 +172,14 @@ def _materialise(files: ModelFiles, cut_class: Any, tensors: dict[str, Any], sta
         )
     check_whole(files, model)
     return model
+
+
+def _plain_config(files: ModelFiles) -> Any:
+    """A copy without `quantization_config`: what transformers is given is dequantized already."""
+    config = copy.deepcopy(files.config)
+    if files.format is not None:
+        del config.quantization_config
+    return config
 
 
 def check_whole(files: ModelFiles, model: Any) -> None:
@@ -189,7 +222,8 @@ def _check_finite(files: ModelFiles, model: Any, needed: dict[str, str], start: 
             continue
         match = pattern.match(name)
         whole = f"{match[1]}{int(match[2]) + start}{match[3]}" if match else name
-        shard = files.shards.get(needed.get(name, whole))
+        stored = files.parts.get(needed.get(name, whole), {}).values()
+        shard = files.shards[next(iter(stored))] if stored else None
         raise IntegrityError(
             f"{shard.name if shard else files.directory}: {whole} has numbers that are not finite in {parameter.dtype}",
             remedy="download it again, or serve in float32 or bfloat16 if they are too large for float16",

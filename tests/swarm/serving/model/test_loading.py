@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from swarm.serving.model.files import open_model, tensor_sizes
+from swarm.serving.model.files import open_model, weight_sizes
 from swarm.serving.model.loading import Weights, load, measure_block, weigh
 from swarm.serving.server_options import ServerOptions
 from swarm_protocol import limits
@@ -53,7 +53,7 @@ def test_measure_block_needs_one_block_only(llama_dir: Path) -> None:
 
 def test_weigh_counts_each_tensor_once(llama_dir: Path) -> None:
     files = open_model(llama_dir)
-    assert sum(tensor_sizes(files).values()) * 4 == 6 * BLOCK_BYTES + ENDS_BYTES
+    assert sum(weight_sizes(files).values()) * 4 == 6 * BLOCK_BYTES + ENDS_BYTES
     assert weigh(files, ServerOptions()) == Weights(block_bytes=BLOCK_BYTES, ends_bytes=ENDS_BYTES)
 
 

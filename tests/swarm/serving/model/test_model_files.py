@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from swarm.serving.model.files import open_model, tensor_sizes
+from swarm.serving.model.files import open_model, weight_sizes
 from swarm.serving.model.small_files import SMALL_FILES
 from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError, IntegrityError
@@ -21,7 +21,7 @@ def test_open_reads_the_shape(llama_dir: Path) -> None:
     files = open_model(llama_dir)
     assert (files.num_blocks, files.hidden_size, files.vocab_size) == (6, 32, 256)
     assert len(set(files.shards.values())) > 1
-    assert tensor_sizes(files)["model.embed_tokens.weight"] == 256 * 32
+    assert weight_sizes(files)["model.embed_tokens.weight"] == 256 * 32
 
 
 def test_revision_of_a_copy_is_the_same(llama_dir: Path, copied: Path) -> None:

@@ -1,0 +1,81 @@
+"""FP8 with one scale for each block of a weight, as DeepSeek's and Qwen's checkpoints have it (`quant_method` "fp8").
+
+Source: DeepSeek-AI 2024, arXiv:2412.19437, section 3.3.2. The value of row i and column j is multiplied by the scale at
+[i // rows, j // columns] of `weight_block_size`; the last blocks of a row or column may be cut off. transformers'
+Fp8Dequantize divides a weight evenly among its scales instead, which fits only where no block is cut off.
+Legend of shapes: R rows, C columns; r, c how many blocks they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+import torch
+from swarm_protocol.checks import check_int
+from torch import Tensor
+
+from swarm.serving.model.formats.format import FLOATS, Shape, check_part
+from swarm.serving.model.stored import StoredTensor
+
+_MAX_BLOCK = 2**20
+_ROWS = 128
+"""Computed at once where one scale is for a whole weight."""
+
+_SCALES = "_scale_inv"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fp8:
+    """`block` is rows and columns; None: one scale for a weight."""
+
+    block: tuple[int, int] | None
+    endings: ClassVar[Mapping[str, str]] = MappingProxyType({_SCALES: "", ".activation_scale": ".weight"})
+    needed: ClassVar[tuple[str, ...]] = ("", _SCALES)
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Fp8:
+        """Raises ValueError for blocks that are none."""
+        size = config.get("weight_block_size", (128, 128))
+        if size is None:
+            return cls(block=None)
+        if not isinstance(size, list | tuple) or len(size) != 2:
+            raise ValueError("weight_block_size is no pair of whole numbers")
+        rows, columns = (check_int(one, "weight_block_size", low=1, high=_MAX_BLOCK) for one in size)
+        return cls(block=(rows, columns))
+
+    def num_values(self, sizes: Mapping[str, int]) -> int:
+        return sizes[""]
+
+    def shape(self, parts: Mapping[str, StoredTensor]) -> Shape:
+        shape = check_part(parts, "", [torch.float8_e4m3fn, torch.float8_e5m2])
+        scales = check_part(parts, _SCALES, [*FLOATS, torch.float8_e8m0fnu])
+        if len(shape) < 2:
+            raise ValueError(f"{parts[''].name} is no matrix")
+        if self.block is None:
+            expected: tuple[Shape, ...] = ((), (1,), (*shape[:-2], 1, 1))
+        else:
+            rows, columns = self.block
+            expected = ((*shape[:-2], -(-shape[-2] // rows), -(-shape[-1] // columns)),)
+        if scales not in expected:
+            raise ValueError(f"{parts[_SCALES].name} has the shape {list(scales)}, not {list(expected[-1])}")
+        return shape
+
+    def weight(self, parts: Mapping[str, Tensor], shape: Shape, dtype: torch.dtype) -> Tensor:
+        rows, columns = self.block or (_ROWS, shape[-1])
+        codes_BRC = parts[""].view(-1, *shape[-2:])
+        scales_Brc = parts[_SCALES].float()
+        if self.block is None:
+            num_scaled = -(-shape[-2] // rows)
+            scales_Brc = scales_Brc.view(-1, 1, 1).expand(len(codes_BRC), num_scaled, 1)
+        weight_BRC = torch.empty(codes_BRC.shape, dtype=dtype)
+        for into_RC, codes_RC, scales_rc in zip(
+            weight_BRC, codes_BRC, scales_Brc.reshape(len(codes_BRC), *scales_Brc.shape[-2:]), strict=True
+        ):
+            for i, scales_c in enumerate(scales_rc):
+                scales_C = scales_c.repeat_interleave(columns)[: shape[-1]]
+                some = slice(i * rows, (i + 1) * rows)
+                into_RC[some] = codes_RC[some].float() * scales_C
+        return weight_BRC.view(shape)

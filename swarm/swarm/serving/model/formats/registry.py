@@ -1,0 +1,36 @@
+"""Which format a config says its checkpoint has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from swarm_protocol.errors import ConfigError
+
+from swarm.serving.model.formats.format import CheckpointFormat
+from swarm.serving.model.formats.fp8 import Fp8
+
+FORMATS: Mapping[str, Callable[[Mapping[str, Any]], CheckpointFormat]] = MappingProxyType({"fp8": Fp8.from_config})
+"""By `quant_method`, what makes it from a `quantization_config`. Raises ValueError."""
+
+_REMEDY = "serve the unquantized checkpoint"
+
+
+def format_of(config: Any) -> CheckpointFormat | None:
+    """None for a checkpoint that is not quantized. Raises ConfigError for one that cannot be dequantized."""
+    settings = getattr(config, "quantization_config", None)
+    if settings is None:
+        return None
+    if not isinstance(settings, Mapping):
+        raise ConfigError("quantization_config is no table", remedy=_REMEDY)
+    method = settings.get("quant_method")
+    make = FORMATS.get(method) if isinstance(method, str) else None
+    if make is None:
+        raise ConfigError(
+            f"quant_method {method!r:.40} is not supported; supported: {', '.join(sorted(FORMATS))}", remedy=_REMEDY
+        )
+    try:
+        return make(settings)
+    except ValueError as error:
+        raise ConfigError(f"this {method} checkpoint cannot be dequantized: {error}", remedy=_REMEDY) from error

@@ -52,7 +52,7 @@ WORK = (
     "probe",
 )
 HTTP = ("host", "port", "allowed_hosts", "trusted_proxies", "history", "checkpoints")
-DATA = ("data", "tokenizer")
+DATA = ("data", "tokenizer", "start")
 TRAINING = (
     *DATA,
     "devices",
@@ -83,14 +83,15 @@ COMMANDS = (
     Command(
         name="run init",
         purpose="Write a run file to edit: every setting, with what it does and its default.",
-        code="swarm_node.commands.run:init",
-        settings=(),
+        code="swarm_node.commands.run_init:init",
+        settings=HERE,
         example="swarm-node run init story.toml",
         arguments={"path": "The new run file (default: run.toml)."},
+        paths={"start": "Train this checkpoint further: a Hugging Face model directory, or OWNER/NAME[@REVISION]."},
     ),
     Command(
         name="run sign",
-        purpose="Check a run file, pin its data and sign it, so that others can join the run.",
+        purpose="Check a run file, pin its data and its checkpoint and sign it, so that others can join the run.",
         code="swarm_node.commands.run:sign",
         settings=(*HERE, *DATA),
         example="swarm-node run sign story.toml",

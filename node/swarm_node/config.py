@@ -95,6 +95,7 @@ class Config:
     keep_checkpoints: int = 2
     data: Path | None = None
     tokenizer: Path | None = None
+    start: Path | None = None
     devices: tuple[str, ...] = ()
     micro_batch: int = 0
     autocast: bool = False
@@ -208,6 +209,12 @@ SETTINGS: Mapping[str, Setting] = {
         parse_path,
         "PATH",
         "The tokenizer of a run that leaves that to its members: a tokenizer.json, or its directory.",
+        example="~/models/story",
+    ),
+    "start": Setting(
+        parse_path,
+        "DIR",
+        "This machine's copy of the checkpoint that the run starts from: a Hugging Face model directory.",
         example="~/models/story",
     ),
     "devices": Setting(

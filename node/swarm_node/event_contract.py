@@ -250,6 +250,8 @@ EVENTS: Mapping[str, EventSpec] = {
             "interval_steps": "int: inner steps between two of them",
             "data": "text: what is trained on",
             "data_digest": "text: what pins the data; empty: any data will do",
+            "start": "text: the checkpoint that it starts from; empty: weights drawn from its seed",
+            "start_digest": "text: what pins the checkpoint; empty: nothing does",
             "member_tokens": "int: tokens that a member trains on for an outer step",
             "group_tokens": "list: the same for the smallest and for the largest group",
             "member_bytes": "int: bytes that a member of a large group sends for an outer step",

@@ -88,3 +88,8 @@ def _check_data(config: RunConfig, node: Node) -> None:
             "its data has to be downloaded from a hub, which is done for a run that this node was told to train",
             remedy="give --run its id",
         )
+    if config.start.checkpoint and node.config.start is None:
+        raise ConfigError(
+            "its checkpoint has to be brought, which is done for a run that this node was told to train",
+            remedy="give --run its id",
+        )

@@ -11,11 +11,12 @@ import shutil
 import time
 from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager, asynccontextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
+from swarm.trainer.checkpoint import bringing
 from swarm.training.checkpoint import Checkpoint, load_newest
-from swarm.training.data import LocalData, Progress
+from swarm.training.data import LocalData, PreparationStopped, Progress
 from swarm.training.data.local import shared_cache
 from swarm.training.events import (
     Admitted,
@@ -39,7 +40,8 @@ from swarm.training.signed_run import SignedRun
 from swarm.training.state import ReplicaState
 from swarm.training.trainer import Trainer, TrainerOptions
 from swarm_protocol.control_messages import TrainingStatus
-from swarm_protocol.errors import ConfigError
+from swarm_protocol.errors import ConfigError, SessionError
+from torch import Tensor
 
 from swarm_node.amounts import rate
 from swarm_node.chunk_folder import ChunkFolder
@@ -48,6 +50,7 @@ from swarm_node.event_files import recorded
 from swarm_node.home import explained
 from swarm_node.metrics.of_trainer import TrainerMetrics, read_trainer
 from swarm_node.node import Node
+from swarm_node.pinning import checkpoint_source
 from swarm_node.saving import Saving, Snapshot
 
 QUICK_S = 1.0
@@ -103,7 +106,9 @@ class Training:
         resumed = await asyncio.to_thread(load_newest, self._folder)
         materials = await asyncio.to_thread(self._prepare, resumed)
         self._show(resumed.state.outer_step if resumed else 0)
-        found = f"from the checkpoint of outer step {resumed.state.outer_step}" if resumed else "from the run's start"
+        start = self._run.config.start.checkpoint and f", the checkpoint {self._run.config.start.checkpoint}"
+        here = f"from the run's start{start}"
+        found = f"from the checkpoint of outer step {resumed.state.outer_step}" if resumed else here
         self._node.steps.done("warm-up", f"data and model are ready; {found}, unless others are further")
         return Trainer(
             self._node.network,
@@ -161,7 +166,8 @@ class Training:
             on_progress=self._tokenizing,
             stop=self._node.departure.leaving.is_set,
         )
-        materials = prepare(self._run.config, local_options(config, self._node.hardware.device), data)
+        options = local_options(config, self._node.hardware.device)
+        materials = prepare(self._run.config, options, data, self._bring_start)
         assert isinstance(materials.inner, InnerLoop)
         self._inner = materials.inner
         if resumed is not None:
@@ -171,6 +177,21 @@ class Training:
                 materials.inner.close()
                 raise
         return materials
+
+    def _bring_start(self) -> Tensor:
+        """The weights of the run's checkpoint. Raises PreparationStopped if the node leaves while they come."""
+        node, run = self._node, self._run.config
+        source = checkpoint_source(run, node.config, node.emitter)
+
+        def downloading(num_bytes: int, total_bytes: int) -> None:
+            if node.departure.leaving.is_set():
+                raise SessionError(f"the node leaves, and {run.start.checkpoint} is not whole")
+            source.on_progress(num_bytes, total_bytes)
+
+        try:
+            return bringing(run, replace(source, on_progress=downloading))()
+        except SessionError as error:
+            raise PreparationStopped from error
 
     async def _stop_when_leaving(self, trainer: Trainer) -> None:
         await self._node.departure.leaving.wait()

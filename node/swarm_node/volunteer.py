@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
+from swarm.trainer.checkpoint import check_source
 from swarm.training.data import LocalData, PreparationStopped
 from swarm.training.data.loading import check_meaning
 from swarm.training.module_run import refuse_module_run
@@ -75,6 +76,7 @@ def check_run(run: RunConfig, config: Config) -> None:
     """Raises ConfigError for a run that a node told `config` cannot train."""
     refuse_module_run(run.model)
     check_meaning(run.data, LocalData(path=config.data, tokenizer=config.tokenizer))
+    check_source(run.start, config.start)
 
 
 def course(run: RunConfig) -> str:

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from local_hub import COMMIT, MODEL, local_hub
 from swarm.training.module_run import module_run
 from swarm.training.run_config import RunConfig
-from swarm.training.run_file import load_run, write_run
+from swarm.training.run_file import load_run, read_config, write_run
 from swarm_node import cli, event_contract
 from swarm_protocol.identity import Identity
+from tiny_models import FAMILIES, write_model
 
 TINY = """\
 name = "tiny"
@@ -206,3 +208,42 @@ def test_template_defaults_are_the_run_s() -> None:
     Identity.generate().save(Path("me.key"))
     assert cli.run(["run", "sign", "story.toml", "--identity", "me.key", "--unpinned"]) == 0
     assert load_run(Path("story.toml")).config == RunConfig(name="story")
+
+
+def test_run_that_starts_from_a_checkpoint_is_made_signed_and_shown(
+    author: Identity, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_model(Path("base"), FAMILIES["llama-tied"]())
+    assert cli.run(["run", "init", "further.toml", "--start", "base"]) == 0
+    assert cli.run(["run", "sign", "further.toml", "--unpinned", "--json"]) == 1
+    assert "sign with --start DIR to pin it" in str(events(capsys)[-1]["remedy"])
+    signing = ["run", "sign", "further.toml", "--unpinned", "--start", "base", "--json"]
+    assert cli.run(signing) == 0
+    [signed] = events(capsys)
+    run = load_run(Path("further.toml"))
+    assert (run.config.start.checkpoint, run.config.data.tokenizer) == ("local", "local")
+    assert signed["start_digest"] == run.config.start.digest != ""
+    assert cli.run(["run", "show", "further.toml"]) == 0
+    assert f"start      each member's own copy of a checkpoint, pinned to {run.config.start.digest[:12]}" in (
+        capsys.readouterr().out
+    )
+    assert cli.run(["run", "sign", "further.toml", "--unpinned", "--json"]) == 0
+    warning, _ = events(capsys)
+    assert "the checkpoint was not looked at: it stays pinned" in str(warning["message"])
+    text = Path("further.toml").read_text()
+    Path("further.toml").write_text(text.replace("rms_norm_eps = 1e-06", "rms_norm_eps = 0.01"))
+    assert cli.run(signing) == 0
+    warning, _ = events(capsys)
+    assert "they differ in rms_norm_eps" in str(warning["message"])
+
+
+def test_init_from_a_checkpoint_of_the_hub_names_its_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = write_model(Path("base"), FAMILIES["gpt2"]())
+    with local_hub(base, tmp_path / "hub") as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+        assert cli.run(["run", "init", "--start", MODEL]) == 0
+    config = read_config(Path("run.toml"))
+    assert (config.start.checkpoint, config.start.revision, config.data.tokenizer) == (MODEL, COMMIT, MODEL)
+    assert config.model["model_type"] == "gpt2"

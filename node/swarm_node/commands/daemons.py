@@ -18,7 +18,8 @@ from swarm_node.options import Flags
 
 SERVING = ("dtype", "blocks", "max_blocks", "max_memory")
 TRAINING = (
-    *("data", "tokenizer", "devices", "micro_batch", "autocast", "checkpoint_activations", "compile", "tensorboard"),
+    *("data", "tokenizer", "start"),
+    *("devices", "micro_batch", "autocast", "checkpoint_activations", "compile", "tensorboard"),
 )
 
 if TYPE_CHECKING:
@@ -93,12 +94,13 @@ def _keeps_tokens_of(config: Config) -> bool:
 
 def check_model(config: Config) -> None:
     """Raises ConfigError for a directory that is no model's. What a hub has is found out later."""
-    if isinstance(config.model, Path) and not (config.model / "config.json").is_file():
-        found = "it holds no config.json" if config.model.is_dir() else "there is no such directory"
-        raise ConfigError(
-            f"{config.model} is not a Hugging Face model directory: {found}",
-            remedy="give --model the directory that holds it and the *.safetensors, or OWNER/NAME on a hub",
-        )
+    for option, place, other in (("--model", config.model, ", or OWNER/NAME on a hub"), ("--start", config.start, "")):
+        if isinstance(place, Path) and not (place / "config.json").is_file():
+            found = "it holds no config.json" if place.is_dir() else "there is no such directory"
+            raise ConfigError(
+                f"{place} is not a Hugging Face model directory: {found}",
+                remedy=f"give {option} the directory that holds it and the *.safetensors{other}",
+            )
 
 
 def live(flags: Flags, config: Config, make_role: Callable[[Config], Role], *, joins: bool) -> int:

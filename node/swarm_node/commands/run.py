@@ -1,10 +1,10 @@
-"""`swarm-node run init`, `sign` and `show`: a run's file, from the first line to the signature. `watch` is a module."""
+"""`swarm-node run sign` and `show`: a run's file and its signature. `run_init` writes the file; the commands that look
+for a run on a network begin here, too."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,32 +23,19 @@ if TYPE_CHECKING:
     from swarm.training.run_file import Inspected
 
 DEFAULT_PATH = Path("run.toml")
-DEFAULT_NAME = "my-run"
 EXIT_UNSIGNED = 1
-
-
-def init(flags: Flags) -> int:
-    path = _path(flags)
-    from swarm.training.run_config import RunConfig  # noqa: PLC0415
-    from swarm.training.run_file import new_run_file  # noqa: PLC0415
-
-    try:
-        config = RunConfig(name=path.stem if path.stem != DEFAULT_PATH.stem else DEFAULT_NAME)
-    except ValueError:
-        config = RunConfig(name=DEFAULT_NAME)
-    new_run_file(path, config)
-    Emitter(json=flags.json).emit("run_written", path=str(path))
-    return 0
 
 
 def sign(flags: Flags) -> int:
     identity = _identity(flags)
-    path = _existing(flags)
+    path, told = _existing(flags), flags.resolve()
     emitter = Emitter(json=flags.json)
     # torch and transformers take seconds to import: what is refused above is refused at once
     from swarm.training.run_file import Inspected, read_config, sign_file  # noqa: PLC0415
     from swarm.training.run_warnings import warnings_of  # noqa: PLC0415
     from swarm.training.setting_checks import ImpossibleRun  # noqa: PLC0415
+
+    from swarm_node.pinning import data_pins, start_pins  # noqa: PLC0415
 
     logs.quieten_libraries()
     try:
@@ -60,7 +47,8 @@ def sign(flags: Flags) -> int:
         raise ConfigError(
             f"{path} cannot be signed: {few} impossible", remedy="correct what is listed above"
         ) from error
-    run = sign_file(path, identity, data_digest=_data_digest(flags, config, emitter))
+    pins = data_pins(config, told, emitter, pin=flags.extra["pin"], unpinned=flags.extra["unpinned"])
+    run = sign_file(path, identity, pins={**pins, **start_pins(config, told, emitter)})
     for message, remedy in warnings_of(run.config):
         emitter.emit("warning", message=message, remedy=remedy)
     _tell(emitter, path, Inspected(config=run.config, run=run))
@@ -105,13 +93,13 @@ def watch(flags: Flags) -> int:
     return watch_run(which, config, Emitter(json=flags.json))
 
 
-def _path(flags: Flags) -> Path:
+def run_path(flags: Flags) -> Path:
     return flags.paths["path"] or DEFAULT_PATH
 
 
 def _existing(flags: Flags) -> Path:
     """Before what takes seconds to import. Raises ConfigError."""
-    path = _path(flags)
+    path = run_path(flags)
     if not path.exists():
         remedy = f"check the path, or write one: swarm-node run init {path}"
         raise ConfigError(f"{path} cannot be read: it is not there", remedy=remedy)
@@ -136,49 +124,10 @@ def _identity(flags: Flags) -> Identity:
     return Identity.load(home.identity)
 
 
-def _data_digest(flags: Flags, config: RunConfig, emitter: Emitter) -> str:
-    """The digest to pin the data by: of the data that is here, or the pin that the file has; empty with --unpinned.
-
-    Raises ConfigError if there is neither.
-    """
-    from swarm.training.data import LocalData, load_corpus  # noqa: PLC0415
-    from swarm.training.module_run import is_module_run  # noqa: PLC0415
-
-    if flags.extra["unpinned"] and flags.extra["pin"]:
-        raise ConfigError("--pin and --unpinned contradict each other", remedy="give one of them")
-    if flags.extra["unpinned"] or is_module_run(config):
-        return ""
-    told = flags.resolve()
-    lacking = {
-        "--data PATH": config.data.source == "files" and told.data is None,
-        "--tokenizer PATH": config.data.tokenizer == "local" and told.tokenizer is None,
-        "--pin": config.data.source == "hub" and not flags.extra["pin"],
-    }
-    if missing := [option for option, lacks in lacking.items() if lacks]:
-        remedy = f"sign with {' and '.join(missing)} to pin it"
-        if not config.data.digest:
-            raise ConfigError(
-                f"the data ({_data(config)}) is not pinned: each member would train on what it has",
-                remedy=f"{remedy}, or with --unpinned if that is what you want",
-            )
-        message = f"the data ({_data(config)}) was not looked at: it stays pinned to {config.data.digest[:12]}"
-        emitter.emit("warning", message=message, remedy=remedy)
-        return config.data.digest
-    local = LocalData(
-        path=told.data,
-        tokenizer=told.tokenizer,
-        on_progress=lambda progress: emitter.say(
-            f"tokenizing: {progress.share:.0%} read, {progress.num_tokens} tokens"
-        ),
-    )
-    vocab_size = int(config.model.get("vocab_size", 0))
-    # as it is now: a pin from before would be answered with the tokens that were kept of it
-    data = replace(config.data, digest="")
-    return load_corpus(data, seed=config.seed, vocab_size=vocab_size, local=local).digest
-
-
 def _tell(emitter: Emitter, path: Path, found: Inspected) -> None:
     from swarm.training.cost import cost_of  # noqa: PLC0415
+
+    from swarm_node.pinning import described_data  # noqa: PLC0415
 
     config, run, cost = found.config, found.run, cost_of(found.config)
     if not emitter.json:
@@ -195,8 +144,10 @@ def _tell(emitter: Emitter, path: Path, found: Inspected) -> None:
         parameters=cost.num_parameters,
         outer_steps=config.outer_steps,
         interval_steps=config.interval_steps,
-        data=_data(config),
+        data=described_data(config),
         data_digest=config.data.digest,
+        start=config.start.checkpoint,
+        start_digest=config.start.digest,
         member_tokens=cost.member_tokens,
         group_tokens=cost.group_tokens,
         member_bytes=cost.member_bytes,
@@ -206,6 +157,8 @@ def _tell(emitter: Emitter, path: Path, found: Inspected) -> None:
 
 def _lines(found: Inspected, cost: Cost) -> Iterator[str]:
     from swarm.training.module_run import is_module_run  # noqa: PLC0415
+
+    from swarm_node.pinning import described_data  # noqa: PLC0415
 
     config, run = found.config, found.run
     if run is None:
@@ -221,8 +174,9 @@ def _lines(found: Inspected, cost: Cost) -> Iterator[str]:
         unit = "samples"
         yield "data       its author's own, as is the inner optimizer"
     else:
-        pinned = f"pinned to {config.data.digest[:12]}" if config.data.digest else "not pinned"
-        yield f"data       {_data(config)}, {pinned}"
+        yield f"data       {described_data(config)}, {_pinned(config.data.digest)}"
+    if config.start.checkpoint:
+        yield f"start      {_start(config)}, {_pinned(config.start.digest)}"
     yield f"training   {config.outer_steps} outer steps of {_interval(config)}; {_streaming(config)}"
     least, most = cost.group_tokens
     yield f"group      {config.min_group} to {config.max_group} members, {config.aggregator}, {_admission(config)}"
@@ -231,11 +185,14 @@ def _lines(found: Inspected, cost: Cost) -> Iterator[str]:
     yield f"memory     {cost.memory_bytes / 1e9:,.3g} GB a member on a CPU, and what activations take"
 
 
-def _data(config: RunConfig) -> str:
-    data = config.data
-    which = ", ".join(filter(None, [data.hub_config, data.split]))
-    source = f"{data.hub_id} ({which})" if data.source == "hub" else data.source
-    return source if config.data.tokenizer == "bytes" else f"{source} through the tokenizer {config.data.tokenizer}"
+def _pinned(digest: str) -> str:
+    return f"pinned to {digest[:12]}" if digest else "not pinned"
+
+
+def _start(config: RunConfig) -> str:
+    start = config.start
+    name = start.checkpoint if start.is_on_hub else "each member's own copy of a checkpoint"
+    return f"{name}@{start.revision[:12]}" if start.revision else name
 
 
 def _interval(config: RunConfig) -> str:

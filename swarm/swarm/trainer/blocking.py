@@ -16,10 +16,12 @@ from swarm_compression import warm_up
 from swarm_protocol.errors import ConfigError, SessionError
 from torch import nn
 
+from swarm.trainer.checkpoint import CheckpointSource, bringing
 from swarm.trainer.member import Member
 from swarm.trainer.options import AS_USUAL, MemberOptions
 from swarm.trainer.own_module import Batches, Dataset, LossOf, ModuleInner, OptimizerFactory, OwnModule
 from swarm.training.data import PreparationStopped
+from swarm.training.data.local import shared_cache
 from swarm.training.events import OuterStep
 from swarm.training.failure import cause
 from swarm.training.interval import Materials, prepare
@@ -186,7 +188,8 @@ class Trainer:
         config = self._run.config
         if self._inner is None:
             data = replace(self._options.data, stop=self._member.is_leaving)
-            return prepare(config, self._options.local, data)
+            source = CheckpointSource(place=self._options.start, cache=shared_cache().parent / "models")
+            return prepare(config, self._options.local, data, bringing(config, source))
         warm_up()
         layout = self._inner.layout
         return Materials(inner=self._inner, theta_N=self._inner.flat(), bounds=layout.bounds)

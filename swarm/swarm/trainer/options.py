@@ -21,8 +21,9 @@ class MemberOptions:
     time, which will not do where the run admits certain peers only.
 
     `listen`, `announce` and `relay` are those of `Libp2pOptions`: others must reach this member to train with it.
-    `local` and `data` say how, and on which files, a run is trained that its file describes; `collate` makes a batch
-    of an own data set's samples.
+    `local` and `data` say how, and on which files, a run is trained that its file describes; `start` is this member's
+    copy of the checkpoint that the run starts from, which else comes from the hub. `collate` makes a batch of an own
+    data set's samples.
     """
 
     network_id: str = NETWORK_ID
@@ -32,6 +33,7 @@ class MemberOptions:
     relay: Literal["none", "use"] = "none"
     local: LocalOptions = ONE_CPU
     data: LocalData = DEFAULT_DATA
+    start: Path | None = None
     collate: Callable[[list[Any]], Any] = default_collate
 
 

@@ -19,7 +19,7 @@ import torch
 from swarm_compression import warm_up
 from swarm_compression.codec import magnitude
 from swarm_protocol import limits
-from swarm_protocol.errors import RoundError
+from swarm_protocol.errors import ConfigError, RoundError
 from torch import Tensor
 
 from swarm.heap import give_back
@@ -54,11 +54,16 @@ class Inner(Protocol):
 @dataclass(slots=True, kw_only=True, eq=False)
 class Materials:
     """What a member trains with: its inner loop, the weights that the run begins with, and its `Layout.bounds` (empty:
-    the model is one fragment). The trainer takes the weights with `take_weights`, so that nothing else keeps them."""
+    the model is one fragment). The trainer takes the weights with `take_weights`, so that nothing else keeps them.
+
+    Where the run starts from a checkpoint, `theta_N` is zeros, and `bring`, which blocks, returns the weights: a member
+    that finds the run under way does without them.
+    """
 
     inner: Inner
     theta_N: Tensor
     bounds: tuple[int, ...] = ()
+    bring: Callable[[], Tensor] | None = None
 
     def take_weights(self) -> Tensor:
         """Return the run's first weights [N], and forget them."""
@@ -66,21 +71,31 @@ class Materials:
         return theta_N
 
 
-def prepare(config: RunConfig, local: LocalOptions = ONE_CPU, data: LocalData = DEFAULT_DATA) -> Materials:
+def prepare(
+    config: RunConfig,
+    local: LocalOptions = ONE_CPU,
+    data: LocalData = DEFAULT_DATA,
+    bring: Callable[[], Tensor] | None = None,
+) -> Materials:
     """Those of the run's config, here. Blocks for seconds, or for as long as it takes to tokenize the data.
 
-    Raises ConfigError or IntegrityError.
+    `bring` is that of `Materials`, for a run that starts from a checkpoint. Raises ConfigError or IntegrityError.
     """
-    theta_N = initial_theta(config)
+    has_checkpoint = bool(config.start.checkpoint)
+    if has_checkpoint and bring is None:
+        raise ConfigError("the run starts from a checkpoint, which nothing here brings")
+    theta_N = torch.empty(0) if has_checkpoint else initial_theta(config)
     model = build_model(config.model)
     vocab_size = int(getattr(getattr(model, "config", None), "vocab_size", 0))
     corpus = load_corpus(config.data, seed=config.seed, vocab_size=vocab_size, local=data)
-    bounds = Layout.of(model, config.fragments).bounds
+    layout = Layout.of(model, config.fragments)
     warm_up()  # so that the first round does not wait for a compiler
     # last: it may have worker processes, which the caller has to end
     inner = InnerLoop(config, model, corpus, local)
     give_back()
-    return Materials(inner=inner, theta_N=theta_N, bounds=bounds)
+    if has_checkpoint:
+        theta_N = torch.zeros(layout.num_values)
+    return Materials(inner=inner, theta_N=theta_N, bounds=layout.bounds, bring=bring if has_checkpoint else None)
 
 
 class Intervals:

@@ -38,13 +38,8 @@ def check_model(run: RunConfig) -> int:
     """The number of parameters of the run's model, built without memory. Raises ConfigError if it cannot be trained."""
     if is_module_run(run):
         return check_module_run(run)
-    config = _transformers_config(run.model)
-    try:
-        with torch.device("meta"):
-            model = _from_config(config)
-    except Exception as error:  # whatever an architecture raises when its settings do not fit together
-        raise ConfigError(f"[model] cannot be built: {_last_line(error)}", remedy="correct its settings") from error
-    num_values = Layout.of(model, run.fragments).num_values
+    config = transformers_config(run.model)
+    num_values = layout_of(run).num_values
     if num_values > MAX_STATE_VALUES:
         raise ConfigError(f"[model] has {num_values} parameters, over {MAX_STATE_VALUES}", remedy="make it smaller")
     if config.vocab_size < BYTE_VOCABULARY:
@@ -59,14 +54,26 @@ def check_model(run: RunConfig) -> int:
     return num_values
 
 
+def layout_of(run: RunConfig) -> Layout:
+    """The layout of the run's model, which is built without memory for that. Raises ConfigError."""
+    config = transformers_config(run.model)
+    try:
+        with torch.device("meta"):
+            model = _from_config(config)
+    except Exception as error:  # whatever an architecture raises when its settings do not fit together
+        raise ConfigError(f"[model] cannot be built: {_last_line(error)}", remedy="correct its settings") from error
+    return Layout.of(model, run.fragments)
+
+
 def build_model(model: Mapping[str, Any]) -> nn.Module:
     """A transformers causal language model in fp32 on the CPU, with weights to be replaced. See `check_model`."""
-    built: nn.Module = _from_config(_transformers_config(model)).float()
+    built: nn.Module = _from_config(transformers_config(model)).float()
     return built
 
 
 def initial_theta(run: RunConfig) -> Tensor:
-    """The weights that all replicas start from: fp32 CPU [N], bit-identical on every machine.
+    """The weights that all replicas start from, unless the run names a checkpoint: fp32 CPU [N], bit-identical on
+    every machine.
 
     Matrices are noise with the standard deviation that the model's config asks for: sums of four uniform numbers,
     not normal ones, which take logarithms and cosines, whose last bits differ between CPUs. Vectors are as the
@@ -74,7 +81,7 @@ def initial_theta(run: RunConfig) -> Tensor:
     such noise as well.
     """
     model = build_model(run.model)
-    std = float(getattr(_transformers_config(run.model), "initializer_range", 0.02))
+    std = float(getattr(transformers_config(run.model), "initializer_range", 0.02))
     pieces = {}
     # a parameter's noise depends on its name's place, whatever the fragments
     for index, (name, parameter) in enumerate(sorted(model.named_parameters())):
@@ -96,7 +103,8 @@ def _noise(bits_N: NDArray[np.uint64], std: float) -> NDArray[np.float32]:
     return centred_N.astype(np.float32) * np.float32(std / math.sqrt((2.0**32 - 1.0) / 3.0))
 
 
-def _transformers_config(model: Mapping[str, Any]) -> Any:
+def transformers_config(model: Mapping[str, Any]) -> Any:
+    """The config that [model] describes. Raises ConfigError."""
     from transformers import CONFIG_MAPPING, AutoConfig  # noqa: PLC0415
 
     refuse_module_run(model)

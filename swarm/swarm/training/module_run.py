@@ -55,6 +55,11 @@ def module_run(config: RunConfig, module: nn.Module, *, num_samples: int = 0) ->
 def check_module_run(config: RunConfig) -> int:
     """The number of parameters. Raises ConfigError."""
     model = config.model
+    if config.start.checkpoint:
+        raise ConfigError(
+            "[start] is for models that a file describes: this run's module brings its own first weights",
+            remedy="load the checkpoint into the module before module_run, and leave out [start]",
+        )
     refuse_unknown_keys(model, _KEYS, "[model], which is a module,")
     num_values, digest, num_samples = model.get("num_values"), model.get("digest"), model.get("num_samples", 0)
     if type(num_values) is not int or not 1 <= num_values <= MAX_STATE_VALUES:

@@ -216,6 +216,12 @@ class Replica:
         self.current = held
         self._proposals.clear()
 
+    def begin(self, held: Held) -> None:
+        """`held` is the run's initial state, in the place of zeros. What was proposed from these is no more."""
+        assert self.proof is None
+        self.current, self.digest = held, held.digest
+        self._proposals.clear()
+
     def adopt(self, held: Held, proof: Proof) -> None:
         """`held` is the committed state from now on."""
         self._former, self._is_fetched = (self.digest, self.current) if self._is_fetched else None, False

@@ -16,7 +16,15 @@ from swarm_protocol.errors import ConfigError
 from swarm_protocol.identity import check_peer_id
 
 from swarm.training.byte_text import BYTE_VOCABULARY, END_OF_TEXT
-from swarm.training.setting_checks import ImpossibleRun, ImpossibleValues, SettingChecks, refuse_unknown_keys
+from swarm.training.setting_checks import (
+    ImpossibleRun,
+    ImpossibleValues,
+    SettingChecks,
+    is_digest,
+    is_hub_id,
+    refuse_unknown_keys,
+)
+from swarm.training.start_config import StartConfig
 from swarm.training.vote import Succession
 from swarm.trust.aggregation.aggregator import Aggregator
 from swarm.trust.aggregation.registry import aggregator_names, get_aggregator, parameter_names, parameters_of
@@ -53,14 +61,20 @@ DEFAULT_MODEL: Mapping[str, Any] = MappingProxyType(
 """A byte-level Llama of 1.1M parameters that two CPU cores train in a minute."""
 
 LATER_SETTINGS: Mapping[str, Any] = MappingProxyType(
-    {"majority_after_s": 60.0, "validation_interval": 10, "fallback": ""}
+    {
+        "majority_after_s": 60.0,
+        "validation_interval": 10,
+        "fallback": "",
+        "start.checkpoint": "",
+        "start.revision": "",
+        "start.digest": "",
+    }
 )
 """Settings that were added after runs had been signed, such as "data.split", each with the value that a signed file
 without it means. A run with that value keeps the id that it had before the setting existed; an entry here never
 changes."""
 
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,62}[a-z0-9])?")
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 _COLUMN = re.compile(r"[\w.-]{1,64}", re.ASCII)
 _NAME_RULE = "1 to 64 of a-z, 0-9, '.', '_' and '-', with a letter or digit at both ends"
 
@@ -91,8 +105,7 @@ class DataConfig:
     def __post_init__(self) -> None:
         checks = SettingChecks("data")
         checks.require(self.source in SOURCES, "source", self.source, f"use one of {', '.join(SOURCES)}")
-        has_id = isinstance(self.hub_id, str) and _HUB_ID.fullmatch(self.hub_id) is not None
-        fits = has_id if self.source == "hub" else self.hub_id == ""
+        fits = is_hub_id(self.hub_id) if self.source == "hub" else self.hub_id == ""
         checks.require(fits, "hub_id", self.hub_id, 'use OWNER/NAME with source = "hub", and leave it out otherwise')
         is_config = isinstance(self.hub_config, str) and _COLUMN.fullmatch(self.hub_config) is not None
         checks.require(
@@ -104,12 +117,10 @@ class DataConfig:
         for key, value in (("split", self.split), ("text_key", self.text_key)):
             is_word = isinstance(value, str) and _COLUMN.fullmatch(value) is not None
             checks.require(is_word, key, value, "use 1 to 64 letters, digits, '_', '-' and '.'")
-        is_tokenizer = isinstance(self.tokenizer, str) and (
-            self.tokenizer in {"bytes", "local"} or _HUB_ID.fullmatch(self.tokenizer) is not None
-        )
+        is_tokenizer = self.tokenizer in ("bytes", "local") or is_hub_id(self.tokenizer)
         checks.require(is_tokenizer, "tokenizer", self.tokenizer, 'use "bytes", "local", or OWNER/NAME')
-        is_digest = isinstance(self.digest, str) and re.fullmatch(r"(?:[0-9a-f]{64})?", self.digest) is not None
-        checks.require(is_digest, "digest", self.digest, "use the 64 hexadecimal digits of the corpus, or leave it out")
+        is_pin = self.digest == "" or is_digest(self.digest)
+        checks.require(is_pin, "digest", self.digest, "use the 64 hexadecimal digits of the corpus, or leave it out")
         checks.whole("window_tokens", self.window_tokens, 1, 1 << 20)
         checks.finish()
 
@@ -184,7 +195,8 @@ class OuterConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
-    """A run. `model` is a Hugging Face config: `model_type` and that type's keys.
+    """A run. `model` is a Hugging Face config: `model_type` and that type's keys. `start` says which weights it begins
+    with.
 
     An interval ends after `interval_steps` inner steps, or `interval_s` seconds where that is not 0, so that a slow
     member brings what it can. Each outer step moves one of `fragments` parts of the model, in turn: a fragment's own
@@ -224,6 +236,7 @@ class RunConfig:
     majority_after_s: float = 60.0
     validation_interval: int = 10
     model: Mapping[str, Any] = field(default_factory=lambda: DEFAULT_MODEL)
+    start: StartConfig = field(default_factory=StartConfig)
     data: DataConfig = field(default_factory=DataConfig)
     inner: InnerConfig = field(default_factory=InnerConfig)
     outer: OuterConfig = field(default_factory=OuterConfig)
@@ -319,7 +332,7 @@ class RunConfig:
         plain["model"] = dict(self.model)
         plain["admission"] = list(self.admission)
         plain["aggregation"] = dict(self.aggregation)
-        for table in ("data", "inner", "outer"):
+        for table in _TABLES:
             plain[table] = asdict(plain[table])
         return plain
 
@@ -343,7 +356,7 @@ class RunConfig:
         values.setdefault("name", "")
         _check_aggregation_keys(values)
         problems = list[str]()
-        for key, table in (("data", DataConfig), ("inner", InnerConfig), ("outer", OuterConfig)):
+        for key, table in _TABLES.items():
             try:
                 values[key] = _table(table, key, mapping.get(key, {}))
             except ImpossibleValues as error:
@@ -356,6 +369,11 @@ class RunConfig:
         if problems:
             raise ImpossibleRun(problems)
         return config
+
+
+_TABLES: Mapping[str, type[Any]] = MappingProxyType(
+    {"start": StartConfig, "data": DataConfig, "inner": InnerConfig, "outer": OuterConfig}
+)
 
 
 def _are_peers(value: object) -> bool:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from swarm_protocol.errors import ConfigError, IntegrityError
@@ -62,21 +63,27 @@ def new_run_file(path: Path, config: RunConfig) -> None:
 
 
 def sign_file(
-    path: Path, identity: Identity, *, data_digest: str | None = None, issued_at: int | None = None
+    path: Path,
+    identity: Identity,
+    *,
+    pins: Mapping[tuple[str, str], str] = MappingProxyType({}),
+    issued_at: int | None = None,
 ) -> SignedRun:
     """Sign the run file at `path`, now unless `issued_at` says otherwise, in place of an earlier signature.
 
-    Comments and spacing stay, and settings that are left out are written down. `data_digest`, unless None, becomes the
-    run's data.digest. The file is rewritten whole or not at all. Raises ConfigError if it cannot be a run, cannot be
-    written, or is written in a way that cannot be changed line by line.
+    Comments and spacing stay, and settings that are left out are written down. `pins` are values by
+    table and key, such as the data's digest, which take the place of the file's. The file is rewritten whole or not at
+    all. Raises ConfigError if it cannot be a run, cannot be written, or is written in a way that cannot be changed line
+    by line.
     """
     text = _read(path)
     written = without_signature(parse_text(text, path))
     mapping = _completed(written, RunConfig.from_mapping(written))
     text = with_missing(text, written, mapping)
-    if data_digest is not None and data_digest != mapping["data"]["digest"]:
-        text = with_value(text, "data", "digest", data_digest)
-        mapping["data"] = {**mapping["data"], "digest": data_digest}
+    for (table, key), value in pins.items():
+        if value != mapping[table][key]:
+            text = with_value(text, table, key, value)
+            mapping[table] = {**mapping[table], key: value}
     config = RunConfig.from_mapping(mapping)
     check_model(config)
     issued_at = int(time.time()) if issued_at is None else issued_at

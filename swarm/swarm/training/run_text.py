@@ -49,7 +49,7 @@ ABOUT: Mapping[str, str] = {
     "is enough; 0: never.",
     "validation_interval": "Outer steps between two measurements of the loss on held-out data; 0: only before the "
     "first and after the last step.",
-    "model": "A Hugging Face config: model_type, and any of that type's keys. This is a byte-level Llama of "
+    "model": "A Hugging Face config: model_type, and any of that type's keys. By default a byte-level Llama of "
     "1.1 million parameters.",
     "model.model_type": "Family of decoders, as in a config.json: llama, qwen3, gpt2, …",
     "model.vocab_size": "Tokens: 256 are the bytes; with a tokenizer, at least as many as it has.",
@@ -62,6 +62,11 @@ ABOUT: Mapping[str, str] = {
     "model.tie_word_embeddings": "Input and output embeddings are the same weights.",
     "model.bos_token_id": "Token before a document.",
     "model.eos_token_id": "Token that ends a document.",
+    "start": "The weights that the run begins with. To train a checkpoint further: run init --start CHECKPOINT.",
+    "start.checkpoint": 'OWNER/NAME on the Hugging Face hub, or "local": each member names the directory of its own '
+    "copy (join --start); empty: weights drawn from the seed.",
+    "start.revision": "Its branch, tag or commit on the hub; run sign puts the commit in its place.",
+    "start.digest": "Pins the weights: who has others is refused. Filled in by run sign.",
     "data": "What is trained on.",
     "data.source": f"{', '.join(SOURCES)}: the standard library's source, each member's own files (join --data), or a "
     "data set of the Hugging Face hub.",
@@ -95,18 +100,18 @@ ABOUT: Mapping[str, str] = {
 
 def template(config: RunConfig, path: str) -> str:
     """`config` as a file to edit, unsigned, for `path`."""
-    mapping = config.to_mapping()
+    mapping, defaults = config.to_mapping(), RunConfig(name=config.name).to_mapping()
     # a person who chooses another aggregator would have to take out the parameters of this one
     usual = parameters_of(get_aggregator(config.aggregator, {}))
     mapping["aggregation"] = {key: value for key, value in config.aggregation.items() if value != usual[key]}
     parts = [_HEAD.format(path=path)]
     for key, value in mapping.items():
         if not isinstance(value, Mapping):
-            parts.append(_setting(key, key, value))
+            parts.append(_setting(key, key, value, defaults))
     for key, table in mapping.items():
         if isinstance(table, Mapping):
             parts.append(f"\n{_comment(ABOUT[key])}[{key}]\n")
-            parts += [_setting(f"{key}.{name}", name, value) for name, value in table.items()]
+            parts += [_setting(f"{key}.{name}", name, value, defaults[key]) for name, value in table.items()]
     return "".join(parts)
 
 
@@ -196,8 +201,9 @@ def _text(text: str) -> str:
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def _setting(where: str, key: str, value: object) -> str:
-    default = "" if where == "name" else f" Default: {toml_value(value)}."
+def _setting(where: str, key: str, value: object, defaults: Mapping[str, Any]) -> str:
+    has_default = where != "name" and key in defaults
+    default = f" Default: {toml_value(defaults[key])}." if has_default else ""
     about = f"{ABOUT[where]}{default}" if where in ABOUT else ""
     return f"{_comment(about)}{key} = {toml_value(value)}\n"
 

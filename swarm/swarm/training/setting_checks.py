@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from swarm_protocol.errors import ConfigError
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
+_REVISION = re.compile(r"\w[\w.-]{0,95}(?:/\w[\w.-]{0,95})?", re.ASCII)
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class ImpossibleRun(ConfigError):
@@ -54,6 +59,20 @@ class SettingChecks:
     def finish(self) -> None:
         if self._problems:
             raise ImpossibleValues(self._problems)
+
+
+def is_hub_id(value: object) -> bool:
+    """Whether it is OWNER/NAME."""
+    return isinstance(value, str) and _HUB_ID.fullmatch(value) is not None
+
+
+def is_revision(value: object) -> bool:
+    """Whether it can be a branch, a tag or a commit of a repository on a hub."""
+    return isinstance(value, str) and _REVISION.fullmatch(value) is not None
+
+
+def is_digest(value: object) -> bool:
+    return isinstance(value, str) and _DIGEST.fullmatch(value) is not None
 
 
 def refuse_unknown_keys(mapping: Mapping[str, Any], known: Collection[str], where: str) -> None:

@@ -25,6 +25,7 @@ from swarm.network.interface import Network
 from swarm.network.membership import Membership
 from swarm.network.phases import FaultHook, no_faults
 from swarm.training import round as machine
+from swarm.training.beginning import bring_weights, recall
 from swarm.training.certificate import Notary, Proof
 from swarm.training.claims import whom_to_ask
 from swarm.training.course import Course
@@ -106,6 +107,7 @@ class Trainer:
         self._on_event = on_event
         start = options.state or ReplicaState.initial(options.materials.take_weights(), run.config.overlap_steps)
         self._start: ReplicaState | None = start
+        self._bring = None if options.state else options.materials.bring
         self._certificate = options.certificate
         self._bounds = options.materials.bounds
         self._chunks = options.chunks
@@ -242,33 +244,21 @@ class Trainer:
             residuals=Residuals(codec) if config.error_feedback else None,
             promises=self._promises,
         )
-        await self._recall(seat)
+        self._promise = await recall(seat)
         self._desk = Desk(seat)
         await self._desk.open()
         await serve_run(self._network, self._run)
         return seat
 
-    async def _recall(self, seat: Seat) -> None:
-        """What this member promised before it was started again, and the outcome it voted for if it has the parts."""
-        if seat.promises is None:
-            return
-        loop = asyncio.get_running_loop()
-        kept = await loop.run_in_executor(self._executor, seat.promises.read)
-        self._promise = kept
-        if kept is None or kept.report.voted is None or kept.report.state_digest != seat.replica.digest:
-            return
-        try:
-            origin = seat.notary.read_group(kept.report.voted_origin, self._network.now()).group
-            await seat.replica.propose(self._executor, kept.report.voted.origin_digest, origin, kept.parts)
-        except SwarmError as error:
-            logger.warning("what this member voted for before its restart cannot be made again: %s", error)
-
     async def _join(self, seat: Seat) -> None:
-        """Get to where the run is."""
+        """Get to where the run is. The run's checkpoint is brought only where that is the run's start."""
         records = await trainers(self._membership, self._run.run_id)
         proof = await furthest(seat, claims_of(records, self._network.peer_id))
         if proof is not None and proof.rank > seat.replica.rank:
             await self._reach(seat, proof, records)
+        if self._bring is not None and seat.replica.proof is None:
+            await bring_weights(seat, self._bring)
+        self._bring = None
         self._announce("training")
 
     async def _reach(self, seat: Seat, proof: Proof, records: Mapping[str, TrainerRecord]) -> Reached | None:

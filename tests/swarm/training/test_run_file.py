@@ -340,7 +340,7 @@ def test_sign_file_signs_what_a_person_wrote_and_keeps_the_comments(tmp_path: Pa
     new_run_file(path, RunConfig(name="story"))
     edited = path.read_text().replace("outer_steps = 40", "outer_steps = 3  # enough for a try")
     path.write_text(edited)
-    run = sign_file(path, AUTHOR, data_digest="ab" * 32)
+    run = sign_file(path, AUTHOR, pins={("data", "digest"): "ab" * 32})
     assert load_run(path) == run
     assert (run.config.outer_steps, run.config.data.digest) == (3, "ab" * 32)
     text = path.read_text()
@@ -391,7 +391,7 @@ def test_sign_file_that_cannot_be_edited_line_by_line_is_refused_and_untouched(
     text = 'name = "few"\n' + ("data = {}\n" if data_digest else "signature = {}\n")
     path.write_text(text)
     with pytest.raises(ConfigError, match="cannot be signed in place"):
-        sign_file(path, AUTHOR, data_digest=data_digest)
+        sign_file(path, AUTHOR, pins={("data", "digest"): data_digest})
     assert path.read_text() == text
 
 

@@ -31,7 +31,7 @@ def test_template_is_the_run_with_a_comment_above_each_setting() -> None:
     lines = text.splitlines()
     bare = [line for before, line in zip(["", *lines], lines, strict=False) if "=" in line and line[0] not in "#["]
     unexplained = [line for line in bare if not lines[lines.index(line) - 1].startswith("# ")]
-    assert (len(bare), unexplained) == (len(settings()) - 5, [])
+    assert (len(bare), unexplained) == (len(settings()) - 6, [])
     assert max(map(len, lines)) <= 110
     assert "Default: 40." in text
 

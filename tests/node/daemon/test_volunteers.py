@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from exposed_metrics import scraped
 from safetensors import safe_open
+from swarm.serving.model.files import open_model
+from swarm.trainer.checkpoint import CheckpointSource, pin_of
 from swarm.training.certificate import Notary
 from swarm.training.checkpoint import load_newest
 from swarm.training.run_config import DEFAULT_MODEL, DataConfig, RunConfig
 from swarm.training.run_file import load_run, write_run
+from swarm.training.start_config import StartConfig
+from swarm.training.start_weights import model_settings
 from swarm_protocol.identity import Identity
+from tiny_models import FAMILIES, write_model
 
 from .conftest import Node, Seed, StartNode, run_node, wait_until
 
@@ -170,6 +176,25 @@ def test_join_without_the_data_that_the_run_asks_for_says_what_to_name(seed: See
     answer = run_node(*JOIN, "--peers", seed.addr, "--run", run, "--home", tmp_path / "home")
     assert "trains on each member's own files → name a file or folder: --data PATH" in answer.error
     assert answer.code == 1
+
+
+@pytest.mark.timeout(240)
+def test_join_trains_a_checkpoint_further_and_refuses_another_one(
+    seed: Seed, start_node: StartNode, tmp_path: Path
+) -> None:
+    base, other = (write_model(tmp_path / name, FAMILIES["llama-tied"](), index) for index, name in enumerate("ab"))
+    model = model_settings(open_model(base).config)
+    config = RunConfig(
+        name="further", model=model, outer_steps=1, interval_steps=1, min_group=1, start=StartConfig(checkpoint="local")
+    )
+    digest = pin_of(config, CheckpointSource(place=base, cache=tmp_path)).digest
+    write_run(tmp_path / "run.toml", replace(config, start=replace(config.start, digest=digest)), Identity.generate())
+    joining = (*JOIN, "--peers", seed.addr, "--run", tmp_path / "run.toml")
+    refused = run_node(*joining, "--start", other, "--home", tmp_path / "refused")
+    assert refused.code == 1
+    assert "other weights than those that the run starts from" in refused.error
+    node = start_node(*joining, "--start", base, home="first")
+    assert node.wait_for("run_finished", timeout_s=100)["outer_step"] == 1
 
 
 def test_join_with_a_run_that_was_changed_says_so(seed: Seed, tmp_path: Path) -> None:

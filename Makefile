@@ -5,7 +5,7 @@ STAMP := .venv/.stamp
 # What Apache-2.0 may depend on. atheris (Apache-2.0) and axe-playwright-python (MIT), used by tests alone, do not say so in their wheels.
 LICENCES := MIT;BSD;Apache;MPL;Mozilla Public License;Unlicense;PSF;Python Software Foundation;ISC;CC0
 
-.PHONY: setup demo test check fix bench chaos proto constraints clean
+.PHONY: setup demo test check docs fix bench chaos proto constraints clean
 
 setup: $(STAMP)
 
@@ -30,6 +30,11 @@ check: $(STAMP)
 	$(BIN)/vulture
 	$(BIN)/pip-licenses --partial-match --ignore-packages atheris axe-playwright-python torchao --output-file /dev/null --allow-only "$(LICENCES)"
 	$(BIN)/python protocol/generate.py --check
+	$(MAKE) --no-print-directory docs
+
+# The site, in build/site. Any warning is an error: a link that leads nowhere, a page that no menu names.
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 fix: $(STAMP)
 	$(BIN)/ruff check --fix .

@@ -1,0 +1,138 @@
+"""Pages of the site that are made from the code each time it is built, so that they cannot fall behind it.
+
+MkDocs calls `on_files` and `on_post_page` (see `hooks` in mkdocs.yml). The pages of events and metrics have generators
+of their own, because they are read in the repository as well.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import typer
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+from swarm_node import cli
+from swarm_node.config import ENV_PREFIX, SETTINGS, default_text
+from swarm_protocol import limits
+
+LIMITS = "reference/protocol/limits.md"
+COMMANDS = "reference/cli.md"
+SETTINGS_PAGE = "reference/settings.md"
+
+FETCHED = re.compile(r"""\ssrc=["']?https?:|<link[^>]+rel=["']?stylesheet[^>]+https?:|class=["']?mermaid""")
+"""What makes a reader's browser ask another site: a script, picture or style from there, or Mermaid, which Material
+loads from a content delivery network."""
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    for path, content in {LIMITS: limits_page(), COMMANDS: commands_page(), SETTINGS_PAGE: settings_page()}.items():
+        files.append(File.generated(config, path, content=content))
+    return files
+
+
+def on_post_page(output: str, *, page: Page, config: MkDocsConfig) -> str:  # noqa: ARG001
+    """Refuse a page that would fetch something from another site."""
+    if found := FETCHED.search(output):
+        raise PluginError(f"{page.file.src_uri} fetches from elsewhere: {output[found.start() : found.end() + 60]!r}")
+    return output
+
+
+def limits_page() -> str:
+    """Every constant of `limits.py` with its value and the comment above it."""
+    source = Path(limits.__file__).read_text(encoding="utf-8")
+    parts = [
+        "# Limits\n",
+        "Every limit on what crosses the network, with its reason. A message, stream or record beyond one of these is",
+        "refused. Raising a limit needs a new protocol version. This page is made from",
+        "`protocol/swarm_protocol/limits.py`.\n",
+    ]
+    comment: list[str] = []
+    for line in source.splitlines():
+        if heading := re.fullmatch(r"# --- (.*?) -+", line):
+            title = heading[1][0].upper() + heading[1][1:]
+            parts += [f"\n## {title}\n", "| limit | value | reason |", "|---|---|---|"]
+            comment = []
+        elif line.startswith("# "):
+            comment.append(line[2:])
+        elif assigned := re.match(r"([A-Z_]+) = ", line):
+            value = getattr(limits, assigned[1])
+            parts.append(_row(f"`{assigned[1]}`", _number(value), " ".join(comment)))
+            comment = []
+    return "\n".join(parts) + "\n"
+
+
+def commands_page() -> str:
+    """Every command with its arguments, options and example, as `--help` has them."""
+    parts = [
+        "# Commands\n",
+        "Every command has `--help`. Options that are settings can also be given in `config.toml` or in the",
+        "environment: see [Settings](settings.md). Exit codes: 0 done, 1 it cannot be done, 2 wrong usage, 70 a bug,",
+        "130 interrupted. This page is made from the program.\n",
+    ]
+    for name, command in _commands(typer.main.get_command(cli.app)):
+        arguments = [parameter for parameter in command.params if parameter.param_type_name == "argument"]
+        options = [parameter for parameter in command.params if parameter.param_type_name == "option"]
+        words = " ".join(["swarm-node", name, *(f"[{argument.metavar}]" for argument in arguments), "[OPTIONS]"])
+        parts += [f"\n## {name}\n", f"{command.help}\n", f"```text\n{words}\n```\n"]
+        parts += [f"`{argument.metavar}`: {argument.help}\n" for argument in arguments]
+        parts += ["| option | value | meaning |", "|---|---|---|"]
+        parts += [
+            _row(_flags(option), f"`{option.metavar}`" if option.metavar else "", option.help) for option in options
+        ]
+        example = command.epilog.removeprefix("Example: ")
+        parts.append(f"\nExample:\n\n```sh\n{example}\n```")
+    return "\n".join(parts) + "\n"
+
+
+def settings_page() -> str:
+    """Every setting under its three names."""
+    parts = [
+        "# Settings\n",
+        "A setting can be given in `config.toml` in the node's home (or the file that `--config` or `SWARM_CONFIG`",
+        "names), in the environment, or as an option. Later ones win, in this order. An unknown name is an error.",
+        "Lists are TOML lists in the file, and separated by commas or spaces elsewhere. This page is made from the",
+        "program.\n",
+        "| in the file | in the environment | option | default | meaning |",
+        "|---|---|---|---|---|",
+    ]
+    for name, setting in SETTINGS.items():
+        in_file = _code("" if name == "home" else name)
+        flag = f"--{name.replace('_', '-')}"
+        names = (in_file, _code(ENV_PREFIX + name.upper()), _code(flag), _code(default_text(name)))
+        parts.append(_row(*names, setting.about))
+    return "\n".join(parts) + "\n"
+
+
+def _commands(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from _commands(command, f"{prefix}{name} ")
+        else:
+            yield prefix + name, command
+
+
+def _flags(option: Any) -> str:
+    return "<br>".join(f"`{flag}`" for flag in (*option.opts, *option.secondary_opts))
+
+
+def _code(text: str | None) -> str:
+    return f"`{text}`" if text else ""
+
+
+def _row(*cells: str) -> str:
+    return "| " + " | ".join(_plain(cells)) + " |"
+
+
+def _plain(cells: Iterable[str]) -> Iterator[str]:
+    """Cells that neither end early nor hold what is taken for HTML."""
+    for cell in cells:
+        yield cell.replace("|", "\\|").replace("<peer_id>", "&lt;peer_id&gt;")
+
+
+def _number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.0f}"

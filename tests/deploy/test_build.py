@@ -13,6 +13,7 @@ import pytest
 from deploy_commands import DEPLOY, text
 
 SCRIPT = DEPLOY / "build"
+WITHOUT_TESTS = DEPLOY / "without-tests"
 
 
 def build(*words: str | Path) -> subprocess.CompletedProcess[str]:
@@ -111,11 +112,23 @@ def test_without_buildah_it_says_what_to_install(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (2, "deploy/build: there is no buildah: apt-get install buildah\n")
 
 
-def test_the_script_can_be_run_and_shellcheck_finds_nothing() -> None:
-    assert os.access(SCRIPT, os.X_OK)
-    subprocess.run(["/bin/bash", "-n", SCRIPT], check=True, timeout=10)
+@pytest.mark.parametrize("script", [SCRIPT, WITHOUT_TESTS], ids=lambda script: script.name)
+def test_the_scripts_can_be_run_and_shellcheck_finds_nothing(script: Path) -> None:
+    assert os.access(script, os.X_OK)
+    subprocess.run(["/bin/bash", "-n", script], check=True, timeout=10)
     shellcheck = shutil.which("shellcheck")
     if not shellcheck:
         pytest.skip("shellcheck is not installed: a shell has parsed the script, no more")
-    done = subprocess.run([shellcheck, SCRIPT], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run([shellcheck, script], capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_only_tests_are_removed_from_an_environment(tmp_path: Path) -> None:
+    packages = tmp_path / "lib" / "python3.11" / "site-packages"
+    kept = ["pandas/testing/tools.py", "torch/bin/torch_shm_manager", "torch/latest.py"]
+    removed = ["pandas/tests/io/test_csv.py", "torch/test/Dict_test", "torch/bin/test_api", "torch/bin/FileStoreTest"]
+    for name in kept + removed:
+        (packages / name).parent.mkdir(parents=True, exist_ok=True)
+        (packages / name).touch()
+    subprocess.run([WITHOUT_TESTS, tmp_path], check=True, timeout=10)
+    assert sorted(str(path.relative_to(packages)) for path in packages.rglob("*") if path.is_file()) == kept

@@ -17,6 +17,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from multiprocessing import Pipe
+from multiprocessing.reduction import send_handle
 from typing import IO
 
 import psutil
@@ -84,11 +85,14 @@ class ChildProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    def ask(self, message: bytes, *, within_s: float, max_bytes: int) -> bytes:
-        """The child's answer, of `max_bytes` at most. Raises ChildFailure; then the child has been killed."""
+    def ask(self, message: bytes, *, within_s: float, max_bytes: int, fd: int | None = None) -> bytes:
+        """The child's answer, of `max_bytes` at most. Raises ChildFailure; then the child has been killed.
+
+        A file descriptor `fd` is sent after the message, for `multiprocessing.reduction.recv_handle`.
+        """
         with self._asking:
             try:
-                return self._exchange(message, time.monotonic() + within_s, max_bytes)
+                return self._exchange(message, fd, time.monotonic() + within_s, max_bytes)
             except TimeoutError:
                 self.kill()
                 raise ChildFailure(f"exceeded its limits: it took over {within_s:g} s") from None
@@ -108,8 +112,10 @@ class ChildProcess:
             self._pipe.close()
             self._told.close()
 
-    def _exchange(self, message: bytes, deadline_s: float, max_bytes: int) -> bytes:
+    def _exchange(self, message: bytes, fd: int | None, deadline_s: float, max_bytes: int) -> bytes:
         self._pipe.send_bytes(message)
+        if fd is not None:
+            send_handle(self._pipe, fd, self.pid)
         while not self._pipe.poll(min(WATCH_S, max(0.0, deadline_s - time.monotonic()))):
             if time.monotonic() >= deadline_s:
                 raise TimeoutError

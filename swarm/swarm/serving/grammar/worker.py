@@ -1,24 +1,27 @@
-"""The process that compiles grammars and says which tokens they allow next.
+"""The processes that compile grammars and say which tokens they allow next.
 
-It runs llguidance (MIT; Earley parser over derivatives of regular expressions), with the model's tokenizer, in limited
-memory. Each request names a grammar by a key and brings the tokens drawn since the last one; a grammar that is new here
-comes with all of them. Requests are answered one after another; who is too slow is killed by `process`, which loses
-nothing but time, for all state follows from grammars and tokens. It ends when its parent is gone.
+They run llguidance (MIT; Earley parser over derivatives of regular expressions). The first one only reads the model's
+tokenizer, and forks one for each grammar, which shares that memory. A fork has limits of memory and, for each answer,
+of time, at which it is killed: the interpreter would not notice anything while llguidance works. All end with the
+connections that they serve.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import resource
+import signal
 import sys
 from contextlib import suppress
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle
 from pathlib import Path
 from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-GRAMMAR_BYTES = 2**30
+GRAMMAR_BYTES = 2**27
 """Of address space, beside what the tokenizer takes. A usual schema takes some megabytes."""
 
 LIMITS = LLParserLimits(
@@ -34,49 +37,79 @@ properties stay a hundred times below."""
 
 END = "<|end of the grammar|>"
 MAX_ERROR_CHARS = 300
+GONE = EOFError, BrokenPipeError, ConnectionResetError
 
 
-def main(fd: int) -> None:
-    """Serve the connection `fd` until it ends. Its first message is a tokenizer.json."""
-    with suppress(EOFError, BrokenPipeError, ConnectionResetError), Connection(fd) as parent:
+def main(fd: int, _memory_bytes: int) -> None:
+    """Serve the connection `fd` until it ends.
+
+    Its first message is a tokenizer.json. Each other one comes with a connection, which a fork serves from then on.
+    """
+    with suppress(*GONE), Connection(fd) as parent:
         try:
-            matchers = Matchers(parent.recv_bytes())
+            tokenizer = Tokenizer(parent.recv_bytes())
         except (ValueError, KeyError, TypeError) as error:
-            parent.send_bytes(b"x" + _line(str(error)).encode())
+            parent.send_bytes(_line(str(error)).encode())
             return
-        _limit_memory()
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks
         parent.send_bytes(b"ready")
         while True:
-            parent.send_bytes(matchers.answer(json.loads(parent.recv_bytes())))
+            parent.recv_bytes()
+            given = recv_handle(parent)
+            if os.fork() == 0:
+                parent.close()
+                _follow(tokenizer, given)
+            os.close(given)
+            parent.send_bytes(b"forked")
 
 
-class Matchers:
-    """The state of each grammar by its key."""
+def _follow(tokenizer: Tokenizer, fd: int) -> None:
+    """Be the process of one grammar, until its connection ends."""
+    try:
+        _limit_memory()
+        with suppress(*GONE), Connection(fd) as session:
+            follower = Follower(tokenizer)
+            while True:
+                request = json.loads(session.recv_bytes())
+                signal.setitimer(signal.ITIMER_REAL, request["within_s"])  # SIGALRM's default is to end the process
+                answer = follower.answer(request)
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                session.send_bytes(answer)
+    finally:
+        os._exit(0)
+
+
+class Tokenizer:
+    """The model's, with a token for the end of a grammar."""
 
     def __init__(self, tokenizer_json: bytes) -> None:
         tokenizer = json.loads(tokenizer_json)
-        self._end_id = _add_end(tokenizer)
-        self._tokenizer = LLTokenizer(json.dumps(tokenizer), eos_token=self._end_id)
-        self._matchers: dict[int, LLMatcher] = {}
+        self.end_id = _add_end(tokenizer)
+        self.tokens = LLTokenizer(json.dumps(tokenizer), eos_token=self.end_id)
+
+
+class Follower:
+    """The state of one grammar, which comes with the first request."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._matcher: LLMatcher
 
     def answer(self, request: dict[str, Any]) -> bytes:
         """A letter (`m`: the grammar may go on, `e`: or end; `x`: an error) and the mask, or the error's text."""
-        for key in request["drop"]:
-            self._matchers.pop(key, None)
-        key = request["key"]
         if "grammar" in request:
             try:
                 grammar = _compiled(request["kind"], request["grammar"])
             except ValueError as error:
                 return b"x" + _line(str(error)).encode()
-            self._matchers[key] = LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
-        matcher = self._matchers[key]
+            self._matcher = LLMatcher(self._tokenizer.tokens, grammar, log_level=0, limits=LIMITS)
+        matcher = self._matcher
         if request["tokens"] and not matcher.is_error():
             matcher.consume_tokens(request["tokens"])
         mask = b"" if matcher.is_error() else matcher.compute_bitmask()
         if matcher.is_error():
             return b"x" + _line(matcher.get_error()).encode()
-        end_byte, end_bit = divmod(self._end_id, 8)
+        end_byte, end_bit = divmod(self._tokenizer.end_id, 8)
         may_end = mask[end_byte] >> end_bit & 1
         bits = bytearray(mask)
         bits[end_byte] &= ~(1 << end_bit) & 0xFF

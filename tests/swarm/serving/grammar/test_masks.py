@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import random
-import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 from swarm.serving.grammar import process
 from swarm.serving.grammar.masks import MAX_GRAMMARS, Grammars
-from swarm.serving.grammar.process import GrammarProcess, Mask
+from swarm.serving.grammar.process import GrammarProcess, GrammarProcesses, Mask
 from swarm.serving.grammar.worker import GRAMMAR_BYTES
 from swarm_protocol.errors import ConfigError, PeerRefused
 from swarm_protocol.sampler import Grammar
@@ -36,24 +36,40 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory / "tokenizer.json"
 
 
+@pytest.fixture
+def processes(tokenizer: Path) -> Iterator[GrammarProcesses]:
+    processes = GrammarProcesses(tokenizer)
+    yield processes
+    processes.close()
+
+
 @contextmanager
-def running(tokenizer: Path) -> Iterator[GrammarProcess]:
-    grammars = GrammarProcess(tokenizer)
+def following(processes: GrammarProcesses, kind: str, text: str) -> Iterator[GrammarProcess]:
+    process = GrammarProcess(processes, Grammar(kind=kind, text=text))
     try:
-        yield grammars
+        yield process
     finally:
-        grammars.close()
+        process.close()
+
+
+def forks(processes: GrammarProcesses) -> list[psutil.Process]:
+    assert processes._origin is not None
+    return psutil.Process(processes._origin.pid).children()
 
 
 def allowed(mask: Mask) -> list[int]:
     return [token_id for token_id in range(256) if mask.allowed[token_id // 8] >> token_id % 8 & 1]
 
 
-def written(grammars: GrammarProcess, grammar: Grammar, *, key: int = 1, seed: int = 0) -> str:
+def ids(text: str) -> list[int]:
+    return list(byte_tokenizer()(text)["input_ids"])
+
+
+def written(process: GrammarProcess, seed: int) -> str:
     """A text that somebody writes who takes any token that is allowed, until the end."""
     choose, tokens = random.Random(seed), list[int]()
     while len(tokens) < 2000:
-        mask = grammars.mask(key, grammar, tokens)
+        mask = process.mask(tokens)
         if not (choices := allowed(mask)):
             assert mask.may_end
             return byte_tokenizer().decode(tokens)
@@ -62,25 +78,22 @@ def written(grammars: GrammarProcess, grammar: Grammar, *, key: int = 1, seed: i
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_grammar_of_a_schema_leads_any_tokens_to_json_that_fits(tokenizer: Path, seed: int) -> None:
-    with running(tokenizer) as grammars:
-        found = json.loads(written(grammars, Grammar(kind="json_schema", text=json.dumps(SCHEMA)), seed=seed))
+def test_grammar_of_a_schema_leads_any_tokens_to_json_that_fits(processes: GrammarProcesses, seed: int) -> None:
+    with following(processes, "json_schema", json.dumps(SCHEMA)) as process:
+        found = json.loads(written(process, seed))
     assert set(found) == {"city", "days"}
     assert len(found["city"]) <= 5
     assert 1 <= found["days"] <= 9
 
 
-def test_grammar_goes_on_as_before_after_its_process_was_killed(tokenizer: Path) -> None:
+def test_grammar_goes_on_elsewhere_from_its_tokens(processes: GrammarProcesses) -> None:
     """All of its state follows from the grammar and the tokens."""
-    grammar = Grammar(kind="json_schema", text=json.dumps(SCHEMA))
-    with running(tokenizer) as grammars, running(tokenizer) as undisturbed:
-        tokens = list(byte_tokenizer()('{"city": "Ro')["input_ids"])
-        grammars.mask(1, grammar, tokens[:4])
-        assert grammars._child is not None
-        os.kill(grammars._child.pid, signal.SIGKILL)
-        with pytest.raises(ConfigError, match="too much time or memory"):
-            grammars.mask(1, grammar, tokens)
-        assert grammars.mask(1, grammar, tokens) == undisturbed.mask(7, grammar, tokens)
+    tokens = ids('{"city": "Ro')
+    schema = json.dumps(SCHEMA)
+    with following(processes, "json_schema", schema) as first, following(processes, "json_schema", schema) as second:
+        for num_tokens in range(len(tokens) + 1):
+            mask = first.mask(tokens[:num_tokens])
+        assert second.mask(tokens) == mask
 
 
 @pytest.mark.parametrize(
@@ -96,31 +109,63 @@ def test_grammar_goes_on_as_before_after_its_process_was_killed(tokenizer: Path)
         ("lark", "start: " + "(" * 5000 + '"a"' + ")" * 5000, "nested"),
     ],
 )
-def test_grammar_that_cannot_be_used_is_refused_in_one_line(tokenizer: Path, kind: str, text: str, why: str) -> None:
-    with running(tokenizer) as grammars:
+def test_grammar_that_cannot_be_used_is_refused_in_one_line(
+    processes: GrammarProcesses, kind: str, text: str, why: str
+) -> None:
+    with following(processes, kind, text) as process:
         with pytest.raises(ConfigError, match=why) as caught:
-            grammars.mask(1, Grammar(kind=kind, text=text), [])
+            process.mask([])
         assert "\n" not in str(caught.value)
         assert len(str(caught.value)) < 500
-        assert grammars.mask(2, Grammar(kind="json_schema", text="{}"), []).allowed, "the others go on"
+        with pytest.raises(PeerRefused, match="has ended"):
+            process.mask([])
 
 
-def test_grammar_that_takes_too_long_is_killed_and_others_are_followed(
-    tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+HARMFUL = json.dumps({"allOf": [{"type": "string", "pattern": f"a.{{{n}}}b"} for n in range(10, 40)]})
+"""Compiling it takes minutes."""
+
+
+def test_grammar_that_takes_too_long_holds_up_no_other(
+    processes: GrammarProcesses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process that has stopped stands for a grammar that never comes to an end."""
-    fine = Grammar(kind="json_schema", text="{}")
-    with running(tokenizer) as grammars:
-        grammars.mask(1, fine, [])
-        assert grammars._child is not None
-        os.kill(grammars._child.pid, signal.SIGSTOP)
-        monkeypatch.setattr(process, "ANSWER_S", 0.1)
-        began = time.monotonic()
+    monkeypatch.setattr(process, "ANSWER_S", 1.0)
+    with ThreadPoolExecutor(1) as thread, following(processes, "json_schema", "{}") as fine:
+        fine.mask([])
+        with following(processes, "json_schema", HARMFUL) as harmful, following(processes, "json_schema", "{}") as new:
+            compiling = thread.submit(harmful.mask, [])
+            while len(forks(processes)) < 2:
+                time.sleep(0.001)
+            assert allowed(new.mask([]))
+            assert allowed(fine.mask(ids("[1")))
+            assert not compiling.done()
+            with pytest.raises(ConfigError, match="too much time or memory"):
+                compiling.result()
+            assert allowed(fine.mask(ids("[1, 2"))), "it goes on"
+
+
+def test_process_of_a_grammar_that_works_ends_by_itself_when_nobody_listens_any_more(
+    processes: GrammarProcesses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when its server was killed."""
+    pipe = processes.fork()
+    [fork] = forks(processes)
+    pipe.send_bytes(json.dumps({"kind": "json_schema", "grammar": HARMFUL, "tokens": [], "within_s": 0.5}).encode())
+    pipe.close()
+    fork.wait(timeout=10)
+
+
+def test_grammar_whose_process_was_killed_is_refused_and_the_next_has_a_new_one(processes: GrammarProcesses) -> None:
+    with following(processes, "json_schema", "{}") as lost:
+        lost.mask([])
+        forks(processes)[0].kill()
         with pytest.raises(ConfigError, match="too much time or memory"):
-            grammars.mask(2, fine, [])
-        assert time.monotonic() - began < 3
-        monkeypatch.setattr(process, "ANSWER_S", 30.0)
-        assert allowed(grammars.mask(1, fine, []))
+            lost.mask(ids("["))
+    assert processes._origin is not None
+    processes._origin.kill()
+    with following(processes, "json_schema", "{}") as unlucky, pytest.raises(PeerRefused, match="process for grammars"):
+        unlucky.mask([])
+    with following(processes, "json_schema", "{}") as next_one:
+        assert allowed(next_one.mask([]))
 
 
 @pytest.mark.parametrize(
@@ -134,24 +179,29 @@ def test_grammar_that_takes_too_long_is_killed_and_others_are_followed(
     ],
     ids=["states", "product", "ambiguous", "long", "complements"],
 )
-def test_grammar_that_means_harm_stays_within_its_time_and_memory(tokenizer: Path, text: str) -> None:
-    with running(tokenizer) as grammars:
-        slowest, tokens = 0.0, list[int]()
-        grammar = Grammar(kind="lark", text=text)
+def test_grammar_that_means_harm_stays_within_its_time_and_memory(processes: GrammarProcesses, text: str) -> None:
+    slowest, tokens, held = 0.0, list[int](), 0
+    with following(processes, "lark", text) as harmful:
         try:
             for _ in range(150):
                 began = time.monotonic()
-                mask = grammars.mask(1, grammar, tokens)
+                mask = harmful.mask(tokens)
                 slowest = max(slowest, time.monotonic() - began)
                 tokens.append(allowed(mask)[0])
+                [fork] = forks(processes)
+                held = max(held, fork.memory_info().rss)
         except (ConfigError, IndexError):
             pass
-        assert slowest < process.ANSWER_S
-        if grammars._child is not None:
-            status = Path(f"/proc/{grammars._child.pid}/status").read_text()
-            assert int(status.split("VmHWM:")[1].split()[0]) < 500_000, "kB"
-            limits = Path(f"/proc/{grammars._child.pid}/limits").read_text()
-            assert int(limits.split("Max address space")[1].split()[0]) < 2 * GRAMMAR_BYTES
+    assert slowest < process.ANSWER_S
+    assert held < 4 * GRAMMAR_BYTES
+
+
+def test_process_of_a_grammar_has_little_memory_beside_the_tokenizer(processes: GrammarProcesses) -> None:
+    with following(processes, "json_schema", "{}") as fine:
+        fine.mask([])
+        [fork] = forks(processes)
+        limits = Path(f"/proc/{fork.pid}/limits").read_text()
+        assert int(limits.split("Max address space")[1].split()[0]) <= fork.memory_info().vms + GRAMMAR_BYTES
 
 
 def test_grammars_are_bounded_in_number_and_given_back(tokenizer: Path) -> None:
@@ -162,20 +212,24 @@ def test_grammars_are_bounded_in_number_and_given_back(tokenizer: Path) -> None:
         with pytest.raises(PeerRefused, match="at once") as caught:
             grammars.open(fine)
         assert caught.value.retry_after_s
-        await states[0].mask([])
+        await asyncio.gather(*(state.mask([]) for state in states[:3]))
+        first, *others = forks(grammars._processes)
+        assert len(others) == 2
         states[0].close()
         states[0].close()
         assert (await grammars.open(fine).mask([])).allowed
         grammars.close()
+        states[1].close()
+        for fork in (first, *others):
+            fork.wait(timeout=10)
 
     asyncio.run(main())
 
 
 def test_grammars_of_a_model_without_a_fit_tokenizer_are_refused(tmp_path: Path) -> None:
-    fine = Grammar(kind="json_schema", text="{}")
-    with running(tmp_path / "tokenizer.json") as grammars:
-        with pytest.raises(ConfigError, match=r"tokenizer\.json"):
-            grammars.mask(1, fine, [])
-        (tmp_path / "tokenizer.json").write_text('{"model": {"vocab": {}}}')
-        with pytest.raises(ConfigError, match="cannot use grammars"):
-            grammars.mask(1, fine, [])
+    processes = GrammarProcesses(tmp_path / "tokenizer.json")
+    with pytest.raises(ConfigError, match=r"tokenizer\.json"):
+        processes.fork()
+    (tmp_path / "tokenizer.json").write_text('{"model": {"vocab": {}}}')
+    with pytest.raises(ConfigError, match="cannot use grammars"):
+        processes.fork()

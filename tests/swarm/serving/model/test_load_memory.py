@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from quantized_models import write_checkpoint
 from transformers import LlamaConfig, LlamaForCausalLM
 
 SPARE_BYTES = 16e6
@@ -18,8 +19,8 @@ SPARE_BYTES = 16e6
 FILE_BYTES = 202e6
 """Of the larger model."""
 
-CASES = [["int8", 8], ["int8", 24], ["int4", 24], ["float32", 8]]
-"""Type of the weights, number of blocks."""
+CASES = [["int8", "8"], ["int8", "24"], ["int4", "24"], ["float32", "8"], ["bfloat16", "8-fp8"]]
+"""Type of the weights; number of blocks, and what they are stored in if it is not bfloat16."""
 
 # the processes are forks of one that has imported what all need, and has loaded nothing
 LOAD = """
@@ -36,8 +37,9 @@ from swarm.serving.server_options import ServerOptions
 def status(name):
     return 1024 * int(Path("/proc/self/status").read_text().partition(f"{name}:")[2].split()[0])
 
-def measure(dtype, num_blocks):
-    directory, options = Path(sys.argv[1], str(num_blocks)), ServerOptions(dtype=dtype, kv_bytes=2**20)
+def measure(dtype, name):
+    directory, options = Path(sys.argv[1], name), ServerOptions(dtype=dtype, kv_bytes=2**20)
+    num_blocks = int(name.partition("-")[0])
     load(directory, 0, 1, options)  # the libraries' own share
     held, resident = status("RssAnon"), status("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak is from here on
@@ -67,50 +69,62 @@ class Loaded:
 
 
 @pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], Loaded]:
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Loaded]:
     if sys.platform != "linux":
         pytest.skip("reads /proc")
     models = tmp_path_factory.mktemp("models")
-    for num_blocks in {num_blocks for _, num_blocks in CASES}:
-        _save_model(models / str(num_blocks), num_blocks)
+    for name in {name for _, name in CASES}:
+        _save_model(models / name, int(name.partition("-")[0]), is_fp8=name.endswith("fp8"))
     command = [sys.executable, "-c", LOAD, models, json.dumps(CASES)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=110)
     figures = [Loaded(**json.loads(line)) for line in done.stdout.splitlines()]
     assert len(figures) == len(CASES), done.stderr
-    return {(dtype, num_blocks): one for (dtype, num_blocks), one in zip(CASES, figures, strict=True)}
+    return {(dtype, name): one for (dtype, name), one in zip(CASES, figures, strict=True)}
 
 
-def _save_model(directory: Path, num_blocks: int) -> None:
+def _save_model(directory: Path, num_blocks: int, *, is_fp8: bool) -> None:
     config = LlamaConfig(
         vocab_size=64, hidden_size=512, intermediate_size=2048, num_hidden_layers=num_blocks, num_attention_heads=4
     )
     with torch.device("meta"):
         model = LlamaForCausalLM(config).to(torch.bfloat16)
     weights = {name: torch.zeros(tensor.shape, dtype=tensor.dtype) for name, tensor in model.state_dict().items()}
-    model.save_pretrained(directory, state_dict=weights)
+    if is_fp8:
+        for name in [name for name in weights if "_proj." in name]:
+            weights[name] = weights[name].to(torch.float8_e4m3fn)
+            weights[f"{name}_scale_inv"] = torch.ones([size // 128 for size in weights[name].shape])
+        config.quantization_config = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    write_checkpoint(directory, config.to_dict(), weights)
 
 
 def test_load_of_8_bit_weights_leaves_little_more_in_memory_than_they_take(
-    loaded: dict[tuple[str, int], Loaded],
+    loaded: dict[tuple[str, str], Loaded],
 ) -> None:
-    one = loaded["int8", 8]
+    one = loaded["int8", "8"]
     assert one.needed > 30e6
     assert one.held < 1.5 * one.needed + SPARE_BYTES
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
 def test_load_of_few_bits_takes_at_no_time_the_bytes_of_the_files(
-    loaded: dict[tuple[str, int], Loaded], dtype: str
+    loaded: dict[tuple[str, str], Loaded], dtype: str
 ) -> None:
     """A block of 24 is counted for loading. Beside it there is what the heap and the system have not taken back yet,
     which on a busy machine is that of several blocks, and never that of all."""
-    one = loaded[dtype, 24]
+    one = loaded[dtype, "24"]
     assert 0 < one.loading < 15e6
     assert one.peak < one.needed + FILE_BYTES / 2
 
 
-def test_load_takes_at_no_time_much_more_than_the_weights(loaded: dict[tuple[str, int], Loaded]) -> None:
+def test_load_takes_at_no_time_much_more_than_the_weights(loaded: dict[tuple[str, str], Loaded]) -> None:
     """The files' own bytes, half as many as these weights take, are not in memory beside them."""
-    one = loaded["float32", 8]
+    one = loaded["float32", "8"]
     assert one.needed > 120e6
     assert one.peak < one.needed + 3 * SPARE_BYTES
+
+
+def test_load_of_fp8_takes_at_no_time_much_more_than_what_is_made_of_it(loaded: dict[tuple[str, str], Loaded]) -> None:
+    """A weight is read and dequantized alone: neither all codes nor all floats are in memory twice."""
+    one = loaded["bfloat16", "8-fp8"]
+    assert one.needed > 60e6
+    assert one.peak < one.needed + 2 * SPARE_BYTES

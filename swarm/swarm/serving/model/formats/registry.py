@@ -8,10 +8,21 @@ from typing import Any
 
 from swarm_protocol.errors import ConfigError
 
+from swarm.serving.model.formats.bitsandbytes import bitsandbytes
 from swarm.serving.model.formats.format import CheckpointFormat
 from swarm.serving.model.formats.fp8 import Fp8
+from swarm.serving.model.formats.mxfp4 import Mxfp4
+from swarm.serving.model.formats.packed_ints import awq, gptq
 
-FORMATS: Mapping[str, Callable[[Mapping[str, Any]], CheckpointFormat]] = MappingProxyType({"fp8": Fp8.from_config})
+FORMATS: Mapping[str, Callable[[Mapping[str, Any]], CheckpointFormat]] = MappingProxyType(
+    {
+        "awq": awq,
+        "bitsandbytes": bitsandbytes,
+        "fp8": Fp8.from_config,
+        "gptq": gptq,
+        "mxfp4": Mxfp4.from_config,
+    }
+)
 """By `quant_method`, what makes it from a `quantization_config`. Raises ValueError."""
 
 _REMEDY = "serve the unquantized checkpoint"

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,26 +16,38 @@ from quantized_models import KINDS, write_quantized
 from safetensors.torch import load_file, save_file
 from swarm.serving.model.batch import Batch, Slice, Want
 from swarm.serving.model.check import check_directory
-from swarm.serving.model.files import open_model, weight_sizes
+from swarm.serving.model.files import ModelFiles, open_model, weight_sizes
 from swarm.serving.model.loading import weigh
 from swarm.serving.model.span import Span, block_of_tensors, load_span
 from swarm.serving.model.stored import StoredTensor
 from swarm.serving.server_options import ServerOptions
 from swarm_protocol.errors import ConfigError, IntegrityError
+from tiny_models import write_model
+from transformers import GptOssConfig
 
 Pair = tuple[Path, Path]
 
 
 @pytest.fixture(scope="session")
-def pairs(llama_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
-    """`pairs("fp8")`: a tiny Llama in that format, and a plain one with the same values."""
+def gpt_oss_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    config = GptOssConfig(
+        vocab_size=256, hidden_size=32, intermediate_size=64, num_hidden_layers=6, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8, num_local_experts=4, max_position_embeddings=256, sliding_window=8,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0}, bos_token_id=0, eos_token_id=1,
+    )  # fmt: skip
+    return write_model(tmp_path_factory.mktemp("gpt-oss"), config)
+
+
+@pytest.fixture(scope="session")
+def pairs(llama_dir: Path, gpt_oss_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
+    """`pairs("fp8")`: a tiny model in that format, and a plain one with the same values."""
     written: dict[str, Pair] = {}
 
     def get(kind: str) -> Pair:
         if kind not in written:
             parent = tmp_path_factory.mktemp(kind)
             written[kind] = parent / "quantized", parent / "plain"
-            write_quantized(llama_dir, *written[kind], kind)
+            write_quantized(gpt_oss_dir if kind == "mxfp4" else llama_dir, *written[kind], kind)
         return written[kind]
 
     return get
@@ -49,18 +64,17 @@ def outputs(span: Span, num_tokens: int = 20) -> torch.Tensor:
     return output
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("start", "end", "dtype"), [(0, 1, torch.float32), (5, 6, torch.bfloat16)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_span_computes_with_the_values_that_codes_and_scales_stand_for(
-    pairs: Callable[[str], Pair], kind: str, dtype: torch.dtype
+    pairs: Callable[[str], Pair], kind: str, start: int, end: int, dtype: torch.dtype
 ) -> None:
     quantized, plain = map(open_model, pairs(kind))
-    for start, end in [(0, 2), (2, 5), (5, 6)]:
-        found, expected = (outputs(load_span(files, start, end, dtype=dtype)) for files in (quantized, plain))
-        assert torch.equal(found, expected)
+    found, expected = (outputs(load_span(files, start, end, dtype=dtype)) for files in (quantized, plain))
+    assert torch.equal(found, expected)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "mxfp4"])  # experts are not linear layers
 def test_span_of_a_quantized_checkpoint_is_made_smaller_as_a_plain_one(pairs: Callable[[str], Pair], kind: str) -> None:
     spans = [load_span(open_model(one), 2, 3, dtype=torch.bfloat16, bits="int8") for one in pairs(kind)]
     assert torch.equal(*map(outputs, spans))
@@ -85,24 +99,21 @@ def test_load_reads_only_the_parts_of_its_own_blocks(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int4"])
-def test_weigh_counts_a_quantized_checkpoint_as_what_is_made_of_it(
-    pairs: Callable[[str], Pair], kind: str, dtype: Any
-) -> None:
+def test_weigh_counts_a_quantized_checkpoint_as_what_is_made_of_it(pairs: Callable[[str], Pair], kind: str) -> None:
     quantized, plain = map(open_model, pairs(kind))
     assert weight_sizes(quantized) == weight_sizes(plain)
-    options = ServerOptions(dtype=dtype)
-    assert weigh(quantized, options) == weigh(plain, options)
+    for dtype in ("bfloat16", "int4"):
+        options = ServerOptions(dtype=dtype)
+        assert weigh(quantized, options) == weigh(plain, options)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_revision_changes_with_a_scale_and_with_how_the_config_says_to_read_it(
-    llama_dir: Path, tmp_path: Path, kind: str
+    pairs: Callable[[str], Pair], tmp_path: Path, kind: str
 ) -> None:
-    directory = tmp_path / "quantized"
-    write_quantized(llama_dir, directory, tmp_path / "plain", kind)
-    revisions = {open_model(directory).revision(), open_model(tmp_path / "plain").revision()}
-    change(directory, lambda name, value: value * 2 if "scale" in name or "absmax" in name else value)
+    directory = copied(pairs(kind), tmp_path)
+    revisions = {open_model(one).revision() for one in (directory, pairs(kind)[1])}
+    change(directory, lambda name, value: value + 1 if re.search("scale|absmax|SCB", name) else value)
     revisions.add(open_model(directory).revision())
     configure(directory, more_of_it=1)
     revisions.add(open_model(directory).revision())
@@ -110,39 +121,35 @@ def test_revision_changes_with_a_scale_and_with_how_the_config_says_to_read_it(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_load_without_one_of_the_parts_names_weight_and_part(llama_dir: Path, tmp_path: Path, kind: str) -> None:
-    directory = tmp_path / "quantized"
-    write_quantized(llama_dir, directory, tmp_path / "plain", kind)
-    files = open_model(directory)
+def test_load_without_one_of_the_parts_names_the_weight(pairs: Callable[[str], Pair], kind: str) -> None:
+    files = open_model(pairs(kind)[0])
     assert files.format is not None
-    weight = "model.layers.2.mlp.up_proj.weight"
+    weight = a_weight(files)
     for ending in files.format.needed:
         parts = {key: dict(part) for key, part in files.parts.items()}
         del parts[weight][ending]
-        lacking = type(files)(
-            directory=directory, config=files.config, shards=files.shards, format=files.format, parts=parts
-        )
+        lacking = replace(files, parts=parts)
         with pytest.raises(IntegrityError, match=rf"weight {weight} .*(lacks its part|no scale)"):
             load_span(lacking, 2, 3)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_load_of_parts_that_do_not_belong_together_is_refused(llama_dir: Path, tmp_path: Path, kind: str) -> None:
-    """Each part is of no values, of too few, or of another kind of number."""
-    directory = tmp_path / "quantized"
-    write_quantized(llama_dir, directory, tmp_path / "plain", kind)
+def test_load_of_parts_that_do_not_belong_together_is_refused(
+    pairs: Callable[[str], Pair], tmp_path: Path, kind: str
+) -> None:
+    """Each part is of too few values, or of another kind of number."""
+    directory = copied(pairs(kind), tmp_path)
     files = open_model(directory)
     assert files.format is not None
-    weight = "model.layers.2.self_attn.q_proj.weight"
+    weight = a_weight(files)
     for ending in files.format.needed:
         name = files.parts[weight][ending]
-        for spoil in (lambda x: x.flatten()[:0], lambda x: x.flatten()[:1].repeat(3), lambda x: x.to(torch.int64)):
+        for spoil in (lambda x: x.flatten()[:1].repeat(3), lambda x: x.to(torch.int64)):
             original = load_file(files.shards[name])
             save_file(original | {name: spoil(original[name])}, files.shards[name], metadata={"format": "pt"})
             with pytest.raises(IntegrityError, match=rf"{weight} cannot be read: .+"):
                 load_span(open_model(directory), 2, 3)
             save_file(original, files.shards[name], metadata={"format": "pt"})
-    load_span(open_model(directory), 2, 3)
 
 
 @pytest.mark.parametrize(
@@ -156,6 +163,16 @@ def test_load_of_parts_that_do_not_belong_together_is_refused(llama_dir: Path, t
         ({"quant_method": "fp8", "weight_block_size": [0, 128]}, "this fp8 checkpoint cannot be .*weight_block_size"),
         ({"quant_method": "fp8", "weight_block_size": 128}, "weight_block_size is no pair"),
         ({"quant_method": "fp8", "weight_block_size": [2**40, 1]}, "not a whole number in"),
+        ({"quant_method": "gptq", "bits": 3}, "bits is 3, not 2, 4 or 8"),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 0}, "group_size is 0"),
+        ({"quant_method": "gptq", "bits": 4, "group_size": "128"}, "group_size is '128'"),
+        ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "checkpoint_format is none of"),
+        ({"quant_method": "gptq", "bits": [4]}, r"bits is \[4\]"),
+        ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "version is none of gemm"),
+        ({"quant_method": "awq", "bits": 8}, "bits is not 4"),
+        ({"quant_method": "awq", "group_size": -2}, "group_size is -2"),
+        ({"quant_method": "bitsandbytes"}, "neither load_in_8bit nor load_in_4bit"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bnb_4bit_quant_type is none of fp4, nf4"),
     ],
 )
 def test_config_of_a_format_that_is_none_is_refused_before_weights_are_asked_for(
@@ -180,6 +197,15 @@ def test_codes_without_a_word_in_the_config_are_refused(pairs: Callable[[str], P
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(IntegrityError, match="float8_e4m3fn, and there is no scale or config"):
         load_span(open_model(tmp_path), 2, 3)
+
+
+def copied(pair: Pair, tmp_path: Path) -> Path:
+    return shutil.copytree(pair[0], tmp_path / "changed")
+
+
+def a_weight(files: ModelFiles) -> str:
+    """One of block 2 that has parts."""
+    return next(name for name, parts in sorted(files.parts.items()) if ".2." in name and len(parts) > 1)
 
 
 def change(directory: Path, how: Callable[[str, torch.Tensor], torch.Tensor]) -> None:

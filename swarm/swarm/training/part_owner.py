@@ -29,6 +29,11 @@ logger = logging.getLogger(__name__)
 
 QUICK_MEMBERS = 8
 """Their sum of a frame takes 0.1 to 0.2 ms with a quick codec."""
+NOTABLE_KEPT = 0.5
+"""Who keeps less of its pull is told of. Aggregators shorten the longest of honest contributions a little, too: the
+least that one of them kept of five to eight members was 0.9 by default, and 0.4 with CenteredClip of radius 1."""
+NOTABLE_VALUES = 256
+"""In a part of fewer values, lengths are chance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +54,7 @@ class PartOwner:
         self.report = Report()
         self._codec = scheme.codec
         self._aggregation = Aggregation(scheme.aggregator, [member.num_tokens for member in self.contributors])
+        self._num_surveyed = 0
 
     @property
     def has_survey(self) -> bool:
@@ -64,6 +70,7 @@ class PartOwner:
     def survey(self, encoded: Sequence[Data], num_values: int) -> None:
         """Raises PeerViolation that names the sender of what cannot be decoded."""
         self._aggregation.survey(self._rows(encoded, num_values))
+        self._num_surveyed += num_values
 
     def decide(self) -> None:
         self.report = self._aggregation.decide()
@@ -74,9 +81,11 @@ class PartOwner:
 
     @property
     def lessened(self) -> dict[str, float]:
-        """How much of whose pull is left, of those for whom that is not all. After `decide`."""
-        indices = (*self.report.left_out, *self.report.clipped)
-        return {self.contributors[index].peer_id: self.report.kept[index] for index in indices}
+        """How much of whose pull is left, of those for whom that is notably little. After `decide`."""
+        if self._num_surveyed < NOTABLE_VALUES:
+            return {}
+        kept = zip(self.contributors, self.report.kept, strict=bool(self.report.kept))
+        return {member.peer_id: share for member, share in kept if share < NOTABLE_KEPT}
 
     def reduce(self, encoded: Sequence[Data], num_values: int, buffer: bytearray | memoryview) -> None:
         """The frame's encoded result, into `buffer`, where one of the slices may lie. Raises PeerViolation as `survey`

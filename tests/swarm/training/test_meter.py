@@ -98,7 +98,8 @@ def run_with_a_line_slower(slowdown: float) -> tuple[list[int], float]:
     """The sizes of the last group's parts, that of the slow member last; and how long the last steps took it."""
 
     async def main() -> tuple[list[int], float]:
-        async with Swarm(config(min_group=4, outer_steps=NUM_STEPS)) as swarm:
+        # owners that survey whole parts first answer only after all slices, and wait for the slow line either way
+        async with Swarm(config(min_group=4, outer_steps=NUM_STEPS, aggregator="mean")) as swarm:
             for index in range(4):
                 rate = LINE_BYTES_PER_S / (slowdown if index == 3 else 1.0)
                 await swarm.join(f"m{index}", inner=SyntheticInner(num_values=NUM_VALUES), bytes_per_s=rate)

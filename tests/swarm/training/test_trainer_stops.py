@@ -1,4 +1,4 @@
-"""A member falls silent for 15 s, as a stopped process does: its connections stay, and nothing comes over them.
+"""A member falls silent for a while, as a stopped process does: its connections stay, and nothing comes over them.
 
 The others go on within seconds and with one state, and it is back by itself. In virtual time a cut line stands for the
 stopped process; `tests/chaos` stops real ones.
@@ -15,13 +15,19 @@ from swarm.testing.faults import Fault, FaultScript
 from swarm.training.events import OuterStep, RoundAborted
 from swarm.training.meter import SLOWEST_BYTES_PER_S
 from swarm.training.parts import FRAME_VALUES
-from swarm.training.peer_lines import SILENT_S
+from swarm.training.peer_lines import QUIET_S, SILENT_S
 from swarm.training.run_config import RunConfig
+from swarm.training.seat import POLL_S
 from training_swarm import Member, Swarm, SyntheticInner, assert_equal_steps, config
 
-STOPPED_S = 15.0
-MOST_S = 8.0
-"""Between two steps of the others: 2 of them are the interval, and up to 2 the grace."""
+STOPPED_S = 25.0
+INTERVAL_S = GRACE_S = 2.0
+ROUND_S = 1.0
+FOUND_S = QUIET_S + SILENT_S + ROUND_S
+"""Until the others find out that it is silent, in a reduction."""
+MOST_S = INTERVAL_S + FOUND_S + POLL_S + SILENT_S + GRACE_S + ROUND_S
+"""Between two steps of the others: those who have not found out themselves may ask it to form the next group."""
+NUM_STEPS = 24
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +61,7 @@ def longest_step_s(member: Member) -> float:
 @pytest.mark.parametrize("phase", ["round.sign", "round.slice", "round.reduced", "round.proposed", "round.committed"])
 def test_member_that_is_silent_at_any_phase_holds_up_the_others_for_seconds_and_comes_back(phase: str) -> None:
     async def main() -> None:
-        run = config(min_group=2, outer_steps=18, quorum_grace_s=2.0)
+        run = config(min_group=2, outer_steps=NUM_STEPS, quorum_grace_s=GRACE_S)
         nth = 2 if phase.startswith("round.sign") else 9
         silenced, others = await run_with_silence(run, Fault(who="*", phase=phase, what="stall", nth=nth), 4)
         assert max(map(longest_step_s, others)) < MOST_S

@@ -78,7 +78,7 @@ def reference_geometric_median(x_MN: Doubles, weights: Sequence[int]) -> Doubles
 
 def reference_centered_clip(x_MN: Doubles, weights: Sequence[int]) -> Doubles:
     point = reference_median(x_MN, weights)
-    tau = np.sort(np.repeat(np.linalg.norm(x_MN - point, axis=1), weights))[(sum(weights) - 1) // 2]
+    tau = 2 * np.sort(np.repeat(np.linalg.norm(x_MN - point, axis=1), weights))[(sum(weights) - 1) // 2]
     for _ in range(200):
         way_MN = x_MN - point
         way_MN *= np.minimum(1, tau / np.linalg.norm(way_MN, axis=1))[:, None]
@@ -313,7 +313,7 @@ GOLDEN = {
     "median": "c921cccbe19988a6",
     "trimmed_mean": "1100eb45aad22de2",
     "geometric_median": "8d59818f47721647",
-    "centered_clip": "5c0963739ec9ae31",
+    "centered_clip": "de7ab6d5804fefb0",
     "multi_krum": "6613c671039e92cd",
 }
 """Of the results below, whatever the machine."""

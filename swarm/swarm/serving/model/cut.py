@@ -8,6 +8,7 @@ Leaves reading weights to `blocks`. Pure but for changing the model it is given.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -21,6 +22,9 @@ _SUPPORTED_LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attent
 
 _BEFORE_BLOCKS = {("bloom", "word_embeddings_layernorm"): True, ("opt", "final_layer_norm"): False}
 """By family and module, where order and kind do not tell."""
+
+_INDEX_NAMES = ("layer_idx", "layer_id")
+"""What families call the index under which a block keeps its keys and values."""
 
 
 def causal_lm_class(config: Any) -> Any:
@@ -58,35 +62,39 @@ def block_pattern(model: Any) -> re.Pattern[str]:
 def cut(model: Any, start: int, end: int) -> None:
     """Leave only blocks `[start, end)`, and the embedding and head where they belong to them."""
     path, parent, blocks = block_list(model)
-    list_name = path.rpartition(".")[2]
     is_first, is_last = start == 0, end == len(blocks)
     is_tied = bool(getattr(model.config, "tie_word_embeddings", False))
-    for name, module in list(parent.named_children()):
-        if name == list_name or _is_computed(module):
-            continue
-        if module is model.get_input_embeddings():
-            stays = is_first or (is_last and is_tied)
-        else:
-            stays = is_first if _is_before_blocks(model, parent, name, list_name) else is_last
-        if not stays:
-            setattr(parent, name, _Absent(is_embedding=isinstance(module, nn.Embedding)))
+    embedding = model.get_input_embeddings()
+    for owner, way in _owners(model, path):
+        for name, module in list(owner.named_children()):
+            if name == way or next(module.parameters(), None) is None:
+                continue  # what has no weights costs nothing, and some is used before and after the blocks
+            if any(part is embedding for part in module.modules()):
+                stays = is_first or (is_last and is_tied)
+            else:
+                stays = is_first if owner is not model and _is_before_blocks(model, owner, name, way) else is_last
+            if not stays:
+                setattr(owner, name, _Absent(is_embedding=isinstance(module, nn.Embedding)))
     if not is_last:
-        model.set_output_embeddings(_Absent(is_embedding=False))
         model.all_tied_weights_keys = {}
-    setattr(parent, list_name, blocks[start:end])
+        model._is_hf_initialized = True  # some families' initialization reaches from the model into its head
+    setattr(parent, path.rpartition(".")[2], blocks[start:end])
     for module in blocks[start:end].modules():
-        index = getattr(module, "layer_idx", None)
-        if isinstance(index, int):
-            module.layer_idx = index - start  # type: ignore[assignment]
+        for name in _INDEX_NAMES:
+            if isinstance(index := getattr(module, name, None), int):
+                setattr(module, name, index - start)
     _cut_config(model.config, start, end)
 
 
-def _is_computed(module: nn.Module) -> bool:
-    """Not learnt and needed by every block: rotary embeddings, dropout. A norm may be without weights too (OLMo)."""
-    return next(module.parameters(), None) is None and "Norm" not in type(module).__name__
+def _owners(model: Any, path: str) -> Iterator[tuple[nn.Module, str]]:
+    """The modules around the list of blocks, from the model inwards, with the child that leads to the list."""
+    owner: nn.Module = model
+    for way in [model.base_model_prefix, *path.split(".")]:
+        yield owner, way
+        owner = owner.get_submodule(way)
 
 
-def _is_before_blocks(model: Any, parent: nn.Module, name: str, list_name: str) -> bool:
+def _is_before_blocks(model: Any, owner: nn.Module, name: str, way: str) -> bool:
     """Whether the model applies this module to its input or to its output, which no family declares.
 
     Modules are written down in the order of use, and only embeddings come first. Where both signs do not agree the
@@ -95,9 +103,9 @@ def _is_before_blocks(model: Any, parent: nn.Module, name: str, list_name: str) 
     known = _BEFORE_BLOCKS.get((model.config.model_type, name))
     if known is not None:
         return known
-    names = [child for child, _ in parent.named_children()]
-    is_before = names.index(name) < names.index(list_name)
-    if is_before != isinstance(parent.get_submodule(name), nn.Embedding):
+    names = [child for child, _ in owner.named_children()]
+    is_before = names.index(name) < names.index(way)
+    if is_before != isinstance(owner.get_submodule(name), nn.Embedding):
         raise ConfigError(
             f"{model.config.model_type} keeps {name} where it cannot be split", remedy="serve another family"
         )
@@ -117,5 +125,8 @@ class _Absent(nn.Module):
         super().__init__()
         self._is_embedding = is_embedding
 
-    def forward(self, x: Tensor, *_args: object, **_kwargs: object) -> Tensor:
-        return torch.zeros((), device=x.device) if self._is_embedding else x
+    def forward(self, *args: object, **kwargs: object) -> Tensor:
+        given = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+        if self._is_embedding:
+            return torch.zeros((), device=given[0].device)
+        return next((value for value in given if value.is_floating_point()), given[0])

@@ -1,13 +1,13 @@
 """Whether a family's blocks compute a ragged batch rightly: from what its config says, then by trying.
 
-transformers lets a family compute what its attention function never hears of: masks of its own, rotary frequencies
-that follow the longest row, biases by position. So a span is tried out once: the same rows over the same random cache,
-near and far beyond every window, through one ragged pass and through transformers' own attention and masks.
+transformers lets a family compute what its attention function never hears of: masks of its own, biases by position.
+So a span is tried out once: the same rows over the same random cache, near and far beyond every window, through one
+ragged pass and through transformers' own attention and masks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,12 +15,10 @@ from torch import Tensor
 
 from swarm.serving.model.batch import PAGE_TOKENS, Slice, Want
 from swarm.serving.model.kv_pool import KVPool
+from swarm.serving.model.shape import context_tokens
 
 if TYPE_CHECKING:
     from swarm.serving.model.span import Span
-
-_FOLLOWS_THE_LONGEST = {"dynamic", "longrope"}
-"""Rotary embeddings whose frequencies depend on the longest of the rows that are computed together."""
 
 _NUM_PAGES = 9
 _BEHIND_PAGE = 8
@@ -31,7 +29,7 @@ _MAX_LOUD = 8192  # in half precision numbers end at 65504
 
 
 def can_be_ragged(span: Span, config: Any) -> bool:
-    if "chunked_attention" in (getattr(config, "layer_types", None) or ()) or _rope_types(config):
+    if "chunked_attention" in (getattr(config, "layer_types", None) or ()):
         return False
     window = _window(config)
     return _agree(span, span.run_ragged, _slices(config, window), window)
@@ -82,7 +80,7 @@ def _slices(config: Any, window: int) -> list[Slice]:
     """A start, a middle, decodes near and far. Far ones see the same few pages again and again, and others behind the
     window."""
     far = window + _FAR_TOKENS - 1
-    far = min(far, (getattr(config, "max_position_embeddings", None) or far + 4) - 4)
+    far = min(far, context_tokens(config) - 4)
     num_behind = max(0, far + 1 - window) // PAGE_TOKENS if window else 0
 
     def piece(num_tokens: int, position: int, pages: Sequence[int], num_behind: int = 0) -> Slice:
@@ -102,10 +100,3 @@ def _is_close(found: Tensor | None, expected: Tensor | None) -> bool:
     scale = expected.float().abs().amax(-1).clamp(min=1e-6)
     errors = (found.float() - expected.float()).abs().amax(-1) / scale
     return bool(errors.median() <= tolerance)
-
-
-def _rope_types(config: Any) -> bool:
-    """Whether any of the rotary embeddings follows the longest row."""
-    settings = getattr(config, "rope_parameters", None) or {}
-    nested = [value for value in settings.values() if isinstance(value, Mapping)]
-    return any(part.get("rope_type") in _FOLLOWS_THE_LONGEST for part in [settings, *nested])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,8 +28,27 @@ class ModelShape:
         check_int(self.vocab_size, "vocab_size", low=1, high=limits.MAX_MESSAGE_BYTES // 4)
 
 
+_FOLLOWS_THE_LONGEST = {"dynamic", "longrope"}
+"""Rotary embeddings that turn all positions otherwise once one of them is behind the original context."""
+
+
 def context_tokens(config: Any) -> int:
-    """The longest sequence that a transformers config names, and no more than the network's own bound."""
-    return min(
-        int(getattr(config, "max_position_embeddings", None) or limits.MAX_SESSION_TOKENS), limits.MAX_SESSION_TOKENS
-    )
+    """The longest sequence that a transformers config names, and no more than the network's own bound.
+
+    Where rotary embeddings follow the longest position it is the original context: behind it the keys of all positions
+    change, and those in a cache were computed before.
+    """
+    named = [getattr(config, "max_position_embeddings", None), *map(_original_context, _rope_settings(config))]
+    return min([int(value) for value in named if value] + [limits.MAX_SESSION_TOKENS])
+
+
+def _rope_settings(config: Any) -> list[Mapping[str, Any]]:
+    """Of the model, or of each kind of its blocks."""
+    settings = getattr(config, "rope_parameters", None) or {}
+    return [settings, *(value for value in settings.values() if isinstance(value, Mapping))]
+
+
+def _original_context(settings: Mapping[str, Any]) -> int | None:
+    if settings.get("rope_type") not in _FOLLOWS_THE_LONGEST:
+        return None
+    return settings.get("original_max_position_embeddings")

@@ -90,7 +90,7 @@ class Span:
                 self._model.base_model(**inputs, past_key_values=recorder, use_cache=True)
         except Exception as error:  # a family's own code raises what it likes
             raise ConfigError(f"{family} does not run in parts: {error}", remedy=OTHER_FAMILY) from error
-        if len(recorder.shapes) != self.end - self.start:
+        if sorted(recorder.shapes) != list(range(self.end - self.start)):
             raise ConfigError(f"{family} keeps something else than keys and values", remedy=OTHER_FAMILY)
         return tuple(recorder.shapes[layer] for layer in sorted(recorder.shapes))
 
@@ -211,10 +211,13 @@ class Span:
         with ExitStack() as stack:
             if start > 0:
                 stack.enter_context(_entering(self._blocks[start - self.start], x_BT))
-            if end < self.end and self.is_last:
+            if end < self.num_blocks:  # whatever the model does to the output of its last block
                 last = self._blocks[end - self.start - 1]
                 stack.callback(last.register_forward_hook(lambda *call: output.append(_hidden(call[2]))).remove)
-            yield {"inputs_embeds" if x_BT.is_floating_point() else "input_ids": x_BT}, output
+            if x_BT.is_floating_point():
+                yield {"inputs_embeds": x_BT.clone()}, output  # CTRL scales what it is given in place
+            else:
+                yield {"input_ids": x_BT}, output
 
     def _choose(self, start: int, end: int) -> None:
         """Make the model one of blocks [start, end): it holds no others until it is told to."""

@@ -14,11 +14,16 @@ from swarm.serving.model.files import open_model
 from swarm.serving.model.kv_pool import KVPool
 from swarm.serving.model.span import Span, load_span
 from transformers import (
+    BertConfig,
     BloomConfig,
+    CTRLConfig,
     FalconConfig,
     Gemma2Config,
+    GPTNeoConfig,
     GptOssConfig,
     GraniteConfig,
+    ModernBertDecoderConfig,
+    NanoChatConfig,
     OlmoConfig,
     OPTConfig,
     Phi3Config,
@@ -213,14 +218,32 @@ LONG_ROPE = {
     "rope_theta": 1e4,
     "short_factor": [1.0] * 4,
     "long_factor": [2.0] * 4,
-    "original_max_position_embeddings": 32,
 }
+NEO_SHAPE = {
+    **{name: value for name, value in SHAPE.items() if not name.startswith("num_")},
+    "num_layers": 6,
+    "num_heads": 4,
+    "attention_types": [[["global", "local"], 3]],
+    "window_size": 16,
+}
+CTRL_SHAPE = {"vocab_size": 256, "n_embd": 32, "dff": 64, "n_layer": 6, "n_head": 4, "n_positions": 256}
+
+
+def phi3(original_context: int) -> Any:
+    return Phi3Config(**SHAPE, rope_parameters=LONG_ROPE, original_max_position_embeddings=original_context)
+
+
 OTHERS = {
     "capped logits": (True, lambda: Gemma2Config(**SHAPE, head_dim=8, sliding_window=8)),
     "sinks": (True, lambda: GptOssConfig(**SHAPE, head_dim=8, num_local_experts=4, sliding_window=8)),
     "norm without weights": (True, lambda: OlmoConfig(**SHAPE)),
     "scaled embeddings": (True, lambda: GraniteConfig(**SHAPE, embedding_multiplier=3.0, logits_scaling=2.0)),
-    "frequencies of the longest": (False, lambda: Phi3Config(**SHAPE, rope_parameters=LONG_ROPE)),
+    "frequencies of the longest": (True, lambda: phi3(original_context=128)),
+    "normed before the first block": (True, lambda: NanoChatConfig(**SHAPE)),
+    "blocks that are numbered otherwise": (False, lambda: GPTNeoConfig(**NEO_SHAPE)),
+    "embeddings with a norm": (True, lambda: ModernBertDecoderConfig(**SHAPE, local_attention=16)),
+    "scales what it is given in place": (True, lambda: CTRLConfig(**CTRL_SHAPE)),
+    "a head of several layers": (True, lambda: BertConfig(**SHAPE, is_decoder=True)),
     "last norm written first": (True, lambda: OPTConfig(**SHAPE, ffn_dim=64)),
     "bias by position": (False, lambda: BloomConfig(**SHAPE, n_layer=6, n_head=4)),
     "attention of its own": (False, lambda: FalconConfig(**SHAPE, new_decoder_architecture=True, num_kv_heads=2)),
@@ -237,3 +260,10 @@ def test_run_families_that_differ_in_one_pass_or_seat_by_seat_gives_the_tokens_o
     assert [span.is_ragged for span in spans] == [is_ragged, is_ragged]
     prompts = PROMPTS[2:12:3]
     assert generate(spans, prompts) == [local_tokens(directory, prompt, NUM_TOKENS) for prompt in prompts]
+
+
+def test_context_ends_where_rotary_embeddings_would_change_for_all_positions(
+    tmp_path: Path, write_config: Callable[[Path, Any], Path]
+) -> None:
+    files = open_model(write_config(tmp_path / "model", phi3(original_context=40)))
+    assert (files.context_tokens, load_span(files, 0, 2).context_tokens) == (40, 40)

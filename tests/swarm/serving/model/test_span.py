@@ -18,7 +18,7 @@ from swarm.serving.model.kv_pool import KVPool
 from swarm.serving.model.span import Span, block_of_tensors, load_span
 from swarm.serving.model.stored import StoredTensor
 from swarm_protocol.errors import ConfigError, IntegrityError
-from transformers import AutoModelForCausalLM, BloomConfig, OPTConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, BertConfig, BloomConfig, OPTConfig, PreTrainedModel
 
 NUM_BLOCKS = 6
 FAMILIES = ["llama", "llama-tied", "qwen3", "mistral", "mixtral", "gpt2"]
@@ -81,6 +81,17 @@ def test_load_middle_span_reads_only_its_own_tensors(
     of_block = block_of_tensors(files)
     assert sorted(read) == sorted(name for name, block in of_block.items() if block in {2, 3})
     assert (span.is_first, span.is_last) == (False, False)
+
+
+def test_load_middle_span_leaves_out_what_lies_around_the_module_with_the_blocks(
+    tmp_path: Path, write_config: Callable[[Path, Any], Path]
+) -> None:
+    shape = {"vocab_size": 256, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4}
+    config = BertConfig(**shape, num_hidden_layers=6, is_decoder=True)
+    files = open_model(write_config(tmp_path / "model", config))
+    spans = [load_span(files, start, end) for start, end in ((0, 2), (2, 4), (4, 6))]
+    held = [{name.split(".")[1] for name, _ in span._model.named_parameters()} for span in spans]
+    assert held == [{"embeddings", "encoder"}, {"encoder"}, {"embeddings", "encoder", "predictions"}]  # tied
 
 
 def test_load_last_span_of_tied_model_reads_the_embedding_for_its_head(model_dirs: Callable[[str], Path]) -> None:

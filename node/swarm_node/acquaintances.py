@@ -10,12 +10,10 @@ given one does. Owned by the daemon's task.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-import os
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +27,7 @@ from swarm_protocol.identity import check_peer_id
 
 from swarm_node.config import Config
 from swarm_node.home import Home
+from swarm_node.kept_file import read_json, replace_json
 
 if TYPE_CHECKING:
     from swarm.network.libp2p import Libp2pNetwork
@@ -91,13 +90,9 @@ def read(path: Path, network_id: str, now_s: float) -> tuple[Acquaintance, ...]:
 
 def _entries(path: Path, network_id: str) -> list[Any]:
     """Raises OSError, ValueError, RecursionError for a file that is none of ours."""
-    if not path.is_file():
+    told = read_json(path, max_bytes=MAX_FILE_BYTES)
+    if told is None:
         return []
-    with path.open("rb") as file:
-        text = file.read(MAX_FILE_BYTES + 1)
-    if len(text) > MAX_FILE_BYTES:
-        raise ValueError(f"it has more than {MAX_FILE_BYTES} bytes")
-    told = json.loads(text)
     if not (isinstance(told, dict) and isinstance(told.get("peers"), list)):
         raise ValueError("it has no list of peers")  # noqa: TRY004 - a file's fault, not a caller's
     return told["peers"] if told.get("network_id") == network_id else []
@@ -140,18 +135,10 @@ def kept(
 
 def write(path: Path, network_id: str, peers: Sequence[Acquaintance]) -> None:
     """Replace the file at `path` in one step. A disk that refuses is warned of."""
-    beside = path.with_name(f"{path.name}.new")
     try:
-        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump({"network_id": network_id, "peers": [asdict(each) for each in peers]}, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
+        replace_json(path, {"network_id": network_id, "peers": [asdict(each) for each in peers]})
     except OSError as error:
         logger.warning("cannot remember peers in %s: %s", path, error)
-        with suppress(OSError):
-            beside.unlink()
 
 
 def remembered(config: Config) -> tuple[Acquaintance, ...]:

@@ -151,6 +151,7 @@ COMMANDS = (
             "open_to_all",
             "requests_per_min",
             "tokens_per_min",
+            "pin_model",
         ),
         example=f"swarm-node gateway --peers {ADDR} --port 8000",
     ),

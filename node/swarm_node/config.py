@@ -24,6 +24,7 @@ from swarm_protocol.errors import ConfigError
 from swarm_node.settings import (
     Endpoint,
     HubId,
+    Pin,
     RunId,
     one_of,
     parse_bool,
@@ -35,6 +36,7 @@ from swarm_node.settings import (
     parse_node_name,
     parse_path,
     parse_peer,
+    parse_pin,
     parse_proxy,
     parse_run,
     parse_size,
@@ -110,6 +112,7 @@ class Config:
     open_to_all: bool = False
     requests_per_min: int | None = None
     tokens_per_min: int = 0
+    pin_model: tuple[Pin, ...] = ()
     dashboard: bool = True
     history: str = ""
     checkpoints: Path | None = None
@@ -275,6 +278,13 @@ SETTINGS: Mapping[str, Setting] = {
     ),
     "tokens_per_min": Setting(
         whole_number(0, 10**9), "N", "The same for tokens, of prompts and answers; 0: no limit.", example="100000"
+    ),
+    "pin_model": Setting(
+        parse_pin,
+        "MODEL@REVISION",
+        "Use only that revision of a model, whatever else is served under its name; as `swarm-node models` shows it.",
+        many=True,
+        example="story@1a2b3c4d5e6f",
     ),
     "dashboard": Setting(parse_bool, "", "Show the network at /, to whoever reaches the gateway.", example="true"),
     "history": Setting(

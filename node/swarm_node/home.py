@@ -4,6 +4,7 @@
     HOME/daemon.lock    locked while a daemon lives; holds its pid
     HOME/control.sock   the daemon's control socket
     HOME/peers.json     the peers that the node remembers (see `acquaintances`); may be deleted at any time
+    HOME/revisions.json the weights of models that its clients have used (see `used_models`); may be deleted, too
     HOME/cache/         measurements and downloaded files; may be deleted at any time
     HOME/checkpoints/   one directory per run
     HOME/log/           rotated log files
@@ -75,6 +76,7 @@ class Home:
         self.path = path
         self.identity = path / "identity.key"
         self.peers = path / "peers.json"
+        self.revisions = path / "revisions.json"
         self.cache = path / "cache"
         self.checkpoints = path / "checkpoints"
         self.log = path / "log"

@@ -14,6 +14,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from swarm.network.multiaddr import parse_peer_addr
+from swarm.router.revision_names import MIN_PIN_CHARS, split_pin
 from swarm_protocol import limits
 from swarm_protocol.version import check_network_id
 
@@ -92,6 +93,24 @@ def parse_model(text: str) -> Path | HubId:
     path = parse_path(text)
     match = _HUB_ID.fullmatch(text)
     return path if match is None or path.exists() else HubId(match[1], match[2] or "main")
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """The only revision that is used of a model, by the beginning of its digest."""
+
+    model: str
+    revision: str
+
+    def __str__(self) -> str:
+        return f"{self.model}@{self.revision}"
+
+
+def parse_pin(text: str) -> Pin:
+    name, revision = split_pin(text)
+    if not revision:
+        raise ValueError(f"is not NAME@REVISION, with {MIN_PIN_CHARS} or more of the revision's digits")
+    return Pin(name, revision)
 
 
 def parse_device(text: str) -> str:

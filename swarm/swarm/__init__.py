@@ -22,10 +22,19 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from swarm.client import AsyncClient, Client, Generation, ModelStatus, Token
+    from swarm.client import AsyncClient, Client, Generation, ModelStatus, OtherRevision, Token, UsedRevisions
     from swarm.trainer import Trainer
 
-__all__ = ["AsyncClient", "Client", "Generation", "ModelStatus", "Token", "Trainer"]
+__all__ = [
+    "AsyncClient",
+    "Client",
+    "Generation",
+    "ModelStatus",
+    "OtherRevision",
+    "Token",
+    "Trainer",
+    "UsedRevisions",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -7,7 +7,8 @@ from statistics import median
 
 import numpy as np
 from swarm.router.cover import runs
-from swarm.router.routing import Chain, NoChain, Outlook, best_revision, find_chain, missing_spans
+from swarm.router.revisions import Revision, revisions
+from swarm.router.routing import Chain, NoChain, Outlook, find_chain
 from swarm_protocol.records import ServeRecord
 
 from swarm_node.dashboard.look import Listed
@@ -37,17 +38,16 @@ def model_detail(
 
     `made` is of the look before, by `server_view`.
     """
-    servers = best_revision(listed.records)
-    if not servers:
+    found = revisions(listed.records)
+    if not found:
         return None
-    record = next(iter(servers.values()))
-    num_blocks = record.num_blocks
+    servers, num_blocks = found[0].servers, found[0].num_blocks
     replicas = _replicas(servers, num_blocks)
-    missing = missing_spans(servers, num_blocks)
+    missing = found[0].missing()
     weakest = int(np.argmin(replicas))
     view = ModelView(
         name=shown(model),
-        revision=shown(record.revision),
+        revision=shown(found[0].digest),
         num_blocks=num_blocks,
         health="incomplete" if missing else "thin" if replicas[weakest] == 1 else "whole",
         words=_words(servers, missing, replicas),
@@ -56,7 +56,7 @@ def model_detail(
         weakest_block=weakest,
         weakest_replicas=replicas[weakest],
         tokens_per_s=_tokens_per_s(servers, num_blocks),
-        other_revisions=_other_revisions(listed.records, servers),
+        other_revisions=_other_revisions(found[1:]),
     )
     views = (seen_now(each, names, listed.age_s(peer_id)) for peer_id, each in made.of(servers).items())
     return ModelDetail(
@@ -67,21 +67,13 @@ def model_detail(
     )
 
 
-def _other_revisions(
-    listed: Mapping[str, ServeRecord], shown_servers: Mapping[str, ServeRecord]
-) -> tuple[RevisionView, ...]:
-    groups: dict[tuple[str, int], dict[str, ServeRecord]] = {}
-    for peer_id in listed.keys() - shown_servers.keys():
-        record = listed[peer_id]
-        groups.setdefault((record.revision, record.num_blocks), {})[peer_id] = record
-    found = [
-        RevisionView(
-            revision=shown(revision), num_servers=len(servers), is_whole=not missing_spans(servers, num_blocks)
-        )
-        for (revision, num_blocks), servers in groups.items()
+def _other_revisions(found: Sequence[Revision]) -> tuple[RevisionView, ...]:
+    others = [
+        RevisionView(revision=shown(each.digest), num_servers=len(each.servers), is_whole=not each.missing())
+        for each in found
     ]
-    found.sort(key=lambda other: (-other.num_servers, other.revision))
-    return tuple(found[:MAX_OTHER_REVISIONS])
+    others.sort(key=lambda other: (-other.num_servers, other.revision))
+    return tuple(others[:MAX_OTHER_REVISIONS])
 
 
 def server_view(peer_id: str, record: ServeRecord) -> ServerView:

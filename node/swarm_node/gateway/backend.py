@@ -60,12 +60,31 @@ class Generation(Protocol):
     def trace(self) -> dict[str, Any]: ...
 
 
+class OtherRevision(Protocol):
+    """Other weights that are served under the same name."""
+
+    @property
+    def revision(self) -> str: ...
+
+    @property
+    def num_servers(self) -> int: ...
+
+    @property
+    def is_whole(self) -> bool: ...
+
+
 class ModelStatus(Protocol):
-    """What the swarm has of one model: the spans that no record offers, those that nobody could be reached for, and how
-    long ago a server that is counted on was last heard of."""
+    """What the swarm has of one model: the spans that no record offers, those that nobody could be reached for, how
+    long ago a server that is counted on was last heard of, and what else goes by its name."""
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def revision(self) -> str: ...
+
+    @property
+    def others(self) -> Sequence[OtherRevision]: ...
 
     @property
     def num_blocks(self) -> int: ...

@@ -24,9 +24,22 @@ class ErrorBody(BaseModel):
     error: ErrorDetail
 
 
+class OtherRevision(BaseModel):
+    revision: str
+    num_servers: int
+    is_whole: bool = Field(description="each block is served by somebody")
+
+
+class ServedModel(Model):
+    """Can be asked for by its `id`, or by `id@revision`, where the digest may be cut to eight digits or more."""
+
+    revision: str = Field(description="digest of the weights that answer")
+    other_revisions: list[OtherRevision] = Field(description="other weights that are served under the same name")
+
+
 class ModelList(BaseModel):
     object: str
-    data: list[Model]
+    data: list[ServedModel]
 
 
 class ModelHealth(BaseModel):
@@ -77,7 +90,7 @@ def _answers(whole: type[BaseModel], chunk: type[BaseModel]) -> Described:
 
 
 MODELS = Described({200: {"model": ModelList}, **_failures(503)})
-MODEL = Described({200: {"model": Model}, **_failures(404, 503)})
+MODEL = Described({200: {"model": ServedModel}, **_failures(404, 503)})
 COMPLETION = _answers(Completion, Completion)
 CHAT = _answers(ChatCompletion, ChatCompletionChunk)
 EMBEDDINGS = Described({200: {"model": CreateEmbeddingResponse}, **_failures(404, 503)})

@@ -6,6 +6,8 @@ import time
 from collections import OrderedDict
 from collections.abc import Sequence
 
+from swarm.router.revision_names import short, split_pin
+
 from swarm_node.gateway import bounds
 from swarm_node.gateway.backend import Backend, ModelStatus
 from swarm_node.gateway.errors import ApiError
@@ -67,7 +69,7 @@ class Models:
         """Raises ApiError 404 for a model that nobody has."""
         if found := await self._client.model(name):
             return found
-        names = [f"'{model.name}'" for model in await self._client.models()]
+        names = [f"'{served}'" for model in await self._client.models() for served in _names(model, name)]
         more = len(names) - bounds.MAX_LISTED_MODELS
         known = ", ".join(names[: bounds.MAX_LISTED_MODELS]) + (f" and {more} more" if more > 0 else "")
         raise ApiError(
@@ -82,11 +84,31 @@ class Models:
         self._seen.move_to_end(model.name)
         if len(self._seen) > bounds.MAX_SEEN_MODELS:
             self._seen.popitem(last=False)
-        return {"id": model.name, "object": "model", "created": created, "owned_by": "swarm"}
+        return {
+            "id": model.name,
+            "object": "model",
+            "created": created,
+            "owned_by": "swarm",
+            "revision": model.revision,
+            "other_revisions": [
+                {"revision": other.revision, "num_servers": other.num_servers, "is_whole": other.is_whole}
+                for other in model.others
+            ],
+        }
+
+
+def _names(model: ModelStatus, asked: str) -> list[str]:
+    """What it can be asked for as: by name, or where another revision was asked for by those that there are."""
+    name, pin = split_pin(asked)
+    if not pin or model.name != name:
+        return [model.name]
+    return [f"{name}@{short(revision)}" for revision in (model.revision, *(other.revision for other in model.others))]
 
 
 def _describe(model: ModelStatus, gaps: Spans) -> str:
     if not gaps:
         return f"{model.name}: all {model.num_blocks} blocks are served"
     written = ", ".join(f"{start} to {end}" for start, end in gaps)
-    return f"{model.name}: nobody serves blocks {written} of {model.num_blocks}"
+    others = ", ".join(f"{model.name}@{short(other.revision)}" for other in model.others if other.is_whole)
+    of_these = f" with the weights of revision {short(model.revision)}; whole is {others}" if others else ""
+    return f"{model.name}: nobody serves blocks {written} of {model.num_blocks}{of_these}"

@@ -26,6 +26,7 @@ from swarm_node.gateway.limits import Rates
 from swarm_node.gateway.proxies import BehindProxies
 from swarm_node.gateway.server import is_local, listen, serving
 from swarm_node.node import Node, RelayUse, RoleName
+from swarm_node.used_models import used_in
 
 
 class GatewayRole:
@@ -41,6 +42,7 @@ class GatewayRole:
 
     def __init__(self, config: Config) -> None:
         self._options = options(config)
+        self._pins = pins(config)
         self._listener = listen(config.host, config.port)
 
     def relay(self, _config: Config) -> RelayUse:
@@ -48,7 +50,9 @@ class GatewayRole:
         return "none"
 
     async def run(self, node: Node) -> None:
-        async with aclosing(AsyncClient(network=node.network, membership=node.membership)) as client:
+        used = used_in(node.home.revisions, node.network.network_id)
+        talking = AsyncClient(network=node.network, membership=node.membership, pins=self._pins, used=used)
+        async with aclosing(talking) as client:
             await client.warm_up()
             gateway = create_app(client, replace(self._options, registry=node.metrics, traces=node.traces))
             node.activity.first_token = gateway.state.first_tokens.of_late
@@ -74,6 +78,14 @@ class GatewayRole:
             await node.departure.leaving.wait()
             if dashboard is not None:
                 dashboard.state.live.close()
+
+
+def pins(config: Config) -> dict[str, str]:
+    """By a model's name the revision. Raises ConfigError for one that is pinned to two."""
+    found = {pin.model: pin.revision for pin in config.pin_model}
+    if len(found) < len(config.pin_model):
+        raise ConfigError("a model is pinned twice", remedy="give --pin-model once for each model")
+    return found
 
 
 def options(config: Config) -> GatewayOptions:

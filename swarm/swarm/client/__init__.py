@@ -6,9 +6,10 @@ A client holds its tokenizers and what it has learnt about servers; each generat
 from __future__ import annotations
 
 from swarm.client.async_client import AsyncClient
-from swarm.client.catalog import ModelStatus
+from swarm.client.catalog import ModelStatus, OtherRevision
 from swarm.client.generation import Generation
 from swarm.client.sync_client import Client
+from swarm.client.used_revisions import UsedRevisions
 from swarm.serving.generate import Token
 
-__all__ = ["AsyncClient", "Client", "Generation", "ModelStatus", "Token"]
+__all__ = ["AsyncClient", "Client", "Generation", "ModelStatus", "OtherRevision", "Token", "UsedRevisions"]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from swarm_protocol.errors import ConfigError
@@ -15,11 +16,12 @@ from swarm_protocol.identity import Identity
 from swarm_protocol.records import ServeRecord
 from torch import Tensor
 
-from swarm.client.catalog import Catalog, ModelStatus, status_of
+from swarm.client.catalog import Catalog, Chosen, ModelStatus
 from swarm.client.encoding import check_fits, checked, encode, room_for
 from swarm.client.generation import Generation, joined
 from swarm.client.kits import Kits
 from swarm.client.request import Asked, Question, Request
+from swarm.client.used_revisions import UsedRevisions
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
 from swarm.remote.blocks import RemoteBlocks
@@ -33,9 +35,16 @@ from swarm.serving.tokenizer.process import TokenizerLimits
 
 DEFAULT_NETWORK_ID = "swarm"
 
+T = TypeVar("T")
+
 
 class AsyncClient(Asked[Generation]):
-    """Stands on a network and a membership that the caller owns; `connect` makes both. `aclose` ends what it opened."""
+    """Stands on a network and a membership that the caller owns; `connect` makes both. `aclose` ends what it opened.
+
+    A model is named as its servers name it, or NAME@REVISION: of several that are served under one name only that one,
+    given by its digest or eight or more characters that it begins with. `pins` do the same for all requests, by name.
+    Else one that was `used` before goes before others.
+    """
 
     def __init__(
         self,
@@ -44,18 +53,27 @@ class AsyncClient(Asked[Generation]):
         membership: Membership,
         session: SessionOptions | None = None,
         tokenizers: TokenizerLimits | None = None,
+        pins: Mapping[str, str] | None = None,
+        used: UsedRevisions | None = None,
     ) -> None:
         self._network = network
         self._membership = membership
         self._session = session or SessionOptions()
         self._shared = Shared(network, membership)
-        self._catalog = Catalog(network, membership)
-        self._kits = Kits(network, tokenizers or TokenizerLimits())
+        self._catalog = Catalog(membership, self._shared.links, pins=pins or {}, used=used or UsedRevisions())
+        self._kits = Kits(network, self._shared.links, tokenizers or TokenizerLimits())
         self._last: Generation | None = None
 
     @classmethod
     @asynccontextmanager
-    async def connect(cls, *, peers: Sequence[str], network_id: str = DEFAULT_NETWORK_ID) -> AsyncIterator[AsyncClient]:
+    async def connect(
+        cls,
+        *,
+        peers: Sequence[str],
+        network_id: str = DEFAULT_NETWORK_ID,
+        pins: Mapping[str, str] | None = None,
+        used: UsedRevisions | None = None,
+    ) -> AsyncIterator[AsyncClient]:
         """Join the network behind `peers` (multiaddrs) as a client with a fresh identity.
 
         Raises ConfigError without any, StartError.
@@ -78,7 +96,7 @@ class AsyncClient(Asked[Generation]):
             try:
                 async with (
                     Membership(network) as membership,
-                    aclosing(cls(network=network, membership=membership)) as client,
+                    aclosing(cls(network=network, membership=membership, pins=pins, used=used)) as client,
                 ):
                     await client.warm_up()
                     yield client
@@ -96,22 +114,18 @@ class AsyncClient(Asked[Generation]):
 
     async def models(self) -> tuple[ModelStatus, ...]:
         """The models that somebody serves a part of, by name. Raises PeerTimeout."""
-        return tuple(self._status(name, servers) for name, servers in (await self._catalog.models()).items())
+        return tuple(await self._catalog.models())
 
     async def servers(self, name: str) -> Mapping[str, ServeRecord]:
         """Who serves what of a model, by peer id: their newest records, of one revision. Raises PeerTimeout."""
         return await self._catalog.newest_servers(name)
 
     async def model(self, name: str) -> ModelStatus | None:
-        """What the swarm has of one model; None if nobody serves it. Raises PeerTimeout."""
-        try:
-            servers = await self._catalog.seen_servers(name)
-        except ValueError:
-            return None
-        return self._status(name, servers) if servers else None
+        """What the swarm has of one model; None if nobody serves it.
 
-    def _status(self, name: str, servers: Mapping[str, ServeRecord]) -> ModelStatus:
-        return status_of(name, servers, self._shared.links.avoid, self._membership.ages_s("serve", name))
+        Raises PeerTimeout, and ConfigError for the beginning of several revisions.
+        """
+        return await self._catalog.status(name)
 
     def answer(self, request: Request) -> Generation:
         """As `generate`."""
@@ -145,7 +159,7 @@ class AsyncClient(Asked[Generation]):
         """
         ids = await self.tokenize(text, model=model) if isinstance(text, str) else text
         tokens = ids if isinstance(ids, Tensor) else torch.tensor(ids, dtype=torch.int64)
-        return await embed(tokens, await self._blocks(model, Wanted()))
+        return await self._in_one_call(model, Wanted(), partial(embed, tokens))
 
     async def pooled(self, text: str | Sequence[int], *, model: str) -> Tensor:
         """The mean of a text's last hidden states, after the last norm, scaled to length 1: float32 [H].
@@ -176,23 +190,29 @@ class AsyncClient(Asked[Generation]):
 
     async def run_forward(self, x: Tensor, model: str, wanted: Wanted) -> Ran:
         """`forward` without autograd's part, which belongs into the thread of whoever trains."""
-        return await run(x, wanted, await self._blocks(model, wanted))
+        return await self._in_one_call(model, wanted, partial(run, x, wanted))
 
-    async def _blocks(self, model: str, wanted: Wanted) -> RemoteBlocks:
-        servers = await self._catalog.servers(model)
-        self._shared.links.measure(servers)
+    async def _in_one_call(self, model: str, wanted: Wanted, ask: Callable[[RemoteBlocks], Awaitable[T]]) -> T:
+        chosen = await self._catalog.to_use(model)
+        answer = await ask(await self._blocks(chosen, wanted))
+        self._catalog.answered(chosen)
+        return answer
+
+    async def _blocks(self, chosen: Chosen, wanted: Wanted) -> RemoteBlocks:
+        self._shared.links.measure(chosen.servers)
         return RemoteBlocks(
             self._network,
             self._membership,
             self._shared.links,
-            (await self._kits.kit(model, servers)).shape,
-            servers,
+            (await self._kits.kit(chosen.name, chosen.servers)).shape,
+            chosen.servers,
             head=wanted.head,
             codec=wanted.codec,
         )
 
     async def _kit(self, model: str) -> ModelKit:
-        return await self._kits.kit(model, await self._catalog.servers(model))
+        chosen = await self._catalog.to_use(model)
+        return await self._kits.kit(chosen.name, chosen.servers)
 
     def trace(self) -> dict[str, Any]:
         """Of the generation begun last; of a certain one: `Generation.trace`."""
@@ -201,18 +221,18 @@ class AsyncClient(Asked[Generation]):
     async def _tokens(self, request: Request, trace: Trace) -> AsyncGenerator[Token, None]:
         clock = asyncio.get_running_loop().time
         since_s = clock()
-        servers = await self._catalog.servers(request.model)
-        self._shared.links.measure(servers)
-        kit = await self._kits.kit(request.model, servers)
+        chosen = await self._catalog.to_use(request.model)
+        trace.model, trace.revision = chosen.name, chosen.revision.digest
+        self._shared.links.measure(chosen.servers)
+        kit = await self._kits.kit(chosen.name, chosen.servers)
         prompt_ids = await encode(kit, request.question)
         max_tokens = room_for(kit, len(prompt_ids), request.max_tokens)
-        trace.revision = kit.shape.revision
         session = Session(
             self._shared,
             self._membership,
             kit.shape,
             max_tokens=len(prompt_ids) + max_tokens,
-            servers=servers,
+            servers=chosen.servers,
             trace=trace,
             options=self._session,
             sampler=sampler_for(kit, request.sampling, prompt_ids),
@@ -230,4 +250,5 @@ class AsyncClient(Asked[Generation]):
             )
             async with aclosing(answer) as tokens:
                 async for token in tokens:
+                    self._catalog.answered(chosen)
                     yield token

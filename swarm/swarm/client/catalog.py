@@ -1,41 +1,65 @@
-"""What a client knows of the swarm's models: who serves which, and how it is whole. One per client, on its event loop.
+"""What a client knows of the swarm's models: who serves which, how it is whole, and which of its revisions to use.
 
-Remembers MAX_MODELS of them, and who serves them for MODELS_FRESH_S.
+One per client, on its event loop. Remembers MAX_MODELS of them, and who serves them for MODELS_FRESH_S.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.records import ServeRecord
 
-from swarm.network.interface import Network
+from swarm.client.used_revisions import UsedRevisions
 from swarm.network.membership import Membership
-from swarm.router.routing import best_revision, missing_spans
+from swarm.router.revision_names import MIN_PIN_CHARS, short, split_pin
+from swarm.router.revisions import Revision, choose, in_words, revisions
+from swarm.serving.session.links import Links
 
 MAX_MODELS = 8
 
 MODELS_FRESH_S = 2.0
 """How long a list of models is good for; a gateway asks for it with each request."""
 
+LOST_S = 10.0
+"""A revision that was used is left for another when its servers have failed for so long, and not for a hiccup."""
+
+MAX_OTHERS = 8
+"""Other revisions of a model that are told of: anyone can make up more."""
+
+MAX_WARNED = 256
+
 Servers = Mapping[str, ServeRecord]
-"""Of one revision of a model, by peer id."""
+"""Of a model, by peer id."""
 
 K = TypeVar("K")
 T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherRevision:
+    """Other weights that are served under the same name; `is_whole`: by somebody for each block."""
+
+    revision: str
+    num_servers: int
+    is_whole: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelStatus:
     """What the swarm has of a model. It can answer when no blocks are `missing`.
 
-    `unreachable` has also the blocks of servers that this client has just failed to reach, whatever their records say.
-    `age_s`: of the servers that are counted on, none was last heard of longer ago; one that was killed is counted on
-    until its record expires or somebody here has tried to reach it.
+    Of the `revision` that this client uses; `others` are the next best ones. `unreachable` has also the blocks of
+    servers that this client has just failed to reach, whatever their records say. `age_s`: of the servers that are
+    counted on, none was last heard of longer ago; one that was killed is counted on until its record expires or
+    somebody here has tried to reach it.
     """
 
     name: str
@@ -45,67 +69,166 @@ class ModelStatus:
     missing: tuple[tuple[int, int], ...]
     unreachable: tuple[tuple[int, int], ...]
     age_s: float
+    others: tuple[OtherRevision, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """The revision of the model `name` that is used, and the others that were there, the best first."""
+
+    name: str
+    revision: Revision
+    others: Sequence[Revision]
+
+    @property
+    def servers(self) -> Servers:
+        return self.revision.servers
 
 
 class Catalog:
-    def __init__(self, network: Network, membership: Membership) -> None:
-        self._network = network
+    """`pins`: by a model's name the beginning of the only revision to use of it. Raises ConfigError for bad ones."""
+
+    def __init__(self, membership: Membership, links: Links, *, pins: Mapping[str, str], used: UsedRevisions) -> None:
+        for name, pin in pins.items():
+            if split_pin(f"{name}@{pin}") != (name, pin):
+                raise ConfigError(
+                    f"{pin!r:.80} is not the beginning of a revision of {name}",
+                    remedy=f"give {MIN_PIN_CHARS} or more of its digits, as `swarm-node models` shows it",
+                )
         self._membership = membership
+        self._links = links
+        self._pins = pins
+        self._used = used
         self._seen: dict[str, tuple[float, Servers]] = {}
         self._all: tuple[float, Mapping[str, Servers]] = (-MODELS_FRESH_S, {})
+        self._warned: dict[tuple[str, str], None] = {}
 
-    async def models(self) -> Mapping[str, Servers]:
-        """By name, those that somebody serves a part of. Raises PeerTimeout."""
+    async def models(self) -> list[ModelStatus]:
+        """Those that somebody serves a part of. Raises PeerTimeout."""
         now_s = asyncio.get_running_loop().time()
         if now_s - self._all[0] >= MODELS_FRESH_S:
             names = await self._membership.models()
-            self._all = (now_s, {name: await self.newest_servers(name) for name in names})
-        return {name: servers for name, servers in self._all[1].items() if servers}
+            self._all = (now_s, {name: await self._membership.servers(name) for name in names})
+        found = []
+        for name, servers in self._all[1].items():
+            # one whose pin fits several is none to count on
+            with suppress(ConfigError):
+                found += [self._status(chosen)] if (chosen := self._choose(name, "", servers)) else []
+        return found
+
+    async def status(self, model: str) -> ModelStatus | None:
+        """Of one model; None if nobody serves it, or not the revision that is pinned. Raises PeerTimeout."""
+        name, pin = split_pin(model)
+        try:
+            chosen = self._choose(name, pin, await self._servers(name))
+        except ValueError:
+            return None
+        return self._status(chosen) if chosen else None
 
     async def newest_servers(self, model: str) -> Servers:
-        """Of the best revision, looked up now. Raises PeerTimeout, ValueError if that cannot be a model's name."""
-        return best_revision(await self._membership.servers(model))
+        """Of the revision to use, looked up now. Raises PeerTimeout, ValueError if that cannot be a model's name."""
+        name, pin = split_pin(model)
+        chosen = self._choose(name, pin, await self._membership.servers(name))
+        return chosen.servers if chosen else {}
 
-    async def seen_servers(self, model: str) -> Servers:
-        """As `newest_servers`, looked up again after MODELS_FRESH_S; a session does so when one fails."""
-        now_s = asyncio.get_running_loop().time()
-        seen_s, servers = self._seen.get(model, (0.0, {}))
-        if not servers or now_s - seen_s >= MODELS_FRESH_S:
-            servers = await self.newest_servers(model)
-            if servers:
-                _keep(self._seen, model, (now_s, servers))
-        return servers
-
-    async def servers(self, model: str) -> Servers:
-        """Of the revision that can answer, one or more. Raises ConfigError if there are none."""
+    async def to_use(self, model: str) -> Chosen:
+        """The revision that is to answer. Raises ConfigError if there is none; warns once of others that could, too."""
+        name, pin = split_pin(model)
         try:
-            servers = await self.seen_servers(model)
+            servers = await self._servers(name)
         except ValueError as error:
             raise ConfigError(str(error), remedy="give the model's name as its servers tell it") from error
-        if not servers:
-            known = ", ".join(await self._membership.models()) or "none"
-            raise ConfigError(f"nobody serves a model {model!r}; known models: {known}", remedy="use one of these")
+        chosen = self._choose(name, pin, servers)
+        if chosen is None:
+            raise await self._unknown(name, servers)
+        if not self._pin(name, pin):
+            self._warn_of_others(chosen)
+        return chosen
+
+    def answered(self, chosen: Chosen) -> None:
+        """From now on its revision goes before others."""
+        self._used.add(chosen.name, chosen.revision.digest)
+
+    async def _servers(self, name: str) -> Servers:
+        """Of any revision, looked up again after MODELS_FRESH_S; a session does so when one fails."""
+        now_s = asyncio.get_running_loop().time()
+        seen_s, servers = self._seen.get(name, (0.0, {}))
+        if not servers or now_s - seen_s >= MODELS_FRESH_S:
+            servers = await self._membership.servers(name)
+            if servers:
+                _keep(self._seen, name, (now_s, servers), MAX_MODELS)
         return servers
 
+    def _choose(self, name: str, pin: str, servers: Servers) -> Chosen | None:
+        """Raises ConfigError for a pin that fits several."""
+        failing = self._links.failing()
+        found = revisions(servers, failing)
+        revision = choose(
+            found,
+            pin=self._pin(name, pin),
+            used=self._used.of(name),
+            failing=failing,
+            lost=self._links.failing(LOST_S),
+        )
+        if revision is None:
+            return None
+        return Chosen(name=name, revision=revision, others=[each for each in found if each is not revision])
 
-def status_of(name: str, servers: Servers, avoid: Collection[str], ages_s: Mapping[str, float]) -> ModelStatus:
-    """Of one server or more; those to `avoid` cannot be reached."""
-    record = next(iter(servers.values()))
-    reached = {peer_id: record for peer_id, record in servers.items() if peer_id not in avoid}
-    return ModelStatus(
-        name=name,
-        revision=record.revision,
-        num_blocks=record.num_blocks,
-        num_servers=sum(record.state == "serving" for record in servers.values()),
-        missing=missing_spans(servers, record.num_blocks),
-        unreachable=missing_spans(reached, record.num_blocks),
-        age_s=max((ages_s.get(peer_id, 0.0) for peer_id in reached), default=0.0),
-    )
+    def _pin(self, name: str, pin: str) -> str:
+        """What holds for the model. Raises ConfigError for a request that pins what is not used here."""
+        always = self._pins.get(name, "")
+        if not (always.startswith(pin) or pin.startswith(always)):
+            raise ConfigError(
+                f"of {name} only revision {always} is used here, and not {pin}",
+                remedy=f"ask for {name}, or for {name}@{always}",
+            )
+        return max(always, pin, key=len)
+
+    async def _unknown(self, name: str, servers: Servers) -> ConfigError:
+        if servers:
+            found = revisions(servers)
+            return ConfigError(
+                f"nobody serves that revision of {name}; served are {in_words(found)}",
+                remedy=f"use one of these, as in {name}@{short(found[0].digest)}",
+            )
+        known = ", ".join(await self._membership.models()) or "none"
+        return ConfigError(f"nobody serves a model {name!r}; known models: {known}", remedy="use one of these")
+
+    def _warn_of_others(self, chosen: Chosen) -> None:
+        others = [each for each in chosen.others if each.num_servers]
+        key = chosen.name, chosen.revision.digest
+        if not others or key in self._warned:
+            return
+        _keep(self._warned, key, None, MAX_WARNED)
+        logger.warning(
+            "%s is served with several weights: revision %s, which is used here, and %s; to be sure of one, ask for %s",
+            chosen.name,
+            in_words([chosen.revision]),
+            in_words(others),
+            f"{chosen.name}@{short(chosen.revision.digest)}",
+        )
+
+    def _status(self, chosen: Chosen) -> ModelStatus:
+        revision, avoid = chosen.revision, self._links.avoid
+        ages_s = self._membership.ages_s("serve", chosen.name)
+        return ModelStatus(
+            name=chosen.name,
+            revision=revision.digest,
+            num_blocks=revision.num_blocks,
+            num_servers=revision.num_servers,
+            missing=revision.missing(),
+            unreachable=revision.missing(avoid),
+            age_s=max((ages_s.get(peer_id, 0.0) for peer_id in revision.servers if peer_id not in avoid), default=0.0),
+            others=tuple(
+                OtherRevision(revision=each.digest, num_servers=each.num_servers, is_whole=not each.missing())
+                for each in chosen.others[:MAX_OTHERS]
+            ),
+        )
 
 
-def _keep(cache: dict[K, T], key: K, value: T) -> None:
+def _keep(cache: dict[K, T], key: K, value: T, most: int) -> None:
     """The oldest goes when there are too many."""
     cache.pop(key, None)
-    if len(cache) >= MAX_MODELS:
+    if len(cache) >= most:
         del cache[next(iter(cache))]
     cache[key] = value

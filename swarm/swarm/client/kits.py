@@ -9,12 +9,13 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from weakref import WeakSet, WeakValueDictionary
 
-from swarm_protocol.errors import IntegrityError, PeerError, PeerUnreachable, SwarmError
+from swarm_protocol.errors import IntegrityError, PeerError, PeerTimeout, PeerUnreachable, SwarmError
 from swarm_protocol.records import ServeRecord
 
 from swarm.child_process import ChildProcess
 from swarm.network.interface import Network
 from swarm.serving.model.kit import ModelKit, fetch_files, open_kit
+from swarm.serving.session.links import Links
 from swarm.serving.tokenizer.process import TokenizerLimits, TokenizerProcess, start_child
 
 MAX_MODELS = 8
@@ -29,8 +30,9 @@ MAX_REMEMBERED = 1024
 
 
 class Kits:
-    def __init__(self, network: Network, limits: TokenizerLimits) -> None:
+    def __init__(self, network: Network, links: Links, limits: TokenizerLimits) -> None:
         self._network = network
+        self._links = links
         self._limits = limits
         self._kits: dict[tuple[str, str], ModelKit] = {}
         self._loading: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
@@ -74,6 +76,8 @@ class Kits:
                 return await self._open(model, revision, await fetch_files(self._network, model, revision, peer_id))
             except PeerError as error:
                 failure = error
+                if isinstance(error, PeerUnreachable | PeerTimeout):
+                    self._links.failed(peer_id, error)
             except IntegrityError as error:
                 failure = error
                 num_bad += 1
@@ -92,7 +96,11 @@ class Kits:
     def _by_trust(self, model: str, revision: str, peer_ids: Sequence[str]) -> list[str]:
         now_s = asyncio.get_running_loop().time()
         self._bad_since = {key: at_s for key, at_s in self._bad_since.items() if now_s - at_s < BAD_FILES_S}
-        return sorted(peer_ids, key=lambda peer_id: self._bad_since.get((model, revision, peer_id), 0.0))
+        failing = self._links.failing()
+        return sorted(
+            peer_ids,
+            key=lambda peer_id: (self._bad_since.get((model, revision, peer_id), 0.0), peer_id in failing),
+        )
 
     def _remember_bad(self, model: str, revision: str, peer_id: str) -> None:
         self._bad_since[model, revision, peer_id] = asyncio.get_running_loop().time()

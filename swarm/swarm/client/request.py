@@ -124,6 +124,7 @@ class Asked(ABC, Generic[A]):
     ) -> A:
         """Continue `prompt` (text or token ids), or answer `messages` by the model's chat template, which sees `tools`.
 
+        `model` is a name, or NAME@REVISION for one of several revisions that are served under it.
         Without `max_tokens` the answer has up to DEFAULT_MAX_TOKENS, or what is left of the model's context.
         `grammar` or `json_schema` say what the text has to be; `template_kwargs` go to the chat template;
         `swarm.serving.sampling.Sampling` explains the others.

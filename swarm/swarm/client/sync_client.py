@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
+from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 from weakref import WeakSet
@@ -18,6 +19,7 @@ from swarm.client.async_client import DEFAULT_NETWORK_ID, AsyncClient
 from swarm.client.catalog import ModelStatus
 from swarm.client.generation import Generation
 from swarm.client.request import Asked, Request
+from swarm.client.used_revisions import UsedRevisions
 from swarm.remote.gradient import Wanted, attach
 from swarm.serving.generate import Token
 from swarm.serving.model.kit import Message
@@ -28,9 +30,15 @@ T = TypeVar("T")
 class Client(Asked[Iterator[Token]]):
     """`AsyncClient` for code without an event loop. A context manager; may be used from several threads."""
 
-    def __init__(self, *, peers: Sequence[str], network_id: str = DEFAULT_NETWORK_ID) -> None:
-        self._peers = peers
-        self._network_id = network_id
+    def __init__(
+        self,
+        *,
+        peers: Sequence[str],
+        network_id: str = DEFAULT_NETWORK_ID,
+        pins: Mapping[str, str] | None = None,
+        used: UsedRevisions | None = None,
+    ) -> None:
+        self._connect = partial(AsyncClient.connect, peers=peers, network_id=network_id, pins=pins, used=used)
         self._client: AsyncClient | None = None
         self._generations: WeakSet[Generation] = WeakSet()
         self._loop: asyncio.AbstractEventLoop
@@ -134,7 +142,7 @@ class Client(Asked[Iterator[Token]]):
         """The thread's whole life."""
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         try:
-            async with AsyncClient.connect(peers=self._peers, network_id=self._network_id) as client:
+            async with self._connect() as client:
                 connected.set_result(client)
                 await self._stop.wait()
                 for generation in list(self._generations):

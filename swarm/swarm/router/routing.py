@@ -23,6 +23,7 @@ from swarm_protocol.records import ServeRecord
 
 from swarm.router.cheapest import Bools, Costs, Floats, cheapest_walk, promising
 from swarm.router.cover import runs
+from swarm.router.revision_names import short
 
 DEFAULT_RTT_MS = 50.0
 """A link not yet measured counts as one across a continent: neither shunned nor preferred to a measured fibre."""
@@ -39,9 +40,6 @@ MIN_BLOCK_MS = 0.01
 MAX_RIVALS = 16
 """Servers that compete for a block, for a decision in milliseconds. Of more, those with the cheapest blocks and the
 shortest way to the client, drawn by salt among equals; up to so many the chain is the cheapest there is."""
-
-
-SHORT_REVISION = 12
 
 
 class NoChain(SessionError):
@@ -128,22 +126,6 @@ def missing_spans(servers: Mapping[str, ServeRecord], num_blocks: int) -> tuple[
         if record.state == "serving":
             is_missing_B[record.start : record.end] = False
     return runs(is_missing_B)
-
-
-def best_revision(servers: Mapping[str, ServeRecord]) -> dict[str, ServeRecord]:
-    """The servers of one revision: the one with the fewest blocks missing, then with the most servers.
-
-    Revisions are different weights and never share a chain. Empty if there are no servers.
-    """
-    groups: dict[tuple[str, int], dict[str, ServeRecord]] = {}
-    for peer_id, record in servers.items():
-        groups.setdefault((record.revision, record.num_blocks), {})[peer_id] = record
-
-    def merit(key: tuple[str, int]) -> tuple[int, int, str]:
-        num_missing = sum(high - low for low, high in missing_spans(groups[key], key[1]))
-        return -num_missing, len(groups[key]), key[0]
-
-    return groups[max(groups, key=merit)] if groups else {}
 
 
 def _usable(servers: Mapping[str, ServeRecord], start: int, end: int, outlook: Outlook) -> Usable:
@@ -261,11 +243,6 @@ def beside_others(error: NoChain, revision: str, others: Mapping[str, ServeRecor
         remedy=error.remedy,
         missing=error.missing,
     )
-
-
-def short(revision: str) -> str:
-    """As much of a revision as people tell apart."""
-    return revision[:SHORT_REVISION]
 
 
 def format_spans(spans: Collection[tuple[int, int]]) -> str:

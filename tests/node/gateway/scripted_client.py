@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 from openai import AsyncOpenAI
+from swarm.client import OtherRevision
 from swarm.client.request import Question, Request
 from swarm.testing.leaks import no_leaks
 from swarm_node.gateway.app import GatewayOptions, create_app
@@ -44,6 +45,8 @@ class ScriptedModel:
     missing: Sequence[tuple[int, int]] = ()
     lost: Sequence[tuple[int, int]] = ()
     age_s: float = 12.34
+    revision: str = "5c819ed1" * 4
+    others: Sequence[OtherRevision] = ()
 
     @property
     def unreachable(self) -> Sequence[tuple[int, int]]:

@@ -6,10 +6,10 @@ import socket
 from pathlib import Path
 
 import pytest
-from swarm_node.config import Config
+from swarm_node.config import Config, resolve
 from swarm_node.gateway import bounds
 from swarm_node.gateway.limits import Rates
-from swarm_node.gateway.role import GatewayRole, options
+from swarm_node.gateway.role import GatewayRole, options, pins
 from swarm_protocol.errors import ConfigError, StartError
 
 
@@ -54,3 +54,16 @@ def test_port_is_bound_with_the_role_before_there_is_a_node() -> None:
     with socket.create_connection((host, port), timeout=5), pytest.raises(StartError, match=f"port {port}"):
         GatewayRole(_config(port=port))
     role._listener.close()
+
+
+def test_pins_are_one_for_each_model() -> None:
+    given = resolve({"pin_model": ["tiny@1a2b3c4d", "org/big@" + "5c819ed1" * 4]}, env={})
+    assert pins(given) == {"tiny": "1a2b3c4d", "org/big": "5c819ed1" * 4}
+    with pytest.raises(ConfigError, match="pinned twice"):
+        pins(resolve({"pin_model": ["tiny@1a2b3c4d", "tiny@1a2b3c4e"]}, env={}))
+
+
+@pytest.mark.parametrize("text", ["tiny", "tiny@main", "tiny@1a2b3c4", "@1a2b3c4d5e", "tiny@1A2B3C4D5E"])
+def test_pin_without_enough_of_a_revision_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="is not NAME@REVISION, with 8 or more of the revision's digits"):
+        resolve({"pin_model": [text]}, env={})

@@ -5,21 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import openai as api
 import pytest
 import torch
+from node.gateway.gateway_swarm import gateway_swarm
 from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletion
-from swarm.client import AsyncClient
-from swarm.network.membership import Membership
-from swarm.network.memory import MemoryInternet
-from swarm.serving.server import SpanServer
 from swarm.serving.server_options import ServerOptions
 from swarm.serving.tokenizer.process import TokenizerLimits
 from swarm.testing.leaks import no_leaks
@@ -27,10 +22,7 @@ from swarm.training.export import export_hf
 from swarm.training.model import initial_theta
 from swarm.training.run_config import DEFAULT_MODEL, RunConfig
 from swarm_node.demo import reference
-from swarm_node.gateway.app import create_app
-from swarm_node.gateway.server import listen, serving
 from swarm_protocol.errors import PeerUnreachable
-from swarm_protocol.records import NodeRecord
 from transformers import AutoModelForCausalLM
 
 PROMPT = "def fibonacci(n):\n"
@@ -46,76 +38,6 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@dataclass
-class Swarm:
-    internet: MemoryInternet
-    openai: AsyncOpenAI
-    client: AsyncClient
-    servers: dict[str, SpanServer] = field(default_factory=dict)
-
-    def num_free_tokens(self) -> list[int]:
-        return [server.record.free_kv_tokens for server in self.servers.values()]
-
-    def num_sessions(self) -> int:
-        return sum(len(server.sessions) for server in self.servers.values())
-
-
-@asynccontextmanager
-async def _swarm(
-    checkpoint: Path,
-    *spans: tuple[int, int],
-    options: ServerOptions | None = None,
-    tokenizers: TokenizerLimits | None = None,
-) -> AsyncIterator[Swarm]:
-    internet = MemoryInternet()
-    async with AsyncExitStack() as stack:
-        network = internet.network()
-        membership = await stack.enter_async_context(Membership(network))
-        client = await stack.enter_async_context(
-            aclosing(AsyncClient(network=network, membership=membership, tokenizers=tokenizers))
-        )
-        url = await stack.enter_async_context(serving(create_app(client), listen("127.0.0.1", 0)))
-        openai = await stack.enter_async_context(
-            AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60)
-        )
-        swarm = Swarm(internet, openai, client)
-        for start, end in spans:
-            peer_id, server = await _serve(internet, stack, checkpoint, start, end, options)
-            swarm.servers[peer_id] = server
-        async with asyncio.timeout(60):
-            while len(await membership.servers("small")) < len(spans) or not await membership.models():
-                await asyncio.sleep(0.05)
-        yield swarm
-
-
-async def _serve(
-    internet: MemoryInternet,
-    stack: AsyncExitStack,
-    checkpoint: Path,
-    start: int,
-    end: int,
-    options: ServerOptions | None,
-) -> tuple[str, SpanServer]:
-    network = internet.network()
-    membership = await stack.enter_async_context(Membership(network))
-    membership.announce(
-        NodeRecord(
-            name="volunteer",
-            version="0",
-            addrs=(),
-            device="cpu",
-            memory_bytes=1,
-            free_memory_bytes=1,
-            reachability="public",
-            started_at=0.0,
-        )
-    )
-    server = SpanServer(network, membership, checkpoint, name="small", start=start, end=end, options=options)
-    await server.start()
-    stack.push_async_callback(server.close)
-    return network.peer_id, server
-
-
 async def _until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(30):
         while not condition():
@@ -124,7 +46,7 @@ async def _until(condition: Callable[[], bool]) -> None:
 
 def test_streamed_tokens_are_the_models_own_also_when_a_server_dies(checkpoint: Path) -> None:
     async def main() -> None:
-        async with _swarm(checkpoint, (0, 2), (0, 2), (2, 4), (2, 4)) as swarm:
+        async with gateway_swarm(checkpoint, (0, 2), (0, 2), (2, 4), (2, 4)) as swarm:
             stream = await swarm.openai.completions.create(
                 model="small", prompt=PROMPT, max_tokens=40, temperature=0, stream=True
             )
@@ -145,7 +67,7 @@ def test_streamed_tokens_are_the_models_own_also_when_a_server_dies(checkpoint: 
 @pytest.mark.parametrize("stream", [True, False])
 def test_client_that_disconnects_frees_every_server(checkpoint: Path, stream: bool) -> None:
     async def main() -> None:
-        async with _swarm(checkpoint, (0, 2), (2, 4)) as swarm:
+        async with gateway_swarm(checkpoint, (0, 2), (2, 4)) as swarm:
             before = swarm.num_free_tokens()
             asking = asyncio.create_task(_ask(swarm.openai, stream=stream))
             await _until(lambda: swarm.num_sessions() == 2)
@@ -168,7 +90,7 @@ async def _ask(openai: AsyncOpenAI, *, stream: bool) -> None:
 
 def test_model_with_a_gap_is_unavailable_and_the_blocks_are_named(checkpoint: Path) -> None:
     async def main() -> None:
-        async with _swarm(checkpoint, (0, 3)) as swarm:
+        async with gateway_swarm(checkpoint, (0, 3)) as swarm:
             with pytest.raises(api.InternalServerError, match="nobody serves blocks 3 to 4 of 4") as error:
                 await swarm.openai.completions.create(model="small", prompt=PROMPT)
             assert error.value.status_code == 503
@@ -192,7 +114,7 @@ BAD_BODIES = [
 
 def test_bad_requests_are_refused_and_the_session_beside_them_goes_on(checkpoint: Path) -> None:
     async def main() -> None:
-        async with _swarm(checkpoint, (0, 4)) as swarm:
+        async with gateway_swarm(checkpoint, (0, 4)) as swarm:
             before = swarm.num_free_tokens()
             honest = await swarm.openai.completions.create(
                 model="small", prompt=PROMPT, max_tokens=100, temperature=0, stream=True
@@ -222,7 +144,7 @@ def test_prompt_over_the_cache_of_every_server_is_refused_and_the_session_beside
     """One that fits in no server ever, and one that does not while another session is there."""
 
     async def main() -> None:
-        async with _swarm(checkpoint, (0, 2), (2, 4), options=ServerOptions(kv_bytes=KV_BYTES)) as swarm:
+        async with gateway_swarm(checkpoint, (0, 2), (2, 4), options=ServerOptions(kv_bytes=KV_BYTES)) as swarm:
             budget = min(server.max_kv_tokens for server in swarm.servers.values())
             assert 200 < budget < 900  # under the context of 1024, or the refusal would be another
             before = swarm.num_free_tokens()
@@ -260,7 +182,7 @@ def test_prompt_over_the_cache_of_every_server_is_refused_and_the_session_beside
 
 def test_seeded_sampling_repeats_and_usage_counts_tokens(checkpoint: Path) -> None:
     async def main() -> None:
-        async with _swarm(checkpoint, (0, 2), (2, 4)) as swarm:
+        async with gateway_swarm(checkpoint, (0, 2), (2, 4)) as swarm:
             answers = [
                 await swarm.openai.completions.create(
                     model="small", prompt=PROMPT, max_tokens=12, temperature=1.2, seed=5
@@ -277,7 +199,7 @@ def test_seeded_sampling_repeats_and_usage_counts_tokens(checkpoint: Path) -> No
 
 def test_probabilities_are_the_models_own_with_exact_bytes(checkpoint: Path) -> None:
     async def main() -> None:
-        async with _swarm(checkpoint, (0, 2), (2, 4)) as swarm:
+        async with gateway_swarm(checkpoint, (0, 2), (2, 4)) as swarm:
             answer = await swarm.openai.completions.create(
                 model="small", prompt=PROMPT, max_tokens=12, temperature=0, logprobs=3
             )
@@ -320,7 +242,7 @@ def _local_logprobs(checkpoint: Path, prompt: str, num_tokens: int) -> list[floa
 
 def test_choices_differ_repeat_with_the_seed_and_token_ids_are_a_prompt_as_well(checkpoint: Path) -> None:
     async def main() -> None:
-        async with _swarm(checkpoint, (0, 2), (2, 4)) as swarm:
+        async with gateway_swarm(checkpoint, (0, 2), (2, 4)) as swarm:
             texts = []
             for prompt in (PROMPT, list(PROMPT.encode())):
                 answer = await swarm.openai.completions.create(
@@ -340,7 +262,7 @@ def test_choices_differ_repeat_with_the_seed_and_token_ids_are_a_prompt_as_well(
 
 def test_tools_for_a_model_whose_template_has_no_place_for_them_are_refused(checkpoint: Path) -> None:
     async def main() -> None:
-        async with _swarm(checkpoint, (0, 4)) as swarm:
+        async with gateway_swarm(checkpoint, (0, 4)) as swarm:
             with pytest.raises(api.BadRequestError, match="takes no tools"):
                 await swarm.openai.chat.completions.create(
                     model="small",
@@ -374,7 +296,7 @@ def test_tools_calls_and_their_results_are_put_before_the_model_by_its_template(
     expected = '[f]system: be brief;assistant: {"a": 1};tool: 2;'
 
     async def main() -> None:
-        async with _swarm(templated, (0, 4)) as swarm:
+        async with gateway_swarm(templated, (0, 4)) as swarm:
             answer = await swarm.openai.chat.completions.create(
                 model="small",
                 messages=messages,  # type: ignore[arg-type]
@@ -410,7 +332,7 @@ def test_answers_that_have_to_fit_do_also_when_the_server_that_draws_dies(checkp
     }
 
     async def main() -> None:
-        async with _swarm(templated, (0, 2), (2, 4), (2, 4)) as swarm:
+        async with gateway_swarm(templated, (0, 2), (2, 4), (2, 4)) as swarm:
             chat = swarm.openai.chat.completions.with_raw_response
 
             async def answer(seed: int, **more: Any) -> ChatCompletion:
@@ -455,7 +377,7 @@ def test_embedding_is_the_mean_of_the_models_last_hidden_states(checkpoint: Path
     expected = [(mean / mean.norm()).tolist() for mean in means]
 
     async def main() -> None:
-        async with _swarm(checkpoint, (0, 2), (2, 4)) as swarm:
+        async with gateway_swarm(checkpoint, (0, 2), (2, 4)) as swarm:
             answer = await swarm.openai.embeddings.create(model="small", input=texts)
             for found, wanted in zip(answer.data, expected, strict=True):
                 assert found.embedding == pytest.approx(wanted, abs=1e-4)
@@ -486,7 +408,7 @@ UNFIT = {"name": "x", "schema": {"type": "array", "uniqueItems": True}}
 
 def test_health_does_not_trust_the_record_of_a_server_that_could_not_be_reached(checkpoint: Path) -> None:
     async def main() -> None:
-        async with _swarm(checkpoint, (0, 2), (2, 4)) as swarm:
+        async with gateway_swarm(checkpoint, (0, 2), (2, 4)) as swarm:
             url = str(swarm.openai.base_url).replace("/v1/", "/health")
             assert (await swarm.openai._client.get(url)).status_code == 200
             last = next(peer_id for peer_id, server in swarm.servers.items() if server.end_block == 4)
@@ -509,7 +431,7 @@ def test_chat_template_without_an_end_is_refused_and_other_requests_go_on(checkp
     (looping / "chat_template.jinja").write_text(LOOP)
 
     async def scenario() -> None:
-        async with _swarm(looping, (0, 4), tokenizers=TokenizerLimits(call_s=1.0)) as swarm:
+        async with gateway_swarm(looping, (0, 4), tokenizers=TokenizerLimits(call_s=1.0)) as swarm:
             ask = swarm.openai.completions.create
             before = await ask(model="small", prompt=PROMPT, max_tokens=8, temperature=0)
             message = {"role": "user", "content": "hi"}

@@ -16,7 +16,6 @@ from swarm.router.routing import (
     NoChain,
     Outlook,
     beside_others,
-    best_revision,
     find_chain,
     format_spans,
     missing_spans,
@@ -323,13 +322,6 @@ def test_chain_a_thousand_servers_is_found_in_milliseconds() -> None:
         find_chain(servers, 0, 126, outlook())
         times.append(time.perf_counter() - since)
     assert min(times) < 0.05  # ten times what the bench shows, for a machine that is busy with other tests
-
-
-def test_revision_servers_of_another_one_are_left_out() -> None:
-    old = {f"old{i}": record(0, 4, revision="old") for i in range(5)}
-    new = {"new": record(0, 8, revision="new")}
-    assert best_revision({**old, **new}) == new
-    assert best_revision({}) == {}
 
 
 def test_missing_spans_counts_only_who_serves_now() -> None:

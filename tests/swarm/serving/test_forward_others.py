@@ -126,7 +126,7 @@ def test_tokens_of_others_keep_coming_while_a_large_backward_runs(boxes: Any, ll
         async with boxes(llama_dir, [(0, 3), (3, 6)]) as swarm:
             for server in swarm.servers.values():
                 server.calls._paces[server.calls._current().span] = Pace(PIECE_MS / 8)
-            blocks = await swarm.client._blocks("tiny", Wanted())
+            blocks = await swarm.client._blocks(await swarm.client._catalog.to_use("tiny"), Wanted())
             x = torch.randn(8, 8, 32, generator=torch.Generator().manual_seed(0))
             _, parts = await blocks.forward(x, 0, 6)
             tokens, between = [], []

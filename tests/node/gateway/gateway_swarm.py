@@ -1,0 +1,84 @@
+"""The gateway over the real client and real servers of the model `small`, on a simulated internet."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from openai import AsyncOpenAI
+from plain_records import node_record
+from swarm.client import AsyncClient, UsedRevisions
+from swarm.network.membership import Membership
+from swarm.network.memory import MemoryInternet, MemoryNetwork
+from swarm.serving.server import SpanServer
+from swarm.serving.server_options import ServerOptions
+from swarm.serving.tokenizer.process import TokenizerLimits
+from swarm_node.gateway.app import create_app
+from swarm_node.gateway.server import listen, serving
+
+
+@dataclass
+class Swarm:
+    internet: MemoryInternet
+    stack: AsyncExitStack
+    network: MemoryNetwork
+    membership: Membership
+    openai: AsyncOpenAI
+    client: AsyncClient
+    servers: dict[str, SpanServer] = field(default_factory=dict)
+
+    def num_free_tokens(self) -> list[int]:
+        return [server.record.free_kv_tokens for server in self.servers.values()]
+
+    def num_sessions(self) -> int:
+        return sum(len(server.sessions) for server in self.servers.values())
+
+    async def add(self, checkpoint: Path, start: int, end: int, options: ServerOptions | None = None) -> SpanServer:
+        network = self.internet.network()
+        membership = await self.stack.enter_async_context(Membership(network))
+        membership.announce(node_record())
+        server = SpanServer(network, membership, checkpoint, name="small", start=start, end=end, options=options)
+        await server.start()
+        self.stack.push_async_callback(server.close)
+        self.servers[network.peer_id] = server
+        return server
+
+    async def known(self) -> None:
+        """Wait until the gateway can see all servers."""
+        async with asyncio.timeout(60):
+            while not (
+                len(await self.membership.servers("small")) == len(self.servers) and await self.membership.models()
+            ):
+                await asyncio.sleep(0.05)
+
+
+async def gateway(stack: AsyncExitStack, client: AsyncClient) -> AsyncOpenAI:
+    """A gateway over the client, and somebody who asks it."""
+    url = await stack.enter_async_context(serving(create_app(client), listen("127.0.0.1", 0)))
+    return await stack.enter_async_context(AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60))
+
+
+@asynccontextmanager
+async def gateway_swarm(
+    checkpoint: Path,
+    *spans: tuple[int, int],
+    options: ServerOptions | None = None,
+    tokenizers: TokenizerLimits | None = None,
+    used: UsedRevisions | None = None,
+) -> AsyncIterator[Swarm]:
+    internet = MemoryInternet()
+    async with AsyncExitStack() as stack:
+        network = internet.network()
+        membership = await stack.enter_async_context(Membership(network))
+        client = await stack.enter_async_context(
+            aclosing(AsyncClient(network=network, membership=membership, tokenizers=tokenizers, used=used))
+        )
+        openai = await gateway(stack, client)
+        swarm = Swarm(internet, stack, network, membership, openai, client)
+        for start, end in spans:
+            await swarm.add(checkpoint, start, end, options)
+        await swarm.known()
+        yield swarm

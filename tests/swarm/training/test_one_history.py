@@ -1,0 +1,236 @@
+"""The round machine under random schedules: messages, clocks and processes fail, and at most one outcome is decided.
+
+Members are machines without tasks: the schedule is a list of messages under way, of which any may come next, be lost or
+come twice. A member may be killed between any two events, and starts again from its promise alone. Every vote that is
+cast counts, whether or not any member ever counts it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+
+import pytest
+from round_scripts import PEERS, contribution, terms
+from swarm.training import round as machine
+from swarm.training.coordinator import Terms
+from swarm.training.promise import Promise
+from swarm.training.round_events import (
+    Action,
+    Announce,
+    Ask,
+    CastVote,
+    Event,
+    Grouped,
+    Left,
+    LeftOut,
+    Lost,
+    Moved,
+    Offered,
+    Proven,
+    Query,
+    Recover,
+    Reduce,
+    Reduced,
+    ReduceFailed,
+    Reply,
+    Reported,
+    Sighted,
+    Sign,
+    Signed,
+    Tick,
+    Voted,
+)
+from swarm.training.round_state import RoundState, own_ready
+from swarm.training.vote import quorum
+from swarm_protocol.identity import Identity
+from swarm_protocol.training_messages import Group, Outcome, ReadyReply, Vote
+
+STRANGERS = tuple(Identity(bytes([40 + number]) * 32).peer_id for number in range(2))
+NUM_EVENTS = 400
+NUM_SCHEDULES = 100
+CERTIFICATE = b"certificate"
+
+
+@dataclass
+class Member:
+    """One process after the other with the same key. `promise` is its disk."""
+
+    terms: Terms
+    clock_s: float
+    state: RoundState = field(init=False)
+    promise: Promise | None = None
+
+    def __post_init__(self) -> None:
+        self.start()
+
+    def start(self) -> None:
+        self.state = machine.begin(self.terms, accused={}, promise=self.promise)
+
+
+class World:
+    """`decided` are the outcomes that enough votes were cast for. `remembers`: promises outlive their process."""
+
+    def __init__(self, seed: int, num_members: int, *, remembers: bool, majority_after_s: float) -> None:
+        self.random = random.Random(seed)
+        self.remembers = remembers
+        self.roster = PEERS[:num_members]
+        self.decided: set[Outcome] = set()
+        self._under_way: list[tuple[str, Event]] = []
+        self._groups: dict[bytes, Signed] = {}
+        self._votes: dict[tuple[bytes, Outcome], set[str]] = {}
+        self.members = {
+            peer: Member(self._terms_of(peer, majority_after_s), clock_s=self.random.uniform(0, 1000))
+            for peer in (*self.roster, *STRANGERS)
+        }
+
+    def _terms_of(self, peer: str, majority_after_s: float) -> Terms:
+        return terms(peer, roster=self.roster, leased=self.roster, majority_after_s=majority_after_s)
+
+    def run(self) -> None:
+        for peer in self.members:
+            self._offer(peer)
+        for _ in range(NUM_EVENTS):
+            chance = self.random.random()
+            if chance < 0.015:
+                self._kill(self.random.choice(list(self.members)))
+            elif chance < 0.25 or not self._under_way:
+                self._let_time_pass(self.random.choice(list(self.members)))
+            else:
+                self._deliver()
+
+    def _offer(self, peer: str) -> None:
+        brings = contribution(peer) if peer in self.roster else replace(contribution(peer), num_tokens=0, num_samples=0)
+        self._happen(peer, Offered(contribution=brings))
+
+    def _kill(self, peer: str) -> None:
+        member = self.members[peer]
+        if not self.remembers:
+            member.promise = None
+        member.start()
+        self._under_way = [(to, event) for to, event in self._under_way if to != peer]
+        self._offer(peer)
+
+    def _let_time_pass(self, peer: str) -> None:
+        """Each clock goes at its own pace. A member that asks may also get no answer."""
+        member = self.members[peer]
+        if member.state.asked and self.random.random() < 0.3:
+            self._happen(peer, Lost(peer=member.state.asked, reason="no answer"))
+            return
+        due_s = machine.wake_at(member.state)
+        member.clock_s = max(member.clock_s, due_s or 0.0) + self.random.uniform(0, 1)
+        self._happen(peer, Tick())
+
+    def _deliver(self) -> None:
+        index, fate = self.random.randrange(len(self._under_way)), self.random.random()
+        to, event = self._under_way[index]
+        if fate > 0.1:  # else it comes again
+            self._under_way.pop(index)
+        if fate < 0.8:  # else it is lost
+            self._happen(to, event)
+
+    # --- what a member does ------------------------------------------------------------------------------------------
+
+    def _happen(self, peer: str, event: Event) -> None:
+        member = self.members[peer]
+        if isinstance(event, Reported) and member.state.phase == "done":
+            self._send(event.peer, Proven(certificate=CERTIFICATE))
+            return
+        member.state, actions = machine.step(member.state, event, member.clock_s)
+        for action in actions:
+            if isinstance(action, Ask | Sign | CastVote):
+                member.promise = Promise(report=own_ready(member.state), first_attempt=member.terms.first_attempt)
+            self._act(peer, action)
+
+    def _send(self, to: str, event: Event) -> None:
+        self._under_way.append((to, event))
+
+    def _act(self, me: str, action: Action) -> None:  # noqa: C901 - one case an action
+        match action:
+            case Ask(peer=peer, ready=ready):
+                self._send(peer, Reported(peer=me, ready=ready))
+            case Reply(peer=peer, reply=reply):
+                self._answer(me, peer, reply)
+            case Query(peers=peers):
+                for peer in peers:
+                    self._query(me, peer)
+            case Sign(group=group):
+                self._sign(me, group)
+            case Reduce(signed=signed):
+                self._reduce(me, signed)
+            case Recover(signed=signed, outcome=outcome):
+                self._send(me, Reduced(attempt=signed.group.attempt, outcome=outcome))
+            case CastVote(vote=vote, peers=peers):
+                self._cast(me, vote, peers)
+            case Announce(abort=abort, peers=peers):
+                for peer in peers:
+                    self._send(peer, Left(peer=me, abort=abort))
+
+    def _answer(self, me: str, peer: str, reply: ReadyReply) -> None:
+        match reply.kind:
+            case "group":
+                self._send(peer, Grouped(signed=self._groups[reply.group]))
+            case "attempt":
+                self._send(peer, Moved(attempt=self.members[peer].state.attempt, to=reply.attempt))
+            case "left_out":
+                self._send(peer, LeftOut(attempt=self.members[me].state.attempt, reason=reply.reason))
+
+    def _sign(self, me: str, group: Group) -> None:
+        data = f"{me} {len(self._groups)}".encode()
+        origin = self._groups.get(group.origin)
+        signed = Signed(group=group, signer=me, data=data, digest=hashlib.sha256(data).digest(), origin=origin)
+        self._groups[data] = signed
+        for peer in group.peer_ids:
+            self._send(peer, Grouped(signed=signed))
+
+    def _query(self, me: str, peer: str) -> None:
+        there = self.members[peer].state
+        is_done = there.phase == "done"
+        self._send(me, Proven(certificate=CERTIFICATE) if is_done else Sighted(peer=peer, attempt=there.attempt))
+
+    def _reduce(self, me: str, signed: Signed) -> None:
+        attempt = signed.group.attempt
+        if self.random.random() < 0.15:
+            missing = tuple(peer for peer in signed.group.peer_ids if peer != me)[:1]
+            self._send(me, ReduceFailed(attempt=attempt, reason="the line broke", unreachable=missing))
+            return
+        parts = tuple(bytes([index]) * 32 for index in range(len(signed.group.part_values)))
+        outcome = Outcome(origin_digest=signed.digest, part_digests=parts, state_digest=signed.digest)
+        self._send(me, Reduced(attempt=attempt, outcome=outcome))
+
+    def _cast(self, me: str, vote: Vote, peers: Collection[str]) -> None:
+        voters = self._votes.setdefault((vote.group_digest, vote.outcome), set())
+        voters.add(me)
+        (signed,) = [each for each in self._groups.values() if each.digest == vote.group_digest]
+        succession = self.members[me].terms.succession
+        if len(voters) >= quorum(len(signed.group.members)) and succession.is_enough(self.roster, voters):
+            self.decided.add(vote.outcome)
+        for peer in (me, *peers):
+            self._send(peer, Voted(peer=me, vote=vote, data=me.encode()))
+
+
+def worlds(num_members: int, *, remembers: bool = True, majority_after_s: float) -> list[World]:
+    """One world for each schedule, after its last event."""
+    ended = []
+    for seed in range(NUM_SCHEDULES):
+        world = World(seed, num_members, remembers=remembers, majority_after_s=majority_after_s)
+        world.run()
+        ended.append(world)
+    return ended
+
+
+@pytest.mark.parametrize("majority_after_s", [0.0, 5.0], ids=["two thirds", "majority"])
+@pytest.mark.parametrize("num_members", [2, 3, 4])
+def test_any_schedule_decides_one_outcome_at_most(num_members: int, majority_after_s: float) -> None:
+    ended = worlds(num_members, majority_after_s=majority_after_s)
+    assert all(len(world.decided) <= 1 for world in ended)
+    # and the schedules come so far that this says something
+    assert sum(len(world.decided) for world in ended) > NUM_SCHEDULES / 5
+
+
+def test_promises_that_a_restart_forgets_let_two_outcomes_be_decided() -> None:
+    """So the schedules find what they look for."""
+    ended = worlds(3, remembers=False, majority_after_s=5.0)
+    assert any(len(world.decided) > 1 for world in ended)

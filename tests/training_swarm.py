@@ -73,6 +73,11 @@ def config(**changes: object) -> RunConfig:
     return RunConfig(**{**settings, **changes})  # type: ignore[arg-type]
 
 
+def identity_of(name: str) -> Identity:
+    """That of the member of this name."""
+    return Identity(hashlib.sha256(name.encode()).digest())
+
+
 def signed(run: RunConfig) -> SignedRun:
     """Without `sign_run`, which builds the model in order to check it."""
     return SignedRun(config=run, peer_id=AUTHOR.peer_id, issued_at=1_750_000_000, signature=bytes(64))
@@ -210,7 +215,7 @@ class Swarm:
         bytes_per_s: float | None = None,
         promises: PromiseStore | None = None,
     ) -> Member:
-        identity = Identity(hashlib.sha256(name.encode()).digest())
+        identity = identity_of(name)
         access = {} if bytes_per_s is None else {"up_bytes_per_s": bytes_per_s, "down_bytes_per_s": bytes_per_s}
         network = self.internet.network(identity, **access)
         membership = await self._stack.enter_async_context(Membership(network))

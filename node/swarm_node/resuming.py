@@ -28,8 +28,8 @@ MAX_MEMBERS_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resuming:
-    """What was asked for. `members` is a file with a peer id on each line; None: those of the last step that answer.
-    Unless `is_certain`, nothing is signed."""
+    """What was asked for. `members` is a file with a peer id on each line, and only their word counts on where the run
+    is; None: those of the last step that answer. Unless `is_certain`, nothing is signed."""
 
     path: Path
     author: Identity
@@ -72,20 +72,20 @@ async def _resume(run: SignedRun, asked: Resuming, named: tuple[str, ...], confi
         network = await Libp2pNetwork.create(options)
         try:
             async with Membership(network) as membership:
-                situation = await _situation(network, membership, run)
+                situation = await _situation(network, membership, run, named)
             await _order(network, run, asked, named, situation, emitter)
         finally:
             await network.close()
     return 0
 
 
-async def _situation(network: Network, membership: Membership, run: SignedRun) -> Situation:
+async def _situation(network: Network, membership: Membership, run: SignedRun, named: tuple[str, ...]) -> Situation:
     """Raises PeerTimeout if no member with a state is found within FIND_S."""
     loop = asyncio.get_running_loop()
     until_s = loop.time() + FIND_S
     while True:
         try:
-            return await survey(network, run, await membership.trainers(run.run_id))
+            return await survey(network, run, named or await membership.trainers(run.run_id))
         except PeerTimeout:
             if loop.time() > until_s:
                 raise

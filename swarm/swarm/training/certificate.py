@@ -75,6 +75,10 @@ class Notary:
             author=run.peer_id,
         )
 
+    def admits(self, *peers: str) -> bool:
+        """Whether the run allows all of `peers` to be members."""
+        return not self.admission or set(peers) <= set(self.admission)
+
     def sign_group(self, group: Group, now: float) -> Signed:
         data = self._seal(GROUP_PURPOSE, group, now)
         return Signed(group=group, signer=self.identity.peer_id, data=data, digest=hashlib.sha256(data).digest())
@@ -94,7 +98,7 @@ class Notary:
             raise PeerViolation("a resume order is not signed by the run's author", peer_id=envelope.peer_id)
         if (order.run, envelope.subject) != (self.run, _subject(order)) or order.outer_step >= self.last_step:
             raise PeerViolation("a resume order is of another run, or of its end", peer_id=envelope.peer_id)
-        if self.admission and not set(order.roster) <= set(self.admission):
+        if not self.admits(*order.roster):
             raise PeerViolation("a resume order names a peer that the run does not admit", peer_id=envelope.peer_id)
         return order
 
@@ -152,7 +156,7 @@ class Notary:
             raise PeerViolation("a certificate is of a group or step that the run does not allow")
         if origin.order != group.order:
             raise PeerViolation("a certificate resumes an outcome from before the last resume order")
-        if self.admission and not {*group.peer_ids, *origin.peer_ids} <= set(self.admission):
+        if not self.admits(*group.peer_ids, *origin.peer_ids):
             raise PeerViolation("a certificate is of a group with a member that the run does not admit")
         voters = tuple(sorted(voter for voter, vote in votes.items() if vote.outcome == outcome))
         return Proof(

@@ -25,8 +25,8 @@ from swarm.training.signed_run import SignedRun
 
 CALL_TIMEOUT_S = 5.0
 HISTORY_TIMEOUT_S = 60.0
-MAX_ASKED = 4
-"""Of the members that say they are furthest: one of them answers, and asking costs them little."""
+MAX_ASKED = 8
+"""At each look after the first: members of the last state first, whom strangers that claim more do not crowd out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,19 +61,19 @@ class Observer:
     async def members(self) -> Mapping[str, TrainerRecord]:
         """Who trains the run now, by peer id, as they say themselves. Raises PeerTimeout."""
         records = await self._membership.trainers(self._run_id)
-        return {peer: each for peer, each in records.items() if each.state != "leaving"}
+        return {peer: each for peer, each in records.items() if each.state != "leaving" and self._notary.admits(peer)}
 
     async def look(self, members: Mapping[str, TrainerRecord]) -> list[CommittedStep]:
         """The steps since the last look that `members` can prove, in order: all that they still have proofs of.
 
         Of the steps before the first look only the last one. Raises SwarmError if nobody answers as members do.
         """
-        claims = {peer: each.outer_step for peer, each in members.items() if each.digest}
+        claims = {peer: each.outer_step for peer, each in members.items() if each.digest and self._notary.admits(peer)}
         if self._last is None or (self._last.outer_step == 0 and self._last.order is None):
             return await self._first_look(whom_to_ask(claims, (), self._network.peer_id))
         failure: SwarmError | None = None
         has_answer = False
-        for peer in sorted(claims, key=lambda peer: (-claims[peer], peer))[:MAX_ASKED]:
+        for peer in whom_to_ask(claims, self._last.roster, self._network.peer_id)[:MAX_ASKED]:
             try:
                 links = await self._links(peer)
             except SwarmError as error:

@@ -16,12 +16,11 @@ from swarm_protocol.training_messages import Certificate, ResumeOrder, Standing,
 
 from swarm.network.interface import Network
 from swarm.training.certificate import Notary, Proof
-from swarm.training.claims import most_supported
+from swarm.training.claims import most_supported, whom_to_ask
 from swarm.training.methods import Methods
 from swarm.training.signed_run import SignedRun
 
 CALL_TIMEOUT_S = 5.0
-MAX_ASKED = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +35,10 @@ class Situation:
 
 
 async def survey(network: Network, run: SignedRun, peers: Collection[str]) -> Situation:
-    """Ask `peers`, trainers of `run`, where they are. Raises PeerTimeout if none shows a state, ConfigError if the run
-    is finished."""
+    """Ask `peers`, trainers of `run`, where they are, and then all members of the state that most of these show.
+
+    Raises PeerTimeout if none shows a state, ConfigError if the run is finished.
+    """
     notary, shown = Notary.of_run(run, Identity.generate(), network.network_id), dict[str, Proof]()
 
     async def ask(peer: str) -> None:
@@ -49,10 +50,16 @@ async def survey(network: Network, run: SignedRun, peers: Collection[str]) -> Si
         except SwarmError:
             return  # it counts as absent
 
-    async with asyncio.TaskGroup() as tasks:
-        for peer in sorted(peers)[:MAX_ASKED]:
-            tasks.create_task(ask(peer))
-    proof = most_supported(shown)
+    async def ask_all(chosen: Collection[str]) -> Proof | None:
+        async with asyncio.TaskGroup() as tasks:
+            for peer in chosen:
+                tasks.create_task(ask(peer))
+        return most_supported(shown)
+
+    admitted = dict.fromkeys(filter(notary.admits, peers), 0)
+    proof = await ask_all(whom_to_ask(admitted, (), notary.identity.peer_id))
+    if proof is not None:
+        proof = await ask_all(set(proof.roster) - shown.keys())
     if proof is None:
         raise PeerTimeout(
             f"no member of {run.run_id} shows a certified state", remedy="start a member that has one, and try again"

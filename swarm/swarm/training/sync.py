@@ -52,9 +52,10 @@ async def trainers(membership: Membership, run: str) -> dict[str, TrainerRecord]
         return {}
 
 
-def claims_of(records: Mapping[str, TrainerRecord], me: str) -> dict[str, int]:
-    """The outer steps that others say they have."""
-    return {peer: each.outer_step for peer, each in records.items() if each.digest and peer != me}
+def claims_of(seat: Seat, records: Mapping[str, TrainerRecord]) -> dict[str, int]:
+    """The outer steps that others say they have, of all that the run admits."""
+    others = {peer: each for peer, each in records.items() if peer != seat.network.peer_id and seat.notary.admits(peer)}
+    return {peer: each.outer_step for peer, each in others.items() if each.digest}
 
 
 async def furthest(seat: Seat, claims: Mapping[str, int]) -> Proof | None:
@@ -99,7 +100,7 @@ async def reach(seat: Seat, membership: Membership, proof: Proof, records: Mappi
             logger.warning("cannot get the state of outer step %d yet: %s", proof.outer_step, error)
         await asyncio.sleep(RETRY_S)
         records = await trainers(membership, seat.run)
-        later = await furthest(seat, claims_of(records, seat.network.peer_id))
+        later = await furthest(seat, claims_of(seat, records))
         proof = max(proof, later or proof, key=lambda each: each.rank)
     return await _obtain(seat, proof, records)
 

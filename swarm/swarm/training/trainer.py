@@ -253,7 +253,7 @@ class Trainer:
     async def _join(self, seat: Seat) -> None:
         """Get to where the run is. The run's checkpoint is brought only where that is the run's start."""
         records = await trainers(self._membership, self._run.run_id)
-        proof = await furthest(seat, claims_of(records, self._network.peer_id))
+        proof = await furthest(seat, claims_of(seat, records))
         if proof is not None and proof.rank > seat.replica.rank:
             await self._reach(seat, proof, records)
         if self._bring is not None and seat.replica.proof is None:
@@ -364,7 +364,7 @@ class Trainer:
         while True:
             records = await trainers(self._membership, self._run.run_id)
             present = {peer: each for peer, each in records.items() if each.state != "leaving"}
-            claims = dict.fromkeys(driver.known, 0) | claims_of(present, seat.network.peer_id)
+            claims = dict.fromkeys(driver.known, 0) | claims_of(seat, present)
             for peer in whom_to_ask(claims, driver.terms.roster, seat.network.peer_id):
                 driver.look_at(peer)
             if seat.replica.is_new:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import AsyncExitStack
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from swarm.network.membership import Membership
@@ -13,6 +15,7 @@ from swarm.training.certificate import Notary, Proof
 from swarm.training.claims import MAX_ASKED, are_of_one_history, most_supported, whom_to_ask
 from swarm.training.events import OuterStep, RoundAborted, StateFetched
 from swarm.training.methods import Methods
+from swarm.training.sync import claims_of
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import TrainerRecord
 from swarm_protocol.training_messages import Certificate, Contribution, Group, Outcome, Standing, Vote
@@ -46,6 +49,20 @@ def test_whom_a_newcomer_asks_does_not_depend_on_what_peers_claim() -> None:
     assert asked == whom_to_ask(dict.fromkeys(claims, 0), (), "me")
     assert asked != whom_to_ask(claims, (), "you")
     assert 4 <= sum(peer in MEMBERS for peer in asked) <= 12
+
+
+def test_claims_in_a_closed_run_are_those_of_the_peers_that_it_admits() -> None:
+    """Else strangers, whose keys cost nothing, would be all that a newcomer asks."""
+    strangers = [Identity(bytes([number + 100]) * 32).peer_id for number in range(100)]
+    admitted = tuple(each.identity.peer_id for each in NOTARIES[:3])
+    notary = replace(NOTARIES[0], admission=admitted)
+    records = {
+        peer: TrainerRecord(run="run", outer_step=3, digest=bytes(32), state="training")
+        for peer in (*strangers, *admitted)
+    }
+    seat = SimpleNamespace(network=SimpleNamespace(peer_id=admitted[0]), notary=notary)
+    claims = claims_of(seat, records)  # type: ignore[arg-type]
+    assert sorted(whom_to_ask(claims, (), admitted[0])) == sorted(admitted[1:])
 
 
 HONEST, FORGERS = range(5), range(5, 7)

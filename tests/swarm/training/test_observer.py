@@ -146,3 +146,34 @@ def test_observer_goes_on_with_an_honest_member_beside_a_liar(certificate: bytes
             return [step.outer_step for step in steps]
 
     assert virtual_time.run(main()) == [3]
+
+
+def test_observer_sees_later_steps_beside_many_that_claim_to_be_further_and_do_not_answer() -> None:
+    async def main() -> list[int]:
+        async with Swarm(config(outer_steps=8, min_group=2)) as swarm:
+            await swarm.join("a")
+            await swarm.join("b")
+            liars = [Identity(bytes([number + 100]) * 32).peer_id for number in range(30)]
+            claim = TrainerRecord(run=swarm.run.run_id, outer_step=10**6, digest=bytes(32), state="training")
+            async with observing(swarm) as observer:
+                while not observer.outer_step:
+                    await observer.look(await observer.members())
+                    await asyncio.sleep(0.1)
+                await swarm.finish()
+                steps = await observer.look(dict.fromkeys(liars, claim) | dict(await found(observer)))
+            return [step.outer_step for step in steps]
+
+    assert virtual_time.run(main())[-1:] == [8]
+
+
+def test_observer_of_a_closed_run_sees_no_strangers() -> None:
+    async def main() -> None:
+        async with Swarm(config()) as swarm:
+            member = await swarm.join("a")
+            async with observing(swarm) as observer:
+                assert set(await found(observer)) == {member.peer_id}
+                observer._notary = replace(observer._notary, admission=(WATCHER.peer_id,))
+                assert await observer.members() == {}
+            await swarm.finish()
+
+    virtual_time.run(main())

@@ -20,7 +20,7 @@ from swarm_protocol.errors import ConfigError, IntegrityError, PeerTimeout, Peer
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import TrainerRecord
 from swarm_protocol.training_messages import Certificate, Contribution, Group, Outcome, ResumeOrder, Vote
-from training_swarm import AUTHOR, Member, Swarm, assert_equal_steps, config
+from training_swarm import AUTHOR, Member, Swarm, assert_equal_steps, config, identity_of
 
 NUM_STEPS = 10
 ONLOOKER = Identity(b"onlooker".ljust(32))
@@ -168,6 +168,26 @@ def test_order_is_signed_by_the_author_alone_for_members_that_the_run_admits() -
             await swarm.finish()
             with pytest.raises(ConfigError, match="finished"):
                 await survey(network, swarm.run, peers)
+            await network.close()
+
+    virtual_time.run(main(), compute_s=_cost)
+
+
+def test_survey_asks_every_member_of_the_state_that_one_of_them_shows() -> None:
+    """A member that is not asked would be left out of the order. In a closed run strangers crowd out none."""
+    names = tuple(f"m{index}" for index in range(4))
+    admitted = tuple(sorted(identity_of(name).peer_id for name in names))
+    strangers = [Identity(bytes([number + 100]) * 32).peer_id for number in range(100)]
+
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=NUM_STEPS, admission=admitted)) as swarm:
+            members = await founded(swarm, len(names))
+            swarm.kill(members[0].name)
+            await asyncio.sleep(1.0)
+            network = swarm.internet.network(ONLOOKER)
+            situation = await survey(network, swarm.run, [*strangers, members[1].peer_id])
+            assert set(situation.holders) == {member.peer_id for member in members[1:]}
+            assert situation.absent == (members[0].peer_id,)
             await network.close()
 
     virtual_time.run(main(), compute_s=_cost)

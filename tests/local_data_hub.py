@@ -65,6 +65,8 @@ class _Answer(http.server.BaseHTTPRequestHandler):
         if rest in {"", "/revision/main", f"/revision/{COMMIT}"}:
             siblings = [{"rfilename": entry["path"]} for entry in entries]
             self._send_json({"id": repo_id, "sha": COMMIT, "siblings": siblings, "tags": [], "private": False})
+        elif rest.startswith("/revision/"):
+            self._refuse("RevisionNotFound")
         elif rest.startswith(f"/paths-info/{COMMIT}"):
             wanted = json.loads(body)["paths"]
             self._send_json([entry for entry in entries if entry["path"] in wanted])

@@ -98,7 +98,7 @@ COMMANDS = (
         arguments={"path": "The run file (default: run.toml)."},
         paths={"identity": "Sign with this key instead of the home's."},
         switches={
-            "pin": "Pin a data set of the hub, too: download and tokenize it here and now.",
+            "pin": "Pin a data set of the hub by its tokens, not only its commit: download and tokenize it now.",
             "unpinned": "Leave the data open: who has other data, such as another Python's, may train too.",
         },
     ),

@@ -250,6 +250,7 @@ EVENTS: Mapping[str, EventSpec] = {
             "interval_steps": "int: inner steps between two of them",
             "data": "text: what is trained on",
             "data_digest": "text: what pins the data; empty: any data will do",
+            "data_revision": "text: the commit of a data set on the hub; empty: the newest one, or there is none",
             "start": "text: the checkpoint that it starts from; empty: weights drawn from its seed",
             "start_digest": "text: what pins the checkpoint; empty: nothing does",
             "member_tokens": "int: tokens that a member trains on for an outer step",

@@ -7,8 +7,10 @@ from dataclasses import replace
 
 from swarm.trainer.checkpoint import CheckpointSource, check_source, pin_of
 from swarm.training.data import LocalData, load_corpus
+from swarm.training.data.hub import commit_of_data_set, commit_of_tokenizer
 from swarm.training.module_run import is_module_run
-from swarm.training.run_config import RunConfig
+from swarm.training.run_config import DataConfig, RunConfig
+from swarm.training.setting_checks import is_hub_id
 from swarm.training.start_config import LOCAL
 from swarm_protocol.errors import ConfigError
 
@@ -22,19 +24,20 @@ Pins = Mapping[tuple[str, str], str]
 
 
 def data_pins(run: RunConfig, config: Config, emitter: Emitter, *, pin: bool, unpinned: bool) -> Pins:
-    """Those of the data that is here, or those that the run has; empty ones if it is to be `unpinned`. `pin`: of a data
-    set of the hub, too.
+    """Those of the data that is here, or those that the run has; empty ones if it is to be `unpinned`. What is on the
+    hub is pinned by its commits; with `pin`, its tokens too.
 
     Raises ConfigError if there are none.
     """
     if pin and unpinned:
         raise ConfigError("--pin and --unpinned contradict each other", remedy="give one of them")
     if unpinned or is_module_run(run):
-        return {("data", "digest"): ""}
+        return {("data", key): "" for key in ("digest", "revision", "tokenizer_revision")}
+    commits = hub_pins(run.data)
     lacking = {
         "--data PATH": run.data.source == "files" and config.data is None,
         "--tokenizer PATH": run.data.tokenizer == "local" and config.tokenizer is None,
-        "--pin": run.data.source == "hub" and not pin,
+        "--pin": run.data.source == "hub" and run.data.tokenizer == "local" and not pin,
     }
     if missing := [option for option, lacks in lacking.items() if lacks]:
         remedy = f"sign with {' and '.join(missing)} to pin it"
@@ -43,9 +46,10 @@ def data_pins(run: RunConfig, config: Config, emitter: Emitter, *, pin: bool, un
                 f"the data ({described_data(run)}) is not pinned: each member would train on what it has",
                 remedy=f"{remedy}, or with --unpinned if that is what you want",
             )
-        message = f"the data ({described_data(run)}) was not looked at: it stays pinned to {run.data.digest[:12]}"
-        emitter.emit("warning", message=message, remedy=remedy)
-        return {}
+        _tell_kept(run, emitter, remedy)
+        return commits
+    if run.data.source == "hub" and not pin:
+        return {**commits, ("data", "digest"): _kept_digest(run, commits, emitter)}
     local = LocalData(
         path=config.data,
         tokenizer=config.tokenizer,
@@ -55,8 +59,42 @@ def data_pins(run: RunConfig, config: Config, emitter: Emitter, *, pin: bool, un
     )
     vocab_size = int(run.model.get("vocab_size", 0))
     # as it is now: a pin from before would be answered with the tokens that were kept of it
-    data = replace(run.data, digest="")
-    return {("data", "digest"): load_corpus(data, seed=run.seed, vocab_size=vocab_size, local=local).digest}
+    data = replace(
+        run.data,
+        digest="",
+        revision=commits.get(("data", "revision"), ""),
+        tokenizer_revision=commits.get(("data", "tokenizer_revision"), ""),
+    )
+    digest = load_corpus(data, seed=run.seed, vocab_size=vocab_size, local=local).digest
+    return {**commits, ("data", "digest"): digest}
+
+
+def hub_pins(data: DataConfig) -> Pins:
+    """The commits of what `data` takes from the hub. Raises ConfigError."""
+    found = dict[tuple[str, str], str]()
+    if data.source == "hub":
+        found["data", "revision"] = commit_of_data_set(data.hub_id, data.revision)
+    if is_hub_id(data.tokenizer):
+        found["data", "tokenizer_revision"] = commit_of_tokenizer(data.tokenizer, data.tokenizer_revision)
+    return found
+
+
+def _kept_digest(run: RunConfig, commits: Pins, emitter: Emitter) -> str:
+    """The digest that the run has, unless its data is of other commits from now on."""
+    digest, remedy = run.data.digest, "sign with --pin to pin its tokens, too"
+    if not digest:
+        return ""
+    if all(getattr(run.data, key) == commit for (_, key), commit in commits.items()):
+        _tell_kept(run, emitter, remedy)
+        return digest
+    message = "the data's digest is taken out: it need not be of the commits that are signed now"
+    emitter.emit("warning", message=message, remedy=remedy)
+    return ""
+
+
+def _tell_kept(run: RunConfig, emitter: Emitter, remedy: str) -> None:
+    message = f"the data ({described_data(run)}) was not looked at: it stays pinned to {run.data.digest[:12]}"
+    emitter.emit("warning", message=message, remedy=remedy)
 
 
 def start_pins(run: RunConfig, config: Config, emitter: Emitter) -> Pins:

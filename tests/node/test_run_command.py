@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from local_data_hub import DATA_SET, TOKENIZER, local_data_hub
 from local_hub import COMMIT, MODEL, local_hub
 from swarm.training.module_run import module_run
 from swarm.training.run_config import RunConfig
@@ -247,3 +248,47 @@ def test_init_from_a_checkpoint_of_the_hub_names_its_commit(
     config = read_config(Path("run.toml"))
     assert (config.start.checkpoint, config.start.revision, config.data.tokenizer) == (MODEL, COMMIT, MODEL)
     assert config.model["model_type"] == "gpt2"
+
+
+def test_sign_of_data_on_the_hub_pins_its_commits_without_bringing_it(
+    author: Identity, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for kind in ("datasets", "models"):
+        (tmp_path / "hub" / kind).mkdir(parents=True)
+    Path("run.toml").write_text(
+        f'{TINY}[data]\nsource = "hub"\nhub_id = "{DATA_SET}"\nrevision = "main"\n'
+        f'tokenizer = "{TOKENIZER}"\ndigest = "{"ab" * 32}"\n'
+    )
+    with local_data_hub(tmp_path / "hub") as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+        assert cli.run(["run", "sign", "--json"]) == 0
+        assert not any("resolve" in path for path in hub.asked)
+    warning, signed = events(capsys)
+    assert "the data's digest is taken out" in str(warning["message"])
+    data = load_run(Path("run.toml")).config.data
+    assert (data.revision, data.tokenizer_revision, data.digest) == (COMMIT, COMMIT, "")
+    assert signed["data_revision"] == COMMIT
+    # commits stand for themselves: the hub is not asked again
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
+    assert cli.run(["run", "sign"]) == 0
+    assert f"{DATA_SET} (train) through the tokenizer {TOKENIZER}, pinned to commit {COMMIT[:12]}" in (
+        capsys.readouterr().out
+    )
+    assert cli.run(["run", "sign", "--unpinned"]) == 0
+    data = load_run(Path("run.toml")).config.data
+    assert (data.revision, data.tokenizer_revision) == ("", "")
+    capsys.readouterr()
+    assert cli.run(["run", "sign"]) == 1
+    assert "cannot be had from the hub" in capsys.readouterr().err
+
+
+def test_sign_of_a_commit_keeps_the_digest_of_its_tokens_and_says_so(
+    author: Identity, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("run.toml").write_text(
+        f'{TINY}[data]\nsource = "hub"\nhub_id = "{DATA_SET}"\nrevision = "{COMMIT}"\ndigest = "{"ab" * 32}"\n'
+    )
+    assert cli.run(["run", "sign", "--json"]) == 0
+    warning, _ = events(capsys)
+    assert "was not looked at: it stays pinned to abababababab" in str(warning["message"])
+    assert load_run(Path("run.toml")).config.data.digest == "ab" * 32

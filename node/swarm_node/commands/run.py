@@ -146,6 +146,7 @@ def _tell(emitter: Emitter, path: Path, found: Inspected) -> None:
         interval_steps=config.interval_steps,
         data=described_data(config),
         data_digest=config.data.digest,
+        data_revision=config.data.revision,
         start=config.start.checkpoint,
         start_digest=config.start.digest,
         member_tokens=cost.member_tokens,
@@ -174,7 +175,7 @@ def _lines(found: Inspected, cost: Cost) -> Iterator[str]:
         unit = "samples"
         yield "data       its author's own, as is the inner optimizer"
     else:
-        yield f"data       {described_data(config)}, {_pinned(config.data.digest)}"
+        yield f"data       {described_data(config)}, {_pinned(config.data.digest, config.data.revision)}"
     if config.start.checkpoint:
         yield f"start      {_start(config)}, {_pinned(config.start.digest)}"
     yield f"training   {config.outer_steps} outer steps of {_interval(config)}; {_streaming(config)}"
@@ -185,7 +186,9 @@ def _lines(found: Inspected, cost: Cost) -> Iterator[str]:
     yield f"memory     {cost.memory_bytes / 1e9:,.3g} GB a member on a CPU, and what activations take"
 
 
-def _pinned(digest: str) -> str:
+def _pinned(digest: str, revision: str = "") -> str:
+    if not digest and revision:
+        return f"pinned to commit {revision[:12]}"
     return f"pinned to {digest[:12]}" if digest else "not pinned"
 
 

@@ -35,7 +35,7 @@ def export_hf(
     """
     if directory.exists():
         raise ConfigError(f"{directory} exists already", remedy="move it away, or choose another place")
-    files = TokenizerFiles.find(config.data.tokenizer, tokenizer)
+    files = TokenizerFiles.find(config.data.tokenizer, tokenizer, config.data.tokenizer_revision)
     model: Any = build_model(config.model)
     Layout.of(model, config.fragments).set_parameters(model, theta_N)
     partial = directory.with_name(f".{directory.name}.partial")

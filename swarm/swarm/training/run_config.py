@@ -12,17 +12,19 @@ from types import MappingProxyType
 from typing import Any
 
 from swarm_protocol import limits
-from swarm_protocol.errors import ConfigError
-from swarm_protocol.identity import check_peer_id
 
 from swarm.training.byte_text import BYTE_VOCABULARY, END_OF_TEXT
 from swarm.training.setting_checks import (
     ImpossibleRun,
     ImpossibleValues,
     SettingChecks,
+    are_peers,
     is_digest,
     is_hub_id,
+    is_revision,
     refuse_unknown_keys,
+    table_of,
+    with_floats,
 )
 from swarm.training.start_config import StartConfig
 from swarm.training.vote import Succession
@@ -40,8 +42,6 @@ MAX_FRAGMENTS = 64
 MAX_INTERVAL_S = 86400.0
 MAX_MAJORITY_S = 7 * 86400.0
 """A week: whoever wants to wait longer decides by hand, with `swarm-node run resume`."""
-MAX_ADMITTED = 1024
-"""Several full groups, within a run file's size."""
 
 DEFAULT_MODEL: Mapping[str, Any] = MappingProxyType(
     {
@@ -68,6 +68,8 @@ LATER_SETTINGS: Mapping[str, Any] = MappingProxyType(
         "start.checkpoint": "",
         "start.revision": "",
         "start.digest": "",
+        "data.revision": "",
+        "data.tokenizer_revision": "",
     }
 )
 """Settings that were added after runs had been signed, such as "data.split", each with the value that a signed file
@@ -85,7 +87,8 @@ SOURCES = ("python-stdlib", "files", "hub")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataConfig:
     """What is trained on, and as which tokens. `digest` pins the tokens, so that a replica with other data is refused;
-    empty: whatever is there.
+    empty: whatever is there. `revision` and `tokenizer_revision` pin what comes from the hub by its commits; empty: the
+    newest ones.
 
     `source` is the standard library's source, each member's own `files` (text, JSON lines, parquet or arrow), or the
     data set `hub_id` of the Hugging Face hub, of which the configuration `hub_config` (if there are several), `split`
@@ -98,7 +101,9 @@ class DataConfig:
     hub_config: str = ""
     split: str = "train"
     text_key: str = "text"
+    revision: str = ""
     tokenizer: str = "bytes"
+    tokenizer_revision: str = ""
     digest: str = ""
     window_tokens: int = 128
 
@@ -119,6 +124,11 @@ class DataConfig:
             checks.require(is_word, key, value, "use 1 to 64 letters, digits, '_', '-' and '.'")
         is_tokenizer = self.tokenizer in ("bytes", "local") or is_hub_id(self.tokenizer)
         checks.require(is_tokenizer, "tokenizer", self.tokenizer, 'use "bytes", "local", or OWNER/NAME')
+        on_hub = {"revision": self.source == "hub", "tokenizer_revision": is_hub_id(self.tokenizer)}
+        for key, can_have in on_hub.items():
+            value = getattr(self, key)
+            fits = value == "" or (can_have and is_revision(value))
+            checks.require(fits, key, value, "use a branch, tag or commit of what is on the hub, or leave it out")
         is_pin = self.digest == "" or is_digest(self.digest)
         checks.require(is_pin, "digest", self.digest, "use the 64 hexadecimal digits of the corpus, or leave it out")
         checks.whole("window_tokens", self.window_tokens, 1, 1 << 20)
@@ -257,7 +267,7 @@ class RunConfig:
             isinstance(self.error_feedback, bool), "error_feedback", self.error_feedback, "use true or false"
         )
         checks.require(
-            _are_peers(self.admission), "admission", self.admission, "use a list of distinct peer ids, or leave it out"
+            are_peers(self.admission), "admission", self.admission, "use a list of distinct peer ids, or leave it out"
         )
         checks.require(self.codec in CODECS, "codec", self.codec, f"use one of {', '.join(CODECS)}")
         known = aggregator_names()
@@ -352,13 +362,13 @@ class RunConfig:
     def from_mapping(cls, mapping: Mapping[str, Any]) -> RunConfig:
         """Raises ConfigError that names all impossible values, or an unknown key, with what to use instead."""
         refuse_unknown_keys(mapping, {each.name for each in fields(cls)}, "the run")
-        values = _floats(cls, mapping)
+        values = with_floats(cls, mapping)
         values.setdefault("name", "")
         _check_aggregation_keys(values)
         problems = list[str]()
         for key, table in _TABLES.items():
             try:
-                values[key] = _table(table, key, mapping.get(key, {}))
+                values[key] = table_of(table, key, mapping.get(key, {}))
             except ImpossibleValues as error:
                 problems += error.problems
                 values[key] = table()
@@ -376,35 +386,8 @@ _TABLES: Mapping[str, type[Any]] = MappingProxyType(
 )
 
 
-def _are_peers(value: object) -> bool:
-    if not isinstance(value, list | tuple) or len(value) > MAX_ADMITTED:
-        return False
-    try:
-        for each in value:
-            check_peer_id(each)
-    except ValueError:
-        return False
-    return len(set(value)) == len(value)
-
-
 def _check_aggregation_keys(values: Mapping[str, Any]) -> None:
     """Raises ConfigError for a key that the chosen aggregator does not have. Other mistakes are RunConfig's to name."""
     name, given = values.get("aggregator", DEFAULT_AGGREGATOR), values.get("aggregation", {})
     if name in aggregator_names() and isinstance(given, Mapping):
         refuse_unknown_keys(given, parameter_names(name), f"[aggregation], which is {name}'s,")
-
-
-def _table(kind: type[Any], key: str, mapping: object) -> Any:
-    if not isinstance(mapping, Mapping):
-        raise ConfigError(f"{key} must be a table", remedy=f"write its keys below a line [{key}]")
-    refuse_unknown_keys(mapping, {each.name for each in fields(kind)}, f"[{key}]")
-    return kind(**_floats(kind, mapping))
-
-
-def _floats(kind: type[Any], mapping: Mapping[str, Any]) -> dict[str, Any]:
-    """Whole numbers given for fractional settings become floats, so that equal runs have equal bytes."""
-    fractional = {each.name for each in fields(kind) if each.type == "float"}
-    return {
-        key: float(value) if key in fractional and type(value) is int and abs(value) < 1 << 53 else value
-        for key, value in mapping.items()
-    }

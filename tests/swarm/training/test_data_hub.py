@@ -16,6 +16,7 @@ import pytest
 from huggingface_hub import file_download
 from local_data_hub import COMMIT, DATA_SET, TOKENIZER, DataHub, local_data_hub
 from swarm.training.data import LocalData, hub, load_corpus
+from swarm.training.data.data_card import check_builder
 from swarm.training.data.hub import HubSource, bring_tokenizer
 from swarm.training.data.tokenizer import TOKENIZER_FILES, TokenizerFiles
 from swarm.training.run_config import DataConfig
@@ -68,7 +69,7 @@ def test_load_data_set_and_tokenizer_come_from_the_hub_once(data_hub: DataHub, t
 )
 def test_passages_column_without_text_is_refused(monkeypatch: pytest.MonkeyPatch, column: str, told: str) -> None:
     rows = datasets.Dataset.from_dict({"text": STORIES, "id": list(range(60))})
-    monkeypatch.setattr(datasets, "load_dataset", lambda *_arguments, **_options: rows)
+    monkeypatch.setattr(HubSource, "_rows", lambda _self: rows)
     source = HubSource(hub_id=DATA_SET, split="train", text_key=column, commit=COMMIT)
     with pytest.raises(ConfigError, match=told):
         list(source.passages())
@@ -95,6 +96,68 @@ def test_passages_are_of_the_configuration_that_the_run_names(data_hub: DataHub)
         with pytest.raises(ConfigError, match=told) as caught:
             load(config, split)
         assert "data.hub_config" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    "place", ["{here}", "file://{here}", "../../../../..{here}", "https://example.org/s.jsonl", "zip://a.jsonl::{here}"]
+)
+@pytest.mark.parametrize(
+    ("file", "form"),
+    [
+        ("README.md", "---\nconfigs:\n- config_name: default\n  data_files: '{place}'\n---\n"),
+        ("README.md", "---\nconfigs:\n- config_name: default\n  data_dir: '{place}'\n---\n"),
+        (
+            ".huggingface.yaml",
+            "configs:\n- config_name: default\n  data_files:\n  - split: train\n    path: [train.jsonl, '{place}']\n",
+        ),
+    ],
+    ids=["files", "folder", "yaml"],
+)
+def test_load_data_set_whose_card_names_what_is_not_its_own_is_refused(
+    data_hub: DataHub, tmp_path: Path, place: str, file: str, form: str
+) -> None:
+    secret = tmp_path / "secret.jsonl"
+    secret.write_text(json.dumps({"text": "nobody's business " * 100}) + "\n")
+    (data_hub.folder / "datasets" / file).write_text(form.format(place=place.format(here=secret)))
+    source = HubSource(hub_id=DATA_SET, split="train", text_key="text", commit=COMMIT)
+    with pytest.raises(ConfigError, match="names a file outside its repository"):
+        next(source.passages())
+    assert not any(path.endswith(".jsonl") for path in data_hub.asked)
+
+
+def test_load_data_set_of_files_that_can_point_elsewhere_is_refused(data_hub: DataHub, tmp_path: Path) -> None:
+    (data_hub.folder / "datasets" / "train.jsonl").rename(data_hub.folder / "datasets" / "train.h5")
+    run = replace(RUN, tokenizer="bytes")
+    with pytest.raises(ConfigError, match="has files of kind hdf5, which runs do not train on"):
+        load_corpus(run, seed=0, vocab_size=257, local=LocalData(cache=tmp_path / "cache"))
+
+
+def test_check_builder_refuses_what_the_library_found_elsewhere() -> None:
+    base = f"hf://datasets/{DATA_SET}@{COMMIT}/"
+
+    def builder(file: str) -> SimpleNamespace:
+        kind = type("Builder", (SimpleNamespace,), {"__module__": "datasets.packaged_modules.json.json"})
+        return kind(config=SimpleNamespace(data_files={"train": [f"{base}train.jsonl", file]}))  # type: ignore[no-any-return]
+
+    check_builder("it", builder(f"{base}more/x.jsonl"), base)
+    for file in ("/etc/passwd", "hf://datasets/someone/else@main/x.jsonl", f"{base}../x.jsonl"):
+        with pytest.raises(ConfigError, match="outside its repository"):
+            check_builder("it", builder(file), base)
+
+
+def test_find_at_a_commit_asks_nobody(data_hub: DataHub) -> None:
+    assert HubSource.find(DATA_SET, "", "train", "text", COMMIT).commit == COMMIT
+    assert data_hub.asked == []
+
+
+def test_find_at_a_revision_that_the_hub_does_not_have_is_refused(data_hub: DataHub) -> None:
+    with pytest.raises(ConfigError, match="has no such revision on the hub"):
+        HubSource.find(DATA_SET, "", "train", "text", "v9")
+
+
+def test_tokenizer_comes_at_the_signed_commit(data_hub: DataHub) -> None:
+    TokenizerFiles.find(TOKENIZER, None, COMMIT)
+    assert not any("/revision/main" in path for path in data_hub.asked)
 
 
 def test_find_names_the_commit_so_that_a_new_one_is_another_source(data_hub: DataHub) -> None:

@@ -7,18 +7,27 @@ The `datasets` library brings and keeps a data set in its own cache, in the work
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import HfApi, snapshot_download
-from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+import yaml  # type: ignore[import-untyped]
+from huggingface_hub import DatasetCard, HfApi, hf_hub_download, snapshot_download
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    GatedRepoError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
 from huggingface_hub.utils.tqdm import tqdm
 from swarm_protocol.errors import ConfigError, SwarmError
 
+from swarm.training.data.data_card import CARD_FILES, check_builder, check_card
 from swarm.training.data.passages import Passage, cut
+from swarm.training.setting_checks import is_commit
 
 ANSWER_S = 10.0
 """The longest that a hub may take to say which commit a data set has now."""
@@ -37,10 +46,9 @@ class HubSource:
     commit: str
 
     @classmethod
-    def find(cls, hub_id: str, config: str, split: str, text_key: str) -> HubSource:
-        """Ask the hub for its newest commit. Raises ConfigError if there is none, or no answer."""
-        with _in_words(f"the data set {hub_id}"):
-            commit = str(HfApi(endpoint=_endpoint()).dataset_info(hub_id, timeout=ANSWER_S).sha)
+    def find(cls, hub_id: str, config: str, split: str, text_key: str, revision: str = "") -> HubSource:
+        """At `revision`, or the newest commit. Raises ConfigError if there is none, or the hub does not answer."""
+        commit = commit_of_data_set(hub_id, revision)
         return cls(hub_id=hub_id, config=config, split=split, text_key=text_key, commit=commit)
 
     @property
@@ -53,15 +61,7 @@ class HubSource:
 
     def passages(self) -> Iterator[Passage]:
         with _in_words(self.name):
-            from datasets import load_dataset  # noqa: PLC0415
-
-            try:
-                rows = load_dataset(self.hub_id, self.config or None, split=self.split, revision=self.commit)
-            except ValueError as error:  # which it has, the library says
-                raise ConfigError(
-                    f"{self.name} leaves a choice, or does not have what was chosen: {_told(error)}",
-                    remedy="the run's data.hub_config names the configuration, data.split the split",
-                ) from error
+            rows = self._rows()
             if self.text_key not in rows.column_names:
                 raise ConfigError(
                     f"{self.name} has no column {self.text_key!r}: it has {', '.join(rows.column_names[:20])}",
@@ -82,17 +82,78 @@ class HubSource:
                     for piece, ends in cut(text):
                         yield Passage(piece, ends, done / len(rows))
 
+    def _rows(self) -> Any:
+        """The split, in the library's cache. Raises ConfigError for a card that names what is not its own."""
+        from datasets import load_dataset_builder  # noqa: PLC0415
+
+        check_card(self.name, self._card())
+        try:
+            builder = load_dataset_builder(self.hub_id, self.config or None, revision=self.commit)
+            check_builder(self.name, builder, f"hf://datasets/{self.hub_id}@{self.commit}/")
+            builder.download_and_prepare()
+            return builder.as_dataset(split=self.split)
+        except ValueError as error:  # which it has, the library says
+            raise ConfigError(
+                f"{self.name} leaves a choice, or does not have what was chosen: {_told(error)}",
+                remedy="the run's data.hub_config names the configuration, data.split the split",
+            ) from error
+
+    def _card(self) -> list[Any]:
+        """What the repository's own settings say, of which each file may hold some."""
+        return [
+            DatasetCard.load(path).data.to_dict() if path.suffix == ".md" else yaml.safe_load(path.read_text("utf-8"))
+            for name in CARD_FILES
+            if (path := self._file(name)) is not None
+        ]
+
+    def _file(self, name: str) -> Path | None:
+        """A file of the repository; None if it has none of that name."""
+        try:
+            place = hf_hub_download(
+                self.hub_id,
+                name,
+                repo_type="dataset",
+                revision=self.commit,
+                endpoint=_endpoint(),
+                etag_timeout=ANSWER_S,
+                tqdm_class=_NoBar,
+            )
+        except LocalEntryNotFoundError:
+            raise  # the hub does not answer
+        except EntryNotFoundError:
+            return None
+        return Path(place)
+
 
 class _NoBar(tqdm):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **{**options, "disable": True})  # type: ignore[no-untyped-call]
 
 
-def bring_tokenizer(hub_id: str, patterns: Sequence[str]) -> Path:
-    """A directory with those of its files: from the hub, or as they were brought before if it does not answer."""
+def commit_of_data_set(hub_id: str, revision: str = "") -> str:
+    """The commit that `revision` names, or the newest one. Raises ConfigError."""
+    return _commit(f"the data set {hub_id}", HfApi(endpoint=_endpoint()).dataset_info, hub_id, revision)
+
+
+def commit_of_tokenizer(hub_id: str, revision: str = "") -> str:
+    """The commit that `revision` names, or the newest one. Raises ConfigError."""
+    return _commit(f"the tokenizer {hub_id}", HfApi(endpoint=_endpoint()).model_info, hub_id, revision)
+
+
+def _commit(what: str, info: Callable[..., Any], hub_id: str, revision: str) -> str:
+    if is_commit(revision):
+        return revision  # the hub need not be asked, which may be away
+    with _in_words(what):
+        return str(info(hub_id, revision=revision or None, timeout=ANSWER_S).sha)
+
+
+def bring_tokenizer(hub_id: str, patterns: Sequence[str], revision: str = "") -> Path:
+    """A directory with those of its files, at `revision` or the newest commit: from the hub, or as they were brought
+    before if it does not answer."""
     with _in_words(f"the tokenizer {hub_id}"):
         place = snapshot_download(
             hub_id,
+            revision=revision or None,
             allow_patterns=list(patterns),
             endpoint=_endpoint(),
             etag_timeout=ANSWER_S,
@@ -118,6 +179,8 @@ def _in_words(what: str) -> Iterator[None]:
         ) from error
     except GatedRepoError as error:
         raise ConfigError(f"{what} is gated", remedy="accept its terms on the hub and set HF_TOKEN") from error
+    except RevisionNotFoundError as error:
+        raise ConfigError(f"{what} has no such revision on the hub", remedy="check it in the run file") from error
     except RepositoryNotFoundError as error:
         raise ConfigError(f"the hub does not have {what}", remedy="check its name, or set HF_TOKEN") from error
     except Exception as error:  # the clients raise their HTTP library's errors, of which they have had several

@@ -57,7 +57,7 @@ def load_corpus(
         ) from error
     tokens, name = _pinned(folder, config.digest), "the run"
     if tokens is None:
-        tokenizer = TokenizerFiles.find(config.tokenizer, local.tokenizer)
+        tokenizer = TokenizerFiles.find(config.tokenizer, local.tokenizer, config.tokenizer_revision)
         source = _find_source(config, local)
         path, name = folder / f"{_key(source, tokenizer)}.tokens", source.name
         tokens = _open(path)
@@ -85,7 +85,7 @@ def _find_source(config: DataConfig, local: LocalData) -> Source:
     if config.source == "python-stdlib":
         return PythonSource.find()
     if config.source == "hub":
-        return HubSource.find(config.hub_id, config.hub_config, config.split, config.text_key)
+        return HubSource.find(config.hub_id, config.hub_config, config.split, config.text_key, config.revision)
     if local.path is None:
         raise ConfigError("the run trains on each member's own files", remedy="name a file or folder: --data PATH")
     return FileSource.find(local.path, config.text_key)

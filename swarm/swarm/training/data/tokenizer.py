@@ -41,11 +41,14 @@ class TokenizerFiles:
     key: str
 
     @classmethod
-    def find(cls, name: str, path: Path | None) -> TokenizerFiles:
-        """`name` is as in the run, `path` the member's own directory or file for "local". Raises ConfigError."""
+    def find(cls, name: str, path: Path | None, revision: str = "") -> TokenizerFiles:
+        """`name` and `revision` are as in the run, `path` is the member's own directory or file for "local".
+
+        Raises ConfigError.
+        """
         if name == "bytes":
             return cls(path=None, key="bytes")
-        place = path if name == "local" else _from_hub(name)
+        place = path if name == "local" else _from_hub(name, revision)
         if place is None:
             raise ConfigError("the run's tokenizer is each member's own", remedy="name its path: --tokenizer PATH")
         if place.name == TOKENIZER_FILE and place.is_file():
@@ -101,10 +104,10 @@ class FastTokenizer:
         return [np.asarray(each.ids, np.int64) for each in self._encode(list(texts), add_special_tokens=False)]
 
 
-def _from_hub(name: str) -> Path:
+def _from_hub(name: str, revision: str) -> Path:
     from swarm.training.data.hub import bring_tokenizer  # noqa: PLC0415 - workers have the files, and start fast
 
-    return bring_tokenizer(name, TOKENIZER_FILES)
+    return bring_tokenizer(name, TOKENIZER_FILES, revision)
 
 
 def tokenizer_files(path: Path) -> dict[str, Path]:

@@ -52,17 +52,19 @@ def limits_page() -> str:
         "`protocol/swarm_protocol/limits.py`.\n",
     ]
     comment: list[str] = []
+    is_used = False  # what follows one limit is about the next; limits without a comment share the one before
     for line in source.splitlines():
         if heading := re.fullmatch(r"# --- (.*?) -+", line):
             title = heading[1][0].upper() + heading[1][1:]
             parts += [f"\n## {title}\n", "| limit | value | reason |", "|---|---|---|"]
             comment = []
         elif line.startswith("# "):
-            comment.append(line[2:])
+            comment = [line[2:]] if is_used else [*comment, line[2:]]
+            is_used = False
         elif assigned := re.match(r"([A-Z_]+) = ", line):
             value = getattr(limits, assigned[1])
             parts.append(_row(f"`{assigned[1]}`", _number(value), " ".join(comment)))
-            comment = []
+            is_used = True
     return "\n".join(parts) + "\n"
 
 

@@ -1,0 +1,148 @@
+"""The specification of the protocol names what the code has: messages, limits, signatures, protocol ids, words."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, get_args
+
+import pytest
+from site_pages import ROOT, hooks, written
+from swarm.network import framing, libp2p_circuit, libp2p_join
+from swarm.network.libp2p_relay import RelayLimits
+from swarm.training.methods import Methods
+from swarm_protocol import lane_messages, limits, records, rows, sampler, training_messages
+from swarm_protocol.errors import SwarmError
+from swarm_protocol.failure import encode_failure
+from swarm_protocol.proto import failure_pb2
+from swarm_protocol.version import PROTOCOL_VERSION
+
+PAGES = written("reference/protocol")
+TEXT = "\n".join(PAGES.values())
+PROTO = ROOT / "protocol" / "swarm_protocol" / "proto"
+LOCAL = {"control", "p2pd"}  # these stay on one machine
+LIMITS = sorted(name for name in vars(limits) if name.isupper())
+SOURCES = {
+    path: path.read_text("utf-8")
+    for folder in ("protocol", "swarm/swarm", "node")
+    for path in (ROOT / folder).rglob("*.py")
+}
+
+
+def found(pattern: str) -> set[str]:
+    """The first group of `pattern` wherever the code matches it."""
+    return {match for text in SOURCES.values() for match in re.findall(pattern, text, flags=re.MULTILINE)}
+
+
+def messages() -> list[str]:
+    names = [
+        name
+        for path in PROTO.glob("*.proto")
+        if path.stem not in LOCAL
+        for name in re.findall(r"^\s*message (\w+)", path.read_text("utf-8"), flags=re.MULTILINE)
+    ]
+    assert {"Hello", "Frame", "SeatRef", "Group", "Compute", "FindRequest"} <= set(names)
+    return sorted(names)
+
+
+@pytest.mark.parametrize("name", messages())
+def test_protocol_pages_explain_each_message(name: str) -> None:
+    pages = [path for path, text in PAGES.items() if re.search(rf"\b{name}s?\b", text)]
+    assert pages, f"no page of docs/reference/protocol says what {name} is for"
+
+
+def test_protocol_pages_hold_every_proto_file() -> None:
+    shown = set(
+        re.findall(r'--8<-- "protocol/swarm_protocol/proto/(\w+)\.proto"', PAGES["reference/protocol/messages.md"])
+    )
+    assert shown == {path.stem for path in PROTO.glob("*.proto")}
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_protocol_pages_use_each_limit_and_list_it_with_its_value(name: str) -> None:
+    assert re.search(rf"\b{name}\b", TEXT), f"no page of docs/reference/protocol says what {name} limits"
+    value = getattr(limits, name)
+    assert re.search(rf"\| `{name}` \| {value:,.0f} \| \S", hooks().limits_page()) or value < 1, "value and reason"
+
+
+def test_protocol_pages_name_no_limit_that_does_not_exist() -> None:
+    statuses = {status.name for status in libp2p_circuit.Status}
+    words = set(re.findall(r"\b((?:MAX|MIN|NUM)_[A-Z_]+|[A-Z_]+_(?:BYTES|S|TOKENS|VERSION))\b", TEXT)) - statuses
+    assert words - {"PROTOCOL_VERSION"} <= set(LIMITS)
+
+
+def test_identity_page_names_every_signature_domain_and_purpose() -> None:
+    identity = PAGES["reference/protocol/identity.md"]
+    domains = found(r"^_(?:DOMAIN|PURPOSE) = b\"(.*)\"$")
+    purposes = found(r"^[A-Z]+_PURPOSE = \"(.*)\"$")
+    assert domains == {"swarm-envelope:", "swarm-run:"}
+    assert purposes == {"record", "group", "vote", "resume"}
+    assert [word for word in domains | purposes if f"`{word}`" not in identity] == []
+    signers = [path.name for path, text in SOURCES.items() if ".sign(" in text]
+    assert sorted(signers) == ["envelope.py", "signed_run.py"], (
+        "whoever signs something else needs a domain, told there"
+    )
+
+
+def test_transport_page_names_every_method_and_protocol_id() -> None:
+    transport = PAGES["reference/protocol/transport.md"]
+    methods = found(r"^(?:[A-Z]+_)?METHOD = \"(.*)\"$")
+    assert {"ping", "serving.lane", "node.dial_back"} <= methods
+    run = Methods("RUN")
+    methods |= {value for name in vars(Methods) if isinstance(value := getattr(run, name), str) and name != "run"}
+    assert [name for name in methods if not re.search(rf"`{re.escape(name)}(/MODEL)?`", transport)] == []
+    ids = {libp2p_join.HELLO, libp2p_circuit.HOP, libp2p_circuit.STOP, libp2p_join.method_prefix("NETWORK_ID")}
+    assert [name for name in ids if name not in transport] == []
+    assert f"/swarm/{PROTOCOL_VERSION}/" in transport
+    kinds = set(re.findall(r"/swarm/\d+/NETWORK_ID/(\w+)/", transport))
+    assert kinds == found(r"_name\(\"(\w+)\"") | {"dht"}
+
+
+def test_transport_page_has_the_frames_and_error_codes() -> None:
+    transport = PAGES["reference/protocol/transport.md"]
+    assert [kind for kind in framing.Kind if f"| {kind.value} | {kind.name} |" not in transport] == []
+    internal = failure_pb2.Failure.FromString(encode_failure(KeyError())[1:]).code
+    codes = {each.code for each in (SwarmError, *subclasses(SwarmError))} | {internal}
+    assert set(re.findall(r"^\| `(\w+)` \| [a-z]", transport, flags=re.MULTILINE)) - {"ping"} == codes
+
+
+def subclasses(kind: type[SwarmError]) -> set[type[SwarmError]]:
+    direct = {each for each in kind.__subclasses__() if each.__module__ == "swarm_protocol.errors"}
+    return direct.union(*map(subclasses, direct))
+
+
+def test_relay_page_has_the_limits_and_statuses() -> None:
+    relay, bounds = PAGES["reference/protocol/relay.md"], RelayLimits()
+    for said in (
+        f"| reservations | {bounds.reservations} |",
+        f"| circuits | {bounds.circuits} |",
+        f"| circuits of one peer, either end | {bounds.circuits_per_peer} |",
+        f"| circuits from one peer to another | {bounds.circuits_per_pair} |",
+        f"| requests of one peer at a time | {bounds.circuits_per_peer + 1} |",
+        f"| a circuit without a byte for | {bounds.idle_s:.0f} s |",
+    ):
+        assert said in relay
+    assert [each.name for each in libp2p_circuit.Status if f"`{each.name}` ({each.value})" not in relay] == []
+
+
+WORDS: dict[str, tuple[Any, ...]] = {
+    "sessions": (*lane_messages.WANTS, *rows.CODECS, rows.TOKENS, *sampler.GRAMMAR_KINDS),
+    "rounds": (*get_args(training_messages.OpeningKind), *get_args(training_messages.ReplyKind)),
+    "records": tuple(
+        word
+        for kind in (records.Reachability, records.NodeState, records.ServeState, records.TrainerState, records.Role)
+        for word in get_args(kind)
+        if word
+    ),
+}
+
+
+@pytest.mark.parametrize("page", WORDS)
+def test_protocol_page_names_each_word_that_a_field_may_hold(page: str) -> None:
+    text = PAGES[f"reference/protocol/{page}.md"]
+    assert [word for word in WORDS[page] if f"`{word}`" not in text] == []
+
+
+def test_sessions_page_tells_of_each_frame_from_whom_it_comes() -> None:
+    frames = {kind.__name__ for kind in get_args(lane_messages.Frame)}
+    table = re.findall(r"^\| (\w+) \| (?:client|server), ", PAGES["reference/protocol/sessions.md"], flags=re.MULTILINE)
+    assert set(table) == frames

@@ -8,9 +8,10 @@ first token is there: failures before it are plain errors, later ones an error e
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from typing import Any
 
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
@@ -23,6 +24,8 @@ from swarm_node.gateway.merging import Step
 from swarm_node.gateway.shapes import Json, Shape, Usage
 
 TRACE_HEADER = "x-swarm-trace"
+CLIENT_GONE = 499
+"""nginx's status for a client that has left."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -96,7 +99,21 @@ class Answer(Response):
         await events.end(DONE)
 
 
-async def _cancel_on_disconnect(receive: Receive, task: asyncio.Task[None]) -> None:
+async def until_gone(receive: Receive, answering: Coroutine[Any, Any, Response]) -> Response:
+    """The response. If the client leaves before it is there, `answering` is cancelled, and this says nothing."""
+    task = asyncio.create_task(answering)
+    watching = asyncio.create_task(_cancel_on_disconnect(receive, task))
+    try:
+        return await task
+    except asyncio.CancelledError:
+        if not watching.done() or watching.cancelled():
+            raise
+        return Response(status_code=CLIENT_GONE)
+    finally:
+        watching.cancel()
+
+
+async def _cancel_on_disconnect(receive: Receive, task: asyncio.Task[Any]) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
     task.cancel()

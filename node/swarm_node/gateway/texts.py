@@ -13,21 +13,23 @@ from collections.abc import Sequence
 from typing import Any
 
 from fastapi import Request
-from fastapi.responses import Response
+from fastapi.responses import JSONResponse, Response
 from swarm.client.request import Question
 
 from swarm_node.gateway import bounds
 from swarm_node.gateway.access import ALLOWANCE
 from swarm_node.gateway.admission import Gate
 from swarm_node.gateway.backend import Backend
+from swarm_node.gateway.limits import Allowance
 from swarm_node.gateway.metrics import Metrics
 from swarm_node.gateway.models import Models
-from swarm_node.gateway.shapes import Json, Usage
+from swarm_node.gateway.shapes import Usage
+from swarm_node.gateway.streaming import until_gone
 from swarm_node.gateway.text_schema import DetokenizeRequest, EmbeddingRequest, TokenizeChat, TokenizeRequest
 
 
 class Texts:
-    """Routes over the client. An embedding takes a slot of the `gate`, as an answer does."""
+    """Routes over the client. Each request takes a slot of the `gate`, as an answer does, and ends with its caller."""
 
     def __init__(self, client: Backend, models: Models, metrics: Metrics, gate: Gate) -> None:
         self._client = client
@@ -37,24 +39,35 @@ class Texts:
 
     async def embed(self, body: EmbeddingRequest, request: Request) -> Response:
         """Vectors of one text or several: the mean of the last hidden states, scaled to length 1."""
-        await self._models.check_served(body.model)
-        allowance = request.scope.get(ALLOWANCE)
         with self._gate.slots(1):
-            async with asyncio.timeout(bounds.GENERATION_TIMEOUT_S):
-                inputs = [await self._token_ids(body.model, given) for given in body.input]
-                num_tokens = sum(map(len, inputs))
-                reserved = allowance.reserve(num_tokens) if allowance else 0
-                try:
-                    vectors = [await self._client.pooled(token_ids, model=body.model) for token_ids in inputs]
-                finally:
-                    if allowance:
-                        allowance.settle(reserved, num_tokens)
+            return await until_gone(request.receive, self._embed(body, request.scope.get(ALLOWANCE)))
+
+    async def tokenize(self, body: TokenizeRequest, request: Request) -> Response:
+        """The tokens of a text, or of messages by the model's chat template."""
+        with self._gate.slots(1):
+            return await until_gone(request.receive, self._tokenize(body))
+
+    async def detokenize(self, body: DetokenizeRequest, request: Request) -> Response:
+        """The text of tokens, without special ones."""
+        with self._gate.slots(1):
+            return await until_gone(request.receive, self._detokenize(body))
+
+    async def _embed(self, body: EmbeddingRequest, allowance: Allowance | None) -> Response:
+        await self._models.check_served(body.model)
+        async with asyncio.timeout(bounds.GENERATION_TIMEOUT_S):
+            inputs = [await self._token_ids(body.model, given) for given in body.input]
+            num_tokens = sum(map(len, inputs))
+            reserved = allowance.reserve(num_tokens) if allowance else 0
+            try:
+                vectors = [await self._client.pooled(token_ids, model=body.model) for token_ids in inputs]
+            finally:
+                if allowance:
+                    allowance.settle(reserved, num_tokens)
         self._metrics.used(Usage(prompt_tokens=num_tokens, completion_tokens=0, cached_tokens=0), [])
         content = await asyncio.to_thread(_embeddings, body, vectors, num_tokens)
         return Response(content, media_type="application/json")
 
-    async def tokenize(self, body: TokenizeRequest) -> Json:
-        """The tokens of a text, or of messages by the model's chat template."""
+    async def _tokenize(self, body: TokenizeRequest) -> Response:
         await self._models.find(body.model)
         if isinstance(body, TokenizeChat):
             # a template that is not asked to begin an answer need not know of that
@@ -69,12 +82,13 @@ class Texts:
             question = Question(prompt=body.prompt)
         tokens = await self._client.tokenize(question, model=body.model)
         longest = await self._client.context_tokens(body.model)
-        return {"count": len(tokens), "max_model_len": longest, "tokens": tokens, "token_strs": None}
+        return JSONResponse(
+            {"count": len(tokens), "max_model_len": longest, "tokens": list(tokens), "token_strs": None}
+        )
 
-    async def detokenize(self, body: DetokenizeRequest) -> Json:
-        """The text of tokens, without special ones."""
+    async def _detokenize(self, body: DetokenizeRequest) -> Response:
         await self._models.find(body.model)
-        return {"prompt": await self._client.decode(body.tokens, model=body.model)}
+        return JSONResponse({"prompt": await self._client.decode(body.tokens, model=body.model)})
 
     async def _token_ids(self, model: str, given: str | list[int]) -> Sequence[int]:
         return await self._client.tokenize(Question(prompt=given), model=model)

@@ -226,7 +226,7 @@ class AsyncClient(Asked[Generation]):
         self._shared.links.measure(chosen.servers)
         kit = await self._kits.kit(chosen.name, chosen.servers)
         prompt_ids = await encode(kit, request.question)
-        max_tokens = room_for(kit, len(prompt_ids), request.max_tokens)
+        max_tokens = room_for(kit, len(prompt_ids), request.max_tokens, min_tokens=request.sampling.min_tokens)
         session = Session(
             self._shared,
             self._membership,

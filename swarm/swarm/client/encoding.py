@@ -46,10 +46,11 @@ def check_fits(kit: ModelKit, num_tokens: int) -> None:
         )
 
 
-def room_for(kit: ModelKit, num_prompt_tokens: int, max_tokens: int | None) -> int:
+def room_for(kit: ModelKit, num_prompt_tokens: int, max_tokens: int | None, *, min_tokens: int = 0) -> int:
     """How many tokens the answer may have: `max_tokens`, or without a number the usual, or fewer if no more fit.
 
-    Raises ConfigError for an empty prompt, and for one that leaves no room for the answer, saying by how much.
+    Raises ConfigError for an empty prompt, and for one that leaves no room for the answer, saying by how much; and if
+    the answer may not have `min_tokens`.
     """
     if not num_prompt_tokens:
         raise ConfigError("the prompt is empty", remedy="give some text to continue")
@@ -60,5 +61,10 @@ def room_for(kit: ModelKit, num_prompt_tokens: int, max_tokens: int | None) -> i
             f"{num_prompt_tokens} prompt tokens and {wanted} new ones are {wanted - room} over the context of "
             f"{kit.context_tokens} tokens of {kit.shape.name}",
             remedy="shorten the prompt or ask for fewer tokens",
+        )
+    if wanted < min_tokens:
+        raise ConfigError(
+            f"min_tokens is {min_tokens}, and the answer may have {wanted} tokens",
+            remedy="ask for as many with max_tokens",
         )
     return wanted

@@ -77,7 +77,10 @@ class Sampling:
                     f"{name} is {getattr(self, name)}", remedy=f"use {-limits.MAX_PENALTY:g} to {limits.MAX_PENALTY:g}"
                 )
         if not 0 < self.repetition_penalty <= limits.MAX_REPETITION_PENALTY:
-            raise ConfigError(f"repetition_penalty is {self.repetition_penalty}", remedy="use 1 for none, or up to 2")
+            raise ConfigError(
+                f"repetition_penalty is {self.repetition_penalty}",
+                remedy=f"use 1 for none, or a number above 0 and up to {limits.MAX_REPETITION_PENALTY:g}",
+            )
         known = {token_id for token_id, bias in self.logit_bias if abs(bias) <= limits.MAX_BIAS}
         if len(known) != len(self.logit_bias) or len(known) > limits.MAX_BIASES or not _are_ids(known):
             raise ConfigError(

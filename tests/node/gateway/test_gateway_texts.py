@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import openai as api
 import pytest
 from node.gateway.scripted_client import ScriptedClient, converse
 from openai import AsyncOpenAI
+from swarm.client.request import Question
 from swarm_node.gateway.app import GatewayOptions
 from swarm_node.gateway.limits import Rates
 
@@ -96,3 +100,57 @@ def test_tokens_and_back_as_vllm_has_them() -> None:
     converse(client, conversation)
     asked = [dict(question.template_kwargs) for question in client.tokenized]
     assert asked == [{}, {"enable_thinking": False}, {"add_generation_prompt": False}]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/embeddings", {"input": "a"}),
+        ("/tokenize", {"prompt": "a"}),
+        ("/detokenize", {"tokens": [1]}),
+    ],
+)
+def test_request_takes_a_slot_and_gives_it_back_when_its_client_leaves(path: str, body: dict[str, Any]) -> None:
+    """What was asked of the swarm is cancelled, too."""
+    client = Stuck()
+
+    async def conversation(openai: AsyncOpenAI) -> None:
+        url = str(openai.base_url).replace("/v1/", path)
+        asking = asyncio.create_task(openai._client.post(url, json={"model": "tiny", **body}))
+        await client.reached.wait()
+        refused = await openai._client.post(url, json={"model": "tiny", **body})
+        assert refused.status_code == 429
+        asking.cancel()
+        await client.cancelled.wait()
+        client.is_stuck = False
+        health = str(openai.base_url).replace("/v1/", "/health")
+        while (await openai._client.get(health)).json()["running_requests"]:
+            await asyncio.sleep(0.01)
+        assert (await openai._client.post(url, json={"model": "tiny", **body})).status_code == 200
+
+    converse(client, conversation, GatewayOptions(max_requests=1))
+
+
+@dataclass
+class Stuck(ScriptedClient):
+    """Its servers and its tokenizer do not answer."""
+
+    is_stuck: bool = True
+    cancelled: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def _wait(self) -> None:
+        self.reached.set()
+        try:
+            if self.is_stuck:
+                await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+
+    async def tokenize(self, text: Question, *, model: str) -> list[int]:
+        await self._wait()
+        return await super().tokenize(text, model=model)
+
+    async def decode(self, token_ids: Sequence[int], *, model: str) -> str:
+        await self._wait()
+        return await super().decode(token_ids, model=model)

@@ -113,6 +113,12 @@ def test_settings_without_meaning_are_refused(values: dict[str, Any]) -> None:
         Sampling(**values)
 
 
+def test_penalty_out_of_its_bounds_is_told_those() -> None:
+    with pytest.raises(ConfigError, match="up to 100"):
+        Sampling(repetition_penalty=101)
+    Sampling(repetition_penalty=100)
+
+
 @pytest.mark.parametrize("values", [{"index": -1}, {"num_logprobs": -1}, {"num_logprobs": MAX_LOGPROBS + 1}], ids=str)
 def test_picks_without_meaning_are_refused(values: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):

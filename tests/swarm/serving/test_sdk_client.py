@@ -282,6 +282,16 @@ def test_uncovered_blocks_are_named_at_once(boxes: Any, llama_dir: Path) -> None
     virtual_time.run(scenario())
 
 
+def test_more_min_tokens_than_the_answer_may_have_are_refused(boxes: Any, llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, HALVES) as box:
+            with pytest.raises(ConfigError, match="min_tokens is 9, and the answer may have 8 tokens"):
+                await anext(aiter(box.generate(8, min_tokens=9)))
+            assert [token async for token in box.generate(8, min_tokens=8)]
+
+    virtual_time.run(scenario())
+
+
 def test_prompt_over_the_context_says_by_how_much(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> None:
         async with boxes(llama_dir, HALVES) as box:
@@ -536,6 +546,36 @@ def test_files_from_a_server_with_troubles_of_its_own_are_a_peer_error() -> None
 def test_kit_end_tokens_may_be_several(llama_dir: Path, tmp_path: Path) -> None:
     files = {**open_model(llama_dir).small_files(), "generation_config.json": b'{"eos_token_id": [3, 4]}'}
     assert kit_of(files).end_ids == {3, 4}
+
+
+def test_kit_end_tokens_beyond_the_vocabulary_are_none(llama_dir: Path) -> None:
+    """A server refuses such ids, and a client would blame each for it that it asks for `min_tokens`."""
+    files = {**open_model(llama_dir).small_files(), "generation_config.json": b'{"eos_token_id": [3, 100000, -1]}'}
+    assert kit_of(files).end_ids == {3}
+
+
+def test_chat_template_takes_the_names_that_it_looks_up_and_no_other(llama_dir: Path) -> None:
+    template = b"{# no tools #}{% if enable_thinking %}role{% endif %}{{ messages[0].content }}"
+    kit = kit_of({**open_model(llama_dir).small_files(), "chat_template.jinja": template})
+    messages = [{"role": "user", "content": "hi"}]
+
+    async def scenario() -> None:
+        plain = await kit.encode_chat(messages)
+        assert await kit.encode_chat(messages, (), {"enable_thinking": True}) == [*await kit.encode("role"), *plain]
+        for name in ("enable", "role", "content", "messages", "tools"):
+            with pytest.raises(ConfigError, match=f"knows no {name}"):
+                await kit.encode_chat(messages, (), {name: True})
+        with pytest.raises(ConfigError, match="takes no tools"):
+            await kit.encode_chat(messages, [{"type": "function"}])
+
+    asyncio.run(scenario())
+
+
+def test_chat_template_that_is_none_is_refused_in_one_line(llama_dir: Path) -> None:
+    kit = kit_of({**open_model(llama_dir).small_files(), "chat_template.jinja": b"{% if %}"})
+    with pytest.raises(ConfigError, match="cannot be used") as caught:
+        asyncio.run(kit.encode_chat([{"role": "user", "content": "hi"}]))
+    assert "\n" not in str(caught.value)
 
 
 class Slow:

@@ -143,7 +143,8 @@ async def open_kit(model: str, revision: str, process: AsksTokenizer) -> ModelKi
                 vocab_size=told["vocab_size"],
             ),
             context_tokens=check_int(told["context_tokens"], "context_tokens", low=1, high=limits.MAX_SESSION_TOKENS),
-            end_ids=frozenset(_end_ids(told["end_ids"])),
+            # some models name end tokens beyond their vocabulary, which never come
+            end_ids=frozenset(i for i in _end_ids(told["end_ids"]) if 0 <= i < told["vocab_size"]),
             table=None if told["table"] is None else table_from_json(told["table"]),
             turns=turns,
         )

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import Any
 
+from jinja2.meta import find_undeclared_variables
 from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError, IntegrityError
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.tokenization_utils_tokenizers import TokenizersBackend
+from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from swarm.serving.model.shape import context_tokens
 from swarm.serving.model.small_files import SMALL_FILES
@@ -59,13 +61,21 @@ class LoadedTokenizer:
         Raises ConfigError if the template refuses these messages, or has no place for tools or for a name in
         `template_kwargs`.
         """
-        template = str(self.tokenizer.chat_template or "")
+        try:
+            names = self._template_names(tools)
+        except MemoryError:
+            raise
+        except Exception as error:
+            raise ConfigError(
+                f"the chat template of {self.model} cannot be used: {one_line(error)}",
+                remedy="send a prompt, or use another model",
+            ) from error
         for name in template_kwargs:
-            if name not in template or (name in _RESERVED and name != "add_generation_prompt"):
+            if name not in names or (name in _RESERVED and name != "add_generation_prompt"):
                 raise ConfigError(f"the chat template of {self.model} knows no {name}", remedy="leave it out")
-        if tools and "tools" not in template:
+        if tools and "tools" not in names:
             raise ConfigError(f"the chat template of {self.model} takes no tools", remedy="leave them out")
-        if not template:
+        if not self.tokenizer.chat_template:
             lines = [f"{message.get('role', 'user')}: {message.get('content', '')}" for message in messages]
             return self.encode("\n".join([*lines, "assistant:"]))
         try:
@@ -84,6 +94,13 @@ class LoadedTokenizer:
                 remedy="send roles and an order that the model knows, such as user and assistant in turn",
             ) from error
         return self._bounded(encoded)
+
+    def _template_names(self, tools: Sequence[Message]) -> Collection[str]:
+        """The names that the chat template looks up; what it merely contains as text is none."""
+        if not self.tokenizer.chat_template:
+            return ()
+        template = self.tokenizer.get_chat_template(tools=list(tools) or None)
+        return find_undeclared_variables(_compile_jinja_template(template).environment.parse(template))
 
     def decode(self, token_ids: Sequence[int]) -> str:
         text: str = self.tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -62,7 +62,7 @@ FIND_ADDRS_TIMEOUT_S = 2.0
 """For a caller who waits for a peer that could not be dialled."""
 
 SOUGHT_S = 2.0
-"""A peer's addresses are searched for no more often: a dead one is dialled again and again."""
+"""A peer's addresses are searched for anew no more often: a dead one is dialled again and again."""
 
 _NO_ANSWER = b""
 """To a request that is malformed. No decoder takes it for an answer."""
@@ -82,6 +82,15 @@ class DhtCounts:
     num_peers: int
 
 
+class _Sought:
+    """A peer whose addresses are searched for. Callers take turns, and each goes on where the last one stopped."""
+
+    def __init__(self, search: Search, until: float) -> None:
+        self.search = search
+        self.until = until
+        self.lock = asyncio.Lock()
+
+
 class RecordDht:
     def __init__(self, host: Host, prefix: str, validator: RecordValidator) -> None:
         self._host = host
@@ -93,7 +102,7 @@ class RecordDht:
         """Where this node can be dialled, kept up to date by its network; while there are none, it only asks."""
         self._book = AddressBook()
         self._suspects: dict[str, float] = {}
-        self._sought: dict[str, float] = {}
+        self._sought: dict[str, _Sought] = {}
         self._num_refused = 0
         self._calls = asyncio.Semaphore(NUM_PARALLEL_CALLS)
 
@@ -168,23 +177,41 @@ class RecordDht:
 
         Both are hints: a dial succeeds only if the peer's key answers.
         """
-        known = self._book.of(peer_id)
-        if known:
-            yield known
+        tried: dict[str, None] = {}
+        found = self._book.of(peer_id)
+        sought = self._sought_now(peer_id)
+        while True:
+            if found:
+                yield found
+                tried.update(dict.fromkeys(found))
+            if peer_id == self._host.peer_id:
+                return
+            found = await self._more_addrs(sought, peer_id, tried)
+            if not found:
+                return
+
+    def _sought_now(self, peer_id: str) -> _Sought:
+        """One search for all who want to reach `peer_id` within SOUGHT_S."""
         now = asyncio.get_running_loop().time()
-        self._sought = {each: until for each, until in self._sought.items() if until > now}
-        if peer_id in self._sought or peer_id == self._host.peer_id:
-            return
-        self._sought[peer_id] = now + SOUGHT_S
-        search = Search([place_of(peer_id)], self._host.peer_id)
-        search.drop(peer_id)  # it could not be dialled
+        self._sought = {each: sought for each, sought in self._sought.items() if sought.until > now}
+        if peer_id not in self._sought:
+            search = Search([place_of(peer_id)], self._host.peer_id)
+            search.drop(peer_id)  # it could not be dialled
+            self._sought[peer_id] = _Sought(search, until=now + SOUGHT_S)
+        return self._sought[peer_id]
 
-        def is_found() -> bool:
-            return not set(search.addrs_of(peer_id)) <= set(known)
+    async def _more_addrs(self, sought: _Sought, peer_id: str, tried: Collection[str]) -> tuple[str, ...]:
+        """What nodes name besides `tried`: a liar that answers first delays what the others say, and hides none."""
 
-        await self._carry_out(search, only_peers=True, timeout_s=FIND_ADDRS_TIMEOUT_S, is_over=is_found)
-        if is_found():
-            yield search.addrs_of(peer_id)
+        def named() -> tuple[str, ...]:
+            return tuple(addr for addr in sought.search.addrs_of(peer_id) if addr not in tried)
+
+        async with sought.lock:
+            if not named():
+                await self._carry_out(
+                    sought.search, only_peers=True, timeout_s=FIND_ADDRS_TIMEOUT_S, is_over=lambda: bool(named())
+                )
+        return named()
 
     # --- asking -------------------------------------------------------------------------------------------------------
 
@@ -215,7 +242,11 @@ class RecordDht:
                     call.cancel()
 
     async def _ask(self, search: Search, peer_id: str, request: FindRequest) -> None:
-        found = await self._find(peer_id, request, search.addrs_of(peer_id))
+        try:
+            found = await self._find(peer_id, request, search.addrs_of(peer_id))
+        except asyncio.CancelledError:
+            search.left_out(peer_id, request.keys)
+            raise
         if found is None:
             search.drop(peer_id)
             return

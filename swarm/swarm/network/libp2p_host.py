@@ -138,7 +138,7 @@ class Host:
             async for found in places:
                 try:
                     await self.control.connect(peer_id, found)
-                except ControlError:
+                except CONTROL_FAILURES:
                     continue
                 return True
         return False

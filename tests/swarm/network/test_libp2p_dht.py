@@ -124,9 +124,65 @@ def test_addresses_of_a_peer_are_found_with_the_nodes_that_it_told() -> None:
         assert await asker.ping(HONEST.peer_id)
         assert [list(addrs) async for addrs in asker.find_addrs(SOUGHT.peer_id)] == [list(addr_of(SOUGHT))]
         assert SOUGHT.peer_id not in world.hosts[ASKER.peer_id].dialled  # it is the one that cannot be dialled yet
-        assert [addrs async for addrs in asker.find_addrs(SOUGHT.peer_id)] == []  # not asked again at once
+        told = world.wire.pop((HONEST.peer_id, "find"))  # it is not asked again at once
+        assert [list(addrs) async for addrs in asker.find_addrs(SOUGHT.peer_id)] == [list(addr_of(SOUGHT))]
+        world.wire[HONEST.peer_id, "find"] = told
         assert await asker.ping(SOUGHT.peer_id, addr_of(SOUGHT))
         assert [addrs async for addrs in honest.find_addrs(SOUGHT.peer_id)] == [addr_of(SOUGHT)]
+
+    virtual_time.run(main())
+
+
+def test_addresses_of_a_peer_that_several_callers_want_are_found_by_each() -> None:
+    """A reduction opens several streams to a member at the same time."""
+
+    async def main() -> None:
+        world = World()
+        asker, _honest, sought = [await world.node(identity) for identity in (ASKER, HONEST, SOUGHT)]
+        assert await sought.ping(HONEST.peer_id)
+        assert await asker.ping(HONEST.peer_id)
+        calls, answer = list[bytes](), world.wire[HONEST.peer_id, "find"]
+
+        async def answer_slowly(peer_id: str, request: bytes) -> bytes:
+            calls.append(request)
+            await asyncio.sleep(0.5)
+            return bytes(await answer(peer_id, request))
+
+        world.wire[HONEST.peer_id, "find"] = answer_slowly
+
+        async def find() -> list[tuple[str, ...]]:
+            return [tuple(addrs) async for addrs in asker.find_addrs(SOUGHT.peer_id)]
+
+        first = asyncio.create_task(find())
+        await asyncio.sleep(0.1)
+        others = [asyncio.create_task(find()) for _ in range(3)]
+        await asyncio.sleep(0.1)
+        first.cancel()  # the others do without it
+        assert await asyncio.gather(*others) == [[addr_of(SOUGHT)]] * 3
+        assert len(calls) <= 3
+
+    virtual_time.run(main())
+
+
+def test_liar_that_answers_first_hides_no_address_that_others_name() -> None:
+    async def main() -> None:
+        world = World()
+        asker, _honest, sought = [await world.node(identity) for identity in (ASKER, HONEST, SOUGHT)]
+        assert await sought.ping(HONEST.peer_id)
+        assert await asker.ping(HONEST.peer_id)
+        truth, false = world.wire[HONEST.peer_id, "find"], ("/ip4/198.51.100.1/tcp/1",)
+
+        async def answer_late(peer_id: str, request: bytes) -> bytes:
+            await asyncio.sleep(0.5)
+            return bytes(await truth(peer_id, request))
+
+        async def lie(_peer_id: str, _request: bytes) -> bytes:
+            return FindResponse(found=(Found(peers=(Contact(peer_id=SOUGHT.peer_id, addrs=false),)),)).to_bytes()
+
+        world.wire[HONEST.peer_id, "find"], world.wire[LIAR.peer_id, "find"] = answer_late, lie
+        asker._table.heard_of(LIAR.peer_id)
+        found = [addrs async for addrs in asker.find_addrs(SOUGHT.peer_id)]
+        assert found == [false, addr_of(SOUGHT)]
 
     virtual_time.run(main())
 

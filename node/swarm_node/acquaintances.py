@@ -13,7 +13,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -160,23 +160,32 @@ def check_way_in(config: Config) -> None:
 async def keeping(home: Home, network: Libp2pNetwork) -> AsyncIterator[None]:
     """Remember the peers of `network`: soon, again every minute, and when the context is left."""
 
-    def save() -> None:
-        now_s = time.time()
-        known = read(home.peers, network.network_id, now_s)
-        present = {contact.peer_id: contact.addrs for contact in network.known_peers}
-        write(home.peers, network.network_id, kept(known, present, network.relays, now_s))
+    left = asyncio.Event()
+
+    async def save() -> None:
+        # the network's tables are read here: they change in this thread
+        present, relays = {contact.peer_id: contact.addrs for contact in network.known_peers}, network.relays
+        await asyncio.to_thread(_merge, home.peers, network.network_id, present, relays)
 
     async def keep() -> None:
         pause_s = FIRST_SAVE_S
         while True:
-            await asyncio.sleep(pause_s)
-            await asyncio.to_thread(save)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await left.wait()
+                    return
+            await save()
             pause_s = SAVE_S
 
     keeper = asyncio.create_task(keep(), name="remember peers")
     try:
         yield
     finally:
-        keeper.cancel()
-        await asyncio.wait((keeper,))
-        save()
+        left.set()
+        await keeper
+        await save()
+
+
+def _merge(path: Path, network_id: str, present: Mapping[str, tuple[str, ...]], relays: Iterable[str]) -> None:
+    now_s = time.time()
+    write(path, network_id, kept(read(path, network_id, now_s), present, relays, now_s))

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
+import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from network_worlds import eventually
 from swarm_node import acquaintances
 from swarm_node.acquaintances import MAX_AGE_S, MAX_PEERS, RECENT_S, Acquaintance, kept, read, write
 from swarm_node.config import resolve
+from swarm_node.home import Home
+from swarm_protocol.dht_messages import Contact
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.identity import Identity
 
@@ -129,3 +135,38 @@ def test_node_that_remembers_nobody_needs_a_peer(tmp_path: Path) -> None:
     acquaintances.check_way_in(config)
     (tmp_path / "peers.json").unlink()
     acquaintances.check_way_in(resolve({"home": str(tmp_path), "peers": [f"{ADDR}/p2p/{peer(1)}"]}, env={}))
+
+
+class Network:
+    """Its tables change in the loop's thread, so that only this one may read them."""
+
+    network_id = "net"
+    relays: frozenset[str] = frozenset()
+
+    def __init__(self) -> None:
+        self.contacts: tuple[Contact, ...] = ()
+        self._thread = threading.get_ident()
+
+    @property
+    def known_peers(self) -> tuple[Contact, ...]:
+        assert threading.get_ident() == self._thread
+        return self.contacts
+
+
+def test_peers_are_kept_soon_and_when_the_node_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(acquaintances, "FIRST_SAVE_S", 0.0)
+    home = Home(tmp_path)
+
+    def kept_peers() -> list[str]:
+        return [each.peer_id for each in read(home.peers, "net", time.time())]
+
+    async def main() -> None:
+        network = Network()
+        network.contacts = (Contact(peer_id=peer(1), addrs=(ADDR,)),)
+        async with acquaintances.keeping(home, cast("Any", network)):
+            await eventually(lambda: asyncio.to_thread(home.peers.exists))
+            assert kept_peers() == [peer(1)]
+            network.contacts = (*network.contacts, Contact(peer_id=peer(2), addrs=(ADDR,)))
+        assert kept_peers() == [peer(1), peer(2)]
+
+    asyncio.run(main())

@@ -271,15 +271,17 @@ class RecordDht:
     async def _find(self, peer_id: str, request: FindRequest, hints: Sequence[str] = ()) -> tuple[Found, ...] | None:
         """Of the first keys of `request`. None: no answer. `hints`: where others say that the peer is."""
 
-        def decode(answer: bytes) -> tuple[Found, ...]:
+        def decode(answer: bytes) -> FindResponse:
             response = FindResponse.from_bytes(answer)
-            found = response.found
-            if not min(1, len(request.keys)) <= len(found) <= len(request.keys):
-                raise PeerViolation(f"{len(found)} answers to {len(request.keys)} keys", peer_id=peer_id)
-            self._book.learn(peer_id, response.addrs)
-            return found
+            if not min(1, len(request.keys)) <= len(response.found) <= len(request.keys):
+                raise PeerViolation(f"{len(response.found)} answers to {len(request.keys)} keys", peer_id=peer_id)
+            return response
 
-        return await self._call(peer_id, "find", request.to_bytes(), decode, hints)
+        response = await self._call(peer_id, "find", request.to_bytes(), decode, hints)
+        if response is None:
+            return None
+        self._learn(peer_id, response.addrs)
+        return response.found
 
     async def _call(
         self, peer_id: str, method: str, request: bytes, decode: Callable[[bytes], T], hints: Sequence[str] = ()
@@ -326,7 +328,12 @@ class RecordDht:
             self._table.heard_of(check_peer_id(peer_id))
         except ValueError as error:  # another kind of key, which no node has
             raise PeerViolation(str(error)) from None
-        self._book.learn(peer_id, addrs)
+        self._learn(peer_id, addrs)
+
+    def _learn(self, peer_id: str, addrs: Sequence[str]) -> None:
+        """Only of peers that the table keeps, so that a flood of newcomers pushes out no address."""
+        if peer_id in self._table:
+            self._book.learn(peer_id, addrs)
 
     def _found(self, asker: str, key: bytes, asked: FindRequest) -> Found:
         others = [peer_id for peer_id in self._table.nearest(to_id(key), WIDTH + 1) if peer_id != asker]

@@ -53,6 +53,11 @@ class RoutingTable:
     def peers(self) -> tuple[str, ...]:
         return tuple(peer_id for bucket in self._buckets.values() for peer_id in bucket.members)
 
+    def __contains__(self, peer_id: str) -> bool:
+        """Whether `peer_id` is a member; those who wait are not."""
+        bucket = self._buckets.get((node_id_of(peer_id) ^ self._own_id).bit_length())
+        return bucket is not None and peer_id in bucket.members
+
     def heard_of(self, peer_id: str) -> None:
         """`peer_id` has called or answered just now. It becomes a member, or waits where all places are taken."""
         distance = node_id_of(peer_id) ^ self._own_id

@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any, cast
 
+from swarm.network import address_book
 from swarm.network.libp2p_dht import RPC_TIMEOUT_S, SEARCH_TIMEOUT_S, RecordDht
 from swarm.network.record_validator import RecordValidator
 from swarm.testing import virtual_time
@@ -208,6 +209,20 @@ def test_addresses_that_a_liar_names_are_tried_beside_the_true_ones_and_told_to_
         assert set(dialled) == {*false, *addr_of(SOUGHT)}
         contacts = {contact.peer_id: contact.addrs for contact in asker.contacts()}
         assert contacts[SOUGHT.peer_id] == addr_of(SOUGHT)
+
+    virtual_time.run(main())
+
+
+def test_flood_of_newcomers_pushes_out_no_address_of_a_known_peer() -> None:
+    async def main() -> None:
+        world = World()
+        honest, sought = await world.node(HONEST), await world.node(SOUGHT)
+        assert await sought.ping(HONEST.peer_id)
+        request = FindRequest(addrs=addr_of(LIAR)).to_bytes()
+        for number in range(2 * address_book.MAX_PEERS):
+            newcomer = peer_id_of(hashlib.sha256(b"%d" % number).digest())
+            await honest._answer_find(newcomer, request)
+        assert Contact(peer_id=SOUGHT.peer_id, addrs=addr_of(SOUGHT)) in honest.contacts()
 
     virtual_time.run(main())
 

@@ -39,5 +39,6 @@ def config_of(words: Sequence[str], environment: Mapping[str, str] | None = None
         assert words[0] in commands, f"there is no command {words[0]!r}"
         command, words = commands[words[0]], words[1:]
     context = command.make_context(command.name, list(words))
-    given = {name: value for name, value in context.params.items() if name in SETTINGS and value not in (None, [], ())}
+    options = {each.name for each in command.params if each.param_type_name == "option" and each.name in SETTINGS}
+    given = {name: value for name in options if (value := context.params[name]) not in (None, [], ())}
     return resolve({"home": str(NO_HOME)} | given, env=environment or {})

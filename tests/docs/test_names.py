@@ -1,0 +1,181 @@
+"""What the documents name exists: commands, flags, modules, files, classes, metrics, events, messages of errors."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import pytest
+import typer
+from deploy_commands import PEER_ID, config_of, shell_commands
+from site_pages import ROOT, written
+from swarm_node import cli
+from swarm_node.event_contract import EVENTS
+from swarm_node.metrics.contract import METRICS
+
+PAGES = {path: text for path, text in written().items() if path not in ("events.md", "metrics.md")} | {
+    name: (ROOT / name).read_text("utf-8") for name in ("README.md", "SECURITY.md", "CONTRIBUTING.md")
+}
+ADDR = f"/ip4/203.0.113.7/tcp/4001/p2p/{PEER_ID}"
+FOLDERS = {
+    "swarm": "swarm/swarm",
+    "swarm_node": "node/swarm_node",
+    "swarm_protocol": "protocol/swarm_protocol",
+    "swarm_compression": "compression/swarm_compression",
+}
+MESSAGES = re.findall(r"^### (?:Unknown )?`(.+)`$", PAGES["guides/troubleshooting.md"], flags=re.MULTILINE)
+# options and classes of others that the documents name, and files that are yet to be written
+OTHERS = {"--all"}
+OTHERS_CLASSES = {"PublicKey", "PrivateKey"}
+UNWRITTEN = {"build/diloco.svg", "migrations/versions/r0002_WHAT.py"}
+
+
+def blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"^ *```{language}\n(.*?)^ *```", text, flags=re.DOTALL | re.MULTILINE)
+
+
+def spans(text: str) -> list[str]:
+    """Inline code."""
+    return re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+
+
+def commands() -> list[tuple[str, ...]]:
+    """Each that a page tells people to type. ADDR and the like stand for what they have."""
+    found = set()
+    for text in PAGES.values():
+        script = "\n".join((*blocks(text, "sh"), *spans(text))).replace("ADDR", ADDR)
+        script = re.sub(r"\b(?:MODEL|OWNER/NAME(?:\[@REVISION\])?)(?= |$)", "OWNER/NAME", script, flags=re.MULTILINE)
+        found |= {tuple(words) for words in shell_commands(script)}
+    return sorted(found)
+
+
+@pytest.mark.parametrize("words", commands(), ids=" ".join)
+def test_documents_command_is_one_of_the_programs(words: tuple[str, ...]) -> None:
+    config_of(words)
+
+
+@cache
+def flags() -> set[str]:
+    def options(command: Any) -> Iterator[str]:
+        for parameter in command.params:
+            yield from (*parameter.opts, *parameter.secondary_opts)
+        for each in getattr(command, "commands", {}).values():
+            yield from options(each)
+
+    return {*options(typer.main.get_command(cli.app)), "--help"}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_documents_flags_are_the_programs(page: str) -> None:
+    told = {flag for span in spans(PAGES[page]) for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]+", span)}
+    assert told - OTHERS <= flags()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_documents_python_is_python(page: str) -> None:
+    for block in blocks(PAGES[page], "python"):
+        for name in imported(ast.parse(block)):
+            assert resolves(name), f"{page} imports {name}"
+
+
+def imported(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def resolves(dotted: str) -> bool:
+    """Whether it is a module of ours, or a name in one: looked up in the sources, for importing them takes seconds."""
+    package, *parts = dotted.split(".")
+    if package not in FOLDERS:
+        return True  # others' packages
+    for end in range(len(parts), -1, -1):
+        path = "/".join((FOLDERS[package], *parts[:end]))
+        for source in (f"{path}.py", f"{path}/__init__.py"):
+            if source in files():
+                text = (ROOT / source).read_text("utf-8")
+                return all(re.search(rf"\b{name}\b", text) for name in parts[end:])
+    return False
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_documents_modules_and_files_exist(page: str) -> None:
+    lost = []
+    for span in spans(PAGES[page]):
+        if re.fullmatch(rf"(?:{'|'.join(FOLDERS)})(?:\.\w+)+", span) and not resolves(span):
+            lost.append(span)
+        if re.fullmatch(r"[\w./-]+\.(?:py|proto|svg|sh|yaml)", span) and not is_file(span):
+            lost.append(span)
+        if page.startswith("decisions/") and re.fullmatch(r"[a-z0-9]+(?:_[a-z0-9]+)+", span) and span not in stems():
+            lost.append(span)
+    assert lost == []
+
+
+@cache
+def files() -> frozenset[str]:
+    folders = ("node", "swarm", "protocol", "compression", "tests", "docs", "deploy")
+    return frozenset(path.relative_to(ROOT).as_posix() for folder in folders for path in (ROOT / folder).rglob("*.*"))
+
+
+@cache
+def stems() -> frozenset[str]:
+    return frozenset(name.rsplit("/", 1)[-1].removesuffix(".py") for name in files())
+
+
+def is_file(name: str) -> bool:
+    """The end of some file's path: pages may say only as much of it as tells which."""
+    return name in UNWRITTEN or any(f"/{each}".endswith(f"/{name}") for each in files())
+
+
+@cache
+def classes() -> frozenset[str]:
+    sources = ((ROOT / name).read_text("utf-8") for name in files() if name.endswith((".py", ".proto")))
+    return frozenset(
+        name for text in sources for name in re.findall(r"^\s*(?:class|message) (\w+)", text, re.MULTILINE)
+    )
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_documents_classes_exist(page: str) -> None:
+    told = {span for span in spans(PAGES[page]) if re.fullmatch(r"(?:[A-Z][a-z0-9]+){2,}", span)}
+    assert told - OTHERS_CLASSES <= classes()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_documents_metrics_and_events_are_in_their_contracts(page: str) -> None:
+    metrics = {span for span in spans(PAGES[page]) if re.fullmatch(r"swarm_[a-z_]+", span)} - set(FOLDERS)
+    assert metrics <= set(METRICS)
+    events = set(re.findall(r"`(\w+)` event\b|\bevent `(\w+)`", PAGES[page]))
+    assert {name for pair in events for name in pair if name} <= set(EVENTS)
+
+
+@cache
+def texts() -> tuple[str, ...]:
+    """All texts in the program, those of one message joined; `…` for what is filled in."""
+    found = []
+    for name in files():
+        source = (ROOT / name).read_text("utf-8") if name.endswith(".py") and not name.startswith("tests/") else ""
+        if any(word in source for word in ("Error", "Refused", "reason")):
+            tree = ast.parse(source)
+            found += [joined(node) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr | ast.Constant)]
+    return tuple(text for text in found if text)
+
+
+def joined(node: ast.JoinedStr | ast.Constant) -> str:
+    if isinstance(node, ast.Constant):
+        return node.value if isinstance(node.value, str) else ""
+    return "".join(part.value if isinstance(part, ast.Constant) else "…" for part in node.values)
+
+
+@pytest.mark.parametrize("message", MESSAGES)
+def test_troubleshooting_tells_of_messages_that_the_program_has(message: str) -> None:
+    pieces = [re.escape(piece.strip(" .;:")) for piece in message.split("…") if piece.strip(" .;:(s)")]
+    pattern = re.compile(".*".join(pieces))
+    assert any(pattern.search(text) for text in texts()), f"no message of the program reads: {message}"
+
+
+def test_troubleshooting_has_the_commonest_thirty() -> None:
+    assert len(MESSAGES) >= 30

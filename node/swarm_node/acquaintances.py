@@ -146,6 +146,12 @@ def remembered(config: Config) -> tuple[Acquaintance, ...]:
     return read(Home(config.home).peers, config.network_id, time.time())
 
 
+def way_in(config: Config) -> tuple[str, ...]:
+    """Addresses of peers to join through: those given, or else those remembered. Raises ConfigError for none."""
+    check_way_in(config)
+    return config.peers or tuple(f"{addr}/p2p/{each.peer_id}" for each in remembered(config) for addr in each.addrs)
+
+
 def check_way_in(config: Config) -> None:
     """Raises ConfigError for a node that is to join and neither was given a peer nor remembers one."""
     if not config.peers and not remembered(config):

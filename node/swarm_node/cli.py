@@ -132,12 +132,32 @@ COMMANDS = (
         switches={"yes": "Sign and deliver it; without this, only say what would be signed."},
     ),
     Command(
+        name="models list",
+        purpose="List the models of a network: their revisions, and whether all blocks are served.",
+        code="swarm_node.commands.model_list:run",
+        settings=(*HERE, "peers", "network_id"),
+        example=f"swarm-node models list --peers {ADDR}",
+    ),
+    Command(
         name="models check",
         purpose="Say whether a model can be served here, and why not, from its config.json alone.",
         code="swarm_node.commands.model_check:run",
         settings=HERE,
         example="swarm-node models check OWNER/NAME",
         arguments={"model": "A directory, or OWNER/NAME[@REVISION] on a hub."},
+    ),
+    Command(
+        name="chat",
+        purpose="Chat with a model of a network; a question on standard input is answered once.",
+        code="swarm_node.commands.chat:run",
+        settings=(*HERE, "peers", "network_id"),
+        example=f"swarm-node chat story --peers {ADDR}",
+        arguments={"model": "The model's name, or NAME@REVISION for one of several that are served under it."},
+        texts={
+            "system": "What the model is told before the conversation.",
+            "temperature": "How freely words are drawn, from 0 (always the likeliest) to 2 (default: 0.7).",
+            "max_tokens": "Tokens of an answer at most (default: 512).",
+        },
     ),
     Command(
         name="gateway",
@@ -222,10 +242,12 @@ GROUPS = {
     ),
     "models": typer.Typer(
         name="models",
-        help="Look at models before they are served.",
+        help="List a network's models (without a further word), or look at one before it is served.",
         epilog="Example: swarm-node models check OWNER/NAME",
     ),
 }
+USUAL = {"models": "list"}
+"""What a group does where none of its commands is named."""
 for entry in COMMANDS:
     entry.add_to(GROUPS.get(entry.name.split()[0], app))
 for group in GROUPS.values():
@@ -268,7 +290,7 @@ def run(arguments: Sequence[str]) -> int:
     emitter = Emitter(json="--json" in arguments)
     logs.quieten_imports()
     try:
-        code = app(args=_or_help(spread(arguments)), prog_name="swarm-node", standalone_mode=False)
+        code = app(args=_or_help(_with_usual(spread(arguments))), prog_name="swarm-node", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except TyperException as error:
         emitter.error(
@@ -292,6 +314,12 @@ def _or_help(arguments: list[str]) -> list[str]:
     """Whoever names no command gets to see which there are."""
     is_group = len(arguments) == 1 and arguments[0] in GROUPS
     return [*arguments, "--help"] if not arguments or is_group else arguments
+
+
+def _with_usual(arguments: list[str]) -> list[str]:
+    group, *rest = arguments or [""]
+    is_bare = group in USUAL and (not rest or (rest[0].startswith("-") and not {"--help", "-h"} & set(rest)))
+    return [group, USUAL[group], *rest] if is_bare else arguments
 
 
 def _known(arguments: Sequence[str]) -> list[str]:

@@ -434,6 +434,21 @@ EVENTS: Mapping[str, EventSpec] = {
             "num_blocks": "int: blocks that it has",
         },
     ),
+    "models": EventSpec(
+        about="What `models` prints.",
+        fields={
+            "models": "list: for each name, revision, num_blocks, served and missing (spans of blocks), num_servers, "
+            "context_tokens (null: not known), and others: the same of other weights that are served under the name",
+        },
+    ),
+    "chat_answer": EventSpec(
+        about="What a model answered in `chat`.",
+        fields={
+            "model": "text: the model's name, as it was asked for",
+            "text": "text: the answer",
+            "finish_reason": "text?: stop, or length where it was cut; null where Ctrl-C stopped it",
+        },
+    ),
     "identity": EventSpec(
         about="What `identity` prints.",
         fields={

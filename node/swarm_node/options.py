@@ -24,13 +24,14 @@ from swarm_node.config import SETTINGS, Config, Value
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flags:
     """What was given on the command line; None for what was not. `extra` holds a command's own switches, `paths`
-    its own files."""
+    its own files, `texts` its own options with a value."""
 
     values: Mapping[str, Value]
     json: bool
     file: Path | None
     extra: Mapping[str, bool]
     paths: Mapping[str, Path | None] = field(default_factory=dict)
+    texts: Mapping[str, str | None] = field(default_factory=dict)
 
     def resolve(self) -> Config:
         """These flags on top of environment, file and defaults. Raises ConfigError."""
@@ -45,8 +46,9 @@ class Flags:
 class Command:
     """A command's line in the help, its code (`module:function`, imported when it runs) and what it can be told.
 
-    `switches` are on/off options of its own beside the `settings`, `paths` files, and `arguments` files that are given
-    without an option's name, by name and meaning. A name of two words is a command of the group that is the first one.
+    `switches` are on/off options of its own beside the `settings`, `paths` files, `texts` values, and `arguments` files
+    that are given without an option's name, by name and meaning. A name of two words is a command of the group that is
+    the first one.
     """
 
     name: str
@@ -56,6 +58,7 @@ class Command:
     example: str
     switches: Mapping[str, str] = field(default_factory=dict)
     paths: Mapping[str, str] = field(default_factory=dict)
+    texts: Mapping[str, str] = field(default_factory=dict)
     arguments: Mapping[str, str] = field(default_factory=dict)
 
     def add_to(self, app: typer.Typer) -> None:
@@ -65,6 +68,10 @@ class Command:
         parameters += [_option(name, bool, f"--{name}", about, default=False) for name, about in self.switches.items()]
         parameters += [
             _option(name, Path | None, f"--{name}", about, metavar="FILE") for name, about in self.paths.items()
+        ]
+        parameters += [
+            _option(name, str | None, "--" + name.replace("_", "-"), about, metavar=name.split("_")[-1].upper())
+            for name, about in self.texts.items()
         ]
         parameters.append(_option("json", bool, "--json", "Print events as JSON lines on stdout.", default=False))
         parameters.append(
@@ -76,9 +83,13 @@ class Command:
             values = {name: given[name] if given[name] != [] else None for name in self.settings}
             extra = {name: bool(given[name]) for name in self.switches}
             paths = {name: given[name] for name in (*self.paths, *self.arguments)}
+            texts = {name: given[name] for name in self.texts}
             module, function = self.code.split(":")
             run: Callable[[Flags], int] = getattr(importlib.import_module(module), function)
-            return run(Flags(values=values, json=given["json"], file=given["config"], extra=extra, paths=paths))
+            flags = Flags(
+                values=values, json=given["json"], file=given["config"], extra=extra, paths=paths, texts=texts
+            )
+            return run(flags)
 
         callback.__doc__ = self.purpose
         callback.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}

@@ -147,6 +147,10 @@ class AsyncClient(Asked[Generation]):
         """How many tokens a prompt and its answer may have. Raises as `generate`."""
         return (await self._kit(model)).context_tokens
 
+    async def has_chat_template(self, model: str) -> bool:
+        """Whether messages are put before the model in its own form, or else as plain lines. Raises as `generate`."""
+        return (await self._kit(model)).has_chat_template
+
     async def decode(self, token_ids: Sequence[int], *, model: str) -> str:
         """The text of tokens, without special ones. Raises as `generate`."""
         kit = await self._kit(model)

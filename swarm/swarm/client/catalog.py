@@ -45,11 +45,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherRevision:
-    """Other weights that are served under the same name; `is_whole`: by somebody for each block."""
+    """Other weights that are served under the same name. They can answer when no blocks are `missing`."""
 
     revision: str
+    num_blocks: int
     num_servers: int
-    is_whole: bool
+    missing: tuple[tuple[int, int], ...]
+
+    @property
+    def is_whole(self) -> bool:
+        return not self.missing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,7 +225,12 @@ class Catalog:
             unreachable=revision.missing(avoid),
             age_s=max((ages_s.get(peer_id, 0.0) for peer_id in revision.servers if peer_id not in avoid), default=0.0),
             others=tuple(
-                OtherRevision(revision=each.digest, num_servers=each.num_servers, is_whole=not each.missing())
+                OtherRevision(
+                    revision=each.digest,
+                    num_blocks=each.num_blocks,
+                    num_servers=each.num_servers,
+                    missing=each.missing(),
+                )
                 for each in chosen.others[:MAX_OTHERS]
             ),
         )

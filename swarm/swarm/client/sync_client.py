@@ -78,6 +78,15 @@ class Client(Asked[Iterator[Token]]):
     def models(self) -> tuple[ModelStatus, ...]:
         return self._wait(self._connected.models())
 
+    def model(self, name: str) -> ModelStatus | None:
+        return self._wait(self._connected.model(name))
+
+    def context_tokens(self, model: str) -> int:
+        return self._wait(self._connected.context_tokens(model))
+
+    def has_chat_template(self, model: str) -> bool:
+        return self._wait(self._connected.has_chat_template(model))
+
     def answer(self, request: Request) -> Iterator[Token]:
         """As `generate`. Closing the iterator, or dropping it, frees the chain."""
         generation = self._connected.answer(request)
@@ -108,9 +117,19 @@ class Client(Asked[Iterator[Token]]):
 
     def _iterate(self, generation: Generation) -> Iterator[Token]:
         tokens = aiter(generation)
+        advancing: asyncio.Task[Any] | None = None
 
         async def advance() -> Token | None:
+            nonlocal advancing
+            advancing = asyncio.current_task()
             return await anext(tokens, None)
+
+        async def end() -> None:
+            # whoever waited for it was interrupted
+            if advancing is not None and not advancing.done():
+                advancing.cancel()
+                await asyncio.wait({advancing})
+            await generation.aclose()
 
         try:
             while (token := self._wait(advance())) is not None:
@@ -118,7 +137,7 @@ class Client(Asked[Iterator[Token]]):
         finally:
             # a client that is closed has closed it
             with contextlib.suppress(SessionError):
-                self._wait(generation.aclose())
+                self._wait(end())
 
     @property
     def _connected(self) -> AsyncClient:

@@ -80,8 +80,8 @@ def test_gateway_stays_with_the_weights_that_it_has_used_also_after_a_restart(
 
 def test_gateway_model_with_a_gap_names_the_other_weights_that_are_whole() -> None:
     others = [
-        OtherRevision(revision=OTHER, num_servers=1, is_whole=True),
-        OtherRevision(revision="f" * 32, num_servers=1, is_whole=False),
+        OtherRevision(revision=OTHER, num_blocks=4, num_servers=1, missing=()),
+        OtherRevision(revision="f" * 32, num_blocks=4, num_servers=1, missing=((0, 1),)),
     ]
     client = ScriptedClient(served=[ScriptedModel(missing=[(1, 3)], revision=OWN, others=others)])
 

@@ -7,10 +7,11 @@ import json
 import math
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -633,6 +634,38 @@ def test_call_that_waits_when_the_client_is_closed_is_told_so(slow: Slow) -> Non
         closing.join(10)
         with pytest.raises(SessionError):
             connected.models()
+
+
+def test_answer_that_is_interrupted_is_ended_and_the_client_goes_on(
+    slow: Slow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By Ctrl-C while a token is waited for."""
+    ended = threading.Event()
+
+    async def hang(_trace: object) -> AsyncGenerator[Any, None]:
+        try:
+            slow.asked.set()
+            await asyncio.sleep(3600)
+            yield
+        finally:
+            await asyncio.sleep(0.01)  # a chain is freed
+            ended.set()
+
+    monkeypatch.setattr(Slow, "answer_to", lambda _self, _request: client.Generation(hang, "tiny"), raising=False)
+    with client.Client(peers=[]) as connected:
+        monkeypatch.setattr(slow, "answer", slow.answer_to)
+
+        def press_ctrl_c() -> None:
+            slow.asked.wait(10)
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+        pressing = threading.Thread(target=press_ctrl_c)
+        pressing.start()
+        with pytest.raises(KeyboardInterrupt):
+            next(connected.generate(model="tiny", prompt="hi"))
+        pressing.join(10)
+        assert ended.wait(10)
+        assert connected.models() == ()
 
 
 def test_import_of_swarm_is_light() -> None:

@@ -75,6 +75,7 @@ class ModelKit:
     context_tokens: int
     end_ids: frozenset[int]
     table: TokenTable | None
+    has_chat_template: bool
     turns: _Turns
 
     async def encode(self, prompt: str) -> list[int]:
@@ -146,6 +147,7 @@ async def open_kit(model: str, revision: str, process: AsksTokenizer) -> ModelKi
             # some models name end tokens beyond their vocabulary, which never come
             end_ids=frozenset(i for i in _end_ids(told["end_ids"]) if 0 <= i < told["vocab_size"]),
             table=None if told["table"] is None else table_from_json(told["table"]),
+            has_chat_template=told["has_chat_template"] is True,
             turns=turns,
         )
     except (ValueError, TypeError, KeyError) as error:

@@ -152,6 +152,7 @@ def load_tokenizer(model: str, directory: Path) -> LoadedTokenizer:
             "vocab_size": int(config.vocab_size),
             "context_tokens": context_tokens(config),
             "end_ids": _end_ids(files, config, tokenizer),
+            "has_chat_template": bool(tokenizer.chat_template),
         }
         return LoadedTokenizer(model=model, about=about, tokenizer=tokenizer)
     except (MemoryError, KeyboardInterrupt):

@@ -1,0 +1,204 @@
+"""`swarm-node chat`: a conversation with a model of a network, in a terminal or over a pipe."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from swarm.router.revision_names import short
+from swarm_protocol import limits
+from swarm_protocol.errors import ConfigError, SwarmError
+
+from swarm_node import logs
+from swarm_node.acquaintances import way_in
+from swarm_node.cleaning import REPLACEMENT
+from swarm_node.conversation import Conversation, Plain, Templated
+from swarm_node.dashboard.shown import plural
+from swarm_node.events import Emitter
+from swarm_node.home import Home
+from swarm_node.options import Flags
+from swarm_node.settings import whole_number
+
+if TYPE_CHECKING:
+    from swarm.client import Client
+
+FIRST_S = 10.0
+"""Records arrive within a second or two of the connection."""
+
+LOOK_S = 0.25
+MAX_INPUT_CHARS = 2_000_000
+"""Of a question on standard input, as of a gateway's prompts."""
+
+TEMPERATURE = 0.7
+PROMPT = "> "
+ANEW = "/new"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What was asked for on the command line. Raises ConfigError where it is made from flags."""
+
+    model: str
+    system: str
+    temperature: float
+    max_tokens: int | None
+
+
+def run(flags: Flags) -> int:
+    config = flags.resolve()
+    told = _told(flags)
+    peers = way_in(config)
+    # with it comes torch, for seconds
+    from swarm.client import Client, UsedRevisions  # noqa: PLC0415
+
+    from swarm_node.used_models import used_in  # noqa: PLC0415
+
+    logs.quieten_libraries()
+    emitter = Emitter(json=flags.json)
+    home = Home(config.home)
+    used = used_in(home.revisions, config.network_id) if home.path.is_dir() else UsedRevisions()
+    with Client(peers=peers, network_id=config.network_id, used=used) as client:
+        chat = Chat(client, told, emitter)
+        chat.begin()
+        if sys.stdin.isatty():
+            chat.converse()
+        else:
+            chat.answer(_piped())
+    return 0
+
+
+class Chat:
+    """Asks the client for answers and shows them. An answer that fails is no part of the conversation."""
+
+    def __init__(self, client: Client, told: Told, emitter: Emitter) -> None:
+        self._client = client
+        self._told = told
+        self._emitter = emitter
+        self._conversation: Conversation = Plain(told.system)
+
+    def begin(self) -> None:
+        """Find the model, and say what it is. Raises ConfigError if nobody serves it."""
+        status = _soon(lambda: self._client.model(self._told.model))
+        if self._client.has_chat_template(self._told.model):
+            self._conversation = Templated(self._told.system)
+        else:
+            self._emitter.say(f"{self._told.model} has no chat template: it continues the text of the conversation")
+        if status is not None:
+            servers = plural(status.num_servers, "server")
+            self._emitter.say(f"{status.name}, revision {short(status.revision)}, on {servers}")
+
+    def converse(self) -> None:
+        """Until the input ends. Ctrl-C stops an answer; while a question is written it raises KeyboardInterrupt."""
+        self._emitter.say(f"Ctrl-C stops an answer, Ctrl-D ends, {ANEW} begins anew")
+        for question in _questions():
+            if question.strip() == ANEW:
+                self._conversation.clear()
+                continue
+            try:
+                self.answer(question, goes_on=True)
+            except SwarmError as error:
+                self._emitter.error(error)
+
+    def answer(self, question: str, *, goes_on: bool = False) -> None:
+        """Stream the answer. Where the conversation `goes_on`, Ctrl-C stops it only, and what came is kept."""
+        text, reason = "", None
+        try:
+            with closing(self._tokens(question)) as tokens:
+                for token in tokens:
+                    text, reason = text + token.text, token.finish_reason
+                    self._show(token.text)
+        except KeyboardInterrupt:
+            if not goes_on:
+                raise
+        finally:
+            self._show("\n")
+        self._conversation.add(question, text)
+        if self._emitter.json:
+            self._emitter.emit("chat_answer", model=self._told.model, text=text, finish_reason=reason)
+
+    def _tokens(self, question: str) -> Any:
+        return self._client.generate(
+            model=self._told.model,
+            temperature=self._told.temperature,
+            max_tokens=self._told.max_tokens,
+            **self._conversation.asking(question),
+        )
+
+    def _show(self, text: str) -> None:
+        if not self._emitter.json:
+            sys.stdout.write(fit_for_terminal(text) if sys.stdout.isatty() else text)
+            sys.stdout.flush()
+
+
+def fit_for_terminal(text: str) -> str:
+    """Without what moves the cursor or turns the text: it is made by strangers' machines."""
+    return "".join(letter if letter.isprintable() or letter in "\n\t" else REPLACEMENT for letter in text)
+
+
+def _soon(look: Callable[[], T | None]) -> T | None:
+    """What is found within a while."""
+    give_up_at_s = time.monotonic() + FIRST_S
+    while (found := look()) is None and time.monotonic() < give_up_at_s:
+        time.sleep(LOOK_S)
+    return found
+
+
+def _questions() -> Iterator[str]:
+    import readline  # noqa: F401, PLC0415 - lets `input` edit lines and remember them
+
+    while True:
+        try:
+            question = input(PROMPT)
+        except EOFError:
+            return
+        if question.strip():
+            yield question
+
+
+def _piped() -> str:
+    """Raises ConfigError for nothing, or too much."""
+    text = sys.stdin.read(MAX_INPUT_CHARS + 1)
+    if not text.strip():
+        raise ConfigError("there is no question on standard input", remedy="write one, or start it in a terminal")
+    if len(text) > MAX_INPUT_CHARS:
+        raise ConfigError(f"the question has over {MAX_INPUT_CHARS} characters", remedy="shorten it")
+    return text.rstrip("\n")
+
+
+def _told(flags: Flags) -> Told:
+    model = flags.paths["model"]
+    if model is None:
+        raise ConfigError("MODEL is missing", remedy="see swarm-node models for those that are served")
+    tokens = _parsed(flags.texts, "max_tokens", whole_number(1, limits.MAX_SESSION_TOKENS))
+    temperature = _parsed(flags.texts, "temperature", _temperature)
+    return Told(
+        model=str(model),
+        system=flags.texts["system"] or "",
+        temperature=TEMPERATURE if temperature is None else temperature,
+        max_tokens=tokens,
+    )
+
+
+def _parsed(texts: Mapping[str, str | None], name: str, parse: Callable[[str], T]) -> T | None:
+    text = texts[name]
+    try:
+        return None if text is None else parse(text)
+    except ValueError as error:
+        option = "--" + name.replace("_", "-")
+        raise ConfigError(f"{option}: {text!r:.80} {error}", remedy="see swarm-node chat --help") from error
+
+
+def _temperature(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not 0 <= value <= 2:
+        raise ValueError("is not a number from 0 to 2")
+    return value

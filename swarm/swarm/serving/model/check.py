@@ -2,28 +2,67 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+from swarm_protocol import limits
+from swarm_protocol.errors import ConfigError
 
 from swarm.building import BUILDING
 from swarm.serving.model.cut import causal_lm_class, cut
-from swarm.serving.model.files import read_config
+from swarm.serving.model.files import check_is_model, read_config
+from swarm.serving.model.header import one_line
+from swarm.serving.model.quiet import quiet_transformers
+from swarm.serving.model.trial import NotTriedError, try_in_parts
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """A model that can be served. `family` is transformers' `model_type`."""
+    """A model that can be served. `family` is transformers' `model_type`.
+
+    `untried` says why its blocks could not be tried out from the config; then they are when they are loaded.
+    """
 
     family: str
     num_blocks: int
+    untried: str = ""
 
 
 def check_directory(directory: Path) -> Checked:
-    """Raises ConfigError for a model that cannot be served, with the reason."""
-    config = read_config(directory)
-    checked = Checked(str(config.model_type), int(config.num_hidden_layers))
-    with BUILDING, torch.device("meta"):
-        cut(causal_lm_class(config)(config), 0, 1)
-    return checked
+    """As `check_config`, for the config.json in `directory`."""
+    with quiet_transformers():
+        config = read_config(directory)
+    return check_config(config)
+
+
+def check_config(config: Any) -> Checked:
+    """Raises ConfigError for a model that cannot be served, with the reason. `config` is left as it is."""
+    check_is_model(config)
+    causal_lm_class(config)
+    num_blocks, untried = int(config.num_hidden_layers), ""
+    if num_blocks > limits.MAX_BLOCKS:
+        raise ConfigError(f"{num_blocks} blocks are more than {limits.MAX_BLOCKS}", remedy="serve another model")
+    try:
+        try_in_parts(config)
+    except NotTriedError as error:
+        untried = str(error)
+        _check_structure(config)
+    return Checked(family=str(config.model_type), num_blocks=num_blocks, untried=untried)
+
+
+def _check_structure(config: Any) -> None:
+    """Raises ConfigError for a model that cannot be built, or whose modules cannot be told apart."""
+    model_class = causal_lm_class(config)
+    try:
+        with BUILDING, quiet_transformers(), torch.device("meta"):
+            cut(model_class(copy.deepcopy(config)), 0, 1)
+    except ConfigError:
+        raise
+    except Exception as error:  # a family's own code raises what it likes
+        raise ConfigError(
+            f"transformers cannot build a {config.model_type} from this config: {one_line(error)}",
+            remedy="restore the file that came with the model, or serve another one",
+        ) from error

@@ -19,13 +19,16 @@ from transformers import AutoConfig
 from swarm.serving.model.formats.format import CheckpointFormat, group, num_values
 from swarm.serving.model.formats.registry import format_of
 from swarm.serving.model.header import one_line, read_header
-from swarm.serving.model.shape import context_tokens
+from swarm.serving.model.shape import check_counts, context_tokens
 from swarm.serving.model.small_files import SMALL_FILES
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 DOWNLOAD = "download.json"
 """Written by `download` where only some shards were brought: the commit and every tensor's number of values."""
+
+MAX_CONFIG_BYTES = 4 * 2**20
+"""Those that name a thousand labels have 100 kB."""
 
 _PAGE_BYTES = 4096
 _PAGES_PER_FILE = 4096  # 16 MiB read from each file, however large, so that a start does not read the whole model
@@ -125,19 +128,35 @@ def read_config(directory: Path) -> Any:
             remedy="name a directory written by save_pretrained or downloaded from a hub",
         )
     try:
+        _check_bounds(directory / "config.json")
         config = AutoConfig.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
-        sizes = [getattr(config, name, None) for name in ("num_hidden_layers", "hidden_size", "vocab_size")]
     except Exception as error:  # each family checks its own settings, and raises what it likes
         raise ConfigError(
             f"{directory}/config.json is not usable: {one_line(error)}",
             remedy="restore the file that came with the model, or serve another one",
         ) from error
-    if not all(isinstance(size, int) and size > 0 for size in sizes):
-        raise ConfigError(
-            f"{directory}/config.json is not usable: {config.model_type} is no language model of blocks",
-            remedy="serve a causal language model",
-        )
+    check_is_model(config)
     return config
+
+
+def _check_bounds(path: Path) -> None:
+    """Raises ValueError for what transformers would take too long to read."""
+    if path.stat().st_size > MAX_CONFIG_BYTES:
+        raise ValueError(f"it is larger than {MAX_CONFIG_BYTES} bytes")
+    settings = json.loads(path.read_text("utf-8"))
+    if not isinstance(settings, dict):
+        raise ValueError("it is no object")  # noqa: TRY004
+    check_counts(settings)
+
+
+def check_is_model(config: Any) -> None:
+    """Raises ConfigError for a config without the sizes of a language model, as one of several models has."""
+    try:
+        sizes = [getattr(config, name, None) for name in ("num_hidden_layers", "hidden_size", "vocab_size")]
+    except Exception:  # as for sizes
+        sizes = [None]
+    if not all(type(size) is int and size > 0 for size in sizes):
+        raise ConfigError(f"{config.model_type} is no language model of blocks", remedy="serve a causal language model")
 
 
 def _find_shards(directory: Path) -> dict[str, Path]:

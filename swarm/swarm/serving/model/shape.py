@@ -28,6 +28,18 @@ class ModelShape:
         check_int(self.vocab_size, "vocab_size", low=1, high=limits.MAX_MESSAGE_BYTES // 4)
 
 
+def check_counts(settings: Mapping[str, Any]) -> None:
+    """Raises ValueError for a number of layers beyond any model, or of labels: transformers makes lists of that length.
+
+    `settings` are those of a config.json, before transformers has seen them.
+    """
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            check_counts(value)
+        elif ("layer" in key or "label" in key) and isinstance(value, int | float) and value > limits.MAX_BLOCKS:
+            raise ValueError(f"{key} is {value}, more than {limits.MAX_BLOCKS}")
+
+
 _FOLLOWS_THE_LONGEST = {"dynamic", "longrope"}
 """Rotary embeddings that turn all positions otherwise once one of them is behind the original context."""
 

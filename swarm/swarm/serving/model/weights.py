@@ -6,22 +6,20 @@ transformers' own loader reads, so that old checkpoint layouts are converted. Wh
 from __future__ import annotations
 
 import copy
-import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from swarm_protocol.errors import ConfigError, IntegrityError
 from torch import Tensor
-from transformers.utils import logging as transformers_logging
 
 from swarm.building import BUILDING
 from swarm.serving.model.cut import block_pattern, causal_lm_class, cut
 from swarm.serving.model.files import ModelFiles
 from swarm.serving.model.formats.format import FLOATS, QuantizedTensor, quantized_tensor
 from swarm.serving.model.quantization import is_quantizable
+from swarm.serving.model.quiet import quiet_transformers
 from swarm.serving.model.stored import StoredTensor, stored_tensors
 
 _PLAIN = (*FLOATS, torch.float64)
@@ -147,7 +145,7 @@ def _open_tensor(
 
 
 def _materialise(files: ModelFiles, cut_class: Any, tensors: dict[str, Any], start: int, dtype: torch.dtype) -> Any:
-    with _quiet_transformers():
+    with quiet_transformers():
         try:
             model, info = cut_class.from_pretrained(
                 None,
@@ -189,30 +187,6 @@ def check_whole(files: ModelFiles, model: Any) -> None:
         raise ConfigError(
             f"{files.config.model_type} leaves {stranded[0]} without a value", remedy="serve another family"
         )
-
-
-@contextmanager
-def _quiet_transformers() -> Iterator[None]:
-    """Without the library's own progress bars and load reports: failures are raised, and named, here.
-
-    Nor what torchao, which it imports, logs of kernels for other machines.
-    """
-    loggers = [logging.getLogger(name) for name in ("torchao", "torch.utils._pytree")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    had_bars = transformers_logging.is_progress_bar_enabled()
-    verbosity = transformers_logging.get_verbosity()
-    transformers_logging.disable_progress_bar()
-    transformers_logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
-        transformers_logging.set_verbosity(verbosity)
-        if had_bars:
-            transformers_logging.enable_progress_bar()
 
 
 def _check_finite(files: ModelFiles, model: Any, needed: dict[str, str], start: int) -> None:

@@ -23,7 +23,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.tokenization_utils_tokenizers import TokenizersBackend
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
-from swarm.serving.model.shape import context_tokens
+from swarm.serving.model.shape import check_counts, context_tokens
 from swarm.serving.model.small_files import SMALL_FILES
 from swarm.serving.tokenizer.token_bytes import SPACE, byte_level_bytes, fallback_byte, token_bytes
 from swarm.serving.tokenizer.token_table import MAX_TABLE_BYTES, MAX_TABLE_TOKENS, TokenTable, table_of
@@ -142,7 +142,7 @@ def load_tokenizer(model: str, directory: Path) -> LoadedTokenizer:
         files = {path.name: path.read_bytes() for path in directory.iterdir() if path.name in SMALL_FILES}
         if "tokenizer_config.json" in files:
             (directory / "tokenizer_config.json").write_bytes(_without_paths(files["tokenizer_config.json"]))
-        _check_depth(json.loads(files.get("config.json", b"{}")))
+        check_counts(json.loads(files.get("config.json", b"{}")))
         config = AutoConfig.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
         tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
         tokenizer("a")  # a tokenizer that cannot take even this is refused here
@@ -186,15 +186,6 @@ def _without_paths(settings: bytes) -> bytes:
     """Tokenizer settings without the files that they name, which transformers would read wherever they are."""
     kept = {key: value for key, value in json.loads(settings).items() if not key.endswith(("_file", "_files"))}
     return json.dumps(kept).encode()
-
-
-def _check_depth(settings: Mapping[str, Any]) -> None:
-    """Raises ValueError for a number of layers beyond any model: transformers makes lists of that length."""
-    for key, value in settings.items():
-        if isinstance(value, dict):
-            _check_depth(value)
-        elif "layer" in key and isinstance(value, int | float) and value > limits.MAX_BLOCKS:
-            raise ValueError(f"{key} is {value}, more than {limits.MAX_BLOCKS}")
 
 
 def _end_ids(files: Mapping[str, bytes], config: Any, tokenizer: Any) -> list[int]:

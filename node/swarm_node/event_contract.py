@@ -432,6 +432,7 @@ EVENTS: Mapping[str, EventSpec] = {
             "model": "text: the model's name",
             "family": "text: its family, as transformers calls it",
             "num_blocks": "int: blocks that it has",
+            "untried": "text: why its blocks are only tried out when they are loaded; empty: they were tried",
         },
     ),
     "models": EventSpec(

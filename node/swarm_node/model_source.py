@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from swarm.serving.model.download import OnProgress, download_blocks, find_model
+from swarm.serving.model.check import Checked, check_directory
+from swarm.serving.model.download import OnProgress, download_blocks, find_config, find_model
 from swarm_protocol.errors import ConfigError
 
 from swarm_node.home import Home
@@ -36,19 +38,44 @@ def find_source(model: Path | HubId, home: Home, on_progress: OnProgress) -> Sou
     """Raises ConfigError or IntegrityError for a model that a hub does not have, as does `bring`."""
     if isinstance(model, Path):
         return Source(model, lambda _start, _end: None)
-    cache, endpoint = home.cache / "models", os.environ.get("HF_ENDPOINT")
-    try:
-        found = find_model(model.model_id, cache, revision=model.revision, endpoint=endpoint)
-    except ConfigError as error:
-        # whoever mistypes a directory asks a hub, too
-        raise ConfigError(
-            error.message, remedy=f"{error.remedy}; there is no directory {model.model_id} here either"
-        ) from error
+    with _maybe_mistyped(model):
+        found = find_model(model.model_id, _cache(home), revision=model.revision, endpoint=_endpoint())
 
     def bring(start: int, end: int) -> None:
         download_blocks(found, start, end, on_progress)
 
     return Source(found.directory, bring)
+
+
+def check_served(model: Path | HubId, home: Home, blocks: tuple[int, int] | None = None) -> Checked:
+    """Say from its config alone whether `model` can be served, and `blocks` of it, if named.
+
+    Of a model on a hub config.json is brought, and nothing else. Raises ConfigError or IntegrityError, with the reason.
+    """
+    if isinstance(model, Path):
+        return check_directory(model, blocks)
+    with _maybe_mistyped(model):
+        directory = find_config(model.model_id, _cache(home), revision=model.revision, endpoint=_endpoint())
+    return check_directory(directory, blocks)
+
+
+def _cache(home: Home) -> Path:
+    return home.cache / "models"
+
+
+def _endpoint() -> str | None:
+    return os.environ.get("HF_ENDPOINT")
+
+
+@contextmanager
+def _maybe_mistyped(model: HubId) -> Iterator[None]:
+    """Whoever mistypes a directory asks a hub, too."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(
+            error.message, remedy=f"{error.remedy}; there is no directory {model.model_id} here either"
+        ) from error
 
 
 class Reports:

@@ -18,6 +18,7 @@ from swarm.training.run_config import RunConfig
 from swarm_protocol.errors import ConfigError
 
 from swarm_node.amounts import size
+from swarm_node.model_source import check_served
 from swarm_node.needs import ModelNeed, Need, RunNeed
 from swarm_node.node import Node
 from swarm_node.run_source import run_of_id
@@ -38,6 +39,7 @@ async def prepared(node: Node, need: Need) -> Work:
 
 async def _serving(node: Node, need: ModelNeed) -> Work:
     model, dtype = await asyncio.to_thread(_origin, need, node.home.checkpoints / need.name / need.name)
+    await asyncio.to_thread(check_served, model, node.home, node.config.blocks)
     return Serving(node, model, need.name, numbered=True, dtype=dtype).until_leaving
 
 

@@ -14,6 +14,8 @@ from swarm.training.run_file import load_run
 from swarm.training.signed_run import SignedRun
 
 from swarm_node.config import Config
+from swarm_node.home import Home
+from swarm_node.model_source import check_served
 from swarm_node.node import Node, RelayUse, RoleName
 from swarm_node.run_source import keep_copy, run_of_id
 from swarm_node.serving import Serving, model_name
@@ -36,7 +38,10 @@ class Volunteer:
         if isinstance(config.run, Path):
             self._run = load_run(config.run)
             check_run(self._run.config, config)
-        self._model_name = model_name(config.model) if config.model else ""
+        self._model_name = ""
+        if config.model:
+            self._model_name = model_name(config.model)
+            check_served(config.model, Home(config.home), config.blocks)
 
     def relay(self, config: Config) -> RelayUse:
         return relay_use(config)

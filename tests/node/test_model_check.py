@@ -6,11 +6,16 @@ import json
 from pathlib import Path
 
 import pytest
-from swarm_node import cli
-from transformers import LlamaConfig, T5Config
+from local_hub import MODEL, local_hub
+from swarm_node import cli, daemon
+from swarm_protocol.identity import Identity
+from transformers import LlamaConfig, LlamaForCausalLM, MambaConfig, T5Config
+
+PEER = Identity.generate().peer_id
 
 
 def check(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    capsys.readouterr()
     code = cli.run(["models", "check", *arguments])
     captured = capsys.readouterr()
     return code, captured.out, captured.err
@@ -24,12 +29,8 @@ def test_models_check_of_a_config_alone_says_that_it_can_be_served(
     code, out, _ = check(capsys, str(tmp_path / "story"), "--json")
     assert code == 0
     found = json.loads(out)
-    assert {name: found[name] for name in ("event", "model", "family", "num_blocks")} == {
-        "event": "model_check",
-        "model": "story",
-        "family": "llama",
-        "num_blocks": 7,
-    }
+    del found["time"]
+    assert found == {"event": "model_check", "model": "story", "family": "llama", "num_blocks": 7, "untried": ""}
 
 
 def test_models_check_of_another_kind_of_model_says_why_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -43,3 +44,43 @@ def test_models_check_without_a_model_says_what_is_missing(capsys: pytest.Captur
     code, _, err = check(capsys)
     assert code == 1
     assert err.startswith("error: MODEL is missing")
+
+
+def test_models_check_of_a_hub_s_model_brings_its_config_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4
+    )
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "made")
+    with local_hub(tmp_path / "made", tmp_path / "hub") as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+        found = check(capsys, MODEL, "--home", str(tmp_path / "home"))
+        assert found == (0, "tiny can be served: llama, 2 blocks\n", "")
+        code, _, err = check(capsys, "someone/else", "--home", str(tmp_path / "home"))
+        assert [name for name, _ in hub.asked] == ["config.json"]
+    assert code == 1
+    assert err.startswith("error: the hub has no model someone/else")
+
+
+@pytest.mark.parametrize(
+    ("config", "blocks", "reason"),
+    [
+        (MambaConfig(), [], "mamba has blocks that share state and cannot be split"),
+        (LlamaConfig(num_hidden_layers=9), ["--blocks", "5:20"], "blocks 5:20 are not within this model's 0:9"),
+    ],
+)
+def test_join_with_what_cannot_be_served_is_refused_before_it_meets_peers_or_reads_weights(
+    config: object,
+    blocks: list[str],
+    reason: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(daemon, "run", lambda *_: pytest.fail("the network is joined"))
+    config.save_pretrained(tmp_path / "model")  # type: ignore[attr-defined]
+    peer = f"/ip4/127.0.0.1/tcp/9/p2p/{PEER}"
+    arguments = ["--model", str(tmp_path / "model"), "--home", str(tmp_path / "home"), "--peers", peer, *blocks]
+    assert cli.run(["join", *arguments]) == 1
+    assert reason in capsys.readouterr().err

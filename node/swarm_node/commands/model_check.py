@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 from swarm_protocol.errors import ConfigError
 
 from swarm_node import logs
 from swarm_node.events import Emitter
+from swarm_node.home import Home
 from swarm_node.options import Flags
 from swarm_node.settings import HubId, parse_model
 
 
 def run(flags: Flags) -> int:
-    model = _model(flags)
+    model, home = _model(flags), Home(flags.home())
     # torch takes seconds to import: what is refused above is refused at once
-    from swarm.serving.model.check import check_directory  # noqa: PLC0415
+    from swarm_node.model_source import check_served  # noqa: PLC0415
 
     logs.quieten_libraries()
-    if isinstance(model, HubId):
-        raise ConfigError(f"{model} is not a directory", remedy="download it, and give its directory")
-    checked = check_directory(model)
+    checked = check_served(model, home)
     emitter = Emitter(json=flags.json)
     if flags.json:
-        emitter.emit("model_check", model=model.name, family=checked.family, num_blocks=checked.num_blocks)
-    else:
-        emitter.result(f"{model.name} can be served: {checked.family}, {checked.num_blocks} blocks")
+        emitter.emit("model_check", model=model.name, **asdict(checked))
+        return 0
+    emitter.result(f"{model.name} can be served: {checked.family}, {checked.num_blocks} blocks")
+    if checked.untried:
+        emitter.result(
+            f"its blocks are tried out when they are loaded: this config alone was not enough, {checked.untried}"
+        )
     return 0
 
 

@@ -16,6 +16,7 @@ from swarm.serving.model.cut import causal_lm_class, cut
 from swarm.serving.model.files import check_is_model, read_config
 from swarm.serving.model.header import one_line
 from swarm.serving.model.quiet import quiet_transformers
+from swarm.serving.model.shape import check_span
 from swarm.serving.model.trial import NotTriedError, try_in_parts
 
 
@@ -31,10 +32,12 @@ class Checked:
     untried: str = ""
 
 
-def check_directory(directory: Path) -> Checked:
-    """As `check_config`, for the config.json in `directory`."""
+def check_directory(directory: Path, blocks: tuple[int, int] | None = None) -> Checked:
+    """As `check_config`, for the config.json in `directory`, and for the span of it that is to be served."""
     with quiet_transformers():
         config = read_config(directory)
+    if blocks is not None:
+        check_span(*blocks, int(config.num_hidden_layers))
     return check_config(config)
 
 

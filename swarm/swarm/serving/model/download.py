@@ -33,7 +33,7 @@ from huggingface_hub.file_download import hf_hub_url, http_get
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 from swarm_protocol.errors import ConfigError, IntegrityError, SwarmError
 
-from swarm.serving.model.files import DOWNLOAD, INDEX, SINGLE, ModelFiles, open_model
+from swarm.serving.model.files import CONFIG, DOWNLOAD, INDEX, MAX_CONFIG_BYTES, SINGLE, ModelFiles, open_model
 from swarm.serving.model.header import one_line, read_header
 from swarm.serving.model.small_files import SMALL_FILES
 from swarm.serving.model.weights import needed_shards
@@ -63,6 +63,27 @@ def find_model(
 ) -> HubModel:
     """Ask the hub what `revision` of the model is, and bring its small files. Raises ConfigError, IntegrityError."""
     api = HfApi(endpoint=endpoint, token=token)
+    model = _look_up(api, model_id, cache_dir, revision)
+    with _in_its_directory(model):
+        _fetch_all(model, [name for name in (*SMALL_FILES, INDEX) if name in model.sizes], lambda *_: None)
+        if not (model.directory / DOWNLOAD).is_file():
+            _write_atomically(model.directory / DOWNLOAD, json.dumps(_describe(api, model)))
+    return model
+
+
+def find_config(model_id: str, cache_dir: Path, *, revision: str = "main", endpoint: str | None = None) -> Path:
+    """The directory of that model, with its config.json in it and nothing else brought. Raises as `find_model`."""
+    model = _look_up(HfApi(endpoint=endpoint), model_id, cache_dir, revision)
+    if _size(model, CONFIG) > MAX_CONFIG_BYTES:
+        raise ConfigError(
+            f"{CONFIG} of {model_id} is larger than {MAX_CONFIG_BYTES} bytes", remedy="name another model"
+        )
+    with _in_its_directory(model):
+        _fetch_all(model, [CONFIG], lambda *_: None)
+    return model.directory
+
+
+def _look_up(api: HfApi, model_id: str, cache_dir: Path, revision: str) -> HubModel:
     with _in_words(model_id, revision):
         info = api.model_info(model_id, revision=revision, files_metadata=True)
     files = {file.rfilename: file for file in info.siblings or ()}
@@ -73,18 +94,21 @@ def find_model(
         directory=cache_dir / model_id.replace("/", "--") / commit,
         sizes={name: file.size for name, file in files.items() if isinstance(file.size, int)},
         sha256={name: file.lfs.sha256 for name, file in files.items() if file.lfs},
-        endpoint=endpoint,
-        token=token,
+        endpoint=api.endpoint,
+        token=api.token if isinstance(api.token, str) else None,
     )
     if not any(name in model.sizes for name in (INDEX, SINGLE)):
         raise ConfigError(f"{model_id} has no safetensors weights", remedy="name a model that has")
-    with _in_words(model_id, commit):
+    return model
+
+
+@contextmanager
+def _in_its_directory(model: HubModel) -> Iterator[None]:
+    """Hold the directory of `model` against other processes, and say in words what goes wrong."""
+    with _in_words(model.model_id, model.commit):
         model.directory.mkdir(parents=True, exist_ok=True)
         with FileLock(model.directory / ".lock"):
-            _fetch_all(model, [name for name in (*SMALL_FILES, INDEX) if name in model.sizes], lambda *_: None)
-            if not (model.directory / DOWNLOAD).is_file():
-                _write_atomically(model.directory / DOWNLOAD, json.dumps(_describe(api, model)))
-    return model
+            yield
 
 
 def download_blocks(model: HubModel, start: int, end: int, on_progress: OnProgress) -> ModelFiles:
@@ -94,7 +118,7 @@ def download_blocks(model: HubModel, start: int, end: int, on_progress: OnProgre
     """
     files = open_model(model.directory)
     names = [shard.name for shard in needed_shards(files, start, end)]
-    with _in_words(model.model_id, model.commit), FileLock(model.directory / ".lock"):
+    with _in_its_directory(model):
         _fetch_all(model, names, on_progress)
     return files
 

@@ -22,6 +22,7 @@ from swarm.serving.model.header import one_line, read_header
 from swarm.serving.model.shape import check_counts, context_tokens
 from swarm.serving.model.small_files import SMALL_FILES
 
+CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 DOWNLOAD = "download.json"
@@ -75,7 +76,7 @@ class ModelFiles:
         if (download := _read_download(self.directory)) is not None:
             return hub_revision(download["commit"], dtype)
         digest = hashlib.blake2b(dtype.encode(), digest_size=16)
-        for path in [self.directory / "config.json", *sorted(set(self.shards.values()))]:
+        for path in [self.directory / CONFIG, *sorted(set(self.shards.values()))]:
             num_bytes = path.stat().st_size
             digest.update(f"{path.name}\0{num_bytes}\0".encode())
             num_pages = -(-num_bytes // _PAGE_BYTES)
@@ -122,17 +123,17 @@ def open_model(directory: Path) -> ModelFiles:
 
 def read_config(directory: Path) -> Any:
     """transformers' config of the model in `directory`. Raises ConfigError for none, or one that is not usable."""
-    if not (directory / "config.json").is_file():
+    if not (directory / CONFIG).is_file():
         raise ConfigError(
-            f"{directory} holds no config.json",
+            f"{directory} holds no {CONFIG}",
             remedy="name a directory written by save_pretrained or downloaded from a hub",
         )
     try:
-        _check_bounds(directory / "config.json")
+        _check_bounds(directory / CONFIG)
         config = AutoConfig.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # each family checks its own settings, and raises what it likes
         raise ConfigError(
-            f"{directory}/config.json is not usable: {one_line(error)}",
+            f"{directory}/{CONFIG} is not usable: {one_line(error)}",
             remedy="restore the file that came with the model, or serve another one",
         ) from error
     check_is_model(config)

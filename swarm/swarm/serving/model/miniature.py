@@ -65,6 +65,7 @@ _SIZES: Sequence[tuple[int, Sequence[str]]] = (
     ),
 )
 _SIZE_OF = {name: size for size, names in _SIZES for name in names}
+_DROPPED = {"id2label", "label2id", "quantization_config"}
 _MAX_OTHER = 64
 """Of anything else that is counted, such as codebooks: a config may name a billion."""
 
@@ -75,7 +76,7 @@ def miniature(settings: Mapping[str, Any]) -> dict[str, Any]:
     kept = _kept_blocks(settings, depth) if depth else []
     small: dict[str, Any] = {}
     for name, value in settings.items():
-        if name in {"id2label", "label2id"}:
+        if name in _DROPPED:
             continue
         if name == "per_layer_config" and isinstance(value, Mapping):
             small[name] = _of_blocks(value, kept)

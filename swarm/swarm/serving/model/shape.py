@@ -8,6 +8,7 @@ from typing import Any
 
 from swarm_protocol import limits
 from swarm_protocol.checks import check_int
+from swarm_protocol.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,16 +29,28 @@ class ModelShape:
         check_int(self.vocab_size, "vocab_size", low=1, high=limits.MAX_MESSAGE_BYTES // 4)
 
 
+def check_span(start: int, end: int, num_blocks: int) -> None:
+    """Raises ConfigError for a span that a model of `num_blocks` does not have."""
+    if not 0 <= start < end <= num_blocks:
+        raise ConfigError(
+            f"blocks {start}:{end} are not within this model's 0:{num_blocks}", remedy="choose a span within them"
+        )
+
+
 def check_counts(settings: Mapping[str, Any]) -> None:
-    """Raises ValueError for a number of layers beyond any model, or of labels: transformers makes lists of that length.
+    """Raises ValueError for more layers, experts or labels than any model has: as many objects would be made.
 
     `settings` are those of a config.json, before transformers has seen them.
     """
     for key, value in settings.items():
         if isinstance(value, dict):
             check_counts(value)
-        elif ("layer" in key or "label" in key) and isinstance(value, int | float) and value > limits.MAX_BLOCKS:
+        elif _counts(key) and isinstance(value, int | float) and value > limits.MAX_BLOCKS:
             raise ValueError(f"{key} is {value}, more than {limits.MAX_BLOCKS}")
+
+
+def _counts(key: str) -> bool:
+    return "size" not in key and (key.startswith("num_") or any(what in key for what in ("layer", "label", "experts")))
 
 
 _FOLLOWS_THE_LONGEST = {"dynamic", "longrope"}

@@ -30,7 +30,7 @@ from swarm.serving.model.lean import LeanBlocks, lean_blocks
 from swarm.serving.model.packing import pack_linears
 from swarm.serving.model.quantization import Bits
 from swarm.serving.model.ragged import can_be_lean, can_be_ragged
-from swarm.serving.model.shape import context_tokens
+from swarm.serving.model.shape import check_span, context_tokens
 from swarm.serving.model.threads import STEPS, step_like, threads
 from swarm.serving.model.weights import block_of_tensors, read_model
 
@@ -302,10 +302,7 @@ def load_span(
     unreadable tensor or one that is not finite, naming it and its file.
     """
     num_blocks = files.num_blocks
-    if not 0 <= start < end <= num_blocks:
-        raise ConfigError(
-            f"blocks {start}:{end} are not within this model's 0:{num_blocks}", remedy="choose a span within them"
-        )
+    check_span(start, end, num_blocks)
     if bits:
         model = read_quantized(files, start, end, dtype, device, bits)
     else:

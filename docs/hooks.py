@@ -24,6 +24,9 @@ LIMITS = "reference/protocol/limits.md"
 COMMANDS = "reference/cli.md"
 SETTINGS_PAGE = "reference/settings.md"
 
+BROKEN = re.compile(r">[^<]*!\[[^<]*<")
+"""A picture that is shown as its source, as where its description holds a bracket."""
+
 FETCHED = re.compile(r"""\ssrc=["']?https?:|<link[^>]+rel=["']?stylesheet[^>]+https?:|class=["']?mermaid""")
 """What makes a reader's browser ask another site: a script, picture or style from there, or Mermaid, which Material
 loads from a content delivery network."""
@@ -36,9 +39,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_post_page(output: str, *, page: Page, config: MkDocsConfig) -> str:  # noqa: ARG001
-    """Refuse a page that would fetch something from another site."""
-    if found := FETCHED.search(output):
-        raise PluginError(f"{page.file.src_uri} fetches from elsewhere: {output[found.start() : found.end() + 60]!r}")
+    """Refuse a page that would fetch something from another site, or whose picture is not one."""
+    for what, pattern in (("fetches from elsewhere", FETCHED), ("has a picture that is none", BROKEN)):
+        if found := pattern.search(output):
+            raise PluginError(f"{page.file.src_uri} {what}: {output[found.start() : found.end() + 60]!r}")
     return output
 
 

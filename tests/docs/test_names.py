@@ -131,10 +131,14 @@ def is_file(name: str) -> bool:
 
 
 @cache
+def sources() -> tuple[str, ...]:
+    return tuple((ROOT / name).read_text("utf-8") for name in files() if name.endswith((".py", ".proto")))
+
+
+@cache
 def classes() -> frozenset[str]:
-    sources = ((ROOT / name).read_text("utf-8") for name in files() if name.endswith((".py", ".proto")))
     return frozenset(
-        name for text in sources for name in re.findall(r"^\s*(?:class|message) (\w+)", text, re.MULTILINE)
+        name for text in sources() for name in re.findall(r"^\s*(?:class|message) (\w+)", text, re.MULTILINE)
     )
 
 
@@ -142,6 +146,15 @@ def classes() -> frozenset[str]:
 def test_documents_classes_exist(page: str) -> None:
     told = {span for span in spans(PAGES[page]) if re.fullmatch(r"(?:[A-Z][a-z0-9]+){2,}", span)}
     assert told - OTHERS_CLASSES <= classes()
+    methods = {span for span in spans(PAGES[page]) if re.fullmatch(r"[A-Z][A-Za-z]+\.[a-z_]+", span)}
+    assert [span for span in methods if not has_method(*span.split("."))] == []
+
+
+def has_method(kind: str, method: str) -> bool:
+    return any(
+        re.search(rf"^class {kind}\b", text, re.MULTILINE) and re.search(rf"\bdef {method}\(", text)
+        for text in sources()
+    )
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -33,7 +33,7 @@ def shell_commands(script: str) -> Iterator[list[str]]:
 
 def config_of(words: Sequence[str], environment: Mapping[str, str] | None = None) -> Config:
     """The settings that `swarm-node WORDS…` gets. Raises what the program would refuse them with."""
-    command, words = typer.main.get_command(cli.app), spread(words)
+    command, words = typer.main.get_command(cli.app), cli.with_usual(spread(words))
     while commands := getattr(command, "commands", None):
         assert words, "a command is missing"
         assert words[0] in commands, f"there is no command {words[0]!r}"

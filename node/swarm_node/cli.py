@@ -290,7 +290,7 @@ def run(arguments: Sequence[str]) -> int:
     emitter = Emitter(json="--json" in arguments)
     logs.quieten_imports()
     try:
-        code = app(args=_or_help(_with_usual(spread(arguments))), prog_name="swarm-node", standalone_mode=False)
+        code = app(args=_or_help(with_usual(spread(arguments))), prog_name="swarm-node", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except TyperException as error:
         emitter.error(
@@ -316,7 +316,8 @@ def _or_help(arguments: list[str]) -> list[str]:
     return [*arguments, "--help"] if not arguments or is_group else arguments
 
 
-def _with_usual(arguments: list[str]) -> list[str]:
+def with_usual(arguments: list[str]) -> list[str]:
+    """Let `models --peers …` mean `models list --peers …`."""
     group, *rest = arguments or [""]
     is_bare = group in USUAL and (not rest or (rest[0].startswith("-") and not {"--help", "-h"} & set(rest)))
     return [group, USUAL[group], *rest] if is_bare else arguments

@@ -62,6 +62,7 @@ TRAINING = (
     "compile",
     "tensorboard",
     "keep_checkpoints",
+    "keep_every",
 )
 ADDR = "/ip4/203.0.113.7/tcp/4001/p2p/12D3KooW…"
 
@@ -87,7 +88,7 @@ COMMANDS = (
         settings=HERE,
         example="swarm-node run init story.toml",
         arguments={"path": "The new run file (default: run.toml)."},
-        paths={"start": "Train this checkpoint further: a Hugging Face model directory, or OWNER/NAME[@REVISION]."},
+        texts={"start": "Train this checkpoint further: a Hugging Face model directory, or OWNER/NAME[@REVISION]."},
     ),
     Command(
         name="run sign",
@@ -117,6 +118,16 @@ COMMANDS = (
         settings=("peers", "network_id", "tensorboard"),
         example=f"swarm-node run watch story.toml --peers {ADDR}",
         arguments={"path": "The signed run file, or the run's id (default: run.toml)."},
+    ),
+    Command(
+        name="run export",
+        purpose="Write a run's certified state as a Hugging Face model: one that this home keeps, or the newest one.",
+        code="swarm_node.commands.run:export",
+        settings=(*HERE, "tokenizer", "peers", "network_id"),
+        example="swarm-node run export story.toml --step 200",
+        arguments={"path": "The signed run file, or the run's id (default: run.toml)."},
+        paths={"out": "The new directory (default: the run's id and the step, here)."},
+        texts={"step": "Outer step (default: the newest one that is there)."},
     ),
     Command(
         name="run resume",
@@ -238,7 +249,9 @@ COMMANDS = (
 
 GROUPS = {
     "run": typer.Typer(
-        name="run", help="Make, sign, show and watch a training run.", epilog="Example: swarm-node run init run.toml"
+        name="run",
+        help="Make, sign, show, watch and export a training run.",
+        epilog="Example: swarm-node run init run.toml",
     ),
     "models": typer.Typer(
         name="models",

@@ -95,6 +95,7 @@ class Config:
     threads: int = 0
     probe: str = "auto"
     keep_checkpoints: int = 2
+    keep_every: int = 0
     data: Path | None = None
     tokenizer: Path | None = None
     start: Path | None = None
@@ -201,6 +202,12 @@ SETTINGS: Mapping[str, Setting] = {
     "threads": Setting(whole_number(0, 4096), "N", "CPU threads to compute with; 0: all cores.", example="4"),
     "probe": Setting(one_of("auto", "fresh", "off"), "WHEN", "Measure speed: auto (once), fresh or off."),
     "keep_checkpoints": Setting(whole_number(1, 1000), "N", "Checkpoints to keep of each run."),
+    "keep_every": Setting(
+        whole_number(0, 10_000_000),
+        "N",
+        "Keep the checkpoint of every N-th outer step for good, for run export; 0: of none.",
+        example="100",
+    ),
     "data": Setting(
         parse_path,
         "PATH",

@@ -212,9 +212,14 @@ EVENTS: Mapping[str, EventSpec] = {
         text="run {run} finished after {outer_step} outer steps",
     ),
     "exported": EventSpec(
-        about="The run's result is a Hugging Face directory.",
-        fields={"run": "text: the run's id", "path": "text: the directory"},
-        text="model written to {path}",
+        about="A run's result, or the state that `run export` was asked for, is a Hugging Face directory.",
+        fields={
+            "run": "text: the run's id",
+            "path": "text: the directory",
+            "outer_step": "int: the outer step of the state",
+            "digest": "text: digest of the state",
+        },
+        text="model of outer step {outer_step} written to {path}",
     ),
     "lingering": EventSpec(
         about="The run is finished here, and others say that they are not: it stays to give them its state.",

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from swarm.network.interface import Network
-from swarm.network.libp2p import Libp2pNetwork, Libp2pOptions
-from swarm.network.membership import Membership
 from swarm.training.coordinator import short
 from swarm.training.resume import Situation, deliver, sign_order, survey
 from swarm.training.run_file import load_run
 from swarm.training.signed_run import SignedRun
-from swarm_protocol.errors import ConfigError, PeerTimeout, PeerUnreachable
+from swarm_protocol.errors import ConfigError, PeerUnreachable
 from swarm_protocol.identity import Identity, check_peer_id
 
 from swarm_node import logs
 from swarm_node.config import Config
 from swarm_node.events import Emitter
+from swarm_node.visiting import found, visiting
 
-FIND_S = 20.0
-LOOK_S = 1.0
 MAX_MEMBERS_BYTES = 1 << 16
 
 
@@ -65,31 +61,13 @@ def read_members(path: Path) -> tuple[str, ...]:
 
 
 async def _resume(run: SignedRun, asked: Resuming, named: tuple[str, ...], config: Config, emitter: Emitter) -> int:
-    with tempfile.TemporaryDirectory(prefix="swarm-resume-") as folder:
-        identity = Path(folder, "identity.key")
-        Identity.generate().save(identity)
-        options = Libp2pOptions(identity_path=identity, network_id=config.network_id, peers=config.peers)
-        network = await Libp2pNetwork.create(options)
-        try:
-            async with Membership(network) as membership:
-                situation = await _situation(network, membership, run, named)
-            await _order(network, run, asked, named, situation, emitter)
-        finally:
-            await network.close()
-    return 0
+    async with visiting(config) as (network, membership):
 
-
-async def _situation(network: Network, membership: Membership, run: SignedRun, named: tuple[str, ...]) -> Situation:
-    """Raises PeerTimeout if no member with a state is found within FIND_S."""
-    loop = asyncio.get_running_loop()
-    until_s = loop.time() + FIND_S
-    while True:
-        try:
+        async def look() -> Situation:
             return await survey(network, run, named or await membership.trainers(run.run_id))
-        except PeerTimeout:
-            if loop.time() > until_s:
-                raise
-        await asyncio.sleep(LOOK_S)
+
+        await _order(network, run, asked, named, await found(look), emitter)
+    return 0
 
 
 async def _order(

@@ -1,6 +1,7 @@
 """Keeps checkpoints of a run in the background: one write at a time, always of the newest state that is there.
 
 While one is written, newer states replace each other; the newest is written next, so the last one never is skipped.
+Those that stay for good wait for their turn, unless the disk is too slow for the run.
 What cannot be written is told once, and again after one that could: a full disk stays full for many outer steps.
 Owns its one task.
 """
@@ -14,13 +15,16 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
-from swarm.training.checkpoint import Checkpoint, save_checkpoint
+from swarm.training.checkpoint import Checkpoint, is_kept, save_checkpoint
 from swarm.training.optimizers import NO_MOMENTS
 from swarm.training.state import ReplicaState
 from swarm_protocol.errors import ConfigError, RoundError
 from torch import Tensor
 
 logger = logging.getLogger(__name__)
+
+MAX_WAITING = 3
+"""States that wait for the disk, each of which takes 8 bytes a parameter of memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -41,22 +45,28 @@ class Saving:
         folder: Path,
         *,
         keep: int,
+        keep_every: int = 0,
         on_saved: Callable[[int, Path], None],
         on_failure: Callable[[ConfigError], None],
     ) -> None:
         self._folder = folder
         self._keep = keep
+        self._keep_every = keep_every
         self._on_saved = on_saved
         self._on_failure = on_failure
         self._is_failing = False
-        self._newest: Snapshot | None = None
+        self._waiting: list[Snapshot] = []
         self._task: asyncio.Task[None] | None = None
 
     def soon(self, snapshot: Snapshot) -> None:
         """Save `snapshot`, unless a newer one comes before its turn. Raises what a defect in an earlier one raised."""
-        if self._newest is not None:
-            self._newest.inner.cancel()
-        self._newest = snapshot
+        kept = [each for each in self._waiting if self._outlives(each, snapshot)]
+        for each in self._waiting:
+            if each not in kept:
+                each.inner.cancel()
+        self._waiting = [*kept, snapshot]
+        if len(self._waiting) > MAX_WAITING:
+            self._give_up(self._waiting.pop(0))
         if self._task is not None and self._task.done():
             self._task.result()
             self._task = None
@@ -68,15 +78,28 @@ class Saving:
         if self._task is not None:
             await self._task
 
+    def _outlives(self, waiting: Snapshot, newer: Snapshot) -> bool:
+        step = waiting.state.outer_step
+        return is_kept(step, self._keep_every) and step != newer.state.outer_step
+
+    def _give_up(self, snapshot: Snapshot) -> None:
+        snapshot.inner.cancel()
+        message = (
+            f"the checkpoint of outer step {snapshot.state.outer_step} is not kept: the disk is slower than the run"
+        )
+        self._on_failure(ConfigError(message, remedy="keep fewer with --keep-every"))
+
     async def _save_all(self) -> None:
-        while (snapshot := self._newest) is not None:
-            self._newest = None
+        while self._waiting:
+            snapshot = self._waiting.pop(0)
             inner = await _moments(snapshot.inner)
             found = Checkpoint(
                 state=snapshot.state, inner=inner, certificate=snapshot.certificate, digest=snapshot.digest
             )
             try:
-                path = await asyncio.to_thread(save_checkpoint, self._folder, found, keep=self._keep)
+                path = await asyncio.to_thread(
+                    save_checkpoint, self._folder, found, keep=self._keep, keep_every=self._keep_every
+                )
             except ConfigError as error:
                 if not self._is_failing:
                     self._on_failure(error)

@@ -76,6 +76,7 @@ class Training:
         self._saving = Saving(
             self._folder,
             keep=node.config.keep_checkpoints,
+            keep_every=node.config.keep_every,
             on_saved=lambda step, path: self._emit("checkpoint", outer_step=step, path=str(path)),
             on_failure=self._warn,
         )
@@ -145,7 +146,7 @@ class Training:
             return None
         digest = await asyncio.to_thread(lambda: state.manifest().digest())
         self._emit("run_finished", outer_step=state.outer_step, digest=digest.hex())
-        return await asyncio.to_thread(self._export, state)
+        return await asyncio.to_thread(self._export, state, digest.hex())
 
     async def let_others_finish(self) -> None:
         """Stay until all other members have the last state too, but not for ever."""
@@ -302,14 +303,14 @@ class Training:
     def _warn(self, error: ConfigError) -> None:
         self._node.emitter.emit("warning", message=error.message, remedy=error.remedy)
 
-    def _export(self, state: ReplicaState) -> Path:
+    def _export(self, state: ReplicaState, digest: str) -> Path:
         """Write the model anew; a former one of the same run goes first."""
         place = self._folder / self._run.run_id  # whoever serves it later serves it under this name
         with explained("write the model"):
             if place.exists():
                 shutil.rmtree(place)
             export_hf(state.theta_N, self._run.config, place, tokenizer=self._node.config.tokenizer)
-        self._emit("exported", path=str(place))
+        self._emit("exported", path=str(place), outer_step=state.outer_step, digest=digest)
         return place
 
 

@@ -1,23 +1,19 @@
-"""Watches a run from a host of its own, with a throwaway identity, so that it can do so beside a running daemon."""
+"""Watches a run from outside: what its members prove, told once."""
 
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median, median_high
 
-from swarm.network.libp2p import Libp2pNetwork, Libp2pOptions
-from swarm.network.membership import Membership
 from swarm.training.observer import Observer
 from swarm.training.run_copy import find_run
 from swarm.training.run_file import load_run
 from swarm.training.signed_run import SignedRun
 from swarm_protocol.errors import PeerTimeout, SwarmError
-from swarm_protocol.identity import Identity
 from swarm_protocol.records import TrainerRecord
 
 from swarm_node import logs
@@ -25,6 +21,7 @@ from swarm_node.config import Config
 from swarm_node.event_files import recorded
 from swarm_node.events import Emitter
 from swarm_node.settings import RunId
+from swarm_node.visiting import visiting
 
 LOOK_S = 1.0
 NOBODY_S = 20.0
@@ -45,20 +42,12 @@ def watch_run(which: Path | RunId, config: Config, emitter: Emitter) -> int:
 
 
 async def _watch(which: SignedRun | RunId, config: Config, emitter: Emitter) -> int:
-    with tempfile.TemporaryDirectory(prefix="swarm-watch-") as folder:
-        identity = Path(folder, "identity.key")
-        Identity.generate().save(identity)
-        options = Libp2pOptions(identity_path=identity, network_id=config.network_id, peers=config.peers)
-        network = await Libp2pNetwork.create(options)
-        try:
-            async with Membership(network) as membership:
-                run = await find_run(network, membership, which.run_id) if isinstance(which, RunId) else which
-                emitter.emit("watching", run=run.run_id, signed_by=run.peer_id, outer_steps=run.config.outer_steps)
-                watching = Watching(Observer(network, membership, run), run, emitter)
-                with recorded(emitter, config.tensorboard, run.run_id, "watch"):
-                    await watching.until_finished()
-        finally:
-            await network.close()
+    async with visiting(config) as (network, membership):
+        run = await find_run(network, membership, which.run_id) if isinstance(which, RunId) else which
+        emitter.emit("watching", run=run.run_id, signed_by=run.peer_id, outer_steps=run.config.outer_steps)
+        watching = Watching(Observer(network, membership, run), run, emitter)
+        with recorded(emitter, config.tensorboard, run.run_id, "watch"):
+            await watching.until_finished()
     return 0
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from swarm.training.checkpoint import Checkpoint, load_newest
+from swarm.training.checkpoint import Checkpoint, load_newest, steps_in
 from swarm.training.interval import Intervals
 from swarm.training.optimizers import InnerOptimizer
 from swarm.training.run_config import InnerConfig
@@ -39,10 +39,10 @@ def test_soon_while_one_is_written_skips_to_the_newest_and_always_saves_that(
 ) -> None:
     go, begun, write = threading.Event(), threading.Event(), saving.save_checkpoint
 
-    def slow(folder: Path, checkpoint: Checkpoint, *, keep: int) -> Path:
+    def slow(folder: Path, checkpoint: Checkpoint, *, keep: int, keep_every: int) -> Path:
         begun.set()
         assert go.wait(20)
-        return write(folder, checkpoint, keep=keep)
+        return write(folder, checkpoint, keep=keep, keep_every=keep_every)
 
     async def main() -> list[int]:
         saved: list[int] = []
@@ -60,6 +60,36 @@ def test_soon_while_one_is_written_skips_to_the_newest_and_always_saves_that(
     newest = load_newest(tmp_path)
     assert newest is not None
     assert (newest.state.outer_step, newest.certificate, newest.inner["num_steps"].item()) == (4, b"c4", 4)
+
+
+def test_soon_keeps_what_stays_for_good_until_its_turn_and_says_what_the_disk_was_too_slow_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go, begun, write = threading.Event(), threading.Event(), saving.save_checkpoint
+
+    def slow(folder: Path, checkpoint: Checkpoint, *, keep: int, keep_every: int) -> Path:
+        begun.set()
+        assert go.wait(20)
+        return write(folder, checkpoint, keep=keep, keep_every=keep_every)
+
+    async def main() -> tuple[list[int], list[str]]:
+        saved: list[int] = []
+        failed: list[ConfigError] = []
+        on_saved = lambda step, _path: saved.append(step)  # noqa: E731
+        keeper = Saving(tmp_path, keep=1, keep_every=3, on_saved=on_saved, on_failure=failed.append)
+        keeper.soon(snapshot(1))
+        assert await asyncio.to_thread(begun.wait, 20)
+        for step in range(2, 12):
+            keeper.soon(snapshot(step))
+        go.set()
+        await keeper.finish()
+        return saved, [error.message for error in failed]
+
+    monkeypatch.setattr(saving, "save_checkpoint", slow)
+    saved, failed = asyncio.run(main())
+    assert saved == [1, 6, 9, 11]
+    assert failed == ["the checkpoint of outer step 3 is not kept: the disk is slower than the run"]
+    assert steps_in(tmp_path) == [6, 9, 11]
 
 
 def test_soon_after_one_that_could_not_be_written_saves_the_next(tmp_path: Path) -> None:

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.identity import Identity
+from swarm_protocol.limits import MAX_OUTER_STEP
 
 from swarm_node import logs
 from swarm_node.events import Emitter
 from swarm_node.home import Home
 from swarm_node.options import Flags
-from swarm_node.settings import RunId, parse_run
+from swarm_node.settings import RunId, parse_run, whole_number
 
 if TYPE_CHECKING:
     from swarm.training.cost import Cost
@@ -78,16 +79,21 @@ def resume(flags: Flags) -> int:
     return resume_run(asked, config, Emitter(json=flags.json))
 
 
+def export(flags: Flags) -> int:
+    config, which = flags.resolve(), _file_or_id(flags)
+    from swarm_node.exporting import Exporting, export_run  # noqa: PLC0415
+
+    asked = Exporting(which=which, outer_step=_outer_step(flags.texts["step"]), place=flags.paths["out"])
+    return export_run(asked, config, Emitter(json=flags.json))
+
+
 def watch(flags: Flags) -> int:
     config = flags.resolve()
     if not config.peers:
         raise ConfigError(
             "no peer to look through is named", remedy="give --peers the address of a seed, or of any node of the run"
         )
-    named = flags.paths["path"]
-    which = parse_run(str(named)) if named else None
-    if not isinstance(which, RunId):
-        which = _existing(flags)
+    which = _file_or_id(flags)
     from swarm_node.watching import watch_run  # noqa: PLC0415
 
     return watch_run(which, config, Emitter(json=flags.json))
@@ -107,6 +113,20 @@ def _existing(flags: Flags) -> Path:
         found = "a directory" if path.is_dir() else "no file"
         raise ConfigError(f"{path} cannot be read: it is {found}", remedy="name a run file, such as run.toml")
     return path
+
+
+def _file_or_id(flags: Flags) -> Path | RunId:
+    named = flags.paths["path"]
+    which = parse_run(str(named)) if named else None
+    return which if isinstance(which, RunId) else _existing(flags)
+
+
+def _outer_step(text: str | None) -> int | None:
+    """Raises ConfigError."""
+    try:
+        return None if text is None else whole_number(0, MAX_OUTER_STEP)(text)
+    except ValueError as error:
+        raise ConfigError(f"--step: {text!r} {error}", remedy="write --step 200") from error
 
 
 def _identity(flags: Flags) -> Identity:

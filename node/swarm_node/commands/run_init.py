@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from swarm_protocol.errors import ConfigError
+
 from swarm_node.commands.run import DEFAULT_PATH, run_path
 from swarm_node.events import Emitter
 from swarm_node.home import Home
@@ -29,14 +31,14 @@ def init(flags: Flags) -> int:
         config = RunConfig(name=path.stem if path.stem != DEFAULT_PATH.stem else DEFAULT_NAME)
     except ValueError:
         config = RunConfig(name=DEFAULT_NAME)
-    if start := flags.paths["start"]:
+    if start := flags.texts["start"]:
         config = _starting_from(config, start, flags.home())
     new_run_file(path, config)
     emitter.emit("run_written", path=str(path))
     return 0
 
 
-def _starting_from(config: RunConfig, checkpoint: Path, home: Path) -> RunConfig:
+def _starting_from(config: RunConfig, checkpoint: str, home: Path) -> RunConfig:
     """`config` for the model of a checkpoint, with its weights and tokenizer. Raises ConfigError, IntegrityError."""
     from swarm.serving.model.files import open_model  # noqa: PLC0415
     from swarm.training.data.tokenizer import TOKENIZER_FILE  # noqa: PLC0415
@@ -45,7 +47,10 @@ def _starting_from(config: RunConfig, checkpoint: Path, home: Path) -> RunConfig
 
     from swarm_node.model_source import find_source  # noqa: PLC0415
 
-    named = parse_model(str(checkpoint))
+    try:
+        named = parse_model(checkpoint)
+    except ValueError as error:
+        raise ConfigError(f"--start: {checkpoint[:80]!r} {error}", remedy="name a directory or OWNER/NAME") from error
     source = find_source(named, Home(home), lambda *_: None)
     files = open_model(source.directory)
     start = StartConfig(checkpoint=LOCAL)

@@ -49,8 +49,9 @@ class Checkpoint:
     digest: bytes = b""
 
 
-def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int = 2) -> Path:
-    """Write `checkpoint`, on the disk when this returns, and delete all but the newest `keep`. Returns its place.
+def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int = 2, keep_every: int = 0) -> Path:
+    """Write `checkpoint`, on the disk when this returns, and delete all but the newest `keep` and those of every
+    `keep_every`-th outer step (0: of none). Returns its place.
 
     Nothing is written if there is a sound checkpoint of this very state and certificate already. Raises ConfigError if
     the disk is full or refuses, and if `checkpoint.digest` says that the state was damaged in memory; former
@@ -58,15 +59,38 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int = 2) -> P
     """
     if keep < 1:
         raise ValueError("keep at least one checkpoint")
-    place = folder / f"step-{checkpoint.state.outer_step:013d}"
+    place = _place(folder, checkpoint.state.outer_step)
     if not _is_sound(place, checkpoint):
         _write(folder, place, checkpoint)
     # newer ones are broken, or of a history that the run's author has ended with a resume order
     newer = [each for each in _places(folder) if each > place]
-    older = [each for each in _places(folder) if each < place]
-    for other in (*newer, *older[keep - 1 :]):
+    passing = [each for each in _places(folder) if not is_kept(_step_of(each), keep_every)]
+    older = [each for each in passing if each < place]
+    spare = keep if is_kept(checkpoint.state.outer_step, keep_every) else keep - 1
+    for other in (*newer, *older[spare:]):
         shutil.rmtree(other, ignore_errors=True)
     return place
+
+
+def is_kept(outer_step: int, keep_every: int) -> bool:
+    """Whether that step's checkpoint stays when newer ones are there."""
+    return keep_every > 0 and outer_step % keep_every == 0
+
+
+def steps_in(folder: Path) -> list[int]:
+    """The outer steps of its checkpoints, whole or not, from the first one on."""
+    return sorted(map(_step_of, _places(folder)))
+
+
+def load_step(folder: Path, outer_step: int) -> Checkpoint:
+    """The checkpoint of that outer step. Raises IntegrityError if it is not there, or not whole."""
+    place = _place(folder, outer_step)
+    try:
+        return _load(place)
+    except IntegrityError as error:
+        raise IntegrityError(
+            f"the checkpoint {place} is not whole: {error.message}", remedy="choose another"
+        ) from error
 
 
 def load_newest(folder: Path) -> Checkpoint | None:
@@ -128,6 +152,14 @@ def _places(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
     return sorted((path for path in folder.iterdir() if _NAME.fullmatch(path.name)), reverse=True)
+
+
+def _place(folder: Path, outer_step: int) -> Path:
+    return folder / f"step-{outer_step:013d}"
+
+
+def _step_of(place: Path) -> int:
+    return int(place.name.rpartition("-")[2])
 
 
 def _is_sound(place: Path, checkpoint: Checkpoint) -> bool:

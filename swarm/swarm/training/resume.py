@@ -37,7 +37,7 @@ class Situation:
 async def survey(network: Network, run: SignedRun, peers: Collection[str]) -> Situation:
     """Ask `peers`, trainers of `run`, where they are, and then all members of the state that most of these show.
 
-    Raises PeerTimeout if none shows a state, ConfigError if the run is finished.
+    Raises PeerTimeout if none shows a state.
     """
     notary, shown = Notary.of_run(run, Identity.generate(), network.network_id), dict[str, Proof]()
 
@@ -64,8 +64,6 @@ async def survey(network: Network, run: SignedRun, peers: Collection[str]) -> Si
         raise PeerTimeout(
             f"no member of {run.run_id} shows a certified state", remedy="start a member that has one, and try again"
         )
-    if proof.outer_step >= run.config.outer_steps:
-        raise ConfigError(f"{run.run_id} is finished", remedy="there is nothing to go on with")
     holders = {peer for peer, each in shown.items() if each.outcome.state_digest == proof.outcome.state_digest}
     return Situation(
         proof=proof,
@@ -81,8 +79,10 @@ def sign_order(
     """A certificate that lets `roster` go on from the situation's state. Its sequence is the time, in seconds, unless a
     later one is in force: so the order that was signed last wins, also where the author did not see the others.
 
-    Raises ConfigError unless `author` signed the run and it admits `roster`.
+    Raises ConfigError unless `author` signed the run, which admits `roster` and is not finished.
     """
+    if situation.proof.outer_step >= run.config.outer_steps:
+        raise ConfigError(f"{run.run_id} is finished", remedy="there is nothing to go on with")
     if author.peer_id != run.peer_id:
         raise ConfigError(
             f"{run.run_id} was signed by {run.peer_id}, and only that key can resume it",

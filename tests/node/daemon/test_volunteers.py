@@ -195,6 +195,10 @@ def test_join_trains_a_checkpoint_further_and_refuses_another_one(
     assert "other weights than those that the run starts from" in refused.error
     node = start_node(*joining, "--start", base, home="first")
     assert node.wait_for("run_finished", timeout_s=100)["outer_step"] == 1
+    where = ("--home", node.home, "--network-id", "tests", "--out", tmp_path / "exported")
+    exported = run_node("run", "export", load_run(tmp_path / "run.toml").run_id, *where)
+    assert [event["event"] for event in exported.events] == ["exported"]
+    assert open_model(tmp_path / "exported").num_blocks == open_model(base).num_blocks
 
 
 def test_join_with_a_run_that_was_changed_says_so(seed: Seed, tmp_path: Path) -> None:

@@ -16,11 +16,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from swarm.training import checkpoint as checkpoint_module
-from swarm.training.checkpoint import Checkpoint, load_newest, save_checkpoint
+from swarm.training.checkpoint import Checkpoint, load_newest, load_step, save_checkpoint, steps_in
 from swarm.training.lane import Lane
 from swarm.training.lease import Cursor
 from swarm.training.state import ReplicaState
-from swarm_protocol.errors import ConfigError
+from swarm_protocol.errors import ConfigError, IntegrityError
 from swarm_protocol.identity import Identity
 
 
@@ -72,6 +72,15 @@ def test_save_keeps_the_newest_ones(tmp_path: Path) -> None:
         save_checkpoint(tmp_path, _checkpoint(step), keep=2)
     assert _names(tmp_path) == ["step-0000000000009", "step-0000000000010"]
     assert _newest_step(tmp_path) == 10
+
+
+def test_save_keeps_every_nth_step_beside_the_newest_ones(tmp_path: Path) -> None:
+    for step in range(1, 12):
+        save_checkpoint(tmp_path, _checkpoint(step), keep=2, keep_every=4)
+    assert steps_in(tmp_path) == [4, 8, 10, 11]
+    assert load_step(tmp_path, 4).state.manifest() == _checkpoint(4).state.manifest()
+    with pytest.raises(IntegrityError, match=r"step-0000000000005 is not whole"):
+        load_step(tmp_path, 5)
 
 
 def test_save_of_an_earlier_state_deletes_the_later_ones(tmp_path: Path) -> None:

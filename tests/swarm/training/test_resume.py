@@ -166,8 +166,9 @@ def test_order_is_signed_by_the_author_alone_for_members_that_the_run_admits() -
             with pytest.raises(PeerTimeout, match="shows a certified state"):
                 await survey(network, swarm.run, [ONLOOKER.peer_id])
             await swarm.finish()
+            situation = await survey(network, swarm.run, peers)
             with pytest.raises(ConfigError, match="finished"):
-                await survey(network, swarm.run, peers)
+                sign_order(swarm.run, situation, peers, AUTHOR, network_id="test", now=network.now())
             await network.close()
 
     virtual_time.run(main(), compute_s=_cost)

@@ -44,12 +44,12 @@ def test_readme_command_is_one_of_the_programs(words: tuple[str, ...]) -> None:
 def test_readme_shows_every_kind_of_user_a_command() -> None:
     users = {"seed", "join", "gateway", "dashboard", "top", "status", "doctor", "plan", "identity", "drain", "demo"}
     assert {words[0] for words in COMMANDS} >= users
-    assert {words[1] for words in COMMANDS if words[0] == "run"} == {"init", "sign", "show", "watch"}
+    assert {words[1] for words in COMMANDS if words[0] == "run"} == {"init", "sign", "show", "watch", "export"}
 
 
 def test_readme_flags_in_its_prose_are_the_programs() -> None:
     known = {f"--{name.replace('_', '-')}" for name in SETTINGS} | {
-        f"--{switch}" for command in cli.COMMANDS for switch in (*command.switches, *command.paths)
+        f"--{switch}" for command in cli.COMMANDS for switch in (*command.switches, *command.paths, *command.numbers)
     }
     known |= {f"--no-{flag[2:]}" for flag in known} | {"--help", "--json", "--keep", "--install-completion"}
     told = {flag for words in PROSE.splitlines() for flag in re.findall(r"(?<![\w-])--[a-z-]+", words)}

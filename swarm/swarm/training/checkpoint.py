@@ -64,10 +64,9 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int = 2, keep
         _write(folder, place, checkpoint)
     # newer ones are broken, or of a history that the run's author has ended with a resume order
     newer = [each for each in _places(folder) if each > place]
-    passing = [each for each in _places(folder) if not is_kept(_step_of(each), keep_every)]
-    older = [each for each in passing if each < place]
-    spare = keep if is_kept(checkpoint.state.outer_step, keep_every) else keep - 1
-    for other in (*newer, *older[spare:]):
+    older = [each for each in _places(folder) if each < place]
+    spare = [each for each in older[keep - 1 :] if not is_kept(_step_of(each), keep_every)]
+    for other in (*newer, *spare):
         shutil.rmtree(other, ignore_errors=True)
     return place
 

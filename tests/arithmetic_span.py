@@ -123,6 +123,7 @@ def with_engine(
     num_pages: int = NUM_PAGES,
     compute_s: float = 0.001,
     max_step_ms: float = 1e9,
+    max_alone_ms: float = 1e9,
     speed: SpanSpeed | None = None,
     **options: Any,
 ) -> None:
@@ -133,7 +134,7 @@ def with_engine(
     span = span or Sums()
 
     async def run() -> None:
-        allowed = ServerOptions(max_step_ms=max_step_ms, **options)
+        allowed = ServerOptions(max_step_ms=max_step_ms, max_alone_ms=max_alone_ms, **options)
         engine = Engine(span, span.pool(num_pages), allowed, revision=REVISION, speed=speed)
         running = asyncio.create_task(engine.run(), name="engine")
         try:

@@ -28,9 +28,10 @@ DTYPES: Mapping[Dtype, torch.dtype] = {
 class ServerOptions:
     """`kv_bytes` of cache are shared by all sessions; a session that says nothing for `idle_s` is ended.
 
-    A step computes at most `max_batch` sessions' next tokens, and beside them prompt tokens for `max_step_ms`. A
-    session that says nothing for `evict_idle_s` makes room when another peer needs it. At most `max_lanes` connections
-    are open, and what waits in all sessions together takes up to `max_backlog_bytes`, three quarters for one client.
+    A step computes at most `max_batch` sessions' next tokens, and beside them prompt tokens for `max_step_ms`; those of
+    the only session for `max_alone_ms`, which is how long another one may wait that comes meanwhile. A session that
+    says nothing for `evict_idle_s` makes room when another peer needs it. At most `max_lanes` connections are open, and
+    what waits in all sessions together takes up to `max_backlog_bytes`, three quarters for one client.
     `on_step` hears, in the loop, of every computed step: its positions, and milliseconds that it computed and waited.
 
     Raises ConfigError for values that allow nothing.
@@ -43,6 +44,7 @@ class ServerOptions:
     max_step_tokens: int = 512
     max_batch: int = 64
     max_step_ms: float = 200.0
+    max_alone_ms: float = 1000.0
     idle_s: float = 120.0
     evict_idle_s: float = 10.0
     max_lanes: int = 1024
@@ -53,7 +55,16 @@ class ServerOptions:
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise ConfigError(f"dtype {self.dtype!r} is unknown", remedy=f"use one of {', '.join(DTYPES)}")
-        limited = ("kv_bytes", "max_sessions", "max_batch", "max_step_ms", "idle_s", "evict_idle_s", "max_lanes")
+        limited = (
+            "kv_bytes",
+            "max_sessions",
+            "max_batch",
+            "max_step_ms",
+            "max_alone_ms",
+            "idle_s",
+            "evict_idle_s",
+            "max_lanes",
+        )
         for name in (*limited, "max_backlog_bytes"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be above 0", remedy="use 1 or more")

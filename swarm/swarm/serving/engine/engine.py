@@ -74,7 +74,11 @@ class Engine:
         self._evict_idle_s = options.evict_idle_s
         self._on_step = options.on_step
         self._admission = Admission(options.max_sessions, pool.num_pages)
-        self._cost = StepCost(max_step_ms=options.max_step_ms, max_step_tokens=options.max_step_tokens)
+        self._cost = StepCost(
+            max_step_ms=options.max_step_ms,
+            max_alone_ms=options.max_alone_ms,
+            max_step_tokens=options.max_step_tokens,
+        )
         self.observed = ObservedSpeed(speed) if speed is not None else None
         if speed is not None:
             num_blocks = span.end - span.start
@@ -219,7 +223,7 @@ class Engine:
         loop = asyncio.get_running_loop()
         for late in self._scheduler.expire(loop.time()):
             self._fail_late(late)
-        plan = self._scheduler.plan(self._cost.prefill_tokens)
+        plan = self._scheduler.plan(self._cost.prefill_tokens(is_alone=len(self._seats) <= 1))
         if not plan.parts:
             self._ready.clear()
             return

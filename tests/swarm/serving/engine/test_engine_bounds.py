@@ -68,6 +68,20 @@ def test_engine_decodes_go_on_beside_a_long_prompt_in_short_passes(machine: Mach
     with_engine(work, span=Sums(on_run=machine.run), num_pages=80, max_step_ms=50, speed=speed)
 
 
+def test_engine_prompt_of_the_only_seat_takes_longer_passes_until_another_comes(machine: Machine) -> None:
+    async def work(engine: Engine, span: Sums) -> None:
+        reader = engine.open(client="a", start=0, end=4, max_tokens=500)
+        await reader.step(ids(*prompt_of(190)), Want.NOTHING)
+        assert machine.passes_ms == [200.0]
+        other = engine.open(client="b", start=0, end=4, max_tokens=100)
+        await reader.step(ids(*prompt_of(190)), Want.NOTHING)
+        assert max(machine.passes_ms[1:]) <= 51
+        for seat in (reader, other):
+            seat.close()
+
+    with_engine(work, span=Sums(on_run=machine.run), num_pages=80, max_step_ms=50, max_alone_ms=203, speed=SPEED)
+
+
 def test_engine_session_over_the_context_is_refused() -> None:
     async def work(engine: Engine, span: Sums) -> None:
         span.context_tokens = 64

@@ -37,7 +37,7 @@ def prompt_of(num_tokens: int, seed: int) -> list[int]:
 
 @asynccontextmanager
 async def engines(spans: Sequence[Span]) -> AsyncIterator[list[Engine]]:
-    options = ServerOptions(max_step_ms=1e9, max_step_tokens=32)
+    options = ServerOptions(max_step_ms=1e9, max_alone_ms=1e9, max_step_tokens=32)
     running = [Engine(span, span.new_pool(NUM_PAGES), options, revision=REVISION) for span in spans]
     tasks = [asyncio.create_task(engine.run()) for engine in running]
     try:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -152,6 +154,33 @@ def test_process_of_a_grammar_that_works_ends_by_itself_when_nobody_listens_any_
     pipe.send_bytes(json.dumps({"kind": "json_schema", "grammar": HARMFUL, "tokens": [], "within_s": 0.5}).encode())
     pipe.close()
     fork.wait(timeout=10)
+
+
+SERVER = """
+import sys, threading
+from pathlib import Path
+from swarm.serving.grammar.process import GrammarProcess, GrammarProcesses
+from swarm_protocol.sampler import Grammar
+
+processes = GrammarProcesses(Path(sys.argv[1]))
+idle, busy = (GrammarProcess(processes, Grammar(kind="json_schema", text=text)) for text in ("{}", sys.argv[2]))
+idle.mask([])
+print("ready", flush=True)
+busy.mask([])
+"""
+
+
+def test_processes_of_grammars_end_with_their_server_that_is_killed_while_one_works(tokenizer: Path) -> None:
+    command = [sys.executable, "-c", SERVER, str(tokenizer), HARMFUL]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as server:
+        assert server.stdout is not None
+        assert server.stdout.readline() == b"ready\n"
+        (origin,) = psutil.Process(server.pid).children()
+        while len(children := origin.children()) < 2:
+            time.sleep(0.01)
+        server.kill()
+    for child in (origin, *children):
+        child.wait(timeout=30)  # the one that works by its limit of time
 
 
 def test_grammar_whose_process_was_killed_is_refused_and_the_next_has_a_new_one(processes: GrammarProcesses) -> None:

@@ -6,7 +6,9 @@ import asyncio
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -189,8 +191,26 @@ def parent(llama_dir: Path, request: pytest.FixtureRequest) -> Iterator[subproce
     "parent", ["", LOOP, "{{ 7 ** (10 ** 9) }}"], indirect=True, ids=["idle", "busy", "holds the interpreter"]
 )
 def test_process_ends_with_its_parent_that_is_killed(parent: subprocess.Popen[bytes]) -> None:
+    """Within a moment; by its limit of time where the template holds the interpreter up."""
     assert parent.stdout is not None
     assert parent.stdout.readline() == b"ready\n"
     (child,) = psutil.Process(parent.pid).children()
     parent.kill()
     child.wait(timeout=60)
+
+
+@pytest.mark.parametrize("parent", [LOOP], indirect=True)
+def test_process_that_works_ends_with_its_parent_long_before_its_limit(parent: subprocess.Popen[bytes]) -> None:
+    assert parent.stdout is not None
+    assert parent.stdout.readline() == b"ready\n"
+    (child,) = psutil.Process(parent.pid).children()
+    began_s = sum(child.cpu_times()[:2])
+    while sum(child.cpu_times()[:2]) < began_s + 0.1:
+        time.sleep(0.01)
+    parent.kill()
+    used_s = began_s
+    with suppress(psutil.NoSuchProcess):
+        while child.is_running():
+            used_s = sum(child.cpu_times()[:2])
+            time.sleep(0.005)
+    assert used_s - began_s < 0.7, "seconds of the processor; its limit is 3"

@@ -115,8 +115,11 @@ class Calls:
                 del self._num_bulk[peer_id], self._turns[peer_id]
 
     async def hand_out_parcel(self, peer_id: str, stream: Stream) -> None:
-        async with asyncio.timeout(PARCEL_S):
-            token = await stream.receive()
+        try:
+            async with asyncio.timeout(PARCEL_S):
+                token = await stream.receive()
+        except TimeoutError:
+            raise PeerTimeout("the request for a parcel did not come in time", peer_id=peer_id) from None
         recipient, response = self._parcels.get(token, ("", b""))
         if recipient != peer_id:
             raise PeerRefused("the response is not kept any more", remedy="ask again, and fetch it at once")

@@ -7,17 +7,19 @@ import contextlib
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from swarm.network import framing
 from swarm.network.libp2p_stream import Libp2pStream
+from swarm.network.unread_budget import UnreadBudget
 from swarm_protocol.errors import PeerViolation
 
 MIB = 2**20
 
 
 @asynccontextmanager
-async def _stream(end: socket.socket, **options: int) -> AsyncIterator[Libp2pStream]:
+async def _stream(end: socket.socket, **options: Any) -> AsyncIterator[Libp2pStream]:
     reader, writer = await asyncio.open_unix_connection(sock=end)
     stream = Libp2pStream(reader, writer, peer_id="other", timeout_s=10, **options)
     pump = asyncio.create_task(stream.pump())
@@ -51,5 +53,18 @@ def test_message_over_a_receivers_bound_is_read_no_further_than_a_window_beyond_
             with contextlib.suppress(asyncio.CancelledError):
                 await sending
             assert 2 * MIB < sent <= 2 * MIB + framing.WINDOW_BYTES
+
+    asyncio.run(main())
+
+
+def test_messages_that_are_taken_no_longer_count_as_unread() -> None:
+    async def main() -> None:
+        near, far = socket.socketpair()
+        budget = UnreadBudget()
+        async with _stream(near, unread=budget) as receiver, _stream(far) as sender:
+            for size in (5, framing.CHUNK_BYTES, 2 * framing.CHUNK_BYTES + 1):
+                await sender.send(bytes(size))
+                assert len(await receiver.receive()) == size
+                assert budget.num_bytes == 0
 
     asyncio.run(main())

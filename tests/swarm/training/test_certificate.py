@@ -12,7 +12,7 @@ from swarm.training.run_config import RunConfig
 from swarm.training.signed_run import SignedRun
 from swarm_protocol.errors import IntegrityError, PeerViolation
 from swarm_protocol.identity import Identity
-from swarm_protocol.training_messages import Certificate, Contribution, Group, Outcome, Vote
+from swarm_protocol.training_messages import Certificate, Contribution, Group, Outcome, ResumeOrder, Vote
 
 NOW = 1_750_000_000.0
 IDENTITIES = sorted((Identity(bytes([number]) * 32) for number in range(4)), key=lambda each: each.peer_id)
@@ -84,6 +84,40 @@ def test_check_certificate_of_a_group_with_a_peer_that_is_not_admitted_is_refuse
     assert replace(STRANGER, admission=peers).check_certificate(data, NOW).voters == peers
     with pytest.raises(PeerViolation, match="does not admit"):
         replace(STRANGER, admission=peers[1:]).check_certificate(data, NOW)
+
+
+def signed_order(author: Notary, outer_step: int) -> bytes:
+    roster = tuple(each.peer_id for each in IDENTITIES)
+    order = ResumeOrder(run="run", sequence=1, outer_step=outer_step, state_digest=bytes(32), roster=roster)
+    return author.sign_order(order, NOW)
+
+
+def test_group_of_a_step_before_the_resume_order_that_it_names_is_refused() -> None:
+    """Steps that the author has ended could else outrank those that follow from the order."""
+    reader = replace(STRANGER, author=STRANGER.identity.peer_id)
+    for outer_step in (3, 2):
+        signed = NOTARIES[0].sign_group(make_group(order=signed_order(STRANGER, outer_step)), NOW)
+        data = certify(signed, NOTARIES)
+        if outer_step == 3:
+            with pytest.raises(PeerViolation, match="before the resume order"):
+                reader.check_certificate(data, NOW)
+        else:
+            assert reader.check_certificate(data, NOW).sequence == 1
+
+
+def test_certificate_that_resumes_an_outcome_from_before_the_resume_order_is_refused() -> None:
+    reader = replace(STRANGER, author=STRANGER.identity.peer_id)
+    order = signed_order(STRANGER, 2)
+    for before, is_refused in ((b"", True), (order, False)):
+        origin = NOTARIES[0].sign_group(make_group(order=before), NOW)
+        outcome = make_outcome(origin)
+        resuming = make_group(attempt=2, part_values=(), resumes=outcome, origin=origin.data, order=order)
+        data = certify(NOTARIES[1].sign_group(resuming, NOW), NOTARIES, outcome)
+        if is_refused:
+            with pytest.raises(PeerViolation, match="from before the last resume order"):
+                reader.check_certificate(data, NOW)
+        else:
+            assert reader.check_certificate(data, NOW).sequence == 1
 
 
 def test_notary_of_a_run_checks_by_all_its_terms() -> None:

@@ -144,6 +144,7 @@ def test_form_group_resumes_what_most_voted_for_in_the_latest_attempt() -> None:
         ({"state_digest": b"x" * 32}, "another state"),
         ({"part_values": (1, 1, 1)}, "do not follow from the bandwidths"),
         ({"part_values": (0, 10_000, 0)}, "do not follow from the bandwidths"),
+        ({"order": b"of another sequence"}, "another resume order"),
         ({"reduce_s": 21.0}, "deadlines"),
         ({"vote_s": 11.0}, "deadlines"),
     ],

@@ -56,3 +56,16 @@ def test_report_that_a_driver_answers_with_pending_as_it_ends_is_refused_if_the_
             await waiting
 
     virtual_time.run(main())
+
+
+def test_report_to_a_member_that_has_lost_its_state_is_refused_at_once() -> None:
+    """Else the others would wait for it as their coordinator."""
+    driver = SimpleNamespace(terms=SimpleNamespace(step=STEP), abstains=True)
+
+    async def main() -> None:
+        desk = make_desk(STEP - 1)
+        desk.enter(cast(Any, driver))
+        with pytest.raises(PeerRefused, match="has lost the state"):
+            await desk._answer(LEADER, ready())
+
+    virtual_time.run(main())

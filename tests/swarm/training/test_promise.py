@@ -199,15 +199,25 @@ def test_member_that_lost_the_state_it_voted_from_waits_for_it_and_says_so(tmp_p
         async with Swarm(run) as swarm:
             for name in ("m0", "m1", "m2"):
                 await swarm.join(name, promises=PromiseFile(tmp_path / name))
+            while not swarm.members["m0"].of(OuterStep):
+                await asyncio.sleep(0.01)
+            former = swarm.members["m2"].trainer.state, swarm.members["m2"].trainer.certificate
             while len(swarm.members["m0"].of(OuterStep)) < 3:
                 await asyncio.sleep(0.01)
             held = {name: (each.trainer.state, each.trainer.certificate) for name, each in swarm.members.items()}
+        assert former[0] is not None
+        assert former[0].outer_step < 3
         async with Swarm(run) as again:
             # two are back without their checkpoints: alone they would begin the run anew
             early = [await again.join(name, promises=PromiseFile(tmp_path / name)) for name in ("m0", "m1")]
             await asyncio.sleep(100.0)
             assert not any(member.of(OuterStep) for member in early)
             assert "it waits for a member that has it" in early[0].of(RoundAborted)[0].reason
+            # a state in between is not the one that they voted from
+            await again.join("old backup", state=former[0], certificate=former[1])
+            await asyncio.sleep(100.0)
+            assert {each.trainer.state.outer_step for each in early if each.trainer.state} == {former[0].outer_step}
+            assert not any(member.of(OuterStep) for member in early)
             state, certificate = held["m2"]
             await again.join("m2", state=state, certificate=certificate, promises=PromiseFile(tmp_path / "m2"))
             members = await again.finish()

@@ -148,6 +148,28 @@ def test_order_that_is_forged_old_or_for_others_is_refused_by_a_member() -> None
     virtual_time.run(main(), compute_s=_cost)
 
 
+def test_member_follows_one_of_two_orders_of_one_sequence_and_the_other_shows_nothing() -> None:
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=NUM_STEPS)) as swarm:
+            members = await founded(swarm, 2)
+            certificate = await resumed(swarm, members, members)
+            while not members[0].of(RunResumed):
+                await asyncio.sleep(0.01)
+            assert members[0].trainer._desk is not None
+            seat = members[0].trainer._desk._seat
+            now, notary = swarm.internet.network(ONLOOKER).now(), Notary.of_run(swarm.run, AUTHOR, "test")
+            order = notary.read_order(Certificate.from_bytes(certificate).order, now)
+            other = notary.sign_order(replace(order, roster=(members[0].peer_id,)), now)
+            proof = seat.notary.check_certificate(Certificate(order=other).to_bytes(), now)
+            assert not await follows(seat, ONLOOKER.peer_id, proof)
+            later = notary.sign_order(replace(order, sequence=order.sequence + 1), now)
+            proof = seat.notary.check_certificate(Certificate(order=later).to_bytes(), now)
+            assert await follows(seat, ONLOOKER.peer_id, proof)
+            await swarm.finish()
+
+    virtual_time.run(main(), compute_s=_cost)
+
+
 def test_order_is_signed_by_the_author_alone_for_members_that_the_run_admits() -> None:
     async def main() -> None:
         async with Swarm(config(min_group=2, outer_steps=NUM_STEPS)) as swarm:

@@ -113,6 +113,14 @@ def test_step_with_a_member_that_left_before_voting_ends_a_hopeless_vote_at_once
     assert state.mine == contribution(ME), "the contribution is kept"
 
 
+@pytest.mark.parametrize("change", [{"sequence": 1}, {"state_digest": b"x" * 32}])
+def test_report_from_another_state_or_resume_order_is_answered_and_in_no_group(change: dict[str, object]) -> None:
+    start = terms(LEADER)
+    state, actions = run([(0.0, Reported(peer=ME, ready=ready(**change)))], start)
+    assert [(each.peer, each.reply.kind) for each in actions if isinstance(each, Reply)] == [(ME, "behind")]
+    assert not state.ready
+
+
 def test_announce_comes_before_the_attempt_is_torn_down() -> None:
     script: Script = [(0.0, OFFER), (1.0, Grouped(signed=FIRST))]
     _, actions = run([*script, (2.0, ReduceFailed(attempt=0, reason="bad slice", accused=(OTHERS[0],)))])

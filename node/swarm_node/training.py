@@ -245,7 +245,7 @@ class Training:
         if self._begun:
             return
         self._begun = True
-        has_step = isinstance(event, StateFetched | Validated)
+        has_step = isinstance(event, StateFetched | Validated | RunResumed)
         self._node.activity.state = "training"
         step = event.step if has_step else event.step - 1
         self._node.steps.done("training", f"from outer step {step} of {self._run.config.outer_steps}")

@@ -91,10 +91,10 @@ def test_parcel_is_for_its_caller_once_and_for_a_while() -> None:
 
 def test_stream_that_asks_for_no_parcel_is_ended() -> None:
     async def main() -> None:
+        silent = Sender(_calls(), "caller")
+        silent.handled.cancel()
         async with asyncio.timeout(libp2p_calls.PARCEL_S + 1):
             with pytest.raises(PeerTimeout, match="did not come in time"):
-                silent = Sender(_calls(), "caller")
-                silent.handled.cancel()
                 await _calls().hand_out_parcel("caller", silent)  # type: ignore[arg-type]
 
     virtual_time.run(main())

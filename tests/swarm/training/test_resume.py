@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection
+from contextlib import AsyncExitStack
 from dataclasses import replace
 
 import pytest
@@ -91,11 +92,16 @@ def test_order_while_others_go_on_ends_in_the_history_that_the_author_named() ->
 
     async def main() -> None:
         run = config(min_group=2, outer_steps=14, majority_after_s=5.0)
-        async with Swarm(run) as swarm:
+        async with Swarm(run) as swarm, AsyncExitStack() as stack:
             members = await founded(swarm, 5)
             few, most = members[:2], members[2:]
             swarm.internet.partition([[each.peer_id for each in few] + [ONLOOKER.peer_id]])
+            watcher = swarm.internet.network(Identity(b"w" * 32))
+            stack.push_async_callback(watcher.close)
+            membership = await stack.enter_async_context(Membership(watcher))
+            observer, seen = Observer(watcher, membership, swarm.run), list[int]()
             while len(most[0].of(OuterStep)) < 5:
+                seen += [each.outer_step for each in await observer.look({most[0].peer_id: _record(most[0])})]
                 await asyncio.sleep(0.1)
             await resumed(swarm, few, few)
             await asyncio.sleep(3.0)
@@ -105,6 +111,11 @@ def test_order_while_others_go_on_ends_in_the_history_that_the_author_named() ->
             assert_final_states_equal(await swarm.finish(timeout_s=300), 14)
             final = {each.digest for each in members[0].of(OuterStep) if each.step == 14}
             assert final == {members[0].digest}
+            # the observer tells the steps since the author's order, also those whose numbers it has told
+            assert seen[-1] > 3
+            again = [each.outer_step for each in await observer.look({few[0].peer_id: _record(few[0])})]
+            assert again[0] < seen[-1]
+            assert again[-1] == 14
             for member in most:
                 assert any(event.sequence for event in member.of(RunResumed)) or member.of(OuterStep)[-1].step == 14
 

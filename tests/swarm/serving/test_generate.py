@@ -73,3 +73,15 @@ def test_tokens_that_the_model_does_not_have_are_refused_and_nobody_is_blamed(
             assert await box.tokens() == box.expected()
 
     virtual_time.run(scenario())
+
+
+def test_answer_may_end_right_after_min_tokens(boxes: Any, llama_dir: Path, tokenize: Any) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, HALVES) as box:
+            [likeliest] = tokenize("x")
+            asked = {"logit_bias": {likeliest: 100.0}, "stop_token_ids": [likeliest]}
+            assert await box.tokens(**asked) == [likeliest]
+            tokens = await box.tokens(min_tokens=5, **asked)
+            assert tokens.index(likeliest) == len(tokens) - 1 == 5
+
+    virtual_time.run(scenario())

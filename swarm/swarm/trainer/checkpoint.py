@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from swarm.serving.model.download import OnProgress, download_blocks, find_model
 from swarm.serving.model.files import ModelFiles, open_model
 from swarm.serving.model.header import read_header
-from swarm.serving.model.weights import empty_model, read_model
+from swarm.serving.model.weights import empty_model, needed_shards, read_model
 from swarm.training.model import check_model
 from swarm.training.module_run import weights_digest
 from swarm.training.run_config import RunConfig
@@ -26,6 +26,10 @@ from swarm.training.start_weights import differing_settings, fitting_layout, sta
 
 _KINDS = frozenset({"F32", "F16", "BF16"})
 """All of which fp32 holds to the last bit."""
+MAX_VALUE_BYTES = 8
+SPARE_BYTES = 64 << 20
+"""A checkpoint has up to 4 bytes a parameter; what else its files may hold, such as heads that training does not use,
+is bounded by as much again. A run's author is a stranger, and names what members download."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +67,7 @@ def bringing(run: RunConfig, source: CheckpointSource) -> Callable[[], Tensor]:
     check_source(run.start, source.place)
 
     def bring() -> Tensor:
-        return start_theta(run, _read(_directory(run.start, source)))
+        return start_theta(run, _read(_directory(run, source)))
 
     return bring
 
@@ -71,7 +75,7 @@ def bringing(run: RunConfig, source: CheckpointSource) -> Callable[[], Tensor]:
 def pin_of(run: RunConfig, source: CheckpointSource) -> Pin:
     """What pins the run's checkpoint as it is now. Raises as what `bringing` returns."""
     check_model(run)
-    directory = _directory(run.start, source)
+    directory = _directory(run, source)
     module = _read(directory)
     fitting_layout(run, module)
     _, _, commit = open_model(directory).source.rpartition("@")
@@ -84,7 +88,9 @@ def pin_of(run: RunConfig, source: CheckpointSource) -> Pin:
     return Pin(revision=commit if run.start.is_on_hub else "", digest=weights_digest(module), differing=differing)
 
 
-def _directory(start: StartConfig, source: CheckpointSource) -> Path:
+def _directory(run: RunConfig, source: CheckpointSource) -> Path:
+    """Where the checkpoint's files are, brought if need be: not before its config fits the run's model."""
+    start = run.start
     if source.place is not None:
         return source.place
     if not start.is_on_hub:
@@ -94,7 +100,16 @@ def _directory(start: StartConfig, source: CheckpointSource) -> Path:
         )
     endpoint = os.environ.get("HF_ENDPOINT")
     found = find_model(start.checkpoint, source.cache, revision=start.revision or "main", endpoint=endpoint)
-    download_blocks(found, 0, open_model(found.directory).num_blocks, source.on_progress)
+    files = open_model(found.directory)
+    layout = fitting_layout(run, empty_model(files, 0, files.num_blocks))
+    num_bytes = sum(found.sizes.get(shard.name, 0) for shard in needed_shards(files, 0, files.num_blocks))
+    if num_bytes > MAX_VALUE_BYTES * layout.num_values + SPARE_BYTES:
+        raise ConfigError(
+            f"{start.checkpoint} has {num_bytes} bytes of weights, far more than the run's {layout.num_values} "
+            "parameters",
+            remedy="start from a checkpoint that holds this model alone",
+        )
+    download_blocks(found, 0, files.num_blocks, source.on_progress)
     return found.directory
 
 

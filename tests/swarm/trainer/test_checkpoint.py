@@ -81,6 +81,22 @@ def test_bring_from_the_hub_comes_at_the_signed_commit_once(
         assert num_weight_bytes(hub) == sent > 0
 
 
+def test_bring_from_the_hub_downloads_nothing_that_does_not_fit(
+    tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_of(checkpoint, StartConfig(checkpoint=MODEL, digest="ab" * 32))
+    with local_hub(checkpoint, tmp_path / "hub") as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+        small = replace(run, model={**run.model, "num_hidden_layers": 5})
+        with pytest.raises(ConfigError, match="does not fit"):
+            bringing(small, copy_at(None, tmp_path))()
+        monkeypatch.setattr("swarm.trainer.checkpoint.SPARE_BYTES", 0)
+        monkeypatch.setattr("swarm.trainer.checkpoint.MAX_VALUE_BYTES", 2)
+        with pytest.raises(ConfigError, match=r"far more than the run's \d+ parameters"):
+            bringing(run, copy_at(None, tmp_path))()
+    assert not list((tmp_path / "cache").rglob("*.safetensors"))
+
+
 def num_weight_bytes(hub: Hub) -> int:
     return sum(count for name, count in hub.sent.items() if name.endswith(".safetensors"))
 

@@ -17,7 +17,8 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from swarm_node import cli
-from swarm_node.config import ENV_PREFIX, SETTINGS, default_text
+from swarm_node.config import ENV_PREFIX, default_text
+from swarm_node.setting_table import SETTINGS
 from swarm_protocol import limits
 
 LIMITS = "reference/protocol/limits.md"

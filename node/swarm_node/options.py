@@ -18,7 +18,8 @@ from swarm_protocol.errors import ConfigError
 
 from swarm_node import config
 from swarm_node.completion import COMPLETIONS
-from swarm_node.config import SETTINGS, Config, Value
+from swarm_node.config import Config, Value
+from swarm_node.setting_table import SETTINGS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Turns what people write (a flag, a line of TOML, an environment variable) into typed values, or says what is wrong.
 
 Each parser takes text and returns a value, or raises ValueError with the end of a sentence ("is not …").
-Which settings there are is `swarm_node.config`'s.
+Which settings there are is `swarm_node.setting_table`'s.
 """
 
 from __future__ import annotations

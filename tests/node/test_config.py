@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from swarm_node import config
-from swarm_node.config import SETTINGS, Config, resolve
+from swarm_node.config import Config, resolve
+from swarm_node.setting_table import SETTINGS
 from swarm_protocol.errors import ConfigError
 
 SEED = "/ip4/127.0.0.1/tcp/4001/p2p/12D3KooWHoK2zDpTB25vHJF4swgbFQqKcK3ruE4pJzSFjXSEDigi"

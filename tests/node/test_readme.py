@@ -12,12 +12,12 @@ from node.gateway.scripted_client import ScriptedClient
 from starlette.testclient import TestClient
 from swarm.training.run_file import load_run
 from swarm_node import cli
-from swarm_node.config import SETTINGS
 from swarm_node.dashboard import live, looking, visitors
 from swarm_node.dashboard.app import beside, create_dashboard
 from swarm_node.dashboard.history.bounds import DAY_S, Bounds
 from swarm_node.gateway.app import create_app
 from swarm_node.metrics import endpoint
+from swarm_node.setting_table import SETTINGS
 
 import swarm
 

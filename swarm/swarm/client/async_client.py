@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from swarm_protocol.errors import ConfigError
+from swarm_protocol.errors import ConfigError, PeerError
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import ServeRecord
 from torch import Tensor
@@ -26,6 +26,7 @@ from swarm.network.interface import Network
 from swarm.network.membership import Membership
 from swarm.remote.blocks import RemoteBlocks
 from swarm.remote.gradient import Ran, Wanted, attach, embed, run, waiting_for
+from swarm.router.routing import NoChain
 from swarm.serving.generate import Token, generate, sampler_for
 from swarm.serving.model.kit import Message, ModelKit
 from swarm.serving.session.session import Session, SessionOptions
@@ -34,6 +35,9 @@ from swarm.serving.session.trace import Trace
 from swarm.serving.tokenizer.process import TokenizerLimits
 
 DEFAULT_NETWORK_ID = "swarm"
+
+MAX_REVISIONS_TRIED = 3
+"""For one request: finding out that servers are gone takes up to ten seconds each."""
 
 T = TypeVar("T")
 
@@ -223,9 +227,28 @@ class AsyncClient(Asked[Generation]):
         return self._last.trace() if self._last else {}
 
     async def _tokens(self, request: Request, trace: Trace) -> AsyncGenerator[Token, None]:
-        clock = asyncio.get_running_loop().time
-        since_s = clock()
-        chosen = await self._catalog.to_use(request.model)
+        """Of the revision to use, or where its servers turn out to be gone before the first token, of another."""
+        since_s = asyncio.get_running_loop().time()
+        chosen, tried = await self._catalog.to_use(request.model), set[str]()
+        while True:
+            tried.add(chosen.revision.digest)
+            has_begun = False
+            try:
+                async with aclosing(self._answer(request, chosen, trace, since_s)) as tokens:
+                    async for token in tokens:
+                        has_begun = True
+                        yield token
+                return
+            except (NoChain, PeerError):
+                if has_begun or len(tried) == MAX_REVISIONS_TRIED:
+                    raise
+                chosen = await self._catalog.to_use(request.model)
+                if chosen.revision.digest in tried:
+                    raise
+
+    async def _answer(
+        self, request: Request, chosen: Chosen, trace: Trace, since_s: float
+    ) -> AsyncGenerator[Token, None]:
         trace.model, trace.revision = chosen.name, chosen.revision.digest
         self._shared.links.measure(chosen.servers)
         kit = await self._kits.kit(chosen.name, chosen.servers)
@@ -242,7 +265,7 @@ class AsyncClient(Asked[Generation]):
             sampler=sampler_for(kit, request.sampling, prompt_ids),
         )
         async with session:
-            trace.opening_ms = (clock() - since_s) * 1000
+            trace.opening_ms = (asyncio.get_running_loop().time() - since_s) * 1000
             answer = generate(
                 session,
                 kit,

@@ -17,12 +17,15 @@ from swarm.training.catch_up import MAX_LINKS, catch_up
 from swarm.training.certificate import Proof
 from swarm.training.events import OuterStep, StateFetched
 from swarm.training.methods import Methods
+from swarm.training.resume import deliver, sign_order, survey
 from swarm.training.seat import CALL_TIMEOUT_S, Seat
 from swarm.training.sync import Reached
 from swarm_protocol.errors import RoundError
+from swarm_protocol.identity import Identity
 from swarm_protocol.records import TrainerRecord
-from training_swarm import NUM_VALUES, Swarm, assert_equal_steps, config
+from training_swarm import AUTHOR, NUM_VALUES, Swarm, assert_equal_steps, config
 
+ONLOOKER = Identity(b"onlooker".ljust(32))
 STATE_BYTES = 8 * NUM_VALUES
 
 
@@ -31,8 +34,17 @@ def _cost(function: object) -> float:
     return 4.0 if getattr(function, "__name__", "") == "_stretch" else 0.001
 
 
-def bytes_and_steps_of_a_member_that_was_away() -> tuple[int, int]:
-    """How many bytes it fetched, and how many steps it had missed."""
+async def go_on_without(swarm: Swarm, peers: list[str]) -> None:
+    """The run's author lets `peers` go on without the others."""
+    network = swarm.internet.network(ONLOOKER)
+    situation = await survey(network, swarm.run, peers)
+    order = sign_order(swarm.run, situation, peers, AUTHOR, network_id="test", now=network.now())
+    assert await deliver(network, swarm.run, order, peers[:1]) == {peers[0]: ""}
+    await network.close()
+
+
+def bytes_and_steps_of_a_member_that_was_away(*, is_resumed: bool = False) -> tuple[int, int]:
+    """How many bytes it fetched, and how many steps it had missed. `is_resumed`: by a resume order meanwhile."""
 
     async def main() -> tuple[int, int]:
         async with Swarm(config(min_group=2, outer_steps=16, quorum_grace_s=3.0)) as swarm:
@@ -41,8 +53,12 @@ def bytes_and_steps_of_a_member_that_was_away() -> tuple[int, int]:
             while not away.of(OuterStep):
                 await asyncio.sleep(0.05)
             others = [member.peer_id for member in members[:3]]
-            swarm.internet.partition([others, [away.peer_id]])
+            swarm.internet.partition([[*others, ONLOOKER.peer_id], [away.peer_id]])
             before = len(away.of(OuterStep))
+            while is_resumed and len(members[0].of(OuterStep)) < before + 1:
+                await asyncio.sleep(0.05)
+            if is_resumed:
+                await go_on_without(swarm, others)
             while len(members[0].of(OuterStep)) < before + 2:
                 await asyncio.sleep(0.05)
             swarm.internet.heal()
@@ -55,8 +71,9 @@ def bytes_and_steps_of_a_member_that_was_away() -> tuple[int, int]:
     return virtual_time.run(main(), compute_s=_cost)
 
 
-def test_member_that_missed_a_few_steps_follows_by_their_parts() -> None:
-    num_bytes, num_steps = bytes_and_steps_of_a_member_that_was_away()
+@pytest.mark.parametrize("is_resumed", [False, True], ids=["usually", "with a resume order on the way"])
+def test_member_that_missed_a_few_steps_follows_by_their_parts(is_resumed: bool) -> None:
+    num_bytes, num_steps = bytes_and_steps_of_a_member_that_was_away(is_resumed=is_resumed)
     assert 2 <= num_steps <= replica.NUM_PARTS
     assert num_steps * NUM_VALUES <= num_bytes < 1.1 * num_steps * NUM_VALUES
 

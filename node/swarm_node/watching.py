@@ -92,10 +92,11 @@ class Watching:
     async def _tell(self, members: Mapping[str, TrainerRecord]) -> bool:
         """Whether the run is finished."""
         self._tell_members(members)
+        steps = await self._observer.look(members)
         self._tell_validated(members)
         speed = sum(each.tokens_per_s for each in members.values() if each.state != "joining")
         last = self._run.config.outer_steps
-        for step in await self._observer.look(members):
+        for step in steps:
             fields = asdict(step)
             self._emitter.emit(
                 "committed", run=self._run.run_id, step=fields.pop("outer_step"), of=last, tokens_per_s=speed, **fields
@@ -131,8 +132,9 @@ class Watching:
         self._told = states
 
     def _tell_validated(self, members: Mapping[str, TrainerRecord]) -> None:
-        """The newest measurement, once: the median of what the members say, who may lie."""
-        told = [record.validation for record in members.values() if record.validation is not None]
+        """The newest measurement, once: the median of what the members say, who may lie, of states that were seen."""
+        every = [record.validation for record in members.values() if record.validation is not None]
+        told = [each for each in every if each.outer_step <= self._observer.outer_step]
         step = median_high(each.outer_step for each in told) if told else -1
         if step > self._validated:
             self._validated = step

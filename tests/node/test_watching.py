@@ -82,6 +82,15 @@ def test_watching_tells_a_measurement_once_as_most_members_say_it() -> None:
     assert [(each["step"], each["loss"]) for each in events if each["event"] == "validated"] == [(1, 2.5), (2, 1.5)]
 
 
+def test_watching_is_told_of_no_measurement_of_a_step_that_was_not_committed() -> None:
+    """One of two members could else be the last that anybody hears of."""
+    liar = replace(member(), validation=ValidationReport(outer_step=10**6, loss=0.0))
+    honest = [replace(member(), validation=ValidationReport(outer_step=number, loss=2.5)) for number in (1, 2)]
+    looks = [({"a": each, "liar": liar}, [step(number)]) for number, each in enumerate(honest, 1)]
+    events = told(Scripted(*looks))
+    assert [each["step"] for each in events if each["event"] == "validated"] == [1, 2]
+
+
 def test_watching_nobody_ends_with_one_line() -> None:
     with pytest.raises(PeerTimeout, match=f"nobody trains {RUN.run_id} on this network"):
         told(Scripted(({}, [])))

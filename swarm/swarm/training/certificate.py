@@ -102,13 +102,16 @@ class Notary:
             raise PeerViolation("a resume order names a peer that the run does not admit", peer_id=envelope.peer_id)
         return order
 
-    def read_group(self, data: bytes, now: float) -> Signed:
-        """Raises PeerViolation or IntegrityError, also if it resumes an outcome of another step or state."""
+    def read_group(self, data: bytes, now: float, *, is_origin: bool = False) -> Signed:
+        """Raises PeerViolation or IntegrityError, also if it resumes an outcome of another step or state. `is_origin`:
+        it must resume none."""
         envelope = unseal(data, purpose=GROUP_PURPOSE, network_id=self.network_id, now=now)
         group = Group.from_bytes(envelope.payload)
         self._check_subject(envelope, group)
         origin = None
         if group.resumes is not None:
+            if is_origin:
+                raise PeerViolation("an outcome comes from a group that resumes another one", peer_id=envelope.peer_id)
             origin = self.check_origin(group.origin, group.resumes, group.step, group.state_digest, now)
         order = self.read_order(group.order, now) if group.order else None
         if order is not None and group.step <= order.outer_step:
@@ -127,9 +130,9 @@ class Notary:
         """The group that `outcome` is from. Raises PeerViolation unless it started at `state_digest` for `step`."""
         if hashlib.sha256(origin).digest() != outcome.origin_digest:
             raise PeerViolation("an outcome comes with another group than it names")
-        signed = self.read_group(origin, now)
+        signed = self.read_group(origin, now, is_origin=True)
         group = signed.group
-        if group.resumes is not None or (group.step, group.state_digest) != (step, state_digest):
+        if (group.step, group.state_digest) != (step, state_digest):
             raise PeerViolation("an outcome comes from a group of another step or state")
         if len(outcome.part_digests) != len(group.part_values):
             raise PeerViolation("an outcome has another number of parts than its group")

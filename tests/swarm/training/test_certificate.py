@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from swarm.training import certificate
 from swarm.training.certificate import Notary
 from swarm.training.round_events import Signed
 from swarm.training.run_config import RunConfig
@@ -118,6 +120,30 @@ def test_certificate_that_resumes_an_outcome_from_before_the_resume_order_is_ref
                 reader.check_certificate(data, NOW)
         else:
             assert reader.check_certificate(data, NOW).sequence == 1
+
+
+def test_group_within_a_group_within_another_is_read_no_further_than_the_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two hundred of them fit into a message, and checking all would hold up its reader for a fifth of a second."""
+    data, few = b"", make_group(members=(Contribution(peer_id=IDENTITIES[0].peer_id),), part_values=())
+    for _ in range(20):
+        if data:
+            origin_digest = hashlib.sha256(data).digest()
+            outcome = Outcome(origin_digest=origin_digest, part_digests=(), state_digest=OUTCOME_STATE)
+            few = replace(few, resumes=outcome, origin=data)
+        data = NOTARIES[0].sign_group(few, NOW).data
+    num_read, unseal = 0, certificate.unseal
+
+    def counted(*arguments: Any, **more: Any) -> Any:
+        nonlocal num_read
+        num_read += 1
+        return unseal(*arguments, **more)
+
+    monkeypatch.setattr(certificate, "unseal", counted)
+    with pytest.raises(PeerViolation, match="resumes another one"):
+        STRANGER.read_group(data, NOW)
+    assert num_read == 2
 
 
 def test_notary_of_a_run_checks_by_all_its_terms() -> None:

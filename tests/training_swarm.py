@@ -136,7 +136,7 @@ class SyntheticInner:
             num_samples=2 * done,
             num_tokens=2 * done * WINDOW_TOKENS,
             mean_loss=loss / done if done and not self.diverges else float("nan"),
-            seconds=0.1 * done,
+            seconds=(self.virtual_step_s or 0.1) * done,
         )
 
     def flat(self, where: slice = slice(None)) -> Tensor:

@@ -149,10 +149,22 @@ EVENTS: Mapping[str, EventSpec] = {
             "step": "int: the outer step that was attempted",
             "attempt": "int: which attempt, from 0",
             "reason": "text: what went wrong",
-            "missing": "list: peer ids that were absent or at fault, as far as is known",
+            "missing": "list: peer ids that did not answer or were at fault, as far as is known",
         },
         text="step {step}, attempt {attempt}: {reason}",
         complaint="reason",
+    ),
+    "contribution_late": EventSpec(
+        about="An outer step was committed without what this node has trained for it: that work is lost, and its "
+        "samples are leased again. The next interval begins from the new state.",
+        fields={
+            "run": "text: the run's id",
+            "step": "int: the outer step",
+            "num_tokens": "int: what was trained on; 0 while it was still computed",
+            "late_s": "number?: seconds after the round's group was formed, by two clocks; null: still computed",
+            "when": "text: the same in words",
+        },
+        text="step {step}: this node's contribution {when}: its work is lost, and its samples are leased again",
     ),
     "run_resumed": EventSpec(
         about="The run goes on without some of its members, by a resume order of its author.",

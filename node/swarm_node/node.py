@@ -79,6 +79,8 @@ class Activity:
     state: str = "starting"
     training: TrainingStatus | None = None
     serving: ServingStatus | None = None
+    waits: Callable[[TrainingStatus], TrainingStatus] = lambda training: training
+    """A trainer's: adds for whom it waits at the moment."""
     first_token: Callable[[], FirstToken | None] = lambda: None
     """A gateway's: how long requests of late waited for their first token."""
 
@@ -140,7 +142,7 @@ class Node:
             reachability=self.reachability,
             num_peers=self.num_peers,
             state="draining" if self.departure.leaving.is_set() else self.activity.state,
-            training=self.activity.training,
+            training=self.activity.waits(self.activity.training) if self.activity.training else None,
             serving=self.activity.serving,
             memory_bytes=held_bytes(),
         )

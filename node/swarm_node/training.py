@@ -9,17 +9,19 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 
 from swarm.trainer.checkpoint import bringing
 from swarm.training.checkpoint import Checkpoint, load_newest
+from swarm.training.coordinator import short
 from swarm.training.data import LocalData, PreparationStopped, Progress
 from swarm.training.data.local import shared_cache
 from swarm.training.events import (
     Admitted,
+    ContributionLate,
     IntervalDone,
     IntervalFailed,
     OuterStep,
@@ -62,6 +64,8 @@ _EVENTS = {
     RunResumed: "run_resumed",
     Validated: "validated",
 }
+_LATE = {True: "came {late_s:.1f} s after the round's group was formed", False: "was still computed"}
+_MAX_NAMED = 8
 
 
 class Training:
@@ -94,6 +98,7 @@ class Training:
         """
         trainer = self._trainer = await self._make_trainer()
         try:
+            self._node.activity.waits = self._with_waiting
             with self._node.metrics.reading(lambda: read_trainer(trainer)), self._recorded():
                 yield
         finally:
@@ -210,6 +215,9 @@ class Training:
                 self._say(event.step, event.tokens_per_s)
                 told = {name: value for name, value in asdict(event).items() if name != "num_steps"}
                 self._emit("interval", **told)
+            case ContributionLate():
+                when = _LATE[event.late_s is not None].format(late_s=event.late_s)
+                self._emit("contribution_late", when=when, **asdict(event))
             case IntervalFailed():
                 message = f"this node brings nothing to outer step {event.step}: {event.reason}"
                 self._node.emitter.emit("warning", message=message, remedy="")
@@ -273,6 +281,12 @@ class Training:
         of = self._run.config.outer_steps
         self._node.emitter.status("training", f"TRAINING step {step} of {of}, {rate(tokens_per_s)} here")
 
+    def _with_waiting(self, training: TrainingStatus) -> TrainingStatus:
+        waiting = self._trainer.waiting if self._trainer else None
+        if waiting is None:
+            return training
+        return replace(training, waits_for=_named(waiting.peers), waits_s=waiting.seconds)
+
     def _show(self, step: int, *, loss: float | None = None, tokens_per_s: float = 0.0) -> None:
         self._node.activity.training = TrainingStatus(
             run=self._run.run_id,
@@ -323,3 +337,9 @@ def local_options(config: Config, device: str) -> LocalOptions:
         activation_checkpointing=config.checkpoint_activations,
         compile=config.compile,
     )
+
+
+def _named(peers: Sequence[str]) -> str:
+    """A few of `peers`, by the ends that people tell them apart by; of nobody: the round itself."""
+    more = f" and {len(peers) - _MAX_NAMED} more" if len(peers) > _MAX_NAMED else ""
+    return ", ".join(map(short, peers[:_MAX_NAMED])) + more if peers else "the round's result"

@@ -18,6 +18,7 @@ from swarm_protocol.version import check_network_id
 STATES = ("starting", "seeding", "idle", "training", "serving", "gateway", "dashboard", "draining")
 REACHABILITIES = ("public", "relay", "unknown")
 _MAX_PID = 2**32 - 1
+_MAX_WAITS_CHARS = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,13 +33,16 @@ class StatusRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingStatus:
-    """`loss` is of this node's last interval, None before the first."""
+    """`loss` is of this node's last interval, None before the first. Since its interval ended, `waits_s` ago, it
+    `waits_for` that, in words; empty: it trains."""
 
     run: str
     outer_step: int
     num_outer_steps: int
     loss: float | None = None
     tokens_per_s: float = 0.0
+    waits_for: str = ""
+    waits_s: float = 0.0
 
     def __post_init__(self) -> None:
         check_name(self.run, "run")
@@ -47,6 +51,8 @@ class TrainingStatus:
         if self.loss is not None:
             check_float(self.loss, "loss", high=limits.MAX_LOSS)
         check_float(self.tokens_per_s, "tokens_per_s", high=limits.MAX_TOKENS_PER_S)
+        check_text(self.waits_for, "waits_for", max_chars=_MAX_WAITS_CHARS)
+        check_float(self.waits_s, "waits_s", high=limits.MAX_TIME_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

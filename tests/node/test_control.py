@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from swarm_node import control
+from swarm_node.amounts import duration
 from swarm_node.commands import status
 from swarm_node.control import ControlClient, ControlHandlers
 from swarm_node.home import Home
@@ -117,3 +118,13 @@ def test_status_says_what_only_this_machine_reaches_whatever_a_seed_on_it_reache
     assert "tests, 2 nodes live, reachability from this machine only" in status.text(REPLY)
     elsewhere = replace(REPLY, addrs=("/ip4/127.0.0.1/tcp/1", "/ip4/192.168.1.7/tcp/1"), num_peers=1)
     assert "tests, 1 node live, reachability public" in status.text(elsewhere)
+
+
+def test_status_of_a_trainer_that_waits_says_for_whom_and_since_when_instead_of_a_speed() -> None:
+    assert REPLY.training is not None
+    waits = replace(REPLY.training, waits_for="5Z1T2a, kccVtQ", waits_s=75.0)
+    line = status.text(replace(REPLY, training=waits))
+    assert f"waits for 5Z1T2a, kccVtQ since {duration(75.0)}" in line
+    assert "tokens/s here" not in line
+    between = status.text(replace(REPLY, training=replace(waits, waits_s=0.2)))
+    assert "4 tokens/s here" in between, "a round takes a moment"

@@ -49,7 +49,10 @@ def _network(reply: StatusReply) -> str:
 def _training(training: TrainingStatus) -> str:
     loss = "" if training.loss is None else f", loss {training.loss:.3f}"
     step = f"outer step {training.outer_step} of {training.num_outer_steps}"
-    return f"{training.run}, {step}{loss}, {training.tokens_per_s:.0f} tokens/s here"
+    # below a second it is between two intervals, as in every round
+    waits = training.waits_for and training.waits_s >= 1
+    waiting = f"waits for {training.waits_for} since {duration(training.waits_s)}"
+    return f"{training.run}, {step}{loss}, {waiting if waits else f'{training.tokens_per_s:.0f} tokens/s here'}"
 
 
 def _serving(serving: ServingStatus) -> str:

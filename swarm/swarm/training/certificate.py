@@ -190,6 +190,12 @@ class Notary:
             is_order=True,
         )
 
+    def formed_at(self, proof: Proof, now: float) -> float:
+        """When the group whose contributions count was signed, by its coordinator's clock. `proof` is of votes."""
+        data = Certificate.from_bytes(proof.certificate).group
+        origin = self.read_group(data, now).group.origin or data
+        return unseal(origin, purpose=GROUP_PURPOSE, network_id=self.network_id, now=now).issued_at
+
     def proof_of(self, state_digest: bytes, data: bytes, now: float) -> Proof | None:
         """What `data`, kept with that state, proves; None if there is none, or it holds no more.
 

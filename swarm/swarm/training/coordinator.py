@@ -30,6 +30,11 @@ NOISE = 1.5
 PART_ALIGNMENT = 256
 """Parts begin at multiples of this many values, so that the codecs' blocks of one vector and of its parts coincide."""
 
+GRACE_SHARE = 0.25
+MAX_GRACE_S = 30.0
+"""Machines that take so much longer than the others are waited for, as their whole interval is lost otherwise; but for
+no longer than that, as one that is gone without a word is waited for just so."""
+
 NOT_ADMITTED = "the run does not admit it"
 
 
@@ -40,7 +45,8 @@ class Terms:
     `roster` are the members of the committed state; `leased` hold leases of `samples_per_member` samples of
     `tokens_per_sample` tokens for this step. The run admits only the peers of `admission`; empty: anyone. The fragment
     that the step moves has `num_values`. `first_attempt` follows the one that committed the state. Times are in
-    seconds: `grace_s` after enough members are ready, `patience_s` until a coordinator says that too few are.
+    seconds: at least `grace_s` after enough members are ready (see `grace_after`), `patience_s` until a coordinator
+    says that too few are.
     `bytes_per_s` is what this member's line carries (see `meter`). `order` is the author's last resume order as it was
     signed, and `sequence` its number; empty and 0: there was none.
     """
@@ -78,6 +84,12 @@ class Terms:
 def coordinator_of(run: str, step: int, attempt: int, candidates: Iterable[str]) -> str:
     """The candidate with the lowest hash: another one for each attempt, and the same for all who ask."""
     return min(candidates, key=lambda peer: hashlib.sha256(f"{run}/{step}/{attempt}/{peer}".encode()).digest())
+
+
+def grace_after(interval_s: float, least_s: float) -> float:
+    """How long a round waits for members once enough are there, after an interval that took `interval_s`. A run whose
+    least is 0 waits for nobody."""
+    return max(least_s, min(GRACE_SHARE * interval_s, MAX_GRACE_S)) if least_s else 0.0
 
 
 def fair_shares(bytes_per_s: tuple[int, ...]) -> tuple[float, ...]:

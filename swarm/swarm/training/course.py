@@ -69,6 +69,11 @@ class Course:
         self._committed = asyncio.Event()
         self._offers: dict[int, asyncio.Future[Offer]] = {}
 
+    @property
+    def interval_s(self) -> float:
+        """How long this member's last interval took; 0: none has trained."""
+        return self.latest.seconds if self.latest else 0.0
+
     def begin(self) -> None:
         """Start over from the committed state."""
         self.end()

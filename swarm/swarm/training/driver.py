@@ -17,9 +17,12 @@ from torch import Tensor
 
 from swarm.network.interface import Stream
 from swarm.training import round as machine
+from swarm.training.certificate import Proof
 from swarm.training.coordinator import Terms
+from swarm.training.events import ContributionLate
 from swarm.training.promise import Promise
 from swarm.training.reduction import Reductions
+from swarm.training.reports import is_lost
 from swarm.training.round_events import (
     Action,
     Announce,
@@ -30,6 +33,7 @@ from swarm.training.round_events import (
     GiveUp,
     Grouped,
     Lost,
+    Offered,
     Query,
     Recover,
     Reduce,
@@ -44,6 +48,7 @@ from swarm.training.round_events import (
 from swarm.training.round_log import LEFT_OUT, Measured, RoundLog
 from swarm.training.round_state import Ballot, RoundState, led, own_ready
 from swarm.training.seat import POLL_S, Seat, announce, ask_standing, report_ready, send_vote
+from swarm.training.waiting import Waiting, awaited
 
 MAX_LOOKING_AT = 64
 """Peers asked at one time, whatever others say who else is there."""
@@ -78,6 +83,7 @@ class RoundDriver:
         self._group: asyncio.TaskGroup | None = None
         self._bytes_sent = 0
         self._certificate = b""
+        self._offered: tuple[float, float] | None = None  # by the loop's clock and by the network's
         self._kept: tuple[int, Ballot | None] | None = None
 
     @property
@@ -108,6 +114,22 @@ class RoundDriver:
         return Promise(report=own_ready(self._state), first_attempt=self.terms.first_attempt)
 
     @property
+    def waiting(self) -> Waiting | None:
+        """For whom this member waits, if its interval has ended."""
+        if self._offered is None or self._certificate:
+            return None
+        return Waiting(peers=awaited(self._state), seconds=asyncio.get_running_loop().time() - self._offered[0])
+
+    def lost(self, proof: Proof) -> ContributionLate | None:
+        """What this member has trained for the step, if the step was committed without it, as `proof` says."""
+        mine, late_s, seat = self._state.mine, None, self._seat
+        if not is_lost(proof, self.terms, mine):
+            return None
+        if self._offered is not None:
+            late_s = max(0.0, self._offered[1] - seat.notary.formed_at(proof, seat.network.now()))
+        return ContributionLate(step=self.terms.step, num_tokens=mine.num_tokens if mine else 0, late_s=late_s)
+
+    @property
     def abstains(self) -> bool:
         """Whether this member waits for a state that it has lost."""
         return self._state.abstains
@@ -124,6 +146,8 @@ class RoundDriver:
             try:
                 while not self._certificate:
                     event = await self._next()
+                    if isinstance(event, Offered):
+                        self._offered = (now(), self._seat.network.now())
                     before = self._state
                     self._state, actions = machine.step(before, event, now())
                     self.log.enter(_measured(self._state), now())

@@ -66,12 +66,26 @@ class OuterStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundAborted:
-    """An attempt at outer step `step` failed; nothing is lost. `missing` were absent or at fault."""
+    """An attempt at outer step `step` failed; nothing is lost. `missing` did not answer, or were at fault."""
 
     step: int
     attempt: int
     reason: str
     missing: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContributionLate:
+    """Outer step `step` was committed without what this member has trained for it. That work is lost, and its samples
+    are leased again.
+
+    `late_s`: how long after the round's group was formed its `num_tokens` were ready, by the clocks of two machines;
+    None: its interval still ran.
+    """
+
+    step: int
+    num_tokens: int
+    late_s: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,5 +107,13 @@ class Validated:
 
 
 TrainingEvent: TypeAlias = (
-    StateFetched | IntervalDone | IntervalFailed | Admitted | OuterStep | RoundAborted | RunResumed | Validated
+    StateFetched
+    | IntervalDone
+    | IntervalFailed
+    | Admitted
+    | OuterStep
+    | RoundAborted
+    | ContributionLate
+    | RunResumed
+    | Validated
 )

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from swarm_protocol.training_messages import Ready, ReadyReply
 
-from swarm.training.coordinator import NOT_ADMITTED, form_group, short
+from swarm.training.coordinator import NOT_ADMITTED, form_group, grace_after, short
 from swarm.training.round_events import Ask, GiveUp, Query, Reply, Sign
 from swarm.training.round_state import (
     MAX_BELIEVED_ATTEMPT,
@@ -88,14 +88,16 @@ def on_left_out(state: RoundState, attempt: int, reason: str, now: float) -> Ste
 
 
 def too_few(state: RoundState, now: float) -> Step:
-    absent = tuple(sorted(set(state.terms.roster) - present_members(state).keys() - {state.terms.me}))
-    names = f"; missing: {', '.join(map(short, absent))}" if absent else ""
+    absent = set(state.terms.roster) - present_members(state).keys() - {state.terms.me}
+    busy, missing = sorted(absent & state.heard), tuple(sorted(absent - state.heard))
+    names = f"; missing: {', '.join(map(short, missing))}" if missing else ""
+    names += f"; there, and not ready: {', '.join(map(short, busy))}" if busy else ""
     terms, here = state.terms, present_members(state).keys() | {state.terms.me}
     reason = f"{len(here)} of at least {terms.min_group} members are ready{names}"
     if not terms.succession.is_usual(terms.roster, here):
         needed, num_here = terms.succession.num_usual(terms.roster), len(here & set(terms.roster))
         reason = f"of {len(terms.roster)} members of the state {needed} must be ready, and it is {num_here}{names}"
-    return give_up(short_from(state, now), reason, absent, now)
+    return give_up(short_from(state, now), reason, missing, now)
 
 
 def _lead(state: RoundState, now: float) -> Step:
@@ -103,16 +105,9 @@ def _lead(state: RoundState, now: float) -> Step:
     terms, present, absent = state.terms, present_members(state), absent_members(state)
     num_ready = len(present.keys() | {terms.me})
     if state.grace_until is None:
-        # a member that only wants to be admitted must not cut the others' intervals short
-        worked = any(each.num_tokens for each in present.values()) or bool(state.mine and state.mine.num_tokens)
-        if num_ready < terms.min_group or (absent and not worked):
-            waits = state.deadline is not None or state.mine is None
-            return (state if waits else replace(state, deadline=now + terms.patience_s)), []
-        hurry_at = now + terms.grace_s / 2 if absent else None
-        state = replace(state, grace_until=now + terms.grace_s, hurry_at=hurry_at, deadline=None)
-        queried = tuple(peer for peer in absent if peer != terms.me)
-        if queried and terms.grace_s > 0:
-            return state, [Query(peers=queried, hurry=False)]
+        state, queries = _begin_to_wait(state, num_ready, now)
+        if queries or state.grace_until is None:
+            return state, queries
     # a run's first group has no roster that says who is to come, so it always waits
     is_complete = (not absent and bool(terms.roster)) or num_ready >= terms.max_group
     if not (is_complete and state.mine) and state.grace_until is not None and now < state.grace_until:
@@ -123,10 +118,28 @@ def _lead(state: RoundState, now: float) -> Step:
     group, left_out = form_group(terms, state.attempt, reports)
     if len(group.members) < terms.min_group or not _has_electors(state, group.peer_ids, now):
         reasons = "; ".join(f"{short(peer)}: {reason}" for peer, reason in left_out.items())
-        return give_up(state, f"too few members are fit for a group: {reasons}", tuple(left_out), now)
+        return give_up(state, f"too few members are fit for a group: {reasons}", (), now)
     claimants = tuple(peer for peer, each in present.items() if each.voted and each.voted == group.resumes)
     state = replace(state, phase="signing", claimants=claimants, grace_until=None, hurry_at=None, deadline=None)
     return state, [Sign(group=group, left_out=left_out)]
+
+
+def _begin_to_wait(state: RoundState, num_ready: int, now: float) -> Step:
+    """For the grace, if enough members are ready, else for enough of them. Those who are absent are asked whether they
+    are there, in the second case only after a while."""
+    terms, present, absent = state.terms, present_members(state), absent_members(state)
+    # a member that only wants to be admitted must not cut the others' intervals short
+    worked = any(each.num_tokens for each in present.values()) or bool(state.mine and state.mine.num_tokens)
+    if num_ready < terms.min_group or (absent and not worked):
+        if state.deadline is not None or state.mine is None:
+            return state, []
+        return replace(state, deadline=now + terms.patience_s, hurry_at=now + terms.patience_s / 2), []
+    # a member's first interval takes at least as long as those that have ended
+    grace_s = grace_after(state.interval_s or now - state.began_at, terms.grace_s)
+    hurry_at = now + grace_s / 2 if absent else None
+    state = replace(state, grace_until=now + grace_s, hurry_at=hurry_at, deadline=None)
+    others = tuple(peer for peer in absent if peer != terms.me)
+    return state, [Query(peers=others, hurry=False)] if others and grace_s > 0 else []
 
 
 def _has_electors(state: RoundState, peers: Collection[str], now: float) -> bool:

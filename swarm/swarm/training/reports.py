@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from swarm_protocol.records import RoundReport, TrainerRecord, TrainerState, ValidationReport
+from swarm_protocol.training_messages import Contribution
 
 from swarm.training.certificate import Proof
+from swarm.training.coordinator import Terms
 from swarm.training.events import Admitted, OuterStep, RoundAborted, RunResumed, StateFetched
 from swarm.training.inner import IntervalResult
 from swarm.training.replica import Replica
@@ -58,6 +60,16 @@ def state_fetched(reached: Reached, seconds: float) -> StateFetched:
 
 def aborted(notice: GiveUp) -> RoundAborted:
     return RoundAborted(step=notice.step, attempt=notice.attempt, reason=notice.reason, missing=notice.missing)
+
+
+def is_lost(proof: Proof, terms: Terms, mine: Contribution | None) -> bool:
+    """Whether the step was committed, as `proof` says, without what `terms.me` has trained for it. `mine` is what that
+    came to; None: its interval still runs."""
+    origin = proof.origin
+    counts = any(member.peer_id == terms.me and member.num_tokens for member in origin.members)
+    has_work = terms.me in terms.leased and (mine is None or mine.num_tokens > 0)
+    is_step = not proof.is_order and origin.step == terms.step and origin.num_tokens > 0
+    return is_step and has_work and not counts
 
 
 def record(

@@ -74,10 +74,18 @@ from swarm.training.round_state import (
 from swarm.training.vote import disagreement, tally
 
 
-def begin(terms: Terms, *, accused: Mapping[str, str], promise: Promise | None = None) -> RoundState:
+def begin(
+    terms: Terms,
+    *,
+    accused: Mapping[str, str],
+    promise: Promise | None = None,
+    interval_s: float = 0.0,
+    began_at: float = 0.0,
+) -> RoundState:
     """Before the member's interval. `accused`: whom it saw break the protocol at earlier steps. `promise`: its newest
-    one, also of an earlier process."""
-    return bound(led(RoundState(terms=terms, attempt=terms.first_attempt, accused=accused)), promise)
+    one, also of an earlier process. `interval_s`: how long its last interval took; 0: it had none. `began_at`: now."""
+    state = RoundState(terms=terms, attempt=terms.first_attempt, accused=accused)
+    return bound(led(replace(state, interval_s=interval_s, began_at=began_at)), promise)
 
 
 def wake_at(state: RoundState) -> float | None:
@@ -93,8 +101,8 @@ def step(state: RoundState, event: Event, now: float) -> Step:  # noqa: C901, PL
     match event:
         case Proven(certificate=certificate):
             return replace(state, phase="done"), [Finish(certificate=certificate)]
-        case Offered(contribution=contribution):
-            return advance(replace(state, mine=contribution), now)
+        case Offered(contribution=contribution, interval_s=interval_s):
+            return advance(replace(state, mine=contribution, interval_s=interval_s or state.interval_s), now)
         case Sighted(peer=peer, attempt=attempt):
             return _on_sighted(state, peer, attempt, now)
         case Reported(peer=peer, ready=ready):
@@ -137,6 +145,8 @@ def _on_sighted(state: RoundState, peer: str, attempt: int, now: float) -> Step:
     it is at decide whom it takes for the coordinator."""
     is_new = peer not in state.known and len(state.known) < MAX_HEARD and state.terms.admits(peer)
     state = replace(state, known=(*state.known, peer)) if is_new else state
+    if peer in state.terms.roster:
+        state = replace(state, heard=state.heard | {peer})
     is_heeded = peer in state.terms.roster if state.terms.roster else state.terms.admits(peer)
     if not waits(state) or not is_heeded:
         return state, []
@@ -159,7 +169,7 @@ def _on_moved(state: RoundState, to: int, now: float) -> Step:
 
 
 def _on_lost(state: RoundState, peer: str, reason: str, now: float) -> Step:
-    state = blame(state, (), (peer,), reason)
+    state = blame(replace(state, heard=state.heard - {peer}), (), (peer,), reason)
     if state.phase == "forming" and state.asked == peer:
         gone = f"the coordinator {short(peer)} is gone: {reason}{_shortage(state)}"
         return give_up(short_from(state, now), gone, (peer,), now)
@@ -319,7 +329,8 @@ def _on_left(state: RoundState, peer: str, abort: Abort, now: float) -> Step:
     (worst, most), *others = disputes.most_common(2)
     if most > 1 and not any(count == most for _, count in others):
         state = suspect(blame(state, (), (worst,), reason), (worst,))
-    return _fail(replace(state, disputes=disputes), reason, (peer,), now)
+    missing = tuple(each for each in abort.accused if each in members and each != state.terms.me)
+    return _fail(replace(state, disputes=disputes), reason, (peer,), now, missing=missing)
 
 
 def _on_tick(state: RoundState, now: float) -> Step:
@@ -327,7 +338,9 @@ def _on_tick(state: RoundState, now: float) -> Step:
         return move(state, state.later, now)
     if state.hurry_at is not None and now >= state.hurry_at:
         absent = absent_members(state)
-        return replace(state, hurry_at=None), [Query(peers=absent, hurry=True)] if absent else []
+        # before the grace, so many are missing that none is to come early: it is to be known who is there
+        query = Query(peers=absent, hurry=state.grace_until is not None)
+        return replace(state, hurry_at=None), [query] if absent else []
     if state.grace_until is not None and now >= state.grace_until:
         return advance(state, now)
     return _on_deadline(state, now) if state.deadline is not None and now >= state.deadline else (state, [])
@@ -345,8 +358,11 @@ def _on_deadline(state: RoundState, now: float) -> Step:
             return too_few(state, now)
 
 
-def _fail(state: RoundState, reason: str, missing: tuple[str, ...], now: float) -> Step:
-    """This member cannot reduce. If another one could, its outcome can be had; else the attempt is over."""
+def _fail(
+    state: RoundState, reason: str, accused: tuple[str, ...], now: float, *, missing: tuple[str, ...] | None = None
+) -> Step:
+    """This member cannot reduce. If another one could, its outcome can be had; else the attempt is over. Others hear of
+    `accused`, the owner of `missing`, where these are not the same."""
     signed = state.signed
     assert signed is not None
     # whoever voted has all parts, and would have given them
@@ -355,7 +371,7 @@ def _fail(state: RoundState, reason: str, missing: tuple[str, ...], now: float) 
     if votes and not state.recovering:
         outcome = next(iter(votes.values())).vote.outcome
         return replace(state, recovering=True), [_recover(state, signed, outcome)]
-    return _abort(state, reason, missing, now)
+    return _abort(state, reason, accused, now, missing=missing)
 
 
 def _others(state: RoundState) -> tuple[str, ...]:
@@ -363,8 +379,10 @@ def _others(state: RoundState) -> tuple[str, ...]:
     return tuple(peer for peer in state.signed.group.peer_ids if peer != state.terms.me)
 
 
-def _abort(state: RoundState, reason: str, missing: tuple[str, ...], now: float) -> Step:
-    """Leave a signed group, and say so."""
+def _abort(
+    state: RoundState, reason: str, accused: tuple[str, ...], now: float, *, missing: tuple[str, ...] | None = None
+) -> Step:
+    """Leave a signed group, and say so: see `_fail`."""
     assert state.signed is not None
     abort = Abort(
         run=state.terms.run,
@@ -372,8 +390,8 @@ def _abort(state: RoundState, reason: str, missing: tuple[str, ...], now: float)
         attempt=state.attempt,
         group_digest=state.signed.digest,
         reason=reason[:400],
-        accused=tuple(sorted(set(missing))),
+        accused=tuple(sorted(set(accused))),
     )
     announce = Announce(abort=abort, peers=_others(state))
-    state, actions = give_up(state, reason, missing, now)
+    state, actions = give_up(state, reason, accused if missing is None else missing, now)
     return state, [announce, *actions]

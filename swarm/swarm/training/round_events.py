@@ -40,9 +40,10 @@ class Signed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offered:
-    """This member's interval has ended, with this to contribute."""
+    """This member's interval has ended after `interval_s`, with this to contribute."""
 
     contribution: Contribution
+    interval_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,7 +45,9 @@ class RoundState:
     are heard of proves nothing. `disputes` counts the attempts of this step that ended as somebody left, on either
     side. A member that `abstains` takes part in no group (see `promise`). Since `short_since`, too few members of the
     state have been there for a group. Others have moved this member to later attempts `num_moved` times, and may again
-    from `movable_at` on, to `later`. `ready` are the reports it holds. What follows `leader` belongs to the attempt.
+    from `movable_at` on, to `later`. The step began at `began_at`, and the member's newest interval took `interval_s`;
+    0: not known. `ready` are the reports it holds, `heard` the peers that have answered or called in this attempt. What
+    follows `leader` belongs to the attempt.
     `claimants` are, at the coordinator, those who said to have voted for the outcome that the group resumes."""
 
     terms: Terms
@@ -65,6 +67,9 @@ class RoundState:
     num_moved: int = 0
     movable_at: float = 0.0
     later: int = 0
+    interval_s: float = 0.0
+    began_at: float = 0.0
+    heard: frozenset[str] = frozenset()
     leader: str = ""
     asked: str = ""
     grace_until: float | None = None
@@ -197,5 +202,7 @@ def renew(state: RoundState, attempt: int) -> Step:
         num_moved=state.num_moved,
         movable_at=state.movable_at,
         later=state.later,
+        interval_s=state.interval_s,
+        began_at=state.began_at,
     )
     return led(state), replies

@@ -215,7 +215,8 @@ class RunConfig:
     DiLoCo's H / P, tau and alpha, arXiv 2501.18512). With `error_feedback`, what the codec loses of a contribution is
     added to the next one.
 
-    A round waits for `min_group` members, then `quorum_grace_s` for more, up to `max_group`. It needs two thirds of the
+    A round waits for `min_group` members, then for more, up to `max_group`: `quorum_grace_s`, or for a share of the
+    interval's duration where that is longer (`coordinator.grace_after`). It needs two thirds of the
     members of the state before, and after `majority_after_s` seconds without these a majority (see `vote.Succession`).
     `admission` names the only peers that may contribute; empty: anyone may.
 

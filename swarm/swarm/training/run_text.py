@@ -44,7 +44,8 @@ ABOUT: Mapping[str, str] = {
     "admission": "The peer ids that may contribute; empty: anyone may.",
     "min_group": "A round needs so many members.",
     "max_group": "A round takes at most so many members.",
-    "quorum_grace_s": "Seconds that a round waits for more members once min_group are there.",
+    "quorum_grace_s": "Seconds that a round waits at least for more members once min_group are there. It waits for "
+    "a quarter of the interval's duration where that is longer, up to 30 s. 0: it waits for nobody.",
     "majority_after_s": "Seconds that a round waits for two thirds of the last step's members. Then a majority of them "
     "is enough; 0: never.",
     "validation_interval": "Outer steps between two measurements of the loss on held-out data; 0: only before the "

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from swarm_compression import get_codec
-from swarm_protocol.errors import ConfigError, SwarmError
+from swarm_protocol.errors import ConfigError, PeerTimeout, PeerUnreachable, SwarmError
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import RoundReport, TrainerRecord, TrainerState
 
@@ -32,7 +32,7 @@ from swarm.training.course import Course
 from swarm.training.desk import Desk
 from swarm.training.download import NO_STORE, ChunkStore
 from swarm.training.driver import RoundDriver
-from swarm.training.events import TrainingEvent, Validated
+from swarm.training.events import ContributionLate, TrainingEvent, Validated
 from swarm.training.failure import cause
 from swarm.training.interval import Intervals, Materials
 from swarm.training.methods import Methods
@@ -49,6 +49,7 @@ from swarm.training.state import ReplicaState
 from swarm.training.sync import Reached, claims_of, furthest, reach, trainers
 from swarm.training.transfer import Fetcher
 from swarm.training.validating import Validating
+from swarm.training.waiting import Waiting
 
 T = TypeVar("T")
 
@@ -118,6 +119,7 @@ class Trainer:
         self._intervals = Intervals(options.materials.inner, max_interval_s=max_interval_s, clock=options.clock)
         self._validating = Validating(run.config, self._intervals, self._on_validated)
         self._course: Course | None = None
+        self._driver: RoundDriver | None = None
         self._desk: Desk | None = None
         self._replica: Replica | None = None
         self._accused: dict[str, str] = {}
@@ -153,6 +155,11 @@ class Trainer:
     def num_mismatches(self) -> int:
         """See `Replica`."""
         return self._replica.num_mismatches if self._replica else 0
+
+    @property
+    def waiting(self) -> Waiting | None:
+        """For whom this member waits, now that its interval has ended; None: it trains."""
+        return self._driver.waiting if self._driver else None
 
     @property
     def report(self) -> RoundReport | None:
@@ -267,8 +274,9 @@ class Trainer:
         try:
             reached = await reach(seat, self._membership, proof, records)
         except SwarmError as error:
+            silent = (error.peer_id,) if isinstance(error, PeerTimeout | PeerUnreachable) else ()
             reason = f"it was committed, but {error.message}; going on from outer step {seat.replica.outer_step}"
-            self._on_abort(GiveUp(step=proof.origin.step, attempt=proof.attempt, reason=reason, missing=proof.voters))
+            self._on_abort(GiveUp(step=proof.origin.step, attempt=proof.attempt, reason=reason, missing=silent))
             return None
         seat.replica.adopt(reached.held, reached.proof)
         if reached.fetched is not None:
@@ -290,7 +298,13 @@ class Trainer:
         started, terms = loop.time(), terms_of(seat)
         driver = RoundDriver(
             seat,
-            machine.begin(terms, accused=self._accused, promise=self._promise),
+            machine.begin(
+                terms,
+                accused=self._accused,
+                promise=self._promise,
+                interval_s=course.interval_s,
+                began_at=started,
+            ),
             background=background,
             on_abort=self._on_abort,
             hurry=lambda: course.hurry(terms.step),
@@ -299,6 +313,7 @@ class Trainer:
             self._on_abort(GiveUp(step=terms.step, attempt=terms.first_attempt, reason=STATE_LOST, missing=()))
         async with asyncio.TaskGroup() as tasks:
             self._desk.enter(driver)
+            self._driver = driver
             offering = tasks.create_task(self._offer(driver), name="offer")
             watch = tasks.create_task(self._watch(driver, seat), name="watch")
             try:
@@ -306,13 +321,17 @@ class Trainer:
                 await self._faults.reached("round.committed")
             finally:
                 self._desk.enter(None)
+                self._driver = None
                 offering.cancel()
                 watch.cancel()
         self._accused = driver.accused
         if not driver.abstains:
             self._promise = driver.promise
         before = seat.replica.digest
-        reached = await self._reach(seat, await seat.check(certificate), {})
+        proof = await seat.check(certificate)
+        if (late := driver.lost(proof)) is not None:
+            self._on_late(late)
+        reached = await self._reach(seat, proof, {})
         await settle(seat, terms.step, reached.proof if reached else None)
         await self._faults.reached("round.applied")
         driver.log.enter(None, loop.time())
@@ -349,7 +368,8 @@ class Trainer:
         driver.delta_F = offer.delta_F
         if offer.delta_F is not None:
             driver.log.add("interval", offer.interval_s)
-        driver.feed(Offered(contribution=replace(offer.contribution, leaving=self._stopping)))
+        contribution = replace(offer.contribution, leaving=self._stopping)
+        driver.feed(Offered(contribution=contribution, interval_s=offer.interval_s))
         return offer.made_at
 
     def _has_left(self) -> bool:
@@ -378,6 +398,11 @@ class Trainer:
     def _on_abort(self, notice: GiveUp) -> None:
         logger.warning("attempt %d at outer step %d: %s", notice.attempt, notice.step, notice.reason)
         self._on_event(aborted(notice))
+
+    def _on_late(self, event: ContributionLate) -> None:
+        when = "its interval still ran" if event.late_s is None else f"it was ready {event.late_s:.1f} s later"
+        logger.warning("outer step %d was formed without this member's contribution: %s", event.step, when)
+        self._on_event(event)
 
     def _on_validated(self, event: Validated) -> None:
         self._on_event(event)

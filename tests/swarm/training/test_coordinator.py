@@ -8,12 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from swarm.training.coordinator import (
+    MAX_GRACE_S,
     Terms,
     complaint,
     convict,
     coordinator_of,
     fair_shares,
     form_group,
+    grace_after,
     origin_complaint,
     part_values,
 )
@@ -317,3 +319,11 @@ def test_form_group_sizes_parts_by_what_the_members_carry() -> None:
     parts = dict(zip(group.peer_ids, group.part_values, strict=True))
     assert parts[B] == pytest.approx((parts[A] + parts[C]) / 2 / 4, rel=0.01)
     assert sum(group.part_values) == 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("interval_s", "least_s", "grace_s"),
+    [(0.0, 2.0, 2.0), (4.0, 2.0, 2.0), (24.0, 2.0, 6.0), (3600.0, 2.0, MAX_GRACE_S), (3600.0, 60.0, 60.0), (24, 0, 0)],
+)
+def test_grace_is_a_share_of_the_interval_within_bounds(interval_s: float, least_s: float, grace_s: float) -> None:
+    assert grace_after(interval_s, least_s) == grace_s

@@ -75,7 +75,7 @@ def test_step_after_a_restart_goes_on_behind_the_promised_attempt_with_the_vote(
     # and so it reports, or lets its own group resume
     _, actions = machine.step(state, OFFER, 0.0)
     assert all(isinstance(each, Ask | Sign) for each in actions)
-    assert [each.ready.voted for each in actions if isinstance(each, Ask)] == [VOTED] * len(actions)
+    assert {each.ready.voted for each in actions if isinstance(each, Ask)} <= {VOTED}
 
 
 @pytest.mark.parametrize(

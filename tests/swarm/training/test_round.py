@@ -62,6 +62,7 @@ from swarm.training.round_events import (
     Tick,
 )
 from swarm.training.round_state import RoundState
+from swarm.training.waiting import awaited
 from swarm_protocol import limits
 from swarm_protocol.identity import Identity
 from swarm_protocol.training_messages import Certificate
@@ -177,6 +178,54 @@ def test_member_that_leaves_twice_in_a_step_is_left_out_of_the_next_attempt_and_
         state, actions = machine.step(state, gone, 1.0 + at)
         assert actions[0].abort.accused == (teller,)  # type: ignore[union-attr]
     assert set(state.unreachable) == {OTHERS[0]}
+
+
+def test_attempt_that_a_member_leaves_names_whom_it_misses_and_not_the_member_itself() -> None:
+    script: Script = [(0.0, OFFER), (1.0, Grouped(signed=FIRST))]
+    gone = left(OTHERS[1], FIRST, "silent")
+    gone = replace(gone, abort=replace(gone.abort, accused=(OTHERS[0],)))
+    _, actions = run([*script, (2.0, gone)])
+    assert [each.missing for each in actions if isinstance(each, GiveUp)] == [(OTHERS[0],)]
+
+
+def test_coordinator_that_waits_in_vain_names_as_missing_only_those_who_did_not_answer() -> None:
+    mine = Offered(contribution=contribution(LEADER))
+    state, _ = run([(0.0, mine)], terms(LEADER, min_group=4))
+    due = machine.wake_at(state)
+    assert due is not None
+    state, actions = machine.step(state, Tick(), due)
+    assert actions == [Query(peers=tuple(sorted({*OTHERS, ME})), hurry=False)]
+    state, _ = machine.step(state, Sighted(peer=ME), due)
+    state, _ = machine.step(state, Sighted(peer=OTHERS[0]), due)
+    state, _ = machine.step(state, Lost(peer=OTHERS[0], reason="gone"), due)
+    due = machine.wake_at(state)
+    assert due is not None
+    _, actions = machine.step(state, Tick(), due)
+    [notice] = [each for each in actions if isinstance(each, GiveUp)]
+    assert notice.missing == tuple(sorted(OTHERS))
+    assert f"there, and not ready: {ME[-6:]}" in notice.reason
+
+
+def test_grace_follows_the_interval_that_the_member_last_had() -> None:
+    reports: Script = [(1.0, Reported(peer=peer, ready=ready())) for peer in OTHERS]
+    mine = Offered(contribution=contribution(LEADER), interval_s=40.0)
+    state, _ = run([(0.0, mine), *reports], terms(LEADER))
+    assert state.grace_until == 11.0
+    state, _ = machine.step(machine.begin(terms(LEADER), accused={}, interval_s=40.0), *reversed(reports[0]))
+    state, _ = machine.step(state, *reversed(reports[1]))
+    assert state.grace_until == 11.0
+
+
+def test_member_tells_for_whom_it_waits() -> None:
+    reports: Script = [(1.0, Reported(peer=OTHERS[0], ready=ready()))]
+    state, _ = run([(0.0, Offered(contribution=contribution(LEADER))), *reports], terms(LEADER))
+    assert awaited(state) == tuple(sorted((ME, OTHERS[1])))
+    state, _ = run([(0.0, OFFER)])
+    assert awaited(state) == (LEADER,)
+    script: Script = [(0.0, OFFER), (1.0, Grouped(signed=FIRST))]
+    assert awaited(run(script)[0]) == ()
+    script += [(2.0, Reduced(attempt=0, outcome=OUTCOME)), (2.1, voted(LEADER, FIRST, OUTCOME))]
+    assert awaited(run(script)[0]) == tuple(sorted(OTHERS))
 
 
 def test_strangers_without_number_keep_no_member_from_voting_and_reporting() -> None:

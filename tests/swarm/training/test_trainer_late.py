@@ -1,0 +1,94 @@
+"""A member that is later than the others with its interval: waited for within reason, and told where it is not."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+from swarm.network.memory_link import Link
+from swarm.testing import virtual_time
+from swarm.training.events import ContributionLate, OuterStep, RoundAborted
+from training_swarm import WINDOW_TOKENS, Swarm, SyntheticInner, assert_equal_steps, config
+
+INTERVAL_S = 20.0
+NUM_STEPS, STEPS = 4, 20
+
+
+@pytest.fixture(autouse=True)
+def quiet(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.ERROR, logger="swarm")
+
+
+@pytest.mark.parametrize(("overlap_steps", "later_s"), [(0, 2.0), (4, 1.0)])
+def test_contribution_that_comes_a_little_after_the_others_counts(overlap_steps: int, later_s: float) -> None:
+    """Where rounds overlap, a member that is slower falls back further with each interval."""
+
+    async def main() -> None:
+        run = config(min_group=2, outer_steps=NUM_STEPS, interval_steps=STEPS, overlap_steps=overlap_steps)
+        async with Swarm(run) as swarm:
+            for index in range(2):
+                await swarm.join(f"m{index}", inner=SyntheticInner(virtual_step_s=INTERVAL_S / STEPS))
+            await swarm.join("late", inner=SyntheticInner(virtual_step_s=(INTERVAL_S + later_s) / STEPS))
+            members = await swarm.finish()
+            assert_equal_steps(members, NUM_STEPS)
+        for member in members:
+            assert [len(event.group) for event in member.of(OuterStep)] == [3] * NUM_STEPS
+            assert not member.of(ContributionLate)
+        whole = run.samples_per_interval * WINDOW_TOKENS
+        assert [event.num_tokens for event in members[0].of(OuterStep)] == [3 * whole] * NUM_STEPS
+
+    virtual_time.run(main())
+
+
+def test_member_whose_contribution_comes_too_late_is_told_by_how_much() -> None:
+    """Its steps are so long that it cannot hurry, and the round so slow that it is ready before the round ends."""
+
+    async def main() -> None:
+        run = config(min_group=2, outer_steps=NUM_STEPS, quorum_grace_s=1.0, interval_steps=1)
+        async with Swarm(run, link=Link(latency_s=0.5)) as swarm:
+            for index in range(2):
+                await swarm.join(f"m{index}", inner=SyntheticInner(virtual_step_s=INTERVAL_S))
+            await swarm.join("late", inner=SyntheticInner(virtual_step_s=1.4 * INTERVAL_S))
+            *others, late = await swarm.finish()
+        events = late.of(ContributionLate)
+        assert events
+        assert any(event.late_s is not None and 0.1 < event.late_s < 10 and event.num_tokens for event in events)
+        assert not any(other.of(ContributionLate) for other in others)
+
+    virtual_time.run(main())
+
+
+def test_member_that_is_overtaken_while_it_trains_is_told() -> None:
+    async def main() -> None:
+        run = config(min_group=2, outer_steps=NUM_STEPS, quorum_grace_s=1.0, interval_steps=1)
+        async with Swarm(run) as swarm:
+            for index in range(2):
+                await swarm.join(f"m{index}", inner=SyntheticInner(virtual_step_s=INTERVAL_S))
+            await swarm.join("late", inner=SyntheticInner(virtual_step_s=2 * INTERVAL_S))
+            *_, late = await swarm.finish()
+        assert any(event.late_s is None and not event.num_tokens for event in late.of(ContributionLate))
+
+    virtual_time.run(main())
+
+
+def test_member_that_waits_says_for_whom_and_since_when() -> None:
+    async def main() -> None:
+        async with Swarm(config(min_group=3, outer_steps=2), detection_s=1000.0) as swarm:
+            for index in range(3):
+                await swarm.join(f"m{index}", inner=SyntheticInner(virtual_step_s=1.0))
+            first, second, silent = swarm.members.values()
+            while not first.of(OuterStep):
+                await asyncio.sleep(0.1)
+            assert first.trainer.waiting is None, "it trains"
+            swarm.internet.partition([[silent.peer_id]])
+            await asyncio.sleep(30.0)
+            named = [each.trainer.waiting for each in (first, second)]
+            assert all(waiting is not None and 20.0 < waiting.seconds <= 30.0 for waiting in named)
+            assert any(waiting is not None and waiting.peers == (silent.peer_id,) for waiting in named)
+            aborts = [event for each in (first, second) for event in each.of(RoundAborted)]
+            assert {peer for event in aborts for peer in event.missing} == {silent.peer_id}
+            swarm.internet.heal()
+            await swarm.finish()
+
+    virtual_time.run(main())

@@ -9,13 +9,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from swarm.serving.model.files import open_model
 from swarm.trainer import MemberOptions, module_run
+from swarm.trainer.checkpoint import CheckpointSource, pin_of
 from swarm.training.module_run import weights_digest
 from swarm.training.run_config import DataConfig, InnerConfig, RunConfig
 from swarm.training.run_file import write_run
+from swarm.training.start_config import StartConfig
+from swarm.training.start_weights import model_settings
 from swarm_protocol.errors import ConfigError, IntegrityError, SessionError, StartError
 from swarm_protocol.identity import Identity
+from tiny_models import FAMILIES, write_model
 from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
 
 from swarm import Trainer
 
@@ -134,6 +140,27 @@ def test_trainer_of_a_run_that_its_file_describes_gives_its_model(tmp_path: Path
     with Trainer(tmp_path / "run.toml", peers=[], options=OPTIONS) as trainer:
         assert [step.outer_step for step in trainer] == [1, 2]
         assert trainer.module(torch.zeros(1, 3, dtype=torch.int64)).logits.shape == (1, 3, 256)
+
+
+def test_trainer_of_a_run_that_starts_from_a_checkpoint_begins_with_its_weights(tmp_path: Path) -> None:
+    base = write_model(tmp_path / "base", FAMILIES["llama-tied"]())
+    run = replace(
+        RUN,
+        outer_steps=1,
+        interval_steps=1,
+        min_group=1,
+        model=model_settings(open_model(base).config),
+        start=StartConfig(checkpoint="local"),
+        data=DataConfig(window_tokens=16),
+        inner=InnerConfig(learning_rate=1e-9),
+    )
+    digest = pin_of(run, CheckpointSource(place=base, cache=tmp_path)).digest
+    write_run(tmp_path / "run.toml", replace(run, start=replace(run.start, digest=digest)), Identity.generate())
+    with Trainer(tmp_path / "run.toml", peers=[], options=replace(OPTIONS, start=base)) as trainer:
+        assert [step.outer_step for step in trainer] == [1]
+        found = dict(trainer.module.named_parameters())
+    for name, parameter in AutoModelForCausalLM.from_pretrained(base).named_parameters():
+        torch.testing.assert_close(found[name], parameter, atol=1e-6, rtol=0.0)
 
 
 def test_what_the_author_s_function_raises_reaches_the_author(run_path: Path) -> None:

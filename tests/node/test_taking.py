@@ -20,6 +20,7 @@ from swarm.testing import virtual_time
 from swarm.training.run_config import DataConfig, RunConfig
 from swarm.training.run_copy import serve_run
 from swarm.training.run_file import sign_run
+from swarm.training.start_config import StartConfig
 from swarm_node import taking
 from swarm_node.config import Config, resolve
 from swarm_node.departure import Departure
@@ -99,6 +100,7 @@ def told(tmp_path: Path) -> Config:
         (replace(RUN, data=DataConfig(tokenizer="local")), "trains on each member's own data"),
         (replace(RUN, data=DataConfig(source="hub", hub_id="a/b")), "downloaded from a hub"),
         (replace(RUN, data=DataConfig(tokenizer="a/b")), "downloaded from a hub"),
+        (replace(RUN, start=StartConfig(checkpoint="a/b", digest="ab" * 32)), "its checkpoint has to be brought"),
         (replace(RUN, model={**RUN.model, "hidden_size": 1 << 14, "intermediate_size": 1 << 14}), "of memory"),
     ],
     ids=["full", "closed", "files", "tokenizer", "hub data", "hub tokenizer", "huge"],

@@ -103,7 +103,7 @@ def told(tmp_path: Path) -> Config:
         (replace(RUN, start=StartConfig(checkpoint="a/b", digest="ab" * 32)), "its checkpoint has to be brought"),
         (replace(RUN, model={**RUN.model, "hidden_size": 1 << 14, "intermediate_size": 1 << 14}), "of memory"),
     ],
-    ids=["full", "closed", "files", "tokenizer", "hub data", "hub tokenizer", "huge"],
+    ids=["full", "closed", "files", "tokenizer", "hub data", "hub tokenizer", "checkpoint", "huge"],
 )
 def test_a_run_that_is_not_for_this_node_says_why(run: RunConfig, reason: str, told: Config, tmp_path: Path) -> None:
     async def scene(node: Node, other: Network, others: Membership) -> None:

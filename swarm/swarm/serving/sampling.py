@@ -20,7 +20,7 @@ from torch import Tensor
 from swarm.serving.logit_edits import LogitEdits
 
 MAX_TEMPERATURE = 2.0
-MAX_STOPS = 16
+MAX_STOPS = 32
 MAX_STOP_CHARS = 256
 MAX_LOGPROBS = 20
 MAX_STOP_TOKENS = 64

@@ -104,7 +104,7 @@ def test_pick_any_logits_and_settings_is_a_token(
         {"grammar": GRAMMAR, "ignore_eos": True},
         {"stop": ("",)},
         {"stop": ("x" * 300,)},
-        {"stop": tuple("abcdefghijklmnopq")},
+        {"stop": tuple("abcdefghijklmnopqrstuvwxyzABCDEFG")},
     ],
     ids=str,
 )

@@ -136,9 +136,11 @@ def _add_end(tokenizer: dict[str, Any]) -> int:
 
 
 def _line(error: str) -> str:
-    first = next((line for line in error.splitlines() if line.strip()), "it cannot be used")
+    first, *others = [line.strip() for line in error.splitlines() if line.strip()] or ["it cannot be used"]
     if first.startswith("panic"):
         first = "it is too ambiguous"
+    elif first.endswith(":") and others:  # a drawing of the place follows, and at last what is wrong there
+        first = f"{first} {others[-1]}"
     return " ".join(first.split())[:MAX_ERROR_CHARS]
 
 

@@ -105,6 +105,7 @@ def test_grammar_goes_on_elsewhere_from_its_tokens(processes: GrammarProcesses) 
         ("json_schema", '{"type": "array", "uniqueItems": true}', "uniqueItems"),
         ("json_schema", '{"$ref": "https://example.org/schema"}', "does not fetch"),
         ("json_schema", '{"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}]}}}', "cannot be used"),
+        ("json_schema", '{"type": "string", "pattern": "("}', "unclosed group"),
         ("lark", "start: missing", "unknown name"),
         ("lark", "start: " + "(" * 5000 + '"a"' + ")" * 5000, "nested"),
     ],

@@ -17,6 +17,7 @@ from swarm_node.gateway.tool_calls import CLOSING, OPENING
 
 Schema = Mapping[str, Any]
 
+OPENED = json.dumps(OPENING)
 STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """Of JSON as most models write it."""
 
@@ -37,20 +38,22 @@ def calls_grammar(
     With `may_talk` there may be text before and after calls, or none of these; with `answer` instead a JSON text of
     that schema. Raises ConfigError if the schemas are too large.
     """
-    more = '("\\n" call)*' if may_repeat else ""
-    if answer is not None:
-        start = f"call {more} | answer" if may_talk else f"call {more}"
-    elif may_talk:
-        start = f"TEXT (call TEXT){'*' if may_repeat else '?'}"
+    if answer is None and may_talk:
+        calls = f"(opened call){'*' if may_repeat else '?'}"
+        # lazy: text ends where a call begins, and not where it could no longer go on
+        rules = [
+            f"start: {calls} TEXT",
+            f"opened[lazy]: /(?s:.*)/ {OPENED}",
+            f"TEXT: /(?s:.*)/ & ~/(?s:.*{OPENING}.*)/",
+        ]
     else:
-        start = f"call {more}"
-    rules = [f"start: {start}", f"call: {' | '.join(f'call_{index}' for index in range(len(tools)))}"]
-    if may_talk and answer is None:
-        rules.append(f"TEXT: /(?s:.*)/ & ~/(?s:.*{OPENING}.*)/")
+        calls = f"{OPENED} call" + (f' ("\\n" {OPENED} call)*' if may_repeat else "")
+        rules = [f"start: {calls}{' | answer' if may_talk else ''}"]
     if answer is not None:
         rules.append(f"answer: %json {_styled(answer)}")
+    rules.append(f"call: {' | '.join(f'call_{index}' for index in range(len(tools)))}")
     for index, tool in enumerate(tools):
-        head = json.dumps(f'{OPENING}\n{{"name": {json.dumps(tool.name)}, "arguments": ')
+        head = json.dumps(f'\n{{"name": {json.dumps(tool.name)}, "arguments": ')
         rules.append(f"call_{index}: {head} arguments_{index} {json.dumps('}' + chr(10) + CLOSING)}")
         rules.append(f"arguments_{index}: %json {_styled(tool.arguments)}")
     try:

@@ -16,7 +16,10 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+from swarm.training.run_config import RunConfig
+from swarm.training.run_text import template
 from swarm_node import cli
+from swarm_node.commands.run_init import DEFAULT_NAME
 from swarm_node.config import ENV_PREFIX, default_text
 from swarm_node.setting_table import SETTINGS
 from swarm_protocol import limits
@@ -24,6 +27,7 @@ from swarm_protocol import limits
 LIMITS = "reference/protocol/limits.md"
 COMMANDS = "reference/cli.md"
 SETTINGS_PAGE = "reference/settings.md"
+RUN_FILE = "reference/run-file.md"
 
 BROKEN = re.compile(r">[^<]*!\[[^<]*<")
 """A picture that is shown as its source, as where its description holds a bracket."""
@@ -34,8 +38,9 @@ loads from a content delivery network."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    for path, content in {LIMITS: limits_page(), COMMANDS: commands_page(), SETTINGS_PAGE: settings_page()}.items():
-        files.append(File.generated(config, path, content=content))
+    pages = {LIMITS: limits_page, COMMANDS: commands_page, SETTINGS_PAGE: settings_page, RUN_FILE: run_file_page}
+    for path, page in pages.items():
+        files.append(File.generated(config, path, content=page()))
     return files
 
 
@@ -113,6 +118,19 @@ def settings_page() -> str:
         names = (in_file, _code(ENV_PREFIX + name.upper()), _code(flag), _code(default_text(name)))
         parts.append(_row(*names, setting.about))
     return "\n".join(parts) + "\n"
+
+
+def run_file_page() -> str:
+    """The file that `run init` writes, which explains every setting."""
+    return f"""# Run file
+
+What is trained, on what, and how. A run file is TOML; its author [signs](protocol/identity.md#run-files) it.
+Settings of one member only, such as its devices, are in [Settings](settings.md). This is the file that
+`swarm-node run init` writes:
+
+```toml
+{template(RunConfig(name=DEFAULT_NAME), "run.toml")}```
+"""
 
 
 def _commands(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

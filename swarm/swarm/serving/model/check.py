@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import json
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -45,15 +47,23 @@ def check_config(config: Any) -> Checked:
     """Raises ConfigError for a model that cannot be served, with the reason. `config` is left as it is."""
     check_is_model(config)
     causal_lm_class(config)
-    num_blocks, untried = int(config.num_hidden_layers), ""
+    num_blocks = int(config.num_hidden_layers)
     if num_blocks > limits.MAX_BLOCKS:
         raise ConfigError(f"{num_blocks} blocks are more than {limits.MAX_BLOCKS}", remedy="serve another model")
+    untried = _untried(type(config), config.to_json_string(use_diff=False))  # type: ignore[arg-type]
+    return Checked(family=str(config.model_type), num_blocks=num_blocks, untried=untried)
+
+
+@lru_cache(maxsize=64)  # `join` asks before it meets peers, and again for each span that is loaded
+def _untried(kind: Any, settings: str) -> str:
+    """Why the config's blocks could not be tried out; empty: they were. Raises ConfigError if they cannot be served."""
+    config = kind.from_dict(json.loads(settings))
     try:
         try_in_parts(config)
     except NotTriedError as error:
-        untried = str(error)
         _check_structure(config)
-    return Checked(family=str(config.model_type), num_blocks=num_blocks, untried=untried)
+        return str(error)
+    return ""
 
 
 def _check_structure(config: Any) -> None:

@@ -11,6 +11,7 @@ from swarm_protocol.serving_messages import FilesResponse
 
 from swarm.heap import give_back
 from swarm.serving.model.batch import PAGE_TOKENS
+from swarm.serving.model.check import check_config
 from swarm.serving.model.files import ModelFiles, open_model, weight_sizes
 from swarm.serving.model.measure import SpanSpeed, measure
 from swarm.serving.model.quantization import PASSING_BYTES, Bits, quantized_bytes
@@ -48,6 +49,7 @@ class Weights:
 def load(model_dir: Path, start: int, end: int, options: ServerOptions) -> LoadedSpan:
     """Read, run and measure. Raises ConfigError or IntegrityError."""
     files = open_model(model_dir)
+    check_config(files.config)
     span = _load_span(files, start, end, options)
     row_bytes = 4 * max(files.hidden_size, files.vocab_size)
     room_bytes = limits.MAX_MESSAGE_BYTES - limits.MAX_OPEN_BYTES

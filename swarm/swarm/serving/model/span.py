@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from swarm.serving.model.batch import Batch, Slice, Want
 from swarm.serving.model.blockwise import read_quantized
 from swarm.serving.model.caches import RAGGED, GatheredCache, PoolCache, RaggedCache, ShapeRecorder
+from swarm.serving.model.comparison import check_computes
 from swarm.serving.model.cut import block_list
 from swarm.serving.model.files import ModelFiles
 from swarm.serving.model.kv_pool import KVPool, KVShape
@@ -311,4 +312,6 @@ def load_span(
     span = Span(model, start, end, num_blocks)
     # tried out now, so that a family that cannot be served is refused before it is announced
     _ = span.is_ragged and span.is_lean
+    check_computes(span, str(files.config.model_type))
+    span._choose(start, end)
     return span

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from swarm.serving.model import cut
-from swarm.serving.model.check import check_config, check_directory
+from swarm.serving.model.check import _untried, check_config, check_directory
 from swarm.serving.model.files import MAX_CONFIG_BYTES
 from swarm_protocol.errors import ConfigError
 from transformers import CONFIG_MAPPING, LlamaConfig, OPTConfig
@@ -32,7 +32,7 @@ def test_check_of_a_served_family_of_any_size_says_so(family: str) -> None:
         ("t5", "t5 is not a decoder-only language model"),
         ("gemma3", "gemma3 is no language model of blocks"),
         ("mamba", "mamba has blocks that share state"),
-        ("roberta", "roberta gives other answers in parts than whole"),
+        ("roberta", "roberta gives something else than transformers"),
         ("rwkv", "rwkv does not run in parts"),
         ("dots1", "transformers cannot build a dots1 from this config"),
     ],
@@ -44,6 +44,7 @@ def test_check_of_another_family_names_it_and_the_reason(family: str, reason: st
 
 def test_check_notices_a_cut_that_computes_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
     check_config(OPTConfig())
+    _untried.cache_clear()
     monkeypatch.setattr(cut, "_BEFORE_BLOCKS", {("opt", "final_layer_norm"): True})
     with pytest.raises(ConfigError, match="opt gives other answers in parts than whole"):
         check_config(OPTConfig())

@@ -156,7 +156,8 @@ def _row(*cells: str) -> str:
 def _plain(cells: Iterable[str]) -> Iterator[str]:
     """Cells that neither end early nor hold what is taken for HTML."""
     for cell in cells:
-        yield cell.replace("|", "\\|").replace("<peer_id>", "&lt;peer_id&gt;")
+        # what is in backquotes is shown as it is, a backslash too
+        yield cell if cell.startswith("`") else cell.replace("|", "\\|").replace("<peer_id>", "&lt;peer_id&gt;")
 
 
 def _number(value: float) -> str:

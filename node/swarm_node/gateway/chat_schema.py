@@ -226,8 +226,8 @@ class ChatRequest(SamplingRequest):
         return calls_grammar(offered, may_talk=not self._must_call, may_repeat=self.parallel_tool_calls, answer=answer)
 
     def shown_stops(self) -> tuple[str, ...]:
-        """Where one call is allowed the answer ends with it."""
-        is_one = bool(self._callable()) and not self.parallel_tool_calls
+        """Where one call is allowed the answer ends with it, if no grammar has it end there."""
+        is_one = bool(self._callable()) and not self.parallel_tool_calls and self.grammar() is None
         return (*super().shown_stops(), *((CLOSING,) if is_one else ()))
 
     def _callable(self) -> list[CallableTool]:

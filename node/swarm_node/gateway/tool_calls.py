@@ -7,6 +7,7 @@ was not offered, broken JSON and a call that does not end stay what they are: te
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from swarm_node.gateway import bounds
 OPENING = "<tool_call>"
 CLOSING = "</tool_call>"
 MAX_HELD_SPACES = 64
+_ESCAPED = re.compile(r"\\.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +43,7 @@ class ToolCallFinder:
         self._held += text
         found: list[str | ToolCall] = []
         while (start := self._held.find(OPENING)) >= 0:
-            end = self._held.find(CLOSING, start)
+            end = self._closing(start + len(OPENING))
             if end < 0:
                 break
             call = self._parse(self._held[start + len(OPENING) : end])
@@ -60,6 +62,16 @@ class ToolCallFinder:
         """What is still held, and can be no call any more. White space alone after a call is nothing."""
         held = self._cut(len(self._held))
         return [held] if held.strip() or (held and not self.num_found) else []
+
+    def _closing(self, begin: int) -> int:
+        """Where the call whose JSON begins at `begin` is closed; -1: not yet. Within a string nothing closes it."""
+        num_quotes = 0
+        while (end := self._held.find(CLOSING, begin)) >= 0:
+            num_quotes += _ESCAPED.sub("", self._held[begin:end]).count('"')
+            if num_quotes % 2 == 0:
+                return end
+            begin = end + len(CLOSING)
+        return -1
 
     def _cut(self, length: int) -> str:
         cut, self._held = self._held[:length], self._held[length:]

@@ -35,14 +35,14 @@ def calls_grammar(
 ) -> Grammar:
     """Answers that call one of `tools`, or with `may_repeat` several.
 
-    With `may_talk` there may be text before and after calls, or none of these; with `answer` instead a JSON text of
-    that schema. Raises ConfigError if the schemas are too large.
+    With `may_talk` there may be text before and between calls, or none of these; with `answer` instead a JSON text of
+    that schema. After a call that is the only one the answer ends. Raises ConfigError if the schemas are too large.
     """
     if answer is None and may_talk:
-        calls = f"(opened call){'*' if may_repeat else '?'}"
+        start = "(opened call)* TEXT" if may_repeat else "TEXT | opened call"
         # lazy: text ends where a call begins, and not where it could no longer go on
         rules = [
-            f"start: {calls} TEXT",
+            f"start: {start}",
             f"opened[lazy]: /(?s:.*)/ {OPENED}",
             f"TEXT: /(?s:.*)/ & ~/(?s:.*{OPENING}.*)/",
         ]

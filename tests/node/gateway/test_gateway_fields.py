@@ -237,6 +237,7 @@ def test_strict_tool_is_kept_to_where_it_may_be_called() -> None:
 def test_one_call_ends_the_answer_where_several_are_not_wanted() -> None:
     assert _chat(parallel_tool_calls=False).sampling.stop_after == ("</tool_call>",)
     assert _chat(parallel_tool_calls=True).sampling.stop_after == ()
+    assert _chat(parallel_tool_calls=False, tool_choice="required").sampling.stop_after == (), "the grammar ends it"
     stops = [str(number) for number in range(bounds.MAX_STOPS)]
     assert len(_chat(parallel_tool_calls=False, stop=stops).sampling.stop) == bounds.MAX_STOPS
 

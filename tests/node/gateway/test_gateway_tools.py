@@ -45,6 +45,16 @@ def test_call_becomes_openais_and_the_reason_says_so() -> None:
     assert client.asked[0].question.tools == [WEATHER]
 
 
+def test_call_is_not_closed_by_what_an_argument_says() -> None:
+    city = 'a "quoted" ' + CLOSING + " \\"
+    call = OPENING + json.dumps({"name": "weather", "arguments": {"city": city}}) + CLOSING
+    for texts in ([call, CALL], list(call + CALL)):
+        finder = ToolCallFinder({"weather"})
+        found = [part for text in texts for part in finder.push(text)] + finder.flush()
+        assert [json.loads(part.arguments)["city"] for part in found if isinstance(part, ToolCall)] == [city, "Paris"]
+        assert len(found) == 2
+
+
 def test_streamed_calls_are_numbered() -> None:
     async def conversation(openai: AsyncOpenAI) -> None:
         stream = await openai.chat.completions.create(model="tiny", messages=HELLO, tools=[WEATHER], stream=True)

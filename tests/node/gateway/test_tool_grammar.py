@@ -53,8 +53,8 @@ def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GrammarProce
         ),
         (
             {"may_talk": True, "may_repeat": False},
-            ["", "hello", CALL, f"Let me see.\n{CALL}", f"{CALL}\n"],
-            [f"So: {UNFIT}", f"{CALL}\n{CLOCK}"],
+            ["", "hello", CALL, f"Let me see.\n{CALL}"],
+            [f"So: {UNFIT}", f"{CALL}\n{CLOCK}", f"{CALL}\n"],
         ),
         ({"may_talk": False, "may_repeat": True}, [CALL, f"{CALL}\n{CLOCK}"], ["", "hello", f"So: {CALL}", UNFIT]),
         ({"may_talk": False, "may_repeat": False}, [CALL], ["", f"{CALL}\n{CLOCK}"]),

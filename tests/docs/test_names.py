@@ -192,3 +192,10 @@ def test_troubleshooting_tells_of_messages_that_the_program_has(message: str) ->
 
 def test_troubleshooting_has_the_commonest_thirty() -> None:
     assert len(MESSAGES) >= 30
+
+
+def test_site_has_every_page_in_its_menu() -> None:
+    """`make docs` says the same, and which links lead nowhere; this is what a change most easily forgets."""
+    menu = re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text("utf-8").split("\nnav:\n")[1])
+    pages = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    assert pages <= set(menu), "name the new page under nav in mkdocs.yml"

@@ -70,7 +70,7 @@ EVENTS: Mapping[str, EventSpec] = {
             "revision": "text: digest of the checkpoint; servers of different revisions never mix",
             "reason": "text: why these blocks",
         },
-        text="serving blocks {start}–{end} of {model}: {reason}",
+        text="serving blocks {start}:{end} of {model}: {reason}",
     ),
     "tokenizing": EventSpec(
         about="The run's data becomes tokens, which are kept for the next start: now and then, and at the end.",

@@ -114,7 +114,7 @@ class Serving:
     def _chosen(self, decision: Decision) -> None:
         self._is_chosen = True
         if self._numbered:
-            blocks = f"blocks {decision.start}–{decision.end} of {self._name}"
+            blocks = f"blocks {decision.start}:{decision.end} of {self._name}"
             self._node.steps.done("takes", f"{blocks}: {decision.reason}")
 
     def _bringing(self, bring: Bring) -> Bring:
@@ -160,8 +160,8 @@ class Serving:
 
 
 def told(status: ServingStatus, num_blocks: int) -> str:
-    """`SERVING blocks 12–20 of 32, 41 tok/s`."""
-    blocks = f"blocks {status.start}–{status.end} of {num_blocks}"
+    """`SERVING blocks 12:20 of 32, 41 tok/s`."""
+    blocks = f"blocks {status.start}:{status.end} of {num_blocks}"
     sessions = f", {status.num_sessions} sessions" if status.num_sessions > 1 else ""
     return f"SERVING {blocks}, {rate(status.tokens_per_s)}{sessions}"
 

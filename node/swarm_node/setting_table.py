@@ -87,7 +87,10 @@ SETTINGS: Mapping[str, Setting] = {
         "What to help with where neither a run nor a model is named: any, models, runs or nothing.",
     ),
     "dtype": Setting(
-        one_of("float32", "bfloat16", "float16", "int8", "int4"),
+        one_of(
+            *("float32", "bfloat16", "float16", "int8", "int4"),
+            synonyms={"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"},
+        ),
         "DTYPE",
         "Weights as they are held: float32, "
         "bfloat16, float16, or int8 or int4 that compute in bfloat16. Servers of different ones answer differently.",

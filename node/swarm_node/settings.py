@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from urllib.parse import urlsplit
 
 from swarm.network.multiaddr import parse_peer_addr
@@ -170,13 +171,17 @@ def seconds(low: float, high: float) -> Callable[[str], float]:
     return parse
 
 
-def one_of(*choices: str) -> Callable[[str], str]:
-    """A parser of a fixed set of words."""
+_NO_SYNONYMS: Mapping[str, str] = MappingProxyType({})
+
+
+def one_of(*choices: str, synonyms: Mapping[str, str] = _NO_SYNONYMS) -> Callable[[str], str]:
+    """A parser of a fixed set of words, some of which may be written otherwise."""
 
     def parse(text: str) -> str:
-        if text not in choices:
+        chosen = synonyms.get(text, text)
+        if chosen not in choices:
             raise ValueError(f"is not one of {', '.join(choices)}")
-        return text
+        return chosen
 
     return parse
 

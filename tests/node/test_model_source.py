@@ -64,6 +64,8 @@ def test_parse_model_of_a_directory_that_is_there_is_that(tmp_path: Path, monkey
 def test_every_dtype_of_a_server_can_be_chosen() -> None:
     for name in DTYPES:
         assert resolve({"dtype": name}, env={}).dtype == name
+    for short, name in {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}.items():
+        assert resolve({"dtype": short}, env={}).dtype == name
     with pytest.raises(ConfigError, match=", ".join(DTYPES)):
         resolve({"dtype": "float8"}, env={})
 

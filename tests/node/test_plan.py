@@ -37,11 +37,11 @@ def test_plan_says_who_takes_what_why_and_how_fast(
     path = nodes_file(tmp_path, ATTIC + "rtt = { client = 9.0 }\n")
     assert cli.run(["plan", "--model", str(model), "--nodes", str(path)]) == 0
     out = capsys.readouterr().out
-    assert "attic  [0, 4)" in out
+    assert "attic  0:4" in out
     assert "4 of 4 blocks have no server" in out
     assert "the whole model fits beside the cache of" in out
     assert "speed: 125.0 tokens/s" in out
-    assert "18.0 ms a token over attic [0, 4)" in out
+    assert "18.0 ms a token over attic 0:4" in out
 
 
 def test_plan_with_a_gap_says_what_closes_it(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -43,7 +43,7 @@ def test_serving_tells_what_it_takes_before_it_loads_it(numbered: bool, monkeypa
     monkeypatch.setattr("swarm_node.serving._options", lambda *_: VolunteerOptions())
     asyncio.run(Serving(node, Path("tiny"), "tiny", numbered=numbered).until_leaving())
     steps = [
-        "[1/4] takes: blocks 12–20 of tiny: as told",
+        "[1/4] takes: blocks 12:20 of tiny: as told",
         "[2/4] weights: everything is here already",
         "[3/4] warm-up: 8 blocks are loaded and measured",
         "[4/4] serving: open for sessions",
@@ -51,7 +51,7 @@ def test_serving_tells_what_it_takes_before_it_loads_it(numbered: bool, monkeypa
     assert err.getvalue().splitlines() == [
         "finding and loading blocks of tiny",
         *(steps if numbered else []),
-        "● serving blocks 12–20 of tiny: as told",
-        "● serving blocks 0–8 of tiny: it moved",
-        "SERVING blocks 12–20 of 32, 0 tok/s",
+        "● serving blocks 12:20 of tiny: as told",
+        "● serving blocks 0:8 of tiny: it moved",
+        "SERVING blocks 12:20 of 32, 0 tok/s",
     ]

@@ -84,18 +84,18 @@ def _lines(model: str, num_blocks: int, found: Plan) -> Iterator[str]:
     yield f"{model}: {num_blocks} blocks"
     width = max(len(taken.name) for taken in found.taken)
     for taken in found.taken:
-        span = f"[{taken.span[0]}, {taken.span[1]})" if taken.span else "nothing"
+        span = f"{taken.span[0]}:{taken.span[1]}" if taken.span else "nothing"
         room = f"{taken.kv_tokens:,} tokens of cache; " if taken.span else ""
         yield f"  {taken.name:<{width}}  {span:<12} {room}{taken.reason}"
     if found.lacking:
         yield f"missing: {format_spans([span for span, _ in found.lacking])}"
         for (low, high), size in found.lacking:
             yield (
-                f"  → a node with {told_for(size) / 2**30:.2f} GiB would serve [{low}, {high}) "
+                f"  → a node with {told_for(size) / 2**30:.2f} GiB would serve {low}:{high} "
                 f"with the cache of {COMFORTABLE_SESSIONS} sessions"
             )
         return
     assert found.chain is not None
-    route = " → ".join(f"{hop.peer_id} [{hop.start}, {hop.end})" for hop in found.chain.hops)
+    route = " → ".join(f"{hop.peer_id} {hop.start}:{hop.end}" for hop in found.chain.hops)
     yield f"speed: {found.tokens_per_s:.1f} tokens/s over all requests, without batching"
     yield f"one request: {1000 / found.chain.cost_ms:.1f} tokens/s, {found.chain.cost_ms:.1f} ms a token over {route}"

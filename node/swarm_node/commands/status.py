@@ -56,5 +56,5 @@ def _training(training: TrainingStatus) -> str:
 
 
 def _serving(serving: ServingStatus) -> str:
-    blocks = f"blocks {serving.start} to {serving.end} of {serving.model}"
+    blocks = f"blocks {serving.start}:{serving.end} of {serving.model}"
     return f"{blocks}, {serving.num_sessions} sessions, {serving.tokens_per_s:.1f} tokens/s"

@@ -122,7 +122,7 @@ async def _serve(demo: Demo) -> tuple[Path, str]:
     trainers = [node for node in board.trainers if node.span]
     for node in trainers:
         assert node.span is not None
-        demo.teller.display.note(f"{node.name} serves blocks {node.span[0]} to {node.span[1]}")
+        demo.teller.display.note(f"{node.name} serves blocks {node.span[0]}:{node.span[1]}")
     return Path(trainers[0].checkpoint), trainers[0].model
 
 

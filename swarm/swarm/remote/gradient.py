@@ -52,7 +52,7 @@ class Wanted:
         end = model.num_blocks if self.end is None else self.end
         if not 0 <= self.start < end <= model.num_blocks:
             raise ConfigError(
-                f"blocks [{self.start}, {end}) are not within [0, {model.num_blocks}) of {model.name}",
+                f"blocks {self.start}:{end} are not within 0:{model.num_blocks} of {model.name}",
                 remedy="choose start and end within the model",
             )
         if self.head and end < model.num_blocks:

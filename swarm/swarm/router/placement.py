@@ -221,10 +221,8 @@ def _reason(cover: Cover, span: Span, me: Capacity) -> str:
         num_short = int((cover.servers_B == num_servers).sum())
         if num_short:
             num_helped = int((cover.servers_B[start:end] == num_servers).sum())
-            return (
-                f"{num_short} of {cover.num_blocks} blocks have {have}, and [{start}, {end}) has {num_helped} of them"
-            )
+            return f"{num_short} of {cover.num_blocks} blocks have {have}, and {start}:{end} has {num_helped} of them"
     before, after = cover.health().slowest, _with(cover, me, span).slowest
     if after > before:
-        return f"[{start}, {end}) raises the slowest block from {before:.1f} to {after:.1f} tokens/s"
-    return f"[{start}, {end}) has the slowest blocks that fit here"
+        return f"{start}:{end} raises the slowest block from {before:.1f} to {after:.1f} tokens/s"
+    return f"{start}:{end} has the slowest blocks that fit here"

@@ -246,5 +246,5 @@ def beside_others(error: NoChain, revision: str, others: Mapping[str, ServeRecor
 
 
 def format_spans(spans: Collection[tuple[int, int]]) -> str:
-    """`[4, 8), [10, 12)`"""
-    return ", ".join(f"[{low}, {high})" for low, high in spans)
+    """`4:8, 10:12`"""
+    return ", ".join(f"{low}:{high}" for low, high in spans)

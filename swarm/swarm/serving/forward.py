@@ -70,7 +70,7 @@ class _Call:
         if asked.revision != self.computer.revision:
             raise PeerRefused(f"this server has revision {self.computer.revision}", remedy="look up its record")
         if not span.start <= asked.start <= asked.end <= span.end:
-            raise PeerRefused(f"this server has blocks [{span.start}, {span.end})", remedy="look up its record")
+            raise PeerRefused(f"this server has blocks {span.start}:{span.end}", remedy="look up its record")
         if self.direction == "backward" and asked.of_tokens:
             raise PeerViolation("token ids have no gradient")
         self.cut = cut_call(

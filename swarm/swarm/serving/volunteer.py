@@ -102,7 +102,7 @@ class Volunteer:
         return decision
 
     def _tell(self, decision: Decision) -> None:
-        logger.info("serving blocks [%d, %d) of %s: %s", decision.start, decision.end, self._name, decision.reason)
+        logger.info("serving blocks %d:%d of %s: %s", decision.start, decision.end, self._name, decision.reason)
         if self._on_decision is not None:
             self._on_decision(decision)
 
@@ -257,7 +257,7 @@ class Volunteer:
             return
         if alone:
             logger.info(
-                "staying on blocks [%d, %d) of %s, though %s: others do not serve %s, and there is no memory for both",
+                "staying on blocks %d:%d of %s, though %s: others do not serve %s, and there is no memory for both",
                 *span,
                 self._name,
                 move.reason,

@@ -178,13 +178,13 @@ def test_chain_servers_that_do_not_serve_are_not_used(state: ServeState) -> None
 
 def test_chain_missing_blocks_are_named() -> None:
     servers = {"a": record(0, 2), "b": record(3, 4), "c": record(7, 8)}
-    with pytest.raises(NoChain, match=r"blocks \[2, 3\), \[4, 7\) are not available: nobody serves them") as caught:
+    with pytest.raises(NoChain, match=r"blocks 2:3, 4:7 are not available: nobody serves them") as caught:
         spans(servers)
     assert caught.value.missing == ((2, 3), (4, 7))
 
 
 def test_chain_only_server_barred_says_it_just_failed() -> None:
-    with pytest.raises(NoChain, match=r"blocks \[0, 8\) .* just failed"):
+    with pytest.raises(NoChain, match=r"blocks 0:8 .* just failed"):
         spans({"a": record(0, 8)}, avoid={"a"}, barred={"a"})
 
 
@@ -211,7 +211,7 @@ def test_chain_blocks_that_other_weights_have_are_told_with_both_revisions() -> 
     told = beside_others(caught.value, "a" * 32, others)
     assert told.missing == ((4, 8),)
     assert told.message == (
-        "blocks [4, 8) are not available: nobody serves them (weights of revision aaaaaaaaaaaa); "
+        "blocks 4:8 are not available: nobody serves them (weights of revision aaaaaaaaaaaa); "
         "2 servers serve them with other weights, revision bbbbbbbbbbbb"
     )
     assert beside_others(caught.value, "a", {"e": others["e"]}) is caught.value
@@ -327,4 +327,4 @@ def test_chain_a_thousand_servers_is_found_in_milliseconds() -> None:
 def test_missing_spans_counts_only_who_serves_now() -> None:
     servers = {"a": record(0, 3), "b": record(3, 5, state="joining"), "c": record(6, 8)}
     assert missing_spans(servers, 8) == ((3, 6),)
-    assert format_spans(missing_spans(servers, 8)) == "[3, 6)"
+    assert format_spans(missing_spans(servers, 8)) == "3:6"

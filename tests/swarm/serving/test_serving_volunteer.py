@@ -314,7 +314,7 @@ def test_volunteer_that_alone_has_its_blocks_and_no_memory_for_both_spans_stays(
             assert (server.record.state, server.record.next_end) == ("serving", 0)
 
     virtual_time.run(scenario())
-    assert "staying on blocks [0, 3) of tiny, though it would help: others do not serve [0, 3)" in caplog.text
+    assert "staying on blocks 0:3 of tiny, though it would help: others do not serve 0:3" in caplog.text
 
 
 def test_volunteer_whose_new_blocks_cannot_be_loaded_serves_the_old_ones_again(llama_dir: Path) -> None:

@@ -136,9 +136,7 @@ class Engine:
         if self._has_ended:
             raise _over()
         if not self.span.start <= start < end <= self.span.end:
-            raise PeerRefused(
-                f"this server has blocks [{self.span.start}, {self.span.end})", remedy="look up its record"
-            )
+            raise PeerRefused(f"this server has blocks {self.span.start}:{self.span.end}", remedy="look up its record")
         if max_tokens > self.span.context_tokens:
             raise PeerRefused(
                 f"a session of {max_tokens} tokens is over the model's context of {self.span.context_tokens}",

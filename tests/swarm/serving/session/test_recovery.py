@@ -108,7 +108,7 @@ def test_recovery_search_for_an_only_server_that_is_dead_ends_in_time(boxes: Any
             assert await box.tokens() == box.expected()
             box.internet.crash(box.who["s1"])
             since_s = now_s()
-            with pytest.raises(NoChain, match=r"blocks \[3, 6\) are not available: their servers just failed"):
+            with pytest.raises(NoChain, match=r"blocks 3:6 are not available: their servers just failed"):
                 await box.tokens()
             assert now_s() - since_s < 3
 
@@ -127,7 +127,7 @@ def test_recovery_blocks_that_only_other_weights_have_are_told_as_such(
                 await box.tokens()
             own = box.servers[box.who["s0"]].revision
             assert caught.value.message == (
-                f"blocks [3, 6) are not available: nobody serves them (weights of revision {own[:12]}); "
+                f"blocks 3:6 are not available: nobody serves them (weights of revision {own[:12]}); "
                 f"1 server serves them with other weights, revision {other.revision[:12]}"
             )
 

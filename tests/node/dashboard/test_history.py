@@ -273,7 +273,8 @@ def test_old_facts_are_forgotten_and_detail_fades(place: Path | str) -> None:  #
             history.record_samples([Sample(name="s", unit="", value=1.0)], NOW)
             history.record_step(step(1, at=NOW, run="over", group=("gone",)))
             for number in range(1, 41):
-                history.record_step(step(number, at=NOW + 9 * DAY_S))
+                validated = 1.0 if number == 2 or number % 5 == 0 else None
+                history.record_step(step(number, at=NOW + 9 * DAY_S, validation_loss=validated))
                 history.record_refusal("run-1", refusal(number, at=NOW + 9 * DAY_S + number))
                 history.record_happening(Happening(at=NOW + 9 * DAY_S, kind="run", peer_id=None, words=str(number)))
             assert await history.flushed(110)
@@ -289,6 +290,7 @@ def test_old_facts_are_forgotten_and_detail_fades(place: Path | str) -> None:  #
             numbers = [each.outer_step for each in await history.steps("run-1")]
             assert numbers[-10:] == list(range(31, 41))
             assert numbers[0] == 1
+            assert {5, 10, 15, 20, 25, 30} <= set(numbers), "those that were validated, rather than their neighbours"
             assert [each.outer_step for each in await history.refusals("run-1")] == [40, 39, 38, 37, 36]
             # contributions outlast the steps that were thinned out
             assert (await history.contribution("ada")).rounds == 40

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import shutil
 import weakref
 from collections.abc import AsyncIterator, Callable
@@ -91,6 +92,32 @@ def test_server_that_was_measured_under_load_and_is_asked_for_nothing_measures_a
             assert found.decode_ms_per_block < told.decode_ms_per_block / 20
             assert found.prefill_ms_per_token < told.prefill_ms_per_token / 20
 
+    virtual_time.run(scenario())
+
+
+def test_server_measures_again_only_after_a_while_without_work(
+    boxes: Any, llama_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured_s: list[float] = []
+
+    async def measure_again(_: Deployment) -> None:
+        measured_s.append(asyncio.get_running_loop().time())
+
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 6)]) as box:
+            for _ in range(int(3 * IDLE_S / 5)):
+                await box.tokens()
+                await asyncio.sleep(5)
+            assert not measured_s
+            [server] = box.servers.values()
+            assert server.record.tokens_per_s > 0, "also where sessions come and go all the time"
+            idle_since_s = asyncio.get_running_loop().time()
+            await asyncio.sleep(4 * (IDLE_S + LOOK_S))
+            assert 2 <= len(measured_s) <= 5
+            assert min(after - before for before, after in itertools.pairwise(measured_s)) >= IDLE_S
+            assert measured_s[0] - idle_since_s >= IDLE_S - LOOK_S
+
+    monkeypatch.setattr(Deployment, "measure_again", measure_again)
     virtual_time.run(scenario())
 
 

@@ -35,7 +35,7 @@ CODECS = ("fp32", "fp16", "bf16", "int8", "int4", "e3m0")
 """Those of `swarm_compression`, which is not asked because it brings torch: a run is also read where nobody trains."""
 
 DEFAULT_AGGREGATOR = "centered_clip"
-"""A member that lies moves it little, and it costs nothing where nobody does: `tests/bench/test_bench_liars.py`."""
+"""A member that lies moves it little, and it costs nothing where nobody does: `tests/bench/test_bench_lying_run.py`."""
 
 MAX_FRAGMENTS = 64
 """More than most models have layers; a fragment of a few layers is already small."""

@@ -20,14 +20,14 @@ from swarm.training.run_config import RunConfig
 from swarm.training.seat import POLL_S
 from training_swarm import Member, Swarm, SyntheticInner, assert_equal_steps, config
 
-STOPPED_S = 25.0
+STOPPED_S = 18.0
 INTERVAL_S = GRACE_S = 2.0
 ROUND_S = 1.0
 FOUND_S = QUIET_S + SILENT_S + ROUND_S
 """Until the others find out that it is silent, in a reduction."""
 MOST_S = INTERVAL_S + FOUND_S + POLL_S + SILENT_S + GRACE_S + ROUND_S
 """Between two steps of the others: those who have not found out themselves may ask it to form the next group."""
-NUM_STEPS = 24
+NUM_STEPS = 18
 
 
 @pytest.fixture(autouse=True)

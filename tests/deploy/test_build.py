@@ -16,7 +16,7 @@ SCRIPT = DEPLOY / "build"
 WITHOUT_TESTS = DEPLOY / "without-tests"
 
 
-def build(*words: str | Path) -> subprocess.CompletedProcess[str]:
+def build(*words: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """As where neither buildah nor debootstrap is installed."""
     return subprocess.run(
         ["/bin/bash", SCRIPT, *words],
@@ -25,12 +25,13 @@ def build(*words: str | Path) -> subprocess.CompletedProcess[str]:
         check=False,
         timeout=20,
         env={"PATH": "/usr/bin:/bin"},
+        cwd=cwd,
     )
 
 
-def planned(*words: str | Path) -> list[list[str]]:
+def planned(*words: str | Path, cwd: Path | None = None) -> list[list[str]]:
     """The commands of a dry run."""
-    done = build("--dry-run", *words)
+    done = build("--dry-run", *words, cwd=cwd)
     assert done.returncode == 0, done.stderr
     return [shlex.split(line.removeprefix("+ ")) for line in done.stdout.splitlines() if line.startswith("+ ")]
 
@@ -77,6 +78,16 @@ def test_torch_comes_from_an_index_or_from_a_directory_of_wheels(tmp_path: Path)
     assert build_arguments(commands)["TORCH_INDEX"] == "file:///torch-index"
     [built] = [each for each in commands if each[:2] == ["buildah", "build"]]
     assert built[built.index("--volume") + 1].endswith("/index:/torch-index:ro")
+
+
+def test_files_are_those_of_the_directory_that_it_is_called_in(tmp_path: Path) -> None:
+    (tmp_path / "own.pem").write_text("certificates")
+    (tmp_path / "torch-2.13.0+cpu-cp311-cp311-linux_x86_64.whl").write_bytes(b"")
+    [built] = [
+        each for each in planned("--ca", "own.pem", "--torch", ".", cwd=tmp_path) if each[:2] == ["buildah", "build"]
+    ]
+    assert f"{tmp_path}/own.pem:/etc/ssl/certs/ca-certificates.crt:ro" in built
+    assert 'torch=$(realpath "$torch")' in text("build"), "a dry run copies no wheel"
 
 
 def test_every_argument_that_is_passed_is_one_of_the_dockerfile() -> None:

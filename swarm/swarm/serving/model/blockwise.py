@@ -13,6 +13,7 @@ from torch import nn
 
 from swarm.serving.model.cut import block_list, block_pattern
 from swarm.serving.model.files import ModelFiles
+from swarm.serving.model.int8_rows import Int8Linear
 from swarm.serving.model.quantization import Bits, quantize
 from swarm.serving.model.weights import check_whole, empty_model, read_model
 
@@ -42,6 +43,9 @@ def _put(part: Any, model: Any, index: int) -> None:
     for name, module in part.named_modules():
         if name.startswith(f"{list_name}.0"):
             name = f"{list_name}.{index}{name.removeprefix(f'{list_name}.0')}"  # noqa: PLW2901
+        if isinstance(module, Int8Linear):
+            model.set_submodule(name, module)
+            continue
         into: nn.Module = model.get_submodule(name)
         into._parameters.update(module._parameters)
         into._buffers.update(module._buffers)

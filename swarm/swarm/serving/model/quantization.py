@@ -1,4 +1,6 @@
-"""Weights of 8 or 4 bits in place of a span's linear layers, by torchao; what is computed with them is bfloat16.
+"""Weights of 8 or 4 bits in place of a span's linear layers; what is computed with them is bfloat16.
+
+By torchao, but for 8 bits on CPUs, where it makes a whole weight bfloat16 at each step: there by `int8_rows`.
 
 Only weights: rows of int8 with a scale each, or groups of 32 int4 with a scale and an offset. Embedding, head, norms
 and whatever is no linear layer stay as they are; a family with most of its values elsewhere (GPT-2, fused experts) is
@@ -7,6 +9,7 @@ refused, for it would not become smaller. A device without kernels for 4 bits is
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Literal, TypeGuard
 
 import torch
@@ -14,6 +17,7 @@ from swarm_protocol.errors import ConfigError
 from torch import nn
 
 from swarm.heap import give_back
+from swarm.serving.model.int8_rows import make_int8
 
 Bits = Literal["int8", "int4"]
 
@@ -31,14 +35,21 @@ _MIN_SHARE = 0.5
 def quantize(model: Any, blocks: nn.ModuleList, bits: Bits) -> None:
     """Replace the weights of the linear layers in `blocks`. Raises ConfigError if they cannot be."""
     family = model.config.model_type
-    linear = [module for module in blocks.modules() if is_quantizable(module)]
-    num_values = sum(module.weight.numel() for module in linear)
-    if num_values < _MIN_SHARE * sum(parameter.numel() for parameter in blocks.parameters()):
+    linear = {name: module.weight.numel() for name, module in blocks.named_modules() if is_quantizable(module)}
+    if sum(linear.values()) < _MIN_SHARE * sum(parameter.numel() for parameter in blocks.parameters()):
         raise ConfigError(f"{family} has most of its weights outside of linear layers", remedy="serve it in bfloat16")
+    device = next(blocks.parameters()).device
+    if bits == "int8" and device.type == "cpu":
+        make_int8(blocks, linear)
+    else:
+        _quantize_by_torchao(blocks, linear, bits, device)
+
+
+def _quantize_by_torchao(blocks: nn.ModuleList, names: Iterable[str], bits: Bits, device: torch.device) -> None:
     try:
-        apply, config = _torchao(bits, next(blocks.parameters()).device)
-        for one in linear:
-            apply(blocks, config, filter_fn=lambda module, _name, one=one: module is one)
+        apply, config = _torchao(bits, device)
+        for name in names:
+            apply(blocks, config, filter_fn=lambda _module, full_name, name=name: full_name == name)
             give_back()
     except ModuleNotFoundError as error:
         raise ConfigError(f"{bits} weights need {error.name}", remedy="install it: pip install torchao") from error

@@ -21,7 +21,7 @@ from swarm_protocol.errors import ConfigError
 
 def weight_bytes(span: Span) -> int:
     """Of a quantized tensor those of its parts; packed ones are counted as if they were not."""
-    total = 0
+    total = sum(buffer.nbytes for buffer in span._model.buffers() if buffer.dtype == torch.int8)
     for parameter in span._model.parameters():
         parts = [parameter.to_dense() if parameter.is_mkldnn else parameter]
         if hasattr(parameter, "__tensor_flatten__"):
@@ -71,8 +71,8 @@ def test_load_family_without_linear_layers_is_refused(model_dirs: Callable[[str]
 
 def test_load_without_the_library_says_what_to_install(llama_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torchao.quantization", None)
-    with pytest.raises(ConfigError, match="int8 weights need torchao"):
-        load_span(open_model(llama_dir), 2, 4, dtype=torch.bfloat16, bits="int8")
+    with pytest.raises(ConfigError, match="int4 weights need torchao"):
+        load_span(open_model(llama_dir), 2, 4, dtype=torch.bfloat16, bits="int4")
 
 
 def test_load_on_a_device_without_kernels_is_refused_in_words(llama_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,8 +80,8 @@ def test_load_on_a_device_without_kernels_is_refused_in_words(llama_dir: Path, m
         raise RuntimeError("no kernel for\nthis device")
 
     monkeypatch.setattr("torchao.quantization.quantize_", without)
-    with pytest.raises(ConfigError, match="int8 weights do not work on this device: no kernel for this device"):
-        load_span(open_model(llama_dir), 2, 4, dtype=torch.bfloat16, bits="int8")
+    with pytest.raises(ConfigError, match="int4 weights do not work on this device: no kernel for this device"):
+        load_span(open_model(llama_dir), 2, 4, dtype=torch.bfloat16, bits="int4")
 
 
 def test_load_of_tied_ends_shares_them(model_dirs: Callable[[str], Path]) -> None:

@@ -24,6 +24,8 @@ RETRY_S = 300.0
 """How long work that could not be taken is left alone."""
 MAX_LEFT_ALONE = 256
 """Names of such work that are remembered: anyone can make up more."""
+MAX_TOLD = 3
+"""Of these in one line, the newest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,10 @@ class Helper:
 
     def _tell_waiting(self, node: Node) -> None:
         node.activity.state = "idle"
-        reasons = "; ".join(f"{name}: {each.reason}" for name, each in self._left_alone.items())
+        newest = list(self._left_alone.items())[-MAX_TOLD:]
+        reasons = "; ".join(f"{name}: {each.reason}" for name, each in newest)
+        if num_more := len(self._left_alone) - len(newest):
+            reasons += f"; and {num_more} more"
         told = reasons or "nobody serves a model or trains a run that this node could help with"
         if told != self._told:
             self._told = told

@@ -25,7 +25,7 @@ from swarm_node import taking
 from swarm_node.config import Config, resolve
 from swarm_node.departure import Departure
 from swarm_node.events import Emitter
-from swarm_node.helping import Helper
+from swarm_node.helping import MAX_LEFT_ALONE, Helper
 from swarm_node.home import Home
 from swarm_node.needs import ModelNeed, RunNeed
 from swarm_node.node import Node, Steps
@@ -163,3 +163,21 @@ def _named_node() -> NodeRecord:
         started_at=1.0,
         role="volunteer",
     )
+
+
+def test_work_without_end_that_strangers_make_up_is_forgotten_and_told_in_one_short_line() -> None:
+    out = io.StringIO()
+    node = MagicMock(emitter=Emitter(json=True, out=out, err=io.StringIO()))
+    helper = Helper(MagicMock())
+
+    async def main() -> None:
+        for number in range(2 * MAX_LEFT_ALONE):
+            helper._leave_alone(f"made-up-{number}", "nobody gives its file", 300.0)
+        helper._tell_waiting(node)
+
+    asyncio.run(main())
+    assert len(helper._left_alone) == MAX_LEFT_ALONE
+    reason = json.loads(out.getvalue())["reason"]
+    assert f"made-up-{2 * MAX_LEFT_ALONE - 1}: nobody gives its file" in reason
+    assert reason.endswith(f"; and {MAX_LEFT_ALONE - 3} more")
+    assert len(reason) < 200

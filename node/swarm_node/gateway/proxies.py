@@ -16,7 +16,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
-_FORWARDED_FOR = re.compile(r'(?:^|;)\s*for\s*=\s*("[^"]*"|[^;,"]*)', re.IGNORECASE)
+# RFC 7239: within quotes neither commas nor semicolons divide anything
+_ELEMENT = re.compile(r'(?:[^,"]|"[^"]*")+')
+_PAIR = re.compile(r'(?:^|;)\s*(\w{1,32})\s*=\s*("[^"]*"|[^;"]*)')
 _WITH_PORT = re.compile(r"\[([^\]]+)\](?::\d+)?|([\d.]+):\d+")
 
 
@@ -38,7 +40,7 @@ class BehindProxies:
             return host
         chains = [
             [part.strip() for part in ",".join(headers.getlist("x-forwarded-for")).split(",") if part.strip()],
-            [_forwarded_for(part) for part in ",".join(headers.getlist("forwarded")).split(",") if part.strip()],
+            [_forwarded_for(part) for part in _elements(",".join(headers.getlist("forwarded")))],
         ]
         named = {self._last_untrusted(host, chain) for chain in chains if chain}
         # where the two differ, one is the visitor's own, that the proxy has passed on
@@ -59,10 +61,18 @@ class BehindProxies:
         return address is not None and any(address in network for network in self._trusted)
 
 
+def _elements(header: str) -> list[str]:
+    """The last one is the nearest proxy's, unless a quote that does not end hides where it begins: then there is none
+    to believe."""
+    if header.count('"') % 2:
+        return [""]
+    return [part for part in _ELEMENT.findall(header) if part.strip()]
+
+
 def _forwarded_for(element: str) -> str:
     """The address in one element of a Forwarded header (RFC 7239)."""
-    found = _FORWARDED_FOR.search(element)
-    return found[1].strip().strip('"') if found else ""
+    named = (value for name, value in _PAIR.findall(element) if name.lower() == "for")
+    return next(named, "").strip().strip('"')
 
 
 def _address(text: str) -> Address | None:

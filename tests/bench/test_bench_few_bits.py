@@ -27,8 +27,8 @@ from swarm.serving.server_options import Dtype, ServerOptions
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(1200)]
 
-NUM_ROUNDS = 5
-PROMPT_TOKENS, CHUNK, NUM_TOKENS = 1024, 512, 16
+NUM_ROUNDS = 3
+PROMPT_TOKENS, CHUNK, NUM_TOKENS = 512, 256, 16
 KINDS: dict[Dtype, Bits | None] = {"bfloat16": None, "int8": "int8", "int4": "int4"}
 
 

@@ -74,6 +74,16 @@ def test_span_computes_with_the_values_that_codes_and_scales_stand_for(
     assert torch.equal(found, expected)
 
 
+def test_experts_are_dequantized_one_by_one_before_transformers_merges_them(
+    model_dirs: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experts = replace(KINDS["fp8"], name=r"experts\.\d+\.w\d\.weight$")
+    monkeypatch.setitem(KINDS, "experts", experts)
+    directories = tmp_path / "quantized", tmp_path / "plain"
+    write_quantized(model_dirs("mixtral"), *directories, "experts")
+    assert torch.equal(*(outputs(load_span(open_model(one), 1, 2)) for one in directories))
+
+
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "mxfp4"])  # experts are not linear layers
 def test_span_of_a_quantized_checkpoint_is_made_smaller_as_a_plain_one(pairs: Callable[[str], Pair], kind: str) -> None:
     spans = [load_span(open_model(one), 2, 3, dtype=torch.bfloat16, bits="int8") for one in pairs(kind)]

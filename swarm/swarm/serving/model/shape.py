@@ -64,7 +64,7 @@ def context_tokens(config: Any) -> int:
     change, and those in a cache were computed before.
     """
     named = [getattr(config, "max_position_embeddings", None), *map(_original_context, _rope_settings(config))]
-    return min([int(value) for value in named if value] + [limits.MAX_SESSION_TOKENS])
+    return min([int(value) for value in named if value and value > 0] + [limits.MAX_SESSION_TOKENS])
 
 
 def _rope_settings(config: Any) -> list[Mapping[str, Any]]:

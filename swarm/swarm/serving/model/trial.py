@@ -35,6 +35,9 @@ _STEPS = (7, 7, 7, 1, 1, 1, 1, 1, 1, 1)
 
 _TOLERANCE = 1e-3
 
+_SEEDS = (0, 1)
+"""Of two miniatures one must agree: a router may find two experts equally good, and rounding decides."""
+
 
 class NotTriedError(Exception):
     """This config has no miniature that transformers itself can run. Says nothing about serving it."""
@@ -45,8 +48,12 @@ def try_in_parts(config: Any) -> None:
 
     `config` is left as it is.
     """
-    family = str(config.model_type)
-    generator = torch.Generator().manual_seed(0)
+    if not any(_gives_the_same(config, seed) for seed in _SEEDS):
+        raise ConfigError(f"{config.model_type} gives other answers in parts than whole", remedy=OTHER_FAMILY)
+
+
+def _gives_the_same(config: Any, seed: int) -> bool:
+    generator = torch.Generator().manual_seed(seed)
     tokens_T = _tokens(config, generator)
     with (
         TemporaryDirectory(prefix="swarm-trial-") as folder,
@@ -60,10 +67,9 @@ def try_in_parts(config: Any) -> None:
             raise
         except Exception as error:  # a family's own code raises what it likes
             why = one_line(error.__cause__ or error)
-            raise ConfigError(f"{family} does not run in parts: {why}", remedy=OTHER_FAMILY) from error
+            raise ConfigError(f"{config.model_type} does not run in parts: {why}", remedy=OTHER_FAMILY) from error
     scale = expected_TV.abs().amax().clamp(min=1e-6)
-    if not ((found_TV - expected_TV).abs().amax() / scale <= _TOLERANCE):
-        raise ConfigError(f"{family} gives other answers in parts than whole", remedy=OTHER_FAMILY)
+    return bool((found_TV - expected_TV).abs().amax() / scale <= _TOLERANCE)
 
 
 def _tokens(config: Any, generator: torch.Generator) -> Tensor:

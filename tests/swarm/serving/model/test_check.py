@@ -55,8 +55,11 @@ def test_check_of_what_has_no_miniature_says_why_it_was_not_tried() -> None:
     assert "topk" in found.untried
 
 
-@pytest.mark.parametrize("config", [LlamaConfig(vocab_size=1), LlamaConfig(max_position_embeddings=9)])
-def test_check_of_a_model_smaller_than_a_miniature_tries_it(config: Any) -> None:
+@pytest.mark.parametrize(
+    "config",
+    [LlamaConfig(vocab_size=1), LlamaConfig(max_position_embeddings=9), LlamaConfig(max_position_embeddings=-1)],
+)
+def test_check_of_a_model_smaller_than_a_miniature_or_without_a_longest_sequence_tries_it(config: Any) -> None:
     assert check_config(config).untried == ""
 
 

@@ -250,7 +250,9 @@ def _unfit(terms: Terms, attempt: int, ready: Mapping[str, Ready]) -> dict[str, 
         if peer != terms.me and _overclaims(terms, _contribution(peer, each)):
             unfit[peer] = "it claims more tokens or samples than its lease has"
     honest = {peer: each.accused for peer, each in ready.items() if peer not in unfit}
-    for peer in convict(honest, attempt - terms.first_attempt):
+    own = ready[terms.me].accused if terms.me in ready else ()
+    # what this member saw itself counts also in a tie: it signs a group of those that it can work with
+    for peer in (*convict(honest, attempt - terms.first_attempt), *(peer for peer in own if peer in honest)):
         if peer != terms.me:
             accusers = [by for by, accused in honest.items() if peer in accused]
             unfit[peer] = f"accused by {', '.join(map(short, accusers)) or 'nobody else, and accuses others'}"

@@ -46,8 +46,10 @@ def _legible(text: str) -> str:
 
 
 def blocks(spans: tuple[tuple[int, int], ...], num_blocks: int) -> str:
-    """Name the blocks of half-open spans, each with its last one: "blocks 4 to 7 and 10 of 32"; of many the first."""
-    told = [f"{start} to {end - 1}" if end - start > 1 else str(start) for start, end in spans[:MAX_SPANS]]
+    """Name the blocks of half-open spans: "blocks 4:8 and 10:11 of 32", "block 3 of 32"; of many the first."""
+    told = [f"{start}:{end}" for start, end in spans[:MAX_SPANS]]
+    if is_single_block(spans):
+        told = [str(spans[0][0])]
     if more := len(spans) - len(told):
         told.append(f"{plural(more, 'more span')}")
     *others, last = told

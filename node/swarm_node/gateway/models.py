@@ -108,7 +108,7 @@ def _names(model: ModelStatus, asked: str) -> list[str]:
 def _describe(model: ModelStatus, gaps: Spans) -> str:
     if not gaps:
         return f"{model.name}: all {model.num_blocks} blocks are served"
-    written = ", ".join(f"{start} to {end}" for start, end in gaps)
+    written = ", ".join(f"{start}:{end}" for start, end in gaps)
     others = ", ".join(f"{model.name}@{short(other.revision)}" for other in model.others if other.is_whole)
     of_these = f" with the weights of revision {short(model.revision)}; whole is {others}" if others else ""
     return f"{model.name}: nobody serves blocks {written} of {model.num_blocks}{of_these}"

@@ -159,7 +159,7 @@ async def test_model_is_incomplete_then_thin_then_whole(found: World) -> None:
     await asyncio.sleep(5)
     model = the_model(found)
     assert (model.health, model.missing, model.weakest_replicas) == ("incomplete", ((2, 4),), 0)
-    assert model.words == "It cannot answer: nobody serves blocks 2 to 3 of 4; 1 server is loading some of them."
+    assert model.words == "It cannot answer: nobody serves blocks 2:4 of 4; 1 server is loading some of them."
     detail = found.collector.model("tiny")
     assert detail is not None
     assert detail.chains == ()

@@ -156,7 +156,7 @@ def test_health_is_ok_while_one_model_is_whole_and_names_what_is_missing(
         ]
         assert all(model["age_s"] == 12.3 for model in response.json()["models"])
         if any(model.missing for model in served):
-            assert "nobody serves blocks 1 to 3 of 4" in response.json()["detail"]
+            assert "nobody serves blocks 1:3 of 4" in response.json()["detail"]
 
     converse(ScriptedClient(served=served), conversation)
 

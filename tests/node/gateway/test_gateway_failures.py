@@ -128,7 +128,7 @@ def test_model_with_missing_blocks_is_unavailable_and_names_them() -> None:
     client = ScriptedClient(served=[ScriptedModel(missing=[(0, 1), (2, 4)])])
     error = _refusal(client, "/completions", {"model": "tiny", "prompt": "hi"})
     assert error.status_code == 503
-    assert "nobody serves blocks 0 to 1, 2 to 4 of 4" in error.message
+    assert "nobody serves blocks 0:1, 2:4 of 4" in error.message
     assert float(error.response.headers["retry-after"]) >= 1
 
 

@@ -91,7 +91,7 @@ async def _ask(openai: AsyncOpenAI, *, stream: bool) -> None:
 def test_model_with_a_gap_is_unavailable_and_the_blocks_are_named(checkpoint: Path) -> None:
     async def main() -> None:
         async with gateway_swarm(checkpoint, (0, 3)) as swarm:
-            with pytest.raises(api.InternalServerError, match="nobody serves blocks 3 to 4 of 4") as error:
+            with pytest.raises(api.InternalServerError, match="nobody serves blocks 3:4 of 4") as error:
                 await swarm.openai.completions.create(model="small", prompt=PROMPT)
             assert error.value.status_code == 503
             health = await swarm.openai._client.get(str(swarm.openai.base_url).replace("/v1/", "/health"))

@@ -36,6 +36,7 @@ class Town:
         # equal machines: what they measure under test would differ with the load of the moment
         stack.enter_context(patch("swarm.serving.capability.measure_block", lambda files, options: EQUAL))
         stack.enter_context(patch("swarm.serving.model.loading.measure", lambda span: EQUAL))
+        stack.enter_context(patch("swarm.serving.deployment.step_again_ms", lambda *_arguments: EQUAL.decode_ms))
 
     async def add(self, **options: Any) -> Volunteer:
         network = self.internet.network()

@@ -83,7 +83,7 @@ COMMAND_EVENTS: Mapping[str, EventSpec] = {
             "left_out": "list: peer ids of the last members who would not",
             "left_out_names": "text: the ends of these",
         },
-        text="{run} would go on from outer step {outer_step}, state {digest:.12}, with {num_roster} members; without "
+        text="{run} would go on from outer step {outer_step}, state {digest:.12}, with {num_roster} members; left out: "
         "{left_out_names}",
     ),
     "resume_not_signed": EventSpec(

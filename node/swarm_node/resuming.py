@@ -90,7 +90,7 @@ async def _order(
         digest=proof.outcome.state_digest.hex(),
         roster=sorted(roster),
         left_out=left_out,
-        left_out_names=", ".join(map(short, left_out)) or "nobody",
+        left_out_names=", ".join(map(short, left_out)) or "none",
     )
     if not asked.is_certain:
         emitter.emit("resume_not_signed", run=run.run_id)

@@ -175,6 +175,15 @@ def test_chat_over_a_pipe_ctrl_c_ends_with_130_and_an_error_with_one_line(
     assert capsys.readouterr().err.endswith("error: blocks are missing\n")
 
 
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
+def test_chat_over_a_pipe_of_bytes_that_are_no_text_says_so(
+    scripted: type[ScriptedClient], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], errors: str
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a\xff"), encoding="utf-8", errors=errors))
+    assert chat("story") == 1
+    assert "error: the question on standard input is not text in UTF-8" in capsys.readouterr().err
+
+
 def test_chat_as_events(scripted: type[ScriptedClient], typed: Any, capsys: pytest.CaptureFixture[str]) -> None:
     typed("hello", in_terminal=False)
     scripted.scripts = [["I am ", "well"]]

@@ -11,6 +11,7 @@ import pytest
 from swarm.network.membership import Membership
 from swarm.testing import virtual_time
 from swarm.training.events import OuterStep, RunResumed
+from swarm.training.resume import survey
 from swarm_node import resuming
 from swarm_node.events import Emitter
 from swarm_node.resuming import Resuming, read_members
@@ -43,7 +44,8 @@ async def resume(
     network = swarm.internet.network(ONLOOKER)
     try:
         async with Membership(network) as membership:
-            situation = await resuming._situation(network, membership, swarm.run, named)
+            peers = named or await membership.trainers(swarm.run.run_id)
+            situation = await survey(network, swarm.run, peers)
         emitter = Emitter(json=True, out=out, err=io.StringIO())
         await resuming._order(network, swarm.run, asked, named, situation, emitter)
     finally:
@@ -100,7 +102,7 @@ def test_resume_that_no_member_takes_is_an_error() -> None:
             await waiting_run(swarm)
             network = swarm.internet.network(ONLOOKER)
             async with Membership(network) as membership:
-                situation = await resuming._situation(network, membership, swarm.run, ())
+                situation = await survey(network, swarm.run, await membership.trainers(swarm.run.run_id))
             swarm.kill("m2")
             swarm.kill("m3")
             asked = Resuming(path=Path("run.toml"), author=AUTHOR, members=None, is_certain=True)

@@ -162,8 +162,12 @@ def _questions() -> Iterator[str]:
 
 
 def _piped() -> str:
-    """Raises ConfigError for nothing, or too much."""
-    text = sys.stdin.read(MAX_INPUT_CHARS + 1)
+    """Raises ConfigError for nothing, too much, or what is no text."""
+    try:
+        text = sys.stdin.read(MAX_INPUT_CHARS + 1)
+        text.encode()  # where the locale is C, bytes that are no text are read as surrogates
+    except UnicodeError as error:
+        raise ConfigError("the question on standard input is not text in UTF-8", remedy="convert it first") from error
     if not text.strip():
         raise ConfigError("there is no question on standard input", remedy="write one, or start it in a terminal")
     if len(text) > MAX_INPUT_CHARS:

@@ -196,8 +196,11 @@ class Catalog:
                 f"nobody serves that revision of {name}; served are {in_words(found)}",
                 remedy=f"use one of these, as in {name}@{short(found[0].digest)}",
             )
-        known = ", ".join(await self._membership.models()) or "none"
-        return ConfigError(f"nobody serves a model {name!r}; known models: {known}", remedy="use one of these")
+        known = ", ".join(await self._membership.models())
+        return ConfigError(
+            f"nobody serves a model {name!r}; known models: {known or 'none'}",
+            remedy="use one of these" if known else "serve it: swarm-node join --model MODEL",
+        )
 
     def _warn_of_others(self, chosen: Chosen) -> None:
         others = [each for each in chosen.others if each.num_servers]

@@ -268,6 +268,12 @@ def test_unknown_model_lists_the_known_ones(boxes: Any, llama_dir: Path) -> None
                 await box.tokens(model="tyni")
             with pytest.raises(ConfigError, match="not a name"):
                 await box.tokens(model="../etc")
+            with patch.object(box.membership, "models", AsyncMock(return_value=[])), pytest.raises(ConfigError) as told:
+                await box.tokens(model="tyni")
+            assert (told.value.message, told.value.remedy) == (
+                "nobody serves a model 'tyni'; known models: none",
+                "serve it: swarm-node join --model MODEL",
+            )
 
     virtual_time.run(scenario())
 

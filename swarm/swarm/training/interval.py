@@ -83,7 +83,9 @@ def prepare(
     """
     has_checkpoint = bool(config.start.checkpoint)
     if has_checkpoint and bring is None:
-        raise ConfigError("the run starts from a checkpoint, which nothing here brings")
+        raise ConfigError(
+            "the run starts from a checkpoint, and nothing was given that fetches it", remedy="use swarm.Trainer"
+        )
     theta_N = torch.empty(0) if has_checkpoint else initial_theta(config)
     model = build_model(config.model)
     vocab_size = int(getattr(getattr(model, "config", None), "vocab_size", 0))

@@ -70,12 +70,18 @@ def test_open_directory_without_config_says_what_to_name(tmp_path: Path) -> None
         '{"model_type": "no-such-family"}',
         '{"model_type": "llama", "hidden_size": "x"}',
         '{"model_type": "gpt2", "torch_dtype": "none"}',
-        '{"model_type": "clip"}',
     ],
 )
 def test_open_unusable_config_is_one_clear_line(copied: Path, text: str) -> None:
     (copied / "config.json").write_text(text)
     with pytest.raises(ConfigError, match=r"config\.json is not usable") as caught:
+        open_model(copied)
+    assert "\n" not in str(caught.value)
+
+
+def test_open_config_of_another_kind_of_model_is_one_clear_line(copied: Path) -> None:
+    (copied / "config.json").write_text('{"model_type": "clip"}')
+    with pytest.raises(ConfigError, match=r"^clip is no language model of blocks") as caught:
         open_model(copied)
     assert "\n" not in str(caught.value)
 

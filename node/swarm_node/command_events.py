@@ -133,7 +133,7 @@ COMMAND_EVENTS: Mapping[str, EventSpec] = {
             "uptime_s": "number: seconds since it started",
             "network_id": "text: the network it is in",
             "addrs": "list: multiaddrs under which others reach it",
-            "reachability": "text: public, relay or unknown",
+            "reachability": "text: public, relay, local network only, this machine only or unknown",
             "num_peers": "int: live nodes it sees, itself included",
             "state": "text: starting, seeding, idle, training, serving, gateway, draining",
             "training": "object?: run, outer_step, num_outer_steps, loss, tokens_per_s",

@@ -15,9 +15,11 @@ from swarm.network.interface import Network
 from swarm.network.libp2p_daemon import DaemonOptions
 from swarm.network.libp2p_host import CONTROL_FAILURES, Host
 from swarm.network.membership import Membership
-from swarm.network.multiaddr import is_loopback, parse_peer_addr
+from swarm.network.multiaddr import parse_peer_addr
 from swarm_protocol.errors import ConfigError, PeerRefused, StartError, SwarmError
 from swarm_protocol.records import Reachability
+
+from swarm_node.reach import Reach, reach
 
 METHOD = "node.dial_back"
 ASK_TIMEOUT_S = 6.0
@@ -25,8 +27,10 @@ DIAL_TIMEOUT_S = 4.0
 MAX_RETRIES = 3
 MAX_WAITING = 16  # each costs the seed a short-lived process
 
-_MEANINGS: Mapping[Reachability, str] = {
+_MEANINGS: Mapping[Reach, str] = {
     "public": "others reach this node directly",
+    "local network only": "only from this machine and its local network; --announce of a forwarded port lets others in",
+    "this machine only": "only from this machine; --listen /ip4/0.0.0.0/tcp/4001 lets others in",
     "relay": "others reach this node through a seed, which costs time; a forwarded port and --announce would avoid it",
     "unknown": "nobody has confirmed that others reach this node; if they do not, forward a port and give --announce",
 }
@@ -36,9 +40,7 @@ logger = logging.getLogger(__name__)
 
 def explain(found: Reachability, addrs: Sequence[str]) -> str:
     """For people, with what could be done about it."""
-    if found != "relay" and all(map(is_loopback, addrs)):
-        return "only from this machine; --listen /ip4/0.0.0.0/tcp/4001 lets others in"
-    return _MEANINGS[found]
+    return _MEANINGS[reach(found, addrs)]
 
 
 async def measure(network: Network, peer_ids: Sequence[str]) -> Reachability:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import stat
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 from swarm_node import control
@@ -115,9 +118,18 @@ def test_serving_where_something_is_in_the_way_says_so(tmp_path: Path) -> None:
 
 
 def test_status_says_what_only_this_machine_reaches_whatever_a_seed_on_it_reached() -> None:
-    assert "tests, 2 nodes live, reachability from this machine only" in status.text(REPLY)
-    elsewhere = replace(REPLY, addrs=("/ip4/127.0.0.1/tcp/1", "/ip4/192.168.1.7/tcp/1"), num_peers=1)
+    assert "tests, 2 nodes live, reachability this machine only" in status.text(REPLY)
+    nearby = replace(REPLY, addrs=("/ip4/127.0.0.1/tcp/1", "/ip4/192.168.1.7/tcp/1"), num_peers=1)
+    assert "tests, 1 node live, reachability local network only" in status.text(nearby)
+    elsewhere = replace(nearby, addrs=(*nearby.addrs, "/ip4/203.0.113.7/tcp/1"))
     assert "tests, 1 node live, reachability public" in status.text(elsewhere)
+
+
+def test_status_as_json_says_the_same_reachability(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = SimpleNamespace(home=lambda: Path("/nowhere"), json=True)
+    with patch.object(ControlClient, "status", return_value=REPLY):
+        status.run(flags)  # type: ignore[arg-type]
+    assert json.loads(capsys.readouterr().out)["reachability"] == "this machine only"
 
 
 def test_status_of_a_trainer_that_waits_says_for_whom_and_since_when_instead_of_a_speed() -> None:

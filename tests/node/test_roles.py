@@ -267,6 +267,7 @@ def test_explain_of_a_node_that_listens_on_loopback_only_says_how_to_open_it() -
     assert "forward a port" in reachability.explain("unknown", [FAR])
     assert "only from this machine" in reachability.explain("public", [LOCAL])
     assert "directly" in reachability.explain("public", [FAR])
+    assert "local network" in reachability.explain("public", ["/ip4/10.0.0.7/tcp/1", LOCAL])
     assert "through a seed" in reachability.explain("relay", [FAR])
     assert "through a seed" in reachability.explain("relay", []), "it listens nowhere itself"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from swarm.network.multiaddr import is_loopback
 from swarm_protocol.control_messages import ServingStatus, StatusReply, TrainingStatus
 
 from swarm_node.amounts import duration
@@ -12,13 +11,14 @@ from swarm_node.control import ControlClient
 from swarm_node.events import Emitter
 from swarm_node.home import Home
 from swarm_node.options import Flags
+from swarm_node.reach import reach
 
 
 def run(flags: Flags) -> int:
     reply = ControlClient(Home(flags.home())).status()
     emitter = Emitter(json=flags.json)
     if flags.json:
-        emitter.emit("status", **asdict(reply))
+        emitter.emit("status", **{**asdict(reply), "reachability": reach(reply.reachability, reply.addrs)})
     else:
         emitter.result(text(reply))
     return 0
@@ -40,10 +40,7 @@ def text(reply: StatusReply) -> str:
 
 def _network(reply: StatusReply) -> str:
     nodes = "1 node" if reply.num_peers == 1 else f"{reply.num_peers} nodes"
-    # a seed on the same machine reaches a loopback address too, and calls it public
-    local = reply.reachability != "relay" and reply.addrs and all(map(is_loopback, reply.addrs))
-    reachability = "from this machine only" if local else reply.reachability
-    return f"{reply.network_id}, {nodes} live, reachability {reachability}"
+    return f"{reply.network_id}, {nodes} live, reachability {reach(reply.reachability, reply.addrs)}"
 
 
 def _training(training: TrainingStatus) -> str:

@@ -12,6 +12,7 @@ from swarm_node.dashboard.look import Listed
 from swarm_node.dashboard.made import Made
 from swarm_node.dashboard.shown import shown
 from swarm_node.dashboard.views import NodeView, PresenceView
+from swarm_node.reach import REACHES, reach
 
 MONTH_S = 30 * 86400.0
 
@@ -24,7 +25,7 @@ def node_view(peer_id: str, record: NodeRecord) -> NodeView:
         version=shown(record.version),
         device=shown(record.device),
         state=record.state,
-        reachability=record.reachability,
+        reachability=reach(record.reachability, record.addrs),
         role=record.role,
         memory_bytes=record.memory_bytes,
         free_memory_bytes=record.free_memory_bytes,
@@ -53,7 +54,7 @@ def counted(nodes: Iterable[NodeView]) -> tuple[dict[str, int], dict[str, int]]:
     by_reachability = Counter(node.reachability for node in nodes if node.state == "alive")
     return (
         {state: by_state[state] for state in ("alive", "leaving")},
-        {kind: by_reachability[kind] for kind in ("public", "relay", "unknown")},
+        {kind: by_reachability[kind] for kind in REACHES},
     )
 
 

@@ -10,6 +10,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from swarm_node.reach import Reach
+
 
 class View(BaseModel):
     """Frozen, and strict about its fields."""
@@ -28,7 +30,7 @@ class NodeView(View):
     version: str
     device: str
     state: Literal["alive", "leaving", "gone"]
-    reachability: Literal["public", "relay", "unknown"]
+    reachability: Reach
     role: Literal["seed", "gateway", "volunteer", "visitor", ""] = ""  # what it was started as; "": it does not say
     memory_bytes: int
     free_memory_bytes: int

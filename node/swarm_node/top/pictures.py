@@ -237,7 +237,7 @@ def _plural(number: int, word: str) -> str:
 
 
 def _counted(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{number:,} {clean(word, 16)}" for word, number in counts.items() if number) or "none"
+    return ", ".join(f"{number:,} {clean(word, 24)}" for word, number in counts.items() if number) or "none"
 
 
 def _map_cells(width: int, used: int) -> int:

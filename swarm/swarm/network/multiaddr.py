@@ -19,6 +19,14 @@ _PEER_EXAMPLE = f"{_EXAMPLE}/p2p/12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx
 _HOSTS = ("ip4", "ip6", "dns", "dns4", "dns6")
 _PORTS = ("tcp", "udp")
 _FLAGS = ("quic-v1", "p2p-circuit")
+_PRIVATE = [
+    ipaddress.ip_network(each)
+    for each in (
+        *("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "169.254.0.0/16", "127.0.0.0/8"),
+        *("fc00::/7", "fe80::/10", "::1/128"),
+    )
+]
+"""Loopback, link-local, and what networks number themselves with (RFC 1918, 4193, 6598)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +74,16 @@ def dialable(addrs: Iterable[str]) -> tuple[str, ...]:
 def is_loopback(addr: str) -> bool:
     """Whether only this machine can use it."""
     return "/ip4/127." in addr or "/ip6/::1/" in addr
+
+
+def is_private(addr: str) -> bool:
+    """Whether only this machine or its local network can use it. False for names and for what is no address."""
+    _, version, host, *_ = (*addr.split("/", 3), "", "", "")
+    try:
+        ip = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return version in ("ip4", "ip6") and any(ip in network for network in _PRIVATE)
 
 
 def _is_dialable(addr: str) -> bool:

@@ -67,7 +67,7 @@ def test_join_without_work_stands_by(member: Node) -> None:
     assert status["state"] == "idle"
     assert isinstance(status["num_peers"], int)
     assert status["num_peers"] >= 2, "the seed and this node, perhaps some that were killed a moment ago"
-    assert status["reachability"] == "public"
+    assert status["reachability"] == "this machine only"
 
 
 @pytest.mark.parametrize("command", ["drain", "stop"])

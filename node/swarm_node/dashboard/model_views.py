@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from statistics import median
 
 import numpy as np
 from swarm.router.cover import runs
 from swarm.router.revisions import Revision, revisions
-from swarm.router.routing import Chain, NoChain, Outlook, find_chain
+from swarm.router.routing import DEFAULT_RTT_MS, Chain, NoChain, Outlook, find_chain
 from swarm_protocol.records import ServeRecord
 
 from swarm_node.dashboard.look import Listed
@@ -155,13 +156,20 @@ def _chains(
         except NoChain:
             break
         used.update(hop.peer_id for hop in chain.hops)
-        found.append(_chain_view(chain, names))
+        found.append(_chain_view(chain, names, _assumed_ms([hop.peer_id for hop in chain.hops], servers, rtts_ms)))
     return tuple(found)
 
 
-def _chain_view(chain: Chain, names: Names) -> ChainView:
+def _assumed_ms(chain: Sequence[str], servers: Mapping[str, ServeRecord], rtts_ms: Mapping[str, float]) -> float:
+    """What `find_chain` has put in for links without a measured round trip; a token takes each link one way."""
+    num_assumed = sum(end not in rtts_ms for end in (chain[0], chain[-1]))
+    num_assumed += sum(a not in servers[b].rtt_ms and b not in servers[a].rtt_ms for a, b in pairwise(chain))
+    return num_assumed * DEFAULT_RTT_MS / 2
+
+
+def _chain_view(chain: Chain, names: Names, assumed_ms: float) -> ChainView:
     spans = tuple(
         SpanView(peer_id=hop.peer_id, name=names.get(hop.peer_id) or ending(hop.peer_id), start=hop.start, end=hop.end)
         for hop in chain.hops
     )
-    return ChainView(spans=spans, ms_per_token=chain.cost_ms)
+    return ChainView(spans=spans, ms_per_token=chain.cost_ms, assumed_ms=assumed_ms)

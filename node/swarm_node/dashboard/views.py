@@ -93,10 +93,14 @@ class SpanView(View):
 
 
 class ChainView(View):
-    """The spans that a new session would use now, and what a token costs in them."""
+    """The spans that a new session would use now, and what a token costs in them.
+
+    `assumed_ms` is the part of `ms_per_token` that is not measured: for links whose round trip nobody knows.
+    """
 
     spans: tuple[SpanView, ...]
     ms_per_token: float
+    assumed_ms: float = 0.0
 
 
 class RevisionView(View):
@@ -170,8 +174,8 @@ class ContributorView(View):
     outer_step: int
     tokens_per_s: float | None
     tokens: int  # in the committed steps seen here
-    rounds: int
-    uptime_s: float | None
+    rounds: int  # likewise
+    uptime_s: float | None  # since this dashboard first saw it in the run
 
 
 class RunView(View):

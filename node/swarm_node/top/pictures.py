@@ -135,7 +135,8 @@ def _model_detail_lines(view: ModelDetail, width: int) -> Iterator[Line]:
         yield _fitted(Text(f"also under this name: revision {clean(other.revision, 64)}, {servers}", "yellow"), width)
     for chain in view.chains:
         hops = " → ".join(f"{clean(span.name, NAME_CELLS)} {span.start}:{span.end}" for span in chain.spans)
-        yield _fitted(Text(f"chain {chain.ms_per_token:.0f} ms a token: {hops}"), width)
+        assumed = f" ({chain.assumed_ms:.0f} ms assumed)" if chain.assumed_ms else ""
+        yield _fitted(Text(f"chain {chain.ms_per_token:.0f} ms a token{assumed}: {hops}"), width)
 
 
 def _server_facts(server: ServerView) -> Text:
@@ -170,7 +171,7 @@ def _run_detail_lines(view: RunDetail, width: int) -> Iterator[Line]:
         yield _fitted(Text(facts.removesuffix(", ")), width)
     yield _title("CONTRIBUTORS")
     for each in view.contributors[:MAX_LINES]:
-        facts = f"step {each.outer_step}, {count(each.tokens)} tokens, {rate(each.tokens_per_s)}"
+        facts = f"step {each.outer_step}, {count(each.tokens)} tokens seen, {rate(each.tokens_per_s)}"
         yield _fitted(Text.assemble(state(each.state), _name(each.name), " ", facts), width)
     yield from _left_out(len(view.contributors), "contributors")
     if view.refusals:
@@ -200,7 +201,8 @@ def _node_detail_lines(view: NodeDetail, width: int) -> Iterator[Line]:
     )
     uptime = UNKNOWN if view.uptime_share is None else f"{view.uptime_share:.0%}"
     yield _fitted(
-        Text(f"there {uptime} of the time; trained {count(view.tokens_trained)} tokens in {view.rounds} rounds"), width
+        Text(f"there {uptime} of the time; trained {count(view.tokens_trained)} tokens in {view.rounds} rounds seen"),
+        width,
     )
     for server in view.serving[:MAX_LINES]:
         yield _fitted(Text.assemble("serves ", _name(server.model), " ", _server_facts(server)), width)

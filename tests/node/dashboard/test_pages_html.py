@@ -17,6 +17,7 @@ from fastapi import FastAPI
 from starlette.testclient import TestClient
 from swarm_node.dashboard import pages
 from swarm_node.dashboard.views import NodeDetail
+from swarm_node.dashboard.wording import clock
 
 MAX_HTML_BYTES = 250_000
 
@@ -134,6 +135,35 @@ def test_a_run_shows_its_steps_refusals_contributors_and_files(client: TestClien
     older = client.get(f"/runs/{detail.run.run}", params={"steps": "2"}).text
     assert "103" in rows(older)
     assert "118" not in rows(older)
+
+
+def test_contributors_say_since_when_they_are_counted(client: TestClient, source: ExampleSource) -> None:
+    detail = source.run_details[source.overview().runs[0].run]
+    text = client.get(f"/runs/{detail.run.run}").text
+    first = detail.steps[0]
+    assert "that this dashboard has seen, from step " + str(first.outer_step) in text
+    assert clock(first.at) in text
+    assert "Seen for" in text
+    assert "Up for" not in text
+    unseen = detail.model_copy(update={"steps": (), "run": detail.run.model_copy(update={"run": "unseen"})})
+    source.run_details["unseen"] = unseen
+    try:
+        text = opened(source).get("/runs/unseen").text
+    finally:
+        del source.run_details["unseen"]
+    assert "which may be less than they have trained" in text
+
+
+def test_chain_says_how_much_of_its_time_nobody_has_measured(client: TestClient, source: ExampleSource) -> None:
+    name, detail = next((name, each) for name, each in source.model_details.items() if each.chains)
+    assert "nobody has measured" not in client.get(f"/models/{name}").text
+    chain = detail.chains[0].model_copy(update={"ms_per_token": 51.7, "assumed_ms": 50.0})
+    source.model_details[name] = detail.model_copy(update={"chains": (chain,)})
+    try:
+        text = opened(source).get(f"/models/{name}").text
+    finally:
+        source.model_details[name] = detail
+    assert "51.7 ms a token</strong>, 50 ms of it assumed for links that nobody has measured" in text
 
 
 def test_an_open_run_prints_the_line_that_joins_it(source: ExampleSource) -> None:

@@ -1,0 +1,39 @@
+"""How much of a chain's time is assumed, where the round trips of its links are not known."""
+
+from __future__ import annotations
+
+import pytest
+from dashboard_world import serve_record
+from swarm.router.routing import DEFAULT_RTT_MS
+from swarm_node.dashboard.look import Listed
+from swarm_node.dashboard.made import Made
+from swarm_node.dashboard.model_views import model_detail, server_view
+from swarm_protocol.identity import Identity
+
+PEERS = {name: Identity(bytes([number]) * 32).peer_id for number, name in enumerate("ab", 1)}
+
+
+@pytest.mark.parametrize(
+    ("rtts_ms", "link_ms", "num_ways"),
+    [
+        ({}, {}, 3),
+        ({"a": 1.0}, {}, 2),
+        ({"a": 1.0, "b": 1.0}, {}, 1),
+        ({"a": 1.0}, {"a": 2.0}, 1),
+        ({"a": 1.0, "b": 1.0}, {"a": 2.0}, 0),
+    ],
+)
+def test_chain_tells_what_was_assumed_for_links_without_a_measured_round_trip(
+    rtts_ms: dict[str, float], link_ms: dict[str, float], num_ways: int
+) -> None:
+    servers = {
+        PEERS["a"]: serve_record(0, 2),
+        PEERS["b"]: serve_record(2, 4, rtt_ms={PEERS[each]: ms for each, ms in link_ms.items()}),
+    }
+    known = {PEERS[each]: ms for each, ms in rtts_ms.items()}
+    listed = Listed(records=servers, ages_s=dict.fromkeys(servers, 0.0))
+    detail = model_detail("tiny", listed, {}, known, Made(server_view))
+    assert detail is not None
+    [chain] = detail.chains
+    assert chain.assumed_ms == num_ways * DEFAULT_RTT_MS / 2
+    assert chain.assumed_ms <= chain.ms_per_token

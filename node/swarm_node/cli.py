@@ -21,12 +21,10 @@ from swarm_protocol.errors import ConfigError
 from swarm_protocol.version import software_version
 from typer.exceptions import TyperException
 
-from swarm_node import failure, logs
+from swarm_node import failure, interrupts, logs
 from swarm_node.demo.command import demo
 from swarm_node.events import Emitter
 from swarm_node.options import Command, spread
-
-EXIT_INTERRUPTED = 130
 
 app = typer.Typer(
     name="swarm-node",
@@ -285,7 +283,7 @@ def root(
 
 
 def main() -> None:
-    """The console script."""
+    """Run the command of this process's arguments, and end with its exit code."""
     # imports make hundreds of thousands of objects that stay: a collection at each 700 takes a sixth of their time
     gc.set_threshold(10_000)
     code = run(sys.argv[1:])
@@ -313,7 +311,7 @@ def run(arguments: Sequence[str]) -> int:
         )
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
-        return EXIT_INTERRUPTED
+        return interrupts.EXIT_INTERRUPTED
     except BrokenPipeError:
         # whoever read our output is gone; keep the interpreter from complaining about it when it exits
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

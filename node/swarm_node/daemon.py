@@ -23,7 +23,7 @@ from swarm_protocol.control_messages import LeaveReply, LeaveRequest, StatusRepl
 from swarm_protocol.errors import PeerError
 from swarm_protocol.identity import Identity
 
-from swarm_node import acquaintances, control, failure, hardware, reachability, tether
+from swarm_node import acquaintances, control, failure, hardware, interrupts, reachability, tether
 from swarm_node.config import Config
 from swarm_node.control import ControlHandlers
 from swarm_node.departure import Departure, signals_to
@@ -50,6 +50,7 @@ def run(config: Config, home: Home, emitter: Emitter, role: Role) -> int:
 
     If the node cannot start or cannot go on, that is told too; `stopped` is the last event whatever happened.
     """
+    interrupts.raise_in_command()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_run(config, home, emitter, role))
 

@@ -24,7 +24,7 @@ from swarm.training.state_copy import fetch_state
 from swarm_protocol.errors import ConfigError, RoundError
 from swarm_protocol.identity import Identity
 
-from swarm_node import logs
+from swarm_node import interrupts, logs
 from swarm_node.config import Config
 from swarm_node.events import Emitter
 from swarm_node.home import Home
@@ -51,6 +51,7 @@ def export_run(asked: Exporting, config: Config, emitter: Emitter) -> int:
 
     Raises ConfigError for a state that is not there, IntegrityError, StartError, PeerTimeout or RoundError.
     """
+    interrupts.raise_in_command()
     logs.quieten_libraries()
     if config.peers:
         run, state = asyncio.run(_from_members(asked, config))

@@ -14,7 +14,7 @@ from swarm.training.signed_run import SignedRun
 from swarm_protocol.errors import ConfigError, PeerUnreachable
 from swarm_protocol.identity import Identity, check_peer_id
 
-from swarm_node import logs
+from swarm_node import interrupts, logs
 from swarm_node.config import Config
 from swarm_node.events import Emitter
 from swarm_node.visiting import found, visiting
@@ -38,6 +38,7 @@ def resume_run(asked: Resuming, config: Config, emitter: Emitter) -> int:
     logs.quieten_libraries()
     run = load_run(asked.path)
     named = read_members(asked.members) if asked.members else ()
+    interrupts.raise_in_command()
     return asyncio.run(_resume(run, asked, named, config, emitter))
 
 

@@ -16,7 +16,7 @@ from swarm.training.signed_run import SignedRun
 from swarm_protocol.errors import PeerTimeout, SwarmError
 from swarm_protocol.records import TrainerRecord
 
-from swarm_node import logs
+from swarm_node import interrupts, logs
 from swarm_node.config import Config
 from swarm_node.event_files import recorded
 from swarm_node.events import Emitter
@@ -38,6 +38,7 @@ def watch_run(which: Path | RunId, config: Config, emitter: Emitter) -> int:
     Raises ConfigError, IntegrityError, StartError or PeerTimeout.
     """
     logs.quieten_libraries()
+    interrupts.raise_in_command()
     return asyncio.run(_watch(load_run(which) if isinstance(which, Path) else which, config, emitter))
 
 

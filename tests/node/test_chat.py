@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 from swarm.client import ModelStatus, OtherRevision, Token
-from swarm_node import cli
+from swarm_node import cli, interrupts
 from swarm_node.commands.chat import TEMPERATURE, fit_for_terminal
 from swarm_node.commands.model_list import served
 from swarm_protocol.errors import ConfigError, SessionError
@@ -140,7 +140,7 @@ def test_chat_ctrl_c_at_the_prompt_ends_it(
 
     typed("")
     monkeypatch.setattr("builtins.input", interrupted)
-    assert chat("story") == cli.EXIT_INTERRUPTED
+    assert chat("story") == interrupts.EXIT_INTERRUPTED
 
 
 def test_chat_answer_that_fails_is_told_and_left_out(
@@ -168,7 +168,7 @@ def test_chat_over_a_pipe_ctrl_c_ends_with_130_and_an_error_with_one_line(
 ) -> None:
     typed("hello", in_terminal=False)
     scripted.scripts = [["I", KeyboardInterrupt()]]
-    assert chat("story") == cli.EXIT_INTERRUPTED
+    assert chat("story") == interrupts.EXIT_INTERRUPTED
     typed("hello", in_terminal=False)
     scripted.scripts = [[SessionError("blocks are missing")]]
     assert chat("story") == 1

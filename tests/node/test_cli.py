@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from swarm_node import cli, failure
+from swarm_node import cli, failure, interrupts
 from swarm_node.options import spread
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.version import software_version
@@ -162,7 +162,7 @@ def test_run_interrupted_exits_130(monkeypatch: pytest.MonkeyPatch) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("swarm_node.options.Flags.resolve", interrupted)
-    assert cli.run(["identity"]) == cli.EXIT_INTERRUPTED
+    assert cli.run(["identity"]) == interrupts.EXIT_INTERRUPTED
 
 
 def test_run_domain_error_says_message_and_remedy(

@@ -13,7 +13,7 @@ from swarm.router.revision_names import short
 from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError, SwarmError
 
-from swarm_node import logs
+from swarm_node import interrupts, logs
 from swarm_node.acquaintances import way_in
 from swarm_node.cleaning import REPLACEMENT
 from swarm_node.conversation import Conversation, Plain, Templated
@@ -63,6 +63,7 @@ def run(flags: Flags) -> int:
     emitter = Emitter(json=flags.json)
     home = Home(config.home)
     used = used_in(home.revisions, config.network_id) if home.path.is_dir() else UsedRevisions()
+    interrupts.raise_in_command()
     with Client(peers=peers, network_id=config.network_id, used=used) as client:
         chat = Chat(client, told, emitter)
         chat.begin()

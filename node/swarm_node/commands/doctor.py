@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Iterable
 
-from swarm_node import logs
+from swarm_node import interrupts, logs
 from swarm_node.config import Config
 from swarm_node.doctor import Finding, local_checks
 from swarm_node.doctor_network import check_network
@@ -31,6 +31,7 @@ def run(flags: Flags) -> int:
 def _findings(config: Config) -> Iterable[Finding]:
     for check in local_checks():
         yield from check(config)
+    interrupts.raise_in_command()
     yield from asyncio.run(check_network(config))
 
 

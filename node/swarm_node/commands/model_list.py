@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from swarm.router.revision_names import short
 from swarm_protocol.errors import SwarmError
 
-from swarm_node import logs
+from swarm_node import interrupts, logs
 from swarm_node.acquaintances import way_in
 from swarm_node.events import Emitter
 from swarm_node.options import Flags
@@ -38,6 +38,7 @@ def run(flags: Flags) -> int:
 
     logs.quieten_libraries()
     emitter = Emitter(json=flags.json)
+    interrupts.raise_in_command()
     with Client(peers=peers, network_id=config.network_id) as client:
         models = _first_models(client)
         contexts = _contexts(client, [model.name for model in models if not model.missing])

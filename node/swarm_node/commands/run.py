@@ -12,7 +12,7 @@ from swarm_protocol.errors import ConfigError
 from swarm_protocol.identity import Identity
 from swarm_protocol.limits import MAX_OUTER_STEP
 
-from swarm_node import logs
+from swarm_node import interrupts, logs
 from swarm_node.events import Emitter
 from swarm_node.home import Home
 from swarm_node.options import Flags
@@ -48,6 +48,7 @@ def sign(flags: Flags) -> int:
         raise ConfigError(
             f"{path} cannot be signed: {few} impossible", remedy="correct what is listed above"
         ) from error
+    interrupts.raise_in_command()
     pins = data_pins(config, told, emitter, pin=flags.extra["pin"], unpinned=flags.extra["unpinned"])
     run = sign_file(path, identity, pins={**pins, **start_pins(config, told, emitter)})
     for message, remedy in warnings_of(run.config):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from swarm_protocol.errors import ConfigError
 
+from swarm_node import interrupts
 from swarm_node.demo import defaults
 from swarm_node.events import Emitter
 from swarm_node.home import explained
@@ -69,6 +70,7 @@ def demo(
     except ValueError as error:
         raise ConfigError(str(error), remedy="see swarm-node demo --help") from None
     console = Console(stderr=json)
+    interrupts.raise_in_command()
     try:
         with home_root(keep, console) as root:
             summary = asyncio.run(_run(plan, root, console, Emitter(json=json)))

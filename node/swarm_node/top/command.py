@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 
 from swarm_protocol.errors import ConfigError
 
+from swarm_node import interrupts
 from swarm_node.config import Config
 from swarm_node.dashboard.source import Source
 from swarm_node.events import Emitter
@@ -31,6 +32,7 @@ def run(flags: Flags) -> int:
         )
     is_live = not (flags.extra["once"] or flags.json) and sys.stdin.isatty() and sys.stdout.isatty()
     logging.getLogger().addHandler(logging.NullHandler())  # a warning in the middle of the screen would spoil it
+    interrupts.raise_in_command()
     return asyncio.run(_show(config, Emitter(json=flags.json), is_live=is_live))
 
 

@@ -1,0 +1,95 @@
+"""Ctrl-C from the first import to the command's own handling, in processes of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import swarm_node
+from swarm_node import interrupts
+from swarm_protocol.identity import Identity
+
+END_S = 60.0
+ADDR = f"/ip4/127.0.0.1/tcp/1/p2p/{Identity.generate().peer_id}"
+SWALLOWING = """
+import time
+print("importing", flush=True)
+try:
+    time.sleep(30)
+except BaseException:
+    print("swallowed", flush=True)
+"""
+MEETS_CTRL_C = re.compile(r"asyncio\.run\(|asyncio\.Runner\(|with Client\(")
+"""A loop of asyncio, or a client that has a thread to end."""
+
+
+@pytest.fixture
+def restored() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize(
+    ("library", "arguments"),
+    [("typer", ["--help"]), ("numpy", ["chat", "story", "--peers", ADDR])],
+)
+def test_ctrl_c_while_a_library_is_imported_ends_the_process_without_a_word(
+    library: str, arguments: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / f"{library}.py").write_text(SWALLOWING)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "swarm_node", *arguments, "--home", str(tmp_path / "home")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={"PYTHONPATH": str(tmp_path)},
+        text=True,
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "importing\n"
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=END_S) == ("", "")
+    assert process.returncode == interrupts.EXIT_INTERRUPTED
+
+
+@pytest.mark.usefixtures("restored")
+def test_ctrl_c_that_is_ignored_stays_ignored() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    interrupts.end_process()
+    interrupts.raise_in_command()
+    assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+
+
+@pytest.mark.usefixtures("restored")
+def test_ctrl_c_after_the_imports_cancels_the_loop_s_main_task() -> None:
+    cancelled = False
+
+    async def main() -> None:
+        nonlocal cancelled
+        signal.raise_signal(signal.SIGINT)
+        try:
+            await asyncio.sleep(END_S)
+        except asyncio.CancelledError:
+            cancelled = True
+            raise
+
+    interrupts.end_process()
+    interrupts.raise_in_command()
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(main())
+    assert cancelled
+
+
+def test_each_command_that_has_something_to_close_lets_ctrl_c_raise() -> None:
+    (folder,) = swarm_node.__path__
+    sources = {str(path): path.read_text() for path in Path(folder).rglob("*.py")}
+    meeting = {name for name, source in sources.items() if MEETS_CTRL_C.search(source)}
+    assert len(meeting) >= 9
+    assert {name for name in meeting if "interrupts.raise_in_command()" not in sources[name]} == set()

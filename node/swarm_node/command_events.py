@@ -92,6 +92,18 @@ COMMAND_EVENTS: Mapping[str, EventSpec] = {
         text="nothing was signed. Whatever the members left out have done since then is lost, so be sure that they are "
         "gone; then run it again with --yes",
     ),
+    "resume_not_needed": EventSpec(
+        about="`run resume` was not told --yes, and enough members answered for the run to go on by itself.",
+        fields={
+            "run": "text: the run's id",
+            "outer_step": "int: its newest outer step",
+            "members": "list: peer ids of that step's members",
+            "answered": "list: peer ids of those among them that answered",
+        },
+        text="nothing was signed: {run} is alive at outer step {outer_step}, {num_answered} of its {num_members} members "
+        "answered, and its next step needs no order. One is needed only when the run cannot go on; --yes signs it all "
+        "the same",
+    ),
     "resume_delivered": EventSpec(
         about="Members have the resume order, and pass it on.",
         fields={

@@ -94,7 +94,7 @@ async def _order(
         left_out_names=", ".join(map(short, left_out)) or "none",
     )
     if not asked.is_certain:
-        emitter.emit("resume_not_signed", run=run.run_id)
+        _tell_unsigned(run, situation, emitter)
         return
     answers = await deliver(network, run, certificate, sorted({*roster, *situation.holders}))
     taken = sorted(peer for peer, refusal in answers.items() if not refusal)
@@ -104,3 +104,18 @@ async def _order(
     if not taken:
         raise PeerUnreachable("no member took the resume order", remedy="try again when one of them is at work")
     emitter.emit("resume_delivered", run=run.run_id, outer_step=proof.outer_step, peers=taken)
+
+
+def _tell_unsigned(run: SignedRun, situation: Situation, emitter: Emitter) -> None:
+    """An order may cost steps of members that it leaves out: a run whose members are there goes on without one."""
+    proof = situation.proof
+    if not run.config.succession.is_enough(proof.roster, situation.answered):
+        emitter.emit("resume_not_signed", run=run.run_id)
+        return
+    emitter.emit(
+        "resume_not_needed",
+        run=run.run_id,
+        outer_step=proof.outer_step,
+        members=sorted(proof.roster),
+        answered=list(situation.answered),
+    )

@@ -82,6 +82,24 @@ def test_resume_tells_who_would_go_on_and_signs_nothing_unless_it_is_told_to() -
     virtual_time.run(main(), compute_s=_cost)
 
 
+def test_resume_of_a_run_that_goes_on_says_that_it_needs_no_order() -> None:
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=NUM_STEPS)) as swarm:
+            for index in range(3):
+                await swarm.join(f"m{index}")
+            while not all(member.of(OuterStep) for member in swarm.members.values()):
+                await asyncio.sleep(0.05)
+            members = sorted(member.peer_id for member in swarm.members.values())
+            planned, ended = await resume(swarm, is_certain=False)
+            assert ended["event"] == "resume_not_needed"
+            assert (ended["members"], ended["answered"]) == (members, members)
+            assert ended["outer_step"] == planned["outer_step"]
+            _, delivered = await resume(swarm, is_certain=True)
+            assert delivered["event"] == "resume_delivered"
+
+    virtual_time.run(main(), compute_s=_cost)
+
+
 def test_resume_of_another_author_or_among_nobody_is_refused() -> None:
     async def main() -> None:
         async with Swarm(config(min_group=2, outer_steps=NUM_STEPS)) as swarm:

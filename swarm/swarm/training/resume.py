@@ -26,11 +26,13 @@ CALL_TIMEOUT_S = 5.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
     """The newest certified state that members show. `holders` are at it; `absent` are those of its roster that are not,
-    or do not answer. `sequence` is that of the latest resume order that anyone showed; 0: none."""
+    or do not answer; `answered` are those of its roster that show any state. `sequence` is that of the latest resume
+    order that anyone showed; 0: none."""
 
     proof: Proof
     holders: tuple[str, ...]
     absent: tuple[str, ...]
+    answered: tuple[str, ...]
     sequence: int
 
 
@@ -69,6 +71,7 @@ async def survey(network: Network, run: SignedRun, peers: Collection[str]) -> Si
         proof=proof,
         holders=tuple(sorted(holders)),
         absent=tuple(sorted(set(proof.roster) - holders)),
+        answered=tuple(sorted(set(proof.roster) & shown.keys())),
         sequence=max(each.sequence for each in shown.values()),
     )
 

@@ -223,7 +223,9 @@ class ChatRequest(SamplingRequest):
         are_free = not (self._must_call or answer is not None or any(tool.function.strict for tool in self.tools))
         if not offered or are_free:
             return super().grammar()
-        return calls_grammar(offered, may_talk=not self._must_call, may_repeat=self.parallel_tool_calls, answer=answer)
+        # whoever names a function gets one call of it, as OpenAI's API gives it
+        may_repeat = self.parallel_tool_calls and not isinstance(self.tool_choice, NamedTool)
+        return calls_grammar(offered, may_talk=not self._must_call, may_repeat=may_repeat, answer=answer)
 
     def shown_stops(self) -> tuple[str, ...]:
         """Where one call is allowed the answer ends with it, if no grammar has it end there."""

@@ -62,7 +62,7 @@ class Choice:
         if self._finder:
             parts = self._finder.push(token.text)
             if token.finish_reason:
-                parts += self._finder.flush()
+                parts += self._finder.flush(is_cut=token.finish_reason == "length")
         else:
             parts = [token.text] if token.text else []
         pieces = [self._piece(part) for part in parts]

@@ -1,7 +1,8 @@
 """Finds calls of tools in a model's text: `<tool_call>{"name": …, "arguments": {…}}</tool_call>`.
 
 This is what the templates of Hermes (Teknium et al. 2024, arXiv 2408.11857) and Qwen teach. Other forms, a tool that
-was not offered, broken JSON and a call that does not end stay what they are: text.
+was not offered, broken JSON and a call that does not end stay what they are: text. A call that the limit of tokens cuts
+is not shown.
 """
 
 from __future__ import annotations
@@ -58,9 +59,16 @@ class ToolCallFinder:
             shown = self._cut(len(self._held[:start].rstrip()))
         return [*found, shown] if shown else found
 
-    def flush(self) -> list[str | ToolCall]:
-        """What is still held, and can be no call any more. White space alone after a call is nothing."""
+    def flush(self, *, is_cut: bool) -> list[str | ToolCall]:
+        """What is still held, and can be no call any more. White space alone after a call is nothing.
+
+        `is_cut`: the limit of tokens ended the text. A call or a tag that has begun then is dropped.
+        """
         held = self._cut(len(self._held))
+        if is_cut:
+            start = held.find(OPENING)
+            shown = held[: start if start >= 0 else len(held) - _num_begun(held)]
+            held = held if shown == held else shown.rstrip()
         return [held] if held.strip() or (held and not self.num_found) else []
 
     def _closing(self, begin: int) -> int:
@@ -92,6 +100,11 @@ class ToolCallFinder:
 
 def _num_undecided(text: str) -> int:
     """Characters at the end that a call may begin with: white space, and the beginning of OPENING."""
-    begun = next((n for n in range(len(OPENING) - 1, 0, -1) if text.endswith(OPENING[:n])), 0)
+    begun = _num_begun(text)
     rest = text[: len(text) - begun][-MAX_HELD_SPACES:]
     return begun + len(rest) - len(rest.rstrip())
+
+
+def _num_begun(text: str) -> int:
+    """Characters at the end that are the beginning of OPENING."""
+    return next((n for n in range(len(OPENING) - 1, 0, -1) if text.endswith(OPENING[:n])), 0)

@@ -219,6 +219,7 @@ def test_tool_choice_that_is_forced_is_a_grammar_of_calls() -> None:
     assert named.kind == "lark"
     assert "weather" in named.text
     assert "clock" not in named.text
+    assert "*" not in named.text.splitlines()[0], "a named function is called once"
     required = _chat(tool_choice="required").sampling.grammar
     assert "clock" in required.text
     assert required.text.splitlines()[0].endswith(")*")

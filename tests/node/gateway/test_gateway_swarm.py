@@ -343,7 +343,7 @@ def test_answers_that_have_to_fit_do_also_when_the_server_that_draws_dies(checkp
 
             named = {"tools": [weather, clock], "tool_choice": {"type": "function", "function": {"name": "weather"}}}
             for seed in range(2):
-                [call] = (await answer(seed, **named, parallel_tool_calls=False)).choices[0].message.tool_calls or ()
+                [call] = (await answer(seed, **named)).choices[0].message.tool_calls or ()
                 assert call.type == "function"
                 assert call.function.name == "weather"
                 assert set(json.loads(call.function.arguments)) == {"city", "days"}

@@ -50,7 +50,7 @@ def test_call_is_not_closed_by_what_an_argument_says() -> None:
     call = OPENING + json.dumps({"name": "weather", "arguments": {"city": city}}) + CLOSING
     for texts in ([call, CALL], list(call + CALL)):
         finder = ToolCallFinder({"weather"})
-        found = [part for text in texts for part in finder.push(text)] + finder.flush()
+        found = [part for text in texts for part in finder.push(text)] + finder.flush(is_cut=False)
         assert [json.loads(part.arguments)["city"] for part in found if isinstance(part, ToolCall)] == [city, "Paris"]
         assert len(found) == 2
 
@@ -88,6 +88,34 @@ def test_malformed_call_stays_text(text: str) -> None:
         assert answer.choices[0].finish_reason == "stop"
 
     converse(_said(text), conversation)
+
+
+@pytest.mark.parametrize(
+    ("texts", "shown", "num_calls"),
+    [
+        (["<tool_call"], "", 0),
+        (["<"], "", 0),
+        ([CALL, "\n<tool_c"], "", 1),
+        ([CALL, "\n" + CALL[:30]], "", 1),
+        (["Let me see.\n", CALL[:30]], "Let me see.", 0),
+        (["Let me see.\n", "<too"], "Let me see.", 0),
+        (["if a < b", " "], "if a < b ", 0),
+    ],
+)
+def test_call_that_the_limit_cuts_is_not_shown(texts: list[str], shown: str, num_calls: int) -> None:
+    *most, last = texts
+    script = [*map(ScriptedToken, most), ScriptedToken(last, "length")]
+
+    async def conversation(openai: AsyncOpenAI) -> None:
+        answer = await openai.chat.completions.create(model="tiny", messages=HELLO, tools=[WEATHER])
+        [choice] = answer.choices
+        assert (choice.finish_reason, choice.message.content or "") == ("length", shown)
+        assert len(choice.message.tool_calls or ()) == num_calls
+        stream = await openai.chat.completions.create(model="tiny", messages=HELLO, tools=[WEATHER], stream=True)
+        deltas = [chunk.choices[0].delta async for chunk in stream]
+        assert "".join(delta.content or "" for delta in deltas) == shown
+
+    converse(ScriptedClient(script=script), conversation)
 
 
 def test_call_is_text_where_no_tools_were_offered() -> None:
@@ -164,7 +192,7 @@ def test_finder_says_the_same_however_the_text_is_cut(parts: list[str], data: st
 def _found(pieces: list[str]) -> list[str]:
     """Calls by their place, and the text between them."""
     finder = ToolCallFinder({"weather"})
-    found = [part for piece in pieces for part in finder.push(piece)] + finder.flush()
+    found = [part for piece in pieces for part in finder.push(piece)] + finder.flush(is_cut=False)
     joined = [""]
     for part in found:
         if isinstance(part, ToolCall):

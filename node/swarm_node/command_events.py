@@ -100,9 +100,9 @@ COMMAND_EVENTS: Mapping[str, EventSpec] = {
             "members": "list: peer ids of that step's members",
             "answered": "list: peer ids of those among them that answered",
         },
-        text="nothing was signed: {run} is alive at outer step {outer_step}, {num_answered} of its {num_members} members "
-        "answered, and its next step needs no order. One is needed only when the run cannot go on; --yes signs it all "
-        "the same",
+        text="nothing was signed: {run} is alive at outer step {outer_step}, {num_answered} of its {num_members} "
+        "members answered, and its next step needs no order. One is needed only when the run cannot go on; --yes signs "
+        "it all the same",
     ),
     "resume_delivered": EventSpec(
         about="Members have the resume order, and pass it on.",

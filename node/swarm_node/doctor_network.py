@@ -5,13 +5,12 @@ A throwaway host with a throwaway identity asks, so that it can do so beside a r
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Iterable
-from pathlib import Path
 
 from swarm.network.libp2p import Libp2pNetwork, Libp2pOptions
 from swarm.network.membership import Membership
+from swarm.temporary_folder import temporary_folder
 from swarm_protocol import limits
 from swarm_protocol.errors import SwarmError
 from swarm_protocol.identity import Identity
@@ -31,8 +30,8 @@ async def check_network(config: Config) -> Iterable[Finding]:
     if not config.peers:
         remedy = "give --peers the address of a seed"
         return [Finding(check="seeds", result="warn", message="no seed was named, so none was asked", remedy=remedy)]
-    with tempfile.TemporaryDirectory(prefix="swarm-doctor-") as folder:
-        identity = Path(folder, "identity.key")
+    with temporary_folder("doctor") as folder:
+        identity = folder / "identity.key"
         Identity.generate().save(identity)
         options = Libp2pOptions(
             identity_path=identity,

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import TypeVar
 
 from swarm.network.interface import Network
 from swarm.network.libp2p import Libp2pNetwork, Libp2pOptions
 from swarm.network.membership import Membership
+from swarm.temporary_folder import temporary_folder
 from swarm_protocol.errors import PeerTimeout
 from swarm_protocol.identity import Identity
 
@@ -27,8 +26,8 @@ LOOK_S = 1.0
 @asynccontextmanager
 async def visiting(config: Config) -> AsyncIterator[tuple[Network, Membership]]:
     """A host on the network of `config`, through its peers. Raises StartError."""
-    with tempfile.TemporaryDirectory(prefix="swarm-visit-") as folder:
-        identity = Path(folder, "identity.key")
+    with temporary_folder("visit") as folder:
+        identity = folder / "identity.key"
         Identity.generate().save(identity)
         options = Libp2pOptions(identity_path=identity, network_id=config.network_id, peers=config.peers)
         network = await Libp2pNetwork.create(options)

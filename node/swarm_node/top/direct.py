@@ -6,13 +6,12 @@ So it can look beside a running daemon. What it remembers of the swarm goes with
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from pathlib import Path
 
 from swarm.network.libp2p import Libp2pNetwork, Libp2pOptions
 from swarm.network.membership import Membership
+from swarm.temporary_folder import temporary_folder
 from swarm_protocol.identity import Identity
 
 from swarm_node import logs
@@ -31,15 +30,15 @@ async def looking(config: Config) -> AsyncIterator[Collector]:
     Raises StartError or PeerError if no peer of `config` can be joined through.
     """
     logs.quieten_libraries()
-    with tempfile.TemporaryDirectory(prefix="swarm-top-") as folder:
-        identity = Path(folder, "identity.key")
+    with temporary_folder("top") as folder:
+        identity = folder / "identity.key"
         Identity.generate().save(identity)
         options = Libp2pOptions(identity_path=identity, network_id=config.network_id, peers=config.peers)
         network = await Libp2pNetwork.create(options)
         try:
             async with (
                 Membership(network) as membership,
-                looking_through(network, membership, config, Path(folder, "history.sqlite")) as collector,
+                looking_through(network, membership, config, folder / "history.sqlite") as collector,
             ):
                 await _have_seen(collector)
                 yield collector

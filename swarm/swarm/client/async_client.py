@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -33,6 +31,7 @@ from swarm.serving.session.session import Session, SessionOptions
 from swarm.serving.session.shared import Shared
 from swarm.serving.session.trace import Trace
 from swarm.serving.tokenizer.process import TokenizerLimits
+from swarm.temporary_folder import temporary_folder
 
 DEFAULT_NETWORK_ID = "swarm"
 
@@ -92,8 +91,8 @@ class AsyncClient(Asked[Generation]):
         # this is for the go-libp2p daemon, which an AsyncClient on another network does not need
         from swarm.network.libp2p import Libp2pNetwork, Libp2pOptions  # noqa: PLC0415
 
-        with tempfile.TemporaryDirectory(prefix="swarm-client-") as folder:
-            identity_path = Path(folder, "identity")
+        with temporary_folder("client") as folder:
+            identity_path = folder / "identity"
             Identity.generate().save(identity_path)
             options = Libp2pOptions(identity_path=identity_path, network_id=network_id, peers=tuple(peers))
             network = await Libp2pNetwork.create(options)

@@ -18,7 +18,6 @@ import shutil
 import socket
 import subprocess
 import sysconfig
-import tempfile
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -26,6 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from swarm_protocol.errors import StartError
+
+from swarm.temporary_folder import make_folder
 
 IDLE_TIMEOUT_S = 15
 """How long the daemon lives without anyone connected: covers a slow start, and is how long an orphan can stay."""
@@ -35,7 +36,6 @@ START_TIMEOUT_S = 15.0
 
 STOP_TIMEOUT_S = 3.0
 _REAP_PAUSE_S = 0.005
-_FOLDER = "swarm-p2pd-"
 _NUM_LAST_LINES = 20
 _MAX_LINE_CHARS = 500
 _TIMESTAMP = re.compile(r"^\d{4}[-/]\d\d[-/]\d\d[T ]\S+ ")
@@ -109,9 +109,8 @@ class Daemon:
     @classmethod
     async def start(cls, options: DaemonOptions) -> Daemon:
         """Raises StartError that names the cause. Nothing is left behind then."""
-        _remove_orphaned_folders()
         _refuse_taken_ports(options.listen)
-        folder = Path(tempfile.mkdtemp(prefix=f"{_FOLDER}{os.getpid()}-"))
+        folder = make_folder("p2pd")
         try:
             daemon = cls(_spawn(arguments(options, str(folder / "p2pd.sock"))), folder)
         except BaseException:
@@ -249,24 +248,6 @@ def _refuse_taken_ports(listen: Sequence[str]) -> None:
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 raise _occupied(f"{host}:{port}") from None
-
-
-def _remove_orphaned_folders() -> None:
-    """Sockets of processes of ours that were killed."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*-*"):
-        owner = folder.name.removeprefix(_FOLDER).partition("-")[0]
-        if owner.isdecimal() and owner.isascii() and not _is_running(int(owner)):
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except (PermissionError, OverflowError):
-        pass  # another user's, whose folder is not ours to remove
-    return True
 
 
 @contextmanager

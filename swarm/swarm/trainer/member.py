@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 from swarm_protocol.identity import Identity
 
 from swarm.network.libp2p import Libp2pNetwork, Libp2pOptions
 from swarm.network.membership import Membership
+from swarm.temporary_folder import temporary_folder
 from swarm.trainer.options import MemberOptions
 from swarm.training.events import IntervalFailed, OuterStep, RoundAborted, TrainingEvent
 from swarm.training.farewell import let_others_finish
@@ -117,8 +116,8 @@ class Member:
     @asynccontextmanager
     async def _on_network(self) -> AsyncIterator[tuple[Libp2pNetwork, Identity]]:
         options = self._options
-        with tempfile.TemporaryDirectory(prefix="swarm-trainer-") as folder:
-            path = options.identity or Path(folder, "identity.key")
+        with temporary_folder("trainer") as folder:
+            path = options.identity or folder / "identity.key"
             identity = Identity.load_or_create(path)
             network = await Libp2pNetwork.create(
                 Libp2pOptions(

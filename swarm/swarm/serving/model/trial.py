@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -26,6 +25,7 @@ from swarm.serving.model.quiet import quiet_transformers
 from swarm.serving.model.shape import context_tokens
 from swarm.serving.model.span import OTHER_FAMILY, Span, load_span
 from swarm.serving.model.threads import threads
+from swarm.temporary_folder import temporary_folder
 
 MAX_VALUES = 16 * 2**20
 """Of a miniature's weights: one that stays larger has sizes that are not known here."""
@@ -56,13 +56,13 @@ def _gives_the_same(config: Any, seed: int) -> bool:
     generator = torch.Generator().manual_seed(seed)
     tokens_T = _tokens(config, generator)
     with (
-        TemporaryDirectory(prefix="swarm-trial-") as folder,
+        temporary_folder("trial") as folder,
         quiet_transformers(),
         threads(1, torch.get_num_threads()),  # what is so small takes many times as long on several
     ):
-        expected_TV = _whole(config, tokens_T, generator, Path(folder))
+        expected_TV = _whole(config, tokens_T, generator, folder)
         try:
-            found_TV = _in_parts(Path(folder), tokens_T)
+            found_TV = _in_parts(folder, tokens_T)
         except ConfigError:
             raise
         except Exception as error:  # a family's own code raises what it likes

@@ -12,7 +12,6 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import Any
 
@@ -27,6 +26,7 @@ from swarm.serving.model.shape import check_counts, context_tokens
 from swarm.serving.model.small_files import SMALL_FILES
 from swarm.serving.tokenizer.token_bytes import SPACE, byte_level_bytes, fallback_byte, token_bytes
 from swarm.serving.tokenizer.token_table import MAX_TABLE_BYTES, MAX_TABLE_TOKENS, TokenTable, table_of
+from swarm.temporary_folder import temporary_folder
 
 MAX_PROMPT_TOKENS = 2 * limits.MAX_SESSION_TOKENS
 """A prompt with more is refused here: it fits no model, and its ids would fill the pipe."""
@@ -172,10 +172,10 @@ def warm_up() -> None:
         "tokenizer.json": json.dumps(words).encode(),
         "tokenizer_config.json": b'{"tokenizer_class": "PreTrainedTokenizerFast"}',
     }
-    with TemporaryDirectory(prefix="swarm-warm-up-") as folder:
+    with temporary_folder("warm-up") as folder:
         for name, payload in files.items():
-            Path(folder, name).write_bytes(payload)
-        load_tokenizer("warm-up", Path(folder)).table()
+            (folder / name).write_bytes(payload)
+        load_tokenizer("warm-up", folder).table()
 
 
 def one_line(error: BaseException) -> str:

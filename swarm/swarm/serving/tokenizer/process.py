@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from weakref import finalize
 
@@ -19,6 +17,7 @@ from swarm_protocol.errors import ConfigError, IntegrityError, SessionError, Swa
 
 from swarm.child_process import ChildFailure, ChildProcess
 from swarm.serving.model.small_files import SMALL_FILES
+from swarm.temporary_folder import make_folder
 
 MAX_ANSWER_BYTES = 48 * 2**20
 """Twice what the token ids of the longest prompt and the largest table of tokens take as JSON."""
@@ -121,7 +120,7 @@ class _Held:
 
     def __init__(self, child: ChildProcess | None) -> None:
         self.child = child
-        self.folder = Path(tempfile.mkdtemp(prefix="swarm-tokenizer-"))
+        self.folder = make_folder("tokenizer")
         self._lock = threading.Lock()
         self._has_ended = False
 

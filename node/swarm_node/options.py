@@ -47,9 +47,9 @@ class Flags:
 class Command:
     """A command's line in the help, its code (`module:function`, imported when it runs) and what it can be told.
 
-    `switches` are on/off options of its own beside the `settings`, `paths` files, `texts` values, and `arguments` files
-    that are given without an option's name, by name and meaning. A name of two words is a command of the group that is
-    the first one.
+    `switches` are on/off options of its own beside the `settings`, `paths` files, `texts` values, and `arguments` what
+    is given without an option's name, by name and meaning: `path` is a file, all else a text. A name of two words is a
+    command of the group that is the first one.
     """
 
     name: str
@@ -76,15 +76,17 @@ class Command:
         ]
         parameters.append(_option("json", bool, "--json", "Print events as JSON lines on stdout.", default=False))
         parameters.append(
-            _option("config", Path | None, "--config", "Settings file (default: config.toml in the home).")
+            _option(
+                "config", Path | None, "--config", "Settings file (default: config.toml in the home).", metavar="FILE"
+            )
         )
 
         def callback(**given: Any) -> int:
             # an empty list is typer's way to say that a repeatable option was not given
             values = {name: given[name] if given[name] != [] else None for name in self.settings}
             extra = {name: bool(given[name]) for name in self.switches}
-            paths = {name: given[name] for name in (*self.paths, *self.arguments)}
-            texts = {name: given[name] for name in self.texts}
+            paths = {name: given[name] for name in (*self.paths, "path") if name in given}
+            texts = {name: given[name] for name in (*self.texts, *self.arguments) if name != "path"}
             module, function = self.code.split(":")
             run: Callable[[Flags], int] = getattr(importlib.import_module(module), function)
             flags = Flags(
@@ -132,9 +134,8 @@ def _setting_option(name: str) -> inspect.Parameter:
 
 def _argument(name: str, about: str) -> inspect.Parameter:
     argument = typer.Argument(help=escape(about), metavar=name.upper(), show_default=False)
-    return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[Path | None, argument]
-    )
+    kind: Any = Path | None if name == "path" else str | None
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, argument])
 
 
 def _option(

@@ -73,6 +73,7 @@ class RunId:
         return self.run_id
 
 
+RUN_ID_FORM = "the run's id, which is its name and 12 hexadecimal digits, such as my-run-0123456789ab"
 _RUN_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}-[0-9a-f]{12}")
 
 

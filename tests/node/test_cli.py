@@ -36,6 +36,14 @@ def test_help_keeps_what_stands_in_brackets(
         assert text in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("command", ["chat", "models check"])
+def test_help_does_not_call_a_model_s_name_a_path(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run([*command.split(), "--help"]) == 0
+    text = capsys.readouterr().out
+    assert "MODEL" in text
+    assert "<path>" not in text
+
+
 def test_run_keeps_the_libraries_that_any_command_may_import_from_the_terminal(tmp_path: Path) -> None:
     code = f"""
 import logging

@@ -68,6 +68,8 @@ WRONG = [
     (("join", "--peers", "--run", "x.toml"), "--peers is followed by --run and has no value → give it one"),
     (("seed", "--listen", "localhost"), "--listen: address 'localhost' is malformed"),
     ((*JOIN, "--run", "missing.toml"), "missing.toml is not there → give --run the file that"),
+    ((*JOIN, "--run", "my-run"), "12 hexadecimal digits, such as my-run-0123456789ab"),
+    (("run", "watch", "my-run", "--peers", PEER), "12 hexadecimal digits, such as my-run-0123456789ab"),
     ((*JOIN, "--run", "x", "--model", "y"), "a node either trains or serves → give --run or --model"),
     (("seed", "--listen", ""), "a seed must be reached → give --listen an address"),
     ((*JOIN, "--model", "/nowhere"), "there is no such directory → give --model the directory"),

@@ -104,6 +104,8 @@ def test_sign_unpinned_takes_an_earlier_pin_away(author: Identity, capsys: pytes
     assert "--pin and --unpinned contradict each other" in capsys.readouterr().err
     assert cli.run(["run", "sign", "--unpinned"]) == 0
     assert load_run(Path("run.toml")).config.data.digest == ""
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == "run.toml is signed; to train it: swarm-node join --run run.toml --peers ADDR"
 
 
 def test_sign_again_with_other_data_pins_that(author: Identity, capsys: pytest.CaptureFixture[str]) -> None:

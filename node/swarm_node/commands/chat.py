@@ -177,13 +177,13 @@ def _piped() -> str:
 
 
 def _told(flags: Flags) -> Told:
-    model = flags.paths["model"]
-    if model is None:
+    model = flags.texts["model"]
+    if not model:
         raise ConfigError("MODEL is missing", remedy="see swarm-node models for those that are served")
     tokens = _parsed(flags.texts, "max_tokens", whole_number(1, limits.MAX_SESSION_TOKENS))
     temperature = _parsed(flags.texts, "temperature", _temperature)
     return Told(
-        model=str(model),
+        model=model,
         system=flags.texts["system"] or "",
         temperature=TEMPERATURE if temperature is None else temperature,
         max_tokens=tokens,

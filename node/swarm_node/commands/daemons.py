@@ -15,6 +15,7 @@ from swarm_node.config import Config
 from swarm_node.events import Emitter
 from swarm_node.home import Home
 from swarm_node.options import Flags
+from swarm_node.settings import RUN_ID_FORM
 
 SERVING = ("dtype", "blocks", "max_blocks", "max_memory")
 TRAINING = (
@@ -67,7 +68,7 @@ def _check_work(config: Config) -> None:
         found = "is a directory and no run file" if config.run.is_dir() else "is not there"
         raise ConfigError(
             f"{config.run} {found}",
-            remedy="give --run the file that the run's author signed, such as run.toml, or the run's id",
+            remedy=f"give --run the file that the run's author signed, such as run.toml, or {RUN_ID_FORM}",
         )
     _check_data(config)
     check_model(config)

@@ -34,10 +34,10 @@ def run(flags: Flags) -> int:
 
 
 def _model(flags: Flags) -> Path | HubId:
-    told = flags.paths["model"]
-    if told is None:
+    told = flags.texts["model"]
+    if not told:
         raise ConfigError("MODEL is missing", remedy="give a directory, or OWNER/NAME on a hub")
     try:
-        return parse_model(str(told))
+        return parse_model(told)
     except ValueError as error:
-        raise ConfigError(f"{str(told)!r} {error}", remedy="give a directory, or OWNER/NAME on a hub") from error
+        raise ConfigError(f"{told!r} {error}", remedy="give a directory, or OWNER/NAME on a hub") from error

@@ -3,6 +3,7 @@ for a run on a network begin here, too."""
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from swarm_node import interrupts, logs
 from swarm_node.events import Emitter
 from swarm_node.home import Home
 from swarm_node.options import Flags
-from swarm_node.settings import RunId, parse_run, whole_number
+from swarm_node.settings import RUN_ID_FORM, RunId, parse_run, whole_number
 
 if TYPE_CHECKING:
     from swarm.training.cost import Cost
@@ -54,6 +55,7 @@ def sign(flags: Flags) -> int:
     for message, remedy in warnings_of(run.config):
         emitter.emit("warning", message=message, remedy=remedy)
     _tell(emitter, path, Inspected(config=run.config, run=run))
+    emitter.say(f"{path} is signed; to train it: swarm-node join --run {shlex.quote(str(path))} --peers ADDR")
     return 0
 
 
@@ -119,6 +121,8 @@ def _existing(flags: Flags) -> Path:
 def _file_or_id(flags: Flags) -> Path | RunId:
     named = flags.paths["path"]
     which = parse_run(str(named)) if named else None
+    if isinstance(which, Path) and not which.exists():
+        raise ConfigError(f"{named} cannot be read: it is not there", remedy=f"name the run's file, or {RUN_ID_FORM}")
     return which if isinstance(which, RunId) else _existing(flags)
 
 

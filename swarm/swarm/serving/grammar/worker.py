@@ -37,6 +37,8 @@ properties stay a hundred times below."""
 
 END = "<|end of the grammar|>"
 MAX_ERROR_CHARS = 300
+CAUSES = {"NoExtensionBias": "no text can satisfy it, as where a $ref or a rule leads only to itself"}
+"""What llguidance says by a bare name, in words."""
 GONE = EOFError, BrokenPipeError, ConnectionResetError
 
 
@@ -141,7 +143,7 @@ def _line(error: str) -> str:
         first = "it is too ambiguous"
     elif first.endswith(":") and others:  # a drawing of the place follows, and at last what is wrong there
         first = f"{first} {others[-1]}"
-    return " ".join(first.split())[:MAX_ERROR_CHARS]
+    return " ".join(CAUSES.get(first, first).split())[:MAX_ERROR_CHARS]
 
 
 def _limit_memory() -> None:

@@ -99,13 +99,23 @@ class SeatSampler:
             byte, bit = divmod(token_id, 8)
             allowed[byte] = allowed[byte] & ~(1 << bit) | mask.may_end << bit
         if not any(allowed):
-            raise ConfigError("the grammar allows no token here", remedy="use another grammar or JSON schema")
+            raise _no_token(blocked=any(mask.allowed))
         return bytes(allowed)
 
 
 def _check(ids: np.ndarray, vocab_size: int) -> None:
     if len(ids) and not (ids.min() >= 0 and ids.max() < vocab_size):
         raise PeerViolation(f"token ids are not within the vocabulary of {vocab_size}")
+
+
+def _no_token(*, blocked: bool) -> ConfigError:
+    """`blocked`: the grammar needs an end token as text."""
+    if blocked:
+        return ConfigError(
+            "the model's end token stands in the way: the grammar allows no other token here, and must go on",
+            remedy="use a grammar or JSON schema that does not need the end token's text",
+        )
+    return ConfigError("the grammar allows no token here", remedy="use another grammar or JSON schema")
 
 
 def _seen(mask: asyncio.Future[Mask]) -> None:

@@ -155,6 +155,18 @@ def test_grammar_that_cannot_be_used_fails_the_request_and_blames_nobody(boxes: 
     virtual_time.run(scenario())
 
 
+def test_grammar_that_needs_the_end_token_is_told_so(boxes: Any, llama_dir: Path) -> None:
+    """A quote ends this model's answers, and no string begins without one."""
+
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 6)]) as box:
+            with pytest.raises(ConfigError, match="end token stands in the way"):
+                await box.tokens(json_schema={"type": "string"})
+            await box.all_freed()
+
+    virtual_time.run(scenario())
+
+
 def test_grammar_that_hangs_holds_up_neither_another_answer_nor_the_server(
     boxes: Any, llama_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,8 +16,8 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
-from swarm.training.run_config import RunConfig
-from swarm.training.run_text import template
+from swarm.training.run.run_config import RunConfig
+from swarm.training.run.run_text import template
 from swarm_node import cli
 from swarm_node.commands.run_init import DEFAULT_NAME
 from swarm_node.config import ENV_PREFIX, default_text

@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 from swarm.serving.engine.engine import Engine
-from swarm.serving.engine.seat import Seat
+from swarm.serving.engine.sequence import Seat
 from swarm.serving.model.batch import PAGE_TOKENS, Batch, Want
 from swarm.serving.model.kv_pool import KVPool, KVShape
 from swarm.serving.model.measure import SpanSpeed
-from swarm.serving.sampling import Pick, Sampling
-from swarm.serving.server_options import ServerOptions
+from swarm.serving.sampling.sampling import Pick, Sampling
+from swarm.serving.server.server_options import ServerOptions
 from swarm.testing import virtual_time
 from swarm.testing.leaks import no_leaks
 from torch import Tensor

@@ -11,13 +11,13 @@ from types import SimpleNamespace
 from plain_records import node_record
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
-from swarm.network.memory import MemoryInternet, MemoryNetwork
-from swarm.training.signed_run import SignedRun
+from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
+from swarm.training.run.signed_run import SignedRun
 from swarm_node.dashboard.collector import Collector
 from swarm_node.dashboard.history.facts import Contribution, HistoryError, Sample, Step, Turnover
-from swarm_node.dashboard.picture import Place
 from swarm_node.dashboard.remembering import Remembering
 from swarm_node.dashboard.runs_seen import FetchRun
+from swarm_node.dashboard.view_builder import Place
 from swarm_node.dashboard.views import Happening, PresenceView, RefusalView, Series, StepView
 from swarm_protocol.errors import PeerRefused
 from swarm_protocol.identity import Identity

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import typer
 from swarm_node import cli
+from swarm_node.command_options import spread
 from swarm_node.config import Config, resolve
-from swarm_node.options import spread
 from swarm_node.setting_table import SETTINGS
 from swarm_protocol.identity import Identity
 

@@ -8,13 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import torch
-from swarm.network.memory import MemoryInternet, MemoryNetwork
-from swarm.network.memory_link import Link
-from swarm.training.download import NO_STORE, ChunkStore
-from swarm.training.methods import Methods
-from swarm.training.replica import Held, Replica
-from swarm.training.state import ReplicaState
-from swarm.training.transfer import Donor, Fetched, Fetcher
+from swarm.network.memory.memory_link import Link
+from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
+from swarm.training.round.methods import Methods
+from swarm.training.state.replica import Held, Replica
+from swarm.training.state.replica_state import ReplicaState
+from swarm.training.state.state_download import NO_STORE, ChunkStore
+from swarm.training.state.state_transfer import Donor, Fetched, Fetcher
 from training_swarm import config
 
 MBIT_S = 1e6 / 8

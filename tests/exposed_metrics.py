@@ -9,18 +9,25 @@ from urllib.request import urlopen
 
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
-from swarm.network.libp2p_dht import DhtCounts
-from swarm.network.libp2p_relay import RelayCounts
+from swarm.network.dht.record_dht import DhtCounts
 from swarm.network.membership import MembershipCounters
+from swarm.network.relay.relay import RelayCounts
 from swarm.network.traffic import Traffic
 from swarm.serving.engine.engine import Load
-from swarm.training.events import IntervalDone, IntervalFailed, OuterStep, RoundAborted, StateFetched, Validated
+from swarm.training.member.trainer_events import (
+    IntervalDone,
+    IntervalFailed,
+    OuterStep,
+    RoundAborted,
+    StateFetched,
+    Validated,
+)
 from swarm_node.gateway.metrics import Metrics
-from swarm_node.gateway.shapes import Usage
+from swarm_node.gateway.responses import Usage
+from swarm_node.metrics.metric_registry import Registry
 from swarm_node.metrics.of_node import read_network, read_node
 from swarm_node.metrics.of_server import ServerMetrics, read_server
 from swarm_node.metrics.of_trainer import TrainerMetrics, read_trainer
-from swarm_node.metrics.registry import Registry
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import Refusal, RoundReport
 

@@ -15,8 +15,8 @@ from typing import Any, Protocol
 
 import uvloop
 from swarm.network.interface import Network
-from swarm.network.libp2p import Libp2pNetwork, Libp2pOptions
-from swarm.network.memory import MemoryInternet
+from swarm.network.libp2p.libp2p_network import Libp2pNetwork, Libp2pOptions
+from swarm.network.memory.memory_network import MemoryInternet
 from swarm.testing import virtual_time
 from swarm_protocol.errors import PeerRefused, PeerUnreachable
 from swarm_protocol.identity import Identity

@@ -11,10 +11,10 @@ from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from swarm.training import round as machine
-from swarm.training import round_events as events
-from swarm.training.coordinator import Terms, coordinator_of, form_group
-from swarm.training.round_events import (
+from swarm.training.round import round_events as events
+from swarm.training.round import state_machine as machine
+from swarm.training.round.coordinator import Terms, coordinator_of, form_group
+from swarm.training.round.round_events import (
     Event,
     Grouped,
     Left,

@@ -16,19 +16,19 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from arithmetic_span import NUM_BLOCKS, NUM_PAGES, REVISION, Sums, rows_of, sums_of
-from swarm.network.memory import MemoryInternet, MemoryNetwork
+from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
 from swarm.serving.engine.engine import Engine
-from swarm.serving.server_options import ServerOptions
-from swarm.serving.session.lane import Lane, open_stream
-from swarm.serving.session.lane_server import LaneServer, Offer
+from swarm.serving.server.connection_server import LaneServer, Offer
+from swarm.serving.server.server_options import ServerOptions
+from swarm.serving.wire.multiplexed_connection import Lane, open_stream
 from swarm.testing import virtual_time
 from swarm.testing.faults import Fault, FaultScript
 from swarm.testing.leaks import no_leaks
 from swarm_compression import get_row_codec
 from swarm_protocol.errors import PeerRefused
 from swarm_protocol.handover_messages import KV_METHOD
-from swarm_protocol.lane_messages import LANE_METHOD, Ended, Frame, Open, Pick, Ready, Result, SeatRef, Step
 from swarm_protocol.rows import Rows
+from swarm_protocol.session_frames import LANE_METHOD, Ended, Frame, Open, Pick, Ready, Result, SeatRef, Step
 from torch import Tensor
 
 MODEL = "tiny"

@@ -9,7 +9,7 @@ from itertools import count
 from pathlib import Path
 
 from swarm.client import AsyncClient
-from swarm_node.demo.board import Board, Event, NodeView
+from swarm_node.demo.demo_state import Board, Event, NodeView
 from swarm_node.demo.nodes import Fleet
 
 START_S = 120.0

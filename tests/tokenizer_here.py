@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from swarm.serving.tokenizer.worker import TokenizerAnswers
+from swarm.serving.tokenizer.tokenizer_worker import TokenizerAnswers
 from swarm_protocol.errors import ConfigError, IntegrityError
 
 

@@ -31,9 +31,9 @@ from swarm.serving.session.actions import (
     Repaired,
 )
 from swarm.serving.session.chain import Limits
-from swarm.serving.session.course import Course
 from swarm.serving.session.hop import Hop, Neighbours, Ran, StepTimer
-from swarm.serving.session.ledger import Ledger
+from swarm.serving.session.replay_buffer import Ledger
+from swarm.serving.session.session_decisions import Course
 from swarm.serving.session.trace import HopTrace
 from swarm_protocol.errors import PeerRefused, PeerUnreachable, PeerViolation, SessionError, SwarmError
 from swarm_protocol.records import ServeRecord

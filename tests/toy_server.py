@@ -16,12 +16,14 @@ from functools import partial
 import numpy as np
 from swarm.network.interface import Stream
 from swarm.network.membership import Membership
-from swarm.network.memory import MemoryNetwork
-from swarm.serving.session.lane import Lane
-from swarm.serving.session.lanes import Lanes
+from swarm.network.memory.memory_network import MemoryNetwork
+from swarm.serving.session.connection_pool import Lanes
+from swarm.serving.wire.multiplexed_connection import Lane
 from swarm_protocol.errors import PeerRefused, PeerViolation, SwarmError
-from swarm_protocol.failure import encode_failure
-from swarm_protocol.lane_messages import (
+from swarm_protocol.failure_messages import encode_failure
+from swarm_protocol.records import ServeRecord
+from swarm_protocol.rows import TOKENS, Rows
+from swarm_protocol.session_frames import (
     LANE_METHOD,
     Close,
     Ended,
@@ -39,8 +41,6 @@ from swarm_protocol.lane_messages import (
     SeatRef,
     Step,
 )
-from swarm_protocol.records import ServeRecord
-from swarm_protocol.rows import TOKENS, Rows
 
 MODEL = "toy"
 VOCAB = 1000

@@ -15,21 +15,21 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 import torch
+from swarm.network.failpoints import no_faults
 from swarm.network.membership import Membership
-from swarm.network.memory import MemoryInternet, MemoryNetwork
-from swarm.network.memory_link import Link
-from swarm.network.phases import no_faults
+from swarm.network.memory.memory_link import Link
+from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
 from swarm.testing import virtual_time
 from swarm.testing.faults import FaultScript
-from swarm.training.certificate import Notary
-from swarm.training.events import OuterStep, StateFetched, TrainingEvent
-from swarm.training.inner import IntervalResult
-from swarm.training.interval import Materials
-from swarm.training.promise import PromiseStore
-from swarm.training.run_config import DataConfig, InnerConfig, RunConfig
-from swarm.training.signed_run import SignedRun
-from swarm.training.state import ReplicaState
-from swarm.training.trainer import Trainer, TrainerOptions
+from swarm.training.inner.inner_loop import IntervalResult
+from swarm.training.inner.interval import Materials
+from swarm.training.member.trainer import Trainer, TrainerOptions
+from swarm.training.member.trainer_events import OuterStep, StateFetched, TrainingEvent
+from swarm.training.round.certificate import Notary
+from swarm.training.round.promise import PromiseStore
+from swarm.training.run.run_config import DataConfig, InnerConfig, RunConfig
+from swarm.training.run.signed_run import SignedRun
+from swarm.training.state.replica_state import ReplicaState
 from swarm_compression import Codec, get_codec
 from swarm_protocol.identity import Identity
 from swarm_protocol.training_messages import Certificate, Contribution, Group, Outcome, Vote

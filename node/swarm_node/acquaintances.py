@@ -30,7 +30,7 @@ from swarm_node.home import Home
 from swarm_node.kept_file import read_json, replace_json
 
 if TYPE_CHECKING:
-    from swarm.network.libp2p import Libp2pNetwork
+    from swarm.network.libp2p.libp2p_network import Libp2pNetwork
 
 MAX_PEERS = 32
 """Enough that some live; all of them are dialled at once when no given peer answers."""

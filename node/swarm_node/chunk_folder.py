@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from swarm.training.manifest import CHUNK_BYTES
+from swarm.training.state.manifest import CHUNK_BYTES
 
 logger = logging.getLogger(__name__)
 

@@ -21,10 +21,10 @@ from swarm_protocol.errors import ConfigError
 from swarm_protocol.version import software_version
 from typer.exceptions import TyperException
 
-from swarm_node import failure, interrupts, logs
+from swarm_node import exit_codes, interrupts, logs
+from swarm_node.command_options import Command, spread
 from swarm_node.demo.command import demo
 from swarm_node.events import Emitter
-from swarm_node.options import Command, spread
 
 app = typer.Typer(
     name="swarm-node",
@@ -315,10 +315,10 @@ def run(arguments: Sequence[str]) -> int:
     except BrokenPipeError:
         # whoever read our output is gone; keep the interpreter from complaining about it when it exits
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return failure.EXIT_FAILURE
+        return exit_codes.EXIT_FAILURE
     except Exception as error:
-        emitter.error(failure.told(error))
-        return failure.exit_code(error)
+        emitter.error(exit_codes.told(error))
+        return exit_codes.exit_code(error)
 
 
 def _or_help(arguments: list[str]) -> list[str]:

@@ -1,7 +1,7 @@
 """The unix socket of a daemon: gRPC for `status`, `drain` and `stop`, for the user who runs it and nobody else.
 
 The daemon's event loop owns the server; the commands use the blocking client. Both check the other's bytes through
-`swarm_protocol.control_messages`. What leaving means is `swarm_node.departure`'s.
+`swarm_protocol.control_messages`. What leaving means is `swarm_node.shutdown`'s.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 
 import uvloop
-from swarm.network.libp2p import Libp2pNetwork, Libp2pOptions
-from swarm.network.libp2p_join import Entrance
+from swarm.network.libp2p.libp2p_network import Libp2pNetwork, Libp2pOptions
+from swarm.network.libp2p.network_entry import Entrance
 from swarm.network.membership import Membership
 from swarm.own_thread import in_own_thread
 from swarm_protocol import limits
@@ -23,16 +23,16 @@ from swarm_protocol.control_messages import LeaveReply, LeaveRequest, StatusRepl
 from swarm_protocol.errors import PeerError
 from swarm_protocol.identity import Identity
 
-from swarm_node import acquaintances, control, failure, hardware, interrupts, reachability, tether
+from swarm_node import acquaintances, control, exit_codes, hardware, interrupts, parent_watch, reachability
 from swarm_node.config import Config
 from swarm_node.control import ControlHandlers
-from swarm_node.departure import Departure, signals_to
 from swarm_node.events import Emitter
 from swarm_node.hardware import Hardware
 from swarm_node.home import Home
 from swarm_node.measuring import keep_measuring
-from swarm_node.metrics.telling import telling
+from swarm_node.metrics.exporter import telling
 from swarm_node.node import Node, Role, Steps
+from swarm_node.shutdown import Departure, signals_to
 
 logger = logging.getLogger(__name__)
 
@@ -64,9 +64,9 @@ async def _run(config: Config, home: Home, emitter: Emitter, role: Role) -> int:
         try:
             clean = await _until_over(life, departure, emitter)
         except Exception as error:
-            emitter.error(failure.told(error))
+            emitter.error(exit_codes.told(error))
             emitter.emit("stopped", reason=departure.reason or "it cannot go on", clean=False)
-            return failure.exit_code(error)
+            return exit_codes.exit_code(error)
     emitter.emit("stopped", reason=departure.reason or "its work is done", clean=clean)
     if not life.done():
         # whoever closes the loop would wait for it, and for its threads, without an end
@@ -81,7 +81,7 @@ def _end_with_parent(departure: Departure) -> None:
         with suppress(RuntimeError):  # the loop is closed: we have left already
             loop.call_soon_threadsafe(departure.force, "whoever started this node is gone")
 
-    tether.watch_stdin(leave)
+    parent_watch.watch_stdin(leave)
 
 
 async def _until_over(life: asyncio.Task[None], departure: Departure, emitter: Emitter) -> bool:

@@ -19,7 +19,7 @@ from importlib import metadata
 from typing import Literal
 
 import torch
-from swarm.network.libp2p_daemon import p2pd_path
+from swarm.network.libp2p.p2pd_process import p2pd_path
 from swarm_protocol.errors import SwarmError
 from swarm_protocol.identity import Identity
 from swarm_protocol.version import software_version

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
-from swarm.network.libp2p import Libp2pNetwork, Libp2pOptions
+from swarm.network.libp2p.libp2p_network import Libp2pNetwork, Libp2pOptions
 from swarm.network.membership import Membership
 from swarm.temporary_folder import temporary_folder
 from swarm_protocol import limits

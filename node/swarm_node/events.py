@@ -20,7 +20,7 @@ from typing import TextIO
 from swarm_protocol.errors import SwarmError
 
 from swarm_node import event_contract
-from swarm_node.amounts import progress
+from swarm_node.formatting import progress
 from swarm_node.live_line import LiveLine
 
 logger = logging.getLogger(__name__)

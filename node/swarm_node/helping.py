@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from swarm_protocol.errors import SwarmError
 
 from swarm_node.config import Config
-from swarm_node.dashboard.looking import Looking
+from swarm_node.dashboard.poller import Looking
 from swarm_node.needs import ModelNeed, Need, RunNeed, needs
 from swarm_node.node import Node, RelayUse, RoleName
 from swarm_node.standby import relay_use

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
-from swarm_node.cleaning import clean
+from swarm_node.sanitizing import clean
 
 EVERY_S = 60.0
 """Between two lines of the same kind where there is no terminal."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from swarm.serving.model.check import Checked, check_directory
-from swarm.serving.model.download import OnProgress, download_blocks, find_config, find_model
+from swarm.serving.model.hub_download import OnProgress, download_blocks, find_config, find_model
 from swarm_protocol.errors import ConfigError
 
 from swarm_node.home import Home

@@ -13,7 +13,7 @@ from itertools import accumulate
 
 from swarm_protocol.records import ServeRecord, TrainerRecord
 
-from swarm_node.dashboard.look import Look
+from swarm_node.dashboard.snapshot import Look
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,8 +12,8 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 
 from swarm.network.interface import Network
-from swarm.network.libp2p_daemon import DaemonOptions
-from swarm.network.libp2p_host import CONTROL_FAILURES, Host
+from swarm.network.libp2p.host import CONTROL_FAILURES, Host
+from swarm.network.libp2p.p2pd_process import DaemonOptions
 from swarm.network.membership import Membership
 from swarm.network.multiaddr import parse_peer_addr
 from swarm_protocol.errors import ConfigError, PeerRefused, StartError, SwarmError

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from swarm.network.interface import Network
-from swarm.training.coordinator import short
-from swarm.training.resume import Situation, deliver, sign_order, survey
-from swarm.training.run_file import load_run
-from swarm.training.signed_run import SignedRun
+from swarm.training.round.coordinator import short
+from swarm.training.run.resume import Situation, deliver, sign_order, survey
+from swarm.training.run.run_file import load_run
+from swarm.training.run.signed_run import SignedRun
 from swarm_protocol.errors import ConfigError, PeerUnreachable
 from swarm_protocol.identity import Identity, check_peer_id
 

@@ -1,4 +1,4 @@
-"""Serves a model's blocks on this node until it leaves; which blocks, `swarm.serving.volunteer` finds out."""
+"""Serves a model's blocks on this node until it leaves; `swarm.serving.server.span_volunteer` chooses the blocks."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from swarm.router.placement import Decision
-from swarm.serving.capability import VolunteerOptions
 from swarm.serving.model import lean
-from swarm.serving.server_options import DTYPES, Dtype, ServerOptions
-from swarm.serving.volunteer import Volunteer
+from swarm.serving.server.capability import VolunteerOptions
+from swarm.serving.server.server_options import DTYPES, Dtype, ServerOptions
+from swarm.serving.server.span_volunteer import Volunteer
 from swarm_protocol.checks import check_name
 from swarm_protocol.control_messages import ServingStatus
 from swarm_protocol.errors import ConfigError, SessionError
 
-from swarm_node.amounts import rate, size
-from swarm_node.memory import held_bytes, share_of_free, share_of_told
+from swarm_node.formatting import rate, size
+from swarm_node.memory_share import held_bytes, share_of_free, share_of_told
 from swarm_node.metrics.of_server import ServerMetrics, read_server
 from swarm_node.model_source import Bring, Reports, find_source
 from swarm_node.node import Node

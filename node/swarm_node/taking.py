@@ -11,13 +11,13 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 
-from swarm.serving.model.files import hub_revision, open_model
-from swarm.serving.server_options import DTYPES, Dtype
-from swarm.training.model import check_model
-from swarm.training.run_config import RunConfig
+from swarm.serving.model.model_files import hub_revision, open_model
+from swarm.serving.server.server_options import DTYPES, Dtype
+from swarm.training.inner.run_model import check_model
+from swarm.training.run.run_config import RunConfig
 from swarm_protocol.errors import ConfigError
 
-from swarm_node.amounts import size
+from swarm_node.formatting import size
 from swarm_node.model_source import check_served
 from swarm_node.needs import ModelNeed, Need, RunNeed
 from swarm_node.node import Node

@@ -1,7 +1,7 @@
 """Trains one run on this node: resumes it, tells how it goes, keeps checkpoints, and exports the result.
 
-`swarm.training.trainer` does the training; this is its owner, which has the disk. A checkpoint that cannot be written
-is a warning and not the end.
+`swarm.training.member.trainer` does the training; this is its owner, which has the disk. A checkpoint that cannot be
+written is a warning and not the end.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from swarm.trainer.checkpoint import bringing
-from swarm.training.checkpoint import Checkpoint, load_newest
-from swarm.training.coordinator import short
+from swarm.trainer.start_checkpoint import bringing
 from swarm.training.data import LocalData, PreparationStopped, Progress
 from swarm.training.data.local import shared_cache
-from swarm.training.events import (
+from swarm.training.inner.inner_loop import InnerLoop
+from swarm.training.inner.interval import Materials, prepare
+from swarm.training.member.linger import let_others_finish
+from swarm.training.member.trainer import Trainer, TrainerOptions
+from swarm.training.member.trainer_events import (
     Admitted,
     ContributionLate,
     IntervalDone,
@@ -31,29 +33,27 @@ from swarm.training.events import (
     TrainingEvent,
     Validated,
 )
-from swarm.training.export import export_hf
-from swarm.training.farewell import let_others_finish
-from swarm.training.inner import InnerLoop
-from swarm.training.interval import Materials, prepare
-from swarm.training.layout import fragment_of
-from swarm.training.local_options import LocalOptions
-from swarm.training.promise import PromiseFile
-from swarm.training.signed_run import SignedRun
-from swarm.training.state import ReplicaState
-from swarm.training.trainer import Trainer, TrainerOptions
+from swarm.training.round.coordinator import short
+from swarm.training.round.promise import PromiseFile
+from swarm.training.run.local_options import LocalOptions
+from swarm.training.run.signed_run import SignedRun
+from swarm.training.state.checkpoint import Checkpoint, load_newest
+from swarm.training.state.export import export_hf
+from swarm.training.state.layout import fragment_of
+from swarm.training.state.replica_state import ReplicaState
 from swarm_protocol.control_messages import TrainingStatus
 from swarm_protocol.errors import ConfigError, SessionError
 from torch import Tensor
 
-from swarm_node.amounts import rate
+from swarm_node.checkpoint_writer import Saving, Snapshot
 from swarm_node.chunk_folder import ChunkFolder
 from swarm_node.config import Config
 from swarm_node.event_files import recorded
+from swarm_node.formatting import rate
 from swarm_node.home import explained
 from swarm_node.metrics.of_trainer import TrainerMetrics, read_trainer
 from swarm_node.node import Node
 from swarm_node.pinning import checkpoint_source
-from swarm_node.saving import Saving, Snapshot
 
 QUICK_S = 1.0
 """What takes longer than this is told."""

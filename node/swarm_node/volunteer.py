@@ -5,13 +5,13 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-from swarm.trainer.checkpoint import check_source
+from swarm.trainer.start_checkpoint import check_source
 from swarm.training.data import LocalData, PreparationStopped
-from swarm.training.data.loading import check_meaning
-from swarm.training.module_run import refuse_module_run
-from swarm.training.run_config import RunConfig
-from swarm.training.run_file import load_run
-from swarm.training.signed_run import SignedRun
+from swarm.training.data.corpus_loading import check_meaning
+from swarm.training.run.module_run import refuse_module_run
+from swarm.training.run.run_config import RunConfig
+from swarm.training.run.run_file import load_run
+from swarm.training.run.signed_run import SignedRun
 
 from swarm_node.config import Config
 from swarm_node.home import Home

@@ -9,10 +9,10 @@ from dataclasses import asdict
 from pathlib import Path
 from statistics import median, median_high
 
-from swarm.training.observer import Observer
-from swarm.training.run_copy import find_run
-from swarm.training.run_file import load_run
-from swarm.training.signed_run import SignedRun
+from swarm.training.member.observer import Observer
+from swarm.training.run.run_copy import find_run
+from swarm.training.run.run_file import load_run
+from swarm.training.run.signed_run import SignedRun
 from swarm_protocol.errors import PeerTimeout, SwarmError
 from swarm_protocol.records import TrainerRecord
 

@@ -13,7 +13,10 @@ from typing import Any, TypeAlias
 
 from swarm_protocol import limits, wire
 from swarm_protocol.checks import check_int
-from swarm_protocol.lane_messages import (
+from swarm_protocol.proto import lane_pb2
+from swarm_protocol.rows import Data, Rows
+from swarm_protocol.sampler import Grammar, Sampler
+from swarm_protocol.session_frames import (
     PAGE_KEY_BYTES,
     Close,
     Drawn,
@@ -34,9 +37,6 @@ from swarm_protocol.lane_messages import (
     Spent,
     Step,
 )
-from swarm_protocol.proto import lane_pb2
-from swarm_protocol.rows import Data, Rows
-from swarm_protocol.sampler import Grammar, Sampler
 
 _Frame: TypeAlias = lane_pb2.Frame
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from swarm_protocol import limits, wire
 from swarm_protocol.checks import check_int
 from swarm_protocol.identity import check_peer_id
-from swarm_protocol.lane_messages import check_seat_id
 from swarm_protocol.proto import lane_pb2
+from swarm_protocol.session_frames import check_seat_id
 
 KV_METHOD = "serving.kv"
 """A stream: KvRequest / KvHeader, then the bytes, in messages. The model's name follows after a slash."""

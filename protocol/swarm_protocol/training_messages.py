@@ -1,8 +1,9 @@
 """What the members of a training round say to each other.
 
 A round is named by (run, step, attempt): `step` is the outer step that it would commit, one more than the state's. A
-group without tokens commits no step; it admits its members to the run (see `swarm.training.round`). Digests of groups
-are over the bytes of their signed envelopes. Weights and losses are claims, to be capped by whoever uses them.
+group without tokens commits no step; it admits its members to the run (see `swarm.training.round.state_machine`).
+Digests of groups are over the bytes of their signed envelopes. Weights and losses are claims, to be capped by
+their users.
 """
 
 from __future__ import annotations
@@ -335,7 +336,7 @@ class ResumeOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate:
-    """A signed group and votes of its members for one outcome: `swarm.training.certificate` says whether enough.
+    """A signed group and votes of its members for one outcome: `swarm.training.round.certificate` says whether enough.
 
     Or the author's signed resume `order`, which makes a state the run's as votes do.
     """

@@ -23,14 +23,14 @@ import torch
 import uvloop
 from network_worlds import libp2p_node
 from swarm.network.interface import Stream
-from swarm.network.libp2p import Libp2pNetwork
-from swarm.training.butterfly import Butterfly
-from swarm.training.coordinator import part_values
-from swarm.training.methods import Methods
-from swarm.training.part_owner import Scheme
-from swarm.training.parts import decoded_frames
-from swarm.training.peer_lines import PeerLines
-from swarm.training.round_events import Signed
+from swarm.network.libp2p.libp2p_network import Libp2pNetwork
+from swarm.training.allreduce.butterfly import Butterfly
+from swarm.training.allreduce.part_owner import Scheme
+from swarm.training.allreduce.parts import decoded_frames
+from swarm.training.allreduce.peer_connections import PeerLines
+from swarm.training.round.coordinator import part_values
+from swarm.training.round.methods import Methods
+from swarm.training.round.round_events import Signed
 from swarm.trust.aggregation.registry import get_aggregator
 from swarm_compression import get_codec, warm_up
 from swarm_protocol.training_messages import Contribution, Group

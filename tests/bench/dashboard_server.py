@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import swarm.network.libp2p  # noqa: F401 what a daemon has loaded, for the sake of its memory
+import swarm.network.libp2p.libp2p_network  # noqa: F401 what a daemon has loaded, for the sake of its memory
 import uvloop
 from dashboard_world import PLACE, fetch_nothing, node_record, serve_record, trainer_record
 from swarm.network.membership import Membership
@@ -20,7 +20,7 @@ from swarm_node.dashboard.app import create_dashboard
 from swarm_node.dashboard.collector import Collector
 from swarm_node.dashboard.history.history import History
 from swarm_node.dashboard.remembering import Remembering
-from swarm_node.gateway.server import listen, serving
+from swarm_node.gateway.http_server import listen, serving
 from swarm_protocol.envelope import Envelope
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import NodeRecord, Record, publish_key

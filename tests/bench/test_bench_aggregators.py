@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 from bench.report import Report
-from swarm.training.parts import FRAME_VALUES
+from swarm.training.allreduce.parts import FRAME_VALUES
 from swarm.trust.aggregation.aggregation import aggregate
 from swarm.trust.aggregation.aggregator import Aggregator
 from swarm.trust.aggregation.columns import Floats

@@ -10,12 +10,12 @@ from __future__ import annotations
 import pytest
 import torch
 from swarm.training.data import ByteCorpus
-from swarm.training.inner import InnerLoop
-from swarm.training.lease import Cursor, advance, leases, sample_ids
-from swarm.training.model import build_model, initial_theta
-from swarm.training.outer import apply_outer_step
-from swarm.training.run_config import RunConfig
-from swarm.training.state import ReplicaState
+from swarm.training.inner.inner_loop import InnerLoop
+from swarm.training.inner.lease import Cursor, advance, leases, sample_ids
+from swarm.training.inner.run_model import build_model, initial_theta
+from swarm.training.run.run_config import RunConfig
+from swarm.training.state.outer_step import apply_outer_step
+from swarm.training.state.replica_state import ReplicaState
 from swarm_compression import get_codec
 
 MEMBERS = ("a", "b", "c", "d")

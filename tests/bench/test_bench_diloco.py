@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 from bench.curves import Curve, Method, draw, train
 from bench.report import Report, aim
-from swarm.training.run_config import InnerConfig, OuterConfig, RunConfig
+from swarm.training.run.run_config import InnerConfig, OuterConfig, RunConfig
 from torch import Tensor
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(3600)]

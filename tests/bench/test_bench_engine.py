@@ -16,8 +16,8 @@ from bench.report import Report
 from swarm.serving.engine.engine import Engine
 from swarm.serving.model.batch import Batch, Want
 from swarm.serving.model.kv_pool import KVPool, KVShape
-from swarm.serving.sampling import Pick, Sampling
-from swarm.serving.server_options import ServerOptions
+from swarm.serving.sampling.sampling import Pick, Sampling
+from swarm.serving.server.server_options import ServerOptions
 from torch import Tensor
 
 pytestmark = pytest.mark.bench

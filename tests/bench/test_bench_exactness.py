@@ -25,8 +25,8 @@ from swarm.network.interface import Network
 from swarm.network.membership import Membership
 from swarm.serving.model.batch import PAGE_TOKENS
 from swarm.serving.model.kv_pool import KVPool, KVShape
-from swarm.serving.server import SpanServer
-from swarm.serving.server_options import ServerOptions
+from swarm.serving.server.server_options import ServerOptions
+from swarm.serving.server.span_server import SpanServer
 from tiny_models import FAMILIES, local_tokens, write_model
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(600)]

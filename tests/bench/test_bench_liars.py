@@ -17,7 +17,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from bench.report import Report
-from swarm.training.run_config import DEFAULT_AGGREGATOR
+from swarm.training.run.run_config import DEFAULT_AGGREGATOR
 from swarm.trust.aggregation.aggregation import aggregate
 from swarm.trust.aggregation.aggregator import Report as Told
 from swarm.trust.aggregation.columns import Floats

@@ -21,7 +21,7 @@ from itertools import product
 import pytest
 from bench.lying_run import LIES, Ending, Trial, ending
 from bench.report import Report
-from swarm.training.run_config import DEFAULT_AGGREGATOR
+from swarm.training.run.run_config import DEFAULT_AGGREGATOR
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(1800)]
 

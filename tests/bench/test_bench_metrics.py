@@ -20,14 +20,14 @@ from bench.report import Report
 from exposed_metrics import whole_registry
 from swarm.network.traffic import Traffic
 from swarm.serving.engine.engine import Engine
-from swarm.serving.engine.seat import Seat
+from swarm.serving.engine.sequence import Seat
 from swarm.serving.model.batch import Want
-from swarm.serving.model.files import open_model
+from swarm.serving.model.model_files import open_model
 from swarm.serving.model.span import Span, load_span
-from swarm.serving.sampling import Pick, Sampling
-from swarm.serving.server_options import ServerOptions
+from swarm.serving.sampling.sampling import Pick, Sampling
+from swarm.serving.server.server_options import ServerOptions
+from swarm_node.metrics.metric_registry import Registry
 from swarm_node.metrics.of_server import ServerMetrics
-from swarm_node.metrics.registry import Registry
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(300)]
 

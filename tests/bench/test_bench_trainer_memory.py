@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 from bench.process_memory import children, peak_bytes
 from bench.report import Report
-from swarm.training.cost import cost_of
-from swarm.training.run_config import DataConfig, RunConfig
-from swarm.training.run_file import write_run
-from swarm_node.demo.board import Board
+from swarm.training.run.run_config import DataConfig, RunConfig
+from swarm.training.run.run_cost import cost_of
+from swarm.training.run.run_file import write_run
+from swarm_node.demo.demo_state import Board
 from swarm_node.demo.nodes import Fleet
 from swarm_protocol.identity import Identity
 

@@ -19,12 +19,12 @@ from typing import Any
 
 import pytest
 from bench.report import Report
-from swarm.network.memory import MemoryInternet, MemoryNetwork
-from swarm.network.memory_link import Link
+from swarm.network.memory.memory_link import Link
+from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
 from swarm.testing import virtual_time
-from swarm.testing.links import MBIT_BYTES
-from swarm.training.events import OuterStep
-from swarm.training.inner import IntervalResult
+from swarm.testing.link_presets import MBIT_BYTES
+from swarm.training.inner.inner_loop import IntervalResult
+from swarm.training.member.trainer_events import OuterStep
 from swarm_protocol.identity import Identity
 from training_swarm import WINDOW_TOKENS, Swarm, SyntheticInner, config
 

@@ -19,11 +19,11 @@ from pathlib import Path
 import pytest
 from serving_fleet import ServingFleet, serving_fleet
 from swarm.client import Generation
-from swarm.training.export import export_hf
-from swarm.training.model import initial_theta
-from swarm.training.run_config import DEFAULT_MODEL, RunConfig
+from swarm.training.inner.run_model import initial_theta
+from swarm.training.run.run_config import DEFAULT_MODEL, RunConfig
+from swarm.training.state.export import export_hf
 from swarm_node.demo import reference
-from swarm_node.demo.board import NodeView
+from swarm_node.demo.demo_state import NodeView
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(3600)]
 

@@ -25,10 +25,10 @@ import uvloop
 from chaos.armed import ArmedFaults
 from network_worlds import libp2p_node
 from swarm.network.membership import Membership
-from swarm.training.events import OuterStep, TrainingEvent
-from swarm.training.inner import IntervalResult
-from swarm.training.interval import Materials
-from swarm.training.trainer import Trainer, TrainerOptions
+from swarm.training.inner.inner_loop import IntervalResult
+from swarm.training.inner.interval import Materials
+from swarm.training.member.trainer import Trainer, TrainerOptions
+from swarm.training.member.trainer_events import OuterStep, TrainingEvent
 from swarm_compression import warm_up
 from swarm_protocol.identity import Identity
 from training_swarm import SyntheticInner, config, signed
@@ -152,7 +152,7 @@ class Members:
         self._plan = plan
         self._context = multiprocessing.get_context("forkserver")
         # what takes long to import, and is found without pytest's path
-        self._context.set_forkserver_preload(["swarm.training.trainer", "swarm.network.libp2p"])
+        self._context.set_forkserver_preload(["swarm.training.member.trainer", "swarm.network.libp2p.libp2p_network"])
         self._changed = asyncio.Event()
 
     async def __aenter__(self) -> Members:

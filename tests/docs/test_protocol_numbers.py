@@ -4,35 +4,16 @@ from __future__ import annotations
 
 import pytest
 from site_pages import written
-from swarm.network import (
-    dht_search,
-    framing,
-    libp2p_accept,
-    libp2p_calls,
-    libp2p_dht,
-    libp2p_relay,
-    libp2p_relayed,
-    record_storage,
-    routing_table,
-    unread_budget,
-)
-from swarm.serving import forward
-from swarm.serving.session import chain, course, lane_server, reports, served_seat
-from swarm.training import (
-    claims,
-    coordinator,
-    exchange,
-    history,
-    inbox,
-    manifest,
-    meter,
-    parts,
-    peer_lines,
-    round_state,
-    seat,
-    signed_run,
-    transfer,
-)
+from swarm.network import framing, unread_budget
+from swarm.network.dht import dht_search, record_dht, record_storage, routing_table
+from swarm.network.libp2p import calls, stream_server
+from swarm.network.relay import relay, reservations
+from swarm.serving.server import connection_server, forward_server, result_batcher, server_session
+from swarm.serving.session import chain, session_decisions
+from swarm.training.allreduce import bandwidth, exchange, frame_inbox, parts, peer_connections
+from swarm.training.round import certificate_history, claims, coordinator, round_context, round_state
+from swarm.training.run import signed_run
+from swarm.training.state import manifest, state_transfer
 from swarm_protocol import limits
 
 PAGES = {path.rsplit("/", 1)[-1]: " ".join(text.split()) for path, text in written("reference/protocol").items()}
@@ -40,50 +21,56 @@ MIB = 2**20
 
 SAID = [
     ("identity.md", f"at most {signed_run.MAX_RUN_FILE_BYTES // 1024} KiB"),
-    ("transport.md", f"A request larger than {libp2p_calls.LANE_BYTES // MIB} MiB"),
-    ("transport.md", f"A response is kept for {libp2p_calls.PARCEL_S:.0f} seconds"),
-    ("transport.md", f"{libp2p_calls.MAX_PARCELS_BYTES // MIB} MiB in all"),
+    ("transport.md", f"A request larger than {calls.LANE_BYTES // MIB} MiB"),
+    ("transport.md", f"A response is kept for {calls.PARCEL_S:.0f} seconds"),
+    ("transport.md", f"{calls.MAX_PARCELS_BYTES // MIB} MiB in all"),
     ("transport.md", f"the last piece of a message, at most {framing.CHUNK_BYTES // MIB} MiB"),
     ("transport.md", f"Each side begins with a credit of {framing.WINDOW_BYTES // MIB} MiB"),
     ("transport.md", f"A piece costs its length and {framing.FRAME_COST_BYTES} bytes"),
-    ("transport.md", f"at most {libp2p_accept.MAX_STREAMS_PER_PEER} streams of one peer"),
+    ("transport.md", f"at most {stream_server.MAX_STREAMS_PER_PEER} streams of one peer"),
     ("transport.md", f"the largest message and {(unread_budget.PEER_BYTES - limits.MAX_MESSAGE_BYTES) // MIB} MiB"),
     ("transport.md", f"({unread_budget.HOST_BYTES // MIB} MiB)"),
-    ("relay.md", f"within | {libp2p_relay.OPENING_TIMEOUT_S:.0f} s |"),
-    ("relay.md", f"after {libp2p_relayed.MIN_PAUSE_S} seconds, doubling up to {libp2p_relayed.MAX_PAUSE_S:.0f}"),
+    ("relay.md", f"within | {relay.OPENING_TIMEOUT_S:.0f} s |"),
+    ("relay.md", f"after {reservations.MIN_PAUSE_S} seconds, doubling up to {reservations.MAX_PAUSE_S:.0f}"),
     ("records.md", f"| {routing_table.BUCKET_SIZE} members, and as many who wait"),
     ("records.md", f"the {dht_search.WIDTH} nearest"),
-    ("records.md", f"the {libp2p_dht.NUM_REPLICAS} nearest nodes"),
+    ("records.md", f"the {record_dht.NUM_REPLICAS} nearest nodes"),
     ("records.md", f"at most {dht_search.MAX_CALLS} for each key"),
-    ("records.md", f"deadline of one call | {libp2p_dht.RPC_TIMEOUT_S:.0f} s"),
-    ("records.md", f"left out of searches for | {libp2p_dht.SUSPECT_S:.0f} s"),
+    ("records.md", f"deadline of one call | {record_dht.RPC_TIMEOUT_S:.0f} s"),
+    ("records.md", f"left out of searches for | {record_dht.SUSPECT_S:.0f} s"),
     ("records.md", f"of a signer {record_storage.MAX_KEYS_PER_SIGNER} keys, in all {record_storage.MAX_KEYS:,} keys"),
     ("records.md", f"and {record_storage.MAX_BYTES // MIB} MiB"),
-    ("sessions.md", f"At most {served_seat.MAX_INBOX} steps wait"),
-    ("sessions.md", f"After {served_seat.MAX_REFUSED} refusals"),
-    ("sessions.md", f"held back for {reports.REPORT_S} s"),
-    ("sessions.md", f"A peer may have {lane_server.MAX_LANES_PER_PEER} such streams"),
-    ("sessions.md", f"within {lane_server.SILENT_S:.0f} s of its opening"),
-    ("sessions.md", f"after {lane_server.IDLE_LANE_S:.0f} s without a sequence"),
+    ("sessions.md", f"At most {server_session.MAX_INBOX} steps wait"),
+    ("sessions.md", f"After {server_session.MAX_REFUSED} refusals"),
+    ("sessions.md", f"held back for {result_batcher.REPORT_S} s"),
+    ("sessions.md", f"A peer may have {connection_server.MAX_LANES_PER_PEER} such streams"),
+    ("sessions.md", f"within {connection_server.SILENT_S:.0f} s of its opening"),
+    ("sessions.md", f"after {connection_server.IDLE_LANE_S:.0f} s without a sequence"),
     ("sessions.md", f"tried again after {chain.RELINK_S:.0f} s, doubling up to {chain.MAX_RELINK_S / 60:.0f} minutes"),
-    ("sessions.md", f"After {course.MAX_FAILURES} failures of servers"),
-    ("sessions.md", f"and {forward.MAX_CALL_S:.0f} s"),
+    ("sessions.md", f"After {session_decisions.MAX_FAILURES} failures of servers"),
+    ("sessions.md", f"and {forward_server.MAX_CALL_S:.0f} s"),
     ("rounds.md", f"chunks of {manifest.CHUNK_BYTES // MIB} MiB"),
     ("rounds.md", f"head has at most {manifest.MAX_HEAD_BYTES // MIB} MiB"),
     ("rounds.md", f"({round_state.FIRST_REST_S} s, doubling to {round_state.MAX_REST_S:.0f} s)"),
-    ("rounds.md", f"at least {seat.FOUNDING_GRACE_S:.0f} s for a run's first group"),
-    ("rounds.md", f"`reduce_s` = {seat.SPARE_S:.0f} s + 2 × encoded bytes ÷ {meter.SLOWEST_BYTES_PER_S:,.0f}"),
-    ("rounds.md", f"`vote_s` = {seat.SPARE_S:.0f} s + N ÷ {seat.SLOWEST_VALUES_PER_S:,.0f}"),
+    ("rounds.md", f"at least {round_context.FOUNDING_GRACE_S:.0f} s for a run's first group"),
+    (
+        "rounds.md",
+        f"`reduce_s` = {round_context.SPARE_S:.0f} s + 2 × encoded bytes ÷ {bandwidth.SLOWEST_BYTES_PER_S:,.0f}",
+    ),
+    ("rounds.md", f"`vote_s` = {round_context.SPARE_S:.0f} s + N ÷ {round_context.SLOWEST_VALUES_PER_S:,.0f}"),
     ("rounds.md", f"between 1/{coordinator.NOISE} and {coordinator.NOISE} becomes 1"),
     ("rounds.md", f"cut to 1/{coordinator.MAX_SKEW:.0f} and {coordinator.MAX_SKEW:.0f}"),
     ("rounds.md", f"multiples of {coordinator.PART_ALIGNMENT} values"),
     ("rounds.md", f"frames of {parts.FRAME_VALUES:,} values"),
-    ("rounds.md", f"({exchange.AHEAD_FRAMES} in all directions together, at least {inbox.MIN_AHEAD_FRAMES} each)"),
-    ("rounds.md", f"at most {history.MAX_LINKS}, {history.MAX_HISTORY_BYTES // MIB} MiB"),
+    (
+        "rounds.md",
+        f"({exchange.AHEAD_FRAMES} in all directions together, at least {frame_inbox.MIN_AHEAD_FRAMES} each)",
+    ),
+    ("rounds.md", f"at most {certificate_history.MAX_LINKS}, {certificate_history.MAX_HISTORY_BYTES // MIB} MiB"),
     ("rounds.md", f"asks up to {claims.MAX_ASKED} members"),
-    ("rounds.md", f"sends nothing for {peer_lines.QUIET_S:.0f} s"),
-    ("rounds.md", f"without an answer within {peer_lines.SILENT_S:.0f} s"),
-    ("rounds.md", f"in messages of {transfer.PIECE_BYTES // MIB} MiB"),
+    ("rounds.md", f"sends nothing for {peer_connections.QUIET_S:.0f} s"),
+    ("rounds.md", f"without an answer within {peer_connections.SILENT_S:.0f} s"),
+    ("rounds.md", f"in messages of {state_transfer.PIECE_BYTES // MIB} MiB"),
 ]
 
 

@@ -7,12 +7,14 @@ from typing import Any, get_args
 
 import pytest
 from site_pages import ROOT, hooks, written
-from swarm.network import framing, libp2p_circuit, libp2p_join
-from swarm.network.libp2p_relay import RelayLimits
-from swarm.training.methods import Methods
-from swarm_protocol import lane_messages, limits, records, rows, sampler, training_messages
+from swarm.network import framing
+from swarm.network.libp2p import network_entry
+from swarm.network.relay import circuit_messages
+from swarm.network.relay.relay import RelayLimits
+from swarm.training.round.methods import Methods
+from swarm_protocol import limits, records, rows, sampler, session_frames, training_messages
 from swarm_protocol.errors import SwarmError
-from swarm_protocol.failure import encode_failure
+from swarm_protocol.failure_messages import encode_failure
 from swarm_protocol.proto import failure_pb2
 from swarm_protocol.version import PROTOCOL_VERSION
 
@@ -66,7 +68,7 @@ def test_protocol_pages_use_each_limit_and_list_it_with_its_value(name: str) -> 
 
 
 def test_protocol_pages_name_no_limit_that_does_not_exist() -> None:
-    statuses = {status.name for status in libp2p_circuit.Status}
+    statuses = {status.name for status in circuit_messages.Status}
     words = set(re.findall(r"\b((?:MAX|MIN|NUM)_[A-Z_]+|[A-Z_]+_(?:BYTES|S|TOKENS|VERSION))\b", TEXT)) - statuses
     assert words - {"PROTOCOL_VERSION"} <= set(LIMITS)
 
@@ -90,7 +92,7 @@ def test_transport_page_names_every_method_and_protocol_id() -> None:
     methods |= {getattr(run, name) for name, value in vars(Methods).items() if isinstance(value, property)}
     assert "train.vote/RUN" in methods
     assert [name for name in methods if not re.search(rf"`{re.escape(name)}(/MODEL)?`", transport)] == []
-    ids = {libp2p_join.HELLO, libp2p_circuit.HOP, libp2p_circuit.STOP, libp2p_join.method_prefix("NETWORK_ID")}
+    ids = {network_entry.HELLO, circuit_messages.HOP, circuit_messages.STOP, network_entry.method_prefix("NETWORK_ID")}
     assert [name for name in ids if name not in transport] == []
     assert f"/swarm/{PROTOCOL_VERSION}/" in transport
     kinds = set(re.findall(r"/swarm/\d+/NETWORK_ID/(\w+)/", transport))
@@ -121,11 +123,11 @@ def test_relay_page_has_the_limits_and_statuses() -> None:
         f"| a circuit without a byte for | {bounds.idle_s:.0f} s |",
     ):
         assert said in relay
-    assert [each.name for each in libp2p_circuit.Status if f"`{each.name}` ({each.value})" not in relay] == []
+    assert [each.name for each in circuit_messages.Status if f"`{each.name}` ({each.value})" not in relay] == []
 
 
 WORDS: dict[str, tuple[Any, ...]] = {
-    "sessions": (*lane_messages.WANTS, *rows.CODECS, rows.TOKENS, *sampler.GRAMMAR_KINDS),
+    "sessions": (*session_frames.WANTS, *rows.CODECS, rows.TOKENS, *sampler.GRAMMAR_KINDS),
     "rounds": (*get_args(training_messages.OpeningKind), *get_args(training_messages.ReplyKind)),
     "records": tuple(
         word
@@ -143,6 +145,6 @@ def test_protocol_page_names_each_word_that_a_field_may_hold(page: str) -> None:
 
 
 def test_sessions_page_tells_of_each_frame_from_whom_it_comes() -> None:
-    frames = {kind.__name__ for kind in get_args(lane_messages.Frame)}
+    frames = {kind.__name__ for kind in get_args(session_frames.Frame)}
     table = re.findall(r"^\| (\w+) \| (?:client|server), ", PAGES["reference/protocol/sessions.md"], flags=re.MULTILINE)
     assert set(table) == frames

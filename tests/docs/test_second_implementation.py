@@ -20,22 +20,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from swarm.network import framing
 from swarm.serving.engine.prefix import page_keys
-from swarm.serving.sampling import Sampling, pick
-from swarm.training.coordinator import coordinator_of, part_sizes
-from swarm.training.lane import Lane
-from swarm.training.lease import Cursor
-from swarm.training.run_config import RunConfig
-from swarm.training.signed_run import parse_text, sign_mapping
-from swarm.training.state import ReplicaState
-from swarm.training.vote import quorum
+from swarm.serving.sampling.sampling import Sampling, pick
+from swarm.training.inner.lease import Cursor
+from swarm.training.inner.lease_stripe import Lane
+from swarm.training.round.coordinator import coordinator_of, part_sizes
+from swarm.training.round.vote import quorum
+from swarm.training.run.run_config import RunConfig
+from swarm.training.run.signed_run import parse_text, sign_mapping
+from swarm.training.state.replica_state import ReplicaState
 from swarm_compression import get_codec, get_row_codec
 from swarm_protocol import rows
 from swarm_protocol.envelope import unseal
 from swarm_protocol.frames import Frames
 from swarm_protocol.identity import Identity, peer_id_of
-from swarm_protocol.lane_messages import Step
 from swarm_protocol.proto import lane_pb2
 from swarm_protocol.records import TrainerRecord, publish_key
+from swarm_protocol.session_frames import Step
 from swarm_protocol.training_messages import Contribution
 
 SEED = bytes(range(32))

@@ -15,9 +15,9 @@ from unittest.mock import patch
 
 import pytest
 from swarm_node import control
-from swarm_node.amounts import duration
 from swarm_node.commands import status
 from swarm_node.control import ControlClient, ControlHandlers
+from swarm_node.formatting import duration
 from swarm_node.home import Home
 from swarm_protocol.control_messages import (
     LeaveReply,

@@ -13,14 +13,14 @@ import pytest
 import torch
 from swarm.network.membership import Membership
 from swarm.testing import virtual_time
-from swarm.training.checkpoint import Checkpoint, save_checkpoint
-from swarm.training.events import OuterStep
-from swarm.training.layout import Layout
-from swarm.training.model import check_model
-from swarm.training.run_config import DataConfig, InnerConfig, RunConfig
-from swarm.training.run_file import write_run
-from swarm.training.signed_run import SignedRun
-from swarm.training.state import ReplicaState
+from swarm.training.inner.run_model import check_model
+from swarm.training.member.trainer_events import OuterStep
+from swarm.training.run.run_config import DataConfig, InnerConfig, RunConfig
+from swarm.training.run.run_file import write_run
+from swarm.training.run.signed_run import SignedRun
+from swarm.training.state.checkpoint import Checkpoint, save_checkpoint
+from swarm.training.state.layout import Layout
+from swarm.training.state.replica_state import ReplicaState
 from swarm_node import cli, event_contract, exporting
 from swarm_node.exporting import newest_state
 from swarm_protocol.errors import ConfigError

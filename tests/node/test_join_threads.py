@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 import pytest
+from swarm_node.command_options import Flags
 from swarm_node.commands import daemons
-from swarm_node.options import Flags
 
 
 @pytest.mark.parametrize(("asked", "expected"), [(None, "passive"), ("active", "active")])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 
 import pytest
-from swarm_node.amounts import progress
 from swarm_node.events import Emitter
+from swarm_node.formatting import progress
 from swarm_node.live_line import EVERY_S, WIPE, LiveLine
 from swarm_node.serving import told
 from swarm_protocol.control_messages import ServingStatus

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from swarm.testing import virtual_time
 from swarm_node import measuring, probe, speed
-from swarm_node.departure import Departure
 from swarm_node.hardware import Hardware, Speeds
 from swarm_node.node import Activity
+from swarm_node.shutdown import Departure
 from swarm_protocol.control_messages import ServingStatus, TrainingStatus
 
 SLOW = Speeds(prefill_tokens_per_s=60.0, decode_tokens_per_s=42.0, training_tokens_per_s=5000.0)

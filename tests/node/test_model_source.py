@@ -9,17 +9,17 @@ from unittest.mock import AsyncMock, MagicMock
 
 import pytest
 from local_hub import COMMIT, MODEL, Hub, local_hub
-from swarm.serving.capability import VolunteerOptions
-from swarm.serving.model.files import open_model
+from swarm.serving.model.model_files import open_model
 from swarm.serving.model.span import load_span
-from swarm.serving.server_options import DTYPES
+from swarm.serving.server.capability import VolunteerOptions
+from swarm.serving.server.server_options import DTYPES
 from swarm_node import cli
 from swarm_node.config import resolve
-from swarm_node.departure import Departure
 from swarm_node.home import Home
 from swarm_node.model_source import REPORT_S, Reports, find_source
 from swarm_node.serving import Serving, _options, model_name
 from swarm_node.settings import HubId, parse_model
+from swarm_node.shutdown import Departure
 from swarm_protocol.errors import ConfigError, SessionError
 from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from swarm_node.dashboard.look import Listed, Look
+from swarm_node.dashboard.snapshot import Listed, Look
 from swarm_node.needs import ModelNeed, RunNeed, needs
 from swarm_protocol.records import ServeRecord, TrainerRecord
 

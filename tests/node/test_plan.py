@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from swarm_node import cli
-from swarm_node.memory import PROCESS_BYTES, share_of_told, told_for
+from swarm_node.memory_share import PROCESS_BYTES, share_of_told, told_for
 from swarm_node.nodes_file import read_nodes
 from swarm_protocol.errors import ConfigError
 from transformers import LlamaConfig, LlamaForCausalLM

@@ -10,11 +10,11 @@ from dashboard_swarms import example_source
 from deploy_commands import PEER_ID, config_of, shell_commands
 from node.gateway.scripted_client import ScriptedClient
 from starlette.testclient import TestClient
-from swarm.training.run_file import load_run
+from swarm.training.run.run_file import load_run
 from swarm_node import cli
-from swarm_node.dashboard import live, looking, visitors
+from swarm_node.dashboard import live, poller, visitors
 from swarm_node.dashboard.app import beside, create_dashboard
-from swarm_node.dashboard.history.bounds import DAY_S, Bounds
+from swarm_node.dashboard.history.retention_limits import DAY_S, Bounds
 from swarm_node.gateway.app import create_app
 from swarm_node.metrics import endpoint
 from swarm_node.setting_table import SETTINGS
@@ -87,7 +87,7 @@ def test_security_tells_the_bounds_of_dashboard_and_metrics() -> None:
         f"{live.MAX_STREAMS_EACH} streams for an address",
         f"{live.MAX_STREAMS} streams in all",
         f"{live.MAX_STREAM_S / 60:.0f} minutes each",
-        f"{looking.MAX_MODELS} models and {looking.MAX_RUNS} runs",
+        f"{poller.MAX_MODELS} models and {poller.MAX_RUNS} runs",
         f"at most {endpoint.MAX_CONNECTIONS} connections",
         f"the last {Bounds().max_age_s / DAY_S:.0f} days",
     ):

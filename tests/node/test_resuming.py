@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from swarm.network.membership import Membership
 from swarm.testing import virtual_time
-from swarm.training.events import OuterStep, RunResumed
-from swarm.training.resume import survey
+from swarm.training.member.trainer_events import OuterStep, RunResumed
+from swarm.training.run.resume import survey
 from swarm_node import resuming
 from swarm_node.events import Emitter
 from swarm_node.resuming import Resuming, read_members

@@ -12,18 +12,18 @@ from unittest.mock import AsyncMock, MagicMock
 import pytest
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
-from swarm.network.memory import MemoryInternet
-from swarm.serving.capability import VolunteerOptions
+from swarm.network.memory.memory_network import MemoryInternet
+from swarm.serving.server.capability import VolunteerOptions
 from swarm.testing import virtual_time
-from swarm.training.run_config import RunConfig
-from swarm.training.signed_run import SignedRun
+from swarm.training.run.run_config import RunConfig
+from swarm.training.run.signed_run import SignedRun
 from swarm_node import reachability
 from swarm_node.config import Config
-from swarm_node.departure import Departure
 from swarm_node.events import Emitter
-from swarm_node.metrics.registry import Registry
+from swarm_node.metrics.metric_registry import Registry
 from swarm_node.seed import Seed, join_command
 from swarm_node.serving import Serving, TokenRate, model_name
+from swarm_node.shutdown import Departure
 from swarm_node.standby import StandBy
 from swarm_node.training import Training
 from swarm_node.volunteer import Volunteer

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from swarm.training.run_config import RunConfig
-from swarm.training.run_file import sign_run
+from swarm.training.run.run_config import RunConfig
+from swarm.training.run.run_file import sign_run
 from swarm_node.home import Home
 from swarm_node.run_source import copy_path, keep_copy, kept_copy
 from swarm_node.settings import RunId, parse_run

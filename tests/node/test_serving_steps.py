@@ -10,11 +10,11 @@ from unittest.mock import AsyncMock, MagicMock
 
 import pytest
 from swarm.router.placement import Decision
-from swarm.serving.capability import VolunteerOptions
-from swarm_node.departure import Departure
+from swarm.serving.server.capability import VolunteerOptions
 from swarm_node.events import Emitter
 from swarm_node.node import Steps
 from swarm_node.serving import Serving
+from swarm_node.shutdown import Departure
 from swarm_node.volunteer import Volunteer
 
 

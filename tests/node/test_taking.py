@@ -14,22 +14,22 @@ from unittest.mock import MagicMock
 import pytest
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
-from swarm.network.memory import MemoryInternet
-from swarm.serving.model.files import hub_revision, open_model
+from swarm.network.memory.memory_network import MemoryInternet
+from swarm.serving.model.model_files import hub_revision, open_model
 from swarm.testing import virtual_time
-from swarm.training.run_config import DataConfig, RunConfig
-from swarm.training.run_copy import serve_run
-from swarm.training.run_file import sign_run
-from swarm.training.start_config import StartConfig
+from swarm.training.run.run_config import DataConfig, RunConfig
+from swarm.training.run.run_copy import serve_run
+from swarm.training.run.run_file import sign_run
+from swarm.training.run.start_config import StartConfig
 from swarm_node import taking
 from swarm_node.config import Config, resolve
-from swarm_node.departure import Departure
 from swarm_node.events import Emitter
 from swarm_node.helping import MAX_LEFT_ALONE, Helper
 from swarm_node.home import Home
 from swarm_node.needs import ModelNeed, RunNeed
 from swarm_node.node import Node, Steps
 from swarm_node.settings import HubId
+from swarm_node.shutdown import Departure
 from swarm_protocol.errors import ConfigError, SessionError
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import NodeRecord, TrainerRecord

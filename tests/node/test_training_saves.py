@@ -10,15 +10,15 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
-from swarm.training.events import Admitted, RunResumed
-from swarm.training.run_config import RunConfig
-from swarm.training.signed_run import SignedRun
-from swarm.training.state import ReplicaState
+from swarm.training.member.trainer_events import Admitted, RunResumed
+from swarm.training.run.run_config import RunConfig
+from swarm.training.run.signed_run import SignedRun
+from swarm.training.state.replica_state import ReplicaState
+from swarm_node.checkpoint_writer import Snapshot
 from swarm_node.events import Emitter
 from swarm_node.home import Home
-from swarm_node.metrics.registry import Registry
+from swarm_node.metrics.metric_registry import Registry
 from swarm_node.node import Activity
-from swarm_node.saving import Snapshot
 from swarm_node.training import Training
 
 RUN = SignedRun(config=RunConfig(name="x", outer_steps=9), peer_id="author", issued_at=1, signature=b"")

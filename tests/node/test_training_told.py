@@ -6,8 +6,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from swarm.training.events import ContributionLate
-from swarm.training.waiting import Waiting
+from swarm.training.member.trainer_events import ContributionLate
+from swarm.training.member.waiting import Waiting
 from swarm_node.node import Activity
 from swarm_node.training import Training
 from swarm_protocol.control_messages import TrainingStatus

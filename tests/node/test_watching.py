@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 from swarm.testing import virtual_time
-from swarm.training.module_run import module_run
-from swarm.training.observer import CommittedStep
-from swarm.training.run_config import RunConfig
-from swarm.training.run_file import write_run
-from swarm.training.signed_run import SignedRun
+from swarm.training.member.observer import CommittedStep
+from swarm.training.run.module_run import module_run
+from swarm.training.run.run_config import RunConfig
+from swarm.training.run.run_file import write_run
+from swarm.training.run.signed_run import SignedRun
 from swarm_node.config import Config
 from swarm_node.events import Emitter
 from swarm_node.volunteer import Volunteer, course

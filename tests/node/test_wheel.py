@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from swarm_node.dashboard import bodies, pages
-from swarm_node.dashboard.history import schema
+from swarm_node.dashboard.history import schema_upgrade
 
 ROOT = Path(__file__).parents[2]
 WHEEL = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
@@ -25,7 +25,8 @@ def test_the_wheel_takes_whole_packages_and_leaves_nothing_out() -> None:
 
 
 @pytest.mark.parametrize(
-    "folder", [DASHBOARD / "static", DASHBOARD / "templates", schema.MIGRATIONS, schema.MIGRATIONS / "versions"]
+    "folder",
+    [DASHBOARD / "static", DASHBOARD / "templates", schema_upgrade.MIGRATIONS, schema_upgrade.MIGRATIONS / "versions"],
 )
 def test_what_is_read_at_run_time_lies_in_a_package_and_is_not_ignored(folder: Path) -> None:
     files = [file for file in folder.iterdir() if file.is_file()]

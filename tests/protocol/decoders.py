@@ -12,7 +12,7 @@ from typing import Any
 
 from swarm_protocol.envelope import seal, unseal
 from swarm_protocol.errors import PeerRefused, RoundError, SessionError
-from swarm_protocol.failure import decode_failure, encode_failure
+from swarm_protocol.failure_messages import decode_failure, encode_failure
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import (
     NodeRecord,

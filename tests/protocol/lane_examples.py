@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from swarm_protocol.errors import PeerRefused
-from swarm_protocol.failure import encode_failure
+from swarm_protocol.failure_messages import encode_failure
 from swarm_protocol.frames import Frames
 from swarm_protocol.handover_messages import KvHeader, KvRequest
 from swarm_protocol.identity import Identity
-from swarm_protocol.lane_messages import (
+from swarm_protocol.rows import Rows
+from swarm_protocol.sampler import Grammar, Sampler
+from swarm_protocol.session_frames import (
     Close,
     Drawn,
     Ended,
@@ -27,8 +29,6 @@ from swarm_protocol.lane_messages import (
     SeatRef,
     Step,
 )
-from swarm_protocol.rows import Rows
-from swarm_protocol.sampler import Grammar, Sampler
 
 SEAT, OTHER_SEAT = bytes(range(16)), bytes(range(16, 32))
 PEER, OTHER_PEER = (Identity(bytes([number]) * 32).peer_id for number in (7, 8))

@@ -15,12 +15,12 @@ from swarm_protocol.errors import ConfigError, SwarmError
 
 from swarm_node import interrupts, logs
 from swarm_node.acquaintances import way_in
-from swarm_node.cleaning import REPLACEMENT
+from swarm_node.command_options import Flags
 from swarm_node.conversation import Conversation, Plain, Templated
-from swarm_node.dashboard.shown import plural
+from swarm_node.dashboard.view_sanitizing import plural
 from swarm_node.events import Emitter
 from swarm_node.home import Home
-from swarm_node.options import Flags
+from swarm_node.sanitizing import REPLACEMENT
 from swarm_node.settings import whole_number
 
 if TYPE_CHECKING:

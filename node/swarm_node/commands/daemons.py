@@ -11,10 +11,10 @@ from swarm_protocol.errors import ConfigError
 from swarm_protocol.identity import Identity
 
 from swarm_node import acquaintances, logs
+from swarm_node.command_options import Flags
 from swarm_node.config import Config
 from swarm_node.events import Emitter
 from swarm_node.home import Home
-from swarm_node.options import Flags
 from swarm_node.settings import RUN_ID_FORM
 
 SERVING = ("dtype", "blocks", "max_blocks", "max_memory")

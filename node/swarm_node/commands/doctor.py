@@ -7,11 +7,11 @@ import logging
 from collections.abc import Iterable
 
 from swarm_node import interrupts, logs
+from swarm_node.command_options import Flags
 from swarm_node.config import Config
 from swarm_node.doctor import Finding, local_checks
 from swarm_node.doctor_network import check_network
 from swarm_node.events import Emitter
-from swarm_node.options import Flags
 
 _MARKS = {"ok": "✓", "warn": "!", "fail": "✗"}
 

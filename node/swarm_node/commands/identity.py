@@ -8,9 +8,9 @@ import shlex
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.identity import Identity
 
+from swarm_node.command_options import Flags
 from swarm_node.events import Emitter
 from swarm_node.home import Home
-from swarm_node.options import Flags
 
 
 def run(flags: Flags) -> int:

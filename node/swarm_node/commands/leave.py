@@ -6,10 +6,10 @@ import time
 
 from swarm_protocol.errors import PeerTimeout
 
+from swarm_node.command_options import Flags
 from swarm_node.control import ControlClient
 from swarm_node.events import Emitter
 from swarm_node.home import Home
-from swarm_node.options import Flags
 
 MARGIN_S = 10.0  # what closing takes, beyond the time that work in flight gets
 POLL_S = 0.05

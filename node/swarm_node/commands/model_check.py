@@ -8,9 +8,9 @@ from pathlib import Path
 from swarm_protocol.errors import ConfigError
 
 from swarm_node import logs
+from swarm_node.command_options import Flags
 from swarm_node.events import Emitter
 from swarm_node.home import Home
-from swarm_node.options import Flags
 from swarm_node.settings import HubId, parse_model
 
 

@@ -12,8 +12,8 @@ from swarm_protocol.errors import SwarmError
 
 from swarm_node import interrupts, logs
 from swarm_node.acquaintances import way_in
+from swarm_node.command_options import Flags
 from swarm_node.events import Emitter
-from swarm_node.options import Flags
 
 if TYPE_CHECKING:
     from swarm.client import Client, ModelStatus, OtherRevision

@@ -11,12 +11,12 @@ from swarm.router.routing import format_spans
 from swarm_protocol.errors import ConfigError
 
 from swarm_node import logs
+from swarm_node.command_options import Flags
 from swarm_node.commands.daemons import check_model
 from swarm_node.events import Emitter
 from swarm_node.home import Home
-from swarm_node.memory import PROCESS_BYTES, share_of_told, told_for
+from swarm_node.memory_share import PROCESS_BYTES, share_of_told, told_for
 from swarm_node.nodes_file import read_nodes
-from swarm_node.options import Flags
 
 
 def run(flags: Flags) -> int:
@@ -29,8 +29,8 @@ def run(flags: Flags) -> int:
     if not path.is_file():
         raise ConfigError(f"cannot read {path}: it is no file", remedy="give --nodes a TOML file with a [[nodes]] each")
     # torch takes seconds to import: what is refused above is refused at once
-    from swarm.serving.capability import planned_needs  # noqa: PLC0415
-    from swarm.serving.server_options import ServerOptions  # noqa: PLC0415
+    from swarm.serving.server.capability import planned_needs  # noqa: PLC0415
+    from swarm.serving.server.server_options import ServerOptions  # noqa: PLC0415
 
     from swarm_node.model_source import find_source  # noqa: PLC0415
 

@@ -14,15 +14,15 @@ from swarm_protocol.identity import Identity
 from swarm_protocol.limits import MAX_OUTER_STEP
 
 from swarm_node import interrupts, logs
+from swarm_node.command_options import Flags
 from swarm_node.events import Emitter
 from swarm_node.home import Home
-from swarm_node.options import Flags
 from swarm_node.settings import RUN_ID_FORM, RunId, parse_run, whole_number
 
 if TYPE_CHECKING:
-    from swarm.training.cost import Cost
-    from swarm.training.run_config import RunConfig
-    from swarm.training.run_file import Inspected
+    from swarm.training.run.run_config import RunConfig
+    from swarm.training.run.run_cost import Cost
+    from swarm.training.run.run_file import Inspected
 
 DEFAULT_PATH = Path("run.toml")
 EXIT_UNSIGNED = 1
@@ -33,9 +33,9 @@ def sign(flags: Flags) -> int:
     path, told = _existing(flags), flags.resolve()
     emitter = Emitter(json=flags.json)
     # torch and transformers take seconds to import: what is refused above is refused at once
-    from swarm.training.run_file import Inspected, read_config, sign_file  # noqa: PLC0415
-    from swarm.training.run_warnings import warnings_of  # noqa: PLC0415
-    from swarm.training.setting_checks import ImpossibleRun  # noqa: PLC0415
+    from swarm.training.run.run_file import Inspected, read_config, sign_file  # noqa: PLC0415
+    from swarm.training.run.run_warnings import warnings_of  # noqa: PLC0415
+    from swarm.training.run.setting_checks import ImpossibleRun  # noqa: PLC0415
 
     from swarm_node.pinning import data_pins, start_pins  # noqa: PLC0415
 
@@ -61,7 +61,7 @@ def sign(flags: Flags) -> int:
 
 def show(flags: Flags) -> int:
     path = _existing(flags)
-    from swarm.training.run_file import inspect_run  # noqa: PLC0415
+    from swarm.training.run.run_file import inspect_run  # noqa: PLC0415
 
     logs.quieten_libraries()
     found = inspect_run(path)
@@ -150,7 +150,7 @@ def _identity(flags: Flags) -> Identity:
 
 
 def _tell(emitter: Emitter, path: Path, found: Inspected) -> None:
-    from swarm.training.cost import cost_of  # noqa: PLC0415
+    from swarm.training.run.run_cost import cost_of  # noqa: PLC0415
 
     from swarm_node.pinning import described_data  # noqa: PLC0415
 
@@ -182,7 +182,7 @@ def _tell(emitter: Emitter, path: Path, found: Inspected) -> None:
 
 
 def _lines(found: Inspected, cost: Cost) -> Iterator[str]:
-    from swarm.training.module_run import is_module_run  # noqa: PLC0415
+    from swarm.training.run.module_run import is_module_run  # noqa: PLC0415
 
     from swarm_node.pinning import described_data  # noqa: PLC0415
 
@@ -225,7 +225,7 @@ def _start(config: RunConfig) -> str:
 
 def _interval(config: RunConfig) -> str:
     limit = f", {config.interval_s:g} s at most" if config.interval_s else ""
-    from swarm.training.module_run import is_module_run  # noqa: PLC0415
+    from swarm.training.run.module_run import is_module_run  # noqa: PLC0415
 
     optimizer = "" if is_module_run(config) else f" ({config.inner.optimizer})"
     return f"{config.interval_steps} inner steps{optimizer}{limit}"

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from swarm_protocol.errors import ConfigError
 
+from swarm_node.command_options import Flags
 from swarm_node.commands.run import DEFAULT_PATH, run_path
 from swarm_node.events import Emitter
 from swarm_node.home import Home
-from swarm_node.options import Flags
 from swarm_node.settings import parse_model
 
 if TYPE_CHECKING:
-    from swarm.training.run_config import RunConfig
+    from swarm.training.run.run_config import RunConfig
 
 DEFAULT_NAME = "my-run"
 LEARNING_RATE = 1e-4
@@ -24,8 +24,8 @@ LEARNING_RATE = 1e-4
 
 def init(flags: Flags) -> int:
     path, emitter = run_path(flags), Emitter(json=flags.json)
-    from swarm.training.run_config import RunConfig  # noqa: PLC0415
-    from swarm.training.run_file import new_run_file  # noqa: PLC0415
+    from swarm.training.run.run_config import RunConfig  # noqa: PLC0415
+    from swarm.training.run.run_file import new_run_file  # noqa: PLC0415
 
     try:
         config = RunConfig(name=path.stem if path.stem != DEFAULT_PATH.stem else DEFAULT_NAME)
@@ -40,10 +40,10 @@ def init(flags: Flags) -> int:
 
 def _starting_from(config: RunConfig, checkpoint: str, home: Path) -> RunConfig:
     """`config` for the model of a checkpoint, with its weights and tokenizer. Raises ConfigError, IntegrityError."""
-    from swarm.serving.model.files import open_model  # noqa: PLC0415
+    from swarm.serving.model.model_files import open_model  # noqa: PLC0415
     from swarm.training.data.tokenizer import TOKENIZER_FILE  # noqa: PLC0415
-    from swarm.training.start_config import LOCAL, StartConfig  # noqa: PLC0415
-    from swarm.training.start_weights import model_settings  # noqa: PLC0415
+    from swarm.training.run.start_config import LOCAL, StartConfig  # noqa: PLC0415
+    from swarm.training.state.start_weights import model_settings  # noqa: PLC0415
 
     from swarm_node.model_source import find_source  # noqa: PLC0415
 

@@ -6,11 +6,11 @@ from dataclasses import asdict
 
 from swarm_protocol.control_messages import ServingStatus, StatusReply, TrainingStatus
 
-from swarm_node.amounts import duration
+from swarm_node.command_options import Flags
 from swarm_node.control import ControlClient
 from swarm_node.events import Emitter
+from swarm_node.formatting import duration
 from swarm_node.home import Home
-from swarm_node.options import Flags
 from swarm_node.reach import reach
 
 

@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from swarm_node.dashboard.shown import shown
+from swarm_node.dashboard.view_sanitizing import shown
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from swarm_node.dashboard.shown import shown
+from swarm_node.dashboard.view_sanitizing import shown
 from swarm_node.dashboard.views import CheckpointFile
 
 MAX_FILES = 256

@@ -16,14 +16,12 @@ from swarm.network.interface import Network
 from swarm.network.membership import Membership
 from swarm_protocol.errors import SwarmError
 
+from swarm_node.dashboard.change_log import Changes
 from swarm_node.dashboard.checkpoints import Checkpoints
-from swarm_node.dashboard.happenings import Changes
 from swarm_node.dashboard.history.facts import Turnover
-from swarm_node.dashboard.look import Listed, Look
-from swarm_node.dashboard.looking import Found, Looking
 from swarm_node.dashboard.model_views import seen_now, server_view
 from swarm_node.dashboard.node_views import uptime_share
-from swarm_node.dashboard.picture import Drafts, Picture, Place, numbers, picture
+from swarm_node.dashboard.poller import Found, Looking
 from swarm_node.dashboard.remembering import Remembering
 from swarm_node.dashboard.run_views import (
     RunFacts,
@@ -34,7 +32,9 @@ from swarm_node.dashboard.run_views import (
     remembered_view,
 )
 from swarm_node.dashboard.runs_seen import MAX_REFUSALS, MAX_STEPS, FetchRun, RunsSeen
-from swarm_node.dashboard.shown import shown
+from swarm_node.dashboard.snapshot import Listed, Look
+from swarm_node.dashboard.view_builder import Drafts, Picture, Place, numbers, picture
+from swarm_node.dashboard.view_sanitizing import shown
 from swarm_node.dashboard.views import (
     CheckpointFile,
     ContributorView,

@@ -12,9 +12,9 @@ from swarm.router.revisions import Revision, revisions
 from swarm.router.routing import DEFAULT_RTT_MS, Chain, NoChain, Outlook, find_chain
 from swarm_protocol.records import ServeRecord
 
-from swarm_node.dashboard.look import Listed
-from swarm_node.dashboard.made import Made
-from swarm_node.dashboard.shown import blocks, ending, is_single_block, plural, shown
+from swarm_node.dashboard.memo import Made
+from swarm_node.dashboard.snapshot import Listed
+from swarm_node.dashboard.view_sanitizing import blocks, ending, is_single_block, plural, shown
 from swarm_node.dashboard.views import ChainView, ModelDetail, ModelView, RevisionView, ServerView, SpanView
 
 MAX_CHAINS = 4

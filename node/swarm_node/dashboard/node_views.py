@@ -8,9 +8,9 @@ from statistics import median
 
 from swarm_protocol.records import NodeRecord
 
-from swarm_node.dashboard.look import Listed
-from swarm_node.dashboard.made import Made
-from swarm_node.dashboard.shown import shown
+from swarm_node.dashboard.memo import Made
+from swarm_node.dashboard.snapshot import Listed
+from swarm_node.dashboard.view_sanitizing import shown
 from swarm_node.dashboard.views import NodeView, PresenceView
 from swarm_node.reach import REACHES, reach
 

@@ -18,8 +18,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from swarm_node.dashboard import charts, wording
 from swarm_node.dashboard.bodies import Body, static_files
-from swarm_node.dashboard.shown import plain
 from swarm_node.dashboard.source import Source
+from swarm_node.dashboard.view_sanitizing import plain
 from swarm_node.dashboard.views import NodeView, RunDetail
 from swarm_node.settings import is_run_id
 

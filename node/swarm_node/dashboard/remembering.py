@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from swarm_node.dashboard.history.facts import Contribution, HistoryError, Sample, Step, Turnover
 from swarm_node.dashboard.history.history import History
-from swarm_node.dashboard.shown import shown
+from swarm_node.dashboard.view_sanitizing import shown
 from swarm_node.dashboard.views import Happening, PresenceView, RefusalView, Series, StepView
 
 logger = logging.getLogger(__name__)

@@ -9,8 +9,8 @@ from swarm_node.config import Config
 from swarm_node.dashboard.app import create_dashboard
 from swarm_node.dashboard.showing import checkpoints, collecting
 from swarm_node.gateway.hosts import KnownHosts
+from swarm_node.gateway.http_server import is_local, listen, serving
 from swarm_node.gateway.proxies import BehindProxies
-from swarm_node.gateway.server import is_local, listen, serving
 from swarm_node.node import Node, RelayUse, RoleName
 
 

@@ -9,13 +9,13 @@ from datetime import UTC, datetime
 from statistics import median
 from typing import Literal
 
-from swarm.training.observer import CommittedStep
+from swarm.training.member.observer import CommittedStep
 from swarm_protocol.records import RoundReport, TrainerRecord
 
 from swarm_node.dashboard.evenly import evenly
 from swarm_node.dashboard.history.facts import Contribution
-from swarm_node.dashboard.look import Listed
-from swarm_node.dashboard.shown import ending, plural, shown
+from swarm_node.dashboard.snapshot import Listed
+from swarm_node.dashboard.view_sanitizing import ending, plural, shown
 from swarm_node.dashboard.views import ContributorView, RunView, StepView
 
 MAX_LOSSES = 60

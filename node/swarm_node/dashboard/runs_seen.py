@@ -1,8 +1,8 @@
 """Follows runs from outside: their signed files, the steps that they commit, what their members measure and refuse.
 
 Each run has one job at a time, which asks its members; a slow one holds up no other and no look. A file is believed if
-it is the one that the run's id names, a step if its certificate holds (see `swarm.training.observer`). Owned by the
-collector's task, which gives the task group that the jobs run in.
+it is the one that the run's id names, a step if its certificate holds (see `swarm.training.member.observer`). Owned by
+the collector's task, which gives the task group that the jobs run in.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from dataclasses import dataclass, field
 
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
-from swarm.training.observer import CommittedStep, Observer
-from swarm.training.signed_run import SignedRun
+from swarm.training.member.observer import CommittedStep, Observer
+from swarm.training.run.signed_run import SignedRun
 from swarm_protocol.errors import SwarmError
 from swarm_protocol.records import RoundReport, TrainerRecord, ValidationReport
 
 from swarm_node.dashboard.history.facts import Step
-from swarm_node.dashboard.look import Listed
 from swarm_node.dashboard.remembering import Remembering
 from swarm_node.dashboard.run_views import Names, RunEnd, RunFacts, RunFile, active, end_of, num_parameters, step_view
-from swarm_node.dashboard.shown import ending, shown
+from swarm_node.dashboard.snapshot import Listed
+from swarm_node.dashboard.view_sanitizing import ending, shown
 from swarm_node.dashboard.views import RefusalView, StepView
 
 MAX_RUNS = 48

@@ -11,8 +11,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from swarm_node.dashboard.answers import Refused
 from swarm_node.gateway.access import network_of
-from swarm_node.gateway.errors import ApiError
-from swarm_node.gateway.limits import Allowances, Rates
+from swarm_node.gateway.api_errors import ApiError
+from swarm_node.gateway.rate_limit import Allowances, Rates
 
 REQUESTS_PER_MIN = 600
 """Of one address. A page with its files and its newest state is ten requests, then one every two seconds."""

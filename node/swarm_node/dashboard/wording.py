@@ -12,8 +12,8 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 
-from swarm_node import amounts
-from swarm_node.dashboard.shown import plain
+from swarm_node import formatting
+from swarm_node.dashboard.view_sanitizing import plain
 from swarm_node.dashboard.views import NodeView, Overview
 
 UNKNOWN = Markup('<span class="none"><span aria-hidden="true">–</span><span class="unseen">not known</span></span>')
@@ -32,8 +32,8 @@ def number(value: float | None) -> str:
         return UNKNOWN
     for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size * 0.99995:
-            return amounts.digits(value / size) + unit
-    return amounts.digits(value)
+            return formatting.digits(value / size) + unit
+    return formatting.digits(value)
 
 
 def count(value: int | None) -> str:
@@ -60,15 +60,15 @@ def num_bytes(value: float | None) -> str:
     if value is None or not math.isfinite(value):
         return UNKNOWN
     power = min(int(math.log2(value) // 10), len(BYTE_UNITS) - 1) if value >= 1 else 0
-    return f"{amounts.digits(value / 2 ** (10 * power))} {BYTE_UNITS[power]}"
+    return f"{formatting.digits(value / 2 ** (10 * power))} {BYTE_UNITS[power]}"
 
 
 # --- times ------------------------------------------------------------------------------------------------------------
 
 
 def duration(seconds: float | None) -> str:
-    """As `amounts.duration`. `static/wording.js` writes the same."""
-    return UNKNOWN if seconds is None or not math.isfinite(seconds) else amounts.duration(seconds)
+    """As `formatting.duration`. `static/wording.js` writes the same."""
+    return UNKNOWN if seconds is None or not math.isfinite(seconds) else formatting.duration(seconds)
 
 
 def ago(seconds: float) -> str:

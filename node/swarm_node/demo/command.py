@@ -22,7 +22,7 @@ from swarm_node.home import explained
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from swarm_node.demo.plan import Plan
+    from swarm_node.demo.demo_plan import Plan
     from swarm_node.demo.summary import Summary
 
 
@@ -54,7 +54,7 @@ def demo(
     # torch, rich and openai take seconds to import: --help should not wait for them
     from rich.console import Console  # noqa: PLC0415
 
-    from swarm_node.demo.plan import Plan  # noqa: PLC0415
+    from swarm_node.demo.demo_plan import Plan  # noqa: PLC0415
 
     try:
         plan = Plan(
@@ -81,10 +81,10 @@ def demo(
 
 async def _run(plan: Plan, root: Path, console: Console, emitter: Emitter) -> Summary:
     from swarm_node.demo import stages, summary  # noqa: PLC0415
-    from swarm_node.demo.board import Board  # noqa: PLC0415
+    from swarm_node.demo.demo_state import Board  # noqa: PLC0415
     from swarm_node.demo.display import make_display  # noqa: PLC0415
     from swarm_node.demo.nodes import Fleet  # noqa: PLC0415
-    from swarm_node.demo.teller import Teller  # noqa: PLC0415
+    from swarm_node.demo.reporter import Teller  # noqa: PLC0415
 
     task = asyncio.current_task()
     assert task is not None

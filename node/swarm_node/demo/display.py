@@ -9,8 +9,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from swarm_node.demo.board import Board
-from swarm_node.demo.plan import Plan
+from swarm_node.demo.demo_plan import Plan
+from swarm_node.demo.demo_state import Board
 
 BARS = "▁▂▃▄▅▆▇█"
 KILLED = "[bold red]⟦kill -9 {}⟧[/]"

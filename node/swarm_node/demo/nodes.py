@@ -18,7 +18,7 @@ from typing import Self
 
 from swarm_protocol.errors import SwarmError
 
-from swarm_node.demo.board import Board, Event
+from swarm_node.demo.demo_state import Board, Event
 
 STOP_GRACE_S = 4.0
 # one JSON line; the longest has a group's peer ids

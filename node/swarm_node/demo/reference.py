@@ -11,7 +11,7 @@ from pathlib import Path
 def complete(checkpoint: Path, prompt: str, max_new_tokens: int, *, temperature: float = 0.0, seed: int = 0) -> str:
     """The completion of `prompt`, without the prompt: greedy at temperature 0, else by the draws of `seed`."""
     import torch  # noqa: PLC0415
-    from swarm.serving.sampling import Sampling, pick  # noqa: PLC0415
+    from swarm.serving.sampling.sampling import Sampling, pick  # noqa: PLC0415
     from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache  # noqa: PLC0415
     from transformers.utils.logging import disable_progress_bar  # noqa: PLC0415
 

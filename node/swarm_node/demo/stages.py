@@ -7,17 +7,17 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from swarm.training.model import check_model
-from swarm.training.run_file import write_run
+from swarm.training.inner.run_model import check_model
+from swarm.training.run.run_file import write_run
 from swarm_protocol.identity import Identity
 
 from swarm_node.demo import reference
-from swarm_node.demo.board import Board
-from swarm_node.demo.completion import Completion, complete
+from swarm_node.demo.demo_answer import Completion, complete
+from swarm_node.demo.demo_plan import Plan
+from swarm_node.demo.demo_state import Board
 from swarm_node.demo.nodes import DemoError, Fleet
-from swarm_node.demo.plan import Plan
+from swarm_node.demo.reporter import Teller
 from swarm_node.demo.summary import Summary
-from swarm_node.demo.teller import Teller
 
 
 @dataclass(slots=True, kw_only=True)

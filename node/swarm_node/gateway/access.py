@@ -10,9 +10,9 @@ from collections.abc import Mapping
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from swarm_node.gateway.errors import ApiError
+from swarm_node.gateway.api_errors import ApiError
 from swarm_node.gateway.keys import KeyRing
-from swarm_node.gateway.limits import Allowance, Allowances, Rates
+from swarm_node.gateway.rate_limit import Allowance, Allowances, Rates
 
 ALLOWANCE = "swarm_allowance"
 """Where a request's scope holds its caller's Allowance."""

@@ -13,18 +13,18 @@ from swarm.client.request import DEFAULT_MAX_TOKENS, Request
 from swarm.client.request import Question as Prompt
 
 from swarm_node.gateway.access import ALLOWANCE
-from swarm_node.gateway.admission import Gate
 from swarm_node.gateway.backend import Backend, Generation
 from swarm_node.gateway.choice import Choice
-from swarm_node.gateway.limits import Allowance
 from swarm_node.gateway.merging import Step, merged
 from swarm_node.gateway.metrics import Metrics, RequestTimes
 from swarm_node.gateway.models import Models
-from swarm_node.gateway.schema import SamplingRequest
-from swarm_node.gateway.shapes import Shape, Usage
+from swarm_node.gateway.rate_limit import Allowance
+from swarm_node.gateway.request_admission import Gate
+from swarm_node.gateway.request_schema import SamplingRequest
+from swarm_node.gateway.request_traces import Trace, TraceStore
+from swarm_node.gateway.responses import Shape, Usage
 from swarm_node.gateway.streaming import Answer, Running
-from swarm_node.gateway.traces import Trace, TraceStore
-from swarm_node.metrics.traces import NO_TRACES, Traces
+from swarm_node.metrics.otel_traces import NO_TRACES, Traces
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

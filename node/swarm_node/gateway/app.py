@@ -14,29 +14,29 @@ from fastapi import FastAPI
 from fastapi.responses import JSONResponse, Response
 from swarm.client.request import Question as Prompt
 
-from swarm_node.gateway import bounds, described, errors
+from swarm_node.gateway import api_errors, http_limits, openapi
 from swarm_node.gateway.access import Access
 from swarm_node.gateway.answering import Answerer, Question
+from swarm_node.gateway.api_errors import ApiError
 from swarm_node.gateway.backend import Backend
 from swarm_node.gateway.body import BoundedBody
 from swarm_node.gateway.chat_schema import ChatRequest
-from swarm_node.gateway.errors import ApiError
+from swarm_node.gateway.embeddings import Texts
 from swarm_node.gateway.keys import KeyRing
-from swarm_node.gateway.limits import Allowances, Rates
 from swarm_node.gateway.metrics import Counted, Metrics
 from swarm_node.gateway.models import Models
-from swarm_node.gateway.schema import CompletionRequest
-from swarm_node.gateway.shapes import ChatShape, CompletionShape, Json, Shaping
-from swarm_node.gateway.texts import Texts
-from swarm_node.metrics.registry import CONTENT_TYPE, Registry
-from swarm_node.metrics.traces import NO_TRACES, Traces
+from swarm_node.gateway.rate_limit import Allowances, Rates
+from swarm_node.gateway.request_schema import CompletionRequest
+from swarm_node.gateway.responses import ChatShape, CompletionShape, Json, Shaping
+from swarm_node.metrics.metric_registry import CONTENT_TYPE, Registry
+from swarm_node.metrics.otel_traces import NO_TRACES, Traces
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayOptions:
     """`rates` are of a key without its own, or of each address where there are no `keys`."""
 
-    max_requests: int = bounds.MAX_RUNNING_REQUESTS
+    max_requests: int = http_limits.MAX_RUNNING_REQUESTS
     rates: Rates = Rates()  # noqa: RUF009 it is frozen
     keys: KeyRing | None = None
     registry: Registry = field(default_factory=Registry)
@@ -53,18 +53,18 @@ def create_app(client: Backend, options: GatewayOptions | None = None) -> FastAP
     allowances = Allowances(time.monotonic)
     app.add_middleware(Access, keys=options.keys, rates=options.rates, allowances=allowances)
     app.add_middleware(Counted, metrics=gateway.metrics)
-    errors.install(app)
+    api_errors.install(app)
     for path, endpoint, method, about in (
-        ("/v1/models", gateway.list_models, "GET", described.MODELS),
-        ("/v1/models/{model:path}", gateway.show_model, "GET", described.MODEL),
-        ("/v1/completions", gateway.complete, "POST", described.COMPLETION),
-        ("/v1/chat/completions", gateway.chat, "POST", described.CHAT),
-        ("/v1/embeddings", gateway.texts.embed, "POST", described.EMBEDDINGS),
-        ("/tokenize", gateway.texts.tokenize, "POST", described.TOKENS),
-        ("/detokenize", gateway.texts.detokenize, "POST", described.TEXT),
-        ("/v1/traces/{trace_id}", gateway.show_trace, "GET", described.TRACE),
-        ("/health", gateway.health, "GET", described.HEALTH),
-        ("/metrics", gateway.show_metrics, "GET", described.METRICS),
+        ("/v1/models", gateway.list_models, "GET", openapi.MODELS),
+        ("/v1/models/{model:path}", gateway.show_model, "GET", openapi.MODEL),
+        ("/v1/completions", gateway.complete, "POST", openapi.COMPLETION),
+        ("/v1/chat/completions", gateway.chat, "POST", openapi.CHAT),
+        ("/v1/embeddings", gateway.texts.embed, "POST", openapi.EMBEDDINGS),
+        ("/tokenize", gateway.texts.tokenize, "POST", openapi.TOKENS),
+        ("/detokenize", gateway.texts.detokenize, "POST", openapi.TEXT),
+        ("/v1/traces/{trace_id}", gateway.show_trace, "GET", openapi.TRACE),
+        ("/health", gateway.health, "GET", openapi.HEALTH),
+        ("/metrics", gateway.show_metrics, "GET", openapi.METRICS),
     ):
         app.add_api_route(path, endpoint, methods=[method], response_class=about.kind, responses=about.responses)
     return app

@@ -9,12 +9,12 @@ import asyncio
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from swarm_node.gateway import bounds
-from swarm_node.gateway.errors import ApiError
+from swarm_node.gateway import http_limits
+from swarm_node.gateway.api_errors import ApiError
 
 
 class BoundedBody:
-    """Middleware: 413 for a body over `bounds.MAX_HTTP_BODY_BYTES`, 408 for one that does not arrive in time.
+    """Middleware: 413 for a body over `http_limits.MAX_HTTP_BODY_BYTES`, 408 for one that does not arrive in time.
 
     415 for one that is not said to be JSON: so no page in a browser can send one without asking first.
     """
@@ -39,23 +39,25 @@ async def _read(scope: Scope, receive: Receive) -> bytes | None:
     """The whole body; None if the client left before it was sent."""
     headers = dict(scope["headers"])
     declared = headers.get(b"content-length", b"0")
-    if declared.isdigit() and int(declared) > bounds.MAX_HTTP_BODY_BYTES:
+    if declared.isdigit() and int(declared) > http_limits.MAX_HTTP_BODY_BYTES:
         raise _too_large()
     body = bytearray()
     try:
-        async with asyncio.timeout(bounds.HTTP_BODY_TIMEOUT_S):
+        async with asyncio.timeout(http_limits.HTTP_BODY_TIMEOUT_S):
             while True:
                 message = await receive()
                 if message["type"] == "http.disconnect":
                     return None
                 body += message.get("body", b"")
-                if len(body) > bounds.MAX_HTTP_BODY_BYTES:
+                if len(body) > http_limits.MAX_HTTP_BODY_BYTES:
                     raise _too_large()
                 if not message.get("more_body", False):
                     break
     except TimeoutError:
         raise ApiError(
-            408, f"the request's body did not arrive within {bounds.HTTP_BODY_TIMEOUT_S:g} s", code="request_timeout"
+            408,
+            f"the request's body did not arrive within {http_limits.HTTP_BODY_TIMEOUT_S:g} s",
+            code="request_timeout",
         ) from None
     kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
     if body and kind != b"application/json":
@@ -65,7 +67,9 @@ async def _read(scope: Scope, receive: Receive) -> bytes | None:
 
 def _too_large() -> ApiError:
     return ApiError(
-        413, f"the request's body is over {bounds.MAX_HTTP_BODY_BYTES} bytes: send less", code="request_too_large"
+        413,
+        f"the request's body is over {http_limits.MAX_HTTP_BODY_BYTES} bytes: send less",
+        code="request_too_large",
     )
 
 

@@ -10,8 +10,8 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 from swarm_protocol.sampler import Grammar
 
-from swarm_node.gateway import bounds
-from swarm_node.gateway.schema import JsonObject, MaxTokens, SamplingRequest, Text
+from swarm_node.gateway import http_limits
+from swarm_node.gateway.request_schema import JsonObject, MaxTokens, SamplingRequest, Text
 from swarm_node.gateway.strict_body import WHOLE, Neutral, OrDefault, StrictBody, unfit
 from swarm_node.gateway.tool_calls import CLOSING
 from swarm_node.gateway.tool_grammar import CallableTool, calls_grammar
@@ -40,7 +40,7 @@ class CalledFunction(StrictBody):
 class CallMessage(StrictBody):
     """A call that the assistant made earlier in the conversation, or as a stream told it, with its `index`."""
 
-    neutral: ClassVar[Neutral] = {"index": tuple(range(bounds.MAX_TOOL_CALLS))}
+    neutral: ClassVar[Neutral] = {"index": tuple(range(http_limits.MAX_TOOL_CALLS))}
 
     id: Annotated[str, Field(max_length=256)]
     type: Literal["function"] = "function"
@@ -51,7 +51,7 @@ class CallMessage(StrictBody):
         return {"id": self.id, "type": "function", "function": function}
 
 
-Content = Text | Annotated[list[TextPart], Field(max_length=bounds.MAX_MESSAGE_PARTS)]
+Content = Text | Annotated[list[TextPart], Field(max_length=http_limits.MAX_MESSAGE_PARTS)]
 Name = Annotated[str, Field(max_length=256)]
 
 
@@ -81,7 +81,7 @@ class AssistantMessage(StrictBody):
     role: Literal["assistant"]
     content: Content | None = None
     name: Name | None = None
-    tool_calls: Annotated[list[CallMessage], Field(max_length=bounds.MAX_TOOL_CALLS)] | None = None
+    tool_calls: Annotated[list[CallMessage], Field(max_length=http_limits.MAX_TOOL_CALLS)] | None = None
 
     @model_validator(mode="after")
     def _complete(self) -> AssistantMessage:
@@ -174,15 +174,15 @@ class ChatRequest(SamplingRequest):
         "web_search_options": (),
     }
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=bounds.MAX_CHAT_MESSAGES)]
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=http_limits.MAX_CHAT_MESSAGES)]
     max_completion_tokens: MaxTokens | None = None
     logprobs: Annotated[bool, OrDefault(False)] = False
-    top_logprobs: Annotated[int, Field(ge=0, le=bounds.MAX_CHAT_LOGPROBS), WHOLE, OrDefault(0)] = 0
-    tools: Annotated[list[Tool], Field(max_length=bounds.MAX_TOOLS), OrDefault([])] = Field(default_factory=list)
+    top_logprobs: Annotated[int, Field(ge=0, le=http_limits.MAX_CHAT_LOGPROBS), WHOLE, OrDefault(0)] = 0
+    tools: Annotated[list[Tool], Field(max_length=http_limits.MAX_TOOLS), OrDefault([])] = Field(default_factory=list)
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: Annotated[bool, OrDefault(True)] = True
-    chat_template_kwargs: Annotated[JsonObject, Field(max_length=bounds.MAX_TEMPLATE_KWARGS), OrDefault({})] = Field(
-        default_factory=dict
+    chat_template_kwargs: Annotated[JsonObject, Field(max_length=http_limits.MAX_TEMPLATE_KWARGS), OrDefault({})] = (
+        Field(default_factory=dict)
     )
 
     @model_validator(mode="after")

@@ -14,13 +14,13 @@ from typing import ClassVar
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from swarm_node.gateway import bounds
+from swarm_node.gateway import http_limits
 
 
 def max_connections() -> int:
     """Half of the files that this process may open, at most; the rest is for the swarm."""
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return max(16, min(bounds.MAX_CONNECTIONS, allowed // 2))
+    return max(16, min(http_limits.MAX_CONNECTIONS, allowed // 2))
 
 
 def bounded_protocol(max_open: int) -> type[asyncio.Protocol]:
@@ -69,7 +69,7 @@ class BoundedHttp(H11Protocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._reader_timer = self.loop.call_later(bounds.HTTP_WRITE_TIMEOUT_S, self.transport.abort)
+        self._reader_timer = self.loop.call_later(http_limits.HTTP_WRITE_TIMEOUT_S, self.transport.abort)
 
     def resume_writing(self) -> None:
         _cancel(self._reader_timer)
@@ -82,7 +82,7 @@ class BoundedHttp(H11Protocol):
         """Ends also a connection that is closing and whose reader does not take the last of an answer."""
         self._speak()
         (self.unheard if self.cycle is None else self.idle)[self] = None
-        self._head_timer = self.loop.call_later(bounds.HTTP_HEAD_TIMEOUT_S, self.transport.abort)
+        self._head_timer = self.loop.call_later(http_limits.HTTP_HEAD_TIMEOUT_S, self.transport.abort)
 
     def _speak(self) -> None:
         self.unheard.pop(self, None)

@@ -6,7 +6,7 @@ import json
 
 from starlette.types import Send
 
-from swarm_node.gateway.shapes import Json
+from swarm_node.gateway.responses import Json
 
 DONE = b"data: [DONE]\n\n"
 

@@ -19,13 +19,13 @@ from pathlib import Path
 
 from swarm_protocol.errors import ConfigError
 
-from swarm_node.gateway import bounds
-from swarm_node.gateway.limits import Rates
+from swarm_node.gateway import http_limits
+from swarm_node.gateway.rate_limit import Rates
 
 log = logging.getLogger(__name__)
 
 _NAME = re.compile(r"[A-Za-z0-9_.@-]{1,64}")
-_KEY = re.compile(rf"[!-~]{{{bounds.MIN_KEY_CHARS},{bounds.MAX_KEY_CHARS}}}")
+_KEY = re.compile(rf"[!-~]{{{http_limits.MIN_KEY_CHARS},{http_limits.MAX_KEY_CHARS}}}")
 _RATE = re.compile(r"\d{1,9}")
 _Stamp = tuple[int, int, int]
 
@@ -60,7 +60,7 @@ class KeyRing:
         return found
 
     def _refresh(self) -> None:
-        if self._now_s() - self._looked_s < bounds.KEYS_FRESH_S:
+        if self._now_s() - self._looked_s < http_limits.KEYS_FRESH_S:
             return
         self._looked_s = self._now_s()
         try:
@@ -77,7 +77,7 @@ def _read(path: Path) -> tuple[list[Key], _Stamp]:
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
             status = os.fstat(file.fileno())
             _check(path, status)
-            text = file.read(bounds.MAX_KEY_FILE_BYTES).decode()
+            text = file.read(http_limits.MAX_KEY_FILE_BYTES).decode()
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not text"
         raise ConfigError(f"the file of API keys {path} cannot be read: {why}", remedy="check --api-keys") from error
@@ -85,17 +85,17 @@ def _read(path: Path) -> tuple[list[Key], _Stamp]:
     for what, values in (("name", [key.name for key in keys]), ("key", [key.digest for key in keys])):
         if len(set(values)) < len(values):
             raise ConfigError(f"{path} has the same {what} twice", remedy="let each key have a line and a name")
-    if not 0 < len(keys) <= bounds.MAX_KEYS:
+    if not 0 < len(keys) <= http_limits.MAX_KEYS:
         raise ConfigError(
-            f"{path} has {len(keys)} API keys", remedy=f"write 1 to {bounds.MAX_KEYS} lines such as: name key"
+            f"{path} has {len(keys)} API keys", remedy=f"write 1 to {http_limits.MAX_KEYS} lines such as: name key"
         )
     return keys, _stamp(status)
 
 
 def _check(path: Path, status: os.stat_result) -> None:
-    if not stat.S_ISREG(status.st_mode) or status.st_size > bounds.MAX_KEY_FILE_BYTES:
+    if not stat.S_ISREG(status.st_mode) or status.st_size > http_limits.MAX_KEY_FILE_BYTES:
         raise ConfigError(
-            f"{path} is no file of API keys", remedy=f"give a text file below {bounds.MAX_KEY_FILE_BYTES} bytes"
+            f"{path} is no file of API keys", remedy=f"give a text file below {http_limits.MAX_KEY_FILE_BYTES} bytes"
         )
     if status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise ConfigError(f"{path} holds API keys and is open to other users", remedy=f"run: chmod 600 {path}")
@@ -108,8 +108,8 @@ def _parse(path: Path, number: int, line: str) -> Key:
     if not fits:
         raise ConfigError(
             f"line {number} of {path} is no API key",
-            remedy=f"write: name key [requests_per_min] [tokens_per_min], the key of {bounds.MIN_KEY_CHARS} to "
-            f"{bounds.MAX_KEY_CHARS} printable characters",
+            remedy=f"write: name key [requests_per_min] [tokens_per_min], the key of {http_limits.MIN_KEY_CHARS} to "
+            f"{http_limits.MAX_KEY_CHARS} printable characters",
         )
     requests_per_min, tokens_per_min = [*map(int, rates), 0, 0][:2]
     return Key(

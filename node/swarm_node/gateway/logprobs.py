@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from swarm_node.gateway import bounds
+from swarm_node.gateway import http_limits
 from swarm_node.gateway.choice import Entry, as_text
 
 Json = dict[str, Any]
@@ -53,4 +53,4 @@ def _one(data: bytes, logprob: float | None) -> Json:
 
 def _finite(logprob: float | None) -> float:
     assert logprob is not None
-    return max(logprob, bounds.LEAST_LOGPROB) if math.isfinite(logprob) else bounds.LEAST_LOGPROB
+    return max(logprob, http_limits.LEAST_LOGPROB) if math.isfinite(logprob) else http_limits.LEAST_LOGPROB

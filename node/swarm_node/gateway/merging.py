@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 
-from swarm_node.gateway import bounds
+from swarm_node.gateway import http_limits
 from swarm_node.gateway.backend import Generation, Token
 
 Step = tuple[int, Token]
@@ -26,7 +26,7 @@ async def merged(generations: Sequence[Generation], *, num_per_prompt: int) -> A
         async with aclosing(_alone(generations[0])) as steps:
             yield steps
         return
-    queue: _Queue = asyncio.Queue(bounds.MAX_QUEUED_TOKENS)
+    queue: _Queue = asyncio.Queue(http_limits.MAX_QUEUED_TOKENS)
     begun = [asyncio.Event() for _ in generations]
     async with asyncio.TaskGroup() as group:
         tasks = []

@@ -12,10 +12,10 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from swarm_node.gateway.errors import REFUSAL
+from swarm_node.gateway.api_errors import REFUSAL
 from swarm_node.gateway.first_tokens import FirstTokens
-from swarm_node.gateway.shapes import Usage
-from swarm_node.metrics.registry import Registry
+from swarm_node.gateway.responses import Usage
+from swarm_node.metrics.metric_registry import Registry
 
 
 class Metrics:

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 from swarm.router.revision_names import short, split_pin
 
-from swarm_node.gateway import bounds
+from swarm_node.gateway import http_limits
+from swarm_node.gateway.api_errors import ApiError
 from swarm_node.gateway.backend import Backend, ModelStatus
-from swarm_node.gateway.errors import ApiError
-from swarm_node.gateway.shapes import Json
+from swarm_node.gateway.responses import Json
 
 Spans = Sequence[tuple[int, int]]
 
@@ -38,7 +38,7 @@ class Models:
                 _describe(model, model.missing),
                 code="model_not_served",
                 param="model",
-                retry_after_s=bounds.RETRY_AFTER_S,
+                retry_after_s=http_limits.RETRY_AFTER_S,
             )
 
     async def health(self) -> Json:
@@ -70,8 +70,8 @@ class Models:
         if found := await self._client.model(name):
             return found
         names = [f"'{served}'" for model in await self._client.models() for served in _names(model, name)]
-        more = len(names) - bounds.MAX_LISTED_MODELS
-        known = ", ".join(names[: bounds.MAX_LISTED_MODELS]) + (f" and {more} more" if more > 0 else "")
+        more = len(names) - http_limits.MAX_LISTED_MODELS
+        known = ", ".join(names[: http_limits.MAX_LISTED_MODELS]) + (f" and {more} more" if more > 0 else "")
         raise ApiError(
             404,
             f"the model '{name}' is not served here; served: {known or 'none'}",
@@ -82,7 +82,7 @@ class Models:
     def _object(self, model: ModelStatus) -> Json:
         created = self._seen.setdefault(model.name, int(time.time()))
         self._seen.move_to_end(model.name)
-        if len(self._seen) > bounds.MAX_SEEN_MODELS:
+        if len(self._seen) > http_limits.MAX_SEEN_MODELS:
             self._seen.popitem(last=False)
         return {
             "id": model.name,

@@ -17,14 +17,14 @@ from swarm_protocol.errors import ConfigError
 from swarm_node.config import Config
 from swarm_node.dashboard.app import beside, create_dashboard
 from swarm_node.dashboard.showing import checkpoints, collecting
-from swarm_node.dashboard.shown import plural
-from swarm_node.gateway import bounds
+from swarm_node.dashboard.view_sanitizing import plural
+from swarm_node.gateway import http_limits
 from swarm_node.gateway.app import GatewayOptions, create_app
 from swarm_node.gateway.hosts import KnownHosts
+from swarm_node.gateway.http_server import is_local, listen, serving
 from swarm_node.gateway.keys import KeyRing
-from swarm_node.gateway.limits import Rates
 from swarm_node.gateway.proxies import BehindProxies
-from swarm_node.gateway.server import is_local, listen, serving
+from swarm_node.gateway.rate_limit import Rates
 from swarm_node.node import Node, RelayUse, RoleName
 from swarm_node.used_models import used_in
 
@@ -98,7 +98,7 @@ def options(config: Config) -> GatewayOptions:
         )
     requests_per_min = config.requests_per_min
     if requests_per_min is None:
-        requests_per_min = 0 if local or config.api_keys else bounds.REQUESTS_PER_MIN
+        requests_per_min = 0 if local or config.api_keys else http_limits.REQUESTS_PER_MIN
     return GatewayOptions(
         rates=Rates(requests_per_min=requests_per_min, tokens_per_min=config.tokens_per_min),
         keys=KeyRing(config.api_keys, time.monotonic) if config.api_keys else None,

@@ -16,12 +16,12 @@ from typing import Any
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from swarm_node.gateway import bounds
+from swarm_node.gateway import http_limits
+from swarm_node.gateway.api_errors import from_exception
 from swarm_node.gateway.choice import Choice, Piece
-from swarm_node.gateway.errors import from_exception
 from swarm_node.gateway.event_stream import DONE, EventStream
 from swarm_node.gateway.merging import Step
-from swarm_node.gateway.shapes import Json, Shape, Usage
+from swarm_node.gateway.responses import Json, Shape, Usage
 
 TRACE_HEADER = "x-swarm-trace"
 CLIENT_GONE = 499
@@ -60,7 +60,7 @@ class Answer(Response):
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         events = EventStream(send, {TRACE_HEADER: self._shape.id})
         try:
-            async with asyncio.timeout(bounds.GENERATION_TIMEOUT_S), self._begin(scope) as running:
+            async with asyncio.timeout(http_limits.GENERATION_TIMEOUT_S), self._begin(scope) as running:
                 if self._stream:
                     await self._send_chunks(running, events)
                     return

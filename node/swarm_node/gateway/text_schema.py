@@ -6,15 +6,15 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from swarm_node.gateway import bounds
+from swarm_node.gateway import http_limits
 from swarm_node.gateway.chat_schema import ChatMessage, Tool
-from swarm_node.gateway.schema import JsonObject, Label, ModelName, Text, TokenId, TokenIds, one_prompt_or_many
+from swarm_node.gateway.request_schema import JsonObject, Label, ModelName, Text, TokenId, TokenIds, one_prompt_or_many
 from swarm_node.gateway.strict_body import Neutral, OrDefault, StrictBody
 
 Inputs = Annotated[
     list[Text | TokenIds],
     BeforeValidator(one_prompt_or_many, json_schema_input_type=Text | TokenIds | list[Text | TokenIds]),
-    Field(min_length=1, max_length=bounds.MAX_EMBEDDING_INPUTS),
+    Field(min_length=1, max_length=http_limits.MAX_EMBEDDING_INPUTS),
 ]
 
 
@@ -52,11 +52,11 @@ class TokenizeChat(StrictBody):
     }
 
     model: ModelName
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=bounds.MAX_CHAT_MESSAGES)]
-    tools: Annotated[list[Tool], Field(max_length=bounds.MAX_TOOLS), OrDefault([])] = Field(default_factory=list)
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=http_limits.MAX_CHAT_MESSAGES)]
+    tools: Annotated[list[Tool], Field(max_length=http_limits.MAX_TOOLS), OrDefault([])] = Field(default_factory=list)
     add_generation_prompt: Annotated[bool, OrDefault(True)] = True
-    chat_template_kwargs: Annotated[JsonObject, Field(max_length=bounds.MAX_TEMPLATE_KWARGS), OrDefault({})] = Field(
-        default_factory=dict
+    chat_template_kwargs: Annotated[JsonObject, Field(max_length=http_limits.MAX_TEMPLATE_KWARGS), OrDefault({})] = (
+        Field(default_factory=dict)
     )
 
 
@@ -71,4 +71,4 @@ TokenizeRequest = Annotated[
 
 class DetokenizeRequest(StrictBody):
     model: ModelName
-    tokens: Annotated[list[TokenId], Field(max_length=bounds.MAX_NEW_TOKENS)]
+    tokens: Annotated[list[TokenId], Field(max_length=http_limits.MAX_NEW_TOKENS)]

@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from swarm_node.gateway import bounds
+from swarm_node.gateway import http_limits
 
 OPENING = "<tool_call>"
 CLOSING = "</tool_call>"
@@ -53,7 +53,7 @@ class ToolCallFinder:
             found += [part for part in (shown, call) if part]
         if start < 0:
             shown = self._cut(len(self._held) - _num_undecided(self._held))
-        elif len(self._held) - start > bounds.MAX_TOOL_CALL_CHARS:
+        elif len(self._held) - start > http_limits.MAX_TOOL_CALL_CHARS:
             shown = self._cut(len(self._held))
         else:
             shown = self._cut(len(self._held[:start].rstrip()))

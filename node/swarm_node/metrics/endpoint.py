@@ -14,8 +14,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from swarm_node.gateway.server import serving
-from swarm_node.metrics.registry import CONTENT_TYPE, Registry
+from swarm_node.gateway.http_server import serving
+from swarm_node.metrics.metric_registry import CONTENT_TYPE, Registry
 
 MAX_CONNECTIONS = 16
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 import psutil
-from swarm.network.libp2p import Libp2pNetwork
+from swarm.network.libp2p.libp2p_network import Libp2pNetwork
 from swarm.network.traffic import PEER_CLASSES
 from swarm_protocol.version import software_version
 
-from swarm_node.metrics.registry import Reading
+from swarm_node.metrics.metric_registry import Reading
 from swarm_node.node import Node
 
 STATES = ("starting", "seeding", "idle", "training", "serving", "gateway", "dashboard", "draining")

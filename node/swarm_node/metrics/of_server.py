@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from swarm.serving.volunteer import Volunteer
+from swarm.serving.server.span_volunteer import Volunteer
 
-from swarm_node.metrics.registry import Reading, Registry
+from swarm_node.metrics.metric_registry import Reading, Registry
 
 
 class ServerMetrics:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from swarm.training.events import (
+from swarm.training.member.trainer import Trainer
+from swarm.training.member.trainer_events import (
     IntervalDone,
     IntervalFailed,
     OuterStep,
@@ -13,10 +14,9 @@ from swarm.training.events import (
     TrainingEvent,
     Validated,
 )
-from swarm.training.trainer import Trainer
 from swarm_protocol.records import RoundReport
 
-from swarm_node.metrics.registry import Reading, Registry
+from swarm_node.metrics.metric_registry import Reading, Registry
 
 
 class TrainerMetrics:

@@ -19,10 +19,10 @@ from textual.events import Resize
 from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Static, TabbedContent, TabPane
 
-from swarm_node.amounts import UNKNOWN, rate, size
-from swarm_node.cleaning import clean
 from swarm_node.dashboard.source import Source
 from swarm_node.dashboard.views import ModelView, NodeView, Overview, RunView
+from swarm_node.formatting import UNKNOWN, rate, size
+from swarm_node.sanitizing import clean
 from swarm_node.top import pictures
 
 LATE_S = 15.0

@@ -13,10 +13,10 @@ from contextlib import asynccontextmanager
 from swarm_protocol.errors import ConfigError
 
 from swarm_node import interrupts
+from swarm_node.command_options import Flags
 from swarm_node.config import Config
 from swarm_node.dashboard.source import Source
 from swarm_node.events import Emitter
-from swarm_node.options import Flags
 
 LIGHT_BACKGROUNDS = ("7", "15")
 PIPE_COLUMNS = 100

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
-from swarm.network.libp2p import Libp2pNetwork, Libp2pOptions
+from swarm.network.libp2p.libp2p_network import Libp2pNetwork, Libp2pOptions
 from swarm.network.membership import Membership
 from swarm.temporary_folder import temporary_folder
 from swarm_protocol.identity import Identity

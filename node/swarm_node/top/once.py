@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from swarm_node.cleaning import clean
 from swarm_node.dashboard.source import Source
 from swarm_node.dashboard.views import Overview
+from swarm_node.sanitizing import clean
 from swarm_node.top import pictures
 
 MAX_DETAILS = 8

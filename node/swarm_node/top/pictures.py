@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from rich.text import Text
 
-from swarm_node.amounts import UNKNOWN, count, duration, rate, size
-from swarm_node.cleaning import clean
 from swarm_node.dashboard.views import (
     Happening,
     ModelDetail,
@@ -22,6 +20,8 @@ from swarm_node.dashboard.views import (
     RunView,
     ServerView,
 )
+from swarm_node.formatting import UNKNOWN, count, duration, rate, size
+from swarm_node.sanitizing import clean
 from swarm_node.top.block_map import missing_row, replica_row, span_row, sparkline
 
 STYLES = {

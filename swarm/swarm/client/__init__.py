@@ -10,6 +10,6 @@ from swarm.client.catalog import ModelStatus, OtherRevision
 from swarm.client.generation import Generation
 from swarm.client.sync_client import Client
 from swarm.client.used_revisions import UsedRevisions
-from swarm.serving.generate import Token
+from swarm.serving.session.generate import Token
 
 __all__ = ["AsyncClient", "Client", "Generation", "ModelStatus", "OtherRevision", "Token", "UsedRevisions"]

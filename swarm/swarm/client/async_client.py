@@ -14,10 +14,10 @@ from swarm_protocol.identity import Identity
 from swarm_protocol.records import ServeRecord
 from torch import Tensor
 
+from swarm.client.assets_cache import Kits
 from swarm.client.catalog import Catalog, Chosen, ModelStatus
 from swarm.client.encoding import check_fits, checked, encode, room_for
 from swarm.client.generation import Generation, joined
-from swarm.client.kits import Kits
 from swarm.client.request import Asked, Question, Request
 from swarm.client.used_revisions import UsedRevisions
 from swarm.network.interface import Network
@@ -25,12 +25,12 @@ from swarm.network.membership import Membership
 from swarm.remote.blocks import RemoteBlocks
 from swarm.remote.gradient import Ran, Wanted, attach, embed, run, waiting_for
 from swarm.router.routing import NoChain
-from swarm.serving.generate import Token, generate, sampler_for
-from swarm.serving.model.kit import Message, ModelKit
+from swarm.serving.model.model_assets import Message, ModelKit
+from swarm.serving.session.client_state import Shared
+from swarm.serving.session.generate import Token, generate, sampler_for
 from swarm.serving.session.session import Session, SessionOptions
-from swarm.serving.session.shared import Shared
 from swarm.serving.session.trace import Trace
-from swarm.serving.tokenizer.process import TokenizerLimits
+from swarm.serving.tokenizer.tokenizer_process import TokenizerLimits
 from swarm.temporary_folder import temporary_folder
 
 DEFAULT_NETWORK_ID = "swarm"
@@ -89,7 +89,7 @@ class AsyncClient(Asked[Generation]):
                 remedy="give peers=[…], one or more of the addresses that `swarm-node status` shows",
             )
         # this is for the go-libp2p daemon, which an AsyncClient on another network does not need
-        from swarm.network.libp2p import Libp2pNetwork, Libp2pOptions  # noqa: PLC0415
+        from swarm.network.libp2p.libp2p_network import Libp2pNetwork, Libp2pOptions  # noqa: PLC0415
 
         with temporary_folder("client") as folder:
             identity_path = folder / "identity"

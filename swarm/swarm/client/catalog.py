@@ -19,7 +19,7 @@ from swarm.client.used_revisions import UsedRevisions
 from swarm.network.membership import Membership
 from swarm.router.revision_names import MIN_PIN_CHARS, short, split_pin
 from swarm.router.revisions import Revision, choose, in_words, revisions
-from swarm.serving.session.links import Links
+from swarm.serving.session.peer_health import Links
 
 MAX_MODELS = 8
 

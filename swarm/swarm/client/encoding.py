@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from swarm_protocol.errors import ConfigError
 
 from swarm.client.request import DEFAULT_MAX_TOKENS, Question
-from swarm.serving.model.kit import ModelKit
+from swarm.serving.model.model_assets import ModelKit
 
 
 async def encode(kit: ModelKit, question: Question) -> list[int]:

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any
 
-from swarm.serving.generate import Token
+from swarm.serving.session.generate import Token
 from swarm.serving.session.trace import Trace
 
 

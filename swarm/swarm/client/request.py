@@ -13,8 +13,8 @@ from typing import Any, Generic, TypeVar
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.sampler import Grammar
 
-from swarm.serving.model.kit import Message
-from swarm.serving.sampling import Pick, Sampling
+from swarm.serving.model.model_assets import Message
+from swarm.serving.sampling.sampling import Pick, Sampling
 
 DEFAULT_MAX_TOKENS = 512
 """Of an answer that was asked for without a number; fewer where the model's context ends before."""
@@ -127,7 +127,7 @@ class Asked(ABC, Generic[A]):
         `model` is a name, or NAME@REVISION for one of several revisions that are served under it.
         Without `max_tokens` the answer has up to DEFAULT_MAX_TOKENS, or what is left of the model's context.
         `grammar` or `json_schema` say what the text has to be; `template_kwargs` go to the chat template;
-        `swarm.serving.sampling.Sampling` explains the others.
+        `swarm.serving.sampling.sampling.Sampling` explains the others.
         With `num_logprobs` each token tells its probability and those of so many of the likeliest (0 to MAX_LOGPROBS).
 
         Iterating yields a Token for each step, the last with its finish reason; with `stream=False` one Token with the

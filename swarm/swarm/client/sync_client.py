@@ -21,8 +21,8 @@ from swarm.client.generation import Generation
 from swarm.client.request import Asked, Request
 from swarm.client.used_revisions import UsedRevisions
 from swarm.remote.gradient import Wanted, attach
-from swarm.serving.generate import Token
-from swarm.serving.model.kit import Message
+from swarm.serving.model.model_assets import Message
+from swarm.serving.session.generate import Token
 
 T = TypeVar("T")
 

@@ -4,7 +4,8 @@
 
 `MORE` and `DATA` carry pieces of a message, `MORE` full ones of CHUNK_BYTES and `DATA` the last, so that a message
 has no more pieces than its bytes need. `CREDIT` has no body: its length is how much more the other side may send.
-`FINISH` ends one direction; `END` and `FAILURE` end both, the latter with the bytes of `swarm_protocol.failure`.
+`FINISH` ends one direction; `END` and `FAILURE` end both, the latter with
+the bytes of `swarm_protocol.failure_messages`.
 Pure: knows bytes and bounds, not sockets.
 
 Credit, and not only the transport's own back-pressure, bounds what is in flight: a receiver that may never stop reading

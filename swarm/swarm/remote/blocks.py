@@ -23,7 +23,7 @@ from swarm.remote.search import Search
 from swarm.router.routing import Hop
 from swarm.serving.model.shape import ModelShape
 from swarm.serving.session.known_servers import Candidate, KnownServers
-from swarm.serving.session.links import Links
+from swarm.serving.session.peer_health import Links
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from swarm_protocol.rows import TOKENS
 from torch import Tensor
 
 from swarm.network.interface import EndOfStream, Network
-from swarm.serving.tensor_stream import receive_floats, send_tensor
+from swarm.serving.wire.tensor_stream import receive_floats, send_tensor
 
 FLOOR_S = 10.0
 """Dialling through a relay and a server's slow moment."""

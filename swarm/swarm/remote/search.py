@@ -12,9 +12,9 @@ from dataclasses import replace
 from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable, PeerViolation, SessionError, SwarmError
 
 from swarm.router.routing import NoChain
-from swarm.serving.session.course import MAX_FAILURES
 from swarm.serving.session.known_servers import RETRY_S, Candidate, KnownServers
-from swarm.serving.session.links import Links
+from swarm.serving.session.peer_health import Links
+from swarm.serving.session.session_decisions import MAX_FAILURES
 
 logger = logging.getLogger(__name__)
 

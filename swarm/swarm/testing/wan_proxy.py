@@ -26,8 +26,8 @@ import sys
 from functools import partial
 from types import TracebackType
 
-from swarm.network.memory_link import Link, Pipe, Rate
-from swarm.testing.links import LINKS, Connection
+from swarm.network.memory.memory_link import Link, Pipe, Rate
+from swarm.testing.link_presets import LINKS, Connection
 
 BURST_S = 0.02
 """Real timers come up to a few ms late; what they lose is made up for."""

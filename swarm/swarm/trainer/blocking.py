@@ -16,21 +16,21 @@ from swarm_compression import warm_up
 from swarm_protocol.errors import ConfigError, SessionError
 from torch import nn
 
-from swarm.trainer.checkpoint import CheckpointSource, bringing
 from swarm.trainer.member import Member
-from swarm.trainer.options import AS_USUAL, MemberOptions
+from swarm.trainer.member_options import AS_USUAL, MemberOptions
 from swarm.trainer.own_module import Batches, Dataset, LossOf, ModuleInner, OptimizerFactory, OwnModule
+from swarm.trainer.start_checkpoint import CheckpointSource, bringing
 from swarm.training.data import PreparationStopped
 from swarm.training.data.local import shared_cache
-from swarm.training.events import OuterStep
-from swarm.training.failure import cause
-from swarm.training.interval import Materials, prepare
-from swarm.training.layout import Layout, fragment_of
-from swarm.training.model import build_model
-from swarm.training.module_run import refuse_module_run
-from swarm.training.run_file import load_run
-from swarm.training.signed_run import SignedRun
-from swarm.training.state import ReplicaState
+from swarm.training.inner.interval import Materials, prepare
+from swarm.training.inner.run_model import build_model
+from swarm.training.member.root_cause import cause
+from swarm.training.member.trainer_events import OuterStep
+from swarm.training.run.module_run import refuse_module_run
+from swarm.training.run.run_file import load_run
+from swarm.training.run.signed_run import SignedRun
+from swarm.training.state.layout import Layout, fragment_of
+from swarm.training.state.replica_state import ReplicaState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

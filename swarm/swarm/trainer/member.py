@@ -9,16 +9,16 @@ from contextlib import asynccontextmanager
 
 from swarm_protocol.identity import Identity
 
-from swarm.network.libp2p import Libp2pNetwork, Libp2pOptions
+from swarm.network.libp2p.libp2p_network import Libp2pNetwork, Libp2pOptions
 from swarm.network.membership import Membership
 from swarm.temporary_folder import temporary_folder
-from swarm.trainer.options import MemberOptions
-from swarm.training.events import IntervalFailed, OuterStep, RoundAborted, TrainingEvent
-from swarm.training.farewell import let_others_finish
-from swarm.training.interval import Materials
-from swarm.training.signed_run import SignedRun
-from swarm.training.state import ReplicaState
-from swarm.training.trainer import Trainer, TrainerOptions
+from swarm.trainer.member_options import MemberOptions
+from swarm.training.inner.interval import Materials
+from swarm.training.member.linger import let_others_finish
+from swarm.training.member.trainer import Trainer, TrainerOptions
+from swarm.training.member.trainer_events import IntervalFailed, OuterStep, RoundAborted, TrainingEvent
+from swarm.training.run.signed_run import SignedRun
+from swarm.training.state.replica_state import ReplicaState
 
 logger = logging.getLogger(__name__)
 

@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from torch.utils.data import default_collate
 
 from swarm.training.data.corpus import windows_of
-from swarm.training.inner import IntervalResult
-from swarm.training.layout import Layout
-from swarm.training.module_run import check_weights, is_module_run
-from swarm.training.run_config import RunConfig
+from swarm.training.inner.inner_loop import IntervalResult
+from swarm.training.run.module_run import check_weights, is_module_run
+from swarm.training.run.run_config import RunConfig
+from swarm.training.state.layout import Layout
 
 OptimizerFactory: TypeAlias = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 LossOf: TypeAlias = Callable[[nn.Module, Any], Tensor]

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from exposed_metrics import scraped
 from safetensors import safe_open
-from swarm.serving.model.files import open_model
-from swarm.trainer.checkpoint import CheckpointSource, pin_of
-from swarm.training.certificate import Notary
-from swarm.training.checkpoint import load_newest
-from swarm.training.run_config import DEFAULT_MODEL, DataConfig, RunConfig
-from swarm.training.run_file import load_run, write_run
-from swarm.training.start_config import StartConfig
-from swarm.training.start_weights import model_settings
+from swarm.serving.model.model_files import open_model
+from swarm.trainer.start_checkpoint import CheckpointSource, pin_of
+from swarm.training.round.certificate import Notary
+from swarm.training.run.run_config import DEFAULT_MODEL, DataConfig, RunConfig
+from swarm.training.run.run_file import load_run, write_run
+from swarm.training.run.start_config import StartConfig
+from swarm.training.state.checkpoint import load_newest
+from swarm.training.state.start_weights import model_settings
 from swarm_protocol.identity import Identity
 from tiny_models import FAMILIES, write_model
 

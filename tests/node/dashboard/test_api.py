@@ -19,7 +19,7 @@ from swarm_node.dashboard.app import beside, create_dashboard
 from swarm_node.dashboard.checkpoints import Checkpoints
 from swarm_node.dashboard.run_views import PHASES
 from swarm_node.dashboard.runs_seen import MAX_STEPS
-from swarm_node.dashboard.shown import MAX_SHOWN_CHARS, shown
+from swarm_node.dashboard.view_sanitizing import MAX_SHOWN_CHARS, shown
 from swarm_node.dashboard.views import ModelDetail, NodeDetail, NodeView, Overview, RunDetail, Series, StepView
 
 RUN = "story-0123456789ab"

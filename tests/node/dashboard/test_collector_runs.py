@@ -9,13 +9,13 @@ import pytest
 from dashboard_world import World, node_record, trainer_record, world
 from swarm.network.interface import Network
 from swarm.testing import virtual_time
-from swarm.training.events import OuterStep, Validated
-from swarm.training.observer import CommittedStep
-from swarm.training.signed_run import SignedRun
+from swarm.training.member.observer import CommittedStep
+from swarm.training.member.trainer_events import OuterStep, Validated
+from swarm.training.run.signed_run import SignedRun
 from swarm_node.dashboard.history.facts import Step
-from swarm_node.dashboard.look import Listed
 from swarm_node.dashboard.run_views import RunEnd, RunFacts, RunFile, downsampled, end_of, run_view
 from swarm_node.dashboard.runs_seen import RunSeen
+from swarm_node.dashboard.snapshot import Listed
 from swarm_node.dashboard.views import RunDetail, StepView
 from swarm_protocol import limits
 from swarm_protocol.errors import PeerTimeout

@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from history_places import place, postgres  # noqa: F401
-from swarm_node.dashboard.history.bounds import DAY_S, HOUR_S, Bounds
 from swarm_node.dashboard.history.facts import Sample, Step, Turnover
 from swarm_node.dashboard.history.history import History
+from swarm_node.dashboard.history.retention_limits import DAY_S, HOUR_S, Bounds
 from swarm_node.dashboard.history.writer import Pace
 from swarm_node.dashboard.views import Happening, RefusalView
 

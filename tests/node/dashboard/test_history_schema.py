@@ -9,9 +9,9 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from history_places import place, postgres  # noqa: F401
 from sqlalchemy import Connection, inspect, text
-from swarm_node.dashboard.history.engine import engine_for, url_of
+from swarm_node.dashboard.history.database import engine_for, url_of
 from swarm_node.dashboard.history.facts import HistoryError
-from swarm_node.dashboard.history.schema import CONTEXT, MIGRATIONS, migrate
+from swarm_node.dashboard.history.schema_upgrade import CONTEXT, MIGRATIONS, migrate
 from swarm_node.dashboard.history.store import open_store
 from swarm_node.dashboard.history.tables import metadata
 

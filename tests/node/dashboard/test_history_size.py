@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection
 from swarm_node.dashboard.history import reader, recorder
-from swarm_node.dashboard.history.bounds import DAY_S, HOUR_S, Bounds
 from swarm_node.dashboard.history.facts import Sample, Step
-from swarm_node.dashboard.history.inbox import Fact, Look, Samples
 from swarm_node.dashboard.history.recorder import Recorder
 from swarm_node.dashboard.history.retention import Retention
+from swarm_node.dashboard.history.retention_limits import DAY_S, HOUR_S, Bounds
 from swarm_node.dashboard.history.store import Store, open_store
+from swarm_node.dashboard.history.write_queue import Fact, Look, Samples
 
 START = 1_800_000_000.0
 DAYS = 30

@@ -16,11 +16,11 @@ import pytest
 from history_places import postgres  # noqa: F401
 from postgres_server import PostgresServer
 from sqlalchemy import text
-from swarm_node.dashboard.history.engine import reason
+from swarm_node.dashboard.history.database import reason
 from swarm_node.dashboard.history.facts import HistoryError, Sample
 from swarm_node.dashboard.history.history import History
-from swarm_node.dashboard.history.inbox import MAX_OFTEN, MAX_ONCE, Inbox, Samples
 from swarm_node.dashboard.history.store import open_store
+from swarm_node.dashboard.history.write_queue import MAX_OFTEN, MAX_ONCE, Inbox, Samples
 from swarm_node.dashboard.history.writer import Pace
 from swarm_node.dashboard.views import Happening
 from swarm_protocol.errors import ConfigError

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from dashboard_world import serve_record
 from swarm.router.routing import DEFAULT_RTT_MS
-from swarm_node.dashboard.look import Listed
-from swarm_node.dashboard.made import Made
+from swarm_node.dashboard.memo import Made
 from swarm_node.dashboard.model_views import model_detail, server_view
+from swarm_node.dashboard.snapshot import Listed
 from swarm_protocol.identity import Identity
 
 PEERS = {name: Identity(bytes([number]) * 32).peer_id for number, name in enumerate("ab", 1)}

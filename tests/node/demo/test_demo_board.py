@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from swarm_node.demo.board import Board
+from swarm_node.demo.demo_plan import Plan
+from swarm_node.demo.demo_state import Board
 from swarm_node.demo.display import LineDisplay, make_display, panel, sparkline
-from swarm_node.demo.plan import Plan
 
 PLAN = Plan(num_nodes=2, outer_steps=3)
 

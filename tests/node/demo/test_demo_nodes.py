@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from swarm_node.demo.board import Board
+from swarm_node.demo.demo_state import Board
 from swarm_node.demo.nodes import DemoError, Fleet
 
 READY = 'print(\'{"event": "ready", "peer_id": "x", "addrs": []}\', flush=True)\n'

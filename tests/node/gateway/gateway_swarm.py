@@ -12,12 +12,12 @@ from openai import AsyncOpenAI
 from plain_records import node_record
 from swarm.client import AsyncClient, UsedRevisions
 from swarm.network.membership import Membership
-from swarm.network.memory import MemoryInternet, MemoryNetwork
-from swarm.serving.server import SpanServer
-from swarm.serving.server_options import ServerOptions
-from swarm.serving.tokenizer.process import TokenizerLimits
+from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
+from swarm.serving.server.server_options import ServerOptions
+from swarm.serving.server.span_server import SpanServer
+from swarm.serving.tokenizer.tokenizer_process import TokenizerLimits
 from swarm_node.gateway.app import create_app
-from swarm_node.gateway.server import listen, serving
+from swarm_node.gateway.http_server import listen, serving
 
 
 @dataclass

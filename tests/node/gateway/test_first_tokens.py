@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from swarm_node.gateway.first_tokens import MAX_KEPT, WINDOW_S, FirstToken, FirstTokens
 from swarm_node.gateway.metrics import Metrics
-from swarm_node.metrics.registry import Registry
+from swarm_node.metrics.metric_registry import Registry
 
 
 class Clock:

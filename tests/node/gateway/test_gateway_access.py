@@ -9,12 +9,12 @@ import openai as api
 import pytest
 from node.gateway.scripted_client import ScriptedClient, ScriptedToken, converse
 from openai import AsyncOpenAI
-from swarm_node.gateway import bounds
+from swarm_node.gateway import http_limits
 from swarm_node.gateway.access import network_of
+from swarm_node.gateway.api_errors import ApiError
 from swarm_node.gateway.app import GatewayOptions
-from swarm_node.gateway.errors import ApiError
 from swarm_node.gateway.keys import KeyRing
-from swarm_node.gateway.limits import Allowance, Allowances, Rates
+from swarm_node.gateway.rate_limit import Allowance, Allowances, Rates
 from swarm_protocol.errors import ConfigError
 
 ANNE = "key-of-anne-0123456789"
@@ -145,7 +145,7 @@ def test_overdrawn_tokens_are_paid_with_time() -> None:
 
 
 def test_callers_are_forgotten_beyond_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounds, "MAX_CALLERS", 2)
+    monkeypatch.setattr(http_limits, "MAX_CALLERS", 2)
     allowances = Allowances(Clock())
     rates = Rates(requests_per_min=1)
     first = allowances.of("a", rates)
@@ -169,17 +169,17 @@ def test_keys_are_read_again_when_they_change_and_kept_when_that_fails(
     ring = KeyRing(path, clock)
     path.write_text(f"bert {BERT} 5 7\n")
     assert ring.find(BERT) is None, "it is not looked at all the time"
-    clock.now_s += bounds.KEYS_FRESH_S
+    clock.now_s += http_limits.KEYS_FRESH_S
     found = ring.find(BERT)
     assert found is not None
     assert (found.name, found.rates) == ("bert", Rates(requests_per_min=5, tokens_per_min=7))
     assert ring.find(ANNE) is None
     path.write_text("nonsense")
-    clock.now_s += bounds.KEYS_FRESH_S
+    clock.now_s += http_limits.KEYS_FRESH_S
     assert ring.find(BERT) == found
     assert "the API keys stay as they were" in caplog.text
     path.unlink()
-    clock.now_s += bounds.KEYS_FRESH_S
+    clock.now_s += http_limits.KEYS_FRESH_S
     assert ring.find(BERT) == found
 
 

@@ -6,7 +6,7 @@ import pytest
 from node.gateway.scripted_client import Hang, ScriptedClient, ScriptedModel, ScriptedToken, converse
 from openai import AsyncOpenAI
 from swarm.client.request import Question, Request
-from swarm.serving.sampling import Sampling
+from swarm.serving.sampling.sampling import Sampling
 
 HELLO = [{"role": "user", "content": "hi"}]
 

@@ -12,10 +12,10 @@ from fastapi import FastAPI
 from node.gateway.scripted_client import Hang, ScriptedClient, ScriptedModel, ScriptedToken, converse
 from openai import AsyncOpenAI
 from openai.types import Completion
-from swarm_node.gateway import bounds
+from swarm_node.gateway import http_limits
 from swarm_node.gateway.app import GatewayOptions
-from swarm_node.gateway.server import listen, serving
-from swarm_node.gateway.traces import TraceStore
+from swarm_node.gateway.http_server import listen, serving
+from swarm_node.gateway.request_traces import TraceStore
 from swarm_protocol.errors import ConfigError, PeerRefused, SessionError, StartError
 
 
@@ -182,7 +182,7 @@ def test_request_beyond_the_capacity_is_told_to_come_back() -> None:
 
 
 def test_body_over_the_bound_is_refused_with_and_without_a_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounds, "MAX_HTTP_BODY_BYTES", 1000)
+    monkeypatch.setattr(http_limits, "MAX_HTTP_BODY_BYTES", 1000)
 
     async def pieces() -> Any:
         for _ in range(20):
@@ -198,7 +198,7 @@ def test_body_over_the_bound_is_refused_with_and_without_a_length(monkeypatch: p
 
 
 def test_body_that_does_not_arrive_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounds, "HTTP_BODY_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(http_limits, "HTTP_BODY_TIMEOUT_S", 0.05)
 
     async def conversation(openai: AsyncOpenAI) -> None:
         reader, writer = await asyncio.open_connection(openai.base_url.host, openai.base_url.port)
@@ -234,7 +234,7 @@ async def _read_all(openai: AsyncOpenAI, *, stream: bool) -> None:
 
 
 def test_client_that_stops_reading_frees_the_generation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounds, "HTTP_WRITE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(http_limits, "HTTP_WRITE_TIMEOUT_S", 0.05)
     client = ScriptedClient(script=[ScriptedToken("x" * 10_000)] * 10_000)
 
     async def conversation(openai: AsyncOpenAI) -> None:
@@ -250,7 +250,7 @@ def test_client_that_stops_reading_frees_the_generation(monkeypatch: pytest.Monk
 
 
 def test_generation_over_its_time_ends_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounds, "GENERATION_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(http_limits, "GENERATION_TIMEOUT_S", 0.05)
     error = _refusal(ScriptedClient(script=[Hang()]), "/completions", {"model": "tiny", "prompt": "hi"})
     assert (error.status_code, error.code) == (503, "timeout")
 
@@ -284,7 +284,7 @@ def test_trace_store_forgets_the_oldest_beyond_its_capacity() -> None:
     assert store.get("a") is None
     assert store.get("c") == {"is": "c"}
     assert len(store) == 2
-    assert bounds.MAX_KEPT_TRACES > 2
+    assert http_limits.MAX_KEPT_TRACES > 2
 
 
 def test_trace_store_keeps_a_finished_trace_as_it_was() -> None:

@@ -10,8 +10,8 @@ import pytest
 from node.gateway.scripted_client import ScriptedClient, ScriptedToken, converse
 from openai import AsyncOpenAI
 from swarm.client.request import schema_grammar
-from swarm.serving.sampling import Sampling
-from swarm_node.gateway import bounds
+from swarm.serving.sampling.sampling import Sampling
+from swarm_node.gateway import http_limits
 
 HELLO = [{"role": "user", "content": "hi"}]
 PLAIN: dict[str, dict[str, Any]] = {
@@ -239,8 +239,8 @@ def test_one_call_ends_the_answer_where_several_are_not_wanted() -> None:
     assert _chat(parallel_tool_calls=False).sampling.stop_after == ("</tool_call>",)
     assert _chat(parallel_tool_calls=True).sampling.stop_after == ()
     assert _chat(parallel_tool_calls=False, tool_choice="required").sampling.stop_after == (), "the grammar ends it"
-    stops = [str(number) for number in range(bounds.MAX_STOPS)]
-    assert len(_chat(parallel_tool_calls=False, stop=stops).sampling.stop) == bounds.MAX_STOPS
+    stops = [str(number) for number in range(http_limits.MAX_STOPS)]
+    assert len(_chat(parallel_tool_calls=False, stop=stops).sampling.stop) == http_limits.MAX_STOPS
 
 
 @pytest.mark.parametrize(
@@ -265,7 +265,7 @@ def test_template_kwargs_reach_the_template() -> None:
     assert asked.question.template_kwargs == {"enable_thinking": False}
     [error] = _errors("/chat/completions", [{"chat_template_kwargs": {str(n): 1 for n in range(100)}}])
     assert error["param"] == "chat_template_kwargs"
-    assert bounds.MAX_TEMPLATE_KWARGS < 100
+    assert http_limits.MAX_TEMPLATE_KWARGS < 100
 
 
 def test_number_as_text_is_no_number() -> None:

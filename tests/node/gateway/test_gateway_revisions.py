@@ -12,10 +12,10 @@ from node.gateway.gateway_swarm import Swarm, gateway, gateway_swarm
 from node.gateway.scripted_client import ScriptedClient, ScriptedModel, converse
 from openai import AsyncOpenAI
 from swarm.client import AsyncClient, OtherRevision, UsedRevisions
-from swarm.serving.model.files import open_model
-from swarm.training.export import export_hf
-from swarm.training.model import initial_theta
-from swarm.training.run_config import DEFAULT_MODEL, RunConfig
+from swarm.serving.model.model_files import open_model
+from swarm.training.inner.run_model import initial_theta
+from swarm.training.run.run_config import DEFAULT_MODEL, RunConfig
+from swarm.training.state.export import export_hf
 from swarm_node.used_models import used_in
 
 SMALL = {**DEFAULT_MODEL, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "initializer_range": 0.3}

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from swarm_node.config import Config, resolve
-from swarm_node.gateway import bounds
-from swarm_node.gateway.limits import Rates
+from swarm_node.gateway import http_limits
+from swarm_node.gateway.rate_limit import Rates
 from swarm_node.gateway.role import GatewayRole, options, pins
 from swarm_protocol.errors import ConfigError, StartError
 
@@ -29,7 +29,7 @@ def keys(tmp_path: Path) -> Path:
 def test_gateway_that_others_can_reach_needs_keys_or_to_be_told(host: str, keys: Path) -> None:
     with pytest.raises(ConfigError, match="would need no key: give --api-keys FILE, or --open-to-all"):
         options(_config(host=host))
-    assert options(_config(host=host, open_to_all=True)).rates == Rates(requests_per_min=bounds.REQUESTS_PER_MIN)
+    assert options(_config(host=host, open_to_all=True)).rates == Rates(requests_per_min=http_limits.REQUESTS_PER_MIN)
     with_keys = options(_config(host=host, api_keys=keys, tokens_per_min=5))
     assert with_keys.keys is not None
     assert with_keys.rates == Rates(tokens_per_min=5)

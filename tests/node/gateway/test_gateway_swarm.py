@@ -15,12 +15,12 @@ import torch
 from node.gateway.gateway_swarm import gateway_swarm
 from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletion
-from swarm.serving.server_options import ServerOptions
-from swarm.serving.tokenizer.process import TokenizerLimits
+from swarm.serving.server.server_options import ServerOptions
+from swarm.serving.tokenizer.tokenizer_process import TokenizerLimits
 from swarm.testing.leaks import no_leaks
-from swarm.training.export import export_hf
-from swarm.training.model import initial_theta
-from swarm.training.run_config import DEFAULT_MODEL, RunConfig
+from swarm.training.inner.run_model import initial_theta
+from swarm.training.run.run_config import DEFAULT_MODEL, RunConfig
+from swarm.training.state.export import export_hf
 from swarm_node.demo import reference
 from swarm_protocol.errors import PeerUnreachable
 from transformers import AutoModelForCausalLM

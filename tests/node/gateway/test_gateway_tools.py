@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from node.gateway.scripted_client import ScriptedClient, ScriptedToken, converse
 from openai import AsyncOpenAI
-from swarm_node.gateway import bounds
+from swarm_node.gateway import http_limits
 from swarm_node.gateway.tool_calls import CLOSING, OPENING, ToolCall, ToolCallFinder
 
 HELLO = [{"role": "user", "content": "hi"}]
@@ -203,7 +203,7 @@ def _found(pieces: list[str]) -> list[str]:
 
 
 def test_finder_gives_up_a_call_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounds, "MAX_TOOL_CALL_CHARS", 100)
+    monkeypatch.setattr(http_limits, "MAX_TOOL_CALL_CHARS", 100)
     finder = ToolCallFinder({"weather"})
     assert "".join(map(str, finder.push(OPENING + "x" * 200))) == OPENING + "x" * 200
     assert finder.push("on") == ["on"]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from swarm.serving.grammar.process import GrammarProcess, GrammarProcesses
+from swarm.serving.grammar.grammar_process import GrammarProcess, GrammarProcesses
 from swarm_node.gateway.tool_grammar import CallableTool, calls_grammar
 from text_models import byte_tokenizer
 

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from swarm_node.metrics import contract
 from swarm_node.metrics.contract import METRICS
-from swarm_node.metrics.registry import Reading, Registry
+from swarm_node.metrics.metric_registry import Reading, Registry
 
 
 def test_docs_of_metrics_are_what_the_code_says() -> None:

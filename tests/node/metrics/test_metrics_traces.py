@@ -18,9 +18,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from swarm.training.events import RoundAborted
+from swarm.training.member.trainer_events import RoundAborted
 from swarm_node.gateway.app import GatewayOptions
-from swarm_node.metrics.traces import ENVIRONMENT, NO_TRACES, Traces, open_traces, traces_to
+from swarm_node.metrics.otel_traces import ENVIRONMENT, NO_TRACES, Traces, open_traces, traces_to
 from swarm_protocol.errors import ConfigError
 
 

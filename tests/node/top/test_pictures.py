@@ -7,8 +7,8 @@ import asyncio
 import pytest
 from dashboard_swarms import HOSTILE_NAMES
 from rich.cells import cell_len
-from swarm_node.amounts import count, duration, rate, size
-from swarm_node.cleaning import clean
+from swarm_node.formatting import count, duration, rate, size
+from swarm_node.sanitizing import clean
 from swarm_node.top import pictures
 from swarm_node.top.block_map import missing_row, replica_row, span_row, sparkline
 from swarm_node.top.once import picture

@@ -15,7 +15,7 @@ import psutil
 import pytest
 from network_worlds import eventually, libp2p_node
 from swarm.network.interface import Stream
-from swarm.network.libp2p import Libp2pNetwork
+from swarm.network.libp2p.libp2p_network import Libp2pNetwork
 from swarm_protocol.errors import PeerUnreachable, StartError
 from swarm_protocol.identity import Identity
 from swarm_protocol.signed_record import seal_record

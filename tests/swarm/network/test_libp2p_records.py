@@ -10,10 +10,13 @@ from pathlib import Path
 
 import pytest
 from network_worlds import libp2p_node
-from swarm.network import libp2p_dht, libp2p_watch
-from swarm.network.libp2p import Libp2pNetwork
-from swarm.network.libp2p_daemon import DaemonOptions
-from swarm.network.libp2p_host import Host
+from swarm.network.dht import record_dht
+from swarm.network.libp2p import partition_watch
+from swarm.network.libp2p.host import Host
+from swarm.network.libp2p.libp2p_network import (
+    Libp2pNetwork,
+)
+from swarm.network.libp2p.p2pd_process import DaemonOptions
 from swarm_protocol import limits
 from swarm_protocol.dht_messages import FindRequest, FindResponse, Found, StoreRequest, StoreResponse, place_of
 from swarm_protocol.errors import PeerTimeout, PeerUnreachable
@@ -31,7 +34,7 @@ PING = FindRequest(addrs=("/ip4/127.0.0.1/tcp/1",)).to_bytes()
 @pytest.fixture(autouse=True)
 def nobody_is_asked_unless_a_test_wants_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A node that is alone asks whoever connects, and suspects who has nothing to say yet."""
-    monkeypatch.setattr(libp2p_watch, "MIN_PAUSE_S", 600.0)
+    monkeypatch.setattr(partition_watch, "MIN_PAUSE_S", 600.0)
 
 
 class Liar:
@@ -171,7 +174,7 @@ def test_answer_with_forged_records_does_not_hide_the_honest_ones(tmp_path: Path
 def test_peer_whose_answer_is_none_is_dropped_and_left_alone_for_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: bytes
 ) -> None:
-    monkeypatch.setattr(libp2p_dht, "SUSPECT_S", 600.0)  # also on a machine that is busy for long
+    monkeypatch.setattr(record_dht, "SUSPECT_S", 600.0)  # also on a machine that is busy for long
 
     async def main() -> None:
         async with await libp2p_node(tmp_path / "a") as a:
@@ -273,7 +276,7 @@ def test_lookup_that_nobody_answers_raises_timeout(tmp_path: Path, monkeypatch: 
             await libp2p_node(tmp_path / "a") as a,
             await libp2p_node(tmp_path / "b", peers=await a.addrs()) as b,
         ):
-            monkeypatch.setattr(libp2p_dht, "RPC_TIMEOUT_S", 30)
+            monkeypatch.setattr(record_dht, "RPC_TIMEOUT_S", 30)
             a._host.lane._answers[f"{PREFIX}find"] = _silent
             with pytest.raises(PeerTimeout):
                 await b.lookup([KEY], timeout_s=0.3)
@@ -288,7 +291,7 @@ def test_peer_that_hangs_costs_one_deadline_and_is_dropped(tmp_path: Path, monke
             liar_beside(a, tmp_path / "liar") as liar,
         ):
             await a.publish(KEY, b"honest", lifetime_s=60)
-            monkeypatch.setattr(libp2p_dht, "RPC_TIMEOUT_S", 0.2)
+            monkeypatch.setattr(record_dht, "RPC_TIMEOUT_S", 0.2)
             liar.answer = None
             assert await payloads(a) == [b"honest"]
             assert liar.identity.peer_id not in a._dht.peers()

@@ -15,7 +15,7 @@ from plain_records import node_record
 from swarm.network import membership as membership_module
 from swarm.network import round_trips
 from swarm.network.membership import Membership
-from swarm.network.memory import Link, MemoryInternet, MemoryNetwork
+from swarm.network.memory.memory_network import Link, MemoryInternet, MemoryNetwork
 from swarm.testing import virtual_time
 from swarm_protocol import limits
 from swarm_protocol.errors import PeerTimeout, PeerUnreachable, PeerViolation, SwarmError

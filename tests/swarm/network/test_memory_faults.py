@@ -9,7 +9,7 @@ from functools import wraps
 
 import pytest
 from swarm.network.interface import EndOfStream, Stream
-from swarm.network.memory import DETECTION_S, Link, MemoryInternet, MemoryNetwork
+from swarm.network.memory.memory_network import DETECTION_S, Link, MemoryInternet, MemoryNetwork
 from swarm.testing import virtual_time
 from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable, PeerViolation
 from swarm_protocol.identity import Identity

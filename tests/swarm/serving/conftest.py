@@ -15,11 +15,11 @@ from unittest.mock import patch
 import pytest
 from swarm.client import AsyncClient, Generation
 from swarm.network.membership import Membership
-from swarm.network.memory import MemoryInternet, MemoryNetwork
-from swarm.serving.model.kit import ModelKit
-from swarm.serving.model.loading import LoadedSpan, load
-from swarm.serving.server import SpanServer
-from swarm.serving.server_options import ServerOptions
+from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
+from swarm.serving.model.model_assets import ModelKit
+from swarm.serving.model.span_loading import LoadedSpan, load
+from swarm.serving.server.server_options import ServerOptions
+from swarm.serving.server.span_server import SpanServer
 from swarm.serving.session.session import SessionOptions
 from swarm.testing.faults import Fault, FaultScript
 from swarm_protocol.records import NodeRecord
@@ -145,8 +145,8 @@ async def box(
     internet = MemoryInternet(detection_s=detection_s)
     script = FaultScript(faults, kill=lambda who: internet.crash(swarm.who[who]))
     async with AsyncExitStack() as stack:
-        stack.enter_context(patch("swarm.serving.deployment.load", cached_load))
-        stack.enter_context(patch("swarm.client.kits.TokenizerProcess", TokenizerHere))
+        stack.enter_context(patch("swarm.serving.server.deployment.load", cached_load))
+        stack.enter_context(patch("swarm.client.assets_cache.TokenizerProcess", TokenizerHere))
         network = internet.network()
         membership = await stack.enter_async_context(Membership(network))
         client = await stack.enter_async_context(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from swarm.client import AsyncClient, UsedRevisions
 from swarm.client.catalog import LOST_S
-from swarm.serving.model.files import open_model
+from swarm.serving.model.model_files import open_model
 from swarm.testing import virtual_time
 from swarm_protocol.errors import ConfigError, SwarmError
 

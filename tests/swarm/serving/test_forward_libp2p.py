@@ -16,7 +16,7 @@ import uvloop
 from network_worlds import eventually, libp2p_node
 from swarm.client import Client
 from swarm.network.membership import Membership
-from swarm.serving.server import SpanServer
+from swarm.serving.server.span_server import SpanServer
 from swarm.testing.leaks import no_leaks
 from swarm_protocol.errors import SessionError
 

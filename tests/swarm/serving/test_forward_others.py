@@ -17,9 +17,9 @@ from swarm.network.interface import Stream
 from swarm.network.membership import Membership
 from swarm.remote.gradient import Wanted
 from swarm.remote.search import PATIENCE_S
-from swarm.serving import forward
-from swarm.serving.forward_admission import ForwardBounds
-from swarm.serving.forward_pieces import PIECE_MS, Pace
+from swarm.serving.server import forward_server
+from swarm.serving.server.forward_admission import ForwardBounds
+from swarm.serving.server.forward_pieces import PIECE_MS, Pace
 from swarm.testing import virtual_time
 from swarm_protocol.errors import ConfigError, PeerRefused, SwarmError
 from swarm_protocol.forward_messages import TensorPiece
@@ -116,7 +116,7 @@ def test_server_that_says_come_back_in_an_hour_is_not_waited_for(boxes: Any, lla
 
 def test_tokens_of_others_keep_coming_while_a_large_backward_runs(boxes: Any, llama_dir: Path) -> None:
     num_pieces = [0]
-    timed = forward._timed
+    timed = forward_server._timed
 
     def counted(*arguments: Any) -> Any:
         num_pieces[0] += 1
@@ -143,5 +143,8 @@ def test_tokens_of_others_keep_coming_while_a_large_backward_runs(boxes: Any, ll
             # a token takes a few trips through the loop, and so a few pieces
             assert sum(earlier < later for earlier, later in itertools.pairwise(between)) >= 4
 
-    with patch("swarm.serving.forward._timed", counted), patch("swarm.serving.forward_pieces.Pace.took"):
+    with (
+        patch("swarm.serving.server.forward_server._timed", counted),
+        patch("swarm.serving.server.forward_pieces.Pace.took"),
+    ):
         asyncio.run(scenario())

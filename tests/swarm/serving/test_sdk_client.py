@@ -22,13 +22,13 @@ import numpy as np
 import pytest
 import torch
 from swarm.client import encoding
-from swarm.client.kits import MAX_BAD_FILES
+from swarm.client.assets_cache import MAX_BAD_FILES
 from swarm.client.request import Question
-from swarm.network.memory import MemoryInternet
+from swarm.network.memory.memory_network import MemoryInternet
 from swarm.router.routing import NoChain
-from swarm.serving.model.files import open_model
-from swarm.serving.model.kit import ModelKit, fetch_files, open_kit
-from swarm.serving.server_options import ServerOptions
+from swarm.serving.model.model_assets import ModelKit, fetch_files, open_kit
+from swarm.serving.model.model_files import open_model
+from swarm.serving.server.server_options import ServerOptions
 from swarm.testing import virtual_time
 from swarm.testing.faults import Fault
 from swarm.testing.leaks import no_leaks
@@ -420,7 +420,7 @@ def test_files_without_sense_from_one_server_are_taken_from_another(boxes: Any, 
                 files = await fetch_files(network, model, revision, peer_id)
                 return {**files, "config.json": b"{"} if peer_id == hostile else files
 
-            with patch("swarm.client.kits.fetch_files", fetch):
+            with patch("swarm.client.assets_cache.fetch_files", fetch):
                 assert await box.tokens() == box.expected()
                 assert asked[0] == hostile
                 box.client._kits._kits.clear()
@@ -434,7 +434,7 @@ def test_files_without_sense_from_all_servers_are_refused_after_a_few(boxes: Any
     async def scenario() -> None:
         async with boxes(llama_dir, [*HALVES, *HALVES]) as box:
             fetch = AsyncMock(return_value={"config.json": b"{"})
-            with patch("swarm.client.kits.fetch_files", fetch):
+            with patch("swarm.client.assets_cache.fetch_files", fetch):
                 with pytest.raises(IntegrityError, match="the files of tiny cannot be used"):
                     await box.tokens()
                 assert fetch.await_count == MAX_BAD_FILES

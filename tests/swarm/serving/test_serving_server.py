@@ -18,19 +18,19 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from served_chain import Talk, floats, hidden_rows, seat_id, token_rows
-from swarm.serving.deployment import Deployment
 from swarm.serving.engine import engine
-from swarm.serving.engine.observed import ObservedSpeed
-from swarm.serving.model.files import open_model
+from swarm.serving.engine.observed_speed import ObservedSpeed
 from swarm.serving.model.measure import SpanSpeed
-from swarm.serving.server import IDLE_S, LOOK_S
-from swarm.serving.server_options import ServerOptions
-from swarm.serving.session.lane import Lane, open_stream
+from swarm.serving.model.model_files import open_model
+from swarm.serving.server.deployment import Deployment
+from swarm.serving.server.server_options import ServerOptions
+from swarm.serving.server.span_server import IDLE_S, LOOK_S
+from swarm.serving.wire.multiplexed_connection import Lane, open_stream
 from swarm.testing import virtual_time
 from swarm.testing.leaks import no_leaks
 from swarm_protocol.errors import ConfigError, IntegrityError, PeerRefused, PeerUnreachable, SessionError
-from swarm_protocol.lane_messages import Ended, Leaving, Open, Result
 from swarm_protocol.serving_messages import FILES_METHOD, FilesRequest, FilesResponse
+from swarm_protocol.session_frames import Ended, Leaving, Open, Result
 
 TOKENS = token_rows(5, 6, 7)
 HIDDEN = hidden_rows(torch.zeros(2, 32))

@@ -10,14 +10,14 @@ from unittest.mock import patch
 
 import pytest
 from swarm.network.membership import Membership
-from swarm.network.memory import Link, MemoryInternet
+from swarm.network.memory.memory_network import Link, MemoryInternet
 from swarm.router.placement import Decision, choose_move
-from swarm.serving.capability import VolunteerOptions
-from swarm.serving.model.loading import LoadedSpan, load
 from swarm.serving.model.measure import SpanSpeed
-from swarm.serving.server import SpanServer
-from swarm.serving.server_options import ServerOptions
-from swarm.serving.volunteer import SETTLE_S, WATCH_S, Volunteer
+from swarm.serving.model.span_loading import LoadedSpan, load
+from swarm.serving.server.capability import VolunteerOptions
+from swarm.serving.server.server_options import ServerOptions
+from swarm.serving.server.span_server import SpanServer
+from swarm.serving.server.span_volunteer import SETTLE_S, WATCH_S, Volunteer
 from swarm.testing import virtual_time
 from swarm_protocol.errors import ConfigError, IntegrityError
 
@@ -34,9 +34,9 @@ class Town:
         self.volunteers: list[Volunteer] = []
         self.decisions: dict[int, list[Decision]] = {}
         # equal machines: what they measure under test would differ with the load of the moment
-        stack.enter_context(patch("swarm.serving.capability.measure_block", lambda files, options: EQUAL))
-        stack.enter_context(patch("swarm.serving.model.loading.measure", lambda span: EQUAL))
-        stack.enter_context(patch("swarm.serving.deployment.step_again_ms", lambda *_arguments: EQUAL.decode_ms))
+        stack.enter_context(patch("swarm.serving.server.capability.measure_block", lambda files, options: EQUAL))
+        stack.enter_context(patch("swarm.serving.model.span_loading.measure", lambda span: EQUAL))
+        stack.enter_context(patch("swarm.serving.server.deployment.step_again_ms", lambda *_arguments: EQUAL.decode_ms))
 
     async def add(self, **options: Any) -> Volunteer:
         network = self.internet.network()
@@ -208,7 +208,7 @@ def test_volunteer_places_itself_by_what_it_observes(llama_dir: Path, monkeypatc
             await asyncio.sleep(2 * WATCH_S)
             assert chosen_with == [pytest.approx(70.0 + 2 * 5.0)]
 
-    monkeypatch.setattr("swarm.serving.volunteer.choose_move", choose)
+    monkeypatch.setattr("swarm.serving.server.span_volunteer.choose_move", choose)
     virtual_time.run(scenario())
 
 
@@ -231,7 +231,7 @@ def test_volunteer_that_fails_to_load_withdraws_its_intention(llama_dir: Path) -
             place = await town(stack, llama_dir, 1, max_blocks=3)
             network = place.internet.network()
             observer = await stack.enter_async_context(Membership(network))
-            failing = patch("swarm.serving.deployment.load", side_effect=IntegrityError("a shard is damaged"))
+            failing = patch("swarm.serving.server.deployment.load", side_effect=IntegrityError("a shard is damaged"))
             with failing, pytest.raises(IntegrityError):
                 await place.volunteers[0].start()
             await asyncio.sleep(1)
@@ -248,7 +248,7 @@ def test_volunteer_without_memory_for_a_move_stays_and_still_closes(llama_dir: P
             for volunteer in place.volunteers:
                 await volunteer.start()
             spans = place.spans()
-            with patch("swarm.serving.deployment.load", side_effect=RuntimeError("out of memory")):
+            with patch("swarm.serving.server.deployment.load", side_effect=RuntimeError("out of memory")):
                 for volunteer in place.volunteers:
                     if volunteer.server is not None and volunteer.server.start_block == 0:
                         await volunteer.close()
@@ -300,14 +300,14 @@ def test_volunteer_that_alone_has_its_blocks_and_no_memory_for_both_spans_stays(
     llama_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It moves as soon as another takes them."""
-    caplog.set_level("INFO", logger="swarm.serving.volunteer")
+    caplog.set_level("INFO", logger="swarm.serving.server.span_volunteer")
     elsewhere = Decision(start=3, end=6, reason="it would help")
 
     async def scenario() -> None:
         async with AsyncExitStack() as stack:
             place = await town(stack, llama_dir, 1, **ROOM_FOR_THREE)
             await place.volunteers[0].start()
-            with patch("swarm.serving.volunteer.choose_move", return_value=elsewhere):
+            with patch("swarm.serving.server.span_volunteer.choose_move", return_value=elsewhere):
                 await asyncio.sleep(2 * WATCH_S + 10)
             assert place.spans() == [(0, 3)]
             server = place.volunteers[0].server
@@ -332,7 +332,7 @@ def test_volunteer_whose_new_blocks_cannot_be_loaded_serves_the_old_ones_again(l
             lonely = next(v for v in place.volunteers if v.server is not None and v.server.start_block == 3)
             await lonely.close()
             place.volunteers.remove(lonely)
-            with patch("swarm.serving.deployment.load", broken):
+            with patch("swarm.serving.server.deployment.load", broken):
                 await asyncio.sleep(3 * WATCH_S + 10)
                 assert sum(volunteer.num_failed_moves for volunteer in place.volunteers) > 0
             assert place.spans() == [(0, 3), (0, 3)]
@@ -367,7 +367,7 @@ def test_volunteer_whose_watch_breaks_by_a_defect_says_so_and_still_closes(llama
             place = await town(stack, llama_dir, 1, max_blocks=3)
             await place.volunteers[0].start()
             assert place.volunteers[0].failure is None
-            with patch("swarm.serving.volunteer.choose_move", side_effect=ZeroDivisionError("a bug")):
+            with patch("swarm.serving.server.span_volunteer.choose_move", side_effect=ZeroDivisionError("a bug")):
                 await asyncio.sleep(2 * WATCH_S + 5)
             assert place.volunteers[0].failure is not None
             assert "placing tiny has failed: ZeroDivisionError: a bug" in str(place.volunteers[0].failure)

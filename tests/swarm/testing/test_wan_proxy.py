@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 from free_ports import free_port
-from swarm.network.libp2p import Libp2pNetwork, Libp2pOptions
+from swarm.network.libp2p.libp2p_network import Libp2pNetwork, Libp2pOptions
 from swarm.network.membership import Membership
 from swarm.testing.leaks import no_leaks
-from swarm.testing.links import Connection
+from swarm.testing.link_presets import Connection
 from swarm.testing.wan_proxy import WanProxy, obey
 from swarm_protocol.identity import Identity
 

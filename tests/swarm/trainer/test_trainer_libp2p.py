@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from swarm.serving.model.files import open_model
+from swarm.serving.model.model_files import open_model
 from swarm.trainer import MemberOptions, module_run
-from swarm.trainer.checkpoint import CheckpointSource, pin_of
-from swarm.training.module_run import weights_digest
-from swarm.training.run_config import DataConfig, InnerConfig, RunConfig
-from swarm.training.run_file import write_run
-from swarm.training.start_config import StartConfig
-from swarm.training.start_weights import model_settings
+from swarm.trainer.start_checkpoint import CheckpointSource, pin_of
+from swarm.training.run.module_run import weights_digest
+from swarm.training.run.run_config import DataConfig, InnerConfig, RunConfig
+from swarm.training.run.run_file import write_run
+from swarm.training.run.start_config import StartConfig
+from swarm.training.state.start_weights import model_settings
 from swarm_protocol.errors import ConfigError, IntegrityError, SessionError, StartError
 from swarm_protocol.identity import Identity
 from tiny_models import FAMILIES, write_model
@@ -104,7 +104,7 @@ import sys, torch
 from torch import nn
 from swarm import Trainer
 from swarm.trainer import MemberOptions
-from swarm.training.module_run import weights_digest
+from swarm.training.run.module_run import weights_digest
 
 torch.manual_seed(3)
 module = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from swarm.training.data import ByteCorpus
-from swarm.training.run_config import DataConfig, InnerConfig, RunConfig
+from swarm.training.run.run_config import DataConfig, InnerConfig, RunConfig
 
 TINY_MODEL = {
     "model_type": "llama",

@@ -11,9 +11,9 @@ import pytest
 import torch
 from round_scripts import PEERS
 from swarm.testing import virtual_time
-from swarm.training.events import OuterStep, RoundAborted
-from swarm.training.run_config import RunConfig
-from swarm.training.run_warnings import warnings_of
+from swarm.training.member.trainer_events import OuterStep, RoundAborted
+from swarm.training.run.run_config import RunConfig
+from swarm.training.run.run_warnings import warnings_of
 from swarm_protocol.errors import ConfigError
 from torch import Tensor
 from training_swarm import Member, Swarm, SyntheticInner, assert_equal_steps, config

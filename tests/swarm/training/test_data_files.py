@@ -11,8 +11,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from pyarrow import feather, ipc, parquet
-from swarm.training.data import files
-from swarm.training.data.files import FileSource
+from swarm.training.data import document_files
+from swarm.training.data.document_files import FileSource
 from swarm.training.data.passages import PASSAGE_LENGTH
 from swarm_protocol.errors import ConfigError, IntegrityError
 
@@ -120,7 +120,7 @@ def test_passages_bad_line_of_json_is_refused_with_its_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: bytes, told: str
 ) -> None:
     if len(line) < 10_000:
-        monkeypatch.setattr(files, "MAX_LINE_BYTES", 1000)
+        monkeypatch.setattr(document_files, "MAX_LINE_BYTES", 1000)
     (tmp_path / "a.jsonl").write_bytes(b'{"text": "fine"}\n' + line + b"\n")
     with pytest.raises(ConfigError, match=told):
         documents(tmp_path)

@@ -19,7 +19,7 @@ from swarm.training.data import LocalData, hub, load_corpus
 from swarm.training.data.data_card import check_builder
 from swarm.training.data.hub import HubSource, bring_tokenizer
 from swarm.training.data.tokenizer import TOKENIZER_FILES, TokenizerFiles
-from swarm.training.run_config import DataConfig
+from swarm.training.run.run_config import DataConfig
 from swarm_protocol.errors import ConfigError
 from text_models import byte_tokenizer
 

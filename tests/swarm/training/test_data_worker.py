@@ -12,11 +12,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from swarm.training.data import LocalData, PreparationStopped, Progress, load_corpus, worker
-from swarm.training.data.files import File, FileSource
+from swarm.training.data import LocalData, PreparationStopped, Progress, load_corpus, tokenizing_worker
+from swarm.training.data.document_files import File, FileSource
 from swarm.training.data.tokenizer import TokenizerFiles
-from swarm.training.data.worker import Job, tokenize
-from swarm.training.run_config import DataConfig
+from swarm.training.data.tokenizing_worker import Job, tokenize
+from swarm.training.run.run_config import DataConfig
 from swarm_protocol.errors import ConfigError, IntegrityError
 
 FILES = DataConfig(source="files", window_tokens=16)
@@ -37,7 +37,7 @@ def workers_of(pid: int) -> list[psutil.Process]:
 
 def _is_worker(process: psutil.Process) -> bool:
     try:
-        return "swarm.training.data.worker" in " ".join(process.cmdline())
+        return "swarm.training.data.tokenizing_worker" in " ".join(process.cmdline())
     except psutil.NoSuchProcess:  # it has just ended, or nobody has waited for its end yet
         return False
 
@@ -90,7 +90,7 @@ def test_tokenize_worker_that_is_killed_is_an_integrity_error(tmp_path: Path) ->
 
 
 def test_tokenize_worker_that_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "_PROGRAM", "raise RuntimeError('no luck today')")
+    monkeypatch.setattr(tokenizing_worker, "_PROGRAM", "raise RuntimeError('no luck today')")
     with pytest.raises(IntegrityError, match="failed: RuntimeError: no luck today"):
         tokenize(endless_job(tmp_path), LocalData())
 
@@ -100,11 +100,11 @@ def test_worker_ends_with_whoever_started_it(tmp_path: Path) -> None:
     program = (
         "import pickle, sys; from swarm.training.data import LocalData, worker; "
         "assert 'torch' not in sys.modules, 'which takes seconds and hundreds of MB'; "
-        "worker.tokenize(pickle.load(sys.stdin.buffer), LocalData())"
+        "tokenizing_worker.tokenize(pickle.load(sys.stdin.buffer), LocalData())"
     )
     parent = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE)
     assert parent.stdin is not None
-    parent.stdin.write(worker.pickle.dumps(job))
+    parent.stdin.write(tokenizing_worker.pickle.dumps(job))
     parent.stdin.close()
     child = one_worker_of(parent.pid)
     until_s = time.monotonic() + DEADLINE_S

@@ -14,13 +14,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from filelock import FileLock
-from swarm.training.data import Corpus, LocalData, Progress, load_corpus, loading, python_source, tokenizing
+from swarm.training.data import Corpus, LocalData, Progress, corpus_loading, load_corpus, python_source, tokenizing
 from swarm.training.data.passages import Passage
 from swarm.training.data.token_file import TokenFile, TokenWriter
 from swarm.training.data.tokenizer import ByteTokenizer, _end_in_config, check_vocabulary
 from swarm.training.data.tokenizing import write_tokens
-from swarm.training.data.worker import Job
-from swarm.training.run_config import DataConfig
+from swarm.training.data.tokenizing_worker import Job
+from swarm.training.run.run_config import DataConfig
 from swarm_protocol.errors import ConfigError, IntegrityError
 from text_models import byte_tokenizer
 
@@ -39,7 +39,7 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
         check_vocabulary(tokenizer.vocab_size, job.vocab_size)
         write_tokens(job.source, tokenizer, job.path, local.on_progress)
 
-    monkeypatch.setattr(loading, "tokenize", tokenize)
+    monkeypatch.setattr(corpus_loading, "tokenize", tokenize)
     return done
 
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 from round_scripts import PEERS, contribution, terms
-from swarm.training import round as machine
-from swarm.training.coordinator import Terms
-from swarm.training.promise import Promise
-from swarm.training.round_events import (
+from swarm.training.round import state_machine as machine
+from swarm.training.round.coordinator import Terms
+from swarm.training.round.promise import Promise
+from swarm.training.round.round_events import (
     Action,
     Announce,
     Ask,
@@ -43,8 +43,8 @@ from swarm.training.round_events import (
     Tick,
     Voted,
 )
-from swarm.training.round_state import RoundState, own_ready
-from swarm.training.vote import quorum
+from swarm.training.round.round_state import RoundState, own_ready
+from swarm.training.round.vote import quorum
 from swarm_protocol.identity import Identity
 from swarm_protocol.training_messages import Group, Outcome, ReadyReply, Vote
 

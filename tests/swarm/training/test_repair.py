@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 import torch
 from swarm.testing import virtual_time
-from swarm.training import manifest, state
-from swarm.training.events import OuterStep, RoundAborted, StateFetched
+from swarm.training.member.trainer_events import OuterStep, RoundAborted, StateFetched
+from swarm.training.state import manifest, replica_state
 from training_swarm import NUM_VALUES, Member, Swarm, assert_equal_steps, config
 
 CHUNK_BYTES = 1 << 12
@@ -20,7 +20,7 @@ LAST_CHUNK_BYTES = 8 * NUM_VALUES - 5 * CHUNK_BYTES
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (manifest, state):
+    for module in (manifest, replica_state):
         monkeypatch.setattr(module, "CHUNK_BYTES", CHUNK_BYTES)
 
 

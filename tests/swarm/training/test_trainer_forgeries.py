@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 from swarm.network.interface import Stream
-from swarm.network.memory import MemoryNetwork
+from swarm.network.memory.memory_network import MemoryNetwork
 from swarm.testing import virtual_time
-from swarm.training.certificate import Notary
-from swarm.training.events import OuterStep, RoundAborted
-from swarm.training.methods import Methods
-from swarm.training.seat import overtaken
+from swarm.training.member.trainer_events import OuterStep, RoundAborted
+from swarm.training.round.certificate import Notary
+from swarm.training.round.methods import Methods
+from swarm.training.round.round_context import overtaken
 from swarm_protocol.errors import IntegrityError, PeerViolation, RoundError
 from swarm_protocol.identity import Identity
 from swarm_protocol.training_messages import Certificate, Contribution, Group, Outcome, Ready, Vote

@@ -13,16 +13,16 @@ from functools import partial
 
 import pytest
 import torch
-from swarm.network.memory import MemoryNetwork
+from swarm.network.memory.memory_network import MemoryNetwork
 from swarm.testing import virtual_time
-from swarm.training.certificate import Notary
-from swarm.training.driver import RoundDriver
-from swarm.training.events import Admitted, IntervalDone, OuterStep, RoundAborted
-from swarm.training.inner import IntervalResult
-from swarm.training.methods import Methods
-from swarm.training.round_events import Event, Grouped, Signed
-from swarm.training.seat import Seat
-from swarm.training.trainer import Trainer
+from swarm.training.inner.inner_loop import IntervalResult
+from swarm.training.member.trainer import Trainer
+from swarm.training.member.trainer_events import Admitted, IntervalDone, OuterStep, RoundAborted
+from swarm.training.round.certificate import Notary
+from swarm.training.round.methods import Methods
+from swarm.training.round.round_context import Seat
+from swarm.training.round.round_driver import RoundDriver
+from swarm.training.round.round_events import Event, Grouped, Signed
 from swarm_compression import get_codec
 from swarm_protocol.errors import ConfigError, RoundError, SwarmError
 from swarm_protocol.identity import Identity

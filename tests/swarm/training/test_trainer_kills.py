@@ -6,11 +6,11 @@ import asyncio
 import logging
 
 import pytest
-from swarm.network.memory_link import Link
+from swarm.network.memory.memory_link import Link
 from swarm.testing import virtual_time
 from swarm.testing.faults import Fault, FaultScript
 from swarm.testing.leaks import no_leaks
-from swarm.training.events import OuterStep, RoundAborted
+from swarm.training.member.trainer_events import OuterStep, RoundAborted
 from training_swarm import PHASES, Member, Swarm, assert_equal_steps, config
 
 NUM_STEPS = 3

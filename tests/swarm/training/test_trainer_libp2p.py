@@ -9,15 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from swarm.network.libp2p import Libp2pNetwork, Libp2pOptions
+from swarm.network.libp2p.libp2p_network import Libp2pNetwork, Libp2pOptions
 from swarm.network.membership import Membership
 from swarm.training.data import ByteCorpus
-from swarm.training.events import OuterStep, StateFetched, TrainingEvent, Validated
-from swarm.training.inner import InnerLoop
-from swarm.training.interval import Materials
-from swarm.training.model import build_model, initial_theta
-from swarm.training.run_config import RunConfig
-from swarm.training.trainer import Trainer, TrainerOptions
+from swarm.training.inner.inner_loop import InnerLoop
+from swarm.training.inner.interval import Materials
+from swarm.training.inner.run_model import build_model, initial_theta
+from swarm.training.member.trainer import Trainer, TrainerOptions
+from swarm.training.member.trainer_events import OuterStep, StateFetched, TrainingEvent, Validated
+from swarm.training.run.run_config import RunConfig
 from swarm_protocol.identity import Identity
 from training_swarm import signed
 

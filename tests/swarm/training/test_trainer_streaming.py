@@ -9,17 +9,24 @@ from dataclasses import replace
 
 import pytest
 import torch
-from swarm.network.memory_link import Link
+from swarm.network.memory.memory_link import Link
 from swarm.testing import virtual_time
 from swarm.testing.faults import Fault, FaultScript
 from swarm.testing.leaks import no_leaks
 from swarm.training.data import ByteCorpus
-from swarm.training.events import IntervalDone, IntervalFailed, OuterStep, RoundAborted, StateFetched, Validated
-from swarm.training.inner import InnerLoop
-from swarm.training.interval import Materials
-from swarm.training.layout import Layout
-from swarm.training.model import build_model, initial_theta
-from swarm.training.run_config import OuterConfig, RunConfig
+from swarm.training.inner.inner_loop import InnerLoop
+from swarm.training.inner.interval import Materials
+from swarm.training.inner.run_model import build_model, initial_theta
+from swarm.training.member.trainer_events import (
+    IntervalDone,
+    IntervalFailed,
+    OuterStep,
+    RoundAborted,
+    StateFetched,
+    Validated,
+)
+from swarm.training.run.run_config import OuterConfig, RunConfig
+from swarm.training.state.layout import Layout
 from training_swarm import PHASES, Member, Swarm, SyntheticInner, assert_equal_steps, config
 
 STEP_S = 0.1

@@ -7,7 +7,7 @@ import logging
 
 import pytest
 from swarm.testing import virtual_time
-from swarm.training.events import OuterStep
+from swarm.training.member.trainer_events import OuterStep
 from training_swarm import Member, Swarm, assert_equal_steps, config
 
 AFTER_S = 20.0

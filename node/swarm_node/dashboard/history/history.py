@@ -18,11 +18,11 @@ from sqlalchemy import Connection
 
 from swarm_node.dashboard.history import reader
 from swarm_node.dashboard.history.asking import Asking
-from swarm_node.dashboard.history.bounds import HOUR_S, Bounds
-from swarm_node.dashboard.history.engine import is_damage, reason, url_of
+from swarm_node.dashboard.history.database import is_damage, reason, url_of
 from swarm_node.dashboard.history.facts import Contribution, HistoryError, HistoryStatus, Sample, Step, Turnover
-from swarm_node.dashboard.history.inbox import Fact, Look, Refused, Samples
-from swarm_node.dashboard.history.texts import finite
+from swarm_node.dashboard.history.retention_limits import HOUR_S, Bounds
+from swarm_node.dashboard.history.stored_text import finite
+from swarm_node.dashboard.history.write_queue import Fact, Look, Refused, Samples
 from swarm_node.dashboard.history.writer import Pace, Writer
 from swarm_node.dashboard.views import Happening, PresenceView, RefusalView, Series, StepView
 

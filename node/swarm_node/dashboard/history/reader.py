@@ -11,8 +11,9 @@ import math
 from sqlalchemy import ColumnElement, Connection, func, select
 
 from swarm_node.dashboard.evenly import evenly
-from swarm_node.dashboard.history.bounds import HOUR_S, Bounds
 from swarm_node.dashboard.history.facts import Contribution, Turnover
+from swarm_node.dashboard.history.retention_limits import HOUR_S, Bounds
+from swarm_node.dashboard.history.stored_text import bounded
 from swarm_node.dashboard.history.tables import (
     contributions,
     happenings,
@@ -24,7 +25,6 @@ from swarm_node.dashboard.history.tables import (
     series,
     steps,
 )
-from swarm_node.dashboard.history.texts import bounded
 from swarm_node.dashboard.views import Happening, PresenceView, RefusalView, Series, StepView
 
 MAX_STEPS = 500

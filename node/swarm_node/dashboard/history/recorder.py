@@ -13,9 +13,9 @@ from typing import TypeVar
 from sqlalchemy import Connection, Table, case, func, insert, literal, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from swarm_node.dashboard.history.bounds import WIDTHS_S, Bounds
 from swarm_node.dashboard.history.facts import Step
-from swarm_node.dashboard.history.inbox import Fact, Look, Refused, Samples
+from swarm_node.dashboard.history.retention_limits import WIDTHS_S, Bounds
+from swarm_node.dashboard.history.stored_text import MAX_WORDS, bounded, finite, phases_text, whole
 from swarm_node.dashboard.history.tables import (
     collector,
     contributions,
@@ -28,7 +28,7 @@ from swarm_node.dashboard.history.tables import (
     series,
     steps,
 )
-from swarm_node.dashboard.history.texts import MAX_WORDS, bounded, finite, phases_text, whole
+from swarm_node.dashboard.history.write_queue import Fact, Look, Refused, Samples
 from swarm_node.dashboard.views import Happening
 
 GAP_S = 600.0

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from sqlalchemy import ColumnElement, Connection, Table, delete, func, select
 
-from swarm_node.dashboard.history.bounds import MAX_SQUEEZE, Bounds
+from swarm_node.dashboard.history.retention_limits import MAX_SQUEEZE, Bounds
 from swarm_node.dashboard.history.store import Store
 from swarm_node.dashboard.history.tables import (
     contributions,

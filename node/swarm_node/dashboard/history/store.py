@@ -17,7 +17,7 @@ from pathlib import Path
 from sqlalchemy import Connection, Engine, Table, func, literal_column, select, text
 from sqlalchemy.exc import SQLAlchemyError
 
-from swarm_node.dashboard.history.engine import (
+from swarm_node.dashboard.history.database import (
     Damage,
     engine_for,
     is_damage,
@@ -27,7 +27,7 @@ from swarm_node.dashboard.history.engine import (
     url_of,
 )
 from swarm_node.dashboard.history.facts import HistoryError
-from swarm_node.dashboard.history.schema import migrate
+from swarm_node.dashboard.history.schema_upgrade import migrate
 from swarm_node.dashboard.history.tables import metadata
 
 logger = logging.getLogger(__name__)

@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from swarm_node.dashboard.history.bounds import Bounds
-from swarm_node.dashboard.history.engine import is_damage, reason
+from swarm_node.dashboard.history.database import is_damage, reason
 from swarm_node.dashboard.history.facts import HistoryError
-from swarm_node.dashboard.history.inbox import Fact, Inbox
 from swarm_node.dashboard.history.recorder import Recorder
 from swarm_node.dashboard.history.retention import Retention
+from swarm_node.dashboard.history.retention_limits import Bounds
 from swarm_node.dashboard.history.store import Store, open_memory, open_store
+from swarm_node.dashboard.history.write_queue import Fact, Inbox
 
 logger = logging.getLogger(__name__)
 

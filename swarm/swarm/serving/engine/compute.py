@@ -20,7 +20,7 @@ from torch import Tensor
 
 from swarm.serving.model.batch import Batch, Slice, Want
 from swarm.serving.model.kv_pool import KVPool
-from swarm.serving.sampling import Pick, Picked, pick_all
+from swarm.serving.sampling.sampling import Pick, Picked, pick_all
 
 
 class Runs(Protocol):

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from swarm.serving.model.cut import block_list, block_pattern
-from swarm.serving.model.files import ModelFiles
 from swarm.serving.model.int8_rows import Int8Linear
+from swarm.serving.model.model_files import ModelFiles
 from swarm.serving.model.quantization import Bits, quantize
 from swarm.serving.model.weights import check_whole, empty_model, read_model
 

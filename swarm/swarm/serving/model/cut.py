@@ -16,7 +16,7 @@ from swarm_protocol.errors import ConfigError
 from torch import Tensor, nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from swarm.serving.model.formats.registry import format_of
+from swarm.serving.model.formats.format_registry import format_of
 
 _SUPPORTED_LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
 

@@ -25,9 +25,9 @@ from swarm.serving.model.blockwise import read_quantized
 from swarm.serving.model.caches import RAGGED, GatheredCache, PoolCache, RaggedCache, ShapeRecorder
 from swarm.serving.model.comparison import check_computes
 from swarm.serving.model.cut import block_list
-from swarm.serving.model.files import ModelFiles
 from swarm.serving.model.kv_pool import KVPool, KVShape
 from swarm.serving.model.lean import LeanBlocks, lean_blocks
+from swarm.serving.model.model_files import ModelFiles
 from swarm.serving.model.packing import pack_linears
 from swarm.serving.model.quantization import Bits
 from swarm.serving.model.ragged import can_be_lean, can_be_ragged

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from swarm.building import BUILDING
 from swarm.serving.model.cut import block_pattern, causal_lm_class, cut
-from swarm.serving.model.files import ModelFiles
 from swarm.serving.model.formats.format import FLOATS, QuantizedTensor, quantized_tensor
+from swarm.serving.model.model_files import ModelFiles
 from swarm.serving.model.quantization import is_quantizable
 from swarm.serving.model.quiet import quiet_transformers
-from swarm.serving.model.stored import StoredTensor, stored_tensors
+from swarm.serving.model.safetensors_reader import StoredTensor, stored_tensors
 
 _PLAIN = (*FLOATS, torch.float64)
 """What a weight that is not quantized may hold."""

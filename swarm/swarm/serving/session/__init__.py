@@ -1,1 +1,1 @@
-"""A session over a chain of servers: the client that drives it, and each server that it runs through."""
+"""The client's side of serving: one session over a chain of servers that may change while it runs."""

@@ -25,7 +25,7 @@ from swarm_protocol.errors import PeerViolation
 from swarm.serving.model.batch import PAGE_TOKENS
 from swarm.serving.session.actions import Action, Answer, Feed, Relink
 from swarm.serving.session.hop import Hop, Neighbours, Ran
-from swarm.serving.session.ledger import Ledger
+from swarm.serving.session.replay_buffer import Ledger
 
 WINDOW_CHUNKS = 4
 """Chunks of a prompt under way at once: enough for every hop of a usual chain to have work, and little to repeat."""

@@ -12,9 +12,9 @@ import math
 from collections import deque
 from dataclasses import dataclass, field, replace
 
-from swarm_protocol.lane_messages import Spent
 from swarm_protocol.records import ServeRecord
 from swarm_protocol.rows import Data
+from swarm_protocol.session_frames import Spent
 
 from swarm.serving.session.trace import HopTrace
 

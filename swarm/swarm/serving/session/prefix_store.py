@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from swarm.serving.model.batch import PAGE_TOKENS
-from swarm.serving.session.ledger import Ledger
+from swarm.serving.session.replay_buffer import Ledger
 
 MAX_BYTES = 256 * 2**20
 """Thousands of tokens at the boundaries of a large model; a session's own ledgers may hold as much."""

@@ -12,21 +12,21 @@ from uuid import uuid4
 import torch
 from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError
-from swarm_protocol.lane_messages import Pick, Picked
 from swarm_protocol.records import ServeRecord
 from swarm_protocol.rows import row_bytes
 from swarm_protocol.sampler import Sampler
+from swarm_protocol.session_frames import Pick, Picked
 from torch import Tensor
 
 from swarm.network.membership import Membership
 from swarm.serving.model.shape import ModelShape
 from swarm.serving.session.chain import Limits
-from swarm.serving.session.course import Course
+from swarm.serving.session.client_state import Shared
 from swarm.serving.session.known_servers import KnownServers
-from swarm.serving.session.pilot import Pilot
-from swarm.serving.session.recovery import Finder
-from swarm.serving.session.shared import Shared
-from swarm.serving.session.speech import Speech
+from swarm.serving.session.route_finder import Finder
+from swarm.serving.session.session_decisions import Course
+from swarm.serving.session.session_messages import Speech
+from swarm.serving.session.session_runner import Pilot
 from swarm.serving.session.trace import Trace
 
 MAX_STEP_BYTES = 2 * 2**20

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from swarm.training.data.byte_corpus import ByteCorpus
     from swarm.training.data.corpus import Corpus
-    from swarm.training.data.loading import load_corpus
+    from swarm.training.data.corpus_loading import load_corpus
     from swarm.training.data.local import DEFAULT_DATA, LocalData, OnProgress, Progress
     from swarm.training.data.token_corpus import TokenCorpus
-    from swarm.training.data.worker import PreparationStopped
+    from swarm.training.data.tokenizing_worker import PreparationStopped
 
 __all__ = [
     "DEFAULT_DATA",
@@ -34,9 +34,9 @@ __all__ = [
 _MODULES = {
     "ByteCorpus": "byte_corpus",
     "Corpus": "corpus",
-    "load_corpus": "loading",
+    "load_corpus": "corpus_loading",
     "TokenCorpus": "token_corpus",
-    "PreparationStopped": "worker",
+    "PreparationStopped": "tokenizing_worker",
 }
 
 

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from swarm_protocol.errors import ConfigError, IntegrityError
 from torch import Tensor
 
-from swarm.training.byte_text import BYTE_VOCABULARY, END_OF_TEXT
+from swarm.training.data.byte_text import BYTE_VOCABULARY, END_OF_TEXT
 from swarm.training.data.corpus import VALIDATION_SHARE, num_windows, windows_of
 from swarm.training.data.python_source import digest_of, read_python, standard_library
-from swarm.training.run_config import DataConfig
+from swarm.training.run.run_config import DataConfig
 
 ByteArray: TypeAlias = NDArray[np.uint8]
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from swarm.training.permutation import permute
+from swarm.training.inner.permutation import permute
 
 if TYPE_CHECKING:  # the process that tokenizes needs no torch
     from torch import Tensor

@@ -27,7 +27,7 @@ from swarm_protocol.errors import ConfigError, SwarmError
 
 from swarm.training.data.data_card import CARD_FILES, check_builder, check_card
 from swarm.training.data.passages import Passage, cut
-from swarm.training.setting_checks import is_commit
+from swarm.training.run.setting_checks import is_commit
 
 ANSWER_S = 10.0
 """The longest that a hub may take to say which commit a data set has now."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from swarm.training.data.corpus import num_windows, windows_of
 from swarm.training.data.token_file import TokenFile
-from swarm.training.run_config import DataConfig
+from swarm.training.run.run_config import DataConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

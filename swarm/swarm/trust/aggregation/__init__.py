@@ -1,0 +1,1 @@
+"""How an owner combines the members' contributions: mean, trimmed, clipped, by distance."""

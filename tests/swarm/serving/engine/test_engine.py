@@ -23,9 +23,9 @@ from arithmetic_span import (
 )
 from swarm.serving.engine.engine import Engine, Load
 from swarm.serving.engine.prefix import page_keys
-from swarm.serving.engine.seat import Seat
+from swarm.serving.engine.sequence import Seat
 from swarm.serving.model.batch import PAGE_TOKENS, Want
-from swarm.serving.sampling import Pick, Sampling, pick
+from swarm.serving.sampling.sampling import Pick, Sampling, pick
 from swarm_protocol.errors import PeerViolation
 
 # --- what is computed -------------------------------------------------------------------------------------------------

@@ -12,11 +12,11 @@ import pytest
 from arithmetic_span import GREEDY, REVISION, ids
 from swarm.serving.engine.engine import Engine
 from swarm.serving.engine.prefix import page_keys
-from swarm.serving.engine.seat import Seat
+from swarm.serving.engine.sequence import Seat
 from swarm.serving.model.batch import PAGE_TOKENS, Want
-from swarm.serving.model.files import open_model
+from swarm.serving.model.model_files import open_model
 from swarm.serving.model.span import Span, load_span
-from swarm.serving.server_options import ServerOptions
+from swarm.serving.server.server_options import ServerOptions
 from swarm.testing import virtual_time
 from swarm.testing.leaks import no_leaks
 

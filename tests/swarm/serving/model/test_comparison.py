@@ -11,10 +11,10 @@ import torch
 from swarm.serving.model import cut
 from swarm.serving.model import span as span_module
 from swarm.serving.model.caches import GatheredCache
-from swarm.serving.model.files import open_model
-from swarm.serving.model.loading import load
+from swarm.serving.model.model_files import open_model
 from swarm.serving.model.span import Span, load_span
-from swarm.serving.server_options import ServerOptions
+from swarm.serving.model.span_loading import load
+from swarm.serving.server.server_options import ServerOptions
 from swarm_protocol.errors import ConfigError
 from transformers import OPTConfig
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from swarm.serving.model.files import open_model
 from swarm.serving.model.int8_rows import Int8Linear
+from swarm.serving.model.model_files import open_model
 from swarm.serving.model.span import load_span
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode

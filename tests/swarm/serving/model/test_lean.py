@@ -10,8 +10,8 @@ import pytest
 import torch
 from swarm.serving.model import lean, lean_kernels
 from swarm.serving.model.batch import PAGE_TOKENS, Batch, Slice, Want
-from swarm.serving.model.files import open_model
 from swarm.serving.model.kv_pool import KVPool
+from swarm.serving.model.model_files import open_model
 from swarm.serving.model.packing import PackedLinear, can_pack
 from swarm.serving.model.span import Span, load_span
 from torch import Tensor

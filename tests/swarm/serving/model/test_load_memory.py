@@ -30,9 +30,9 @@ import sys
 from pathlib import Path
 import torchao.prototype.quantization.int4
 import transformers.models.llama.modeling_llama
-from swarm.serving.model.files import open_model
-from swarm.serving.model.loading import load, weigh
-from swarm.serving.server_options import ServerOptions
+from swarm.serving.model.model_files import open_model
+from swarm.serving.model.span_loading import load, weigh
+from swarm.serving.server.server_options import ServerOptions
 
 def status(name):
     return 1024 * int(Path("/proc/self/status").read_text().partition(f"{name}:")[2].split()[0])

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from swarm.serving.capability import VolunteerOptions, measure_capability
 from swarm.serving.model.batch import Batch, Slice, Want
-from swarm.serving.model.files import open_model
-from swarm.serving.model.loading import load, weigh
+from swarm.serving.model.model_files import open_model
 from swarm.serving.model.quantization import Bits
 from swarm.serving.model.span import Span, load_span
-from swarm.serving.server_options import ServerOptions
+from swarm.serving.model.span_loading import load, weigh
+from swarm.serving.server.capability import VolunteerOptions, measure_capability
+from swarm.serving.server.server_options import ServerOptions
 from swarm_protocol.errors import ConfigError
 
 
@@ -100,6 +100,6 @@ def test_capability_with_few_bits_counts_what_loading_takes(llama_dir: Path, mon
     assert weights.loading_bytes > weights.block_bytes
     able = measure_capability(llama_dir, "me", VolunteerOptions(max_bytes=two, server=options))
     assert able.capacity.num_blocks == 2
-    monkeypatch.setattr("swarm.serving.capability.measure_block", lambda *_: pytest.fail("it was read"))
+    monkeypatch.setattr("swarm.serving.server.capability.measure_block", lambda *_: pytest.fail("it was read"))
     with pytest.raises(ConfigError, match="more while they are loaded"):
         measure_capability(llama_dir, "me", VolunteerOptions(max_bytes=two - weights.block_bytes - 1, server=options))

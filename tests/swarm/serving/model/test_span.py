@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from swarm.serving.model import cut
 from swarm.serving.model.batch import Batch, Slice, Want
-from swarm.serving.model.files import open_model
 from swarm.serving.model.kv_pool import KVPool
+from swarm.serving.model.model_files import open_model
+from swarm.serving.model.safetensors_reader import StoredTensor
 from swarm.serving.model.span import Span, block_of_tensors, load_span
-from swarm.serving.model.stored import StoredTensor
 from swarm_protocol.errors import ConfigError, IntegrityError
 from transformers import AutoModelForCausalLM, BertConfig, BloomConfig, OPTConfig, PreTrainedModel
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from swarm.serving.model.batch import Batch, Slice, Want
-from swarm.serving.model.files import open_model
+from swarm.serving.model.model_files import open_model
 from swarm.serving.model.span import Span, load_span
 from swarm_protocol.errors import ConfigError
 from transformers import AutoModelForCausalLM

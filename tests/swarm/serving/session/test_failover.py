@@ -15,13 +15,13 @@ from unittest.mock import AsyncMock, patch
 
 import pytest
 from swarm.router.routing import NoChain
-from swarm.serving.session.course import LEAVE_RETRY_S, MAX_FAILURES
 from swarm.serving.session.hop import FLOOR_S
 from swarm.serving.session.session import SessionOptions
+from swarm.serving.session.session_decisions import LEAVE_RETRY_S, MAX_FAILURES
 from swarm.testing import virtual_time
 from swarm.testing.faults import Fault
 from swarm_protocol.errors import SessionError
-from swarm_protocol.lane_messages import Frame, Picked, Result
+from swarm_protocol.session_frames import Frame, Picked, Result
 
 THIRDS = [(0, 2), (0, 2), (2, 4), (2, 4), (4, 6), (4, 6)]
 

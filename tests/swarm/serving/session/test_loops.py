@@ -10,7 +10,7 @@ from arithmetic_span import prompt_of
 from served_chain import PICK, Talk, World, seat_id, through, token_rows, with_servers
 from swarm.testing.faults import Fault
 from swarm_protocol import limits
-from swarm_protocol.lane_messages import Ended, Link, Linked, Pick, Result, SeatRef
+from swarm_protocol.session_frames import Ended, Link, Linked, Pick, Result, SeatRef
 
 PROMPT = prompt_of(21)
 SPANS = [(0, 2), (2, 3), (3, 4)]

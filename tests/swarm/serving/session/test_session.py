@@ -11,19 +11,19 @@ from unittest.mock import patch
 
 import pytest
 from swarm.network.membership import Membership
-from swarm.network.memory import MemoryInternet, MemoryNetwork
-from swarm.network.memory_link import Link
+from swarm.network.memory.memory_link import Link
+from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
 from swarm.router.routing import NoChain
 from swarm.serving.model.shape import ModelShape
+from swarm.serving.session.client_state import Shared
 from swarm.serving.session.hop import FLOOR_S, KNOWN_FLOOR_S, KNOWN_STEPS, MAX_TOKEN_S
 from swarm.serving.session.session import MAX_STEP_BYTES, Session, SessionOptions
-from swarm.serving.session.shared import Shared
 from swarm.serving.session.trace import Trace
 from swarm.testing import virtual_time
 from swarm.testing.leaks import no_leaks
 from swarm_protocol.errors import ConfigError, SessionError
-from swarm_protocol.lane_messages import Pick, Picked, Result
 from swarm_protocol.rows import Rows
+from swarm_protocol.session_frames import Pick, Picked, Result
 from toy_server import COLUMNS, MODEL, VOCAB, ToyServer, expected_tokens, logits_of
 
 NUM_BLOCKS = 6

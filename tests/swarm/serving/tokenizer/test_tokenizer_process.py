@@ -15,9 +15,9 @@ from typing import Any
 
 import psutil
 import pytest
-from swarm.serving.model.files import open_model
-from swarm.serving.model.kit import ModelKit, open_kit
-from swarm.serving.tokenizer.process import TokenizerLimits, TokenizerProcess
+from swarm.serving.model.model_assets import ModelKit, open_kit
+from swarm.serving.model.model_files import open_model
+from swarm.serving.tokenizer.tokenizer_process import TokenizerLimits, TokenizerProcess
 from swarm.testing.leaks import no_leaks
 from swarm_protocol.errors import ConfigError, IntegrityError, SessionError
 from text_models import byte_tokenizer
@@ -163,8 +163,8 @@ PARENT = """
 import asyncio, sys
 from pathlib import Path
 from swarm.serving.model.small_files import SMALL_FILES
-from swarm.serving.model.kit import open_kit
-from swarm.serving.tokenizer.process import TokenizerLimits, TokenizerProcess
+from swarm.serving.model.model_assets import open_kit
+from swarm.serving.tokenizer.tokenizer_process import TokenizerLimits, TokenizerProcess
 
 async def main():
     files = {name: path.read_bytes() for name in SMALL_FILES if (path := Path(sys.argv[1], name)).is_file()}

@@ -19,7 +19,7 @@ from swarm_protocol.checks import check_choice, check_float, check_int
 from torch import Tensor
 
 from swarm.serving.model.formats.format import CheckpointFormat, Shape, check_part
-from swarm.serving.model.stored import StoredTensor
+from swarm.serving.model.safetensors_reader import StoredTensor
 
 _INT8_MAX = 127
 _ROWS = 128

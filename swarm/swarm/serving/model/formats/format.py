@@ -16,7 +16,7 @@ import torch
 from swarm_protocol.errors import IntegrityError
 from torch import Tensor
 
-from swarm.serving.model.stored import StoredTensor
+from swarm.serving.model.safetensors_reader import StoredTensor
 
 Shape = tuple[int, ...]
 

@@ -18,7 +18,7 @@ from swarm_protocol.checks import check_int
 from torch import Tensor
 
 from swarm.serving.model.formats.format import FLOATS, Shape, check_part
-from swarm.serving.model.stored import StoredTensor
+from swarm.serving.model.safetensors_reader import StoredTensor
 
 _MAX_BLOCK = 2**20
 _ROWS = 128

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from swarm.serving.model.formats.format import Shape, check_part
-from swarm.serving.model.stored import StoredTensor
+from swarm.serving.model.safetensors_reader import StoredTensor
 
 _GROUP_BYTES = 16
 

@@ -17,7 +17,7 @@ from swarm_protocol.checks import check_choice, check_int
 from torch import Tensor
 
 from swarm.serving.model.formats.format import FLOATS, Shape, check_part
-from swarm.serving.model.stored import StoredTensor
+from swarm.serving.model.safetensors_reader import StoredTensor
 
 _WORD_BITS = 32
 _MAX_GROUP = 2**20

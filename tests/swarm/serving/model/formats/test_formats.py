@@ -16,11 +16,11 @@ from quantized_models import KINDS, write_quantized
 from safetensors.torch import load_file, save_file
 from swarm.serving.model.batch import Batch, Slice, Want
 from swarm.serving.model.check import check_directory
-from swarm.serving.model.files import ModelFiles, open_model, weight_sizes
-from swarm.serving.model.loading import weigh
+from swarm.serving.model.model_files import ModelFiles, open_model, weight_sizes
+from swarm.serving.model.safetensors_reader import StoredTensor
 from swarm.serving.model.span import Span, block_of_tensors, load_span
-from swarm.serving.model.stored import StoredTensor
-from swarm.serving.server_options import ServerOptions
+from swarm.serving.model.span_loading import weigh
+from swarm.serving.server.server_options import ServerOptions
 from swarm_protocol.errors import ConfigError, IntegrityError
 from tiny_models import write_model
 from transformers import GptOssConfig

@@ -1,0 +1,54 @@
+"""The codecs by name. Adding one is a line here, its name where runs choose one, and a row in the tests' table.
+
+It has no state.
+"""
+
+from __future__ import annotations
+
+from swarm_compression.codec import Codec, CodecError
+from swarm_compression.floats import FloatCodec
+from swarm_compression.four_bits import E3M0, INT4, FourBitCodec
+from swarm_compression.int8 import Int8Codec
+from swarm_compression.row_codecs import FlatRows, Int8Rows, RawRows, RowCodec
+
+_CODECS: dict[str, Codec] = {
+    codec.name: codec
+    for codec in (
+        FloatCodec("fp32"),
+        FloatCodec("fp16"),
+        FloatCodec("bf16"),
+        Int8Codec(),
+        FourBitCodec("int4", INT4),
+        FourBitCodec("e3m0", E3M0),
+    )
+}
+
+_ROW_CODECS: dict[str, RowCodec] = {
+    codec.name: codec for codec in (RawRows(), FlatRows("bf16", FloatCodec("bf16")), Int8Rows())
+}
+
+
+def codec_names() -> tuple[str, ...]:
+    """From the largest on the wire to the smallest."""
+    return tuple(_CODECS)
+
+
+def get_codec(name: str) -> Codec:
+    """Raises CodecError for a name that is not in `codec_names()`."""
+    try:
+        return _CODECS[name]
+    except KeyError:
+        raise CodecError(f"no codec {name!r}; there are {', '.join(_CODECS)}") from None
+
+
+def row_codec_names() -> tuple[str, ...]:
+    """From the largest on the wire to the smallest."""
+    return tuple(_ROW_CODECS)
+
+
+def get_row_codec(name: str) -> RowCodec:
+    """Raises CodecError for a name that is not in `row_codec_names()`."""
+    try:
+        return _ROW_CODECS[name]
+    except KeyError:
+        raise CodecError(f"no codec {name!r} of rows; there are {', '.join(_ROW_CODECS)}") from None

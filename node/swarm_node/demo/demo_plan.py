@@ -1,0 +1,68 @@
+"""What the demo runs: the signed run, its size, and how long each part may take. Values and arithmetic only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from swarm.training.run.run_config import DEFAULT_MODEL, RunConfig
+
+from swarm_node.demo import defaults
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One demo. The times are deadlines, several times what two cores need."""
+
+    num_nodes: int = defaults.NUM_NODES
+    outer_steps: int = defaults.OUTER_STEPS
+    interval_steps: int = defaults.INTERVAL_STEPS
+    prompt: str = defaults.PROMPT
+    temperature: float = defaults.TEMPERATURE
+    sampling_seed: int = 1
+    max_new_tokens: int = defaults.MAX_NEW_TOKENS
+    kill_after_tokens: int = 32
+    keep: Path | None = None
+    start_within_s: float = 120.0
+    train_within_s: float = 600.0
+    serve_within_s: float = 120.0
+    answer_within_s: float = 120.0
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.num_nodes <= 16:
+            raise ValueError(f"{self.num_nodes} nodes: use 2 to 16, more share the same cores for nothing")
+        if not 1 <= self.outer_steps <= 1000:
+            raise ValueError(f"{self.outer_steps} outer steps: use 1 to 1000")
+        if not 1 <= self.interval_steps <= 1000:
+            raise ValueError(f"{self.interval_steps} inner steps: use 1 to 1000")
+        if not 0 <= self.temperature <= 2:
+            raise ValueError(f"temperature {self.temperature}: use 0 to 2")
+        if not 0 < self.kill_after_tokens < self.max_new_tokens:
+            raise ValueError("the kill must come while the answer is being written")
+        context = int(DEFAULT_MODEL["max_position_embeddings"])
+        num_prompt_bytes = len(self.prompt.encode())
+        if not 0 < num_prompt_bytes <= context - self.max_new_tokens:
+            raise ValueError(
+                f"a prompt of {num_prompt_bytes} bytes and {self.max_new_tokens} new ones: "
+                f"use at least 1 of prompt, and at most {context} together"
+            )
+
+    @property
+    def num_blocks(self) -> int:
+        return int(DEFAULT_MODEL["num_hidden_layers"])
+
+    @property
+    def blocks_per_node(self) -> int:
+        """Half the model, so that a chain is two nodes and any one of four may die; fewer nodes take all of it."""
+        return -(-self.num_blocks // 2) if self.num_nodes >= 4 else self.num_blocks
+
+    def run(self) -> RunConfig:
+        """A generous grace for the others: they are on the same machine, and the first step is then taken together."""
+        return RunConfig(
+            name="demo",
+            outer_steps=self.outer_steps,
+            interval_steps=self.interval_steps,
+            min_group=max(2, self.num_nodes // 2),
+            max_group=self.num_nodes,
+            quorum_grace_s=10.0,
+        )

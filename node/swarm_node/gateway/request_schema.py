@@ -1,0 +1,263 @@
+"""What a client may ask for, bounded field by field; what only chats have is `chat_schema`'s."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
+from swarm.client.request import schema_grammar
+from swarm.serving.sampling.sampling import MAX_STOP_TOKENS, Sampling
+from swarm_protocol import limits
+from swarm_protocol.errors import ConfigError
+from swarm_protocol.sampler import Grammar
+
+from swarm_node.gateway import http_limits
+from swarm_node.gateway.strict_body import WHOLE, Neutral, OrDefault, StrictBody, unfit
+
+INT64 = 2**63
+
+Text = Annotated[str, Field(max_length=http_limits.MAX_PROMPT_CHARS)]
+ModelName = Annotated[str, Field(min_length=1, max_length=http_limits.MAX_MODEL_NAME_CHARS)]
+TokenId = Annotated[int, Field(ge=0, lt=limits.MAX_VOCAB), WHOLE]
+TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=http_limits.MAX_NEW_TOKENS)]
+MaxTokens = Annotated[int, Field(ge=1, le=http_limits.MAX_NEW_TOKENS), WHOLE]
+StopText = Annotated[str, Field(min_length=1, max_length=http_limits.MAX_STOP_CHARS)]
+Stops = Annotated[list[StopText], Field(max_length=http_limits.MAX_STOPS)]
+Penalty = Annotated[float, Field(ge=-limits.MAX_PENALTY, le=limits.MAX_PENALTY, allow_inf_nan=False), OrDefault(0.0)]
+VOCABULARY_INDEX = r"^(0|[1-9][0-9]{0,5})$"
+Bias = Annotated[float, Field(ge=-limits.MAX_BIAS, le=limits.MAX_BIAS, allow_inf_nan=False)]
+Biases = Annotated[
+    dict[Annotated[str, Field(pattern=VOCABULARY_INDEX)], Bias],
+    Field(max_length=limits.MAX_BIASES),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "description": "by token id",
+            "patternProperties": {
+                VOCABULARY_INDEX: {"type": "number", "minimum": -limits.MAX_BIAS, "maximum": limits.MAX_BIAS}
+            },
+            "additionalProperties": False,
+            "maxProperties": limits.MAX_BIASES,
+        }
+    ),
+]
+Label = Annotated[str, Field(max_length=http_limits.MAX_LABEL_CHARS)]
+JsonObject = dict[str, Any]
+
+
+def one_or_many(value: Any) -> Any:
+    """OpenAI takes one stop as it is."""
+    if value is None:
+        return []
+    return [value] if isinstance(value, str) else value
+
+
+class StreamOptions(StrictBody):
+    neutral: ClassVar[Neutral] = {"include_obfuscation": (False,), "continuous_usage_stats": (False,)}
+
+    include_usage: Annotated[bool, OrDefault(False)] = False
+
+
+class NamedSchema(StrictBody):
+    """OpenAI's form of a JSON schema. It is always kept to, so `strict` says nothing more."""
+
+    name: Label
+    description: Text | None = None
+    strict: bool | None = None
+    schema_: Annotated[JsonObject, Field(alias="schema"), OrDefault({})] = Field(default_factory=dict)
+
+
+class AnyText(StrictBody):
+    type: Literal["text"]
+
+    def answer_schema(self) -> JsonObject | None:
+        """The JSON schema of what may be answered; None: anything."""
+        return None
+
+
+class AnyObject(StrictBody):
+    type: Literal["json_object"]
+
+    def answer_schema(self) -> JsonObject | None:
+        return {"type": "object"}
+
+
+class FittingText(StrictBody):
+    type: Literal["json_schema"]
+    json_schema: NamedSchema
+
+    def answer_schema(self) -> JsonObject | None:
+        return self.json_schema.schema_
+
+
+ResponseFormat = Annotated[AnyText | AnyObject | FittingText, Field(discriminator="type")]
+
+
+class SamplingRequest(StrictBody):
+    """The fields that both endpoints share. The labels name a caller or a cache, and change no answer."""
+
+    neutral: ClassVar[Neutral] = {
+        # OpenAI's
+        "metadata": ({},),
+        "store": (False,),
+        "service_tier": ("auto", "default"),
+        "prompt_cache_retention": (),
+        # vLLM's and others'
+        "allowed_token_ids": (),
+        "best_of": (1,),
+        "bad_words": ([],),
+        "cache_salt": (),
+        "early_stopping": (False,),
+        "guided_choice": (),
+        "guided_decoding_backend": (),
+        "guided_grammar": (),
+        "guided_json": (),
+        "guided_regex": (),
+        "guided_whitespace_pattern": (),
+        "kv_transfer_params": (),
+        "length_penalty": (1.0,),
+        "logits_processors": ([],),
+        "priority": (0,),
+        "prompt_logprobs": (),
+        "request_id": (),
+        "return_token_ids": (False,),
+        "return_tokens_as_token_ids": (False,),
+        "skip_special_tokens": (True,),
+        "spaces_between_special_tokens": (True,),
+        "structural_tag": (),
+        "structured_outputs": (),
+        "truncate_prompt_tokens": (),
+        "use_beam_search": (False,),
+        "vllm_xargs": (),
+    }
+
+    model: ModelName
+    max_tokens: MaxTokens | None = None
+    temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False), OrDefault(1.0)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False), OrDefault(1.0)] = 1.0
+    top_k: Annotated[
+        int, Field(ge=-1, le=http_limits.MAX_TOP_K, description="0 and -1: no limit"), WHOLE, OrDefault(0)
+    ] = 0
+    min_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False), OrDefault(0.0)] = 0.0
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    repetition_penalty: Annotated[
+        float, Field(gt=0, le=limits.MAX_REPETITION_PENALTY, allow_inf_nan=False), OrDefault(1.0)
+    ] = 1.0
+    logit_bias: Annotated[Biases, OrDefault({})] = Field(default_factory=dict)
+    n: Annotated[int, Field(ge=1, le=http_limits.MAX_CHOICES), WHOLE, OrDefault(1)] = 1
+    seed: Annotated[int, Field(gt=-INT64, lt=INT64), WHOLE] | None = None
+    stop: Annotated[Stops, BeforeValidator(one_or_many, json_schema_input_type=Stops | StopText | None)] = Field(
+        default_factory=list
+    )
+    include_stop_str_in_output: Annotated[bool, OrDefault(False)] = False
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKENS), OrDefault([])] = Field(
+        default_factory=list
+    )
+    min_tokens: Annotated[int, Field(ge=0, le=http_limits.MAX_NEW_TOKENS), WHOLE, OrDefault(0)] = 0
+    ignore_eos: Annotated[bool, OrDefault(False)] = False
+    response_format: ResponseFormat | None = None
+    stream: Annotated[bool, OrDefault(False)] = False
+    stream_options: Annotated[StreamOptions, OrDefault({})] = Field(default_factory=StreamOptions)
+    user: Label | None = None
+    safety_identifier: Label | None = None
+    prompt_cache_key: Label | None = None
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream and self.stream_options.include_usage
+
+    def grammar(self) -> Grammar | None:
+        """What the answer has to be. Raises ConfigError for one that is too large."""
+        schema = self.answer_schema()
+        return None if schema is None else schema_grammar(schema)
+
+    def answer_schema(self) -> JsonObject | None:
+        """The JSON schema of what may be answered; None: anything."""
+        return self.response_format.answer_schema() if self.response_format else None
+
+    def shown_stops(self) -> tuple[str, ...]:
+        """Stop strings that end the text of the answer and belong to it."""
+        return tuple(self.stop) if self.include_stop_str_in_output else ()
+
+    @model_validator(mode="after")
+    def _drawable(self) -> SamplingRequest:
+        """All that a Sampling refuses is refused before anything is asked."""
+        try:
+            self.samplings()
+        except ConfigError as error:
+            raise unfit("response_format" if self.response_format else "tools", str(error)) from None
+        return self
+
+    def samplings(self) -> Sequence[Sampling]:
+        """One for each of the `n` answers: the first has the request's own seed, the others' follow from it.
+
+        Raises ConfigError for settings that do not go together.
+        """
+        sampling = Sampling(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=max(0, self.top_k),
+            min_p=self.min_p,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            repetition_penalty=self.repetition_penalty,
+            logit_bias=tuple((int(token_id), bias) for token_id, bias in self.logit_bias.items()),
+            stop=() if self.include_stop_str_in_output else tuple(self.stop),
+            stop_after=self.shown_stops(),
+            stop_token_ids=tuple(self.stop_token_ids),
+            min_tokens=self.min_tokens,
+            ignore_eos=self.ignore_eos,
+            grammar=self.grammar(),
+        )
+        seeds = (secrets.randbits(63) if self.seed is None else _derived(self.seed, index) for index in range(self.n))
+        return [replace(sampling, seed=seed) for seed in seeds]
+
+
+def _derived(seed: int, index: int) -> int:
+    if index == 0:
+        return seed
+    digest = hashlib.blake2b(f"choice {seed}/{index}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def one_prompt_or_many(value: Any) -> Any:
+    """OpenAI takes one prompt, a text or token ids, as it is."""
+    is_one = isinstance(value, str) or (isinstance(value, list) and value and isinstance(value[0], int | float))
+    return [value] if is_one else value
+
+
+Prompts = Annotated[
+    list[Text | TokenIds],
+    BeforeValidator(one_prompt_or_many, json_schema_input_type=Text | TokenIds | list[Text | TokenIds]),
+    Field(min_length=1, max_length=http_limits.MAX_CHOICES),
+]
+"""One text or several, or lists of token ids."""
+
+
+class CompletionRequest(SamplingRequest):
+    """`prompt` is always a list here."""
+
+    neutral: ClassVar[Neutral] = {
+        **SamplingRequest.neutral,
+        "add_special_tokens": (True,),
+        "echo": (False,),
+        "suffix": ("",),
+    }
+
+    prompt: Prompts
+    logprobs: Annotated[int, Field(ge=0, le=http_limits.MAX_COMPLETION_LOGPROBS), WHOLE] | None = None
+
+    @model_validator(mode="after")
+    def _few_choices(self) -> CompletionRequest:
+        if len(self.prompt) * self.n > http_limits.MAX_CHOICES:
+            raise unfit("n", f"prompts times n may be {http_limits.MAX_CHOICES} at most")
+        return self
+
+    @property
+    def num_new_tokens(self) -> int:
+        return self.max_tokens or http_limits.DEFAULT_COMPLETION_TOKENS

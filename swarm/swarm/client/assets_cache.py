@@ -1,0 +1,114 @@
+"""The tokenizers and shapes of the models that a client asks for. One per client, on its event loop.
+
+Keeps MAX_MODELS of them, each with a process of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from weakref import WeakSet, WeakValueDictionary
+
+from swarm_protocol.errors import IntegrityError, PeerError, PeerTimeout, PeerUnreachable, SwarmError
+from swarm_protocol.records import ServeRecord
+
+from swarm.child_process import ChildProcess
+from swarm.network.interface import Network
+from swarm.serving.model.model_assets import ModelKit, fetch_files, open_kit
+from swarm.serving.session.peer_health import Links
+from swarm.serving.tokenizer.tokenizer_process import TokenizerLimits, TokenizerProcess, start_child
+
+MAX_MODELS = 8
+
+MAX_BAD_FILES = 3
+"""Servers whose files are tried for one request: each may take as long as a tokenizer may take to load."""
+
+BAD_FILES_S = 600.0
+"""How long a server whose files made no sense is asked for them after all others."""
+
+MAX_REMEMBERED = 1024
+
+
+class Kits:
+    def __init__(self, network: Network, links: Links, limits: TokenizerLimits) -> None:
+        self._network = network
+        self._links = links
+        self._limits = limits
+        self._kits: dict[tuple[str, str], ModelKit] = {}
+        self._loading: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
+        # those that others have taken the place of may be in use still
+        self._opened: WeakSet[ModelKit] = WeakSet()
+        self._ready: ChildProcess | None = None
+        self._bad_since: dict[tuple[str, str, str], float] = {}
+
+    async def warm_up(self) -> None:
+        """Start the process that the first model would wait a second for."""
+        if self._ready is None and not self._opened:
+            self._ready = await asyncio.to_thread(start_child, self._limits)
+
+    def close(self) -> None:
+        """End all processes."""
+        for kit in list(self._opened):
+            kit.close()
+        self._kits.clear()
+        if self._ready is not None:
+            self._ready.kill()
+            self._ready = None
+
+    async def kit(self, model: str, servers: Mapping[str, ServeRecord]) -> ModelKit:
+        """Of the servers' revision. Raises PeerError, IntegrityError."""
+        revision = next(iter(servers.values())).revision
+        key = model, revision
+        if key not in self._kits:
+            # for each model its own, so that one whose servers stall keeps no other waiting
+            loading = self._loading.setdefault(key, asyncio.Lock())
+            async with loading:
+                if key not in self._kits:
+                    willing = [peer_id for peer_id, record in servers.items() if record.state == "serving"]
+                    self._keep(key, await self._from_servers(model, revision, willing))
+        return self._kits[key]
+
+    async def _from_servers(self, model: str, revision: str, peer_ids: Sequence[str]) -> ModelKit:
+        failure: SwarmError = PeerUnreachable(f"nobody gave the files of {model}", remedy="try again in a moment")
+        num_bad = 0
+        for peer_id in self._by_trust(model, revision, peer_ids):
+            try:
+                return await self._open(model, revision, await fetch_files(self._network, model, revision, peer_id))
+            except PeerError as error:
+                failure = error
+                if isinstance(error, PeerUnreachable | PeerTimeout):
+                    self._links.failed(peer_id, error)
+            except IntegrityError as error:
+                failure = error
+                num_bad += 1
+                self._remember_bad(model, revision, peer_id)
+                if num_bad == MAX_BAD_FILES:
+                    break
+        raise failure
+
+    async def _open(self, model: str, revision: str, files: Mapping[str, bytes]) -> ModelKit:
+        ready, self._ready = self._ready, None
+        process = await asyncio.to_thread(TokenizerProcess, model, files, self._limits, ready)
+        kit = await open_kit(model, revision, process)
+        self._opened.add(kit)
+        return kit
+
+    def _by_trust(self, model: str, revision: str, peer_ids: Sequence[str]) -> list[str]:
+        now_s = asyncio.get_running_loop().time()
+        self._bad_since = {key: at_s for key, at_s in self._bad_since.items() if now_s - at_s < BAD_FILES_S}
+        failing = self._links.failing()
+        return sorted(
+            peer_ids,
+            key=lambda peer_id: (self._bad_since.get((model, revision, peer_id), 0.0), peer_id in failing),
+        )
+
+    def _remember_bad(self, model: str, revision: str, peer_id: str) -> None:
+        self._bad_since[model, revision, peer_id] = asyncio.get_running_loop().time()
+        if len(self._bad_since) > MAX_REMEMBERED:
+            del self._bad_since[next(iter(self._bad_since))]
+
+    def _keep(self, key: tuple[str, str], kit: ModelKit) -> None:
+        """The oldest goes when there are too many; its process ends once no answer uses it any more."""
+        if len(self._kits) >= MAX_MODELS:
+            del self._kits[next(iter(self._kits))]
+        self._kits[key] = kit

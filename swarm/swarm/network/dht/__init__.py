@@ -1,0 +1,1 @@
+"""The record DHT: Kademlia over this project's own unary calls."""

@@ -1,0 +1,342 @@
+"""The record DHT: Kademlia (Maymounkov and Mazieres 2002) over our unary lane.
+
+Puts together the pure parts: `routing_table` knows the peers, `dht_search` whom to ask, `record_validator` what to
+believe, `record_storage` what is held here, `address_book` where peers are dialled. A search belongs to its caller and
+ends with it. At its deadline it is done with what it has: peers that answer nothing, however many a liar names, delay
+what the others said and hide none of it.
+Names on the wire carry the network id, so the DHTs of two networks never mix, whatever seeds they share.
+
+It also finds the addresses of peers (`find_addrs`), in place of go-libp2p's own DHT: each node tells its addresses with
+each request and answer, so that the nodes near its place know them.
+
+Deviation from the paper: nodes hand on no records. Owners publish theirs anew every half minute (`announcer`), to the
+nodes that are nearest then, so a newcomer near a key soon holds what belongs there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from swarm_protocol.dht_messages import (
+    Contact,
+    FindRequest,
+    FindResponse,
+    Found,
+    StoreRequest,
+    StoreResponse,
+    place_of,
+)
+from swarm_protocol.envelope import Envelope
+from swarm_protocol.errors import PeerError, PeerViolation
+from swarm_protocol.identity import check_peer_id
+
+from swarm.network.dht.address_book import AddressBook
+from swarm.network.dht.dht_search import WIDTH, Search
+from swarm.network.dht.record_storage import RecordStorage
+from swarm.network.dht.record_validator import RecordValidator
+from swarm.network.dht.routing_table import RoutingTable, node_id_of, to_id
+from swarm.network.libp2p.host import Host, NotServed
+
+NUM_REPLICAS = 5
+"""Records outlive this many less one simultaneous deaths, until their owner refreshes them."""
+
+NUM_PARALLEL_CALLS = 16
+RPC_TIMEOUT_S = 3.0
+
+SEARCH_TIMEOUT_S = 4.0
+"""For the nodes to place a record with: whoever of those asked first is silent is known to be, and a second is left of
+the publisher's five."""
+
+_CHECKED_AT_ONCE = 32
+"""Signatures, a tenth of a millisecond each, before others have their turn."""
+
+SUSPECT_S = 5.0
+"""A peer that did not answer is left out of searches for so long, so that each death costs one timeout, not many."""
+
+FIND_ADDRS_TIMEOUT_S = 2.0
+"""For a caller who waits for a peer that could not be dialled."""
+
+SOUGHT_S = 2.0
+"""A peer's addresses are searched for anew no more often: a dead one is dialled again and again."""
+
+_NO_ANSWER = b""
+"""To a request that is malformed. No decoder takes it for an answer."""
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DhtCounts:
+    """`num_records` are held here for everyone, `num_refused` were offered since the start and not in order, and
+    `num_peers` are in the routing table."""
+
+    num_records: int
+    num_refused: int
+    num_peers: int
+
+
+class _Sought:
+    """A peer whose addresses are searched for. Callers take turns, and each goes on where the last one stopped."""
+
+    def __init__(self, search: Search, until: float) -> None:
+        self.search = search
+        self.until = until
+        self.lock = asyncio.Lock()
+
+
+class RecordDht:
+    def __init__(self, host: Host, prefix: str, validator: RecordValidator) -> None:
+        self._host = host
+        self._prefix = prefix
+        self._validator = validator
+        self._table = RoutingTable(host.peer_id)
+        self._storage = RecordStorage(validator.now)
+        self.own_addrs: tuple[str, ...] = ()
+        """Where this node can be dialled, kept up to date by its network; while there are none, it only asks."""
+        self._book = AddressBook()
+        self._suspects: dict[str, float] = {}
+        self._sought: dict[str, _Sought] = {}
+        self._num_refused = 0
+        self._calls = asyncio.Semaphore(NUM_PARALLEL_CALLS)
+
+    @classmethod
+    async def create(cls, host: Host, prefix: str, validator: RecordValidator) -> RecordDht:
+        """Raises PeerUnreachable if the daemon ends meanwhile."""
+        dht = cls(host, prefix, validator)
+        await host.serve(f"{prefix}find", dht._answer_find)
+        await host.serve(f"{prefix}store", dht._answer_store)
+        return dht
+
+    def peers(self) -> tuple[str, ...]:
+        """Everyone in the routing table."""
+        return self._table.peers
+
+    def contacts(self) -> tuple[Contact, ...]:
+        """Everyone in the routing table who said where to dial it."""
+        found = ((peer_id, self._book.of(peer_id)) for peer_id in self._table.peers)
+        return tuple(Contact(peer_id=peer_id, addrs=addrs) for peer_id, addrs in found if addrs)
+
+    @property
+    def counts(self) -> DhtCounts:
+        """As of now; of records also those that have expired and are not cleared away yet."""
+        return DhtCounts(
+            num_records=self._storage.num_records, num_refused=self._num_refused, num_peers=len(self.peers())
+        )
+
+    async def ping(self, peer_id: str, addrs: Sequence[str] = ()) -> bool:
+        """Make `peer_id`, perhaps at `addrs`, and this node known to each other.
+
+        False also if its key is of a kind that no node has.
+        """
+        try:
+            check_peer_id(peer_id)
+        except ValueError:
+            return False
+        return await self._find(peer_id, FindRequest(addrs=self.own_addrs), addrs) is not None
+
+    async def refresh(self) -> None:
+        """Meet the nodes nearest to this one: who has searched for itself can be found by all others.
+
+        Also looks who of the routing table has gone, and forgets records that are due to be dropped.
+        """
+        self._storage.clear_due()
+        await asyncio.gather(*(self.ping(peer_id) for peer_id in self._table.doubtful()))
+        await self._search([place_of(self._host.peer_id)], only_peers=True, timeout_s=SEARCH_TIMEOUT_S)
+
+    async def store(self, envelope: Envelope) -> bool:
+        """Place `envelope` with the nodes nearest to its key. False: no other node took it."""
+        place, data = place_of(envelope.subject), envelope.to_bytes()
+        search = await self._search([place], only_peers=True, timeout_s=SEARCH_TIMEOUT_S)
+        nearest = search.nearest(place, NUM_REPLICAS)
+        farthest = [node_id_of(peer_id) ^ to_id(place) for peer_id in nearest[NUM_REPLICAS - 1 :]]
+        if not farthest or node_id_of(self._host.peer_id) ^ to_id(place) < farthest[0]:
+            self._storage.store(envelope, data)
+        request = StoreRequest(record=data).to_bytes()
+        answers = await asyncio.gather(
+            *(self._call(peer_id, "store", request, StoreResponse.from_bytes) for peer_id in nearest)
+        )
+        return any(answer is not None and answer.held for answer in answers)
+
+    async def find(self, keys: Sequence[str], *, timeout_s: float) -> tuple[list[Envelope], bool]:
+        """The newest record of each key and signer, expired ones included, and whether any node was there to ask."""
+        places = list({place_of(key): None for key in keys})
+        search = await self._search(places, only_peers=False, timeout_s=timeout_s)
+        for place in places:
+            await self._take_in(search, place, self._storage.get(place))
+        return list(search.records.values()), bool(search.answered) or not search.peers
+
+    async def find_addrs(self, peer_id: str) -> AsyncGenerator[Sequence[str], None]:
+        """Where to dial `peer_id`: what it said to this node, then what it said to the nodes near its place.
+
+        Both are hints: a dial succeeds only if the peer's key answers.
+        """
+        tried: dict[str, None] = {}
+        found = self._book.of(peer_id)
+        sought = self._sought_now(peer_id)
+        while True:
+            if found:
+                yield found
+                tried.update(dict.fromkeys(found))
+            if peer_id == self._host.peer_id:
+                return
+            found = await self._more_addrs(sought, peer_id, tried)
+            if not found:
+                return
+
+    def _sought_now(self, peer_id: str) -> _Sought:
+        """One search for all who want to reach `peer_id` within SOUGHT_S."""
+        now = asyncio.get_running_loop().time()
+        self._sought = {each: sought for each, sought in self._sought.items() if sought.until > now}
+        if peer_id not in self._sought:
+            search = Search([place_of(peer_id)], self._host.peer_id)
+            search.drop(peer_id)  # it could not be dialled
+            self._sought[peer_id] = _Sought(search, until=now + SOUGHT_S)
+        return self._sought[peer_id]
+
+    async def _more_addrs(self, sought: _Sought, peer_id: str, tried: Collection[str]) -> tuple[str, ...]:
+        """What nodes name besides `tried`: a liar that answers first delays what the others say, and hides none."""
+
+        def named() -> tuple[str, ...]:
+            return tuple(addr for addr in sought.search.addrs_of(peer_id) if addr not in tried)
+
+        async with sought.lock:
+            if not named():
+                await self._carry_out(
+                    sought.search, only_peers=True, timeout_s=FIND_ADDRS_TIMEOUT_S, is_over=lambda: bool(named())
+                )
+        return named()
+
+    # --- asking -------------------------------------------------------------------------------------------------------
+
+    async def _search(self, keys: Sequence[bytes], *, only_peers: bool, timeout_s: float) -> Search:
+        """Ask the nearest nodes of every key, and whom they name, until the nearest of all have been asked."""
+        search = Search(keys, self._host.peer_id)
+        await self._carry_out(search, only_peers=only_peers, timeout_s=timeout_s)
+        return search
+
+    async def _carry_out(
+        self, search: Search, *, only_peers: bool, timeout_s: float, is_over: Callable[[], bool] = lambda: False
+    ) -> None:
+        now = asyncio.get_running_loop().time()
+        self._suspects = {peer: until for peer, until in self._suspects.items() if until > now}
+        for key in search.keys:
+            search.meet(self._table.nearest(to_id(key), WIDTH), self._suspects)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as calls:
+                running: set[asyncio.Task[None]] = set()
+                while not is_over():
+                    for peer_id, wanted in search.next_calls():
+                        request = FindRequest(keys=tuple(wanted), only_peers=only_peers, addrs=self.own_addrs)
+                        running.add(calls.create_task(self._ask(search, peer_id, request)))
+                    if not running:
+                        break
+                    _, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                for call in running:
+                    call.cancel()
+
+    async def _ask(self, search: Search, peer_id: str, request: FindRequest) -> None:
+        try:
+            found = await self._find(peer_id, request, search.addrs_of(peer_id))
+        except asyncio.CancelledError:
+            search.left_out(peer_id, request.keys)
+            raise
+        if found is None:
+            search.drop(peer_id)
+            return
+        search.answered.add(peer_id)
+        for key, each in zip(request.keys, found, strict=False):
+            named = each.peers[:WIDTH]
+            for contact in named:
+                search.note(contact.peer_id, contact.addrs)
+            search.meet([contact.peer_id for contact in named], self._suspects)
+            await self._take_in(search, key, each.records)
+        search.left_out(peer_id, request.keys[len(found) :])
+
+    async def _take_in(self, search: Search, place: bytes, records: Sequence[bytes]) -> None:
+        """Those of `records` that are valid and belong to `place`. The rest is no harm to what else is there."""
+        for index, data in enumerate(records, 1):
+            envelope = self._validator.envelope(data)
+            if envelope is not None and place_of(envelope.subject) == place:
+                search.take_in(envelope)
+            if index % _CHECKED_AT_ONCE == 0:
+                await asyncio.sleep(0)
+
+    async def _find(self, peer_id: str, request: FindRequest, hints: Sequence[str] = ()) -> tuple[Found, ...] | None:
+        """Of the first keys of `request`. None: no answer. `hints`: where others say that the peer is."""
+
+        def decode(answer: bytes) -> FindResponse:
+            response = FindResponse.from_bytes(answer)
+            if not min(1, len(request.keys)) <= len(response.found) <= len(request.keys):
+                raise PeerViolation(f"{len(response.found)} answers to {len(request.keys)} keys", peer_id=peer_id)
+            return response
+
+        response = await self._call(peer_id, "find", request.to_bytes(), decode, hints)
+        if response is None:
+            return None
+        self._learn(peer_id, response.addrs)
+        return response.found
+
+    async def _call(
+        self, peer_id: str, method: str, request: bytes, decode: Callable[[bytes], T], hints: Sequence[str] = ()
+    ) -> T | None:
+        """None: no answer, or one that is none. The peer is then out of the table, and suspected."""
+        addrs = tuple(dict.fromkeys((*self._book.of(peer_id), *hints)))
+        try:
+            async with self._calls, asyncio.timeout(RPC_TIMEOUT_S):
+                answer = decode(await self._host.call(peer_id, self._prefix + method, request, addrs=addrs))
+        except (PeerError, NotServed, TimeoutError) as error:
+            logger.debug("%s did not answer %s: %s", peer_id, method, error)
+            self._table.lost(peer_id)
+            self._suspects[peer_id] = asyncio.get_running_loop().time() + SUSPECT_S
+            return None
+        self._table.heard_of(peer_id)
+        return answer
+
+    # --- answering ----------------------------------------------------------------------------------------------------
+
+    async def _answer_find(self, peer_id: str, request: bytes) -> bytes:
+        try:
+            asked = FindRequest.from_bytes(request)
+            if asked.addrs:
+                self._meet_caller(peer_id, asked.addrs)
+        except PeerViolation as violation:
+            logger.debug("%s asked for something else: %s", peer_id, violation)
+            return _NO_ANSWER
+        found = (self._found(peer_id, key, asked) for key in asked.keys)
+        return FindResponse.fitting(found, self.own_addrs).to_bytes()
+
+    async def _answer_store(self, peer_id: str, request: bytes) -> bytes:
+        try:
+            record = StoreRequest.from_bytes(request).record
+        except PeerViolation as violation:
+            logger.debug("%s stored something else: %s", peer_id, violation)
+            self._num_refused += 1
+            return _NO_ANSWER
+        envelope = self._validator.envelope(record)
+        self._num_refused += envelope is None
+        return StoreResponse(held=envelope is not None and self._storage.store(envelope, record)).to_bytes()
+
+    def _meet_caller(self, peer_id: str, addrs: Sequence[str]) -> None:
+        try:
+            self._table.heard_of(check_peer_id(peer_id))
+        except ValueError as error:  # another kind of key, which no node has
+            raise PeerViolation(str(error)) from None
+        self._learn(peer_id, addrs)
+
+    def _learn(self, peer_id: str, addrs: Sequence[str]) -> None:
+        """Only of peers that the table keeps, so that a flood of newcomers pushes out no address."""
+        if peer_id in self._table:
+            self._book.learn(peer_id, addrs)
+
+    def _found(self, asker: str, key: bytes, asked: FindRequest) -> Found:
+        others = [peer_id for peer_id in self._table.nearest(to_id(key), WIDTH + 1) if peer_id != asker]
+        peers = tuple(Contact(peer_id=peer_id, addrs=self._book.of(peer_id)) for peer_id in others[:WIDTH])
+        records = () if asked.only_peers else self._storage.get(key)
+        return Found(records=records, peers=peers)

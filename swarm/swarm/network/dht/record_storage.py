@@ -1,0 +1,101 @@
+"""The records that one node holds for everyone, by key and signer, within bounds. Pure but for the clock it is given.
+
+Only what the validator passed gets here. Of a key and signer the record issued last is held, until `drop_at`.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable
+
+from swarm_protocol import limits
+from swarm_protocol.dht_messages import place_of
+from swarm_protocol.envelope import Envelope
+
+from swarm.network.dht.record_validator import drop_at
+
+MAX_KEYS = 16384
+"""Sharded keys of a thousand models and runs."""
+
+MAX_BYTES = 256 * 2**20
+"""Of records as they were sent: those of a thousand nodes with eight models each are some 5 MiB."""
+
+MAX_KEYS_PER_SIGNER = 64
+"""Three times what a node has that serves and trains eight models. So it takes hundreds of identities to fill this."""
+
+_SHARE_DROPPED = 64
+"""One part in so many goes at once when there is no room, so that a flood of keys does not cost a sort each."""
+
+
+class RecordStorage:
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._records: dict[bytes, dict[str, tuple[float, bytes]]] = {}  # when each was issued, and as it was sent
+        self._places: dict[str, set[bytes]] = {}  # of each signer's records
+        self._num_bytes = 0
+
+    @property
+    def num_records(self) -> int:
+        """Those that are due to be dropped and not yet cleared away included."""
+        return sum(map(len, self._records.values()))
+
+    def store(self, envelope: Envelope, data: bytes) -> bool:
+        """Hold `data`, which is `envelope`. False if what its signer issued is newer, if its key is full of others', or
+        if its signer has as many keys here as one may have."""
+        place = place_of(envelope.subject)
+        self._drop_due([place])
+        held = self._records.get(place, {})
+        present = held.get(envelope.peer_id)
+        if present is not None and present[0] >= envelope.issued_at:
+            return present[1] == data
+        if present is None and (len(held) >= limits.MAX_RECORDS_PER_KEY or self._has_its_share(envelope.peer_id)):
+            return False
+        self._records.setdefault(place, held)[envelope.peer_id] = (envelope.issued_at, data)
+        self._places.setdefault(envelope.peer_id, set()).add(place)
+        self._num_bytes += len(data) - (len(present[1]) if present else 0)
+        self._make_room()
+        return envelope.peer_id in self._records.get(place, {})
+
+    def get(self, place: bytes) -> tuple[bytes, ...]:
+        """The records of the key whose place this is."""
+        self._drop_due([place])
+        return tuple(data for _, data in self._records.get(place, {}).values())
+
+    def clear_due(self) -> None:
+        """Forget what is due to be dropped."""
+        self._drop_due(list(self._records))
+
+    def _has_its_share(self, signer: str) -> bool:
+        if len(self._places.get(signer, ())) >= MAX_KEYS_PER_SIGNER:
+            self._drop_due(list(self._places[signer]))
+        return len(self._places.get(signer, ())) >= MAX_KEYS_PER_SIGNER
+
+    def _drop_due(self, places: Iterable[bytes]) -> None:
+        now = self._now()
+        for place in places:
+            for signer, (issued_at, _) in list(self._records.get(place, {}).items()):
+                if drop_at(issued_at) <= now:
+                    self._drop(place, signer)
+
+    def _make_room(self) -> None:
+        """The keys whose last record is due first go, with all their records."""
+        if len(self._records) <= MAX_KEYS and self._num_bytes <= MAX_BYTES:
+            return
+        self.clear_due()
+        while len(self._records) > MAX_KEYS or self._num_bytes > MAX_BYTES:
+            num_dropped = max(1, len(self._records) // _SHARE_DROPPED)
+            for place in heapq.nsmallest(num_dropped, self._records, key=self._due_at):
+                for signer in list(self._records[place]):
+                    self._drop(place, signer)
+
+    def _due_at(self, place: bytes) -> float:
+        return max(drop_at(issued_at) for issued_at, _ in self._records[place].values())
+
+    def _drop(self, place: bytes, signer: str) -> None:
+        _, data = self._records[place].pop(signer)
+        self._num_bytes -= len(data)
+        if not self._records[place]:
+            del self._records[place]
+        self._places[signer].discard(place)
+        if not self._places[signer]:
+            del self._places[signer]

@@ -1,0 +1,144 @@
+"""Calls of any size: small ones over the unary lane, large ones over a stream, invisible to the caller.
+
+A request that is too large goes as a stream's one message. A response that turns out too large stays here as a
+*parcel*, and its caller fetches it over a stream: the handler must not run twice. `Calls` owns the parcels; tasks
+belong to the lane and to whoever accepts streams.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+
+from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerViolation, SwarmError
+from swarm_protocol.failure_messages import decode_failure, encode_failure
+
+from swarm.network.interface import EndOfStream, Stream, StreamHandler, UnaryHandler, too_long
+from swarm.network.libp2p.host import Host
+from swarm.network.libp2p.unary_connection import UnaryAnswer
+
+LANE_BYTES = 2**20
+"""Beyond it a stream is as fast, and the lane stays free for the small. The daemon's own limit is 4 MiB."""
+
+MAX_PARCELS_BYTES = 256 * 2**20
+"""Responses that wait to be fetched; the oldest make room. Two of the largest, and many of the usual."""
+
+MAX_PARCELS_PER_PEER = 4
+PARCEL_S = 60.0
+"""A caller fetches its parcel at once, or has left."""
+
+MAX_BULK_PER_PEER = 4
+"""Large requests of a peer that are received at once; others' streams wait, each with a window unread."""
+
+BULK_S = 300.0
+"""The largest message over a slow uplink, of 250 kB/s."""
+
+_OK, _FAILURE, _PARCEL = b"\x00", b"\x01", b"\x02"
+TOKEN_BYTES = 16
+
+OpenStream = Callable[[str, str, int], AbstractAsyncContextManager[Stream]]
+"""`open(peer_id, protocol, max_bytes)`: no message that comes is longer."""
+
+logger = logging.getLogger(__name__)
+
+
+class Calls:
+    def __init__(self, host: Host, open_stream: OpenStream) -> None:
+        self._host = host
+        self._open_stream = open_stream
+        self._parcels: OrderedDict[bytes, tuple[str, bytes]] = OrderedDict()
+        self._num_parcel_bytes = 0
+        # of a peer only while it sends
+        self._turns: dict[str, asyncio.Semaphore] = {}
+        self._num_bulk: Counter[str] = Counter()
+
+    async def call(self, peer_id: str, names: tuple[str, str, str], request: bytes, max_bytes: int) -> bytes:
+        """`names`: the protocols of the lane, of large requests and of parcels. Deadlines are the caller's."""
+        lane_name, bulk_name, parcel_name = names
+        if len(request) > LANE_BYTES:
+            return await self._exchange(peer_id, bulk_name, request, max_bytes)
+        response = await self._host.call(peer_id, lane_name, request)
+        status, body = response[:1], response[1:]
+        if status == _OK:
+            if len(body) > max_bytes:  # no more than the daemon's own limit
+                raise too_long(max_bytes, peer_id)
+            return body
+        if status == _FAILURE:
+            raise decode_failure(body, peer_id)
+        if status == _PARCEL and len(body) == TOKEN_BYTES:
+            return await self._exchange(peer_id, parcel_name, body, max_bytes)
+        raise PeerViolation("the peer's response has no known form", peer_id=peer_id)
+
+    async def _exchange(self, peer_id: str, name: str, request: bytes, max_bytes: int) -> bytes:
+        async with self._open_stream(peer_id, name, max_bytes) as stream:
+            await stream.send(request)
+            try:
+                return await stream.receive()
+            except EndOfStream:
+                raise PeerViolation("the peer ended without a response", peer_id=peer_id) from None
+
+    def lane_answer(self, handler: UnaryHandler) -> UnaryAnswer:
+        async def answer(peer_id: str, request: bytes) -> bytes:
+            try:
+                response = await handler(peer_id, request)
+            except SwarmError as error:
+                return _FAILURE + encode_failure(error)
+            except Exception as error:
+                logger.exception("a handler failed")
+                return _FAILURE + encode_failure(error)
+            return _OK + response if len(response) <= LANE_BYTES else _PARCEL + self._keep(peer_id, response)
+
+        return answer
+
+    def bulk_handler(self, handler: UnaryHandler) -> StreamHandler:
+        async def handle(peer_id: str, stream: Stream) -> None:
+            await stream.send(await handler(peer_id, await self._receive(peer_id, stream)))
+
+        return handle
+
+    async def _receive(self, peer_id: str, stream: Stream) -> bytes:
+        """A request in its turn. Raises PeerTimeout."""
+        turn = self._turns.setdefault(peer_id, asyncio.Semaphore(MAX_BULK_PER_PEER))
+        self._num_bulk[peer_id] += 1
+        try:
+            async with asyncio.timeout(BULK_S), turn:
+                return await stream.receive()
+        except TimeoutError:
+            raise PeerTimeout("the request did not come in time", peer_id=peer_id) from None
+        finally:
+            self._num_bulk[peer_id] -= 1
+            if not self._num_bulk[peer_id]:
+                del self._num_bulk[peer_id], self._turns[peer_id]
+
+    async def hand_out_parcel(self, peer_id: str, stream: Stream) -> None:
+        try:
+            async with asyncio.timeout(PARCEL_S):
+                token = await stream.receive()
+        except TimeoutError:
+            raise PeerTimeout("the request for a parcel did not come in time", peer_id=peer_id) from None
+        recipient, response = self._parcels.get(token, ("", b""))
+        if recipient != peer_id:
+            raise PeerRefused("the response is not kept any more", remedy="ask again, and fetch it at once")
+        self._drop(token)
+        await stream.send(response)
+
+    def _keep(self, peer_id: str, response: bytes) -> bytes:
+        token = os.urandom(TOKEN_BYTES)
+        self._parcels[token] = (peer_id, response)
+        self._num_parcel_bytes += len(response)
+        asyncio.get_running_loop().call_later(PARCEL_S, self._drop, token)
+        own = [each for each, (recipient, _) in self._parcels.items() if recipient == peer_id]
+        for each in own[:-MAX_PARCELS_PER_PEER]:
+            self._drop(each)
+        while self._num_parcel_bytes > MAX_PARCELS_BYTES:
+            self._drop(next(iter(self._parcels)))
+        return token
+
+    def _drop(self, token: bytes) -> None:
+        """Idempotent."""
+        _, response = self._parcels.pop(token, ("", b""))
+        self._num_parcel_bytes -= len(response)

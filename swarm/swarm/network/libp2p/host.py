@@ -1,0 +1,196 @@
+"""One libp2p host: the daemon, its control socket, the unary lane and raw streams, with the daemon's errors translated.
+
+The only place where the daemon's and the lane's words become PeerUnreachable, PeerRefused or `NotServed`. Owned by
+whoever called `start`, who also runs `lane.run()`; leaves methods, messages and records to the modules above.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from typing import TypeVar
+
+from swarm_protocol.errors import PeerRefused, PeerUnreachable, StartError
+
+from swarm.network.interface import too_many_calls
+from swarm.network.libp2p.daemon_control import Control, ControlError
+from swarm.network.libp2p.p2pd_process import Daemon, DaemonOptions
+from swarm.network.libp2p.unary_connection import BUSY, NOT_SERVED, LaneClosed, RemoteLaneError, UnaryAnswer, UnaryLane
+from swarm.network.traffic import Traffic
+from swarm.network.unread_budget import UnreadBudget
+
+CONTROL_FAILURES = (ControlError, OSError, asyncio.IncompleteReadError)
+"""What a request to the daemon can end with: its own complaint, or its death."""
+
+RawStream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+FindAddrs = Callable[[str], AsyncGenerator[Sequence[str], None]]
+"""`find_addrs(peer_id)`: sets of addresses to dial, the quickest to find first; the next is asked for if none answers.
+"""
+
+_NOT_DIALLED = ("failed to dial", "no addresses", "dial backoff", "all dials failed")
+"""How the daemon says that it reached nobody, so that nothing has been sent."""
+
+T = TypeVar("T")
+
+
+class NotServed(Exception):
+    """The peer is there and has no handler of that name."""
+
+
+class Host:
+    def __init__(self, daemon: Daemon, control: Control, lane: UnaryLane, peer_id: str) -> None:
+        self.daemon = daemon
+        self.control = control
+        self.lane = lane
+        self.peer_id = peer_id
+        self.traffic = Traffic()
+        self.unread = UnreadBudget()
+        self.find_addrs: FindAddrs = _nowhere
+
+    @classmethod
+    async def start(cls, options: DaemonOptions) -> Host:
+        """Raises StartError."""
+        daemon = await Daemon.start(options)
+        try:
+            control = Control(daemon.control_socket)
+            peer_id, _ = await control.identify()
+            return cls(daemon, control, await UnaryLane.open(control), peer_id)
+        except CONTROL_FAILURES as error:
+            await daemon.stop()
+            raise StartError(f"the libp2p daemon does not answer: {error}", remedy="start again") from error
+        except BaseException:
+            await daemon.stop()
+            raise
+
+    async def stop(self) -> None:
+        self.lane.close()
+        await self.daemon.stop()
+
+    async def addrs(self) -> tuple[str, ...]:
+        """Our own addresses now, without /p2p. Raises PeerUnreachable if the daemon has ended."""
+        try:
+            _, addrs = await self.control.identify()
+        except CONTROL_FAILURES as error:
+            raise translate(error, self.peer_id) from None
+        return addrs
+
+    async def connected_peers(self) -> dict[str, tuple[str, ...]]:
+        """The peers with an open connection, and where it leads. Raises PeerUnreachable likewise."""
+        try:
+            return await self.control.connected_peers()
+        except CONTROL_FAILURES as error:
+            raise translate(error, self.peer_id) from None
+
+    async def call(self, peer_id: str, protocol: str, request: bytes, *, addrs: Sequence[str] | None = None) -> bytes:
+        """Ask a peer, dialled at `addrs` if the daemon does not reach it; None: wherever `find_addrs` finds it.
+
+        Raises PeerUnreachable, PeerRefused (it works on too many calls of ours) or NotServed.
+        """
+        try:
+            self.traffic.sent(peer_id, len(request))
+            response = await self._dialling(peer_id, addrs, lambda: self.lane.call(peer_id, protocol, request))
+        except (ControlError, LaneClosed, RemoteLaneError) as error:
+            raise translate(error, peer_id) from None
+        self.traffic.received(peer_id, len(response))
+        return response
+
+    async def serve(self, protocol: str, answer: UnaryAnswer) -> None:
+        """Raises PeerUnreachable if the daemon has ended."""
+
+        async def counted(peer_id: str, request: bytes) -> bytes:
+            self.traffic.received(peer_id, len(request))
+            response = await answer(peer_id, request)
+            self.traffic.sent(peer_id, len(response))
+            return response
+
+        try:
+            await self.lane.serve(protocol, counted)
+        except (ControlError, LaneClosed) as error:
+            raise translate(error, self.peer_id) from None
+
+    async def accept_streams(self, protocol: str, socket_path: str) -> None:
+        """Have streams of `protocol` come to a socket of ours. Raises PeerUnreachable likewise."""
+        try:
+            await self.control.accept_streams(protocol, socket_path)
+        except CONTROL_FAILURES as error:
+            raise translate(error, self.peer_id) from None
+
+    async def open_stream(self, peer_id: str, protocol: str) -> RawStream:
+        """Raises PeerUnreachable or NotServed."""
+        try:
+            return await self._dialling(peer_id, None, lambda: self.control.open_stream(peer_id, protocol))
+        except CONTROL_FAILURES as error:
+            raise translate(error, peer_id) from None
+
+    async def _dialling(self, peer_id: str, addrs: Sequence[str] | None, act: Callable[[], Awaitable[T]]) -> T:
+        """`act`, and once more after a dial if the daemon could not reach the peer."""
+        try:
+            return await act()
+        except ControlError as error:
+            if not any(sign in str(error) for sign in _NOT_DIALLED) or not await self._dial(peer_id, addrs):
+                raise
+        return await act()
+
+    async def _dial(self, peer_id: str, addrs: Sequence[str] | None) -> bool:
+        async with aclosing(self.find_addrs(peer_id) if addrs is None else _only(addrs)) as places:
+            async for found in places:
+                try:
+                    await self.control.connect(peer_id, found)
+                except CONTROL_FAILURES:
+                    continue
+                return True
+        return False
+
+
+async def _only(addrs: Sequence[str]) -> AsyncGenerator[Sequence[str], None]:
+    if addrs:
+        yield addrs
+
+
+def _nowhere(_peer_id: str) -> AsyncGenerator[Sequence[str], None]:
+    """Find nothing: there is no DHT to ask yet."""
+    return _only(())
+
+
+def translate(error: Exception, peer_id: str) -> PeerUnreachable | PeerRefused | NotServed:
+    text = str(error)
+    if "protocols not supported" in text or (isinstance(error, RemoteLaneError) and text == NOT_SERVED):
+        return NotServed(peer_id)
+    if isinstance(error, RemoteLaneError) and text == BUSY:
+        return too_many_calls(peer_id)
+    if isinstance(error, ControlError):
+        return PeerUnreachable(f"peer {peer_id} cannot be reached ({dial_failure(text)})", peer_id=peer_id)
+    if isinstance(error, RemoteLaneError):
+        return PeerUnreachable(f"peer {peer_id} broke off", peer_id=peer_id)
+    return PeerUnreachable("this node's libp2p daemon has ended", remedy="restart this node", peer_id=peer_id)
+
+
+def dial_failure(text: str) -> str:
+    """The daemon's account of a failed dial, as one reason in words."""
+    if "remote key matches " in text:
+        return f"another peer answers there: {text.partition('remote key matches ')[2].split(maxsplit=1)[0]}"
+    for sign, reason in _REASONS:
+        if sign in text:
+            return reason
+    return " ".join(text.split())[:200]
+
+
+_REASONS = (
+    ("NO_RESERVATION", "its relay holds no place for it: it has left, or is on its way back"),
+    ("RESOURCE_LIMIT_EXCEEDED", "its relay is full"),
+    ("error opening relay circuit", "its relay does not get through to it"),
+    ("connection refused", "connection refused: nothing listens there"),
+    ("no such host", "its host name is not known"),
+    ("no route to host", "no route to that host"),
+    ("network is unreachable", "no route to that network"),
+    ("i/o timeout", "no answer: a firewall, or the machine is off"),
+    ("context deadline exceeded", "no answer: a firewall, or the machine is off"),
+    ("dial backoff", "it could not be reached a moment ago"),
+    ("failed to negotiate security protocol", "what answers there is not a libp2p host"),
+    ("routing: not found", "nobody knows its address"),
+    ("failed to find any peer in table", "nobody knows its address"),
+    ("stream reset", "it broke off"),
+    ("no addresses", "nobody knows its address"),
+)

@@ -1,0 +1,382 @@
+"""The real network: `Network` over libp2p, which reaches everyone, behind NAT too, through relays if need be.
+
+Puts together what its siblings do, as `libp2p_options` say: `libp2p_daemon` runs hivemind's go-libp2p daemon,
+`libp2p_control` and `libp2p_unary` speak to it, `libp2p_stream` and `libp2p_calls` carry messages, `libp2p_dht` keeps
+records and addresses, `libp2p_start`, `libp2p_join` and `libp2p_watch` find the others, `libp2p_relay` carries what
+others have to say to each other, and `libp2p_relayed` has others reach us so. One task per network, `_run`, owns all
+others; `close` ends it, and so does the daemon's death.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Sequence
+from types import TracebackType
+
+from swarm_protocol import limits
+from swarm_protocol.dht_messages import Contact
+from swarm_protocol.envelope import Envelope
+from swarm_protocol.errors import PeerTimeout, PeerUnreachable, StartError, SwarmError
+from swarm_protocol.identity import Identity
+from swarm_protocol.signed_record import seal_record
+
+from swarm.network.dht.address_book import to_announce
+from swarm.network.dht.record_dht import DhtCounts, RecordDht
+from swarm.network.dht.record_validator import RecordValidator
+from swarm.network.interface import Stream, StreamHandler, UnaryHandler
+from swarm.network.libp2p.calls import TOKEN_BYTES, Calls
+from swarm.network.libp2p.host import Host, NotServed
+from swarm.network.libp2p.host_start import start_host
+from swarm.network.libp2p.libp2p_options import Libp2pOptions
+from swarm.network.libp2p.libp2p_stream import Libp2pStream
+from swarm.network.libp2p.network_entry import HELLO, Entrance, explain_refusal, hello_answer, join, method_prefix
+from swarm.network.libp2p.partition_watch import CHECK_S, Watch
+from swarm.network.libp2p.stream_server import StreamServer
+from swarm.network.relay.relay import NO_RELAY, Relay, RelayCounts, RelayLimits
+from swarm.network.relay.reservations import Reservations
+from swarm.network.traffic import Traffic
+
+__all__ = ["Libp2pNetwork", "Libp2pOptions"]
+
+logger = logging.getLogger(__name__)
+
+MIN_ISSUE_STEP_S = 0.002
+"""Between two records of one key: of the two the one that was issued later counts."""
+
+
+class Libp2pNetwork:
+    def __init__(self, identity: Identity, host: Host, options: Libp2pOptions) -> None:
+        self._identity = identity
+        self._host = host
+        self._network_id = options.network_id
+        self._options = options
+        self._seeds = options.seeds(identity.peer_id)
+        self._prefix = method_prefix(options.network_id)
+        self._calls = Calls(host, self._open_unbounded)
+        self._relay_limits = RelayLimits() if options.relay == "serve" else NO_RELAY
+        self._reservations = Reservations(host, [relay.peer_id for relay in options.relays_used(identity.peer_id)])
+        self._entrance = Entrance()
+        self._methods: set[tuple[str, str]] = set()
+        self._published: dict[str, Envelope] = {}
+        self._started_at = self.now()
+        loop = asyncio.get_running_loop()
+        self._ready: asyncio.Future[None] = loop.create_future()
+        self._start_error: BaseException | None = None
+        self._failure: asyncio.Future[SwarmError] = loop.create_future()
+        self._closing = False
+        self._stopping = False
+        self._main: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def create(cls, options: Libp2pOptions) -> Libp2pNetwork:
+        """Start a host, join `options.peers`. Ready to be used, and known to others, when it returns.
+
+        Raises ConfigError or StartError with one line of cause and a remedy; nothing is left running then.
+        """
+        identity = Identity.load(options.identity_path)
+        host = await start_host(options, identity.peer_id)
+        network = cls(identity, host, options)
+        network._main = asyncio.create_task(network._run(), name=f"libp2p network {identity.peer_id}")
+        try:
+            await asyncio.wait((network._main, network._ready), return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            await network.close()
+            raise
+        if network._start_error is not None:
+            raise network._start_error
+        return network
+
+    async def __aenter__(self) -> Libp2pNetwork:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @property
+    def peer_id(self) -> str:
+        return self._identity.peer_id
+
+    @property
+    def network_id(self) -> str:
+        return self._network_id
+
+    @property
+    def entrance(self) -> Entrance:
+        """The peers that this node joined through."""
+        return self._entrance
+
+    @property
+    def known_peers(self) -> tuple[Contact, ...]:
+        """The nodes in the routing table that can be dialled: ways into the network for another day."""
+        return self._dht.contacts()
+
+    @property
+    def relays(self) -> frozenset[str]:
+        """The peer ids of the nodes that relay for this one now."""
+        return self._reservations.held
+
+    @property
+    def relay_counts(self) -> RelayCounts:
+        """What this node carries for others."""
+        return self._relay.counts
+
+    @property
+    def traffic(self) -> Traffic:
+        """What this node sends and receives itself."""
+        return self._host.traffic
+
+    @property
+    def dht_counts(self) -> DhtCounts:
+        """What the record DHT holds here, as of now."""
+        return self._dht.counts
+
+    @property
+    def daemon_pid(self) -> int:
+        """Of the libp2p daemon's process, a child of ours."""
+        return self._host.daemon.pid
+
+    def now(self) -> float:
+        return time.time()
+
+    # --- calls and streams --------------------------------------------------------------------------------------------
+
+    async def call(
+        self,
+        peer_id: str,
+        method: str,
+        request: bytes,
+        *,
+        timeout_s: float,
+        max_bytes: int = limits.MAX_MESSAGE_BYTES,
+    ) -> bytes:
+        self._check_open()
+        if len(request) > limits.MAX_MESSAGE_BYTES:
+            raise ValueError(f"request of {len(request)} bytes, more than {limits.MAX_MESSAGE_BYTES}")
+        names = (self._name("call", method), self._name("bulk", method), self._name("parcel", ""))
+        try:
+            async with asyncio.timeout(timeout_s):
+                try:
+                    return await self._calls.call(peer_id, names, request, max_bytes)
+                except NotServed:
+                    raise await explain_refusal(self._host, peer_id, self._network_id, method) from None
+        except TimeoutError:
+            raise PeerTimeout(f"no answer to {method!r} within {timeout_s:g} s", peer_id=peer_id) from None
+
+    @contextlib.asynccontextmanager
+    async def stream(self, peer_id: str, method: str, *, timeout_s: float) -> AsyncIterator[Stream]:
+        self._check_open()
+        try:
+            async with asyncio.timeout(timeout_s):
+                try:
+                    reader, writer = await self._host.open_stream(peer_id, self._name("stream", method))
+                except NotServed:
+                    raise await explain_refusal(self._host, peer_id, self._network_id, method) from None
+        except TimeoutError:
+            raise PeerTimeout(f"{method!r} was not opened within {timeout_s:g} s", peer_id=peer_id) from None
+        opened = Libp2pStream(
+            reader, writer, peer_id=peer_id, timeout_s=timeout_s, traffic=self._host.traffic, unread=self._host.unread
+        )
+        async with _pumped(opened) as stream:
+            yield stream
+
+    @contextlib.asynccontextmanager
+    async def _open_unbounded(self, peer_id: str, protocol: str, max_bytes: int) -> AsyncIterator[Stream]:
+        """For calls, which have one deadline for all that they do."""
+        reader, writer = await self._host.open_stream(peer_id, protocol)
+        stream = Libp2pStream(
+            reader,
+            writer,
+            peer_id=peer_id,
+            timeout_s=None,
+            traffic=self._host.traffic,
+            unread=self._host.unread,
+            max_message_bytes=max_bytes,
+        )
+        async with _pumped(stream):
+            yield stream
+
+    async def serve(self, method: str, handler: UnaryHandler) -> None:
+        self._claim("call", method)
+        await self._streams.serve(self._name("bulk", method), self._calls.bulk_handler(handler))
+        await self._host.serve(self._name("call", method), self._calls.lane_answer(handler))
+
+    async def serve_stream(self, method: str, handler: StreamHandler) -> None:
+        self._claim("stream", method)
+        await self._streams.serve(self._name("stream", method), handler)
+
+    # --- records ------------------------------------------------------------------------------------------------------
+
+    async def publish(self, key: str, payload: bytes, *, lifetime_s: float) -> bool:
+        self._check_open()
+        previous = self._published.get(key)
+        issued_at = max(self.now(), previous.issued_at + MIN_ISSUE_STEP_S if previous else 0.0)
+        envelope = seal_record(
+            self._identity,
+            network_id=self._network_id,
+            key=key,
+            payload=payload,
+            issued_at=issued_at,
+            lifetime_s=lifetime_s,
+        )
+        self._forget_expired()
+        self._published[key] = envelope
+        return await self._dht.store(envelope)
+
+    async def lookup(self, keys: Sequence[str], *, timeout_s: float) -> list[Envelope]:
+        self._check_open()
+        found, answered = await self._dht.find(keys, timeout_s=timeout_s)
+        if not answered:
+            raise PeerTimeout(f"no peer answered a lookup within {timeout_s:g} s")
+        now = self.now()
+        # others may tell of one for a while after its end, which we have forgotten
+        records = {(envelope.subject, envelope.peer_id): envelope for envelope in found if envelope.expires_at > now}
+        for envelope in records.values():
+            if envelope.peer_id == self.peer_id:
+                self._check_own(envelope)
+        self._forget_expired()
+        for key in keys:
+            if key in self._published:
+                records[key, self.peer_id] = self._published[key]
+        return list(records.values())
+
+    async def addrs(self) -> tuple[str, ...]:
+        self._check_open()
+        return tuple(f"{addr}/p2p/{self.peer_id}" for addr in await self._own_addrs())
+
+    async def _own_addrs(self) -> list[str]:
+        relays = self._reservations.held
+        # a relay that is gone relays nothing, and its address would only cost others a dial
+        addrs = await self._host.addrs()
+        return [addr for addr in addrs if "/p2p-circuit" not in addr or _relay_of(addr) in relays]
+
+    # --- life and death -----------------------------------------------------------------------------------------------
+
+    async def wait_failed(self) -> SwarmError:
+        """Wait until this network can no longer work, and return why. A daemon then ends with that reason."""
+        return await asyncio.shield(self._failure)
+
+    async def close(self) -> None:
+        self._closing = True
+        if self._main is not None:
+            if not self._stopping:
+                self._main.cancel()
+            await asyncio.wait((self._main,))
+
+    async def _run(self) -> None:
+        """Owns the host and every task. Ends by being cancelled, or when the start or the daemon fails."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._run_lane())
+                await self._enter(tasks)
+                self._ready.set_result(None)
+        except BaseExceptionGroup as group:
+            self._fail(group.exceptions[0])
+        except (SwarmError, asyncio.CancelledError) as error:
+            self._fail(error)
+        finally:
+            self._stopping = True  # from here on close waits, and does not cancel
+            self._streams.close()
+            self._relay.close()
+            await self._host.stop()
+
+    async def _run_lane(self) -> None:
+        await self._host.lane.run()
+        await self._host.daemon.ended()
+        raise self._host.daemon.failure()
+
+    async def _enter(self, tasks: asyncio.TaskGroup) -> None:
+        self._streams = StreamServer(self._host, tasks)
+        self._relay = Relay(self._host, tasks, self._relay_limits)
+        await self._streams.start()
+        await self._relay.start()
+        validator = RecordValidator(self._network_id, self.now)
+        self._dht = await RecordDht.create(self._host, self._name("dht", ""), validator)
+        self._host.find_addrs = self._dht.find_addrs
+        await self._streams.serve(self._name("parcel", ""), self._calls.hand_out_parcel, max_message_bytes=TOKEN_BYTES)
+        await self._host.serve(HELLO, hello_answer(self._network_id))
+        remembered = [contact for contact in self._options.remembered if contact.peer_id != self.peer_id]
+        self._entrance = entrance = await join(
+            self._host, self._seeds, remembered, self._network_id, may_be_first=self._options.may_be_first
+        )
+        tasks.create_task(self._reservations.run())
+        await self._reservations.wait_answered(entrance.peer_ids)
+        self._dht.own_addrs = to_announce(await self._own_addrs())
+        tasks.create_task(self._keep_own_addrs())
+        answers = await asyncio.gather(*(self._dht.ping(peer_id) for peer_id in entrance.peer_ids))
+        await self._dht.refresh()
+        met = [peer_id for peer_id, answered in zip(entrance.peer_ids, answers, strict=True) if answered]
+        watch = Watch(self._host, self._dht, self._seeds, self._network_id, self._publish_again)
+        watch.begin(met, remembered)
+        tasks.create_task(watch.run())
+
+    async def _keep_own_addrs(self) -> None:
+        """Others are told where this node is now: relays come and go, and so do networks."""
+        with contextlib.suppress(PeerUnreachable):  # the daemon has ended; the lane tells
+            while True:
+                await asyncio.sleep(CHECK_S)
+                self._dht.own_addrs = to_announce(await self._own_addrs())
+
+    async def _publish_again(self) -> None:
+        """The nodes that hold our records may be others now."""
+        self._forget_expired()
+        await asyncio.gather(*(self._dht.store(envelope) for envelope in self._published.values()))
+
+    def _fail(self, error: BaseException) -> None:
+        if not self._ready.done():
+            self._start_error = error
+        elif not self._failure.done() and not isinstance(error, asyncio.CancelledError):
+            if not isinstance(error, SwarmError):  # a bug in one of our tasks ends the network like any other failure
+                logger.error("a task of the network failed", exc_info=error)
+                error = SwarmError(
+                    "this node's network failed internally", remedy="restart this node; its log says why"
+                )
+            self._failure.set_result(error)
+
+    def _check_own(self, envelope: Envelope) -> None:
+        """A record that we signed, after our start, and did not publish: somebody else has our key."""
+        ours = self._published.get(envelope.subject)
+        if envelope.issued_at > (ours.issued_at if ours else self._started_at):
+            self._fail(
+                StartError(
+                    f"the identity {self.peer_id} is in use by another running node",
+                    remedy="stop one of the two, and give it its own identity (another home folder)",
+                )
+            )
+
+    def _forget_expired(self) -> None:
+        now = self.now()
+        self._published = {key: envelope for key, envelope in self._published.items() if envelope.expires_at > now}
+
+    def _name(self, kind: str, method: str) -> str:
+        return f"{self._prefix}{kind}/{method}"
+
+    def _claim(self, kind: str, method: str) -> None:
+        self._check_open()
+        if (kind, method) in self._methods:
+            raise ValueError(f"{method!r} is served already")
+        self._methods.add((kind, method))
+
+    def _check_open(self) -> None:
+        if self._closing or self._failure.done():
+            raise PeerUnreachable("this node's network has ended", remedy="restart this node")
+
+
+def _relay_of(addr: str) -> str:
+    return addr.partition("/p2p/")[2].partition("/")[0]
+
+
+@contextlib.asynccontextmanager
+async def _pumped(stream: Libp2pStream) -> AsyncIterator[Libp2pStream]:
+    pump = asyncio.create_task(stream.pump())
+    try:
+        yield stream
+        stream.close()
+    finally:
+        stream.abort()
+        pump.cancel()
+        await asyncio.wait((pump,))

@@ -1,0 +1,281 @@
+"""A stream of messages over one byte stream of the libp2p daemon: framing, credit, deadlines, typed failures.
+
+`pump` is the one task that reads; whoever opened or accepted the stream owns it. It never stops reading for longer than
+a turn of the loop (credit bounds what it may be sent), so that the other side's leaving is noticed at once. What need
+not wait takes no timer and no turn of the loop. Leaves protocol names and handlers to `libp2p`, and bytes to
+`libp2p_wire`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import cast
+
+from swarm_protocol import limits
+from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable, PeerViolation, SwarmError
+from swarm_protocol.failure_messages import decode_failure, encode_failure
+
+from swarm.network import framing
+from swarm.network.framing import Kind
+from swarm.network.interface import EndOfStream, too_long
+from swarm.network.libp2p.stream_buffers import Wire
+from swarm.network.traffic import Traffic
+from swarm.network.unread_budget import UnreadBudget
+
+_GRANT_BYTES = framing.WINDOW_BYTES // 4
+"""Credit goes back in steps of this size: often enough that the sender never waits in a steady flow."""
+
+_COPY_BYTES = 2**14
+"""Up to here copying a message behind its header costs less than to write from two places."""
+
+
+class Libp2pStream:
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        *,
+        peer_id: str,
+        timeout_s: float | None,
+        traffic: Traffic | None = None,
+        unread: UnreadBudget | None = None,
+        max_message_bytes: int = limits.MAX_MESSAGE_BYTES,
+    ) -> None:
+        """`timeout_s` None: sending and receiving wait for as long as the other side is there.
+
+        `traffic` is counted, and what waits to be received is charged to `unread`.
+        """
+        self._reader = reader
+        self._writer = writer
+        self._wire = Wire(self._check_frame, self._accept)
+        self.peer_id = peer_id
+        self._timeout_s = timeout_s
+        self._traffic = traffic or Traffic()
+        self._unread = unread or UnreadBudget()
+        self._max_message_bytes = max_message_bytes
+        self._received: deque[tuple[Kind, bytes]] = deque()
+        self._partial: list[bytes] = []
+        self._num_partial_bytes = 0
+        self._partial_cost = 0  # charged for `_partial`
+        self._has_given_way = False
+        self._send_credit = framing.WINDOW_BYTES
+        self._unread_bytes = 0  # received and not yet granted again
+        self._taken_bytes = 0  # taken by receive, to be granted in the next step
+        self._changed = asyncio.Event()  # wakes receive
+        self._granted = asyncio.Event()  # wakes send
+        self._remote_finished = False
+        self._finished = False
+        self._error: SwarmError | None = None
+
+    # --- what users of a stream see ---------------------------------------------------------------------------------
+
+    async def send(self, message: bytes) -> None:
+        if len(message) > limits.MAX_MESSAGE_BYTES:
+            raise ValueError(f"message of {len(message)} bytes, more than {limits.MAX_MESSAGE_BYTES}")
+        if self._finished:
+            raise ValueError("send after finish")
+        is_out = self._send_at_once(message)
+        if is_out and self._wire.has_room:
+            return
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                for kind, piece in () if is_out else framing.pieces(message):
+                    await self._spend(framing.cost(len(piece)))
+                    await self._drain()
+                    self._write_piece(kind, piece)
+                await self._drain()
+        except TimeoutError:
+            # part of the message may be out, so nothing more can be said on this stream
+            self._fail(self._timed_out("took no more data"))
+            raise self._timed_out("took no more data") from None
+
+    async def receive(self) -> bytes:
+        message = self._take_message()
+        if message is not None:
+            return message
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                while message is None:
+                    self._changed.clear()
+                    await self._changed.wait()
+                    message = self._take_message()
+        except TimeoutError:
+            raise self._timed_out("sent nothing") from None
+        return message
+
+    async def finish(self) -> None:
+        if self._finished or self._is_over:
+            return
+        self._finished = True
+        self._writer.write(framing.frame(Kind.FINISH))
+        await self._drain()
+
+    # --- what the owner of the stream does --------------------------------------------------------------------------
+
+    async def pump(self) -> None:
+        """Read until the other side leaves or breaks the protocol. Never raises but CancelledError."""
+        try:
+            await self._wire.run(self._reader, cast("asyncio.Transport", self._writer.transport))
+            self._fail(PeerUnreachable("the peer left the stream", peer_id=self.peer_id))
+        except PeerViolation as violation:
+            violation.peer_id = self.peer_id
+            self._fail(violation)
+
+    async def end(self, error: BaseException | None = None) -> None:
+        """Tell the other side that this side has ended, and why if it failed."""
+        if not self._is_over:
+            last = framing.frame(Kind.END) if error is None else framing.frame(Kind.FAILURE, encode_failure(error))
+            self._writer.write(last)
+            self._finished = True
+            await self._drain()
+
+    def close(self) -> None:
+        """What has been sent still leaves; nothing more is received."""
+        self._over()
+        self._writer.close()
+
+    def abort(self) -> None:
+        self._over()
+        self._writer.transport.abort()
+
+    def give_way(self, refusal: PeerRefused) -> None:
+        """Tell the other side why nothing more is taken, and drop what is unread; what still comes is not kept."""
+        if not self._is_over:
+            self._writer.write(framing.frame(Kind.FAILURE, encode_failure(refusal)))
+            self._finished = True
+        self._has_given_way = True
+        self._wire.drop_body()
+        self._forget()
+        self._fail(refusal)
+
+    def _over(self) -> None:
+        self._fail(PeerUnreachable("the stream is closed", peer_id=self.peer_id))
+        self._forget()
+
+    def _forget(self) -> None:
+        self._received.clear()
+        self._partial.clear()
+        self._num_partial_bytes = self._partial_cost = 0
+        self._unread.drop(self)
+
+    # ----------------------------------------------------------------------------------------------------------------
+
+    def _check_frame(self, kind: Kind, length: int) -> bool:
+        """Whether the frame is to be kept."""
+        if kind not in (Kind.MORE, Kind.DATA):
+            return True
+        if self._unread_bytes + framing.cost(length) > framing.WINDOW_BYTES:
+            raise PeerViolation("the peer sent more than it was allowed to")
+        if self._remote_finished:
+            raise PeerViolation("the peer sent data after it had finished")
+        self._unread_bytes += framing.cost(length)
+        return not self._has_given_way and self._unread.charge(self, framing.cost(length))
+
+    def _accept(self, kind: Kind, length: int, body: bytes) -> None:
+        match kind:
+            case Kind.MORE | Kind.DATA if self._has_given_way:
+                pass  # a short one, of which some was here already
+            case Kind.MORE | Kind.DATA:
+                self._received.append((kind, body))
+                self._traffic.received(self.peer_id, length)
+            case Kind.CREDIT:
+                self._send_credit += length
+                if self._send_credit > framing.WINDOW_BYTES:
+                    raise PeerViolation("the peer granted more than it can have taken")
+                self._granted.set()
+            case Kind.FINISH:
+                self._remote_finished = True
+            case Kind.FAILURE:
+                self._fail(decode_failure(body, self.peer_id))
+            case Kind.END:
+                self._remote_finished = True
+                self._fail(PeerUnreachable("the peer has ended the stream", peer_id=self.peer_id))
+        self._changed.set()
+
+    @property
+    def _is_over(self) -> bool:
+        # a lost connection becomes an error in the pump's next turn, and must not be written to before
+        return self._error is not None or self._wire.is_lost
+
+    def _fail(self, error: SwarmError) -> None:
+        if self._error is None:
+            self._error = error
+        self._changed.set()
+        self._granted.set()
+
+    def _send_at_once(self, message: bytes) -> bool:
+        """Whether that can be done, and then it is: the usual case."""
+        fits = len(message) <= framing.CHUNK_BYTES and framing.cost(len(message)) <= self._send_credit
+        if not fits or self._error is not None or not self._wire.has_room:
+            return False
+        self._send_credit -= framing.cost(len(message))
+        self._write_piece(Kind.DATA, memoryview(message))
+        return True
+
+    async def _spend(self, num_bytes: int) -> None:
+        while self._send_credit < num_bytes:
+            if self._error is not None:
+                raise self._error.with_traceback(None)
+            self._granted.clear()
+            await self._granted.wait()
+        if self._error is not None:
+            raise self._error.with_traceback(None)
+        self._send_credit -= num_bytes
+
+    def _write_piece(self, kind: Kind, piece: memoryview) -> None:
+        header = framing.HEADER.pack(kind, len(piece))
+        self._traffic.sent(self.peer_id, len(piece))
+        if len(piece) <= _COPY_BYTES:
+            self._writer.write(header + piece)
+        else:
+            self._writer.writelines((header, piece))
+
+    async def _drain(self) -> None:
+        try:
+            await self._wire.drained()
+        except ConnectionError:
+            # the pump may yet find the other side's reason in what it sent before it left
+            raise self._error or PeerUnreachable("the peer left the stream", peer_id=self.peer_id) from None
+
+    def _take_message(self) -> bytes | None:
+        """The next one, or None if it is not there yet. Raises what `receive` does, once there is nothing more."""
+        while self._received:
+            message = self._take_piece()
+            if message is not None:
+                return message
+        if self._remote_finished:
+            raise EndOfStream
+        if self._error is not None:
+            raise self._error.with_traceback(None)
+        return None
+
+    def _take_piece(self) -> bytes | None:
+        """The message that the next piece completes, else None."""
+        kind, body = self._received.popleft()
+        self._grant(framing.cost(len(body)))
+        self._num_partial_bytes += len(body)
+        self._partial_cost += framing.cost(len(body))
+        if self._num_partial_bytes > self._max_message_bytes:
+            self._forget()
+            violation = too_long(self._max_message_bytes, self.peer_id)
+            self._fail(violation)
+            raise violation
+        if kind == Kind.MORE:
+            self._partial.append(body)
+            return None
+        message = b"".join((*self._partial, body)) if self._partial else body
+        self._unread.release(self, self._partial_cost)
+        self._partial.clear()
+        self._num_partial_bytes = self._partial_cost = 0
+        return message
+
+    def _grant(self, num_bytes: int) -> None:
+        self._taken_bytes += num_bytes
+        if self._taken_bytes >= _GRANT_BYTES and not self._is_over:
+            self._writer.write(framing.credit(self._taken_bytes))
+            self._unread_bytes -= self._taken_bytes
+            self._taken_bytes = 0
+
+    def _timed_out(self, what: str) -> PeerTimeout:
+        return PeerTimeout(f"the peer {what} within {self._timeout_s} s", peer_id=self.peer_id)

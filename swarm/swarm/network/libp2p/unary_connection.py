@@ -1,0 +1,168 @@
+"""The unary lane: small calls multiplexed over one persistent connection to the libp2p daemon.
+
+Answers calls of unknown protocols, ends handlers whose caller has left, and notices that the daemon died.
+`UnaryLane.run` is the one task that reads the connection; it owns every handler it starts, so many of one peer at most.
+Leaves sizes, deadlines and the meaning of bytes to the caller.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from swarm_protocol import limits
+from swarm_protocol.proto import p2pd_pb2
+
+from swarm.network.libp2p.binary_addr import peer_id_bytes, peer_id_text
+from swarm.network.libp2p.daemon_control import Control, ControlError, raise_if_error, read_message, write_message
+
+NOT_SERVED, BUSY, FAILED = "not served", "busy", "failed"
+"""What a lane answers by itself: it has no such protocol; the peer has `limits.MAX_CALLS_PER_PEER` calls here; what
+should answer has a defect."""
+
+UnaryAnswer = Callable[[str, bytes], Awaitable[bytes]]
+"""`async answer(peer_id, request) -> response`. What it raises is a defect: logged, and for the caller `FAILED`."""
+
+logger = logging.getLogger(__name__)
+
+
+class LaneClosed(Exception):
+    """The daemon is gone, so nothing that waits for it will be answered."""
+
+
+class RemoteLaneError(Exception):
+    """The other side's lane answered with an error instead of a response."""
+
+
+class UnaryLane:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._answers: dict[str, UnaryAnswer] = {}
+        self._pending: dict[bytes, asyncio.Future[Any]] = {}
+        self._handlers: dict[bytes, asyncio.Task[None]] = {}
+        self._num_calls: Counter[bytes] = Counter()
+        self._closed = False
+
+    @classmethod
+    async def open(cls, control: Control) -> UnaryLane:
+        reader, writer = await control.open()
+        try:
+            write_message(writer, p2pd_pb2.Request(type=p2pd_pb2.Request.PERSISTENT_CONN_UPGRADE))
+            raise_if_error(await read_message(reader, p2pd_pb2.Response))
+        except BaseException:
+            writer.transport.abort()
+            raise
+        return cls(reader, writer)
+
+    async def call(self, peer_id: str, protocol: str, request: bytes) -> bytes:
+        """Raises LaneClosed, ControlError (the daemon could not reach the peer or protocol) or RemoteLaneError.
+
+        Cancelling it cancels the handler at the other side.
+        """
+        call = p2pd_pb2.CallUnaryRequest(peer=peer_id_bytes(peer_id), proto=protocol, data=request)
+        call_id = os.urandom(16)
+        try:
+            answer = await self._request(p2pd_pb2.PersistentConnectionRequest(callId=call_id, callUnary=call))
+        except asyncio.CancelledError:
+            self._send(p2pd_pb2.PersistentConnectionRequest(callId=call_id, cancel=p2pd_pb2.Cancel()))
+            raise
+        result: Any = answer.callUnaryResponse
+        if result.HasField("error"):
+            raise RemoteLaneError(result.error.decode(errors="replace"))
+        response: bytes = result.response
+        return response
+
+    async def serve(self, protocol: str, answer: UnaryAnswer) -> None:
+        self._answers[protocol] = answer
+        add = p2pd_pb2.AddUnaryHandlerRequest(proto=protocol, balanced=False)
+        await self._request(p2pd_pb2.PersistentConnectionRequest(callId=os.urandom(16), addUnaryHandler=add))
+
+    async def run(self) -> None:
+        """Read until the connection ends; then every pending call has failed and every handler has ended."""
+        try:
+            async with asyncio.TaskGroup() as handlers:
+                try:
+                    while True:
+                        self._receive(await read_message(self._reader, p2pd_pb2.PersistentConnectionResponse), handlers)
+                except (asyncio.IncompleteReadError, ConnectionError, ControlError):
+                    self.close()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """End `run` and everything it owns."""
+        self._closed = True
+        self._writer.transport.abort()
+        for handler in self._handlers.values():
+            handler.cancel()
+        for pending in self._pending.values():
+            if not pending.done():
+                pending.set_exception(LaneClosed("the libp2p daemon has ended"))
+
+    def _send(self, message: Any) -> None:
+        if not self._closed:
+            write_message(self._writer, message)
+
+    async def _request(self, message: Any) -> Any:
+        if self._closed:
+            raise LaneClosed("the libp2p daemon has ended")
+        pending = asyncio.get_running_loop().create_future()
+        self._pending[message.callId] = pending
+        try:
+            write_message(self._writer, message)
+            await self._writer.drain()
+            return await pending
+        except ConnectionError:
+            raise LaneClosed("the libp2p daemon has ended") from None
+        finally:
+            del self._pending[message.callId]
+            if pending.done() and not pending.cancelled():
+                pending.exception()  # retrieved, even where the wait was cancelled at the same moment
+
+    def _receive(self, message: Any, handlers: asyncio.TaskGroup) -> None:
+        call_id: bytes = message.callId
+        kind = message.WhichOneof("message")
+        if kind == "requestHandling":
+            self._start_handler(call_id, message.requestHandling, handlers)
+        elif kind == "cancel":
+            if call_id in self._handlers:
+                self._handlers[call_id].cancel()
+        else:
+            pending = self._pending.get(call_id)
+            if pending is None or pending.done():
+                return  # its caller has left
+            if kind == "daemonError":
+                pending.set_exception(ControlError(message.daemonError.message))
+            else:
+                pending.set_result(message)
+
+    def _start_handler(self, call_id: bytes, request: Any, handlers: asyncio.TaskGroup) -> None:
+        answer = self._answers.get(request.proto)
+        peer: bytes = request.peer
+        if answer is None or self._num_calls[peer] >= limits.MAX_CALLS_PER_PEER:
+            refusal = p2pd_pb2.CallUnaryResponse(error=(NOT_SERVED if answer is None else BUSY).encode())
+            self._send(p2pd_pb2.PersistentConnectionRequest(callId=call_id, unaryResponse=refusal))
+            return
+        self._num_calls[peer] += 1
+
+        def ended(_task: asyncio.Task[None]) -> None:
+            del self._handlers[call_id]
+            self._num_calls[peer] -= 1
+            if not self._num_calls[peer]:
+                del self._num_calls[peer]
+
+        self._handlers[call_id] = handlers.create_task(self._handle(call_id, answer, request))
+        self._handlers[call_id].add_done_callback(ended)
+
+    async def _handle(self, call_id: bytes, answer: UnaryAnswer, request: Any) -> None:
+        try:
+            response = p2pd_pb2.CallUnaryResponse(response=await answer(peer_id_text(request.peer), request.data))
+        except Exception:  # a defect, which costs this caller its answer and nobody else anything
+            logger.exception("an answer to %s failed", request.proto)
+            response = p2pd_pb2.CallUnaryResponse(error=FAILED.encode())
+        self._send(p2pd_pb2.PersistentConnectionRequest(callId=call_id, unaryResponse=response))

@@ -1,0 +1,392 @@
+"""A simulated internet inside one event loop: the second implementation of `interface.Network`.
+
+`MemoryInternet` knows every node, the links between them, and what is broken; `MemoryNetwork` is one node's place in
+it. Under `testing.virtual_time` whole swarms run on it in milliseconds, the same way for the same seed. What crosses
+is bytes, failures travel in their wire form, records pass the checks of the real validator: code that works here
+fails on the real network only for reasons that belong to the real network.
+
+Bytes in motion are left to `memory_link`, conversations to `memory_stream`, what a node holds of the record store to
+`memory_records`. Handlers run in tasks that their node owns and `close` ends. Nothing here may be used from two loops.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import math
+import random
+import statistics
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from swarm_protocol import limits
+from swarm_protocol.envelope import Envelope
+from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable, SwarmError
+from swarm_protocol.identity import Identity
+from swarm_protocol.signed_record import seal_record
+from swarm_protocol.version import Hello, check_hello, software_version
+
+from swarm.network.interface import Stream, StreamHandler, UnaryHandler, too_many_calls
+from swarm.network.memory.memory_link import Link, Pipe, Rate
+from swarm.network.memory.memory_records import RecordStore, newest
+from swarm.network.memory.memory_stream import End
+
+EPOCH_S = 1_750_000_000.0
+"""Unix time when the loop's clock reads zero."""
+
+DETECTION_S = 1.0
+"""How long a peer that vanished without a word, or a cut route, goes unnoticed."""
+
+logger = logging.getLogger(__name__)
+
+_CALL = "call/"
+_Serve = Callable[[str, End], Awaitable[None]]
+
+
+class MemoryInternet:
+    """All nodes of one simulation. Faults are switched at any time by the methods, and take effect at once."""
+
+    def __init__(self, seed: int = 0, default_link: Link | None = None, *, detection_s: float = DETECTION_S) -> None:
+        self._seed = seed
+        self._default_link = default_link or Link()
+        self._detection_s = detection_s
+        self._nodes: dict[str, MemoryNetwork] = {}
+        self._num_created = 0
+        self._links: dict[tuple[str, str], Link] = {}
+        self._pipes: dict[tuple[str, str], Pipe] = {}
+        self._conversations: dict[End, tuple[str, str]] = {}
+        self._islands: dict[str, int] = {}
+        self._num_partitions = 0
+
+    def network(
+        self,
+        identity: Identity | None = None,
+        network_id: str = "test",
+        *,
+        up_bytes_per_s: float = math.inf,
+        down_bytes_per_s: float = math.inf,
+        clock_offset_s: float = 0.0,
+    ) -> MemoryNetwork:
+        """A new node, reachable at once. Without `identity` it gets one that the seed and the order of calls decide.
+
+        All links of a node share its uplink and its downlink. Raises ValueError if the identity is live already.
+        """
+        self._num_created += 1
+        identity = identity or Identity(hashlib.sha256(f"{self._seed}/{self._num_created}".encode()).digest())
+        if self._is_up(identity.peer_id):
+            raise ValueError(f"{identity.peer_id} is live already")
+        access = Access(up=Rate(up_bytes_per_s), down=Rate(down_bytes_per_s), clock_offset_s=clock_offset_s)
+        return self._start(identity, network_id, access)
+
+    def link(self, a: str, b: str, link: Link, back: Link | None = None) -> None:
+        """Connect two peers by `link`, and in the direction from `b` to `a` by `back` if it differs."""
+        for pair, each in (((a, b), link), ((b, a), back or link)):
+            self._links[pair] = each
+            if pair in self._pipes:
+                self._pipes[pair].set_link(each)
+
+    def partition(self, groups: Iterable[Iterable[str]]) -> None:
+        """Cut the routes between the groups; peers in none of them form one more. Replaces an earlier partition.
+
+        Bytes under way are held. What still waits for them after the detection time breaks as PeerUnreachable.
+        """
+        self._islands = {peer_id: index for index, group in enumerate(groups, start=1) for peer_id in group}
+        self._num_partitions += 1
+        for (sender, receiver), pipe in self._pipes.items():
+            if self._separated(sender, receiver):
+                pipe.hold()
+            else:
+                pipe.release()
+        asyncio.get_running_loop().call_later(self._detection_s, self._break_separated, self._num_partitions)
+
+    def heal(self) -> None:
+        """All routes work again; what was held arrives."""
+        self._islands = {}
+        self._num_partitions += 1
+        for pipe in self._pipes.values():
+            pipe.release()
+
+    def crash(self, peer_id: str, *, detection_s: float | None = None) -> None:
+        """The node ends without a word: its handlers are cancelled, everything it holds is lost.
+
+        At its own side all calls and streams break at once, at the other after the detection time (0 is like a killed
+        process, whose kernel resets its connections). Its object stays dead: `restart` makes a new one.
+        """
+        node = self._nodes[peer_id]
+        node._stop()
+        delay_s = self._detection_s if detection_s is None else detection_s
+        for end, (caller, server) in list(self._conversations.items()):
+            if peer_id in {caller, server}:
+                own, far = (end, end.other) if caller == peer_id else (end.other, end)
+                own.break_off(PeerUnreachable("this node has crashed", peer_id=own.peer_id))
+                asyncio.get_running_loop().call_later(
+                    delay_s, far.break_off, PeerUnreachable("the connection broke", peer_id=peer_id)
+                )
+        for pair in [pair for pair in self._pipes if peer_id in pair]:
+            self._pipes.pop(pair).close()
+
+    def restart(self, peer_id: str) -> MemoryNetwork:
+        """A new node with the identity, links and access of a crashed or closed one, serving and storing nothing."""
+        node = self._nodes[peer_id]
+        if node.is_up:
+            raise ValueError(f"{peer_id} is live already")
+        return self._start(node._identity, node.network_id, node._access)
+
+    async def close(self) -> None:
+        """Close every node that is live."""
+        for node in self._nodes.values():
+            await node.close()
+
+    def _start(self, identity: Identity, network_id: str, access: Access) -> MemoryNetwork:
+        for pair in [pair for pair in self._pipes if identity.peer_id in pair]:
+            del self._pipes[pair]
+        node = MemoryNetwork(self, identity, network_id, access)
+        self._nodes[identity.peer_id] = node
+        return node
+
+    def _is_up(self, peer_id: str) -> bool:
+        return peer_id in self._nodes and self._nodes[peer_id].is_up
+
+    def _separated(self, a: str, b: str) -> bool:
+        return self._islands.get(a, 0) != self._islands.get(b, 0)
+
+    def _reaches(self, a: str, b: str) -> bool:
+        return self._is_up(b) and not self._separated(a, b)
+
+    def _neighbours(self, node: MemoryNetwork) -> list[MemoryNetwork]:
+        """The other nodes of its network that it can reach now."""
+        return [
+            other
+            for peer_id, other in self._nodes.items()
+            if other is not node and other.network_id == node.network_id and self._reaches(node.peer_id, peer_id)
+        ]
+
+    def _round_trip_s(self, a: str, b: str) -> float:
+        return sum(self._links.get(pair, self._default_link).latency_s for pair in ((a, b), (b, a)))
+
+    def _pipe(self, sender: str, receiver: str) -> Pipe:
+        pair = (sender, receiver)
+        if pair not in self._pipes:
+            self._pipes[pair] = Pipe(
+                self._links.get(pair, self._default_link),
+                up=self._nodes[sender]._access.up,
+                down=self._nodes[receiver]._access.down,
+                rng=random.Random(f"{self._seed}/{sender}/{receiver}"),
+            )
+        return self._pipes[pair]
+
+    def _connect(self, caller: str, server: str, timeout_s: float) -> End:
+        """The caller's end of a new conversation."""
+        end = End(server, self._pipe(caller, server), timeout_s=timeout_s)
+        end.other = End(caller, self._pipe(server, caller), timeout_s=None)
+        end.other.other = end
+        self._conversations[end] = (caller, server)
+        return end
+
+    def _break_separated(self, partition: int) -> None:
+        if partition != self._num_partitions:
+            return  # healed or replaced meanwhile
+        for end, (caller, server) in list(self._conversations.items()):
+            if self._separated(caller, server):
+                end.break_off(PeerUnreachable("the route to the peer is gone", peer_id=server))
+                end.other.break_off(PeerUnreachable("the route to the peer is gone", peer_id=caller))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """How a node is attached, which outlives a crash."""
+
+    up: Rate
+    down: Rate
+    clock_offset_s: float
+
+
+class MemoryNetwork:
+    """One node of a MemoryInternet. Implements `interface.Network`; made by `MemoryInternet.network`."""
+
+    def __init__(self, internet: MemoryInternet, identity: Identity, network_id: str, access: Access) -> None:
+        self.is_up = True
+        self._internet = internet
+        self._identity = identity
+        self._network_id = network_id
+        self._access = access
+        self._handlers: dict[str, _Serve] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._num_calls: Counter[str] = Counter()
+        self._records = RecordStore(network_id, self.now)
+
+    @property
+    def peer_id(self) -> str:
+        return self._identity.peer_id
+
+    @property
+    def network_id(self) -> str:
+        return self._network_id
+
+    def now(self) -> float:
+        return EPOCH_S + asyncio.get_running_loop().time() + self._access.clock_offset_s
+
+    async def call(
+        self,
+        peer_id: str,
+        method: str,
+        request: bytes,
+        *,
+        timeout_s: float,
+        max_bytes: int = limits.MAX_MESSAGE_BYTES,
+    ) -> bytes:
+        try:
+            async with asyncio.timeout(timeout_s), self._conversation(peer_id, f"{_CALL}{method}", timeout_s) as end:
+                end.max_message_bytes = max_bytes
+                await end.send(request)
+                return await end.receive()
+        except TimeoutError:
+            raise PeerTimeout(f"no answer to {method} within {timeout_s} s", peer_id=peer_id) from None
+
+    @asynccontextmanager
+    async def stream(self, peer_id: str, method: str, *, timeout_s: float) -> AsyncIterator[Stream]:
+        async with self._conversation(peer_id, f"stream/{method}", timeout_s) as end:
+            await end.accepted()
+            yield end
+
+    async def serve(self, method: str, handler: UnaryHandler) -> None:
+        async def answer(peer_id: str, end: End) -> None:
+            await end.send(await handler(peer_id, await end.receive()))
+
+        self._add_handler(f"{_CALL}{method}", answer)
+
+    async def serve_stream(self, method: str, handler: StreamHandler) -> None:
+        self._add_handler(f"stream/{method}", handler)
+
+    async def publish(self, key: str, payload: bytes, *, lifetime_s: float) -> bool:
+        envelope = seal_record(
+            self._identity,
+            network_id=self.network_id,
+            key=key,
+            payload=bytes(payload),
+            issued_at=self._records.issue_time(key, self.peer_id),
+            lifetime_s=lifetime_s,
+        )
+        return await self.offer(key, envelope.to_bytes())
+
+    async def offer(self, key: str, record: bytes) -> bool:
+        """Hand bytes that claim to be a record to every node in reach, as a hostile peer can. True: another took it."""
+        self._check_up()
+        self._records.take(key, record)
+        neighbours = self._internet._neighbours(self)
+        await asyncio.sleep(self._usual_round_trip_s(neighbours))
+        return sum(node._records.take(key, record) for node in neighbours if node.is_up) > 0
+
+    async def lookup(self, keys: Sequence[str], *, timeout_s: float) -> list[Envelope]:
+        self._check_up()
+        neighbours = self._internet._neighbours(self)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await asyncio.sleep(self._usual_round_trip_s(neighbours))
+        except TimeoutError:
+            raise PeerTimeout(f"no records within {timeout_s} s") from None
+        return newest([node._records for node in (self, *neighbours)], keys)
+
+    async def addrs(self) -> tuple[str, ...]:
+        return (f"/memory/1/p2p/{self.peer_id}",)
+
+    async def close(self) -> None:
+        if self.is_up:
+            for end, pair in list(self._internet._conversations.items()):
+                if self.peer_id in pair:
+                    own = end if pair[0] == self.peer_id else end.other
+                    own.hang_up()
+                    own.break_off(PeerUnreachable("this node has closed", peer_id=own.peer_id))
+            self._stop()
+        # a handler may close its own node, and cannot wait for itself
+        if others := self._tasks - {asyncio.current_task()}:
+            await asyncio.wait(others)
+
+    def _stop(self) -> None:
+        self.is_up = False
+        self._handlers.clear()
+        self._records.clear()
+        for task in self._tasks:
+            task.cancel()
+
+    def _check_up(self) -> None:
+        if not self.is_up:
+            raise PeerUnreachable("this node has closed or crashed", peer_id=self.peer_id)
+
+    def _add_handler(self, method: str, serve: _Serve) -> None:
+        self._check_up()
+        if method in self._handlers:
+            raise ValueError(f"{method} is served already")
+        self._handlers[method] = serve
+
+    @asynccontextmanager
+    async def _conversation(self, peer_id: str, method: str, timeout_s: float) -> AsyncIterator[End]:
+        await self._reach(peer_id, timeout_s)
+        end = self._internet._connect(self.peer_id, peer_id, timeout_s)
+        target = self._internet._nodes[peer_id]
+        try:
+            end.open(method, lambda: target._accept(self.peer_id, method, end.other))
+            yield end
+        finally:
+            del self._internet._conversations[end]
+            end.hang_up()
+
+    async def _reach(self, peer_id: str, timeout_s: float) -> None:
+        """Raises PeerUnreachable, at once if there never was such a peer, else when dialling it was given up."""
+        self._check_up()
+        if peer_id == self.peer_id or peer_id not in self._internet._nodes:
+            raise PeerUnreachable("no route to the peer", peer_id=peer_id)
+        if not self._internet._reaches(self.peer_id, peer_id):
+            await asyncio.sleep(min(timeout_s, self._internet._detection_s))
+            raise PeerUnreachable("the peer does not answer", peer_id=peer_id)
+        check_hello(self._hello(), self._internet._nodes[peer_id]._hello(), peer_id)
+
+    def _hello(self) -> Hello:
+        return Hello(network_id=self.network_id, software_version=software_version(), sent_at=self.now())
+
+    def _accept(self, peer_id: str, method: str, end: End) -> None:
+        """A conversation has arrived here."""
+        if not self.is_up:
+            return  # the caller hears of it when the crash is noticed
+        serve = self._handlers.get(method)
+        if serve is None:
+            end.fail(PeerRefused(f"the peer does not serve {method.partition('/')[2]}", peer_id=self.peer_id))
+            return
+        is_call = method.startswith(_CALL)
+        if is_call and self._num_calls[peer_id] >= limits.MAX_CALLS_PER_PEER:
+            end.fail(too_many_calls(self.peer_id))
+            return
+        end.accept()
+        task = asyncio.get_running_loop().create_task(self._answer(serve, peer_id, end), name=f"{method} of {peer_id}")
+        end.handler_task = task
+        self._tasks.add(task)
+        self._num_calls[peer_id] += is_call
+
+        def ended(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            self._num_calls[peer_id] -= is_call
+
+        task.add_done_callback(ended)
+
+    async def _answer(self, serve: _Serve, peer_id: str, end: End) -> None:
+        try:
+            await serve(peer_id, end)
+        except asyncio.CancelledError:
+            end.hang_up()  # also if the handler cancelled itself, and its caller still waits
+            raise
+        except SwarmError as error:
+            end.fail(error)
+        except Exception as error:
+            logger.warning("a handler failed", exc_info=error)
+            end.fail(error)
+        else:
+            end.complete()
+
+    def _usual_round_trip_s(self, neighbours: Sequence[MemoryNetwork]) -> float:
+        """The median: a store asks several peers at once and does not wait for the slowest."""
+        if not neighbours:
+            return 0.0
+        return statistics.median(self._internet._round_trip_s(self.peer_id, node.peer_id) for node in neighbours)

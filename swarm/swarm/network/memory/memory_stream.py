@@ -1,0 +1,196 @@
+"""Two ends of one conversation between simulated peers: ordered messages, a bounded window, failures in wire form.
+
+A call is a conversation of one message each way; a stream may have any number. The window, the pieces of a message and
+what they cost are those of the real wire (`framing`), so that two peers who both send before either reads get stuck
+here as there. Bytes and their timing are left to `memory_link`, peers to `memory`.
+An end belongs to the task that uses it; `handler_task` to the network that serves it, here only to be cancelled when
+the caller leaves or the connection breaks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+
+from swarm_protocol import limits
+from swarm_protocol.errors import PeerTimeout, PeerUnreachable, SwarmError
+from swarm_protocol.failure_messages import decode_failure, encode_failure
+
+from swarm.network import framing
+from swarm.network.framing import Kind
+from swarm.network.interface import EndOfStream, too_long
+from swarm.network.memory.memory_link import Pipe
+
+_GRANT_BYTES = framing.WINDOW_BYTES // 4
+"""Credit goes back in steps of this size, as on the real wire."""
+
+
+class End:
+    """One side's view of a conversation with `peer_id`. Implements `interface.Stream`.
+
+    `timeout_s` bounds each send and receive of the caller; a handler has None and ends when the caller leaves.
+    """
+
+    def __init__(self, peer_id: str, pipe: Pipe, *, timeout_s: float | None) -> None:
+        self.peer_id = peer_id
+        self.other: End
+        self.handler_task: asyncio.Task[None] | None = None
+        self.max_message_bytes = limits.MAX_MESSAGE_BYTES
+        self._pipe = pipe
+        self._timeout_s = timeout_s
+        self._received: deque[tuple[Kind, bytes]] = deque()
+        self._partial: list[bytes] = []
+        self._num_partial_bytes = 0
+        self._taken_bytes = 0
+        self._credit_bytes = framing.WINDOW_BYTES
+        self._accepted = False
+        self._finished = False
+        self._at_end: Exception | None = None  # raised by receive once all is read
+        self._broken: SwarmError | None = None  # raised by send
+        self._news = asyncio.Event()
+        self._room = asyncio.Event()
+
+    async def send(self, message: bytes) -> None:
+        if len(message) > limits.MAX_MESSAGE_BYTES:
+            raise ValueError(f"message of {len(message)} bytes, more than {limits.MAX_MESSAGE_BYTES}")
+        if self._finished:
+            raise ValueError("send after finish")
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                for kind, piece in framing.pieces(message):
+                    await self._spend(framing.cost(len(piece)))
+                    self._put(len(piece), partial(self.other._take, kind, bytes(piece)))
+        except TimeoutError:
+            # part of the message may be out, so nothing more can be said here
+            self.break_off(self._timed_out("took no more data"))
+            raise self._timed_out("took no more data") from None
+
+    async def receive(self) -> bytes:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                while (message := self._take_message()) is None:
+                    if self._at_end is not None:
+                        raise self._at_end.with_traceback(None)
+                    self._news.clear()
+                    await self._news.wait()
+        except TimeoutError:
+            raise self._timed_out("sent nothing") from None
+        return message
+
+    async def finish(self) -> None:
+        if not self._finished:
+            self._finished = True
+            self._put(0, lambda: self.other._end(EndOfStream()))
+
+    # --- for the network that connects the two ends -----------------------------------------------------------------
+
+    def open(self, method: str, present: Callable[[], None]) -> None:
+        """Ask for a conversation; `present` is called when the question has arrived."""
+        self._put(len(method), present)
+
+    def accept(self) -> None:
+        self._put(0, self.other._take_acceptance)
+
+    async def accepted(self) -> None:
+        """Wait until the other side has accepted. Raises what it refused with, PeerTimeout or PeerUnreachable."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                while not self._accepted:
+                    if self._broken is not None:
+                        raise self._broken
+                    self._room.clear()
+                    await self._room.wait()
+        except TimeoutError:
+            raise self._timed_out("did not accept the stream") from None
+
+    def complete(self) -> None:
+        """The handler has returned: the other side reads what was sent, then the end; sending more is its error."""
+        self._finished = True
+        gone = PeerUnreachable("the peer has ended the stream", peer_id=self.other.peer_id)
+        self._put(0, lambda: self.other._close(gone, EndOfStream()))
+
+    def fail(self, error: BaseException) -> None:
+        """Have `error` raised at the other side, after what was sent already."""
+        wire = encode_failure(error)
+        self._finished = True
+        self._put(len(wire), lambda: self.other.break_off(decode_failure(wire, self.other.peer_id)))
+
+    def hang_up(self) -> None:
+        """Tell the other side that nobody reads or writes here any more."""
+        self._finished = True
+        self._pipe.drop(self)
+        left = PeerUnreachable("the peer has left", peer_id=self.other.peer_id)
+        # not `_put`: this side may have broken off by itself, of which the other knows nothing
+        self._pipe.put(self, 0, lambda: self.other.break_off(left))
+
+    def break_off(self, error: SwarmError) -> None:
+        """What has arrived can still be read; then, and for sending at once, `error` is raised here."""
+        self._close(error, error)
+
+    def _close(self, error: SwarmError, at_end: Exception) -> None:
+        if self._broken is None:
+            self._broken = error
+            self._end(at_end)
+            self._room.set()
+            if self.handler_task is not None:
+                self.handler_task.cancel()
+
+    def _end(self, at_end: Exception) -> None:
+        if self._at_end is None:
+            self._at_end = at_end
+            self._news.set()
+
+    def _put(self, num_bytes: int, deliver: Callable[[], None]) -> None:
+        if self._broken is None:
+            self._pipe.put(self, num_bytes, deliver)
+
+    async def _spend(self, num_bytes: int) -> None:
+        while self._broken is None and self._credit_bytes < num_bytes:
+            self._room.clear()
+            await self._room.wait()
+        if self._broken is not None:
+            raise self._broken.with_traceback(None)
+        self._credit_bytes -= num_bytes
+
+    def _take_acceptance(self) -> None:
+        self._accepted = True
+        self._room.set()
+
+    def _take_credit(self, num_bytes: int) -> None:
+        self._credit_bytes += num_bytes
+        self._room.set()
+
+    def _take(self, kind: Kind, piece: bytes) -> None:
+        if self._at_end is None:
+            self._received.append((kind, piece))
+            self._news.set()
+
+    def _take_message(self) -> bytes | None:
+        while self._received:
+            kind, piece = self._received.popleft()
+            self._grant(framing.cost(len(piece)))
+            self._num_partial_bytes += len(piece)
+            if self._num_partial_bytes > self.max_message_bytes:
+                self._received.clear()
+                self._partial.clear()
+                violation = too_long(self.max_message_bytes, self.peer_id)
+                self.break_off(violation)
+                raise violation
+            self._partial.append(piece)
+            if kind == Kind.DATA:
+                message = b"".join(self._partial)
+                self._partial.clear()
+                self._num_partial_bytes = 0
+                return message
+        return None
+
+    def _grant(self, num_bytes: int) -> None:
+        self._taken_bytes += num_bytes
+        if self._taken_bytes >= _GRANT_BYTES:
+            taken_bytes, self._taken_bytes = self._taken_bytes, 0
+            self._put(0, lambda: self.other._take_credit(taken_bytes))
+
+    def _timed_out(self, what: str) -> PeerTimeout:
+        return PeerTimeout(f"the peer {what} within {self._timeout_s:g} s", peer_id=self.peer_id)

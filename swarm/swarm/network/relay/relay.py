@@ -1,0 +1,257 @@
+"""A relay: carries connections to peers that nobody can dial, over the connection that these hold to us.
+
+The daemon's own relay gives such a connection 128 KiB and two minutes, and no flag changes that for sure: its service
+with other limits and the one with the defaults replace each other as they start. So we answer libp2p's relay protocol
+ourselves, without limits of volume and time, and bound what costs us something: how many circuits, and how long without
+a byte. Both ends run libp2p's encryption inside the circuit and prove their peer ids to each other, so that a relay
+sees who, when and how much, and can do no more than let a connection fail.
+
+Deviation from the specification: a reservation lasts exactly as long as the stream that asked for it, so that both
+sides notice at once when the other has gone. `Relay` owns its socket; its tasks live in the TaskGroup it is given.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import Counter
+from dataclasses import dataclass
+from typing import TypeVar
+
+from swarm_protocol.proto import p2pd_pb2
+
+from swarm.network.libp2p.binary_addr import addr_text, peer_id_bytes, peer_id_text
+from swarm.network.libp2p.daemon_control import BACKLOG, ControlError, read_delimited, read_message
+from swarm.network.libp2p.host import CONTROL_FAILURES, Host, RawStream
+from swarm.network.relay.circuit_messages import (
+    HOP,
+    MAX_MESSAGE_BYTES,
+    STOP,
+    Status,
+    check_stop_accepted,
+    hop_status,
+    parse_hop_request,
+    stop_request,
+)
+
+OPENING_TIMEOUT_S = 4.0
+"""For a request, and for the target to take a connection: the daemon that dials through us waits 5 s."""
+
+SPLICE_BYTES = 2**18
+"""Read at once, and held in each direction of a circuit when its receiver is slow: up to four times that in all."""
+
+LINGER_S = 5.0
+"""For the last bytes of one end to reach the other, once the first has closed."""
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelayLimits:
+    """A reservation costs one open file, a circuit two and up to 3 MiB while its ends are slow. Of 1,024 open files,
+    the usual bound, all of these together leave some for our own work. Zero reservations: nobody is relayed.
+    `circuits_per_pair`: libp2p needs one from a peer to another; with all that a peer may have, a single stranger could
+    keep all others away from whom it calls.
+
+    `idle_s`: a circuit without a byte for so long is closed, at the latest after twice so long. libp2p itself says
+    something every 30 s, so this is for ends that have vanished.
+    """
+
+    reservations: int = 256
+    circuits: int = 256
+    circuits_per_peer: int = 64
+    circuits_per_pair: int = 4
+    idle_s: float = 100.0
+
+
+NO_RELAY = RelayLimits(reservations=0, circuits=0, circuits_per_peer=0)
+
+
+@dataclass(slots=True)
+class RelayCounts:
+    reservations: int = 0  # now
+    circuits: int = 0  # now
+    num_refused: int = 0
+    num_failed: int = 0  # the target did not take the connection
+    num_idle: int = 0  # closed for want of a byte
+    relayed_bytes: int = 0
+
+
+class Refused(Exception):
+    def __init__(self, status: Status) -> None:
+        self.status = status
+
+
+class Relay:
+    def __init__(self, host: Host, tasks: asyncio.TaskGroup, limits: RelayLimits) -> None:
+        self.counts = RelayCounts()
+        self._host = host
+        self._tasks = tasks
+        self._limits = limits
+        self._reserved: dict[str, asyncio.StreamWriter] = {}
+        self._num_circuits: Counter[str] = Counter()  # by peer, whichever end it is
+        self._num_between: Counter[tuple[str, str]] = Counter()  # by source and target
+        self._num_requests: Counter[str] = Counter()  # by peer, reservations and circuits included
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        """Take the place of the daemon's own relay. Raises PeerUnreachable if the daemon has ended."""
+        path = self._host.daemon.relay_socket
+        self._server = await asyncio.start_unix_server(self._connected, path, limit=SPLICE_BYTES, backlog=BACKLOG)
+        await self._host.accept_streams(HOP, path)
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._tasks.create_task(self._serve_one(reader, writer))
+
+    async def _serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        peer_id = ""
+        try:
+            async with asyncio.timeout(OPENING_TIMEOUT_S):
+                info = await read_message(reader, p2pd_pb2.StreamInfo)
+                peer_id = peer_id_text(info.peer)
+                self._num_requests[peer_id] += 1
+                target = await self._read_request(peer_id, info.addr, reader)
+            if target is None:
+                await self._reserve(peer_id, reader, writer)
+            else:
+                await self._relay(peer_id, target, (reader, writer))
+        except Refused as refusal:
+            self.counts.num_refused += refusal.status != Status.CONNECTION_FAILED
+            writer.write(hop_status(refusal.status))
+            await _close(writer)
+        except (TimeoutError, asyncio.IncompleteReadError, ConnectionError, ControlError):
+            pass  # the peer said nothing, or has left
+        finally:
+            writer.transport.abort()
+            _uncount(self._num_requests, peer_id)
+
+    async def _read_request(self, peer_id: str, addr: bytes, reader: asyncio.StreamReader) -> str | None:
+        """The peer to connect with, or None for a reservation. Raises Refused."""
+        if self._num_requests[peer_id] > self._limits.circuits_per_peer + 1:
+            raise Refused(Status.RESOURCE_LIMIT_EXCEEDED)
+        try:
+            if "/p2p-circuit" in addr_text(addr):
+                raise Refused(Status.PERMISSION_DENIED)  # no relay behind a relay
+            target = parse_hop_request(await read_delimited(reader, MAX_MESSAGE_BYTES))
+            return None if target is None else peer_id_text(target)
+        except ValueError:
+            raise Refused(Status.MALFORMED_MESSAGE) from None
+
+    async def _reserve(self, peer_id: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Until the peer leaves, or asks again: then the first stream is one whose end we have not heard of."""
+        previous = self._reserved.pop(peer_id, None)
+        if previous is not None:
+            previous.transport.abort()
+        if len(self._reserved) >= self._limits.reservations:
+            raise Refused(Status.RESERVATION_REFUSED)
+        self._reserved[peer_id] = writer
+        self.counts.reservations = len(self._reserved)
+        try:
+            writer.write(hop_status(Status.OK))
+            await reader.read(1)
+        finally:
+            if self._reserved.get(peer_id) is writer:
+                del self._reserved[peer_id]
+            self.counts.reservations = len(self._reserved)
+
+    async def _relay(self, source: str, target: str, there: RawStream) -> None:
+        self._check_room(source, target)
+        self._num_circuits.update((source, target))
+        self._num_between[source, target] += 1
+        self.counts.circuits += 1
+        try:
+            here = await self._open(source, target)
+            try:
+                there[1].write(hop_status(Status.OK))
+                await Circuit(there, here, self.counts).run(self._limits.idle_s)
+            finally:
+                here[1].transport.abort()
+        finally:
+            self.counts.circuits -= 1
+            _uncount(self._num_circuits, source)
+            _uncount(self._num_circuits, target)
+            _uncount(self._num_between, (source, target))
+
+    def _check_room(self, source: str, target: str) -> None:
+        if target not in self._reserved:
+            raise Refused(Status.NO_RESERVATION)
+        limits = self._limits
+        per_peer = max(self._num_circuits[source], self._num_circuits[target])
+        is_full = self.counts.circuits >= limits.circuits or per_peer >= limits.circuits_per_peer
+        if is_full or self._num_between[source, target] >= limits.circuits_per_pair:
+            raise Refused(Status.RESOURCE_LIMIT_EXCEEDED)
+
+    async def _open(self, source: str, target: str) -> RawStream:
+        """A stream to `target`, which has agreed that it be a connection from `source`."""
+        try:
+            async with asyncio.timeout(OPENING_TIMEOUT_S):
+                reader, writer = await self._host.control.open_stream(target, STOP, SPLICE_BYTES)
+                try:
+                    writer.write(stop_request(peer_id_bytes(source)))
+                    check_stop_accepted(await read_delimited(reader, MAX_MESSAGE_BYTES))
+                except BaseException:
+                    writer.transport.abort()
+                    raise
+        except (*CONTROL_FAILURES, TimeoutError, ValueError) as error:
+            logger.debug("%s cannot be relayed to %s: %s", source, target, error)
+            self.counts.num_failed += 1
+            raise Refused(Status.CONNECTION_FAILED) from None
+        return reader, writer
+
+
+class Circuit:
+    """Two byte streams joined, with each end as fast as the other takes it."""
+
+    def __init__(self, one: RawStream, other: RawStream, counts: RelayCounts) -> None:
+        self._ends = (one, other)
+        self._counts = counts
+        self._num_bytes = 0
+
+    async def run(self, idle_s: float) -> None:
+        """Until either end has closed, or nothing has moved for `idle_s`."""
+        (reader, writer), (other_reader, other_writer) = self._ends
+        copies = {
+            asyncio.create_task(self._copy(reader, other_writer)),
+            asyncio.create_task(self._copy(other_reader, writer)),
+        }
+        try:
+            num_bytes = -1
+            done: set[asyncio.Task[None]] = set()
+            while not done and num_bytes != self._num_bytes:
+                num_bytes = self._num_bytes
+                done, _ = await asyncio.wait(copies, timeout=idle_s, return_when=asyncio.FIRST_COMPLETED)
+            self._counts.num_idle += not done
+        finally:
+            for copy in copies:
+                copy.cancel()
+            await asyncio.wait(copies)
+        await asyncio.gather(_close(writer), _close(other_writer))
+
+    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):  # one of the two has left, and its circuit ends with it
+            while data := await reader.read(SPLICE_BYTES):
+                writer.write(data)
+                await writer.drain()
+                self._num_bytes += len(data)
+                self._counts.relayed_bytes += len(data)
+
+
+async def _close(writer: asyncio.StreamWriter) -> None:
+    """What has been written still leaves, if the other side takes it in time."""
+    writer.close()
+    with contextlib.suppress(TimeoutError, ConnectionError):
+        async with asyncio.timeout(LINGER_S):
+            await writer.wait_closed()
+
+
+def _uncount(counter: Counter[T], key: T) -> None:
+    counter[key] -= 1
+    if counter[key] <= 0:
+        del counter[key]

@@ -1,0 +1,308 @@
+"""One session's place on one server: the pages that are reserved for it, and the one step that it may have running.
+
+Leaves room to `admission` and `pages`, turns to `scheduler`, compute to `compute`. Used in the engine's loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+import torch
+from swarm_protocol.errors import IntegrityError, PeerRefused, PeerViolation, SessionError, SwarmError
+from torch import Tensor
+
+from swarm.serving.engine.compute import Computed, Runs
+from swarm.serving.engine.page_allocator import Holding, PageBook
+from swarm.serving.engine.prefix import PageNames
+from swarm.serving.engine.scheduler import Work
+from swarm.serving.engine.sequence_admission import RETRY_AFTER_S
+from swarm.serving.model.batch import PAGE_TOKENS, Want
+from swarm.serving.model.kv_pool import KVPool
+from swarm.serving.sampling.sampling import Pick, Picked
+
+T = TypeVar("T")
+
+EXPORT_BYTES = 2**20
+"""About so much of a cache is read at once, between two steps of the others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """`output` as wanted, float32 on the CPU; `token` if one was to be picked.
+
+    `queue_ms` until the first of its rows ran, `compute_ms` of all steps it was part of, `batch_size` of the last.
+    """
+
+    output: Tensor | None
+    token: Picked | None
+    compute_ms: float
+    queue_ms: float
+    batch_size: int
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Step(Work):
+    """What a seat waits for. `since_s` and `begun_s` are of the loop's clock; `tokens` those of `x`, if it has any."""
+
+    seat: Seat
+    x: Tensor
+    tokens: Sequence[int]
+    want: Want
+    pick: Pick | None
+    since_s: float
+    future: asyncio.Future[Done]
+    begun_s: float | None = None
+    num_run: int = 0
+    compute_ms: float = 0.0
+    outputs: list[Tensor] = field(default_factory=list)
+
+
+class Owner(Protocol):
+    """What a seat needs of its engine."""
+
+    span: Runs
+    pool: KVPool
+    book: PageBook
+
+    def submit(self, step: Step) -> None: ...
+    def end(self, seat: Seat, error: SwarmError) -> None: ...
+    def withdraw(self, step: Step) -> None: ...
+    async def in_thread(self, work: Callable[..., T], *arguments: object) -> T: ...
+
+
+class Seat:
+    """`length` positions are held, at most `max_tokens`. Once `ended`, every call raises that error.
+
+    `on_ended` is called, if set, when the seat is ended by anything but `close`: eviction, a failure, the engine's end.
+    """
+
+    def __init__(
+        self, owner: Owner, client: str, blocks: tuple[int, int], max_tokens: int, holding: Holding, names: PageNames
+    ) -> None:
+        self.client = client
+        self.blocks = blocks
+        self.max_tokens = max_tokens
+        self.holding = holding
+        self.length = len(holding.pages) * PAGE_TOKENS
+        self.idle_since_s = asyncio.get_running_loop().time()
+        self.ended: SwarmError | None = None
+        self.on_ended: Callable[[SwarmError], None] | None = None
+        self._owner = owner
+        self._names = names
+        self._names.begin(len(holding.pages))
+        self._has_stepped = False
+        self._step: Step | None = None
+        self._num_moving = 0
+
+    @property
+    def num_pages(self) -> int:
+        return self.holding.num_pages
+
+    @property
+    def is_idle(self) -> bool:
+        return self._step is None and not self._num_moving
+
+    def rewind(self, position: int) -> None:
+        """Hold only the first `position` positions; before the first step.
+
+        Raises PeerViolation for a position beyond `length`, or within a page that others share, and PeerRefused where
+        there is no room for pages of one's own.
+        """
+        self._check_open()
+        num_pages = -(-position // PAGE_TOKENS)
+        if self._has_stepped or not 0 <= position <= self.length:
+            raise PeerViolation(f"a session that holds {self.length} positions cannot begin at {position}")
+        if position % PAGE_TOKENS and num_pages <= self.holding.num_shared:
+            raise PeerViolation(
+                f"a session cannot begin at {position}", remedy=f"begin at a multiple of {PAGE_TOKENS} positions"
+            )
+        if position == self.length:
+            return
+        if not self._owner.book.shrink(self.holding, num_pages):
+            raise PeerRefused(
+                "the server has no room to compute again what others share",
+                remedy="begin later in the prompt, or ask another server",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        self.length = position
+        self._names.begin(num_pages)
+
+    async def step(self, x: Tensor, want: Want, pick: Pick | None = None, *, deadline_s: float = math.inf) -> Done:
+        """Append the rows of `x` (int64 ids [T] before block 0, else float [T, H]) and give what is wanted of them.
+
+        `want` says which outputs to return: hidden states [T, H] or [1, H], after the last block logits [T, V] or
+        [1, V]. With `pick` the next token is picked as well. One step at a time. Cancelling it takes it from the queue;
+        if some of its rows have run the seat is closed, since nobody knows then what it holds. `deadline_s` is of the
+        loop's clock.
+
+        Raises PeerViolation for what does not fit, PeerTimeout after the deadline, SessionError if it cannot be
+        computed, or whatever ended the seat.
+        """
+        self._check_open()
+        assert self.is_idle, "a seat does one thing at a time"
+        tokens = self._checked(x, pick)
+        loop = asyncio.get_running_loop()
+        step = Step(
+            client=self.client,
+            blocks=self.blocks,
+            num_tokens=x.shape[0],
+            deadline_s=deadline_s,
+            seat=self,
+            x=x,
+            tokens=tokens,
+            want=want,
+            pick=pick,
+            since_s=loop.time(),
+            future=loop.create_future(),
+        )
+        self._step, self._has_stepped = step, True
+        self._owner.submit(step)
+        try:
+            return await step.future
+        except asyncio.CancelledError:
+            self._owner.withdraw(step)
+            if step.begun_s is not None:
+                self.close()
+            raise
+        finally:
+            self._step = None
+            self.idle_since_s = loop.time()
+            if step.future.done() and not step.future.cancelled():
+                step.future.exception()  # seen, also where a cancellation was faster
+
+    def advance(self, step: Step, num_tokens: int, computed: Computed) -> None:
+        """`num_tokens` more of the step's rows are in the cache. Called by the engine."""
+        tokens = step.tokens[step.num_run : step.num_run + num_tokens]
+        self.length += num_tokens
+        step.num_run += num_tokens
+        step.num_tokens -= num_tokens
+        if computed.output is not None:
+            step.outputs.append(computed.output)
+        for index, name in self._names.filled(tokens, self.length):
+            self._owner.book.register(self.holding, index, name)
+
+    def end(self, error: SwarmError) -> None:
+        """Fail what waits. Called by the engine, which takes back the pages."""
+        self.ended = error
+        if self._step is not None:
+            self._owner.withdraw(self._step)
+        if self._step is not None and not self._step.future.done():
+            self._step.future.set_exception(error)
+        elif self.on_ended is not None:
+            self.on_ended(error)
+
+    def close(self) -> None:
+        """Give the pages back now, or, where a step of it runs, at that step's end. Idempotent."""
+        if self.ended is None:
+            self.on_ended = None
+            self._owner.end(self, SessionError("the session is closed"))
+
+    # --- hand-over --------------------------------------------------------------------------------------------------
+
+    async def export(self, start: int, end: int) -> AsyncGenerator[bytes, None]:
+        """What its pages hold of blocks [start, end), for `adopt` on a server of just these: the layout, then pieces of
+        whole pages.
+
+        Raises PeerViolation for blocks that it is not on.
+        """
+        self._check_open()
+        if not self.blocks[0] <= start < end <= self.blocks[1]:
+            raise PeerViolation(f"the session is on blocks {list(self.blocks)}, not [{start}, {end}]")
+        num_pages = -(-self.length // PAGE_TOKENS)
+        self._num_moving += 1
+        try:
+            if self.length % PAGE_TOKENS:
+                await self._owner.in_thread(_blank, self._owner.pool, self.holding.pages[num_pages - 1], self.length)
+            pages_at_once = max(1, EXPORT_BYTES // self._page_bytes)
+            blocks = start - self._owner.span.start, end - self._owner.span.start
+            yield self._owner.pool.layout(*blocks)
+            for first in range(0, num_pages, pages_at_once):
+                self._check_open()
+                pages = self.holding.pages[first : min(first + pages_at_once, num_pages)]
+                yield await self._owner.in_thread(self._owner.pool.read, pages, *blocks)
+        finally:
+            self._num_moving -= 1
+            self.idle_since_s = asyncio.get_running_loop().time()
+
+    async def adopt(self, length: int, pieces: AsyncIterable[bytes]) -> None:
+        """Hold `length` positions, as another server exported them; before the first step.
+
+        Raises PeerViolation for a length that does not fit, IntegrityError for damaged content, another amount of it
+        or one that is laid out otherwise. The seat is then empty again. What was adopted is shared with nobody.
+        """
+        if not 0 <= length <= self.max_tokens:
+            raise PeerViolation(f"{length} positions of a session that reserved {self.max_tokens}")
+        self.rewind(0)
+        self._names.stop()
+        num_pages = -(-length // PAGE_TOKENS)
+        self._owner.book.grow(self.holding, num_pages)
+        self._num_moving += 1
+        try:
+            await self._write_all(pieces, num_pages)
+        except BaseException:
+            if self.ended is None:
+                self._owner.book.shrink(self.holding, 0)
+            raise
+        finally:
+            self._num_moving -= 1
+            self.idle_since_s = asyncio.get_running_loop().time()
+        self.length = length
+
+    async def _write_all(self, pieces: AsyncIterable[bytes], num_pages: int) -> None:
+        num_written, pieces = 0, aiter(pieces)
+        if await anext(pieces, b"") != self._owner.pool.layout(*self._blocks_in_pool):
+            raise IntegrityError("a cache that is laid out otherwise", remedy="run the session again")
+        async for piece in pieces:
+            self._check_open()
+            num_new = len(piece) // self._page_bytes
+            # fewer than `num_new` where they are more than the session has, which the pool refuses
+            pages = self.holding.pages[num_written : num_written + num_new]
+            await self._owner.in_thread(self._owner.pool.write, pages, *self._blocks_in_pool, piece)
+            num_written += num_new
+        self._check_open()
+        if num_written != num_pages:
+            raise IntegrityError(f"{num_written} pages of a cache came, which has {num_pages}")
+
+    @property
+    def _blocks_in_pool(self) -> tuple[int, int]:
+        first = self._owner.span.start
+        return self.blocks[0] - first, self.blocks[1] - first
+
+    @property
+    def _page_bytes(self) -> int:
+        return self._owner.pool.bytes_of_page(*self._blocks_in_pool)
+
+    # --- checks -----------------------------------------------------------------------------------------------------
+
+    def _check_open(self) -> None:
+        if self.ended is not None:
+            raise self.ended
+
+    def _checked(self, x: Tensor, pick: Pick | None) -> Sequence[int]:
+        """The token ids of `x`, if that is what it holds. Raises PeerViolation."""
+        span, is_first, num_rows = self._owner.span, self.blocks[0] == 0, x.shape[0] if x.ndim else 0
+        if is_first and (x.ndim != 1 or x.dtype != torch.int64):
+            raise PeerViolation("block 0 takes token ids")
+        if not is_first and (x.ndim != 2 or x.shape[1] != span.hidden_size or not x.is_floating_point()):
+            raise PeerViolation(f"block {self.blocks[0]} takes rows of {span.hidden_size} numbers")
+        if not num_rows or self.length + num_rows > self.max_tokens:
+            raise PeerViolation(
+                f"{num_rows} rows at position {self.length} of a session that reserved {self.max_tokens} positions"
+            )
+        if pick is not None and self.blocks[1] != span.num_blocks:
+            raise PeerViolation("only the last block's output says which token comes next")
+        tokens = x.tolist() if is_first else ()
+        if is_first and not (min(tokens) >= 0 and max(tokens) < span.vocab_size):
+            raise PeerViolation(f"token ids are not within the vocabulary of {span.vocab_size}")
+        return tokens
+
+
+def _blank(pool: KVPool, page: int, length: int) -> None:
+    """Clear the positions of the last page that are not used: they may hold what a seat before had there."""
+    end = (page + 1) * PAGE_TOKENS
+    for tensor_SKD in (*pool.keys_SKD, *pool.values_SKD):
+        tensor_SKD[end - PAGE_TOKENS + length % PAGE_TOKENS : end] = 0

@@ -1,0 +1,219 @@
+"""A Hugging Face model directory: its config, which file holds which tensor, its revision, and its small files.
+
+Weights are read by `blocks`, through `ModelFiles.shards`. Owned by whoever opened it; immutable.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from swarm_protocol import limits
+from swarm_protocol.errors import ConfigError, IntegrityError
+from transformers import AutoConfig
+
+from swarm.serving.model.formats.format import CheckpointFormat, group, num_values
+from swarm.serving.model.formats.format_registry import format_of
+from swarm.serving.model.header import one_line, read_header
+from swarm.serving.model.shape import check_counts, context_tokens
+from swarm.serving.model.small_files import SMALL_FILES
+
+CONFIG = "config.json"
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+DOWNLOAD = "download.json"
+"""Written by `download` where only some shards were brought: the commit and every tensor's number of values."""
+
+MAX_CONFIG_BYTES = 4 * 2**20
+"""Those that name a thousand labels have 100 kB."""
+
+_PAGE_BYTES = 4096
+_PAGES_PER_FILE = 4096  # 16 MiB read from each file, however large, so that a start does not read the whole model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFiles:
+    """`shards` maps each tensor's name in the checkpoint to the file that holds it.
+
+    `parts` has for each weight the tensors that it is made of, by their endings (`formats`): itself alone, by "", where
+    it is not quantized. `format` is None where none is.
+    """
+
+    directory: Path
+    config: Any
+    shards: Mapping[str, Path]
+    format: CheckpointFormat | None
+    parts: Mapping[str, Mapping[str, str]]
+
+    @property
+    def num_blocks(self) -> int:
+        return int(self.config.num_hidden_layers)
+
+    @property
+    def hidden_size(self) -> int:
+        return int(self.config.hidden_size)
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self.config.vocab_size)
+
+    @property
+    def context_tokens(self) -> int:
+        """The longest sequence the model was made for; the network's own bound where the config names none."""
+        return context_tokens(self.config)
+
+    def revision(self, dtype: str = "float32") -> str:
+        """Hex digest that tells apart checkpoints, and what they compute in, so that chains never mix weights.
+
+        Covers the config and evenly spaced pages of every weight file, all of it up to 16 MiB. It notices another
+        training step or fine-tune, not a few bytes flipped between pages. Of a download it is the commit's, for its
+        servers have different shards.
+        """
+        if (download := _read_download(self.directory)) is not None:
+            return hub_revision(download["commit"], dtype)
+        digest = hashlib.blake2b(dtype.encode(), digest_size=16)
+        for path in [self.directory / CONFIG, *sorted(set(self.shards.values()))]:
+            num_bytes = path.stat().st_size
+            digest.update(f"{path.name}\0{num_bytes}\0".encode())
+            num_pages = -(-num_bytes // _PAGE_BYTES)
+            stride = max(1, -(-num_pages // _PAGES_PER_FILE)) * _PAGE_BYTES
+            with path.open("rb") as file:
+                for offset in range(0, num_bytes, stride):
+                    file.seek(offset)
+                    digest.update(file.read(_PAGE_BYTES))
+        return digest.hexdigest()
+
+    @property
+    def source(self) -> str:
+        """The commit on a hub that the files came from, OWNER/NAME@COMMIT; empty for a directory of the user's own."""
+        download = _read_download(self.directory)
+        return f"{download['model_id']}@{download['commit']}" if download else ""
+
+    def small_files(self) -> dict[str, bytes]:
+        """The whitelisted files that exist. Raises ConfigError for one that is over the limit."""
+        found = {name: self.directory / name for name in SMALL_FILES if (self.directory / name).is_file()}
+        for name, path in found.items():
+            if path.stat().st_size > limits.MAX_MODEL_FILE_BYTES:
+                raise ConfigError(
+                    f"{path} is larger than {limits.MAX_MODEL_FILE_BYTES} bytes and cannot be given to clients",
+                    remedy=f"check that {name} is the file you meant",
+                )
+        return {name: path.read_bytes() for name, path in found.items()}
+
+
+def hub_revision(commit: str, dtype: str) -> str:
+    """`ModelFiles.revision` of that commit of a model on a hub."""
+    return hashlib.blake2b(f"hub\0{commit}\0{dtype}".encode(), digest_size=16).hexdigest()
+
+
+def open_model(directory: Path) -> ModelFiles:
+    """Read the config and the tensor index of `directory`; no weights.
+
+    Raises ConfigError if it is no usable model directory, IntegrityError if a file in it is damaged.
+    """
+    config = read_config(directory)
+    shards, format_ = _find_shards(directory), format_of(config)
+    parts = group(shards, format_)
+    return ModelFiles(directory=directory, config=config, shards=shards, format=format_, parts=parts)
+
+
+def read_config(directory: Path) -> Any:
+    """transformers' config of the model in `directory`. Raises ConfigError for none, or one that is not usable."""
+    if not (directory / CONFIG).is_file():
+        raise ConfigError(
+            f"{directory} holds no {CONFIG}",
+            remedy="name a directory written by save_pretrained or downloaded from a hub",
+        )
+    try:
+        _check_bounds(directory / CONFIG)
+        config = AutoConfig.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
+    except Exception as error:  # each family checks its own settings, and raises what it likes
+        raise ConfigError(
+            f"{directory}/{CONFIG} is not usable: {one_line(error)}",
+            remedy="restore the file that came with the model, or serve another one",
+        ) from error
+    check_is_model(config)
+    return config
+
+
+def _check_bounds(path: Path) -> None:
+    """Raises ValueError for what transformers would take too long to read."""
+    if path.stat().st_size > MAX_CONFIG_BYTES:
+        raise ValueError(f"it is larger than {MAX_CONFIG_BYTES} bytes")
+    settings = json.loads(path.read_text("utf-8"))
+    if not isinstance(settings, dict):
+        raise ValueError("it is no object")  # noqa: TRY004
+    check_counts(settings)
+
+
+def check_is_model(config: Any) -> None:
+    """Raises ConfigError for a config without the sizes of a language model, as one of several models has."""
+    try:
+        sizes = [getattr(config, name, None) for name in ("num_hidden_layers", "hidden_size", "vocab_size")]
+    except Exception:  # as for sizes
+        sizes = [None]
+    if not all(type(size) is int and size > 0 for size in sizes):
+        raise ConfigError(f"{config.model_type} is no language model of blocks", remedy="serve a causal language model")
+
+
+def _find_shards(directory: Path) -> dict[str, Path]:
+    if (directory / INDEX).is_file():
+        return _read_index(directory)
+    single = directory / SINGLE
+    if (download := _read_download(directory)) is not None:
+        return dict.fromkeys(download["tensors"], single)
+    if not single.is_file():
+        raise ConfigError(
+            f"{directory} holds neither {SINGLE} nor {INDEX}",
+            remedy="only safetensors checkpoints are served; convert with save_pretrained",
+        )
+    return dict.fromkeys(read_header(single), single)
+
+
+def _read_index(directory: Path) -> dict[str, Path]:
+    path = directory / INDEX
+    try:
+        weight_map = json.loads(path.read_text("utf-8"))["weight_map"]
+        shards = {str(name): directory / str(file) for name, file in weight_map.items()}
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise IntegrityError(f"{path} is damaged: {one_line(error)}", remedy="download it again") from error
+    is_partial = (directory / DOWNLOAD).is_file()
+    for shard in sorted(set(shards.values())):
+        if shard.parent != directory or not (is_partial or shard.is_file()):
+            raise ConfigError(f"{path} names {shard.name}, which is not there", remedy="download the missing file")
+    return shards
+
+
+def _read_download(directory: Path) -> dict[str, Any] | None:
+    path = directory / DOWNLOAD
+    if not path.is_file():
+        return None
+    try:
+        found = json.loads(path.read_text("utf-8"))
+        return {"model_id": str(found["model_id"]), "commit": str(found["commit"]), "tensors": dict(found["tensors"])}
+    except (ValueError, KeyError, TypeError) as error:
+        raise IntegrityError(f"{path} is damaged: {one_line(error)}", remedy="delete it and download again") from error
+
+
+def weight_sizes(files: ModelFiles) -> dict[str, int]:
+    """Number of values of each weight, from the files' headers. Raises IntegrityError."""
+    sizes = _tensor_sizes(files)
+    found = {
+        name: {ending: sizes[part] for ending, part in parts.items() if part in sizes}
+        for name, parts in files.parts.items()
+    }
+    return {name: num_values(name, parts, files.format) for name, parts in found.items() if parts}
+
+
+def _tensor_sizes(files: ModelFiles) -> dict[str, int]:
+    """Number of values of each tensor of the checkpoint."""
+    if (download := _read_download(files.directory)) is not None:
+        return {name: int(num) for name, num in download["tensors"].items()}
+    sizes: dict[str, int] = {}
+    for shard in sorted(set(files.shards.values())):
+        sizes |= {name: entry.num_values for name, entry in read_header(shard).items()}
+    return sizes

@@ -1,0 +1,208 @@
+"""Which token comes next: the same for the same logits and seed on any machine, and after any failover.
+
+Draws are counter-based: the n-th token's random number depends on the seed and n only. What a token's probability was
+is told as OpenAI tells it: of the model's own logits, before temperature and cuts. Legend: N seats, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import torch
+from swarm_protocol import limits
+from swarm_protocol.errors import ConfigError
+from swarm_protocol.sampler import Grammar
+from torch import Tensor
+
+from swarm.serving.sampling.logit_edits import LogitEdits
+
+MAX_TEMPERATURE = 2.0
+MAX_STOPS = 32
+MAX_STOP_CHARS = 256
+MAX_LOGPROBS = 20
+MAX_STOP_TOKENS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How the tokens of an answer are drawn, and what ends it. Raises ConfigError for values without meaning.
+
+    `temperature` 0 is greedy; `top_p` 1, `top_k` 0 and `min_p` 0 cut nothing. Presence and frequency penalties count
+    the answer's tokens, the repetition penalty (Keskar et al. 2019, arXiv 1909.05858) the prompt's as well.
+    `logit_bias` are pairs of a token id and what is added to its logit. Logits are changed in this order: bias,
+    repetition, presence and frequency, tokens that may not come; then temperature, min_p, top_k, top_p.
+
+    An answer ends with a token of `stop_token_ids`, with an end token of the model unless `ignore_eos`, or with a
+    string of `stop`, which is cut off, or of `stop_after`, which is not. None of these ends it before `min_tokens`. A
+    `grammar` says what the text has to be.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    stop: tuple[str, ...] = ()
+    stop_after: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    grammar: Grammar | None = None
+
+    def __post_init__(self) -> None:
+        self._check_draws()
+        self._check_ends()
+
+    def _check_draws(self) -> None:
+        if not (math.isfinite(self.temperature) and 0 <= self.temperature <= MAX_TEMPERATURE):
+            raise ConfigError(f"temperature is {self.temperature}", remedy=f"use 0 to {MAX_TEMPERATURE:g}")
+        if not 0 < self.top_p <= 1:
+            raise ConfigError(f"top_p is {self.top_p}", remedy="use a number above 0 and up to 1")
+        if self.top_k < 0:
+            raise ConfigError(f"top_k is {self.top_k}", remedy="use 0 for no limit, or a positive number")
+        if abs(self.seed) >= 2**63:
+            raise ConfigError(f"seed is {self.seed}", remedy="use a 64-bit number")
+        if not 0 <= self.min_p <= 1:
+            raise ConfigError(f"min_p is {self.min_p}", remedy="use 0 to 1")
+        for name in ("presence_penalty", "frequency_penalty"):
+            if not abs(getattr(self, name)) <= limits.MAX_PENALTY:
+                raise ConfigError(
+                    f"{name} is {getattr(self, name)}", remedy=f"use {-limits.MAX_PENALTY:g} to {limits.MAX_PENALTY:g}"
+                )
+        if not 0 < self.repetition_penalty <= limits.MAX_REPETITION_PENALTY:
+            raise ConfigError(
+                f"repetition_penalty is {self.repetition_penalty}",
+                remedy=f"use 1 for none, or a number above 0 and up to {limits.MAX_REPETITION_PENALTY:g}",
+            )
+        known = {token_id for token_id, bias in self.logit_bias if abs(bias) <= limits.MAX_BIAS}
+        if len(known) != len(self.logit_bias) or len(known) > limits.MAX_BIASES or not _are_ids(known):
+            raise ConfigError(
+                "logit_bias has too many tokens, or something that is no token id or no bias",
+                remedy=f"use up to {limits.MAX_BIASES} token ids with {-limits.MAX_BIAS:g} to {limits.MAX_BIAS:g} each",
+            )
+
+    def _check_ends(self) -> None:
+        stops = (*self.stop, *self.stop_after)
+        if len(stops) > MAX_STOPS or any(not 0 < len(text) <= MAX_STOP_CHARS for text in stops):
+            raise ConfigError(
+                "stop has too many strings, or an empty or very long one",
+                remedy=f"use at most {MAX_STOPS} strings of 1 to {MAX_STOP_CHARS} characters",
+            )
+        if len(self.stop_token_ids) > MAX_STOP_TOKENS or not _are_ids(self.stop_token_ids):
+            raise ConfigError(
+                "stop_token_ids has too many items, or one that is no token id",
+                remedy=f"use at most {MAX_STOP_TOKENS} token ids",
+            )
+        if not 0 <= self.min_tokens <= limits.MAX_SESSION_TOKENS:
+            raise ConfigError(f"min_tokens is {self.min_tokens}", remedy="use 0 for no minimum, or a positive number")
+        if self.grammar is not None and (self.min_tokens or self.ignore_eos):
+            name = "min_tokens" if self.min_tokens else "ignore_eos"
+            raise ConfigError(f"{name} does not go with a grammar, which says where it ends", remedy="leave it out")
+
+
+def _are_ids(values: Collection[int]) -> bool:
+    return all(0 <= token_id < limits.MAX_VOCAB for token_id in values)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pick:
+    """Which draw: the token at `index` of the answer, and how many likeliest tokens to tell (None: no probabilities).
+
+    `edits` change the logits first; probabilities are those of the logits without them. Of `sampling` only what cuts
+    and draws is used here. Raises ConfigError for values without meaning.
+    """
+
+    sampling: Sampling
+    index: int
+    num_logprobs: int | None = None
+    edits: LogitEdits | None = None
+
+    def __post_init__(self) -> None:
+        if self.index < 0:
+            raise ConfigError(f"the index of a token is {self.index}", remedy="count from 0")
+        if self.num_logprobs is not None and not 0 <= self.num_logprobs <= MAX_LOGPROBS:
+            raise ConfigError(f"{self.num_logprobs} likeliest tokens are wanted", remedy=f"use 0 to {MAX_LOGPROBS}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picked:
+    """`logprob` is None if it was not asked for; `top`: the likeliest (token id, logprob), the likeliest first."""
+
+    token_id: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+def pick_all(logits: Sequence[Tensor], picks: Sequence[Pick]) -> list[Picked | None]:
+    """The next token of each seat, from its logits [V]; the greedy ones, which are most, in one go.
+
+    None for logits whose largest is not a finite number. Minus infinity is one that is never picked.
+    """
+    picked: list[Picked | None] = []
+    for logits_V, (token_id, is_finite), wanted in zip(logits, _largest(logits), picks, strict=True):
+        if not is_finite:
+            picked.append(None)
+            continue
+        edited_V = logits_V
+        if wanted.edits is not None:
+            edited_V = wanted.edits.apply(logits_V)
+            if not math.isfinite(edited_V.max()):  # all that may come is impossible
+                picked.append(None)
+                continue
+        if wanted.edits is not None or wanted.sampling.temperature:
+            token_id = pick(edited_V, wanted.sampling, wanted.index)  # noqa: PLW2901
+        picked.append(_with_logprobs(logits_V, token_id, wanted.num_logprobs))
+    return picked
+
+
+def _largest(logits: Sequence[Tensor]) -> list[tuple[int, bool]]:
+    """Of each the first of the largest, and whether that is a finite number; what is not a number is the largest."""
+    if logits[0].device.type == "cpu":
+        # numpy's is several times faster than torch's, and does not wake other threads for so little
+        rows = [logits_V.float().numpy() for logits_V in logits]
+        return [(index := int(row.argmax()), math.isfinite(row[index])) for row in rows]
+    values, indices = torch.stack(list(logits)).max(dim=1)
+    return list(zip(indices.tolist(), values.isfinite().tolist(), strict=True))
+
+
+def _with_logprobs(logits_V: Tensor, token_id: int, num_logprobs: int | None) -> Picked:
+    if num_logprobs is None:
+        return Picked(token_id=token_id)
+    logprobs_V = torch.log_softmax(logits_V.float(), dim=0)
+    values, ids = logprobs_V.topk(min(num_logprobs, len(logprobs_V)))
+    # of equal ones the lower id first, as `pick` has it; topk promises no order among them
+    top = sorted(zip(ids.tolist(), values.tolist(), strict=True), key=lambda item: (-item[1], item[0]))
+    return Picked(token_id=token_id, logprob=float(logprobs_V[token_id]), top=tuple(top))
+
+
+def pick(logits_V: Tensor, sampling: Sampling, index: int) -> int:
+    """The token at `index` of the answer. Of equal logits the lower id is taken first."""
+    if sampling.temperature == 0:
+        return int(logits_V.argmax())
+    # from the largest down, so that a temperature near 0 makes the others nothing and not the largest infinite
+    scaled_V = (logits_V.double() - logits_V.max()) / sampling.temperature
+    sorted_V, ids_V = torch.sort(scaled_V, descending=True, stable=True)
+    if sampling.min_p:
+        # relative to the likeliest, which is at 0
+        kept = int((sorted_V >= math.log(sampling.min_p)).sum())
+        sorted_V, ids_V = sorted_V[:kept], ids_V[:kept]
+    if sampling.top_k:
+        sorted_V, ids_V = sorted_V[: sampling.top_k], ids_V[: sampling.top_k]
+    cumulative_V = torch.softmax(sorted_V, dim=0).cumsum(0)
+    # the fewest tokens that reach top_p, one at least
+    kept = int((cumulative_V < sampling.top_p).sum().clamp(max=len(cumulative_V) - 1)) + 1
+    goal = _uniform(sampling.seed, index) * float(cumulative_V[kept - 1])
+    return int(ids_V[min(int((cumulative_V[:kept] <= goal).sum()), kept - 1)])
+
+
+def _uniform(seed: int, index: int) -> float:
+    """In [0, 1), with 53 random bits."""
+    digest = hashlib.blake2b(f"{seed}/{index}".encode(), digest_size=8).digest()
+    return (int.from_bytes(digest, "little") >> 11) * 2.0**-53

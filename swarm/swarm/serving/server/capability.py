@@ -1,0 +1,124 @@
+"""What a machine can do for a model: how many of its blocks it can hold, and how fast it is. Blocking; no state.
+
+Measured on a real block, before any decision; from then on a span is chosen by `router.placement`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from swarm_protocol.errors import ConfigError
+
+from swarm.router.placement import Capacity, work_ms
+from swarm.router.room import Needs, Room, kv_bytes_beside, room_within
+from swarm.serving.model.measure import SpanSpeed
+from swarm.serving.model.model_files import ModelFiles, open_model
+from swarm.serving.model.span_loading import measure_block, middle_block, weigh
+from swarm.serving.server.server_options import DTYPES, ServerOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VolunteerOptions:
+    """`span` fixes the blocks; else as many as `max_blocks` and `max_bytes` (cache included) allow are placed.
+
+    `server.kv_bytes` is the most that the cache may take; beside `max_bytes` of weights it takes what is left.
+    `is_relayed` tells whether others reach this node through a relay. `bring` has the weights of blocks [start, end) in
+    the model's directory afterwards, for a model that is not all there; blocking, raises ConfigError or IntegrityError.
+    """
+
+    span: tuple[int, int] | None = None
+    max_blocks: int | None = None
+    max_bytes: int | None = None
+    server: ServerOptions = field(default_factory=ServerOptions)
+    is_relayed: Callable[[], bool] = lambda: False
+    bring: Callable[[int, int], None] = lambda _start, _end: None
+
+    def __post_init__(self) -> None:
+        if self.max_blocks is not None and self.max_blocks < 1:
+            raise ConfigError(f"max_blocks is {self.max_blocks}", remedy="allow 1 block or more")
+        if self.span is not None and not 0 <= self.span[0] < self.span[1]:
+            raise ConfigError(
+                f"blocks {self.span[0]}:{self.span[1]} are no span", remedy="use START:END with START < END"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capability:
+    """`needs` is known where memory has a limit, `room` where that sets the number of blocks."""
+
+    files: ModelFiles
+    revision: str
+    speed: SpanSpeed
+    capacity: Capacity
+    needs: Needs | None
+    room: Room | None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the whole model fits, and there is nothing to choose."""
+        return self.capacity.num_blocks >= self.files.num_blocks
+
+
+def measure_capability(model_dir: Path, peer_id: str, options: VolunteerOptions) -> Capability:
+    """Raises ConfigError or IntegrityError if the model cannot be served here."""
+    files = open_model(model_dir)
+    if options.max_bytes is not None:
+        # a block that cannot be held is not read to be measured either
+        kv_bytes_beside(needs_of(files, 0, options.server), 1, options.max_bytes, options.server.kv_bytes)
+    options.bring(*middle_block(files))
+    speed = measure_block(files, options.server)
+    num_blocks = max_blocks = min(options.max_blocks or files.num_blocks, files.num_blocks)
+    needs = room = None
+    if options.max_bytes is not None:
+        needs = needs_of(files, speed.kv_bytes_per_token, options.server)
+        room = room_within(needs, options.max_bytes, options.server.kv_bytes)
+        is_told_fewer = room.num_blocks > num_blocks
+        num_blocks, max_blocks = min(num_blocks, room.num_blocks), min(max_blocks, room.max_blocks)
+        room = None if is_told_fewer else room
+    capacity = Capacity(
+        peer_id=peer_id,
+        num_blocks=num_blocks,
+        max_blocks=max_blocks,
+        block_ms=work_ms(speed.decode_ms, speed.prefill_ms),
+    )
+    revision = files.revision(options.server.dtype)
+    return Capability(files=files, revision=revision, speed=speed, capacity=capacity, needs=needs, room=room)
+
+
+def needs_of(files: ModelFiles, kv_bytes: int, options: ServerOptions) -> Needs:
+    """`kv_bytes`: of one token on one block. Raises IntegrityError."""
+    weights = weigh(files, options)
+    return Needs(
+        num_blocks=files.num_blocks,
+        block_bytes=weights.block_bytes,
+        ends_bytes=weights.ends_bytes,
+        kv_bytes=kv_bytes,
+        loading_bytes=weights.loading_bytes,
+        context_tokens=files.context_tokens,
+    )
+
+
+def planned_needs(model_dir: Path, options: ServerOptions) -> Needs:
+    """As `needs_of`, with the cache counted from the config: no block is run. Raises ConfigError or IntegrityError."""
+    files = open_model(model_dir)
+    config = files.config.get_text_config()
+    num_heads = config.num_attention_heads
+    num_kv_heads = getattr(config, "num_key_value_heads", None) or num_heads
+    head_size = getattr(config, "head_dim", None) or config.hidden_size // num_heads
+    return needs_of(files, 2 * num_kv_heads * head_size * DTYPES[options.dtype].itemsize, options)
+
+
+def options_for(
+    num_blocks: int, model_dir: Path, capability: Capability | None, options: VolunteerOptions
+) -> ServerOptions:
+    """With as much cache as is left beside the weights of `num_blocks`. Raises ConfigError if nothing is."""
+    if options.max_bytes is None:
+        return options.server
+    # of a span that was told the cache is only known once it is loaded, which checks it
+    needs = capability.needs if capability else needs_of(open_model(model_dir), 0, options.server)
+    assert needs is not None
+    num_blocks = min(num_blocks, needs.num_blocks)  # whether there are so many is checked when they are loaded
+    kv_bytes = kv_bytes_beside(needs, num_blocks, options.max_bytes, options.server.kv_bytes)
+    return replace(options.server, kv_bytes=kv_bytes)

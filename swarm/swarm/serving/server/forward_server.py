@@ -1,0 +1,248 @@
+"""A span as a function of whole sequences, for clients that train something of their own around it. Keeps nothing.
+
+A call's tensors are received, computed piece by piece in the engine's thread between the passes of sessions, and sent
+back. `ForwardServer` holds the room of all calls; a call lives in the network's handler task, and ends with it.
+Legend of shapes: B sequences, T positions, H hidden size, C columns: H, or the vocabulary after the head.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from swarm_compression import CodecError
+from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerViolation, SessionError, SwarmError
+from swarm_protocol.forward_messages import BACKWARD_METHOD, FORWARD_METHOD, Compute
+from torch import Tensor
+
+from swarm.network.failpoints import FaultHook, no_faults
+from swarm.network.interface import EndOfStream, Network, Stream
+from swarm.serving.model.span import Span
+from swarm.serving.server.forward_admission import ForwardBounds, ForwardRoom
+from swarm.serving.server.forward_pieces import Cut, Direction, Pace, cut_call
+from swarm.serving.wire.tensor_stream import receive_floats, receive_tokens, send_tensor
+
+OPEN_S = 10.0
+"""What a new stream gets to say what it wants."""
+
+STALL_S = 30.0
+"""What a client gets for a tensor beside its bytes' time: one that hardly sends or reads holds no memory for long."""
+
+MAX_CALL_S = 600.0
+"""However long a client would wait."""
+
+BLOCK_WEIGHTS = 12
+"""A block has some 12 H^2 weights, and the head H V: what tells how long the head takes, before it has run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Computer:
+    """What calls run on now. `in_thread(function, *arguments)` runs one piece between others' passes.
+
+    `forward_ms` is what a position takes on a block, as it was measured when the span was loaded.
+    """
+
+    span: Span
+    revision: str
+    in_thread: Callable[..., Awaitable[Any]]
+    forward_ms: float
+
+
+@dataclass(slots=True)
+class _Call:
+    """`direction` and request, once they were checked against the computer."""
+
+    asked: Compute
+    direction: Direction
+    computer: Computer
+    pace: Pace
+    cut: Cut = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Raises PeerRefused."""
+        asked, span = self.asked, self.computer.span
+        if asked.revision != self.computer.revision:
+            raise PeerRefused(f"this server has revision {self.computer.revision}", remedy="look up its record")
+        if not span.start <= asked.start <= asked.end <= span.end:
+            raise PeerRefused(f"this server has blocks {span.start}:{span.end}", remedy="look up its record")
+        if self.direction == "backward" and asked.of_tokens:
+            raise PeerViolation("token ids have no gradient")
+        self.cut = cut_call(
+            asked.num_positions,
+            asked.start,
+            asked.end,
+            head_blocks=self.head_blocks,
+            position_ms=self.pace.ms[self.direction],
+        )
+
+    @property
+    def has_head(self) -> bool:
+        return self.asked.head and self.asked.end == self.computer.span.num_blocks
+
+    @property
+    def head_blocks(self) -> float:
+        span = self.computer.span
+        return span.vocab_size / (BLOCK_WEIGHTS * span.hidden_size) if self.has_head else 0.0
+
+    @property
+    def num_columns(self) -> int:
+        """Of what forward gives."""
+        return self.computer.span.vocab_size if self.has_head else self.computer.span.hidden_size
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all tensors that are held for it at a time, as fp32, beside what a piece needs while it runs."""
+        hidden_size = self.computer.span.hidden_size
+        row_bytes = 4 * (hidden_size + self.num_columns)
+        if self.direction == "forward":
+            return self.asked.num_rows * row_bytes
+        kept_rows = (
+            min(self.cut.num_sequences, self.asked.num_sequences) * self.asked.num_positions * len(self.cut.spans)
+        )
+        return self.asked.num_rows * (row_bytes + 4 * hidden_size) + kept_rows * 4 * hidden_size
+
+
+class ForwardServer:
+    """Serves both methods of the model `name`. `current` raises PeerRefused when no calls are taken."""
+
+    def __init__(
+        self,
+        name: str,
+        current: Callable[[], Computer],
+        *,
+        bounds: ForwardBounds | None = None,
+        faults: FaultHook = no_faults,
+    ) -> None:
+        self.room = ForwardRoom(bounds or ForwardBounds())
+        self._name = name
+        self._current = current
+        self._faults = faults
+        self._paces: WeakKeyDictionary[Span, Pace] = WeakKeyDictionary()
+        # one piece at a time is with the engine, whose passes so come between any two
+        self._turn = asyncio.Lock()
+
+    async def serve(self, network: Network) -> None:
+        await network.serve_stream(f"{FORWARD_METHOD}/{self._name}", partial(self._answer, "forward"))
+        await network.serve_stream(f"{BACKWARD_METHOD}/{self._name}", partial(self._answer, "backward"))
+
+    async def _answer(self, direction: Direction, peer_id: str, stream: Stream) -> None:
+        try:
+            async with asyncio.timeout(OPEN_S):
+                asked = Compute.from_bytes(await stream.receive())
+            computer = self._current()
+            pace = self._paces.setdefault(computer.span, Pace(computer.forward_ms))
+            call = _Call(asked, direction, computer, pace)
+            with self.room.reserved(peer_id, call.num_bytes):
+                async with asyncio.timeout(min(asked.deadline_s, MAX_CALL_S)):
+                    await self._serve_call(call, stream)
+        except EndOfStream:
+            pass
+        except TimeoutError:
+            raise PeerTimeout("a call on whole sequences took too long") from None
+
+    async def _serve_call(self, call: _Call, stream: Stream) -> None:
+        asked, span = call.asked, call.computer.span
+        shape = asked.num_sequences, asked.num_positions
+        if asked.of_tokens:
+            x = (await receive_tokens(stream, asked.num_rows, span.vocab_size, stall_s=STALL_S)).view(shape)
+        else:
+            x = await receive_floats(stream, (*shape, span.hidden_size), stall_s=STALL_S)
+        if call.direction == "forward":
+            await self._faults.reached("serve/forward")
+            answer = await self._forward(call, x)
+        else:
+            grad_BTC = await receive_floats(stream, (*shape, call.num_columns), stall_s=STALL_S)
+            await self._faults.reached("serve/backward")
+            answer = await self._backward(call, x, grad_BTC)
+        try:
+            await send_tensor(stream, answer.flatten(0, 1), asked.codec, stall_s=STALL_S)
+        except CodecError as error:
+            raise SessionError(f"the answer is not finite: {error}", remedy="use a model in a wider dtype") from error
+
+    async def _forward(self, call: _Call, x: Tensor) -> Tensor:
+        """[B, T, C]"""
+        if not call.asked.end:
+            async with self._turn:
+                embeddings, _ = await self._in_thread(call, partial(_embed, call.computer.span), x)
+            return embeddings
+        outputs = []
+        for rows in _batches(x, call.cut.num_sequences):
+            for start, end in call.cut.spans:
+                run = partial(_forward, call.computer.span, start=start, end=end, head=call.asked.head)
+                rows = await self._piece(call, "forward", (start, end), run, rows)  # noqa: PLW2901 the next one's input
+            outputs.append(rows.to("cpu", torch.float32))
+        return torch.cat(outputs)
+
+    async def _backward(self, call: _Call, x_BTH: Tensor, grad_BTC: Tensor) -> Tensor:
+        """The gradient with respect to `x_BTH`, of its shape. The inputs of each piece are computed again."""
+        each, span, head = call.cut.num_sequences, call.computer.span, call.asked.head
+        grads = []
+        for rows, grad in zip(_batches(x_BTH, each), _batches(grad_BTC, each), strict=True):
+            inputs = [rows]
+            for start, end in call.cut.spans[:-1]:
+                run = partial(_forward, span, start=start, end=end, head=head)
+                inputs.append(await self._piece(call, "forward", (start, end), run, inputs[-1]))
+            for start, end in reversed(call.cut.spans):
+                back = partial(span.backward, start=start, end=end, head=head)
+                grad = await self._piece(call, "backward", (start, end), back, inputs.pop(), grad)  # noqa: PLW2901
+            grads.append(grad.to("cpu", torch.float32))
+        return torch.cat(grads)
+
+    async def _piece(
+        self, call: _Call, direction: Direction, blocks: tuple[int, int], run: Callable[..., Tensor], *tensors: Tensor
+    ) -> Tensor:
+        """Raises SessionError if it could not be computed, PeerRefused when nothing is computed here any more."""
+        async with self._turn:
+            result, elapsed_ms = await self._in_thread(call, run, *tensors)
+        num_positions = tensors[0].shape[0] * tensors[0].shape[1]
+        num_blocks = blocks[1] - blocks[0] + (call.head_blocks if blocks[1] == call.asked.end else 0.0)
+        call.pace.took(direction, num_positions, num_blocks, elapsed_ms)
+        return result
+
+    async def _in_thread(self, call: _Call, run: Callable[..., Tensor], *tensors: Tensor) -> tuple[Tensor, float]:
+        try:
+            timed: tuple[Tensor, float] = await call.computer.in_thread(_timed, run, *tensors)
+        except RuntimeError:
+            # the thread has been shut down
+            raise _over() from None
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # not this call: what waited for the thread, when that was shut down
+            raise _over() from None
+        return timed
+
+
+def _batches(x: Tensor, num_sequences: int) -> list[Tensor]:
+    return [x[low : low + num_sequences] for low in range(0, len(x), num_sequences)]
+
+
+def _timed(run: Callable[..., Tensor], *tensors: Tensor) -> tuple[Tensor, float]:
+    since_s = time.perf_counter()
+    try:
+        result = run(*tensors)
+    except SwarmError:
+        raise
+    except Exception as error:  # a bug or an exhausted device: the call's to report
+        raise SessionError(f"the server could not compute: {type(error).__name__}: {error}") from error
+    return result, (time.perf_counter() - since_s) * 1000
+
+
+@torch.no_grad()
+def _forward(span: Span, x: Tensor, *, start: int, end: int, head: bool) -> Tensor:
+    return span.forward(x, start, end, head=head)
+
+
+def _embed(span: Span, tokens_BT: Tensor) -> Tensor:
+    return torch.stack([span.embed(tokens_T) for tokens_T in tokens_BT]).to("cpu", torch.float32)
+
+
+def _over() -> PeerRefused:
+    return PeerRefused("the server computes no more", remedy="ask another server")

@@ -1,0 +1,67 @@
+"""A seat's keys and values, from a server that leaves to the one that takes over, so that nothing is run again.
+
+The client names both sides: it tells the old server who may have them (Hand), and the new one where they are
+(`Open.take_over`). What they hold cannot be checked against anything, so they serve that client's session alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable
+from swarm_protocol.handover_messages import KV_METHOD, KvHeader, KvRequest
+from swarm_protocol.session_frames import SeatRef
+
+from swarm.network.failpoints import FaultHook
+from swarm.network.interface import EndOfStream, Network, Stream
+from swarm.serving.engine.sequence import Seat
+from swarm.serving.server.server_session import ServedSeat
+
+MESSAGE_S = 10.0
+"""A piece is about 1 MiB. A link that takes longer for it is slower than running the prompt again."""
+
+TAKE_OVER_S = 120.0
+"""For all of it. The client gives up earlier if it knows better."""
+
+
+async def take_over(network: Network, model: str, source: SeatRef, client: str, seat: Seat) -> None:
+    """Fill `seat` with what the seat at `source` holds. Raises SwarmError, and then it is empty."""
+    start, end = seat.blocks
+    request = KvRequest(client_peer_id=client, seat_id=source.seat_id, start=start, end=end)
+    try:
+        async with (
+            asyncio.timeout(TAKE_OVER_S),
+            network.stream(source.peer_id, f"{KV_METHOD}/{model}", timeout_s=MESSAGE_S) as stream,
+            aclosing(_pieces(stream)) as pieces,
+        ):
+            await stream.send(request.to_bytes())
+            header = KvHeader.from_bytes(await stream.receive())
+            await seat.adopt(header.length, pieces)
+    except TimeoutError:
+        raise PeerTimeout("the session was not handed over in time", peer_id=source.peer_id) from None
+    except EndOfStream:
+        raise PeerUnreachable("the server ended the hand-over", peer_id=source.peer_id) from None
+
+
+async def hand_over(
+    served: ServedSeat | None, request: KvRequest, peer_id: str, stream: Stream, hook: FaultHook
+) -> None:
+    """Send what the seat holds, if the client allowed it. Raises PeerRefused if not; no steps run meanwhile."""
+    if served is None or peer_id not in served.handed_to:
+        raise PeerRefused("there is no such session here that you may take over", remedy="run it again")
+    async with served.lock, aclosing(served.seat.export(request.start, request.end)) as pieces:
+        await stream.send(KvHeader(length=served.seat.length).to_bytes())
+        async for piece in pieces:
+            await hook.reached("serve/handover")
+            async with asyncio.timeout(MESSAGE_S):
+                await stream.send(piece)
+
+
+async def _pieces(stream: Stream) -> AsyncGenerator[bytes, None]:
+    while True:
+        try:
+            yield await stream.receive()
+        except EndOfStream:
+            return

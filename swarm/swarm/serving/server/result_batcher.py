@@ -1,0 +1,105 @@
+"""What a seat has done, told to its client: at once where the client waits for it, else now and then, several together.
+
+A server in the middle pushes its outputs on, and the client's copy of them is for the day that the next server dies.
+Told of each token alone, the client and both network daemons would wake up for it while the next server computes.
+Owned by the seat.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from swarm_protocol.rows import Rows
+from swarm_protocol.session_frames import Result
+
+from swarm.serving.wire.multiplexed_connection import Lane
+
+REPORT_S = 0.1
+"""How long a result waits. All seats' are told at the same moments, so that those of a lane go in one message."""
+
+MAX_WAITING = 32
+"""Results of a seat. So many within REPORT_S are a prompt in small pieces."""
+
+
+class Ticks:
+    """The moments at which seats tell what can wait. One for all seats of a server."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[Reports, None] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, reports: Reports) -> None:
+        """Flush it at the next one. Idempotent."""
+        self._waiting[reports] = None
+        if self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_at((math.floor(loop.time() / REPORT_S) + 1) * REPORT_S, self._tick)
+
+    def remove(self, reports: Reports) -> None:
+        """Idempotent."""
+        self._waiting.pop(reports, None)
+        if not self._waiting and self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _tick(self) -> None:
+        self._timer = None
+        waiting, self._waiting = self._waiting, {}
+        for reports in waiting:
+            reports.flush()
+
+
+class Reports:
+    """To the client at the other end of `lane`."""
+
+    def __init__(self, lane: Lane, ticks: Ticks) -> None:
+        self._lane = lane
+        self._ticks = ticks
+        self._waiting: list[Result] = []
+
+    def tell(self, result: Result, *, can_wait: bool) -> None:
+        """In the order of the calls. Nothing is told once the lane has ended."""
+        if not result.passed_on:
+            self.flush()
+        self._waiting.append(result)
+        if not can_wait or len(self._waiting) >= MAX_WAITING:
+            self.flush()
+        elif len(self._waiting) == 1:
+            self._ticks.add(self)
+
+    def flush(self) -> None:
+        """Tell what waits now."""
+        waiting = self._waiting
+        self.close()
+        if waiting and self._lane.error is None:
+            self._lane.send(together(waiting))
+
+    def close(self) -> None:
+        """Forget what waits."""
+        self._waiting = []
+        self._ticks.remove(self)
+
+
+def together(results: Sequence[Result]) -> Result:
+    """One that tells what `results` of one seat tell, single tokens that were passed on one after another."""
+    last = results[-1]
+    if len(results) == 1:
+        return last
+    parts = [result.rows for result in results if result.rows is not None]
+    rows = Rows(
+        codec=parts[0].codec,
+        num_rows=len(parts),
+        num_columns=parts[0].num_columns,
+        payload=b"".join(part.payload for part in parts),
+    )
+    return replace(
+        last,
+        rows=rows,
+        compute_ms=sum(result.compute_ms for result in results),
+        queue_ms=sum(result.queue_ms for result in results),
+        push_failed=any(result.push_failed for result in results),
+        codec_error=max(result.codec_error for result in results),
+    )

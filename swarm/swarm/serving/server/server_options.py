@@ -1,0 +1,72 @@
+"""What a node allows a server of a model. No state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+import torch
+from swarm_protocol import limits
+from swarm_protocol.errors import ConfigError
+
+from swarm.network.failpoints import FaultHook, no_faults
+
+Dtype: TypeAlias = Literal["float32", "bfloat16", "float16", "int8", "int4"]
+
+DTYPES: Mapping[Dtype, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "int8": torch.bfloat16,
+    "int4": torch.bfloat16,
+}
+"""What is computed with, by the kind of weights."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOptions:
+    """`kv_bytes` of cache are shared by all sessions; a session that says nothing for `idle_s` is ended.
+
+    A step computes at most `max_batch` sessions' next tokens, and beside them prompt tokens for `max_step_ms`; those of
+    the only session for `max_alone_ms`, which is how long another one may wait that comes meanwhile. A session that
+    says nothing for `evict_idle_s` makes room when another peer needs it. At most `max_lanes` connections are open, and
+    what waits in all sessions together takes up to `max_backlog_bytes`, three quarters for one client.
+    `on_step` hears, in the loop, of every computed step: its positions, and milliseconds that it computed and waited.
+
+    Raises ConfigError for values that allow nothing.
+    """
+
+    device: str = "cpu"
+    dtype: Dtype = "float32"
+    kv_bytes: int = 2**30
+    max_sessions: int = 64
+    max_step_tokens: int = 512
+    max_batch: int = 64
+    max_step_ms: float = 200.0
+    max_alone_ms: float = 1000.0
+    idle_s: float = 120.0
+    evict_idle_s: float = 10.0
+    max_lanes: int = 1024
+    max_backlog_bytes: int = 256 * 2**20
+    faults: FaultHook = field(default=no_faults)
+    on_step: Callable[[int, float, float], None] = field(default=lambda _positions, _compute_ms, _queue_ms: None)
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ConfigError(f"dtype {self.dtype!r} is unknown", remedy=f"use one of {', '.join(DTYPES)}")
+        limited = (
+            "kv_bytes",
+            "max_sessions",
+            "max_batch",
+            "max_step_ms",
+            "max_alone_ms",
+            "idle_s",
+            "evict_idle_s",
+            "max_lanes",
+        )
+        for name in (*limited, "max_backlog_bytes"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} must be above 0", remedy="use 1 or more")
+        if not 1 <= self.max_step_tokens <= limits.MAX_STEP_TOKENS:
+            raise ConfigError(f"max_step_tokens = {self.max_step_tokens}", remedy=f"use 1 to {limits.MAX_STEP_TOKENS}")

@@ -1,0 +1,124 @@
+"""What a seat of the last block knows beyond its cache: the answer's tokens so far, and what its grammar allows next.
+
+All of it follows from the Sampler that the seat was opened with and from those tokens. So another server that takes
+the seat over draws the same, once it has been told them. Used in the server's loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import numpy as np
+from swarm_protocol.errors import ConfigError, PeerRefused, PeerTimeout, PeerViolation
+from swarm_protocol.sampler import Sampler
+
+from swarm.serving.grammar.grammar_masks import Grammars
+from swarm.serving.grammar.grammar_process import Mask
+from swarm.serving.sampling.logit_edits import LogitEdits
+
+RECALL_S = 10.0
+"""How long a draw waits for the answer's earlier tokens, which the client sends at the same time."""
+
+
+class SeatSampler:
+    """`close` it. Raises PeerViolation for token ids outside the vocabulary, and PeerRefused without `grammars`."""
+
+    def __init__(self, sampler: Sampler, vocab_size: int, grammars: Grammars | None) -> None:
+        prompt_ids = np.frombuffer(sampler.prompt_ids, dtype="<i4")
+        _check(prompt_ids, vocab_size)
+        _check(np.array((*sampler.bias_ids, *sampler.end_ids), dtype=np.int64), vocab_size)
+        self._sampler = sampler
+        self._vocab_size = vocab_size
+        self._drawn: list[int] = []
+        self._counts: Counter[int] = Counter()
+        self._changed = asyncio.Event()
+        self._mask: asyncio.Future[Mask] | None = None
+        if sampler.grammar is not None and grammars is None:
+            raise PeerRefused("this server follows no grammars", remedy="ask another server")
+        self._grammar = grammars.open(sampler.grammar) if sampler.grammar is not None and grammars else None
+
+    async def prepare(self) -> None:
+        """Raises ConfigError for a grammar that cannot be used."""
+        self._go_on()
+        if self._mask is not None:
+            await asyncio.shield(self._mask)
+
+    def recall(self, token_ids: bytes) -> None:
+        """The answer's tokens so far, before the first draw. Raises PeerViolation."""
+        drawn = np.frombuffer(token_ids, dtype="<i4")
+        _check(drawn, self._vocab_size)
+        if self._drawn:
+            raise PeerViolation("tokens of an answer that goes on here already")
+        self._drawn = drawn.tolist()
+        self._counts = Counter(self._drawn)
+        self._go_on()
+        self._changed.set()
+
+    async def edits(self, index: int) -> LogitEdits:
+        """For the draw of the token at `index`. Raises ConfigError if the grammar has become too complex, and
+        PeerViolation, PeerTimeout where the tokens before it are others or were not told."""
+        try:
+            async with asyncio.timeout(RECALL_S):
+                while len(self._drawn) < index:
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            raise PeerTimeout(f"nobody told the {index} tokens before this one") from None
+        if len(self._drawn) > index:
+            raise PeerViolation(f"token {index} was asked for after {len(self._drawn)} were drawn")
+        allowed = None if self._mask is None else self._with_ends(await asyncio.shield(self._mask))
+        banned = self._sampler.end_ids if index < self._sampler.min_tokens else ()
+        return LogitEdits(sampler=self._sampler, counts=self._counts, banned=banned, allowed=allowed)
+
+    def drew(self, token_id: int) -> None:
+        """The token that was drawn after those before."""
+        self._drawn.append(token_id)
+        self._counts[token_id] += 1
+        self._go_on()
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._grammar is not None:
+            self._grammar.close()
+        self._grammar = self._mask = None
+
+    def _go_on(self) -> None:
+        """Have the next mask worked out, while the token before it goes through the model."""
+        if self._drawn and self._drawn[-1] in self._sampler.end_ids:
+            self.close()  # what is drawn after the end, before the client has closed the seat, nobody sees
+        if self._grammar is not None:
+            # nothing is appended before the mask is there
+            self._mask = self._grammar.mask(self._drawn)
+            self._mask.add_done_callback(_seen)
+
+    def _with_ends(self, mask: Mask) -> bytes:
+        """The end tokens may come where the grammar is fulfilled, and only there."""
+        allowed = bytearray(mask.allowed.ljust(-(-self._vocab_size // 8), b"\0"))
+        for token_id in self._sampler.end_ids:
+            byte, bit = divmod(token_id, 8)
+            allowed[byte] = allowed[byte] & ~(1 << bit) | mask.may_end << bit
+        if not any(allowed):
+            raise _no_token(blocked=any(mask.allowed))
+        return bytes(allowed)
+
+
+def _check(ids: np.ndarray, vocab_size: int) -> None:
+    if len(ids) and not (ids.min() >= 0 and ids.max() < vocab_size):
+        raise PeerViolation(f"token ids are not within the vocabulary of {vocab_size}")
+
+
+def _no_token(*, blocked: bool) -> ConfigError:
+    """`blocked`: the grammar needs an end token as text."""
+    if blocked:
+        return ConfigError(
+            "the model's end token stands in the way: the grammar allows no other token here, and must go on",
+            remedy="use a grammar or JSON schema that does not need the end token's text",
+        )
+    return ConfigError("the grammar allows no token here", remedy="use another grammar or JSON schema")
+
+
+def _seen(mask: asyncio.Future[Mask]) -> None:
+    """Its error is told by whoever waits for it, if anybody still does."""
+    if not mask.cancelled():
+        mask.exception()

@@ -1,0 +1,392 @@
+"""A node's span of a model: loads it, announces it, serves sessions on it, and leaves in order.
+
+`deployment` is what computes, `session.lane_server` what talks. The task started by `start` runs both and keeps the
+announcement fresh; `close` ends it. Should it end before that, by a defect, then the server leaves as when it is
+drained, at once, and `failure` says why. Handlers run in the network's tasks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from pathlib import Path
+
+from swarm_protocol.errors import ConfigError, PeerRefused, SessionError, SwarmError
+from swarm_protocol.handover_messages import KV_METHOD
+from swarm_protocol.records import ServeRecord, ServeState
+from swarm_protocol.serving_messages import FILES_METHOD, FilesRequest
+from swarm_protocol.session_frames import LANE_METHOD
+
+from swarm.network.interface import Network
+from swarm.network.membership import Membership
+from swarm.serving.engine.engine import Load
+from swarm.serving.grammar.grammar_masks import Grammars
+from swarm.serving.model.batch import PAGE_TOKENS
+from swarm.serving.server.connection_server import LaneServer, Offer
+from swarm.serving.server.deployment import Deployment
+from swarm.serving.server.forward_server import Computer, ForwardServer
+from swarm.serving.server.recent_rate import RecentRate
+from swarm.serving.server.server_options import ServerOptions
+from swarm.serving.server.server_session import ServedSeat
+
+logger = logging.getLogger(__name__)
+
+ANNOUNCE_S = 3.0
+"""How often a changed load is published: often enough to spread sessions, rarely enough for the DHT."""
+LOOK_S = 15.0
+"""How often the rate of tokens is looked at, and published while there is one."""
+IDLE_S = 60.0
+"""Without a token for so long the blocks are measured again, and again after as long."""
+
+
+class SpanServer:
+    """Serves blocks `[start, end)` of the model in `model_dir` under the name `name`.
+
+    Its owner may set `rtt_ms`, `is_relayed` and `moving_to`, which it tells everyone at the next `announce`.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        membership: Membership,
+        model_dir: Path,
+        *,
+        name: str,
+        start: int,
+        end: int,
+        options: ServerOptions | None = None,
+    ) -> None:
+        self.name = name
+        self.start_block = start
+        self.end_block = end
+        self.options = options or ServerOptions()
+        self.failure: SessionError | None = None
+        self.rtt_ms: Mapping[str, float] = {}
+        self.is_relayed = False
+        self.moving_to = (0, 0)
+        self.lanes = LaneServer(network, name, self.options, offer=self._offer, on_changed=self._seats_changed)
+        self.calls = ForwardServer(name, self._computer, faults=self.options.faults)
+        self._network = network
+        self._membership = membership
+        self._model_dir = model_dir
+        self._grammars = Grammars(model_dir / "tokenizer.json")
+        self._state: ServeState = "joining"
+        self._deployed: Deployment | None = None
+        self._retiring: set[Deployment] = set()
+        self._num_tokens = 0
+        self._rate: RecentRate | None = None
+        self._idle_since_s = 0.0
+        self._tokens_per_s = 0.0
+        self._changed = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._tasks: asyncio.TaskGroup | None = None
+        self._main: asyncio.Task[None] | None = None
+
+    # --- life -------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Load, measure, serve, announce. Raises ConfigError or IntegrityError, and then nothing is left behind.
+
+        Once in the life of a network: a method is served once.
+        """
+        deployed = await Deployment.load(self._model_dir, self.start_block, self.end_block, self.options)
+        try:
+            await self._network.serve(f"{FILES_METHOD}/{self.name}", self._give_files)
+            await self._network.serve_stream(f"{LANE_METHOD}/{self.name}", self.lanes.serve)
+            await self._network.serve_stream(f"{KV_METHOD}/{self.name}", self.lanes.serve_kv)
+            await self.calls.serve(self._network)
+        except BaseException:
+            await deployed.close()
+            raise
+        self._deployed = deployed
+        self._state = "serving"
+        self._idle_since_s = asyncio.get_running_loop().time()
+        self._rate = RecentRate(self._idle_since_s)
+        self._main = asyncio.create_task(self._run(), name=f"serving {self.name}")
+
+    async def move(
+        self,
+        start: int,
+        end: int,
+        *,
+        options: ServerOptions,
+        still_wanted: Callable[[], Awaitable[bool]],
+        within_s: float,
+    ) -> bool:
+        """Serve `[start, end)` instead: load it, ask `still_wanted`, switch, and let open sessions leave `within_s`.
+
+        The old blocks answer until the new ones can, and longer those that leave, so both need memory for that while.
+        Raises as `start`.
+        """
+        new = await Deployment.load(self._model_dir, start, end, options)
+        old, tasks = self._deployed, self._tasks
+        try:
+            is_wanted = (
+                self._state == "serving" and new.loaded.revision == self.revision and await still_wanted()
+            ) and self._state == "serving"
+        except BaseException:
+            await new.close()
+            raise
+        if not is_wanted or old is None or tasks is None:
+            await new.close()
+            return False
+        leaving = self.sessions
+        self._take(new)
+        self._retiring.add(old)
+        tasks.create_task(self._retire(old, leaving, within_s), name="retire a span")
+        self.announce()
+        return True
+
+    async def _retire(self, old: Deployment, leaving: Collection[ServedSeat], within_s: float) -> None:
+        await self._let_leave(leaving, within_s)
+        await self._stop(old)
+
+    async def _stop(self, deployed: Deployment) -> None:
+        await deployed.close()
+        self._num_tokens += deployed.engine.num_tokens
+        self._retiring.discard(deployed)
+
+    async def leave_and_move(self, start: int, end: int, *, options: ServerOptions, within_s: float) -> None:
+        """As `move`, for when there is no memory for both: first let sessions leave and free the old blocks.
+
+        Raises as `start`, and then serves the old blocks again, unless these cannot be loaded either.
+        """
+        old, old_options, revision = (self.start_block, self.end_block), self.options, self.revision
+        await self.drain(within_s=within_s)
+        if self._deployed is not None:
+            deployed, self._deployed = self._deployed, None
+            await self._stop(deployed)
+            del deployed
+        try:
+            new = await Deployment.load(self._model_dir, start, end, options)
+            if new.loaded.revision != revision:
+                await new.close()
+                raise ConfigError(f"{self._model_dir} has changed", remedy="start the node again")
+        except (SwarmError, RuntimeError, MemoryError, OSError):
+            await self._resume(await Deployment.load(self._model_dir, *old, old_options))
+            raise
+        await self._resume(new)
+
+    async def _resume(self, deployed: Deployment) -> None:
+        if self._main is None or self.failure is not None:
+            await deployed.close()  # nobody is to be served any more
+            return
+        self._take(deployed)
+        self._state = "serving"
+        self.announce()
+
+    def _take(self, deployed: Deployment) -> None:
+        assert self._tasks is not None, "only while running"
+        self._deployed, self.options = deployed, deployed.options
+        self.start_block, self.end_block = deployed.blocks
+        self.moving_to = (0, 0)
+        deployed.start(self._tasks)
+
+    async def drain(self, *, within_s: float = 30.0) -> None:
+        """Take no new sessions, ask the open ones to leave, and end those that have not `within_s`."""
+        self._state = "draining"
+        self.announce()
+        await self._let_leave(self.sessions, within_s)
+
+    async def _let_leave(self, sessions: Collection[ServedSeat], within_s: float) -> None:
+        self.lanes.leave(sessions, within_s)
+        try:
+            async with asyncio.timeout(within_s):
+                while not all(session.is_closed for session in sessions):
+                    self._ended.clear()
+                    await self._ended.wait()
+        except TimeoutError:
+            self.lanes.end(sessions, _leaving())
+
+    async def close(self) -> None:
+        """End every session at once and withdraw the record. Idempotent."""
+        if self._main is None:
+            return
+        main, self._main = self._main, None
+        self._leave()
+        main.cancel()
+        try:
+            # not `await main`, which could not tell its cancellation from that of whoever closes
+            await asyncio.wait({main})
+            for deployed in self._deployments:
+                await deployed.close()
+        finally:
+            for deployed in self._deployments:
+                deployed.engine.close(wait=False)
+            self._grammars.close()
+            self._deployed = None
+            self._retiring.clear()
+        if not main.cancelled():
+            main.result()
+
+    async def _run(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as self._tasks:
+                assert self._deployed is not None
+                self._deployed.start(self._tasks)
+                self._tasks.create_task(self.lanes.run(), name="lanes")
+                self._tasks.create_task(self._keep_announcing(), name="announce load")
+        except ExceptionGroup as group:
+            self._fail(group.exceptions[0])
+        finally:
+            self._tasks = None
+
+    def _fail(self, cause: Exception) -> None:
+        """Nobody may wait for an engine that has ended, or be sent to it."""
+        logger.error("the server of %s has failed", self.name, exc_info=cause)
+        self.failure = SessionError(
+            f"{self.name} is served here no more: {type(cause).__name__}: {cause}",
+            remedy="start the node again; its log says more",
+        )
+        self._leave()
+
+    def _leave(self) -> None:
+        """End every session now and tell everyone."""
+        self._state = "draining"
+        self.lanes.end(self.sessions, _leaving())
+        self._membership.withdraw("serve", self.name)
+
+    # --- what others are told ---------------------------------------------------------------------------------------
+
+    @property
+    def record(self) -> ServeRecord:
+        """What is announced now. Only while started."""
+        loaded, speed = self._ready.loaded, self._ready.speed
+        return ServeRecord(
+            model=self.name,
+            revision=loaded.revision,
+            num_blocks=loaded.span.num_blocks,
+            start=self.start_block,
+            end=self.end_block,
+            state=self._state,
+            prefill_ms_per_token=speed.prefill_ms,
+            decode_ms_per_block=speed.decode_ms,
+            free_kv_tokens=self._ready.engine.free_tokens,
+            queue_depth=len(self.lanes.seats),
+            rtt_ms=self.rtt_ms,
+            relayed=self.is_relayed,
+            next_start=self.moving_to[0],
+            next_end=self.moving_to[1],
+            tokens_per_s=self._tokens_per_s,
+            source=loaded.source,
+        )
+
+    @property
+    def sessions(self) -> tuple[ServedSeat, ...]:
+        """Those that are open, also on blocks that are no longer announced."""
+        return tuple(self.lanes.seats.values())
+
+    @property
+    def load(self) -> Load:
+        """Of the blocks that are announced, now; nothing while there are none."""
+        return self._deployed.engine.load if self._deployed is not None else Load()
+
+    @property
+    def revision(self) -> str:
+        return self._ready.loaded.revision
+
+    @property
+    def max_kv_tokens(self) -> int:
+        """Cache room for all sessions together."""
+        return self._ready.engine.pool.num_pages * PAGE_TOKENS
+
+    @property
+    def num_tokens(self) -> int:
+        """Positions that were run, since the start."""
+        return self._num_tokens + sum(deployed.engine.num_tokens for deployed in self._deployments)
+
+    @property
+    def _deployments(self) -> list[Deployment]:
+        return [deployed for deployed in (self._deployed, *self._retiring) if deployed is not None]
+
+    @property
+    def _ready(self) -> Deployment:
+        assert self._deployed is not None, "not started, or closed"
+        return self._deployed
+
+    def announce(self) -> None:
+        """Tell everyone now. While there are no blocks, what was told last stays."""
+        if self._deployed is not None:
+            self._look()
+            self._membership.announce(self.record)
+
+    def _seats_changed(self) -> None:
+        self._changed.set()
+        self._ended.set()
+
+    async def _keep_announcing(self) -> None:
+        """At once, and then whenever the load has changed, but not more often than each ANNOUNCE_S.
+
+        Also while tokens are computed, and once when there are none any more.
+        """
+        while True:
+            self._changed.clear()
+            self.announce()
+            await asyncio.sleep(ANNOUNCE_S)
+            is_news = False
+            while not is_news:
+                try:
+                    async with asyncio.timeout(LOOK_S):
+                        is_news = await self._changed.wait()
+                except TimeoutError:
+                    is_news = self._look() or await self._measure_if_idle()
+
+    def _look(self) -> bool:
+        """Whether the rate of tokens is another than when it was last looked at."""
+        before, now = self._tokens_per_s, asyncio.get_running_loop().time()
+        if before or self.load.num_running:
+            self._idle_since_s = now
+        # while the blocks are exchanged, those that are being closed are not counted
+        if self._rate is not None and self._deployed is not None:
+            self._tokens_per_s = self._rate.per_s(self.num_tokens, now)
+        return self._tokens_per_s != before
+
+    async def _measure_if_idle(self) -> bool:
+        """Whether others are to be told."""
+        now = asyncio.get_running_loop().time()
+        if self._deployed is None or self._state != "serving" or now - self._idle_since_s < IDLE_S:
+            return False
+        self._idle_since_s = now
+        try:
+            await self._deployed.measure_again()
+        except (RuntimeError, MemoryError) as error:
+            logger.warning("could not measure the blocks of %s again: %s", self.name, error)
+            return False
+        return True
+
+    # --- what others ask for ----------------------------------------------------------------------------------------
+
+    def _offer(self) -> Offer:
+        """For new sessions. Raises PeerRefused."""
+        if self._state != "serving" or self._deployed is None:
+            raise PeerRefused("the server takes no new sessions", remedy="ask another server")
+        loaded = self._deployed.loaded
+        return Offer(
+            engine=self._deployed.engine,
+            revision=loaded.revision,
+            max_step_tokens=loaded.max_step_tokens,
+            grammars=self._grammars,
+        )
+
+    def _computer(self) -> Computer:
+        """For calls on whole sequences. Raises PeerRefused."""
+        if self._state != "serving" or self._deployed is None:
+            raise PeerRefused("the server takes no new calls", remedy="ask another server")
+        loaded = self._deployed.loaded
+        return Computer(
+            span=loaded.span,
+            revision=loaded.revision,
+            in_thread=self._deployed.engine.in_thread,
+            forward_ms=self._deployed.speed.prefill_ms,
+        )
+
+    async def _give_files(self, _peer_id: str, request: bytes) -> bytes:
+        FilesRequest.from_bytes(request)
+        if self._deployed is None:
+            raise PeerRefused(f"{self.name} is no longer served here", remedy="ask another server")
+        return self._deployed.loaded.files
+
+
+def _leaving() -> PeerRefused:
+    return PeerRefused("the server is leaving", remedy="go on with another server")

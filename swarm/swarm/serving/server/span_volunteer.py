@@ -1,0 +1,278 @@
+"""A volunteer's part in serving a model: decides which blocks to take, serves them, and moves when that helps much.
+
+Decisions are `router.placement`'s; this measures, publishes proposals, waits until others see them, and acts. One task,
+started by `start` and ended by `close`, measures links and watches for a better span. What goes wrong in it is warned
+of, counted and tried again; should it end by a defect, `failure` says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from swarm_protocol.errors import PeerTimeout, SessionError, SwarmError
+from swarm_protocol.records import ServeRecord
+
+from swarm.network.interface import Network
+from swarm.network.membership import Membership
+from swarm.own_thread import in_own_thread
+from swarm.router.placement import Capacity, Decision, choose_move, choose_span, only_here, rank, work_ms
+from swarm.router.routing import format_spans
+from swarm.serving.server.capability import Capability, VolunteerOptions, measure_capability, options_for
+from swarm.serving.server.server_options import ServerOptions
+from swarm.serving.server.span_server import SpanServer
+
+logger = logging.getLogger(__name__)
+
+SETTLE_S = 3.0
+"""Between a proposal and the decision: twice what a record takes to reach everyone, with room to spare. Who comes later
+finds this node settled, and chooses around it."""
+
+WATCH_S = 20.0
+"""Between looks for a better span, longer by up to as much again, so that not all move at once."""
+
+MOVE_WITHIN_S = 30.0
+"""What sessions on the old span get to go elsewhere."""
+
+LINKS_WITHIN_S = 2.0
+"""For measuring links before the first decision and at each look; those that take longer are able another time."""
+
+
+class Volunteer:
+    """`on_choice` hears of the first span before its weights are had; `on_decision` of it and of each move, after it is
+    served."""
+
+    def __init__(
+        self,
+        network: Network,
+        membership: Membership,
+        model_dir: Path,
+        *,
+        name: str,
+        options: VolunteerOptions,
+        on_choice: Callable[[Decision], None] | None = None,
+        on_decision: Callable[[Decision], None] | None = None,
+    ) -> None:
+        self.server: SpanServer | None = None
+        self.num_failed_moves = 0
+        self._network = network
+        self._membership = membership
+        self._model_dir = model_dir
+        self._name = name
+        self._options = options
+        self._on_choice = on_choice
+        self._on_decision = on_decision
+        self._watch: asyncio.Task[None] | None = None
+        self._failure: SessionError | None = None
+
+    async def start(self) -> Decision:
+        """Decide, load and serve. Raises ConfigError or IntegrityError, and then nothing is left behind."""
+        able: Capability | None = None
+        try:
+            if self._options.span is None:
+                able = await in_own_thread(measure_capability, self._model_dir, self._network.peer_id, self._options)
+                decision = await self._decide(able)
+            else:
+                start, end = self._options.span
+                decision = Decision(start=start, end=end, reason="as told")
+            if self._on_choice is not None:
+                self._on_choice(decision)
+            await asyncio.to_thread(self._options.bring, decision.start, decision.end)
+            server = SpanServer(
+                self._network,
+                self._membership,
+                self._model_dir,
+                name=self._name,
+                start=decision.start,
+                end=decision.end,
+                options=await asyncio.to_thread(self._server_options, decision, able),
+            )
+            server.is_relayed = self._options.is_relayed()
+            await server.start()
+        except BaseException:
+            self._membership.withdraw("serve", self._name)
+            raise
+        self.server = server
+        self._tell(decision)
+        self._watch = asyncio.create_task(self._keep_watch(server, able), name=f"place {self._name}")
+        self._watch.add_done_callback(self._watch_ended)
+        return decision
+
+    def _tell(self, decision: Decision) -> None:
+        logger.info("serving blocks %d:%d of %s: %s", decision.start, decision.end, self._name, decision.reason)
+        if self._on_decision is not None:
+            self._on_decision(decision)
+
+    @property
+    def failure(self) -> SessionError | None:
+        """Why the server ended by itself or is not looked after any more, if so; what is left is to close."""
+        return self._failure if self.server is None else self.server.failure or self._failure
+
+    def _watch_ended(self, watch: asyncio.Task[None]) -> None:
+        if watch.cancelled() or (cause := watch.exception()) is None:
+            return
+        logger.error("nobody looks after the blocks of %s any more", self._name, exc_info=cause)
+        self._failure = SessionError(
+            f"placing {self._name} has failed: {type(cause).__name__}: {cause}",
+            remedy="start the node again; its log says more",
+        )
+
+    async def drain(self, *, within_s: float = 30.0) -> None:
+        """See `SpanServer.drain`."""
+        await self._end_watch()
+        if self.server is not None:
+            await self.server.drain(within_s=within_s)
+
+    async def close(self) -> None:
+        """See `SpanServer.close`. Idempotent."""
+        try:
+            await self._end_watch()
+        finally:
+            if self.server is not None:
+                await self.server.close()
+
+    # --- which blocks -----------------------------------------------------------------------------------------------
+
+    async def _decide(self, able: Capability) -> Decision:
+        files, revision = able.files, able.revision
+        capacity = await self._with_links(able.capacity, revision)
+        if not able.is_whole:
+            self._announce_joining(choose_span(await self._servers(revision), files.num_blocks, capacity), able)
+            await asyncio.sleep(SETTLE_S)
+        decision = choose_span(await self._servers(revision), files.num_blocks, capacity)
+        self._announce_joining(decision, able, is_settled=True)
+        if able.room is None:
+            return decision
+        return replace(decision, reason=f"{decision.reason}; {able.room.why(decision.end - decision.start)}")
+
+    def _server_options(self, decision: Decision, able: Capability | None) -> ServerOptions:
+        return options_for(decision.end - decision.start, self._model_dir, able, self._options)
+
+    async def _with_links(self, capacity: Capacity, revision: str) -> Capacity:
+        servers = await self._servers(revision)
+        return replace(capacity, rtt_ms=await self._membership.rtts_ms(servers, timeout_s=LINKS_WITHIN_S))
+
+    async def _servers(self, revision: str) -> Mapping[str, ServeRecord]:
+        try:
+            servers = await self._membership.servers(self._name)
+        except PeerTimeout as error:
+            logger.warning("cannot see who serves %s: %s", self._name, error)
+            return {}
+        return {peer_id: record for peer_id, record in servers.items() if record.revision == revision}
+
+    def _announce_joining(self, decision: Decision, able: Capability, *, is_settled: bool = False) -> None:
+        """A proposal has no cache room yet (see `placement.is_proposal`)."""
+        record = ServeRecord(
+            model=self._name,
+            revision=able.revision,
+            num_blocks=able.files.num_blocks,
+            start=decision.start,
+            end=decision.end,
+            state="joining",
+            prefill_ms_per_token=able.speed.prefill_ms,
+            decode_ms_per_block=able.speed.decode_ms,
+            free_kv_tokens=int(is_settled),
+            rtt_ms=able.capacity.rtt_ms,
+            relayed=self._options.is_relayed(),
+            source=able.files.source,
+        )
+        self._membership.announce(record)
+
+    # --- a better span ----------------------------------------------------------------------------------------------
+
+    async def _keep_watch(self, server: SpanServer, able: Capability | None) -> None:
+        """Everyone looks at another moment, and looks again before it switches. Who was told its blocks stays."""
+        wait_s = WATCH_S * (1 + int(rank(self._network.peer_id)[:8], 16) / 2**32)
+        while True:
+            await asyncio.sleep(wait_s)
+            if server.failure is not None:
+                return
+            try:
+                await self._measure_links(server)
+                if able is not None and not able.is_whole:
+                    await self._move_if_better(server, able)
+            except (SwarmError, RuntimeError, MemoryError, OSError) as error:
+                # as when there is no memory for the new blocks beside the old ones, which go on
+                self.num_failed_moves += 1
+                logger.warning("could not move to other blocks of %s: %s", self._name, error)
+            finally:
+                if server.moving_to != (0, 0) and server.failure is None:
+                    server.moving_to = (0, 0)
+                    server.announce()
+
+    async def _measure_links(self, server: SpanServer) -> None:
+        """So that sessions are routed by them, and so that others know whether this node is relayed by now."""
+        servers = await self._servers(server.record.revision)
+        rtt_ms = await self._membership.rtts_ms(servers, timeout_s=LINKS_WITHIN_S)
+        if (rtt_ms, self._options.is_relayed()) != (server.rtt_ms, server.is_relayed):
+            server.rtt_ms, server.is_relayed = rtt_ms, self._options.is_relayed()
+            server.announce()
+
+    async def _move_if_better(self, server: SpanServer, able: Capability) -> None:
+        move = await self._better(server, able)
+        if move is None:
+            return
+        options = self._server_options(move, able)
+        # before it is announced, for it may take long; whether the move is still wanted is asked again
+        await asyncio.to_thread(self._options.bring, move.start, move.end)
+        if not self._fits_beside(server, options, move, able):
+            await self._move_alone(server, options, move, able)
+            return
+        server.moving_to = move.start, move.end
+        server.announce()
+
+        async def still_wanted() -> bool:
+            again = await self._better(server, able)
+            return again is not None and (again.start, again.end) == (move.start, move.end)
+
+        moved = await server.move(
+            move.start, move.end, options=options, still_wanted=still_wanted, within_s=MOVE_WITHIN_S
+        )
+        if moved:
+            self._tell(move)
+
+    def _fits_beside(self, server: SpanServer, options: ServerOptions, move: Decision, able: Capability) -> bool:
+        """Whether the new blocks and their cache fit beside the old ones, which go on until then."""
+        if able.needs is None or self._options.max_bytes is None:
+            return True
+        old_bytes = able.needs.weight_bytes(server.end_block - server.start_block) + server.options.kv_bytes
+        new_bytes = able.needs.weight_bytes(move.end - move.start) + max(options.kv_bytes, able.needs.loading_bytes)
+        return old_bytes + new_bytes <= self._options.max_bytes
+
+    async def _move_alone(self, server: SpanServer, options: ServerOptions, move: Decision, able: Capability) -> None:
+        """Without memory for both: leave first, if others have every block; else stay, and say why."""
+        server.moving_to = move.start, move.end
+        server.announce()
+        await asyncio.sleep(SETTLE_S)
+        record = server.record
+        span = record.start, record.end
+        alone = only_here(await self._servers(record.revision), record.num_blocks, self._network.peer_id, span)
+        again = await self._better(server, able)
+        if not alone and again is not None and (again.start, again.end) == (move.start, move.end):
+            await server.leave_and_move(move.start, move.end, options=options, within_s=MOVE_WITHIN_S)
+            self._tell(move)
+            return
+        if alone:
+            logger.info(
+                "staying on blocks %d:%d of %s, though %s: others do not serve %s, and there is no memory for both",
+                *span,
+                self._name,
+                move.reason,
+                format_spans(alone),
+            )
+
+    async def _better(self, server: SpanServer, able: Capability) -> Decision | None:
+        record = server.record
+        servers = await self._servers(record.revision)
+        block_ms = work_ms(record.decode_ms_per_block, record.prefill_ms_per_token)
+        capacity = replace(able.capacity, rtt_ms=record.rtt_ms, block_ms=block_ms)
+        return choose_move(servers, record.num_blocks, capacity, (record.start, record.end))
+
+    async def _end_watch(self) -> None:
+        if self._watch is not None:
+            watch, self._watch = self._watch, None
+            watch.cancel()
+            await asyncio.wait({watch})

@@ -1,0 +1,186 @@
+"""A lane: the frames of all seats between two peers of one model, over one stream.
+
+    async with open_stream(network, peer_id, model) as stream:   # or the stream that a handler is given
+        lane = Lane(stream, peer_id)
+        await lane.run(on_frame)                                 # until either side ends it
+
+Sending never waits: `send` leaves a frame, and what has gathered by the time that the stream takes more goes as one
+message, so a batch of 16 costs one. Received frames are given to `on_frame` one by one, which must not wait either. A
+peer that does not read is cut off: nothing is kept for it beyond MAX_QUEUED_BYTES, and no longer than it may take.
+Who may say what, and what becomes of the seats when a lane ends, is left to whoever runs it: `error` says why it ended.
+The task that runs it owns it; whoever sends is in the same loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from swarm_protocol import limits
+from swarm_protocol.errors import PeerTimeout, PeerUnreachable, SwarmError
+from swarm_protocol.frames import Frames, num_bytes
+from swarm_protocol.session_frames import LANE_METHOD, Frame
+
+from swarm.network.interface import EndOfStream, Network, Stream
+
+OPEN_S = 10.0
+"""Dialling through a relay and a server's slow moment."""
+
+STREAM_S = 3600.0
+"""The stream's own limit: a lane whose peer has said nothing for so long is of no use."""
+
+MESSAGE_BYTES = 2**20
+"""Frames go together up to here, so that none waits long behind others. A larger frame goes alone."""
+
+ROOM_BYTES = 8 * 2**20
+"""Whoever can wait computes nothing more while this much is unsent."""
+
+MAX_QUEUED_BYTES = 256 * 2**20
+"""Of those who cannot wait: four of the largest frames."""
+
+MAX_QUEUED_FRAMES = 2**14
+"""Of any size: refusals are short, and whoever asks for them without end and reads none shall not fill our memory."""
+
+STALL_S = 20.0
+"""How long a message may take beside the time for its bytes. The peer reads whatever comes at once, unless it hangs."""
+
+SLOWEST_BYTES_PER_S = 250_000.0
+"""A mobile uplink. Slower ones cannot carry activations."""
+
+
+class Lane:
+    """`error` is set once it has ended; nothing is sent or received any more then."""
+
+    def __init__(self, stream: Stream, peer_id: str) -> None:
+        self.peer_id = peer_id
+        self.error: SwarmError | None = None
+        self.num_messages = 0
+        self._stream = stream
+        self._queue: deque[tuple[Frame, int]] = deque()
+        self._num_queued_bytes = 0
+        self._is_ending = False
+        self._changed = asyncio.Event()
+        self._has_room = asyncio.Event()
+        self._has_room.set()
+        self._halves: list[asyncio.Task[None]] = []
+
+    @property
+    def is_over(self) -> bool:
+        """It has ended, or will with what is left to be sent."""
+        return self._is_ending or self.error is not None
+
+    def send(self, frame: Frame) -> None:
+        """Leave it to be sent. Raises what ended the lane, or ends it with PeerTimeout if the peer does not read."""
+        if self.error is not None:
+            raise self.error.with_traceback(None)
+        size = num_bytes(frame)
+        self._queue.append((frame, size))
+        self._num_queued_bytes += size
+        if self._num_queued_bytes > ROOM_BYTES:
+            self._has_room.clear()
+        if self._num_queued_bytes > MAX_QUEUED_BYTES or len(self._queue) > MAX_QUEUED_FRAMES:
+            self.fail(PeerTimeout("the peer does not read what it is sent", peer_id=self.peer_id))
+        self._changed.set()
+
+    async def room(self) -> None:
+        """Wait while much is unsent. Raises what ended the lane."""
+        await self._has_room.wait()
+        if self.error is not None:
+            raise self.error.with_traceback(None)
+
+    def end(self) -> None:
+        """End it when what was left to be sent has been."""
+        self._is_ending = True
+        self._changed.set()
+
+    def fail(self, error: SwarmError) -> None:
+        """End it now."""
+        if self.error is not None:
+            return
+        self.error = error
+        self._queue.clear()
+        self._num_queued_bytes = 0
+        self._has_room.set()
+        for half in self._halves:
+            half.cancel()
+
+    async def run(
+        self, on_frame: Callable[[Frame], None], may_read: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
+        """Until it has ended: `error` says by what. A SwarmError of `on_frame` ends it too.
+
+        Nothing more is read until `may_read` returns, so that the peer stops sending where it sends too much.
+        """
+        try:
+            if self.error is None:
+                async with asyncio.TaskGroup() as tasks:
+                    self._halves = [
+                        tasks.create_task(self._write(), name=f"write to {self.peer_id}"),
+                        tasks.create_task(self._read(on_frame, may_read), name=f"read from {self.peer_id}"),
+                    ]
+        finally:
+            self._halves = []
+            self.fail(PeerUnreachable("the lane is closed", peer_id=self.peer_id))
+
+    async def _write(self) -> None:
+        try:
+            while self._queue or not self._is_ending:
+                self._changed.clear()
+                if not self._queue:
+                    await self._changed.wait()
+                    continue
+                message = Frames(tuple(self._take())).to_bytes()
+                async with asyncio.timeout(STALL_S + len(message) / SLOWEST_BYTES_PER_S):
+                    await self._stream.send(message)
+                self.num_messages += 1
+            self.fail(PeerUnreachable("the lane is closed", peer_id=self.peer_id))
+        except TimeoutError:
+            self.fail(PeerTimeout("the peer does not read what it is sent", peer_id=self.peer_id))
+        except SwarmError as error:
+            self.fail(_named(error, self.peer_id))
+
+    def _take(self) -> list[Frame]:
+        """One message's frames."""
+        frames, size = list[Frame](), 0
+        while self._queue and len(frames) < limits.MAX_FRAMES:
+            if frames and size + self._queue[0][1] > MESSAGE_BYTES:
+                break
+            frame, frame_size = self._queue.popleft()
+            frames.append(frame)
+            size += frame_size
+        self._num_queued_bytes -= size
+        if self._num_queued_bytes <= ROOM_BYTES:
+            self._has_room.set()
+        return frames
+
+    async def _read(self, on_frame: Callable[[Frame], None], may_read: Callable[[], Awaitable[None]] | None) -> None:
+        try:
+            while True:
+                for frame in Frames.from_bytes(await self._stream.receive()).frames:
+                    on_frame(frame)
+                if may_read is not None:
+                    await may_read()
+        except EndOfStream:
+            self.fail(PeerUnreachable("the peer has ended the lane", peer_id=self.peer_id))
+        except SwarmError as error:
+            self.fail(_named(error, self.peer_id))
+
+
+@asynccontextmanager
+async def open_stream(network: Network, peer_id: str, model: str) -> AsyncIterator[Stream]:
+    """For a lane to a server of `model`. Raises PeerError, or what the server refuses with."""
+    async with AsyncExitStack() as stack:
+        opening = network.stream(peer_id, f"{LANE_METHOD}/{model}", timeout_s=STREAM_S)
+        try:
+            async with asyncio.timeout(OPEN_S):
+                stream = await stack.enter_async_context(opening)
+        except TimeoutError:
+            raise PeerTimeout("the peer did not open a lane in time", peer_id=peer_id) from None
+        yield stream
+
+
+def _named(error: SwarmError, peer_id: str) -> SwarmError:
+    error.peer_id = error.peer_id or peer_id
+    return error

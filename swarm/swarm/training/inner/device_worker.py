@@ -1,0 +1,152 @@
+"""The process of one of a replica's several devices: does what `several_devices` asks, until that or its parent ends.
+
+Only loopback is listened on. A worker ends itself when its parent is gone, however that ended.
+
+Shapes: N values of the flat vector, F of a slice of it.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing import connection, parent_process
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from swarm_protocol.errors import SwarmError
+from torch import Tensor
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from swarm.training.inner.one_device import OneDevice
+from swarm.training.run.local_options import LocalOptions
+from swarm.training.run.run_config import InnerConfig
+from swarm.training.state.layout import Layout
+
+COLLECTIVE_S = 600.0
+"""A device that its peers wait for longer is as good as dead."""
+_LOOK_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Assignment:
+    """What the worker `rank` is to be. `model` is a pickled module, `loss` a pickled `LossFunction`; the workers meet
+    in a store on this `port` of loopback."""
+
+    rank: int
+    config: InnerConfig
+    model: bytes
+    loss: bytes
+    fragments: int
+    local: LocalOptions
+    port: int
+    num_threads: int
+
+
+def work(assignment: Assignment, pipe: connection.Connection) -> None:
+    """The process's main function: answers (name, arguments) with ("done", value), ("raised", error) for a SwarmError,
+    which all workers then raise alike, or ("broken", message), and ends after that."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to handle: it ends its workers
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    try:
+        worker = _Worker(assignment)
+        pipe.send(("done", None))
+        while True:
+            name, arguments = pipe.recv()
+            try:
+                answer: tuple[Any, ...] = ("done", getattr(worker, name)(*arguments))
+            except SwarmError as error:
+                answer = ("raised", error)
+            pipe.send(answer)
+    except (EOFError, BrokenPipeError):
+        os._exit(1)  # nobody asks any more
+    except Exception as error:  # whatever torch and the model raise; the others must not wait for this one
+        pipe.send(("broken", f"{type(error).__name__}: {error}"[:500]))
+        sys.exit(1)
+
+
+class _Worker:
+    """Its public methods are what can be asked for. Those that every worker must be in raise only alike."""
+
+    def __init__(self, assignment: Assignment) -> None:
+        local = assignment.local
+        self._device = torch.device(local.devices[assignment.rank])
+        torch.set_num_threads(assignment.num_threads)
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
+        _meet(assignment.port, assignment.rank, len(local.devices), self._device.type)
+        model = pickle.loads(assignment.model)  # noqa: S301  # our parent's
+        self._num_values = Layout.of(model).num_values
+        self._steps = OneDevice(
+            assignment.config,
+            model,
+            device=str(self._device),
+            fragments=assignment.fragments,
+            local=local,
+            loss=pickle.loads(assignment.loss),  # noqa: S301
+            add_up=dist.all_reduce,
+        )
+
+    def load(self, theta_N: NDArray[Any] | None) -> None:
+        self._steps.load(self._from_first(theta_N, self._num_values))
+
+    def take_in(self, where: slice, theta_F: NDArray[Any] | None, mixing: float) -> None:
+        num_values = len(range(*where.indices(self._num_values)))
+        self._steps.take_in(where, self._from_first(theta_F, num_values), mixing)
+
+    def flat(self, where: slice) -> NDArray[Any]:
+        return self._steps.flat(where).numpy()
+
+    def step(self, x_BT: NDArray[Any], factor: float, num_windows: int) -> float:
+        return self._steps.step(torch.from_numpy(x_BT), factor, num_windows)
+
+    def release_gradient(self) -> None:
+        self._steps.release_gradient()
+
+    def loss(self, theta_N: NDArray[Any] | None, x_VT: NDArray[Any]) -> float:
+        return self._steps.loss(self._from_first(theta_N, self._num_values), torch.from_numpy(x_VT))
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        return {key: value.numpy() for key, value in self._steps.state().items()}
+
+    def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
+        self._steps.load_state({key: torch.from_numpy(value) for key, value in state.items()})
+
+    def _from_first(self, values: NDArray[Any] | None, num_values: int) -> Tensor:
+        """Worker 0 has `values` of its parent, and passes them on."""
+        if values is None:
+            vector = torch.empty(num_values, device=self._device)
+        else:
+            vector = torch.from_numpy(values).to(self._device)
+        dist.broadcast(vector, 0)
+        return vector
+
+
+def _meet(port: int, rank: int, num_workers: int, kind: str) -> None:
+    loopback = "lo0" if sys.platform == "darwin" else "lo"
+    os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = loopback
+    timeout = timedelta(seconds=COLLECTIVE_S)
+    dist.init_process_group(
+        "nccl" if kind == "cuda" else "gloo",
+        store=TCPStore("127.0.0.1", port, is_master=False, timeout=timeout),
+        rank=rank,
+        world_size=num_workers,
+        timeout=timeout,
+    )
+
+
+def _end_with_parent() -> None:
+    """Also on SIGKILL, and if another child of the parent still holds the pipe that tells of its end. At once: another
+    worker may never come to what this one waits for."""
+    parent = parent_process()
+    assert parent is not None
+    while not connection.wait([parent.sentinel], timeout=_LOOK_S) and os.getppid() == parent.pid:
+        pass
+    os._exit(1)

@@ -1,0 +1,214 @@
+"""A member's inner steps towards one outer step: off the event loop, in stretches, until told to stop.
+
+Owns the one thread that trains. Which intervals there are, and on which leases, is `course`'s.
+Shapes: N values of the flat parameter vector, F of a fragment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import torch
+from swarm_compression import warm_up
+from swarm_compression.codec import magnitude
+from swarm_protocol import limits
+from swarm_protocol.errors import ConfigError, RoundError
+from torch import Tensor
+
+from swarm.heap import give_back
+from swarm.training.data import DEFAULT_DATA, LocalData, load_corpus
+from swarm.training.inner.inner_loop import InnerLoop, IntervalResult
+from swarm.training.inner.run_model import build_model, initial_theta
+from swarm.training.run.local_options import ONE_CPU, LocalOptions
+from swarm.training.run.run_config import RunConfig
+from swarm.training.state.layout import Layout
+
+T = TypeVar("T")
+
+
+class Inner(Protocol):
+    """What an interval needs of `inner.InnerLoop`. All calls block, and come from one thread at a time."""
+
+    def load(self, theta_N: Tensor) -> None: ...
+
+    def take_in(self, where: slice, theta_F: Tensor, mixing: float) -> None: ...
+
+    def train(
+        self, sample_ids: Sequence[int], num_steps: int, stop: Callable[[], bool] = ..., *, done_steps: int = ...
+    ) -> IntervalResult: ...
+
+    def flat(self, where: slice = ...) -> Tensor: ...
+
+    def validate(self, theta_N: Tensor, num_batches: int) -> float: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Materials:
+    """What a member trains with: its inner loop, the weights that the run begins with, and its `Layout.bounds` (empty:
+    the model is one fragment). The trainer takes the weights with `take_weights`, so that nothing else keeps them.
+
+    Where the run starts from a checkpoint, `theta_N` is zeros, and `bring`, which blocks, returns the weights: a member
+    that finds the run under way does without them.
+    """
+
+    inner: Inner
+    theta_N: Tensor
+    bounds: tuple[int, ...] = ()
+    bring: Callable[[], Tensor] | None = None
+
+    def take_weights(self) -> Tensor:
+        """Return the run's first weights [N], and forget them."""
+        theta_N, self.theta_N = self.theta_N, torch.empty(0)
+        return theta_N
+
+
+def prepare(
+    config: RunConfig,
+    local: LocalOptions = ONE_CPU,
+    data: LocalData = DEFAULT_DATA,
+    bring: Callable[[], Tensor] | None = None,
+) -> Materials:
+    """Those of the run's config, here. Blocks for seconds, or for as long as it takes to tokenize the data.
+
+    `bring` is that of `Materials`, for a run that starts from a checkpoint. Raises ConfigError or IntegrityError.
+    """
+    has_checkpoint = bool(config.start.checkpoint)
+    if has_checkpoint and bring is None:
+        raise ConfigError(
+            "the run starts from a checkpoint, and nothing was given that fetches it", remedy="use swarm.Trainer"
+        )
+    theta_N = torch.empty(0) if has_checkpoint else initial_theta(config)
+    model = build_model(config.model)
+    vocab_size = int(getattr(getattr(model, "config", None), "vocab_size", 0))
+    corpus = load_corpus(config.data, seed=config.seed, vocab_size=vocab_size, local=data)
+    layout = Layout.of(model, config.fragments)
+    warm_up()  # so that the first round does not wait for a compiler
+    # last: it may have worker processes, which the caller has to end
+    inner = InnerLoop(config, model, corpus, local)
+    give_back()
+    if has_checkpoint:
+        theta_N = torch.zeros(layout.num_values)
+    return Materials(inner=inner, theta_N=theta_N, bounds=layout.bounds, bring=bring if has_checkpoint else None)
+
+
+class Intervals:
+    """The thread that trains. `max_interval_s` by `clock` bounds each interval, so that a slow machine brings what it
+    can."""
+
+    def __init__(
+        self, inner: Inner, *, max_interval_s: float = math.inf, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.inner = inner
+        self.max_interval_s = max_interval_s
+        self.clock = clock
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="swarm-training")
+        self._latest: Interval | None = None
+
+    def begin(self, done_steps: int = 0) -> Interval:
+        """The next interval; the one before it ends after its present step. See `Interval`."""
+        self.hurry()
+        self._latest = Interval(self, done_steps)
+        return self._latest
+
+    def hurry(self) -> None:
+        """End the running interval after its present step."""
+        if self._latest is not None:
+            self._latest.hurry()
+
+    async def load(self, theta_N: Tensor) -> None:
+        """Train from `theta_N` on."""
+        await self.off_loop(self.inner.load, theta_N)
+
+    async def take_in(self, where: slice, theta_F: Tensor, mixing: float) -> None:
+        """Replace the values at `where` by `mixing` of themselves and 1 - `mixing` of `theta_F`."""
+        await self.off_loop(self.inner.take_in, where, theta_F, mixing)
+
+    def validated(self, theta_N: Tensor, num_batches: int) -> asyncio.Future[float]:
+        """The loss of `theta_N` on held-out data, measured before what the thread is asked for later."""
+        loop = asyncio.get_running_loop()
+        return loop.run_in_executor(self._thread, self.inner.validate, theta_N, num_batches)
+
+    def between(self, function: Callable[[], T]) -> Future[T]:
+        """Call `function` in the thread that trains: after what it is at, and before what is asked of it later."""
+        return self._thread.submit(function)
+
+    def close(self) -> None:
+        """Stop, wait for the present step's end, and close the inner loop."""
+        self.hurry()
+        self._thread.shutdown(cancel_futures=True)
+        self.inner.close()
+
+    async def off_loop(self, function: Callable[..., T], *arguments: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
+
+
+class Interval:
+    """One interval, which trains in one stretch or in several. `done_steps`: the inner steps of the run before it.
+
+    Its time begins with its first stretch, and passes between stretches too. What it has done so far is the sum of its
+    stretches; `mean_loss` is not a number before the first step.
+    """
+
+    def __init__(self, intervals: Intervals, done_steps: int) -> None:
+        self._intervals = intervals
+        self._done_before = done_steps
+        self._stop = threading.Event()
+        self._until: float | None = None
+        self.done = IntervalResult(num_steps=0, num_samples=0, num_tokens=0, mean_loss=math.nan, seconds=0.0)
+
+    def hurry(self) -> None:
+        """Take no further step after the present one."""
+        self._stop.set()
+
+    async def train(self, sample_ids: Sequence[int], num_steps: int) -> None:
+        """Go on until `num_steps` steps are done. `sample_ids` are those of the whole interval, and the same for each
+        stretch. Raises RoundError if training diverged."""
+        if self._until is None:
+            self._until = self._intervals.clock() + self._intervals.max_interval_s
+        if (missing := num_steps - self.done.num_steps) > 0:
+            self.done = await self._intervals.off_loop(self._stretch, sample_ids[self.done.num_samples :], missing)
+
+    async def delta(self, theta_F: Tensor, where: slice) -> Tensor:
+        """How far training has come from `theta_F`, the committed values at `where`. Raises RoundError if it
+        diverged."""
+        return await self._intervals.off_loop(self._delta, theta_F, where)
+
+    def _stretch(self, sample_ids: Sequence[int], num_steps: int) -> IntervalResult:
+        done, done_before = self.done, self._done_before + self.done.num_steps
+        more = self._intervals.inner.train(sample_ids, num_steps, self._is_over, done_steps=done_before)
+        # the mean of no losses is not a number, and no reason
+        if more.num_steps and not abs(more.mean_loss) <= limits.MAX_LOSS:
+            raise _diverged(f"the loss is {more.mean_loss:g}")
+        if not (done.num_steps and more.num_steps):
+            return more if more.num_steps else done
+        num_steps = done.num_steps + more.num_steps
+        return IntervalResult(
+            num_steps=num_steps,
+            num_samples=done.num_samples + more.num_samples,
+            num_tokens=done.num_tokens + more.num_tokens,
+            mean_loss=(done.mean_loss * done.num_steps + more.mean_loss * more.num_steps) / num_steps,
+            seconds=done.seconds + more.seconds,
+        )
+
+    def _is_over(self) -> bool:
+        assert self._until is not None
+        return self._stop.is_set() or self._intervals.clock() > self._until
+
+    def _delta(self, theta_F: Tensor, where: slice) -> Tensor:
+        delta_F = theta_F - self._intervals.inner.flat(where)
+        if not magnitude(delta_F) <= limits.MAX_PARAMETER_MOVE:
+            raise _diverged("a parameter is not finite, or has moved absurdly far")
+        return delta_F
+
+
+def _diverged(how: str) -> RoundError:
+    return RoundError(f"training diverged: {how}", remedy="lower inner.learning_rate in the run")

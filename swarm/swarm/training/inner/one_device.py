@@ -1,0 +1,216 @@
+"""A replica's weights, gradient and moments on one device, and the steps that move them.
+
+Blocks; one call at a time. The parameters are views of one flat vector on the device, their gradients of another one,
+so a fragment is a slice here too, and averaging a gradient over devices is one call. The gradient has memory during
+an interval only: a round needs as much for the pseudo-gradient.
+
+Shapes: B windows of a step, T tokens a window, N values of the flat vector, F of the slice of it that a fragment is.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import torch
+from swarm_protocol.errors import ConfigError, RoundError
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint
+
+from swarm.heap import give_back
+from swarm.training.inner.optimizers import InnerOptimizer
+from swarm.training.run.local_options import ONE_CPU, LocalOptions
+from swarm.training.run.run_config import InnerConfig
+from swarm.training.state.layout import Layout
+
+LossFunction: TypeAlias = Callable[[nn.Module, Tensor], Tensor]
+"""Of a model and windows, int64 [B, T+1] where they are tokens: the mean loss, a scalar."""
+
+VALIDATION_WINDOWS = 16
+"""Windows that are validated at a time, where the member does not choose fewer."""
+
+logger = logging.getLogger(__name__)
+
+
+def next_token_loss(model: nn.Module, x_BT: Tensor) -> Tensor:
+    """Cross entropy in nats of a transformers language model; `x_BT` is [B, T+1]."""
+    logits_BTV = model(input_ids=x_BT[:, :-1], use_cache=False).logits
+    return cross_entropy(logits_BTV.flatten(0, 1).float(), x_BT[:, 1:].flatten())
+
+
+def alone(gradient_M: Tensor) -> None:
+    """The sum over all devices where there is only one."""
+
+
+class OneDevice:
+    """Owns `model` from then on. In fp32, without dropout: that draws from torch's global generator, so no one could
+    repeat a step.
+
+    `add_up` replaces a vector by its sum over all devices of the replica. Raises ConfigError if the options do not fit
+    the model.
+    """
+
+    def __init__(
+        self,
+        config: InnerConfig,
+        model: nn.Module,
+        *,
+        device: str,
+        fragments: int = 1,
+        local: LocalOptions = ONE_CPU,
+        loss: LossFunction = next_token_loss,
+        add_up: Callable[[Tensor], None] = alone,
+    ) -> None:
+        check_fits(local, model)
+        self._config = config
+        self._local = local
+        self._device = torch.device(device)
+        self._add_up = add_up
+        self._model = model.float().to(self._device).eval()
+        self._layout = Layout.of(model, fragments)
+        self._theta_N = self._layout.flatten(self._model).to(self._device)
+        self._point_at(self._theta_N)
+        self._gradient_M: Tensor | None = None
+        self._parameters = [each for each in self._layout.parameters(model) if each.requires_grad]
+        self._optimizer = InnerOptimizer(config, dict(model.named_parameters()))
+        if local.activation_checkpointing:
+            _checkpoint_layers(self._model)
+        self._eager = loss
+        self._compiled: Callable[..., Any] | None = torch.compile(loss) if local.compile else None
+
+    def load(self, theta_N: Tensor) -> None:
+        """Set the parameters; the moments and the warm-up stay as they are. Raises ValueError if N differs."""
+        self._layout.require(theta_N)
+        self._theta_N.copy_(theta_N)
+
+    def take_in(self, where: slice, theta_F: Tensor, mixing: float) -> None:
+        """Make the slice `mixing` times itself and 1 - `mixing` times `theta_F`. Raises ValueError if F differs."""
+        local_F = self._theta_N[where]
+        if local_F.shape != theta_F.shape:
+            raise ValueError(f"the slice has {local_F.numel()} values, and these are {tuple(theta_F.shape)}")
+        theta_F = theta_F.to(self._device)
+        # exact without mixing, and where both are equal
+        local_F.copy_(torch.lerp(theta_F, local_F, mixing) if mixing else theta_F)
+
+    def flat(self, where: slice = slice(None)) -> Tensor:
+        """fp32 CPU [F]: a copy of the slice."""
+        return self._theta_N[where].cpu().clone()
+
+    def step(self, x_BT: Tensor, factor: float, num_windows: int = 0) -> float:
+        """Move by the gradient of all devices' `num_windows` windows, of which `x_BT` are this one's (0: all are).
+
+        The learning rate is multiplied by `factor`. Returns the mean loss before the step, and raises RoundError if it
+        or the gradient is not finite: then nothing has moved.
+        """
+        loss_share = self._gradient(x_BT, num_windows or len(x_BT))
+        gradient_M = self._gradient_M
+        assert gradient_M is not None
+        gradient_M[-1] = loss_share
+        self._add_up(gradient_M)
+        norm = nn.utils.clip_grad_norm_(self._parameters, self._config.clip_norm).item()
+        loss = gradient_M[-1].item()
+        if not math.isfinite(loss) or not math.isfinite(norm):
+            raise RoundError(
+                f"training diverged: the loss is {loss}, the norm of the gradient {norm}",
+                remedy="if this happens again, the run needs a lower inner.learning_rate",
+            )
+        self._optimizer.step(factor)
+        return loss
+
+    def loss(self, theta_N: Tensor, x_VT: Tensor) -> float:
+        """The sum of the losses of `theta_N` on V windows, in fp32. The parameters being trained stay."""
+        self._layout.require(theta_N)
+        total = 0.0
+        try:
+            self._point_at(theta_N.to(self._device))
+            with torch.no_grad():
+                for x_BT in torch.split(x_VT, self._at_a_time(VALIDATION_WINDOWS)):
+                    total += self._eager(self._model, x_BT.to(self._device)).item() * len(x_BT)
+        finally:
+            self._point_at(self._theta_N)
+        return total
+
+    def release_gradient(self) -> None:
+        """Free the memory of the gradient and of activations, which glibc would keep; the next step takes it anew."""
+        self._gradient_M = None
+        for parameter in self._parameters:
+            parameter.grad = None
+        give_back()
+
+    def state(self) -> dict[str, Tensor]:
+        return self._optimizer.state()
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        self._optimizer.load_state(state)
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
+    def _point_at(self, theta_N: Tensor) -> None:
+        """Make the model's parameters views of `theta_N`."""
+        pieces = self._layout.unflatten(theta_N)
+        for name, parameter in zip(self._layout.names, self._layout.parameters(self._model), strict=True):
+            parameter.data = pieces[name]
+
+    def _clear_gradient(self) -> None:
+        """Make the parameters' gradients views of zeros: [N + 1], whose last value is free."""
+        if self._gradient_M is not None:
+            self._gradient_M.zero_()
+            return
+        self._gradient_M = torch.zeros(self._layout.num_values + 1, device=self._device)
+        gradients = self._layout.unflatten(self._gradient_M[:-1])
+        for name, parameter in zip(self._layout.names, self._layout.parameters(self._model), strict=True):
+            if parameter.requires_grad:
+                parameter.grad = gradients[name]
+
+    def _at_a_time(self, num_windows: int) -> int:
+        return min(num_windows, self._local.micro_batch_windows or num_windows)
+
+    def _gradient(self, x_BT: Tensor, num_windows: int) -> Tensor:
+        """Into the parameters' gradients, this device's share; the same share of the mean loss is returned."""
+        if self._compiled is not None:
+            try:
+                return self._accumulate(self._compiled, x_BT, num_windows)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:  # whatever a compiler raises, its own bugs included
+                reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+                logger.warning("the model cannot be compiled here, and trains without that: %s", reason)
+                self._compiled = None
+        return self._accumulate(self._eager, x_BT, num_windows)
+
+    def _accumulate(self, loss_of: LossFunction, x_BT: Tensor, num_windows: int) -> Tensor:
+        self._clear_gradient()
+        total = torch.zeros((), device=self._device)
+        if not len(x_BT):
+            return total
+        for part_BT in torch.split(x_BT, self._at_a_time(len(x_BT))):
+            with torch.autocast(self._device.type, torch.bfloat16, enabled=self._local.autocast):
+                loss = loss_of(self._model, part_BT.to(self._device))
+            share = loss if len(part_BT) == num_windows else loss * (len(part_BT) / num_windows)
+            share.backward()  # type: ignore[no-untyped-call]
+            total += share.detach()
+        return total
+
+
+def check_fits(local: LocalOptions, model: nn.Module) -> None:
+    """Raises ConfigError if the options do not fit the model."""
+    if local.activation_checkpointing and not _layers(model):
+        raise ConfigError("activation_checkpointing: the model has no list of layers", remedy="leave it out")
+
+
+def _checkpoint_layers(model: nn.Module) -> None:
+    """transformers' own switch works only with dropout on."""
+    for layer in _layers(model):
+        layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+
+
+def _layers(module: nn.Module) -> list[nn.Module]:
+    """The members of the outermost lists of modules."""
+    if isinstance(module, nn.ModuleList | nn.Sequential):
+        return [child for child in module if any(True for _ in child.parameters())]
+    return [layer for child in module.children() for layer in _layers(child)]

@@ -1,0 +1,133 @@
+"""One replica's inner optimizer, as its run describes it, and its state for a checkpoint.
+
+"adamw" moves everything by AdamW. "muon" moves the hidden layers' matrices by Muon (Jordan et al. 2024; torch's), with
+the learning rate scaled so that its updates are as large as AdamW's (Liu et al. 2025, arXiv 2502.16982, section 2.2),
+and the embeddings, the head and all vectors by AdamW: one learning rate and weight decay serve both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from swarm_protocol.errors import IntegrityError
+from torch import Tensor, nn
+
+from swarm.training.inner.learning_rate import warmup_factor
+from swarm.training.run.run_config import InnerConfig
+from swarm.training.state.layout import layer_of
+
+NO_MOMENTS: Mapping[str, Tensor] = {"num_steps": torch.tensor([0])}
+"""The state of an optimizer that has taken no step."""
+_MOMENTS = {"adamw": ("exp_avg", "exp_avg_sq"), "muon": ("momentum_buffer",)}
+
+
+class InnerOptimizer:
+    """Moves `parameters`, by name, along their gradients. Frozen ones stay."""
+
+    def __init__(self, config: InnerConfig, parameters: Mapping[str, nn.Parameter]) -> None:
+        self._config = config
+        self._num_steps = 0
+        moved = {name: each for name, each in sorted(parameters.items()) if each.requires_grad}
+        matrices = {name: each for name, each in moved.items() if config.optimizer == "muon" and _is_hidden(name, each)}
+        self._parameters = {
+            "adamw": {name: each for name, each in moved.items() if name not in matrices},
+            "muon": matrices,
+        }
+        self._optimizers: dict[str, torch.optim.Optimizer] = {}
+        if self._parameters["adamw"]:
+            self._optimizers["adamw"] = _adamw(config, self._parameters["adamw"])
+        if matrices:
+            self._optimizers["muon"] = torch.optim.Muon(
+                list(matrices.items()),
+                lr=config.learning_rate,
+                momentum=config.muon_momentum,
+                weight_decay=config.weight_decay,
+                adjust_lr_fn="match_rms_adamw",
+            )
+
+    def step(self, factor: float) -> None:
+        """Move by the learning rate times `factor`, the schedule's, and the replica's own warm-up."""
+        rate = self._config.learning_rate * factor * warmup_factor(self._config, self._num_steps)
+        for optimizer in self._optimizers.values():
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            optimizer.step()
+        self._num_steps += 1
+
+    def state(self) -> dict[str, Tensor]:
+        """For a checkpoint: `num_steps` (int64 [1]), and copies of each moment as one flat fp32 CPU vector by name."""
+        result = {"num_steps": torch.tensor([self._num_steps])}
+        if self._num_steps:
+            for kind, optimizer in self._optimizers.items():
+                for moment in _MOMENTS[kind]:
+                    pieces = [optimizer.state[each][moment].reshape(-1) for each in self._parameters[kind].values()]
+                    result[f"{kind}.{moment}"] = torch.cat(pieces).cpu()
+        return result
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from what `state` returned. Raises IntegrityError, and changes nothing, if that is of another model or
+        optimizer."""
+        num_steps = self._checked(state)
+        for kind, optimizer in self._optimizers.items():
+            optimizer.state.clear()
+            if num_steps:
+                self._restore(kind, optimizer, state, num_steps)
+        self._num_steps = num_steps
+
+    def _restore(
+        self, kind: str, optimizer: torch.optim.Optimizer, state: Mapping[str, Tensor], num_steps: int
+    ) -> None:
+        parameters = list(self._parameters[kind].values())
+        sizes = [each.numel() for each in parameters]
+        moments = {moment: torch.split(state[f"{kind}.{moment}"], sizes) for moment in _MOMENTS[kind]}
+        for index, parameter in enumerate(parameters):
+            restored = {
+                moment: pieces[index].view(parameter.shape).to(parameter.device, copy=True)
+                for moment, pieces in moments.items()
+            }
+            if kind == "adamw":
+                restored["step"] = torch.tensor(float(num_steps), device=parameter.device)
+            optimizer.state[parameter] = restored
+
+    def _checked(self, state: Mapping[str, Tensor]) -> int:
+        """The number of steps of a state that fits."""
+        counted = state.get("num_steps", torch.tensor([]))
+        num_steps = int(counted.item()) if counted.shape == (1,) and not counted.is_floating_point() else -1
+        expected = {"num_steps": 1}
+        if num_steps:
+            for kind in self._optimizers:
+                size = sum(each.numel() for each in self._parameters[kind].values())
+                expected |= {f"{kind}.{moment}": size for moment in _MOMENTS[kind]}
+        found = {key: value.numel() if value.dim() == 1 else -1 for key, value in state.items()}
+        if num_steps < 0 or found != expected:
+            raise IntegrityError(
+                f"these moments are not of this model's {self._config.optimizer}: {_sizes(found)}, not "
+                f"{_sizes(expected)}",
+                remedy="resume without them",
+            )
+        return num_steps
+
+
+def _adamw(config: InnerConfig, parameters: Mapping[str, nn.Parameter]) -> torch.optim.AdamW:
+    # norms and biases, the vectors, are not pulled towards zero
+    groups: list[dict[str, Any]] = [
+        {"params": [each for each in parameters.values() if each.dim() >= 2]},
+        {"params": [each for each in parameters.values() if each.dim() < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]],
+        lr=config.learning_rate,
+        betas=(config.beta1, config.beta2),
+        weight_decay=config.weight_decay,
+        fused=True,
+    )
+
+
+def _is_hidden(name: str, parameter: nn.Parameter) -> bool:
+    return parameter.dim() == 2 and layer_of(name) is not None
+
+
+def _sizes(found: Mapping[str, int]) -> str:
+    return ", ".join(f"{key[:40]} [{size}]" for key, size in sorted(found.items())[:8])

@@ -1,0 +1,146 @@
+"""The model that a run describes, and its first weights, equal on every machine.
+
+Models are transformers' own; no code comes with a run. Nothing here has state. transformers is imported when a model is
+first built, since that takes seconds that other commands should not wait for.
+
+Shapes: N values of the flat parameter vector, in the order of the run's `Layout`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from swarm_protocol.errors import ConfigError
+from torch import Tensor, nn
+
+from swarm.building import BUILDING
+from swarm.training.data.byte_text import BYTE_VOCABULARY
+from swarm.training.inner.permutation import stream
+from swarm.training.run.module_run import check_module_run, is_module_run, refuse_module_run
+from swarm.training.run.run_config import RunConfig
+from swarm.training.run.setting_checks import refuse_unknown_keys
+from swarm.training.state.layout import Layout
+from swarm.training.state.manifest import MAX_STATE_VALUES
+
+_MAX_SETTING = 1 << 20
+_MAX_LAYERS = 1024
+"""Bounds on what a hostile run can make us build before its parameters can be counted."""
+_REFUSED_KEYS = frozenset({"auto_map", "quantization_config", "transformers_version", "architectures", "dtype"})
+
+
+def check_model(run: RunConfig) -> int:
+    """The number of parameters of the run's model, built without memory. Raises ConfigError if it cannot be trained."""
+    if is_module_run(run):
+        return check_module_run(run)
+    config = transformers_config(run.model)
+    num_values = layout_of(run).num_values
+    if num_values > MAX_STATE_VALUES:
+        raise ConfigError(f"[model] has {num_values} parameters, over {MAX_STATE_VALUES}", remedy="make it smaller")
+    if config.vocab_size < BYTE_VOCABULARY:
+        raise ConfigError(f"[model] vocab_size = {config.vocab_size}", remedy=f"a byte needs {BYTE_VOCABULARY}")
+    # some families have no longest context, and an exported checkpoint must name one
+    max_tokens = getattr(config, "max_position_embeddings", 0)
+    if max_tokens < run.data.window_tokens:
+        raise ConfigError(
+            f"[model] max_position_embeddings = {max_tokens}",
+            remedy=f"use at least data.window_tokens, {run.data.window_tokens}",
+        )
+    return num_values
+
+
+def layout_of(run: RunConfig) -> Layout:
+    """The layout of the run's model, which is built without memory for that. Raises ConfigError."""
+    config = transformers_config(run.model)
+    try:
+        with torch.device("meta"):
+            model = _from_config(config)
+    except Exception as error:  # whatever an architecture raises when its settings do not fit together
+        raise ConfigError(f"[model] cannot be built: {_last_line(error)}", remedy="correct its settings") from error
+    return Layout.of(model, run.fragments)
+
+
+def build_model(model: Mapping[str, Any]) -> nn.Module:
+    """A transformers causal language model in fp32 on the CPU, with weights to be replaced. See `check_model`."""
+    built: nn.Module = _from_config(transformers_config(model)).float()
+    return built
+
+
+def initial_theta(run: RunConfig) -> Tensor:
+    """The weights that all replicas start from, unless the run names a checkpoint: fp32 CPU [N], bit-identical on
+    every machine.
+
+    Matrices are noise with the standard deviation that the model's config asks for: sums of four uniform numbers,
+    not normal ones, which take logarithms and cosines, whose last bits differ between CPUs. Vectors are as the
+    architecture makes them, ones or zeros; those that it draws at random (gates of Qwen3-Next, sinks of GPT-OSS) are
+    such noise as well.
+    """
+    model = build_model(run.model)
+    std = float(getattr(transformers_config(run.model), "initializer_range", 0.02))
+    pieces = {}
+    # a parameter's noise depends on its name's place, whatever the fragments
+    for index, (name, parameter) in enumerate(sorted(model.named_parameters())):
+        if parameter.dim() < 2 and _is_ones_or_zeros(parameter):
+            pieces[name] = parameter.detach()
+        else:
+            pieces[name] = torch.from_numpy(_noise(stream(run.seed, index, parameter.numel()), std))
+    return Layout.of(model, run.fragments).join(pieces)
+
+
+def _is_ones_or_zeros(x: Tensor) -> bool:
+    return bool((x == 1).all()) or bool((x == 0).all())
+
+
+def _noise(bits_N: NDArray[np.uint64], std: float) -> NDArray[np.float32]:
+    # four uniform numbers of 0..65535: their sum has mean 2 * 65535 and variance (2^32 - 1) / 3
+    bits_N4 = bits_N.view(np.uint16).reshape(-1, 4)
+    centred_N: NDArray[np.int32] = bits_N4.sum(axis=1, dtype=np.int32) - 2 * 65535
+    return centred_N.astype(np.float32) * np.float32(std / math.sqrt((2.0**32 - 1.0) / 3.0))
+
+
+def transformers_config(model: Mapping[str, Any]) -> Any:
+    """The config that [model] describes. Raises ConfigError."""
+    from transformers import CONFIG_MAPPING, AutoConfig  # noqa: PLC0415
+
+    refuse_module_run(model)
+    keys = dict(model)
+    model_type = keys.pop("model_type", None)
+    if not isinstance(model_type, str):
+        raise ConfigError("[model] has no model_type", remedy='add a line such as model_type = "llama"')
+    if model_type not in CONFIG_MAPPING:
+        close = difflib.get_close_matches(model_type, CONFIG_MAPPING.keys(), n=1)
+        remedy = f"did you mean {close[0]!r}?" if close else "use a family of decoders that transformers has, as llama"
+        raise ConfigError(f"[model] model_type = {model_type[:80]!r} is not known", remedy=remedy)
+    known = {key for key in AutoConfig.for_model(model_type).to_dict() if not key.startswith("_")}
+    refuse_unknown_keys(keys, known - _REFUSED_KEYS, "[model]")
+    for key, value in keys.items():
+        if isinstance(value, int) and abs(value) > _MAX_SETTING:
+            raise ConfigError(f"[model] {key} = {value} is too large", remedy=f"use at most {_MAX_SETTING}")
+    try:
+        config = AutoConfig.for_model(model_type, **keys)
+    except Exception as error:  # transformers validates with many kinds of exception
+        raise ConfigError(f"[model] is refused: {_last_line(error)}", remedy="correct its settings") from error
+    num_layers = getattr(config, "num_hidden_layers", None)
+    if num_layers is None:
+        raise ConfigError("[model] has no number of layers", remedy="use a decoder-only model")
+    if not (isinstance(num_layers, int) and 1 <= num_layers <= _MAX_LAYERS):
+        raise ConfigError(f"[model] has {num_layers!r:.40} layers", remedy=f"use 1 to {_MAX_LAYERS}")
+    return config
+
+
+def _from_config(config: Any) -> Any:
+    from transformers import AutoModelForCausalLM  # noqa: PLC0415
+
+    with BUILDING:
+        return AutoModelForCausalLM.from_config(config)
+
+
+def _last_line(error: Exception) -> str:
+    """Which is the reason, where the lines before say what was being validated."""
+    line = (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()
+    return line.removeprefix("ValueError: ")[:200]

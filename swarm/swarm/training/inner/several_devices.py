@@ -1,0 +1,280 @@
+"""Several devices of one node as one replica: a worker process each, which share every step's windows.
+
+Data parallel: each worker has all weights and moments, takes the gradient of its share of the windows, and moves by the
+sum over all workers (gloo on CPUs, NCCL on CUDA devices), so that all have the same weights bit for bit. Worker 0's are
+the replica's. The parent keeps none: `load` comes before all else.
+
+A worker that dies or fails ends all of them, at once, and whatever was being computed with a RoundError; one that hangs
+in a step, after a while that the steps before it give. `load` starts new ones, whose moments begin anew. Blocks; one
+call at a time.
+
+Shapes: B windows of a step, T tokens a window, N values of the flat vector, F of a slice, V windows that validate.
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing import connection, get_context
+from multiprocessing.context import SpawnProcess
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from swarm_protocol.errors import ConfigError, RoundError
+from torch import Tensor, nn
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from swarm.training.inner.device_worker import Assignment, work
+from swarm.training.inner.one_device import LossFunction, check_fits, next_token_loss
+from swarm.training.run.local_options import LocalOptions
+from swarm.training.run.run_config import InnerConfig
+from swarm.training.state.layout import Layout
+
+ANSWER_S = 900.0
+"""A worker may compile, or load a big model, before it answers. One that is dead is noticed at once."""
+STEP_S = 60.0
+"""The least that a step may take: the machine may have much else to do."""
+SLOWER = 20.0
+"""A step may take so many times as long as the longest one before it."""
+_SETTLE_S = 0.5
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Worker:
+    device: str
+    process: SpawnProcess
+    pipe: connection.Connection
+
+
+class _Failed(Exception):
+    """One worker did, and why."""
+
+
+class SeveralDevices:
+    """Takes over `model`, whose weights it drops. See `OneDevice` for what the calls mean.
+
+    All raise RoundError if a worker fails, and from then on until `load`.
+
+    Raises ConfigError if the options do not fit the model, or the workers cannot start.
+    """
+
+    def __init__(
+        self,
+        config: InnerConfig,
+        model: nn.Module,
+        *,
+        fragments: int = 1,
+        local: LocalOptions,
+        loss: LossFunction = next_token_loss,
+    ) -> None:
+        check_fits(local, model)
+        self._config = config
+        self._local = local
+        self._fragments = fragments
+        self._layout = Layout.of(model, fragments)
+        self._model, self._loss = _pickled(_without_weights(model), "the model"), _pickled(loss, "its loss function")
+        self._meeting: TCPStore | None = None
+        self._longest_step_s = 0.0  # of these workers; 0: they have taken none
+        self._workers: list[_Worker] = []
+        try:
+            self._start()
+        except _Failed as error:
+            raise ConfigError(f"cannot train on several devices: {error}", remedy="use one device") from error
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Of the worker processes."""
+        return tuple(worker.process.pid or 0 for worker in self._workers)
+
+    def load(self, theta_N: Tensor) -> None:
+        self._layout.require(theta_N)
+        if not self._workers:
+            logger.warning("the worker processes start again, and their optimizer's moments begin anew")
+            try:
+                self._start()
+            except _Failed as error:
+                raise RoundError(f"the worker processes do not start: {error}") from error
+        self._ask("load", self._to_first(theta_N))
+
+    def take_in(self, where: slice, theta_F: Tensor, mixing: float) -> None:
+        if theta_F.shape != (num_values := len(range(*where.indices(self._layout.num_values))),):
+            raise ValueError(f"the slice has {num_values} values, and these are {tuple(theta_F.shape)}")
+        self._ask("take_in", [(where, *first, mixing) for first in self._to_first(theta_F)])
+
+    def flat(self, where: slice = slice(None)) -> Tensor:
+        return torch.from_numpy(self._ask_first("flat", where))
+
+    def step(self, x_BT: Tensor, factor: float) -> float:
+        shares = torch.tensor_split(x_BT, len(self._local.devices))
+        arguments = [(share.numpy(), factor, len(x_BT)) for share in shares]
+        started = time.monotonic()
+        losses: list[float] = self._ask("step", arguments, self._step_limit_s())
+        self._longest_step_s = max(self._longest_step_s, time.monotonic() - started)
+        return losses[0]
+
+    def release_gradient(self) -> None:
+        self._ask("release_gradient", [()] * len(self._local.devices))
+
+    def loss(self, theta_N: Tensor, x_VT: Tensor) -> float:
+        """The sum of the losses."""
+        self._layout.require(theta_N)
+        shares = torch.tensor_split(x_VT, len(self._local.devices))
+        firsts = self._to_first(theta_N)
+        losses = self._ask("loss", [(*first, share.numpy()) for first, share in zip(firsts, shares, strict=True)])
+        return float(sum(losses))
+
+    def state(self) -> dict[str, Tensor]:
+        return {key: torch.from_numpy(value) for key, value in self._ask_first("state").items()}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        plain = {key: value.numpy() for key, value in state.items()}
+        self._ask("load_state", [(plain,) for _ in self._local.devices])
+
+    def close(self) -> None:
+        """End the workers. Idempotent."""
+        for worker in self._workers:
+            worker.process.kill()
+        for worker in self._workers:
+            worker.process.join()
+            worker.process.close()
+            worker.pipe.close()
+        self._workers, self._meeting, self._longest_step_s = [], None, 0.0
+
+    def _start(self) -> None:
+        """Raises _Failed, and leaves none, if not all can."""
+        try:
+            self._meeting = _meeting_on_loopback()
+            for rank, device in enumerate(self._local.devices):
+                self._workers.append(_spawn(device, self._assignment(rank, self._meeting.port)))
+        except (OSError, dist.DistError) as error:
+            self.close()
+            raise _Failed(f"no process for each device: {error}") from error
+        self._collect(self._workers, ANSWER_S)
+
+    def _step_limit_s(self) -> float:
+        """Compilation takes its time in the first step, and again in one with another number of windows."""
+        if self._local.compile or not self._longest_step_s:
+            return ANSWER_S
+        return min(ANSWER_S, max(STEP_S, SLOWER * self._longest_step_s))
+
+    def _assignment(self, rank: int, port: int) -> Assignment:
+        return Assignment(
+            rank=rank,
+            config=self._config,
+            model=self._model,
+            loss=self._loss,
+            fragments=self._fragments,
+            local=self._local,
+            port=port,
+            num_threads=max(1, torch.get_num_threads() // len(self._local.devices)),
+        )
+
+    def _to_first(self, values: Tensor) -> list[tuple[Any]]:
+        return [(values.numpy() if rank == 0 else None,) for rank in range(len(self._local.devices))]
+
+    def _ask(self, name: str, arguments: Sequence[tuple[Any, ...]], limit_s: float = ANSWER_S) -> list[Any]:
+        """All workers, each with its own arguments."""
+        return self._exchange(name, list(zip(self._workers, arguments, strict=bool(self._workers))), limit_s)
+
+    def _ask_first(self, name: str, *arguments: Any) -> Any:
+        [answer] = self._exchange(name, [(worker, arguments) for worker in self._workers[:1]], ANSWER_S)
+        return answer
+
+    def _exchange(self, name: str, asked: Sequence[tuple[_Worker, tuple[Any, ...]]], limit_s: float) -> list[Any]:
+        if not self._workers:
+            raise RoundError("the worker processes have ended", remedy="load the committed weights first")
+        try:
+            for worker, arguments in asked:
+                worker.pipe.send((name, arguments))
+            return self._collect([worker for worker, _ in asked], limit_s)
+        except (_Failed, OSError) as error:
+            raise RoundError(
+                f"training on several devices failed: {error}", remedy="it goes on from the committed weights"
+            ) from error
+
+    def _collect(self, asked: Sequence[_Worker], limit_s: float) -> list[Any]:
+        """The answers. Raises _Failed, or what all of the workers raised; after _Failed, there are none any more."""
+        answers: dict[int, Any] = {}
+        try:
+            while len(answers) < len(asked):
+                missing = {index: each for index, each in enumerate(asked) if index not in answers}
+                self._receive(missing, answers, limit_s)
+        except _Failed:
+            self.close()
+            raise
+        for kind, value in answers.values():
+            if kind == "raised":
+                raise value
+        return [answers[index][1] for index in range(len(asked))]
+
+    def _receive(self, waiting: Mapping[int, _Worker], answers: dict[int, Any], limit_s: float) -> None:
+        """At least one more answer. Raises _Failed if any worker fails, asked or not."""
+        sentinels = [worker.process.sentinel for worker in self._workers]
+        ready = connection.wait([*(worker.pipe for worker in waiting.values()), *sentinels], timeout=limit_s)
+        if not ready:
+            silent = ", ".join(worker.device for worker in waiting.values())
+            raise _Failed(f"no answer from {silent} for {limit_s:.3g} s")
+        for index, worker in waiting.items():
+            if worker.pipe in ready:
+                answers[index] = self._received(worker)
+        for worker in self._workers:
+            if worker.process.sentinel in ready:
+                raise _Failed(_end_of(worker))
+
+    def _received(self, worker: _Worker) -> Any:
+        try:
+            answer = worker.pipe.recv()
+        except (EOFError, OSError) as error:
+            raise _Failed(_end_of(worker)) from error
+        if answer[0] == "broken":
+            # perhaps only because another one is gone
+            dead = connection.wait([each.process.sentinel for each in self._workers if each is not worker], _SETTLE_S)
+            cause = next((each for each in self._workers if each.process.sentinel in dead), None)
+            raise _Failed(_end_of(cause) if cause else f"{worker.device}: {answer[1]}")
+        return answer
+
+
+def _meeting_on_loopback() -> TCPStore:
+    """Where the workers find each other. The store alone would listen for the whole network."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    return TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+
+
+def _spawn(device: str, assignment: Assignment) -> _Worker:
+    # a fork would copy torch's threads, and CUDA's state, in no state to be used
+    context = get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=work, args=(assignment, theirs), name=f"swarm {device}", daemon=True)
+    process.start()
+    theirs.close()
+    return _Worker(device=device, process=process, pipe=ours)
+
+
+def _end_of(worker: _Worker) -> str:
+    worker.process.join(_SETTLE_S)
+    code = worker.process.exitcode
+    return f"the worker process of {worker.device} ended" + (f" by signal {-code}" if code and code < 0 else "")
+
+
+def _without_weights(model: nn.Module) -> nn.Module:
+    """Each parameter one zero, in its shape: enough to send the model, and to send it again."""
+    for parameter in model.parameters():
+        parameter.data = parameter.new_zeros(1).expand(parameter.shape)
+    return model
+
+
+def _pickled(thing: object, what: str) -> bytes:
+    try:
+        return pickle.dumps(thing)
+    except Exception as error:  # pickle raises many kinds
+        raise ConfigError(
+            f"{what} cannot be sent to worker processes: {error}", remedy="define it in a module, or use one device"
+        ) from error

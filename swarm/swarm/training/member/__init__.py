@@ -1,0 +1,1 @@
+"""One member of a run from joining to leaving: the tasks around rounds and intervals, and what they report."""

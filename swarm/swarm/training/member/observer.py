@@ -1,0 +1,197 @@
+"""Follows a run from outside: what its members have committed, with the proofs, and what they say of themselves.
+
+An observer trains nothing and is nobody's member. It believes what a joiner would: first the certificate that most
+of its voters show, and then those that follow from it. Owned by one task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from swarm_protocol.errors import PeerTimeout, PeerViolation, SwarmError
+from swarm_protocol.identity import Identity
+from swarm_protocol.records import TrainerRecord
+from swarm_protocol.training_messages import Certificate, Standing, StandingRequest
+
+from swarm.network.interface import EndOfStream, Network
+from swarm.network.membership import Membership
+from swarm.training.round.certificate import Notary, Proof
+from swarm.training.round.certificate_history import MAX_HISTORY_BYTES, MAX_LINKS
+from swarm.training.round.claims import most_supported, whom_to_ask
+from swarm.training.round.methods import Methods
+from swarm.training.run.signed_run import SignedRun
+
+CALL_TIMEOUT_S = 5.0
+HISTORY_TIMEOUT_S = 60.0
+MAX_ASKED = 8
+"""At each look after the first: members of the last state first, whom strangers that claim more do not crowd out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommittedStep:
+    """An outer step that the run has taken. `loss` is the group's mean training loss, weighted by tokens."""
+
+    outer_step: int
+    loss: float
+    digest: str
+    group: tuple[str, ...]
+    num_tokens: int
+
+
+class Observer:
+    """Of one `run`. `look` says what is new."""
+
+    def __init__(self, network: Network, membership: Membership, run: SignedRun) -> None:
+        self._network = network
+        self._membership = membership
+        self._methods = Methods(run.run_id)
+        self._run_id = run.run_id
+        self._succession = run.config.succession
+        self._notary = Notary.of_run(run, Identity.generate(), network.network_id)
+        self._last: Proof | None = None
+        self._rosters: list[tuple[str, ...]] = []
+
+    @property
+    def outer_step(self) -> int:
+        """The last one that was seen; 0 before the first."""
+        return self._last.outer_step if self._last else 0
+
+    async def members(self) -> Mapping[str, TrainerRecord]:
+        """Who trains the run now, by peer id, as they say themselves. Raises PeerTimeout."""
+        records = await self._membership.trainers(self._run_id)
+        return {peer: each for peer, each in records.items() if each.state != "leaving" and self._notary.admits(peer)}
+
+    async def look(self, members: Mapping[str, TrainerRecord]) -> list[CommittedStep]:
+        """The steps since the last look that `members` can prove, in order: all that they still have proofs of.
+
+        Of the steps before the first look only the last one. Raises SwarmError if nobody answers as members do.
+        """
+        claims = {peer: each.outer_step for peer, each in members.items() if each.digest and self._notary.admits(peer)}
+        if self._last is None or (self._last.outer_step == 0 and self._last.order is None):
+            return await self._first_look(whom_to_ask(claims, (), self._network.peer_id))
+        failure: SwarmError | None = None
+        has_answer = False
+        for peer in whom_to_ask(claims, self._last.roster, self._network.peer_id)[:MAX_ASKED]:
+            try:
+                links = await self._links(peer)
+            except SwarmError as error:
+                failure = error
+                continue
+            has_answer = True
+            before = self.outer_step
+            if links and self._last is not None and links[0].sequence > self._last.sequence:
+                before = links[0].outer_step - 1  # the run goes on from an earlier state by its author's order
+            self._remember(links)
+            # whoever says that it is further, and shows nothing new, does not hide what others show
+            if steps := [_step(link) for link in links if link.outer_step > before and link.origin.num_tokens]:
+                return steps
+        if failure is not None and not has_answer:
+            raise failure
+        return []
+
+    async def _first_look(self, peers: Sequence[str]) -> list[CommittedStep]:
+        """What most of its voters show (see `claims`). Raises SwarmError if nobody answers as members do."""
+        shown, failures = dict[str, Proof](), list[SwarmError]()
+
+        async def ask(peer: str) -> None:
+            try:
+                if (newest := await self._newest(peer)) is not None:
+                    shown[peer] = newest
+            except SwarmError as error:
+                failures.append(error)
+
+        async with asyncio.TaskGroup() as tasks:
+            for peer in peers:
+                tasks.create_task(ask(peer))
+        newest = most_supported(shown)
+        if newest is None:
+            if failures and len(failures) == len(peers):
+                raise failures[-1]
+            return []
+        self._remember([newest])
+        return [_step(newest)] if newest.origin.num_tokens else []
+
+    def _remember(self, links: list[Proof]) -> None:
+        for link in links:
+            self._last = link
+            # as replicas do (see `replica`): a run of single members can part
+            kept = self._rosters if self._succession.min_group == 1 else []
+            self._rosters = [*kept, link.roster][-MAX_LINKS:]
+
+    async def _links(self, peer: str) -> list[Proof]:
+        """From the last seen state to where `peer` is. Raises SwarmError."""
+        assert self._last is not None
+        start, newest = self._last, await self._newest(peer)
+        if newest is None or newest.rank <= start.rank:
+            return []
+        request = self._request()
+        if newest.order is not None and newest.sequence > start.sequence:
+            start = await self._checked(Certificate(order=newest.origin.order).to_bytes())
+            request = replace(request, step=start.outer_step + 1)
+        try:
+            async with asyncio.timeout(HISTORY_TIMEOUT_S):
+                links = [*await self._history(peer, request), newest]
+        except TimeoutError:
+            raise PeerTimeout("its history does not come", peer_id=peer) from None
+        return self._following(start, links, peer)
+
+    def _request(self) -> StandingRequest:
+        return StandingRequest(run=self._run_id, step=self.outer_step + 1, watches=True)
+
+    async def _newest(self, peer: str) -> Proof | None:
+        """Where `peer` is. Raises SwarmError."""
+        request = self._request().to_bytes()
+        data = await self._network.call(peer, self._methods.standing, request, timeout_s=CALL_TIMEOUT_S)
+        certificate = Standing.from_bytes(data).certificate
+        return await self._checked(certificate) if certificate else None
+
+    async def _history(self, peer: str, request: StandingRequest) -> list[Proof]:
+        links, num_bytes = list[Proof](), 0
+        async with self._network.stream(peer, self._methods.history, timeout_s=CALL_TIMEOUT_S) as stream:
+            await stream.send(request.to_bytes())
+            await stream.finish()
+            while True:
+                try:
+                    data = await stream.receive()
+                except EndOfStream:
+                    return links
+                num_bytes += len(data)
+                if num_bytes > MAX_HISTORY_BYTES or len(links) > MAX_LINKS:
+                    raise PeerViolation("its history is longer than any", peer_id=peer)
+                links.append(await self._checked(data))
+
+    def _following(self, start: Proof, links: list[Proof], peer: str) -> list[Proof]:
+        """Those of `links` that follow, one from the other, from `start`: what was seen last, or a later resume order.
+
+        Raises PeerViolation.
+        """
+        is_later = start is not self._last
+        rank, rosters = start.rank, [start.roster] if is_later else self._rosters
+        chain = [start] if is_later else []
+        for link in sorted(links, key=lambda each: each.rank):
+            if (
+                link.rank > rank
+                and link.order == start.order
+                and any(self._succession.is_enough(roster, link.voters) for roster in rosters)
+            ):
+                rank, rosters = link.rank, [link.roster]
+                chain.append(link)
+        if rank < max(link.rank for link in links):
+            raise PeerViolation("its state does not follow from the one seen before", peer_id=peer)
+        return chain
+
+    async def _checked(self, certificate: bytes) -> Proof:
+        return await asyncio.to_thread(self._notary.check_certificate, certificate, self._network.now())
+
+
+def _step(proof: Proof) -> CommittedStep:
+    origin = proof.origin
+    return CommittedStep(
+        outer_step=origin.step,
+        loss=sum(member.loss * member.num_tokens for member in origin.members) / origin.num_tokens,
+        digest=proof.outcome.state_digest.hex(),
+        group=origin.peer_ids,
+        num_tokens=origin.num_tokens,
+    )

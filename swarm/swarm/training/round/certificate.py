@@ -1,0 +1,279 @@
+"""Signed groups and votes, and the certificates made of them: what proves that a state was committed.
+
+A certificate is a signed group and two thirds of its members' votes for one outcome. It names the state, so whoever
+holds one can check a state that comes from strangers. It does not prove that the members were honest, nor that they are
+the run's: for that, enough members of an earlier state, which is trusted, must be among its voters (`seat.follows`).
+
+A resume order stands in for one: the run's author signs that named members go on from a state without the others. All
+certificates after it carry it, and outrank those that know only an earlier order, whatever their step.
+
+Two certificates of one run can contradict each other only if it has two first groups, if its `min_group` is 1, or if
+its author signs a resume order while others go on without it. Then all follow the one of higher `rank`: a later order,
+more outer steps, the later admission, more members.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from swarm_protocol import limits
+from swarm_protocol.envelope import Envelope, seal, unseal
+from swarm_protocol.errors import IntegrityError, PeerViolation
+from swarm_protocol.identity import Identity
+from swarm_protocol.training_messages import (
+    GROUP_PURPOSE,
+    RESUME_PURPOSE,
+    VOTE_PURPOSE,
+    Certificate,
+    Contribution,
+    Group,
+    Outcome,
+    ResumeOrder,
+    Vote,
+    round_subject,
+)
+
+from swarm.training.round.round_events import Signed
+from swarm.training.round.vote import Succession, tally
+from swarm.training.run.signed_run import SignedRun
+
+logger = logging.getLogger(__name__)
+
+Rank: TypeAlias = tuple[int, int, int, int, bytes]
+"""Whose certificate is followed where two contradict each other: that of the greater rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notary:
+    """Seals and checks in the name of one member, of one run in one network.
+
+    `succession`, `last_step` and `admission` are the run's own terms, which no certificate of honest members breaks.
+    `of_run` takes them from the run, so that nobody who checks certificates forgets one.
+    """
+
+    identity: Identity
+    network_id: str
+    run: str
+    succession: Succession = field(default_factory=Succession)
+    last_step: int = limits.MAX_OUTER_STEP
+    admission: tuple[str, ...] = ()
+    author: str = ""
+
+    @classmethod
+    def of_run(cls, run: SignedRun, identity: Identity, network_id: str) -> Notary:
+        config = run.config
+        return cls(
+            identity=identity,
+            network_id=network_id,
+            run=run.run_id,
+            succession=config.succession,
+            last_step=config.outer_steps,
+            admission=config.admission,
+            author=run.peer_id,
+        )
+
+    def admits(self, *peers: str) -> bool:
+        """Whether the run allows all of `peers` to be members."""
+        return not self.admission or set(peers) <= set(self.admission)
+
+    def sign_group(self, group: Group, now: float) -> Signed:
+        data = self._seal(GROUP_PURPOSE, group, now)
+        return Signed(group=group, signer=self.identity.peer_id, data=data, digest=hashlib.sha256(data).digest())
+
+    def sign_vote(self, vote: Vote, now: float) -> bytes:
+        return self._seal(VOTE_PURPOSE, vote, now)
+
+    def sign_order(self, order: ResumeOrder, now: float) -> bytes:
+        """As the run's author."""
+        return self._seal(RESUME_PURPOSE, order, now)
+
+    def read_order(self, data: bytes, now: float) -> ResumeOrder:
+        """Raises PeerViolation or IntegrityError unless the run's author signed it and it can be one of this run."""
+        envelope = unseal(data, purpose=RESUME_PURPOSE, network_id=self.network_id, now=now)
+        order = ResumeOrder.from_bytes(envelope.payload)
+        if envelope.peer_id != self.author:
+            raise PeerViolation("a resume order is not signed by the run's author", peer_id=envelope.peer_id)
+        if (order.run, envelope.subject) != (self.run, _subject(order)) or order.outer_step >= self.last_step:
+            raise PeerViolation("a resume order is of another run, or of its end", peer_id=envelope.peer_id)
+        if not self.admits(*order.roster):
+            raise PeerViolation("a resume order names a peer that the run does not admit", peer_id=envelope.peer_id)
+        return order
+
+    def read_group(self, data: bytes, now: float, *, is_origin: bool = False) -> Signed:
+        """Raises PeerViolation or IntegrityError, also if it resumes an outcome of another step or state. `is_origin`:
+        it must resume none."""
+        envelope = unseal(data, purpose=GROUP_PURPOSE, network_id=self.network_id, now=now)
+        group = Group.from_bytes(envelope.payload)
+        self._check_subject(envelope, group)
+        origin = None
+        if group.resumes is not None:
+            if is_origin:
+                raise PeerViolation("an outcome comes from a group that resumes another one", peer_id=envelope.peer_id)
+            origin = self.check_origin(group.origin, group.resumes, group.step, group.state_digest, now)
+        order = self.read_order(group.order, now) if group.order else None
+        if order is not None and group.step <= order.outer_step:
+            raise PeerViolation("a group is of a step before the resume order that it names", peer_id=envelope.peer_id)
+        digest = hashlib.sha256(data).digest()
+        return Signed(group=group, signer=envelope.peer_id, data=data, digest=digest, origin=origin, order=order)
+
+    def read_vote(self, data: bytes, now: float) -> tuple[str, Vote]:
+        """The voter and the vote. Raises PeerViolation or IntegrityError."""
+        envelope = unseal(data, purpose=VOTE_PURPOSE, network_id=self.network_id, now=now)
+        vote = Vote.from_bytes(envelope.payload)
+        self._check_subject(envelope, vote)
+        return envelope.peer_id, vote
+
+    def check_origin(self, origin: bytes, outcome: Outcome, step: int, state_digest: bytes, now: float) -> Signed:
+        """The group that `outcome` is from. Raises PeerViolation unless it started at `state_digest` for `step`."""
+        if hashlib.sha256(origin).digest() != outcome.origin_digest:
+            raise PeerViolation("an outcome comes with another group than it names")
+        signed = self.read_group(origin, now, is_origin=True)
+        group = signed.group
+        if (group.step, group.state_digest) != (step, state_digest):
+            raise PeerViolation("an outcome comes from a group of another step or state")
+        if len(outcome.part_digests) != len(group.part_values):
+            raise PeerViolation("an outcome has another number of parts than its group")
+        return signed
+
+    def check_certificate(self, data: bytes, now: float) -> Proof:
+        """Raises PeerViolation or IntegrityError unless `data` proves an outcome that this run allows."""
+        certificate = Certificate.from_bytes(data)
+        if certificate.order:
+            return self._proof_of_order(certificate.order, now)
+        signed = self.read_group(certificate.group, now)
+        votes = {}
+        for each in certificate.votes:
+            voter, vote = self.read_vote(each, now)
+            if vote.group_digest == signed.digest and voter in signed.group.peer_ids:
+                votes[voter] = vote
+        result = tally(signed.group.peer_ids, votes, ())
+        if result.decided is None:
+            raise PeerViolation(f"a certificate proves nothing: {result.reason}")
+        group, outcome = signed.group, result.decided
+        origin = self.check_origin(group.origin or signed.data, outcome, group.step, group.state_digest, now).group
+        fewest = min(len(group.members), len(origin.members))
+        if fewest < self.succession.min_group or group.step > self.last_step:
+            raise PeerViolation("a certificate is of a group or step that the run does not allow")
+        if origin.order != group.order:
+            raise PeerViolation("a certificate resumes an outcome from before the last resume order")
+        if not self.admits(*group.peer_ids, *origin.peer_ids):
+            raise PeerViolation("a certificate is of a group with a member that the run does not admit")
+        voters = tuple(sorted(voter for voter, vote in votes.items() if vote.outcome == outcome))
+        return Proof(
+            certificate=data, attempt=group.attempt, origin=origin, outcome=outcome, voters=voters, order=signed.order
+        )
+
+    def _proof_of_order(self, data: bytes, now: float) -> Proof:
+        order = self.read_order(data, now)
+        origin = Group(
+            run=order.run,
+            step=order.outer_step + 1,
+            attempt=0,
+            state_digest=order.state_digest,
+            members=tuple(Contribution(peer_id=peer) for peer in order.roster),
+            reduce_s=0.0,
+            vote_s=0.0,
+            order=data,
+        )
+        outcome = Outcome(origin_digest=hashlib.sha256(data).digest(), part_digests=(), state_digest=order.state_digest)
+        certificate = Certificate(order=data).to_bytes()
+        return Proof(
+            certificate=certificate,
+            attempt=0,
+            origin=origin,
+            outcome=outcome,
+            voters=order.roster,
+            order=order,
+            is_order=True,
+        )
+
+    def formed_at(self, proof: Proof, now: float) -> float:
+        """When the group whose contributions count was signed, by its coordinator's clock. `proof` is of votes."""
+        data = Certificate.from_bytes(proof.certificate).group
+        origin = self.read_group(data, now).group.origin or data
+        return unseal(origin, purpose=GROUP_PURPOSE, network_id=self.network_id, now=now).issued_at
+
+    def proof_of(self, state_digest: bytes, data: bytes, now: float) -> Proof | None:
+        """What `data`, kept with that state, proves; None if there is none, or it holds no more.
+
+        Raises IntegrityError if it is another state's.
+        """
+        if not data:
+            return None
+        try:
+            proof = self.check_certificate(data, now)
+        except PeerViolation as error:
+            # too old, or of another network: the state is still one to go on from
+            logger.warning("going on without a certificate: %s", error)
+            return None
+        if proof.outcome.state_digest != state_digest:
+            raise IntegrityError("the certificate to resume with is of another state", remedy="resume without it")
+        return proof
+
+    def _seal(self, purpose: str, message: Group | Vote | ResumeOrder, now: float) -> bytes:
+        envelope = seal(
+            self.identity,
+            purpose=purpose,
+            network_id=self.network_id,
+            subject=_subject(message),
+            payload=message.to_bytes(),
+            issued_at=now,
+            expires_at=now + limits.CERTIFICATE_LIFETIME_S,
+        )
+        return envelope.to_bytes()
+
+    def _check_subject(self, envelope: Envelope, message: Group | Vote) -> None:
+        if message.run != self.run or envelope.subject != _subject(message):
+            raise PeerViolation("a group or vote is for another round", peer_id=envelope.peer_id)
+
+
+def _subject(message: Group | Vote | ResumeOrder) -> str:
+    if isinstance(message, ResumeOrder):
+        return f"{message.run}/resume/{message.sequence}"
+    return round_subject(message.run, message.step, message.attempt)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """What a valid certificate says. `origin` is the group whose contributions the outcome reduces; `voters` had all
+    its parts. `order` is the author's last resume order before, if there was one.
+
+    A certificate that `is_order` is that order itself: as of a group of its roster that changes nothing but whose votes
+    count from now on. The state's own roster stays as it is.
+    """
+
+    certificate: bytes
+    attempt: int
+    origin: Group
+    outcome: Outcome
+    voters: tuple[str, ...]
+    order: ResumeOrder | None = None
+    is_order: bool = False
+
+    @property
+    def sequence(self) -> int:
+        """The last resume order's; 0 if there was none."""
+        return self.order.sequence if self.order else 0
+
+    @property
+    def roster(self) -> tuple[str, ...]:
+        """The members of the state that was committed, on whom what follows depends."""
+        return self.origin.roster
+
+    @property
+    def outer_step(self) -> int:
+        """Of the state that was committed: admitting members is no outer step."""
+        return self.origin.step if self.origin.num_tokens else self.origin.step - 1
+
+    @property
+    def next_attempt(self) -> int:
+        """Where the next round begins: admitting members does not end the step."""
+        return 0 if self.origin.num_tokens else self.attempt + 1
+
+    @property
+    def rank(self) -> Rank:
+        complement = bytes(255 - each for each in self.outcome.state_digest)
+        return (self.sequence, self.outer_step, self.next_attempt, len(self.origin.members), complement)

@@ -1,0 +1,168 @@
+"""What a member has promised and voted for, on disk before others hear of it: a restart does not make it forget.
+
+In Paxos' words (Lamport 1998, "The Part-Time Parliament") members are acceptors: one that reports ready for an attempt
+promises to vote in no earlier one, and says what it voted for last. Both are only worth something if they outlive the
+process. The parts of the outcome are kept as well, so that a vote that nobody counted can still be finished when all
+members stopped at once. They are not flushed, since they are large: a power failure may lose them, a killed process
+does not. `docs/one-history.md` says what follows from this, and what a run does when the parts are lost.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from swarm_compression.codec import Data
+from swarm_protocol.errors import ConfigError, IntegrityError, PeerViolation
+from swarm_protocol.training_messages import Outcome, Ready
+
+from swarm.training.round.round_state import Ballot, RoundState, led
+
+_NUMBER_BYTES = 8
+_DIGEST_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Promise:
+    """`report` is the newest one, and `first_attempt` that of its step (see `coordinator.Terms`).
+
+    `parts` are those of the outcome that it names; empty if there is none or they are lost.
+    """
+
+    report: Ready
+    first_attempt: int = 0
+    parts: tuple[Data, ...] = ()
+
+
+class PromiseStore(Protocol):
+    """Keeps the newest promise of one member of one run. Both block."""
+
+    def read(self) -> Promise | None:
+        """None: this member has promised nothing yet."""
+
+    def write(self, promise: Promise) -> None:
+        """Return once a restart will find `promise`. Raises ConfigError if that cannot be."""
+
+
+def bound(state: RoundState, promise: Promise | None) -> RoundState:
+    """`state`, the beginning of a step, as far as an earlier `promise` allows.
+
+    From the same state of the run the member goes on after the attempt it promised, with its vote. At a state before
+    the one it promised something for it takes no part: what it voted for there is not known any more. A run with a
+    `min_group` of 1 has no history to protect in this way.
+    """
+    terms = state.terms
+    if promise is None or terms.min_group == 1:
+        return state
+    report = promise.report
+    if (report.sequence, report.state_digest) != (terms.sequence, terms.state_digest):
+        is_lost = (report.sequence, report.step, promise.first_attempt) > (
+            terms.sequence,
+            terms.step,
+            terms.first_attempt,
+        )
+        return replace(state, abstains=is_lost)
+    if report.attempt < terms.first_attempt:
+        return state  # a round has admitted the same members again since then
+    ballot = None
+    if report.voted is not None:
+        ballot = Ballot(attempt=report.voted_attempt, outcome=report.voted, origin=report.voted_origin)
+    return led(replace(state, attempt=report.attempt + 1, ballot=ballot))
+
+
+class PromiseFile:
+    """Implements PromiseStore in `folder`, which belongs to one run and one process."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._path = folder / "promise.bin"
+
+    def read(self) -> Promise | None:
+        """Raises IntegrityError if it cannot be read: without it this member could vote twice."""
+        try:
+            data = self._path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise self._damaged(str(error)) from error
+        content = data[_DIGEST_BYTES:]
+        if hashlib.sha256(content).digest() != data[:_DIGEST_BYTES]:
+            raise self._damaged("its digest does not match")
+        try:
+            report = Ready.from_bytes(content[_NUMBER_BYTES:])
+        except PeerViolation as error:
+            raise self._damaged(error.message) from error
+        first_attempt = int.from_bytes(content[:_NUMBER_BYTES], "big")
+        parts = self._parts(report.voted) if report.voted else ()
+        return Promise(report=report, first_attempt=first_attempt, parts=parts)
+
+    def write(self, promise: Promise) -> None:
+        voted = promise.report.voted
+        content = promise.first_attempt.to_bytes(_NUMBER_BYTES, "big") + promise.report.to_bytes()
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            if voted is not None and promise.parts and not self._place(voted).exists():
+                partial = self._folder / "parts.partial"
+                with partial.open("wb") as file:
+                    for part in promise.parts:
+                        file.write(len(part).to_bytes(_NUMBER_BYTES, "big"))
+                        file.write(part)
+                partial.replace(self._place(voted))
+            self._write_flushed(hashlib.sha256(content).digest() + content)
+            self._forget(voted)
+        except OSError as error:
+            raise ConfigError(
+                f"the member's vote cannot be written to {self._folder}: {error}",
+                remedy="free space there, or make it writable for this user",
+            ) from error
+
+    def _write_flushed(self, data: bytes) -> None:
+        partial = self._folder / "promise.partial"
+        with partial.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(self._path)
+        descriptor = os.open(self._folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def _place(self, outcome: Outcome) -> Path:
+        return self._folder / f"parts-{outcome.digest().hex()[:32]}.bin"
+
+    def _forget(self, voted: Outcome | None) -> None:
+        """Delete the parts of all other outcomes."""
+        kept = self._place(voted) if voted is not None else None
+        for path in self._folder.glob("parts-*.bin"):
+            if path != kept:
+                with suppress(OSError):
+                    path.unlink()
+
+    def _parts(self, voted: Outcome) -> tuple[bytes, ...]:
+        """Empty unless they are all there, as they were voted for."""
+        try:
+            parts = tuple(_split(self._place(voted).read_bytes()))
+        except OSError:
+            return ()
+        return parts if tuple(hashlib.sha256(part).digest() for part in parts) == voted.part_digests else ()
+
+    def _damaged(self, how: str) -> IntegrityError:
+        return IntegrityError(
+            f"what this member has voted for cannot be read from {self._path}: {how}",
+            remedy="restore that file, or join with a new home: a member that forgets its votes could vote twice",
+        )
+
+
+def _split(data: bytes) -> Iterator[bytes]:
+    position = 0
+    while position < len(data):
+        start = position + _NUMBER_BYTES
+        position = start + int.from_bytes(data[position:start], "big")
+        yield data[start:position]

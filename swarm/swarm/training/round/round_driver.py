@@ -1,0 +1,349 @@
+"""Runs one step's round machine against the world: turns its actions into calls, and what comes back into events.
+
+A driver lives from one committed state to the next, the member's interval included. `run` owns its tasks. What peers
+ask meanwhile comes in through `desk`, which calls `report`, `attend`, `look_at` and `feed`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from typing import Any
+
+from swarm_protocol import limits
+from swarm_protocol.training_messages import Ready, ReadyReply, StandingRequest
+from torch import Tensor
+
+from swarm.network.interface import Stream
+from swarm.training.allreduce.reduction import Reductions
+from swarm.training.member.progress_reports import is_lost
+from swarm.training.member.trainer_events import ContributionLate
+from swarm.training.member.waiting import Waiting, awaited
+from swarm.training.round import state_machine
+from swarm.training.round.certificate import Proof
+from swarm.training.round.coordinator import Terms
+from swarm.training.round.promise import Promise
+from swarm.training.round.round_context import POLL_S, Seat, announce, ask_standing, report_ready, send_vote
+from swarm.training.round.round_events import (
+    Action,
+    Announce,
+    Ask,
+    CastVote,
+    Event,
+    Finish,
+    GiveUp,
+    Grouped,
+    Lost,
+    Offered,
+    Query,
+    Recover,
+    Reduce,
+    Reply,
+    Reported,
+    Sign,
+    Signed,
+    Tick,
+    Voted,
+    Withdrew,
+)
+from swarm.training.round.round_log import LEFT_OUT, Measured, RoundLog
+from swarm.training.round.round_state import Ballot, RoundState, led, own_ready
+
+MAX_LOOKING_AT = 64
+"""Peers asked at one time, whatever others say who else is there."""
+
+
+class RoundDriver:
+    """`delta_F` is this member's contribution, set before `Offered` is fed. `background` outlives the driver."""
+
+    def __init__(
+        self,
+        seat: Seat,
+        state: RoundState,
+        *,
+        background: asyncio.TaskGroup,
+        on_abort: Callable[[GiveUp], None],
+        hurry: Callable[[], None],
+    ) -> None:
+        """`on_abort` hears of each failed attempt; `hurry` ends this member's interval."""
+        self.delta_F: Tensor | None = None
+        self._seat = seat
+        self._state = state
+        self._background = background
+        self._on_abort = on_abort
+        self.hurry = hurry
+        self.log = RoundLog()
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._reductions = Reductions(seat, self.feed, self.log)
+        self._waiting: dict[str, asyncio.Future[ReadyReply]] = {}
+        self._looking_at: set[str] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._attempt_tasks: set[asyncio.Task[None]] = set()
+        self._group: asyncio.TaskGroup | None = None
+        self._bytes_sent = 0
+        self._certificate = b""
+        self._offered: tuple[float, float] | None = None  # by the loop's clock and by the network's
+        self._kept: tuple[int, Ballot | None] | None = None
+
+    @property
+    def terms(self) -> Terms:
+        return self._state.terms
+
+    @property
+    def attempt(self) -> int:
+        return self._state.attempt
+
+    def is_led_by(self, peer: str, attempt: int) -> bool:
+        """Whether `peer` coordinates the attempt that this member is at, or about to go on to."""
+        state = self._state
+        return attempt in {state.attempt, state.later} and led(replace(state, attempt=attempt)).leader == peer
+
+    @property
+    def accused(self) -> dict[str, str]:
+        """Whom this member has seen break the protocol, and how."""
+        return dict(self._state.accused)
+
+    @property
+    def bytes_sent(self) -> int:
+        return self._bytes_sent + self._reductions.bytes_sent
+
+    @property
+    def promise(self) -> Promise:
+        """What binds this member at later attempts at the step."""
+        return Promise(report=own_ready(self._state), first_attempt=self.terms.first_attempt)
+
+    @property
+    def waiting(self) -> Waiting | None:
+        """For whom this member waits, if its interval has ended."""
+        if self._offered is None or self._certificate:
+            return None
+        return Waiting(peers=awaited(self._state), seconds=asyncio.get_running_loop().time() - self._offered[0])
+
+    def lost(self, proof: Proof) -> ContributionLate | None:
+        """What this member has trained for the step, if the step was committed without it, as `proof` says."""
+        mine, late_s, seat = self._state.mine, None, self._seat
+        if not is_lost(proof, self.terms, mine):
+            return None
+        if self._offered is not None:
+            late_s = max(0.0, self._offered[1] - seat.notary.formed_at(proof, seat.network.now()))
+        return ContributionLate(step=self.terms.step, num_tokens=mine.num_tokens if mine else 0, late_s=late_s)
+
+    @property
+    def abstains(self) -> bool:
+        """Whether this member waits for a state that it has lost."""
+        return self._state.abstains
+
+    def feed(self, event: Event) -> None:
+        self._events.put_nowait(event)
+
+    async def run(self) -> bytes:
+        """The certificate that ends the step."""
+        now = asyncio.get_running_loop().time
+        self.log.enter(_measured(self._state), now())
+        async with asyncio.TaskGroup() as tasks:
+            self._group = tasks
+            try:
+                while not self._certificate:
+                    event = await self._next()
+                    if isinstance(event, Offered):
+                        self._offered = (now(), self._seat.network.now())
+                    before = self._state
+                    self._state, actions = state_machine.step(before, event, now())
+                    self.log.enter(_measured(self._state), now())
+                    self.log.refuse_new(self._state.accused, before.accused)
+                    if self._state.asked != before.asked:
+                        self._end_attempt()
+                    for action in actions:
+                        if isinstance(action, Ask | Sign | CastVote):
+                            await self._keep_promise()
+                        await self._act(action)
+            finally:
+                self._group = None  # whom the record names from now on, the next step looks at
+                for task in self._tasks:
+                    task.cancel()
+                self._reductions.close()
+                for waiting in self._waiting.values():
+                    if not waiting.done():
+                        waiting.set_result(ReadyReply(kind="pending"))
+        return self._certificate
+
+    # --- what peers ask, called by the desk --------------------------------------------------------------------------
+
+    async def report(self, peer: str, ready: Ready) -> ReadyReply:
+        """`peer` is ready, and waits here until the machine answers, or for POLL_S."""
+        if (earlier := self._waiting.get(peer)) and not earlier.done():
+            earlier.set_result(ReadyReply(kind="pending"))
+        answer: asyncio.Future[ReadyReply] = asyncio.get_running_loop().create_future()
+        self._waiting[peer] = answer
+        self.feed(Reported(peer=peer, ready=ready))
+        try:
+            async with asyncio.timeout(POLL_S):
+                return await answer
+        except TimeoutError:
+            return ReadyReply(kind="pending")
+        except asyncio.CancelledError:
+            if self._waiting.get(peer) is answer:
+                self.feed(Withdrew(peer=peer))
+            raise
+
+    async def attend(self, peer: str, signed: Signed, stream: Stream) -> None:
+        self.feed(Grouped(signed=signed))
+        await self._reductions.attend(peer, signed, stream)
+
+    @property
+    def known(self) -> tuple[str, ...]:
+        """Whom this member has met: told only while a first group forms, as later the roster says who is there."""
+        return () if self.terms.roster else self._state.known[: limits.MAX_GROUP_MEMBERS]
+
+    def look_at(self, peer: str) -> None:
+        """Ask `peer` where it is, which also tells it that this member is there."""
+        is_new = peer not in self._looking_at and peer != self._seat.network.peer_id
+        if is_new and len(self._looking_at) < MAX_LOOKING_AT and self._group is not None:
+            self._looking_at.add(peer)
+            self._spawn(self._look(peer), f"look at {peer[-6:]}")
+
+    # --- what the machine wants done ---------------------------------------------------------------------------------
+
+    async def _next(self) -> Event:
+        try:
+            async with asyncio.timeout_at(state_machine.wake_at(self._state)):
+                return await self._events.get()
+        except TimeoutError:
+            return Tick()
+
+    async def _act(self, action: Action) -> None:
+        match action:
+            case Ask() | Reduce() | Recover():
+                task = self._spawn(self._work(action), type(action).__name__.lower())
+                self._attempt_tasks.add(task)
+                task.add_done_callback(self._attempt_tasks.discard)
+            case Reply(peer=peer, reply=reply):
+                self._reply(peer, reply)
+            case Query(peers=peers, hurry=hurry):
+                for peer in peers:
+                    self._query_or_hurry(peer, hurry=hurry)
+            case Sign():
+                await self._sign(action)
+            case CastVote():
+                await self._cast(action)
+            case Announce(abort=abort, peers=peers):
+                await announce(self._seat, abort, peers)
+            case GiveUp():
+                self._end_attempt()
+                self._on_abort(action)
+            case Finish(certificate=certificate):
+                self._certificate = certificate
+
+    async def _keep_promise(self) -> None:
+        """Have the attempt and the vote on disk before others hear of them."""
+        store, ballot = self._seat.promises, self._state.ballot
+        if store is None or self._kept == (self.attempt, ballot):
+            return
+        parts = self._seat.replica.parts_of(ballot.outcome.origin_digest) if ballot is not None else ()
+        promise = replace(self.promise, parts=parts)
+        await asyncio.get_running_loop().run_in_executor(self._seat.executor, store.write, promise)
+        self._kept = (self.attempt, ballot)
+
+    def _work(self, action: Ask | Reduce | Recover) -> Coroutine[Any, Any, None]:
+        """What ends with the attempt, if not before."""
+        match action:
+            case Ask():
+                return self._ask(action)
+            case Reduce(signed=signed):
+                return self._reductions.reduce(signed, self.delta_F)
+            case Recover(signed=signed, outcome=outcome, holders=holders):
+                return self._reductions.recover(signed, outcome, holders)
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        assert self._group is not None
+        task = self._group.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _end_attempt(self) -> None:
+        for task in self._attempt_tasks:
+            task.cancel()
+
+    async def _ask(self, action: Ask) -> None:
+        await self._seat.faults.reached("round.ready")
+        event, num_bytes = await report_ready(self._seat, action.peer, action.ready)
+        self._bytes_sent += num_bytes
+        self.feed(event)
+
+    def _reply(self, peer: str, reply: ReadyReply) -> None:
+        if reply.kind == "behind":
+            # or is it this member that is?
+            self.look_at(peer)
+            standing = self._seat.replica.standing()
+            reply = ReadyReply(kind="behind", state_digest=standing.state_digest, certificate=standing.certificate)
+        if reply.kind == "left_out":
+            self.log.refuse(peer, reply.reason, LEFT_OUT)
+        if (waiting := self._waiting.pop(peer, None)) and not waiting.done():
+            waiting.set_result(reply)
+
+    def _query_or_hurry(self, peer: str, *, hurry: bool) -> None:
+        if peer != self._seat.network.peer_id:
+            self._spawn(self._query(peer, hurry=hurry), f"query {peer[-6:]}")
+        elif hurry:
+            self.hurry()
+
+    async def _query(self, peer: str, *, hurry: bool) -> None:
+        event, _ = await self._standing_of(peer, hurry=hurry)
+        if event is not None:
+            self.feed(event)
+
+    async def _standing_of(self, peer: str, *, hurry: bool) -> tuple[Event | None, tuple[str, ...]]:
+        request = StandingRequest(run=self._seat.run, step=self.terms.step, attempt=self.attempt, hurry=hurry)
+        return await ask_standing(self._seat, peer, request)
+
+    async def _look(self, peer: str) -> None:
+        event, others = await self._standing_of(peer, hurry=False)
+        self._looking_at.discard(peer)
+        # nothing is expected of it, so that it cannot be reached is no reason to leave it out of a group
+        if event is not None and not isinstance(event, Lost):
+            self.feed(event)
+        for other in others:
+            # hearsay: it counts once it has answered
+            if other not in self._state.known:
+                self.look_at(other)
+
+    async def _sign(self, action: Sign) -> None:
+        await self._seat.faults.reached("round.sign")
+        signed = self._seat.notary.sign_group(action.group, self._seat.network.now())
+        await self._seat.faults.reached("round.signed")
+        for peer in action.group.peer_ids:
+            self._bytes_sent += len(signed.data)
+            self._reply(peer, ReadyReply(kind="group", group=signed.data))
+        for peer, reason in action.left_out.items():
+            self._reply(peer, ReadyReply(kind="left_out", reason=reason[:400]))
+        self.feed(Grouped(signed=signed))
+
+    async def _cast(self, action: CastVote) -> None:
+        await self._seat.faults.reached("round.vote")
+        data = self._seat.notary.sign_vote(action.vote, self._seat.network.now())
+        self.feed(Voted(peer=self._seat.network.peer_id, vote=action.vote, data=data))
+        for peer in action.peers:
+            self._bytes_sent += len(data)
+            # others may still need this vote when this member has seen enough of them
+            self._background.create_task(self._send_vote(peer, data), name=f"vote to {peer[-6:]}")
+
+    async def _send_vote(self, peer: str, data: bytes) -> None:
+        event = await send_vote(self._seat, peer, data)
+        await self._seat.faults.reached("round.voted")
+        if event is not None:
+            self.feed(event)
+
+
+def _measured(state: RoundState) -> Measured | None:
+    """What the time is spent on. While its own interval runs, a member waits for nothing."""
+    match state.phase:
+        case "reducing":
+            return "reduce"
+        case "voting":
+            return "commit"
+        case "done":
+            return "apply"
+        case _:
+            return "group" if state.mine is not None else None

@@ -1,0 +1,174 @@
+"""Answers the other members of a run: leads what they ask to the replica, or to the driver of the step it is about.
+
+Whoever is behind is shown this member's certificate at once. Whoever is ahead is asked for its own. A question about
+the step that this member is just about to begin waits for it. No state but which driver runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+from swarm_protocol.errors import PeerRefused, PeerViolation, RoundError
+from swarm_protocol.training_messages import Abort, Ready, ReadyReply, StandingRequest, VoteReply
+
+from swarm.network.interface import Stream
+from swarm.training.round.coordinator import Terms, origin_complaint
+from swarm.training.round.round_context import HISTORY_TIMEOUT_S, POLL_S, Seat
+from swarm.training.round.round_driver import RoundDriver
+from swarm.training.round.round_events import Left, Proven, Sighted, Signed, Voted
+from swarm.training.state.state_transfer import Donor
+
+
+class Desk:
+    """One run's. `open` registers it with the network, which keeps it until the network is closed."""
+
+    def __init__(self, seat: Seat) -> None:
+        self._seat = seat
+        self._driver: RoundDriver | None = None
+        self._changed = asyncio.Event()
+        self._closed = False
+
+    async def open(self) -> None:
+        network, methods = self._seat.network, self._seat.methods
+        donor = Donor(self._seat.replica)
+        await network.serve(methods.alive, _on_alive)
+        await network.serve(methods.standing, self._on_standing)
+        await network.serve(methods.ready, self._on_ready)
+        await network.serve(methods.vote, self._on_vote)
+        await network.serve(methods.abort, self._on_abort)
+        await network.serve(methods.resume, self._on_resume)
+        await network.serve(methods.manifest, donor.manifest)
+        await network.serve(methods.chunk, donor.chunk)
+        await network.serve_stream(methods.part, donor.part)
+        await network.serve_stream(methods.reduce, self._on_reduce)
+        await network.serve_stream(methods.history, self._on_history)
+
+    def close(self) -> None:
+        """Take part in nothing any more. States and parts are still handed out."""
+        self._closed = True
+        self.enter(None)
+
+    def enter(self, driver: RoundDriver | None) -> None:
+        """`driver` runs from now on."""
+        self._driver = driver
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def _on_standing(self, peer: str, request: bytes) -> bytes:
+        wanted = StandingRequest.from_bytes(request)
+        standing = self._seat.replica.standing()
+        if self._driver is not None and self._driver.terms.step == wanted.step:
+            if not wanted.watches:
+                # whoever else could have everyone's intervals end before they have brought anything
+                if wanted.hurry and self._driver.is_led_by(peer, wanted.attempt):
+                    self._driver.hurry()
+                self._driver.feed(Sighted(peer=peer, attempt=wanted.attempt))
+            standing = replace(standing, known=self._driver.known, attempt=self._driver.attempt)
+        return standing.to_bytes()
+
+    async def _on_ready(self, peer: str, request: bytes) -> bytes:
+        ready = Ready.from_bytes(request)
+        if ready.run != self._seat.run:
+            raise PeerViolation("this is about another run", peer_id=peer)
+        origin = None
+        if ready.voted is not None:
+            origin = self._seat.notary.check_origin(
+                ready.voted_origin, ready.voted, ready.step, ready.state_digest, self._seat.network.now()
+            )
+        return (await self._answer(peer, ready, origin)).to_bytes()
+
+    async def _answer(self, peer: str, ready: Ready, origin: Signed | None = None) -> ReadyReply:
+        replica = self._seat.replica
+        proof = replica.proof
+        begun = (replica.outer_step + 1, proof.next_attempt if proof else 0)
+        sequence = replica.order.sequence if replica.order else 0
+        if ready.sequence > sequence and self._driver is not None:
+            self._driver.look_at(peer)
+        if ready.sequence != sequence or (ready.step, ready.attempt) < begun:
+            standing = replica.standing()
+            return ReadyReply(kind="behind", state_digest=standing.state_digest, certificate=standing.certificate)
+        try:
+            async with asyncio.timeout(POLL_S):
+                driver = await self._driver_at(ready.step, peer)
+        except TimeoutError:
+            return ReadyReply(kind="pending")
+        if driver.abstains:
+            raise PeerRefused("this member has lost the state that it voted from, and waits for it")
+        if origin is not None and ready.state_digest == driver.terms.state_digest:
+            _check_origin(driver.terms, origin, peer)
+        reply = await driver.report(peer, ready)
+        if reply.kind == "pending":
+            self._refuse_if_closed()
+        return reply
+
+    async def _driver_at(self, step: int, peer: str) -> RoundDriver:
+        """The driver of `step`, once this member is there. Raises PeerRefused when it will never be."""
+        while self._driver is None or self._driver.terms.step < step:
+            self._refuse_if_closed()
+            if self._driver is not None:
+                self._driver.look_at(peer)
+            await self._changed.wait()
+        self._refuse_if_closed()
+        return self._driver
+
+    def _refuse_if_closed(self) -> None:
+        """Whoever is told `pending` would ask again, and wait for a member that has left."""
+        if self._closed:
+            raise PeerRefused("this member does not train any more")
+
+    async def _on_vote(self, peer: str, request: bytes) -> bytes:
+        voter, vote = self._seat.notary.read_vote(request, self._seat.network.now())
+        if voter != peer:
+            raise PeerViolation("a vote comes from its voter", peer_id=peer)
+        if self._driver is not None and self._driver.terms.step == vote.step:
+            self._driver.feed(Voted(peer=voter, vote=vote, data=request))
+        return VoteReply(bytes_per_s=self._seat.meter.rate_from(peer)).to_bytes()
+
+    async def _on_abort(self, peer: str, request: bytes) -> bytes:
+        abort = Abort.from_bytes(request)
+        if self._driver is not None and (self._driver.terms.run, self._driver.terms.step) == (abort.run, abort.step):
+            self._driver.feed(Left(peer=peer, abort=abort))
+        return b""
+
+    async def _on_resume(self, _peer: str, request: bytes) -> bytes:
+        """Whoever brings it: the run's author has signed it. Others hear of it from this member."""
+        proof = await self._seat.check(request)
+        replica = self._seat.replica
+        if not proof.is_order:
+            raise PeerViolation("this is no resume order")
+        if proof.order == replica.order:
+            return b""
+        if replica.order is not None and proof.sequence <= replica.order.sequence:
+            raise PeerRefused(
+                f"the run goes on by the resume order {replica.order.sequence}, which this one, {proof.sequence}, does "
+                "not come after"
+            )
+        if self._driver is None:
+            raise PeerRefused("this member is not yet at work")
+        self._driver.feed(Proven(certificate=proof.certificate))
+        return b""
+
+    async def _on_history(self, _peer: str, stream: Stream) -> None:
+        async with asyncio.timeout(HISTORY_TIMEOUT_S):
+            wanted = StandingRequest.from_bytes(await stream.receive())
+            for link in self._seat.replica.history.since(wanted.step - 1):
+                await stream.send(link.certificate)
+
+    async def _on_reduce(self, peer: str, stream: Stream) -> None:
+        signed = self._seat.notary.read_group(await stream.receive(), self._seat.network.now())
+        if not {peer, self._seat.network.peer_id} <= set(signed.group.peer_ids):
+            raise PeerViolation("this part is of a group without one of us", peer_id=peer)
+        if self._driver is None or self._driver.terms.step != signed.group.step:
+            raise RoundError(f"this member is not at step {signed.group.step}")
+        await self._driver.attend(peer, signed, stream)
+
+
+async def _on_alive(_peer: str, _request: bytes) -> bytes:
+    return b""
+
+
+def _check_origin(terms: Terms, origin: Signed, peer: str) -> None:
+    """Raises PeerViolation unless `peer` can have voted in `origin`."""
+    if wrong := origin_complaint(terms, origin):
+        raise PeerViolation(f"of the group that it says to have voted in, {wrong}", peer_id=peer)

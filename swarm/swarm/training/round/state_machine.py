@@ -1,0 +1,397 @@
+"""One outer step, as one member lives it: a pure machine, `step(state, event, now) -> (state, actions)`.
+
+    forming ── group ──> reducing ── parts ──> voting ── two thirds ──> done
+       │                    │                    │
+       └─ coordinator gone ─┴── anything fails ──┴──> resting ──> forming, next attempt
+
+The machine runs while the member's interval does, since others may be ready sooner. Every attempt has one coordinator
+and one signed group. An attempt that fails changes nothing but the attempt's number: the contribution is kept.
+
+Why no two replicas commit different outcomes of one step: an outcome needs votes of two thirds of its group; a member
+votes only when it holds all parts; and a member that voted reports this with its next ready, whose group resumes
+that outcome before any new one. A coordinator asks absent members where they are before it goes on without them, so
+one that has committed already says so. An outcome also needs votes of enough members of the state before
+(see `vote.Succession`), so at most one side of a network that is cut in two goes on, and the other one follows it
+later; if too many are gone without a word, the run waits for some of them. What voids this: members that lie; or a
+`min_group` of 1. The two sides then have different states, and the certificates decide who follows.
+
+A group in which nobody has tokens reduces nothing and commits no outer step. It commits the roster: its members hold
+the leases that follow. So does a run's first round, and one whose members all failed to train.
+
+Leaves to others: time, the network, signatures (`driver`), bytes (`butterfly`), whom groups take (`coordinator`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+
+from swarm_protocol.training_messages import Abort, Certificate, Outcome, Vote
+
+from swarm.training.round.coordinator import Terms, complaint, short
+from swarm.training.round.group_formation import absent_members, advance, move, on_left_out, on_reported, too_few
+from swarm.training.round.promise import Promise, bound
+from swarm.training.round.round_events import (
+    Announce,
+    CastVote,
+    Event,
+    Finish,
+    Grouped,
+    Left,
+    LeftOut,
+    Lost,
+    Moved,
+    Offered,
+    Proven,
+    Query,
+    Recover,
+    Reduce,
+    Reduced,
+    ReduceFailed,
+    Reported,
+    Sighted,
+    Signed,
+    Tick,
+    Voted,
+    Withdrew,
+)
+from swarm.training.round.round_state import (
+    MAX_BELIEVED_ATTEMPT,
+    MAX_HEARD,
+    Ballot,
+    RoundState,
+    Step,
+    blame,
+    give_up,
+    led,
+    moves_at,
+    roster_left,
+    short_from,
+    suspect,
+    waits,
+)
+from swarm.training.round.vote import disagreement, tally
+
+
+def begin(
+    terms: Terms,
+    *,
+    accused: Mapping[str, str],
+    promise: Promise | None = None,
+    interval_s: float = 0.0,
+    began_at: float = 0.0,
+) -> RoundState:
+    """Before the member's interval. `accused`: whom it saw break the protocol at earlier steps. `promise`: its newest
+    one, also of an earlier process. `interval_s`: how long its last interval took; 0: it had none. `began_at`: now."""
+    state = RoundState(terms=terms, attempt=terms.first_attempt, accused=accused)
+    return bound(led(replace(state, interval_s=interval_s, began_at=began_at)), promise)
+
+
+def wake_at(state: RoundState) -> float | None:
+    """When a Tick is due, if nothing happens before."""
+    times = [state.grace_until, state.hurry_at, state.deadline, moves_at(state)] if state.phase != "done" else []
+    return min((time for time in times if time is not None), default=None)
+
+
+def step(state: RoundState, event: Event, now: float) -> Step:  # noqa: C901, PLR0911, PLR0912 - one case an event
+    """What follows from `event`. Never raises: what does not fit the phase is ignored."""
+    if state.phase == "done":
+        return state, []
+    match event:
+        case Proven(certificate=certificate):
+            return replace(state, phase="done"), [Finish(certificate=certificate)]
+        case Offered(contribution=contribution, interval_s=interval_s):
+            return advance(replace(state, mine=contribution, interval_s=interval_s or state.interval_s), now)
+        case Sighted(peer=peer, attempt=attempt):
+            return _on_sighted(state, peer, attempt, now)
+        case Reported(peer=peer, ready=ready):
+            return on_reported(state, peer, ready, now)
+        case Withdrew(peer=peer):
+            return replace(state, ready={by: each for by, each in state.ready.items() if by != peer}), []
+        case Lost(peer=peer, reason=reason):
+            return _on_lost(state, peer, reason, now)
+        case Moved(attempt=attempt, to=to):
+            return _on_moved(state, to, now) if attempt == state.attempt < to and waits(state) else (state, [])
+        case LeftOut(attempt=attempt, reason=reason):
+            return on_left_out(state, attempt, reason, now)
+        case Grouped(signed=signed):
+            return _on_grouped(state, signed, now)
+        case Reduced(attempt=attempt, outcome=outcome):
+            return _on_reduced(state, outcome, now) if _reduces(state, attempt) else (state, [])
+        case ReduceFailed(attempt=attempt, reason=reason):
+            if not _reduces(state, attempt):
+                return state, []
+            return _fail(
+                suspect(blame(state, event.accused, event.unreachable, reason), event.unreachable),
+                reason,
+                (*event.accused, *event.unreachable),
+                now,
+            )
+        case Voted():
+            return _on_voted(state, event, now)
+        case Left(peer=peer, abort=abort):
+            return _on_left(state, peer, abort, now)
+        case Tick():
+            return _on_tick(state, now)
+
+
+def _reduces(state: RoundState, attempt: int) -> bool:
+    return state.phase == "reducing" and state.attempt == attempt
+
+
+def _on_sighted(state: RoundState, peer: str, attempt: int, now: float) -> Step:
+    """A member that is at a later attempt takes this one along. Without a roster, whom a member has met and the attempt
+    it is at decide whom it takes for the coordinator."""
+    is_new = peer not in state.known and len(state.known) < MAX_HEARD and state.terms.admits(peer)
+    state = replace(state, known=(*state.known, peer)) if is_new else state
+    if peer in state.terms.roster:
+        state = replace(state, heard=state.heard | {peer})
+    is_heeded = peer in state.terms.roster if state.terms.roster else state.terms.admits(peer)
+    if not waits(state) or not is_heeded:
+        return state, []
+    if attempt > state.attempt:
+        # two members that saw the same death differently would else each wait for the other at its own attempt
+        return move(state, attempt, now)
+    if state.terms.roster:
+        return state, []
+    if is_new and state.grace_until is not None:
+        # it may know others in turn, and a run is to have one first group
+        state = replace(state, grace_until=now + state.terms.grace_s)
+    return advance(led(state), now)
+
+
+def _on_moved(state: RoundState, to: int, now: float) -> Step:
+    """The coordinator is at a later attempt, and waits for this member there."""
+    if now < state.movable_at or to > MAX_BELIEVED_ATTEMPT:
+        return give_up(state, f"the coordinator {short(state.leader)} moves on again and again", (), now)
+    return move(state, to, now)
+
+
+def _on_lost(state: RoundState, peer: str, reason: str, now: float) -> Step:
+    state = blame(replace(state, heard=state.heard - {peer}), (), (peer,), reason)
+    if state.phase == "forming" and state.asked == peer:
+        gone = f"the coordinator {short(peer)} is gone: {reason}{_shortage(state)}"
+        return give_up(short_from(state, now), gone, (peer,), now)
+    if state.phase == "voting":
+        return _count(replace(state, silent=state.silent | {peer}), now)
+    return advance(state, now)
+
+
+def _shortage(state: RoundState) -> str:
+    """That the run waits, if it does: too few members of the state are there, as far as this one sees."""
+    terms, left = state.terms, roster_left(state)
+    if terms.succession.is_usual(terms.roster, left):
+        return ""
+    needed = terms.succession.num_usual(terms.roster)
+    return f"; the run waits for {needed} of the {len(terms.roster)} members of its state, and sees {len(left)}"
+
+
+def _on_grouped(state: RoundState, signed: Signed, now: float) -> Step:
+    if signed.group.attempt != state.attempt or signed.signer != state.leader:
+        return state, []
+    if state.signed is not None:
+        return _on_second_group(state, signed, now) if signed.digest != state.signed.digest else (state, [])
+    liar, reason = _objection(state, signed)
+    if liar:
+        return give_up(blame(state, (liar,), (), reason), reason, (liar,), now)
+    group = signed.group
+    state = replace(
+        state,
+        phase="reducing",
+        signed=signed,
+        asked="",
+        short_since=None,
+        grace_until=None,
+        hurry_at=None,
+        deadline=now + group.reduce_s,
+        votes={peer: each for peer, each in state.votes.items() if peer in group.peer_ids},
+        # these have their answer from now on
+        ready={peer: each for peer, each in state.ready.items() if each.attempt > state.attempt},
+    )
+    if group.resumes is None:
+        return state, [Reduce(signed=signed)]
+    return replace(state, recovering=True), [_recover(state, signed, group.resumes)]
+
+
+def _objection(state: RoundState, signed: Signed) -> tuple[str, str]:
+    """Who is to blame that this member cannot take part in `signed`, and why; nobody: it can."""
+    me, mine, origin = state.terms.me, state.mine, signed.origin
+    if signed.signer == me:
+        # it is as it was when this member signed, even if its interval has ended since
+        return "", ""
+    if wrong := complaint(state.terms, state.attempt, mine, signed):
+        return signed.signer, f"the group that {short(signed.signer)} signed is not acceptable: {wrong}"
+    leaves = any(member.peer_id == me and member.leaving for member in origin.group.members) if origin else False
+    if origin and leaves and origin.signer != me and not (mine and mine.leaving):
+        # its coordinator alone could otherwise be all that is counted on afterwards
+        return origin.signer, f"{short(origin.signer)} signed a group in which this member leaves, and it does not"
+    return "", ""
+
+
+def _on_second_group(state: RoundState, signed: Signed, now: float) -> Step:
+    reason = f"{short(signed.signer)} signed two groups for one attempt"
+    return _abort(blame(state, (signed.signer,), (), reason), reason, (signed.signer,), now)
+
+
+def _recover(state: RoundState, signed: Signed, outcome: Outcome) -> Recover:
+    voters = [peer for peer, each in state.votes.items() if each.vote.outcome == outcome]
+    others = [peer for peer in signed.group.peer_ids if peer not in voters and peer != state.terms.me]
+    return Recover(signed=signed, outcome=outcome, holders=(*voters, *others))
+
+
+def _on_reduced(state: RoundState, outcome: Outcome, now: float) -> Step:
+    assert state.signed is not None
+    group = state.signed.group
+    if group.resumes is not None and outcome != group.resumes:
+        return _fail(state, "the resumed outcome gives another state here", (), now)
+    vote = Vote(
+        run=group.run,
+        step=group.step,
+        attempt=group.attempt,
+        group_digest=state.signed.digest,
+        outcome=outcome,
+    )
+    ballot = Ballot(attempt=group.attempt, outcome=outcome, origin=group.origin or state.signed.data)
+    state = replace(state, phase="voting", outcome=outcome, ballot=ballot, deadline=now + group.vote_s)
+    return state, [CastVote(vote=vote, peers=_others(state))]
+
+
+def _on_voted(state: RoundState, event: Voted, now: float) -> Step:
+    # votes may come before the group does
+    is_member = state.signed is None or event.peer in state.signed.group.peer_ids
+    is_owed = state.signed is not None or event.peer in state.terms.roster
+    has_room = is_owed or len(state.votes) < MAX_HEARD
+    if event.vote.attempt != state.attempt or not (is_member and has_room and state.terms.admits(event.peer)):
+        return state, []
+    known = state.votes.get(event.peer)
+    if known is not None and known.vote != event.vote:
+        # the first one counts; of strangers, who vote before there is a group, there is no end
+        if state.signed is None:
+            return state, []
+        return replace(state, accused={**state.accused, event.peer: "voted twice"}), []
+    return _count(replace(state, votes={**state.votes, event.peer: event}), now)
+
+
+def _valid_votes(state: RoundState) -> dict[str, Voted]:
+    """Those of the group's members for this very group; votes may come before the group does."""
+    signed = state.signed
+    if signed is None:
+        return {}
+    peers = signed.group.peer_ids
+    return {
+        peer: each for peer, each in state.votes.items() if peer in peers and each.vote.group_digest == signed.digest
+    }
+
+
+def _count(state: RoundState, now: float) -> Step:
+    """Votes decide only once this member has voted too: until then others may still need its part."""
+    if state.signed is None or state.phase != "voting":
+        return state, []
+    votes = _valid_votes(state)
+    result = tally(
+        state.signed.group.peer_ids,
+        {peer: each.vote for peer, each in votes.items()},
+        state.silent,
+        roster=state.terms.roster,
+        succession=state.terms.succession,
+    )
+    if result.decided is not None:
+        agreeing = tuple(votes[peer].data for peer in sorted(votes) if votes[peer].vote.outcome == result.decided)
+        certificate = Certificate(group=state.signed.data, votes=agreeing).to_bytes()
+        return replace(state, phase="done"), [Finish(certificate=certificate)]
+    if result.hopeless:
+        return _no_quorum(state, result.reason, now)
+    return state, []
+
+
+def _no_quorum(state: RoundState, reason: str, now: float) -> Step:
+    assert state.signed is not None
+    assert state.outcome is not None
+    votes = {peer: each.vote for peer, each in _valid_votes(state).items()}
+    convicted, suspects = disagreement(state.outcome, votes, state.signed.group.peer_ids)
+    absent = tuple(sorted(set(state.signed.group.peer_ids) - votes.keys()))
+    names = f"; no vote from {', '.join(map(short, absent))}" if absent else ""
+    state = suspect(blame(state, convicted, suspects, "its part or vote differs"), suspects)
+    return _abort(state, reason + names, (*absent, *convicted, *suspects), now)
+
+
+def _on_left(state: RoundState, peer: str, abort: Abort, now: float) -> Step:
+    members = set(state.signed.group.peer_ids) if state.signed else set()
+    if state.signed is None or abort.group_digest != state.signed.digest or peer not in members:
+        return state, []
+    state = replace(state, silent=state.silent | {peer})
+    if state.phase == "voting":
+        return _count(state, now)
+    reason = f"{short(peer)} left: {abort.reason}"
+    # it may tell that another one has left or lied, or say so of anyone: whoever it is twice is found out
+    disputes = Counter(state.disputes) + Counter({peer, *abort.accused} & members)
+    (worst, most), *others = disputes.most_common(2)
+    if most > 1 and not any(count == most for _, count in others):
+        state = suspect(blame(state, (), (worst,), reason), (worst,))
+    missing = tuple(each for each in abort.accused if each in members and each != state.terms.me)
+    return _fail(replace(state, disputes=disputes), reason, (peer,), now, missing=missing)
+
+
+def _on_tick(state: RoundState, now: float) -> Step:
+    if (moves := moves_at(state)) is not None and now >= moves:
+        return move(state, state.later, now)
+    if state.hurry_at is not None and now >= state.hurry_at:
+        absent = absent_members(state)
+        # before the grace, so many are missing that none is to come early: it is to be known who is there
+        query = Query(peers=absent, hurry=state.grace_until is not None)
+        return replace(state, hurry_at=None), [query] if absent else []
+    if state.grace_until is not None and now >= state.grace_until:
+        return advance(state, now)
+    return _on_deadline(state, now) if state.deadline is not None and now >= state.deadline else (state, [])
+
+
+def _on_deadline(state: RoundState, now: float) -> Step:
+    match state.phase:
+        case "resting" | "left_out":
+            return advance(replace(state, phase="forming", deadline=None), now)
+        case "reducing":
+            return _fail(state, "the reduction took too long", (), now)
+        case "voting":
+            return _no_quorum(state, "the vote took too long", now)
+        case _:
+            return too_few(state, now)
+
+
+def _fail(
+    state: RoundState, reason: str, accused: tuple[str, ...], now: float, *, missing: tuple[str, ...] | None = None
+) -> Step:
+    """This member cannot reduce. If another one could, its outcome can be had; else the attempt is over. Others hear of
+    `accused`, the owner of `missing`, where these are not the same."""
+    signed = state.signed
+    assert signed is not None
+    # whoever voted has all parts, and would have given them
+    state = blame(state, (), state.claimants, "it does not give the parts it says it voted for")
+    votes = _valid_votes(state)
+    if votes and not state.recovering:
+        outcome = next(iter(votes.values())).vote.outcome
+        return replace(state, recovering=True), [_recover(state, signed, outcome)]
+    return _abort(state, reason, accused, now, missing=missing)
+
+
+def _others(state: RoundState) -> tuple[str, ...]:
+    assert state.signed is not None
+    return tuple(peer for peer in state.signed.group.peer_ids if peer != state.terms.me)
+
+
+def _abort(
+    state: RoundState, reason: str, accused: tuple[str, ...], now: float, *, missing: tuple[str, ...] | None = None
+) -> Step:
+    """Leave a signed group, and say so: see `_fail`."""
+    assert state.signed is not None
+    abort = Abort(
+        run=state.terms.run,
+        step=state.terms.step,
+        attempt=state.attempt,
+        group_digest=state.signed.digest,
+        reason=reason[:400],
+        accused=tuple(sorted(set(accused))),
+    )
+    announce = Announce(abort=abort, peers=_others(state))
+    state, actions = give_up(state, reason, accused if missing is None else missing, now)
+    return state, [announce, *actions]

@@ -1,0 +1,1 @@
+"""A run as its author describes and signs it: settings, file, checks."""

@@ -1,0 +1,124 @@
+"""How a run's author lets some members go on from a state without the others: find it, sign an order, deliver that.
+
+What it costs if the others still train somewhere, `docs/one-history.md` says. Members check an order and pass it on
+(`desk`, `seat`), so that one of them is enough. No state.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from swarm_protocol.errors import ConfigError, PeerTimeout, SwarmError
+from swarm_protocol.identity import Identity
+from swarm_protocol.training_messages import Certificate, ResumeOrder, Standing, StandingRequest
+
+from swarm.network.interface import Network
+from swarm.training.round.certificate import Notary, Proof
+from swarm.training.round.claims import most_supported, whom_to_ask
+from swarm.training.round.methods import Methods
+from swarm.training.run.signed_run import SignedRun
+
+CALL_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """The newest certified state that members show. `holders` are at it; `absent` are those of its roster that are not,
+    or do not answer; `answered` are those of its roster that show any state. `sequence` is that of the latest resume
+    order that anyone showed; 0: none."""
+
+    proof: Proof
+    holders: tuple[str, ...]
+    absent: tuple[str, ...]
+    answered: tuple[str, ...]
+    sequence: int
+
+
+async def survey(network: Network, run: SignedRun, peers: Collection[str]) -> Situation:
+    """Ask `peers`, trainers of `run`, where they are, and then all members of the state that most of these show.
+
+    Raises PeerTimeout if none shows a state.
+    """
+    notary, shown = Notary.of_run(run, Identity.generate(), network.network_id), dict[str, Proof]()
+
+    async def ask(peer: str) -> None:
+        request = StandingRequest(run=run.run_id, step=1, watches=True).to_bytes()
+        try:
+            data = await network.call(peer, Methods(run.run_id).standing, request, timeout_s=CALL_TIMEOUT_S)
+            if certificate := Standing.from_bytes(data).certificate:
+                shown[peer] = await asyncio.to_thread(notary.check_certificate, certificate, network.now())
+        except SwarmError:
+            return  # it counts as absent
+
+    async def ask_all(chosen: Collection[str]) -> Proof | None:
+        async with asyncio.TaskGroup() as tasks:
+            for peer in chosen:
+                tasks.create_task(ask(peer))
+        return most_supported(shown)
+
+    admitted = dict.fromkeys(filter(notary.admits, peers), 0)
+    proof = await ask_all(whom_to_ask(admitted, (), notary.identity.peer_id))
+    if proof is not None:
+        proof = await ask_all(set(proof.roster) - shown.keys())
+    if proof is None:
+        raise PeerTimeout(
+            f"no member of {run.run_id} shows a certified state", remedy="start a member that has one, and try again"
+        )
+    holders = {peer for peer, each in shown.items() if each.outcome.state_digest == proof.outcome.state_digest}
+    return Situation(
+        proof=proof,
+        holders=tuple(sorted(holders)),
+        absent=tuple(sorted(set(proof.roster) - holders)),
+        answered=tuple(sorted(set(proof.roster) & shown.keys())),
+        sequence=max(each.sequence for each in shown.values()),
+    )
+
+
+def sign_order(
+    run: SignedRun, situation: Situation, roster: Collection[str], author: Identity, *, network_id: str, now: float
+) -> bytes:
+    """A certificate that lets `roster` go on from the situation's state. Its sequence is the time, in seconds, unless a
+    later one is in force: so the order that was signed last wins, also where the author did not see the others.
+
+    Raises ConfigError unless `author` signed the run, which admits `roster` and is not finished.
+    """
+    if situation.proof.outer_step >= run.config.outer_steps:
+        raise ConfigError(f"{run.run_id} is finished", remedy="there is nothing to go on with")
+    if author.peer_id != run.peer_id:
+        raise ConfigError(
+            f"{run.run_id} was signed by {run.peer_id}, and only that key can resume it",
+            remedy="name its file with --identity",
+        )
+    notary = Notary.of_run(run, author, network_id)
+    try:
+        order = ResumeOrder(
+            run=run.run_id,
+            sequence=max(int(now), situation.sequence + 1),
+            outer_step=situation.proof.outer_step,
+            state_digest=situation.proof.outcome.state_digest,
+            roster=tuple(sorted(set(roster))),
+        )
+        data = notary.sign_order(order, now)
+        notary.read_order(data, now)
+    except (ValueError, SwarmError) as error:
+        raise ConfigError(f"the run cannot be resumed like this: {error}", remedy="name other members") from error
+    return Certificate(order=data).to_bytes()
+
+
+async def deliver(network: Network, run: SignedRun, certificate: bytes, peers: Collection[str]) -> Mapping[str, str]:
+    """Give `certificate` to `peers`. By peer, what each answered; empty: it took it."""
+    answers = dict[str, str]()
+
+    async def give(peer: str) -> None:
+        try:
+            await network.call(peer, Methods(run.run_id).resume, certificate, timeout_s=CALL_TIMEOUT_S)
+            answers[peer] = ""
+        except SwarmError as error:
+            answers[peer] = error.message
+
+    async with asyncio.TaskGroup() as tasks:
+        for peer in peers:
+            tasks.create_task(give(peer))
+    return answers

@@ -1,0 +1,102 @@
+"""A run's signed file for a node that only knows the run's id: each member gives it, and nobody has to be believed.
+
+The id is made of what was signed, so a file that gives another id is another run's, whoever sent it. No state.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from swarm_protocol.errors import ConfigError, IntegrityError, PeerRefused, PeerTimeout, SwarmError
+
+from swarm.network.interface import Network
+from swarm.network.membership import Membership
+from swarm.training.round.methods import Methods
+from swarm.training.run.signed_run import MAX_RUN_FILE_BYTES, SignedRun, read_run
+
+FETCH_TIMEOUT_S = 10.0
+"""MAX_RUN_FILE_BYTES over 0.1 Mbit/s, and a way there."""
+
+FIND_TIMEOUT_S = 20.0
+"""Records of members that are there are seen within a second or two; several of them may have to be asked."""
+FIND_PAUSE_S = 1.0
+MAX_ASKED_AT_ONCE = 8
+
+
+async def serve_run(network: Network, run: SignedRun) -> None:
+    """Give the run's file to whoever asks, until the network is closed."""
+
+    async def give(_peer_id: str, _request: bytes) -> bytes:
+        if not run.text:
+            raise PeerRefused("this member does not have the run's file", remedy="ask another member")
+        return run.text.encode()
+
+    await network.serve(Methods(run.run_id).run_file, give)
+
+
+async def fetch_run(network: Network, peer_id: str, run_id: str, *, timeout_s: float = FETCH_TIMEOUT_S) -> SignedRun:
+    """The file of run `run_id` from its member `peer_id`. That the run's model can be built is not checked.
+
+    Raises PeerError, and IntegrityError if what the peer gave is no signed file of this run.
+    """
+    data = await network.call(peer_id, Methods(run_id).run_file, b"", timeout_s=timeout_s, max_bytes=MAX_RUN_FILE_BYTES)
+    try:
+        run = await asyncio.to_thread(read_run, data, f"the file that {peer_id[-6:]} gave")
+    except (ConfigError, IntegrityError) as error:
+        raise IntegrityError(
+            f"the peer gave no file of run {run_id}: {error.message}", remedy="ask another member", peer_id=peer_id
+        ) from error
+    if run.run_id != run_id:
+        raise IntegrityError(
+            f"the peer gave the file of another run than {run_id}: {run.run_id}",
+            remedy="ask another member",
+            peer_id=peer_id,
+        )
+    return run
+
+
+async def find_run(
+    network: Network, membership: Membership, run_id: str, *, timeout_s: float = FIND_TIMEOUT_S
+) -> SignedRun:
+    """The file of run `run_id` from any of its members. That the run's model can be built is not checked.
+
+    Raises PeerTimeout if no member gives it in time.
+    """
+    asked, reason = set[str](), "nobody trains it on this network"
+    loop = asyncio.get_running_loop()
+    until = loop.time() + timeout_s
+    while (left_s := until - loop.time()) > 0:
+        try:
+            records = await membership.trainers(run_id, timeout_s=left_s)
+            # members with a digest have the state, and so had the file for longest
+            members = sorted(records, key=lambda peer: (peer in asked, not records[peer].digest, peer))
+            members = [peer for peer in members if peer != network.peer_id][:MAX_ASKED_AT_ONCE]
+            asked.update(members)
+            if members:
+                return await _first_copy(network, members, run_id, until - loop.time())
+        except SwarmError as error:
+            reason = error.message
+        await asyncio.sleep(FIND_PAUSE_S)
+    raise PeerTimeout(
+        f"the file of run {run_id} could not be had: {reason}",
+        remedy="check the id, --peers and --network-id, or give --run the file itself",
+    )
+
+
+async def _first_copy(network: Network, members: list[str], run_id: str, timeout_s: float) -> SignedRun:
+    """From the first of `members` that gives it. Raises the last failure if none does."""
+    wait_s = min(timeout_s, FETCH_TIMEOUT_S)
+    fetching = [asyncio.create_task(fetch_run(network, peer, run_id, timeout_s=wait_s)) for peer in members]
+    failure: SwarmError | None = None
+    try:
+        for copy in asyncio.as_completed(fetching):
+            try:
+                return await copy
+            except SwarmError as error:
+                failure = error
+    finally:
+        for task in fetching:
+            task.cancel()
+        await asyncio.gather(*fetching, return_exceptions=True)
+    assert failure is not None
+    raise failure

@@ -1,0 +1,180 @@
+"""Run files on disk: made for people to edit, signed in place, read, and their model checked.
+
+Signing writes down every setting, so that what a run is does not change with the defaults of a later version; of
+[model] those of its type stay out, which are transformers'. What a signature covers is `signed_run`'s. Reads and writes
+block; no state.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from swarm_protocol.errors import ConfigError, IntegrityError
+from swarm_protocol.identity import Identity
+
+from swarm.training.inner.run_model import check_model
+from swarm.training.run.run_config import RunConfig
+from swarm.training.run.run_text import template, with_missing, with_signature, with_value
+from swarm.training.run.signed_run import (
+    MAX_RUN_FILE_BYTES,
+    SignedRun,
+    decode_text,
+    parse_text,
+    sign_mapping,
+    signature_table,
+    verify_mapping,
+    without_signature,
+)
+
+
+def sign_run(config: RunConfig, identity: Identity, *, issued_at: int) -> SignedRun:
+    """`issued_at`: Unix seconds. Raises ConfigError if the model cannot be built."""
+    check_model(config)
+    return sign_mapping(config, config.to_mapping(), identity, issued_at)
+
+
+def write_run(path: Path, config: RunConfig, identity: Identity, *, issued_at: int | None = None) -> SignedRun:
+    """Sign `config`, now unless `issued_at` says otherwise, and write it to `path`, whole or not at all.
+
+    Raises ConfigError if the model cannot be built or `path` cannot be written.
+    """
+    run = sign_run(config, identity, issued_at=int(time.time()) if issued_at is None else issued_at)
+    _write_whole(path, run.text)
+    return run
+
+
+def new_run_file(path: Path, config: RunConfig) -> None:
+    """Write `config` to `path` for a person to edit and sign, every setting explained.
+
+    Raises ConfigError if `path` exists or cannot be written.
+    """
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(template(config, str(path)))
+    except FileExistsError:
+        raise ConfigError(f"{path} exists already", remedy="name another file, or move it away") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}", remedy="choose another place") from error
+
+
+def sign_file(
+    path: Path,
+    identity: Identity,
+    *,
+    pins: Mapping[tuple[str, str], str] = MappingProxyType({}),
+    issued_at: int | None = None,
+) -> SignedRun:
+    """Sign the run file at `path`, now unless `issued_at` says otherwise, in place of an earlier signature.
+
+    Comments and spacing stay, and settings that are left out are written down. `pins` are values by
+    table and key, such as the data's digest, which take the place of the file's. The file is rewritten whole or not at
+    all. Raises ConfigError if it cannot be a run, cannot be written, or is written in a way that cannot be changed line
+    by line.
+    """
+    text = _read(path)
+    written = without_signature(parse_text(text, path))
+    mapping = _completed(written, RunConfig.from_mapping(written))
+    text = with_missing(text, written, mapping)
+    for (table, key), value in pins.items():
+        if value != mapping[table][key]:
+            text = with_value(text, table, key, value)
+            mapping[table] = {**mapping[table], key: value}
+    config = RunConfig.from_mapping(mapping)
+    check_model(config)
+    issued_at = int(time.time()) if issued_at is None else issued_at
+    run = sign_mapping(config, mapping, identity, issued_at)
+    signed = with_signature(text, signature_table(run))
+    if _parsed_or_none(signed, path) != {**mapping, "signature": signature_table(run)}:
+        raise ConfigError(
+            f"{path} is written so that it cannot be signed in place",
+            remedy="write each table below a line [table] and each setting on a line of its own, as run init does",
+        )
+    _write_whole(path, signed)
+    return run
+
+
+def _completed(written: Mapping[str, Any], config: RunConfig) -> dict[str, Any]:
+    """`config` as `written`, and as it has become where nothing is."""
+    full = {**config.to_mapping(), **written}
+    for key, table in config.to_mapping().items():
+        if isinstance(table, Mapping):
+            full[key] = {**table, **written.get(key, {})}
+    return full
+
+
+def read_config(path: Path) -> RunConfig:
+    """The config in a run file, signed or not; a signature is not checked. Raises ConfigError."""
+    return _config_of(parse_text(_read(path), path))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inspected:
+    """A run file, whoever wrote it. `run` is None, and `problem` says why, unless its signature holds."""
+
+    config: RunConfig
+    run: SignedRun | None
+    problem: str = ""
+
+
+def inspect_run(path: Path) -> Inspected:
+    """What a run file says, signed or not. Raises ConfigError if it cannot be a run."""
+    mapping = parse_text(_read(path), path)
+    if "signature" not in mapping:
+        return Inspected(config=_config_of(mapping), run=None, problem="it is not signed")
+    try:
+        run = _checked(mapping, path)
+    except IntegrityError as error:
+        return Inspected(config=_config_of(mapping), run=None, problem=error.message)
+    return Inspected(config=run.config, run=run)
+
+
+def load_run(path: Path) -> SignedRun:
+    """Raises ConfigError if it cannot be a run, IntegrityError if it is not what was signed."""
+    return _checked(parse_text(_read(path), path), path)
+
+
+def _checked(mapping: dict[str, Any], path: Path) -> SignedRun:
+    """Raises as `load_run`."""
+    run = verify_mapping(mapping, path)
+    check_model(run.config)
+    return run
+
+
+def _config_of(mapping: Mapping[str, Any]) -> RunConfig:
+    config = RunConfig.from_mapping(without_signature(mapping))
+    check_model(config)
+    return config
+
+
+def _write_whole(path: Path, text: str) -> None:
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        try:
+            partial.write_text(text, encoding="utf-8")
+            partial.replace(path)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}", remedy="choose another place") from error
+
+
+def _read(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_RUN_FILE_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}", remedy="check the path") from error
+    return decode_text(data, path)
+
+
+def _parsed_or_none(text: str, path: Path) -> dict[str, Any] | None:
+    try:
+        return parse_text(text, path)
+    except ConfigError:
+        return None

@@ -1,0 +1,162 @@
+"""A run as its author signed it: a RunConfig as TOML that people read, with its signature in a last table.
+
+    name = "my-run"
+    …
+    [signature]
+    peer_id = "12D3KooW…"
+    issued_at = 1767225600
+    signature = "…"
+
+The signature is over a canonical form of every value in the file, so comments and spacing are free, while a changed,
+added or removed value is an IntegrityError. Pure: `run_file` has the files, and looks whether the model can be built,
+which takes torch.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from swarm_protocol.errors import ConfigError, IntegrityError
+from swarm_protocol.identity import Identity, verify
+
+from swarm.training.run.run_config import LATER_SETTINGS, RunConfig
+from swarm.training.run.run_text import to_toml
+from swarm.training.run.setting_checks import refuse_unknown_keys
+
+MAX_RUN_FILE_BYTES = 1 << 16
+MAX_KEY_WORDS = 32
+"""In one dotted key. Its parser's time grows with the square of them: 20,000 took 42 s."""
+_PURPOSE = b"swarm-run:"
+_WORD = r"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')"""
+_LONG_KEY = re.compile(rf"(?<![\w-]){_WORD}(?:[ \t]*+\.[ \t]*+{_WORD}){{{MAX_KEY_WORDS},}}")
+_SIGNATURE_KEYS = ("peer_id", "issued_at", "signature")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignedRun:
+    """A run and who answers for it. Only `run_file` and `read_run` make it, so its signature is checked; that its model
+    can be built only by the former.
+
+    `text` is a run file with the values that were signed, as they were written, and no comments: what `read_run` takes.
+    """
+
+    config: RunConfig
+    peer_id: str
+    issued_at: int
+    signature: bytes
+    text: str = field(default="", repr=False, compare=False)
+
+    @property
+    def run_id(self) -> str:
+        """The run's name and a digest of its settings, its author and the time of signing: no two runs share it."""
+        content = _signed_bytes(self.config.identifying_mapping(), self.peer_id, self.issued_at)
+        return f"{self.config.name}-{hashlib.sha256(content).hexdigest()[:12]}"
+
+
+def read_run(data: bytes, where: str) -> SignedRun:
+    """What another machine gave as a run file, which came from `where`. The model is not built, which takes seconds
+    and memory that nobody should spend on a run for having heard of it. Blocks for milliseconds.
+
+    Raises ConfigError if it cannot be a run, IntegrityError if it is not what was signed.
+    """
+    return verify_mapping(parse_text(decode_text(data, where), where), where)
+
+
+def verify_mapping(mapping: Mapping[str, Any], path: Path | str) -> SignedRun:
+    """The run in a file's parsed contents. Raises as `read_run`."""
+    table, mapping = mapping.get("signature"), without_signature(mapping)
+    if not isinstance(table, Mapping):
+        raise ConfigError(f"{path} is not signed", remedy=f"sign it first: swarm-node run sign {path}")
+    refuse_unknown_keys(table, _SIGNATURE_KEYS, "[signature]")
+    peer_id, issued_at, signature = _signature_of(table, path)
+    try:
+        verify(peer_id, _signed_bytes(mapping, peer_id, issued_at), signature)
+    except IntegrityError as error:
+        raise IntegrityError(
+            f"{path} is not what its author signed", remedy="get the file again, or sign it anew", peer_id=peer_id
+        ) from error
+    config = RunConfig.from_mapping(_with_implied(mapping))
+    text = to_toml({**mapping, "signature": table})
+    return SignedRun(config=config, peer_id=peer_id, issued_at=issued_at, signature=signature, text=text)
+
+
+def _with_implied(mapping: Mapping[str, Any]) -> dict[str, Any]:
+    """What was signed, with the settings that did not exist then. What they mean does not follow today's defaults."""
+    full = {"aggregator": "mean", **mapping}
+    for setting, implied in LATER_SETTINGS.items():
+        table, _, key = setting.rpartition(".")
+        if not table:
+            full.setdefault(key, implied)
+        elif isinstance(values := full.get(table, {}), Mapping):
+            full[table] = {key: implied, **values}
+    return full
+
+
+def sign_mapping(config: RunConfig, mapping: Mapping[str, Any], identity: Identity, issued_at: int) -> SignedRun:
+    """The run of `identity`. `mapping` is `config` as it is written."""
+    signature = identity.sign(_signed_bytes(mapping, identity.peer_id, issued_at))
+    run = SignedRun(config=config, peer_id=identity.peer_id, issued_at=issued_at, signature=signature)
+    return replace(run, text=to_toml({**mapping, "signature": signature_table(run)}))
+
+
+def without_signature(mapping: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in mapping.items() if key != "signature"}
+
+
+def signature_table(run: SignedRun) -> dict[str, Any]:
+    values = (run.peer_id, run.issued_at, base64.b64encode(run.signature).decode())
+    return dict(zip(_SIGNATURE_KEYS, values, strict=True))
+
+
+def decode_text(data: bytes, path: Path | str) -> str:
+    """Raises ConfigError."""
+    if len(data) > MAX_RUN_FILE_BYTES:
+        raise ConfigError(f"{path} is too large for a run file", remedy="check that it is the right one")
+    try:
+        return data.decode()
+    except ValueError as error:
+        raise ConfigError(f"{path} is not TOML: {error}", remedy="correct it there") from error
+
+
+def parse_text(text: str, path: Path | str) -> dict[str, Any]:
+    """Raises ConfigError."""
+    try:
+        too_deep = _LONG_KEY.search(text) is not None
+        mapping = {} if too_deep else tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}", remedy="correct it there") from error
+    if too_deep:
+        raise ConfigError(
+            f"{path} has a dotted key of more than {MAX_KEY_WORDS} words", remedy="use flat keys below a line [table]"
+        )
+    return mapping
+
+
+def _signature_of(table: Mapping[str, Any], path: Path | str) -> tuple[str, int, bytes]:
+    peer_id, issued_at, text = (table.get(key) for key in _SIGNATURE_KEYS)
+    if isinstance(peer_id, str) and type(issued_at) is int and isinstance(text, str):
+        try:
+            return peer_id, issued_at, base64.b64decode(text, validate=True)
+        except (binascii.Error, ValueError):
+            pass  # said below
+    raise IntegrityError(f"the signature in {path} is incomplete or malformed", remedy="get the file again")
+
+
+def _signed_bytes(mapping: Mapping[str, Any], peer_id: str, issued_at: int) -> bytes:
+    """One byte string for each content, whatever the file's order and spacing."""
+    content = {"run": mapping, "peer_id": peer_id, "issued_at": issued_at}
+    try:
+        return _PURPOSE + json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"a run cannot hold this: {error}", remedy="use text, finite numbers and flat tables"
+        ) from error

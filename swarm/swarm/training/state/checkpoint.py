@@ -1,0 +1,224 @@
+"""Checkpoints of a replica: written whole or not at all, and checked when they are read.
+
+A checkpoint is a folder `step-<outer step>` with the state, its manifest, the certificate that proves it to others, and
+the inner optimizer's moments. It is written beside its place, flushed to the disk, and then renamed: a crash at any
+byte, or a full disk, leaves the former checkpoints as they were. Files are written and read piece by piece, so that
+saving takes no memory, and loading that of the state alone. Blocks. A folder of checkpoints belongs to one run and one
+process.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import logging
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+from safetensors import SafetensorError, safe_open
+from swarm_protocol.errors import ConfigError, IntegrityError, PeerViolation
+from torch import Tensor
+
+from swarm.training.state.manifest import Manifest
+from swarm.training.state.replica_state import Assembly, ReplicaState
+from swarm.training.state.tensor_file import PIECE_BYTES, header_of, pieces, write_file
+
+logger = logging.getLogger(__name__)
+
+_NAME = re.compile(r"step-\d{13}")
+_PARTIAL = ".partial"
+_MANIFEST, _STATE, _INNER, _CERTIFICATE = "manifest.bin", "state.safetensors", "inner.safetensors", "certificate.bin"
+_DIGEST = "digest.bin"
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Checkpoint:
+    """`inner` is what `InnerLoop.state` returned. Whether `certificate` proves `state` is for the trainer to say.
+    `digest`, where it is given, is the state's when it was committed."""
+
+    state: ReplicaState
+    inner: Mapping[str, Tensor]
+    certificate: bytes = b""
+    digest: bytes = b""
+
+
+def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int = 2, keep_every: int = 0) -> Path:
+    """Write `checkpoint`, on the disk when this returns, and delete all but the newest `keep` and those of every
+    `keep_every`-th outer step (0: of none). Returns its place.
+
+    Nothing is written if there is a sound checkpoint of this very state and certificate already. Raises ConfigError if
+    the disk is full or refuses, and if `checkpoint.digest` says that the state was damaged in memory; former
+    checkpoints are then untouched.
+    """
+    if keep < 1:
+        raise ValueError("keep at least one checkpoint")
+    place = _place(folder, checkpoint.state.outer_step)
+    if not _is_sound(place, checkpoint):
+        _write(folder, place, checkpoint)
+    # newer ones are broken, or of a history that the run's author has ended with a resume order
+    newer = [each for each in _places(folder) if each > place]
+    older = [each for each in _places(folder) if each < place]
+    spare = [each for each in older[keep - 1 :] if not is_kept(_step_of(each), keep_every)]
+    for other in (*newer, *spare):
+        shutil.rmtree(other, ignore_errors=True)
+    return place
+
+
+def is_kept(outer_step: int, keep_every: int) -> bool:
+    """Whether that step's checkpoint stays when newer ones are there."""
+    return keep_every > 0 and outer_step % keep_every == 0
+
+
+def steps_in(folder: Path) -> list[int]:
+    """The outer steps of its checkpoints, whole or not, from the first one on."""
+    return sorted(map(_step_of, _places(folder)))
+
+
+def load_step(folder: Path, outer_step: int) -> Checkpoint:
+    """The checkpoint of that outer step. Raises IntegrityError if it is not there, or not whole."""
+    place = _place(folder, outer_step)
+    try:
+        return _load(place)
+    except IntegrityError as error:
+        raise IntegrityError(
+            f"the checkpoint {place} is not whole: {error.message}", remedy="choose another"
+        ) from error
+
+
+def load_newest(folder: Path) -> Checkpoint | None:
+    """The newest checkpoint that is whole; a broken one is skipped with a warning. None: there is none."""
+    for place in _places(folder):
+        try:
+            return _load(place)
+        except IntegrityError as error:
+            logger.warning("the checkpoint %s is skipped: %s", place, error)
+    return None
+
+
+def _write(folder: Path, place: Path, checkpoint: Checkpoint) -> None:
+    partial = folder / _PARTIAL
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if partial.exists():
+            shutil.rmtree(partial)  # of a process that was killed
+        partial.mkdir()
+        _write_files(partial, checkpoint)
+        _flush(partial)
+        if place.exists():
+            shutil.rmtree(place)  # it is broken, or of a state that another one has taken the place of
+        partial.rename(place)
+        _flush(folder)
+    except OSError as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        remedy = "free space there" if error.errno in _FULL else "make it writable for this user"
+        raise ConfigError(f"no checkpoint could be written to {folder}: {error}", remedy=remedy) from error
+    except ConfigError:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def _write_files(partial: Path, checkpoint: Checkpoint) -> None:
+    state, tensors = checkpoint.state, _tensors_of(checkpoint.state)
+    manifest = state.manifest()
+    if checkpoint.digest not in {b"", manifest.digest()}:
+        raise ConfigError(
+            f"the state of outer step {state.outer_step} was damaged in this computer's memory, and is not saved",
+            remedy="test the memory if this happens again",
+        )
+    write_file(partial / _STATE, iter([header_of(tensors)]), pieces(tensors))
+    write_file(partial / _INNER, iter([header_of(checkpoint.inner)]), pieces(checkpoint.inner))
+    write_file(partial / _CERTIFICATE, iter([checkpoint.certificate]))
+    with (partial / _INNER).open("rb") as inner:
+        digest = _digest(inner, checkpoint.certificate)
+    write_file(partial / _DIGEST, iter([digest]))
+    write_file(partial / _MANIFEST, iter([manifest.to_bytes()]))
+
+
+def _tensors_of(state: ReplicaState) -> dict[str, Tensor]:
+    """In the order in which chunks cut them."""
+    return {"theta": state.theta_N, "momentum": state.momentum_N}
+
+
+def _places(folder: Path) -> list[Path]:
+    """Newest first."""
+    if not folder.is_dir():
+        return []
+    return sorted((path for path in folder.iterdir() if _NAME.fullmatch(path.name)), reverse=True)
+
+
+def _place(folder: Path, outer_step: int) -> Path:
+    return folder / f"step-{outer_step:013d}"
+
+
+def _step_of(place: Path) -> int:
+    return int(place.name.rpartition("-")[2])
+
+
+def _is_sound(place: Path, checkpoint: Checkpoint) -> bool:
+    """Whether it is whole, and of this state and certificate."""
+    try:
+        if _load(place).certificate != checkpoint.certificate:  # its state is what its manifest says
+            return False
+        return (place / _MANIFEST).read_bytes() == checkpoint.state.manifest().to_bytes()
+    except (IntegrityError, OSError):
+        return False
+
+
+def _load(place: Path) -> Checkpoint:
+    """Raises IntegrityError unless all is as it was written."""
+    try:
+        certificate = (place / _CERTIFICATE).read_bytes()
+        with (place / _INNER).open("rb") as inner:
+            if _digest(inner, certificate) != (place / _DIGEST).read_bytes():
+                raise IntegrityError("the inner optimizer's state or the certificate does not match their digest")
+        manifest = Manifest.from_bytes((place / _MANIFEST).read_bytes())
+        state = _load_state(place / _STATE, manifest)
+        # copies, since what is mapped would follow the file
+        with safe_open(place / _INNER, framework="pt") as file:
+            moments = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError, PeerViolation, ValueError) as error:
+        raise IntegrityError(f"it cannot be read ({error})") from error
+    return Checkpoint(state=state, inner=moments, certificate=certificate)
+
+
+def _load_state(path: Path, manifest: Manifest) -> ReplicaState:
+    """Checked chunk by chunk. Raises OSError and IntegrityError."""
+    if path.stat().st_size < manifest.num_bytes:
+        raise IntegrityError("the state is cut off")  # before memory is taken for it
+    assembly = Assembly(manifest)
+    with path.open("rb") as file:
+        header = header_of(dict.fromkeys(("theta", "momentum"), torch.empty(manifest.num_values, device="meta")))
+        if file.read(len(header)) != header:
+            raise IntegrityError("the state has another header")
+        for index in range(len(manifest.chunk_digests)):
+            assembly.put(index, file.read(manifest.chunk_size(index)))
+        if file.read(1):
+            raise IntegrityError("the state goes on after its end")
+    return assembly.finish()
+
+
+def _digest(inner: BinaryIO, certificate: bytes) -> bytes:
+    """Of what the manifest, which has the state's digest, says nothing about."""
+    whole = hashlib.sha256()
+    for piece in _read(inner):
+        whole.update(piece)
+    return hashlib.sha256(whole.digest() + certificate).digest()
+
+
+def _read(file: BinaryIO) -> Iterator[bytes]:
+    return iter(lambda: file.read(PIECE_BYTES), b"")
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,102 @@
+"""A run's weights as a Hugging Face directory that AutoModelForCausalLM and AutoTokenizer load. Blocks; no state."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from swarm_protocol.errors import ConfigError
+from torch import Tensor
+
+from swarm.training.data.byte_text import BYTE_VOCABULARY
+from swarm.training.data.tokenizer import TokenizerFiles, tokenizer_files
+from swarm.training.inner.run_model import build_model
+from swarm.training.run.run_config import RunConfig
+from swarm.training.state.layout import Layout
+
+MAX_SHARD_BYTES = 4 << 30
+
+
+def export_hf(
+    theta_N: Tensor,
+    config: RunConfig,
+    directory: Path,
+    *,
+    tokenizer: Path | None = None,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+) -> None:
+    """Write weights (several files with an index when over `max_shard_bytes`), configs and tokenizer.
+
+    `tokenizer` is this member's own directory or file of it, for a run whose data.tokenizer is "local". `directory`
+    appears only when it is complete. Raises ConfigError if it exists already or cannot be written.
+    """
+    if directory.exists():
+        raise ConfigError(f"{directory} exists already", remedy="move it away, or choose another place")
+    files = TokenizerFiles.find(config.data.tokenizer, tokenizer, config.data.tokenizer_revision)
+    model: Any = build_model(config.model)
+    Layout.of(model, config.fragments).set_parameters(model, theta_N)
+    partial = directory.with_name(f".{directory.name}.partial")
+    try:
+        if partial.exists():
+            shutil.rmtree(partial)  # of a process that was killed
+        partial.mkdir(parents=True)
+        end_of_text = _write_tokenizer(files, partial, int(model.config.max_position_embeddings))
+        _write_model(model, end_of_text, partial, max_shard_bytes)
+        partial.rename(directory)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise ConfigError(f"{directory} cannot be written: {error}", remedy="free space there") from error
+
+
+def _write_model(model: Any, end_of_text: int | None, directory: Path, max_shard_bytes: int) -> None:
+    """Generation ends at what ends each document in training, which also fills short rows of a batch; where nothing
+    does, it goes on."""
+    ends = {"bos_token_id": end_of_text, "eos_token_id": end_of_text}
+    model.config.update(ends)
+    model.generation_config.update(**ends, pad_token_id=end_of_text)
+    model.save_pretrained(directory, max_shard_size=max_shard_bytes)
+    for path in directory.glob("*.safetensors"):  # which safetensors makes readable for their owner alone
+        path.chmod((directory / "config.json").stat().st_mode)
+
+
+def _write_tokenizer(files: TokenizerFiles, directory: Path, max_tokens: int) -> int | None:
+    """The run's own, as its files are, or one for bytes. Returns the token that ends a document."""
+    if files.path is None:
+        _write_byte_tokenizer(directory)
+    else:
+        for name, path in tokenizer_files(files.path).items():
+            if name != "config.json":  # which is of another model
+                shutil.copyfile(path, directory / name)
+    if files.path is None or files.path.is_file():
+        _write_tokenizer_config(directory, max_tokens)
+    return files.load().end_of_text
+
+
+def _write_byte_tokenizer(directory: Path) -> None:
+    """Each byte is the token of its own number. There are no special tokens: any would be legal text as well."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers  # noqa: PLC0415
+
+    vocabulary = {character: byte for byte, character in enumerate(_byte_characters())}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(directory / "tokenizer.json"))
+
+
+def _write_tokenizer_config(directory: Path, max_tokens: int) -> None:
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": max_tokens,
+    }
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
+
+
+def _byte_characters() -> list[str]:
+    """The printable characters that stand for bytes in byte-level vocabularies (Radford et al. 2019, GPT-2)."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(BYTE_VOCABULARY) if byte not in printable]
+    return [chr(byte if byte in printable else 0x100 + others.index(byte)) for byte in range(BYTE_VOCABULARY)]

@@ -1,0 +1,227 @@
+"""Hands out committed states and result parts by digest, and fetches them from whoever has them.
+
+A state comes by `download`. Nothing that came is believed before its digest has been checked. What is fetched is
+bounded by what the run's config says it must be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from swarm_compression import Codec
+from swarm_protocol import limits
+from swarm_protocol.errors import IntegrityError, PeerRefused, PeerTimeout, PeerViolation, RoundError, SwarmError
+from swarm_protocol.training_messages import Group, Outcome
+from swarm_protocol.transfer_messages import ChunkRequest, ManifestRequest, PartRequest
+
+from swarm.network.interface import EndOfStream, Network, Stream
+from swarm.training.allreduce.parts import part_bytes
+from swarm.training.round.methods import Methods
+from swarm.training.state.manifest import CHUNK_BYTES, MAX_HEAD_BYTES, Manifest
+from swarm.training.state.replica import Held, Replica
+from swarm.training.state.replica_state import ReplicaState
+from swarm.training.state.state_download import NO_STORE, ChunkStore, Download
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+PIECE_BYTES = 1 << 20
+"""Parts travel in messages of this size."""
+LATE_S = 2.0
+"""For a manifest, after which another donor is asked as well: 250 KiB, of a state of 8 GiB, at 1 Mbit/s."""
+CALL_TIMEOUT_S = 30.0
+"""A chunk of 1 MiB over a link that is hardly usable, 0.3 Mbit/s."""
+SLOWEST_BYTES_PER_S = PIECE_BYTES / CALL_TIMEOUT_S
+"""Of a part: beyond that its holder is left, or one that trickles could hold a member up for ever."""
+SLOWEST_STATE_BYTES_PER_S = 1.25e5
+"""Of a state, from all donors together: 1 Mbit/s, as little as a round takes of a member (see `seat`)."""
+MAX_HOLDERS_TRIED = 4
+"""For how many slow holders, one after the other, a part is waited for in all."""
+SMALL_BYTES = 1 << 16
+"""What is parsed and hashed in less than a millisecond may be so on the event loop."""
+
+
+class Donor:
+    """Answers for one replica. Registered with the network by `desk`."""
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+
+    async def manifest(self, _peer: str, request: bytes) -> bytes:
+        return self._held(ManifestRequest.from_bytes(request).state_digest).manifest.to_bytes()
+
+    async def chunk(self, peer: str, request: bytes) -> bytes:
+        wanted = ChunkRequest.from_bytes(request)
+        try:
+            return self._held(wanted.state_digest).state.chunk(wanted.index)
+        except IndexError:
+            raise PeerViolation(f"the state has no chunk {wanted.index}", peer_id=peer) from None
+
+    async def part(self, _peer: str, stream: Stream) -> None:
+        wanted = PartRequest.from_bytes(await stream.receive())
+        parts = self._replica.parts_of(wanted.origin_digest)
+        if wanted.index >= len(parts):
+            raise PeerRefused("this part is not here any more")
+        view = memoryview(parts[wanted.index])
+        for start in range(0, len(view), PIECE_BYTES):
+            await stream.send(bytes(view[start : start + PIECE_BYTES]))
+
+    def _held(self, digest: bytes) -> Held:
+        held = self._replica.donate(digest)
+        if held is None:
+            raise PeerRefused("this state is not here any more")
+        return held
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetched:
+    """A state, who gave of it, and how many bytes."""
+
+    state: ReplicaState
+    manifest: Manifest
+    donors: tuple[str, ...]
+    num_bytes: int
+
+
+class Fetcher:
+    """Fetches for one member of a run. `executor` hashes and parses what is large; `store` keeps what came of a state
+    over a restart."""
+
+    def __init__(self, network: Network, methods: Methods, executor: Executor, store: ChunkStore = NO_STORE) -> None:
+        self._network = network
+        self._methods = methods
+        self._executor = executor
+        self._store = store
+
+    async def state(self, digest: bytes, donors: Sequence[str], own: Sequence[Held]) -> Fetched:
+        """The state named `digest`; what is equal in `own` ones, of which there is at least one, is not fetched.
+
+        Raises RoundError if the donors together do not give all of it in time.
+        """
+        manifest = await self._manifest(digest, donors, own[0].manifest.num_values)
+        limit_s = 2 * CALL_TIMEOUT_S + manifest.num_bytes / SLOWEST_STATE_BYTES_PER_S
+
+        async def ask(donor: str, index: int, timeout_s: float) -> bytes:
+            request = ChunkRequest(state_digest=digest, index=index).to_bytes()
+            return await self._network.call(
+                donor, self._methods.chunk, request, timeout_s=timeout_s, max_bytes=CHUNK_BYTES
+            )
+
+        download = Download(manifest, ask, self._executor, self._store)
+        try:
+            async with asyncio.timeout(limit_s):
+                state = await download.run(donors, [held.state for held in own])
+        except TimeoutError:
+            raise RoundError(f"the state did not come within {limit_s:.0f} s", missing=tuple(donors)) from None
+        gave = download.gave
+        return Fetched(state=state, manifest=manifest, donors=tuple(sorted(gave)), num_bytes=sum(gave.values()))
+
+    async def _manifest(self, digest: bytes, donors: Sequence[str], num_values: int) -> Manifest:
+        """From the first donor that answers as it should. The next one is asked when those before have failed or are
+        late, so that nobody who is silent holds up the others."""
+        failures: dict[str, str] = {}
+        asking: set[asyncio.Task[Manifest | None]] = set()
+        async with asyncio.TaskGroup() as tasks:
+            waiting = list(reversed(donors))
+            while waiting or asking:
+                if waiting:
+                    donor = waiting.pop()
+                    asking.add(tasks.create_task(self._manifest_of(donor, digest, num_values, failures)))
+                late_s = LATE_S if waiting else None
+                ended, asking = await asyncio.wait(asking, timeout=late_s, return_when=asyncio.FIRST_COMPLETED)
+                if found := [manifest for task in ended if (manifest := task.result()) is not None]:
+                    for task in asking:
+                        task.cancel()
+                    return found[0]
+        reasons = "; ".join(f"{donor[-6:]}: {reason}" for donor, reason in failures.items())
+        raise RoundError(f"no manifest of the state can be had: {reasons or 'there are no donors'}")
+
+    async def _manifest_of(
+        self, donor: str, digest: bytes, num_values: int, failures: dict[str, str]
+    ) -> Manifest | None:
+        request = ManifestRequest(state_digest=digest).to_bytes()
+        try:
+            most = _max_manifest_bytes(num_values)
+            data = await self._network.call(
+                donor, self._methods.manifest, request, timeout_s=CALL_TIMEOUT_S, max_bytes=most
+            )
+            is_small = len(data) <= SMALL_BYTES
+            manifest = _named(data, digest) if is_small else await self._off_loop(_named, data, digest)
+            if manifest.num_values != num_values:
+                raise PeerViolation("its state is of another size than the run's", peer_id=donor)
+        except SwarmError as error:
+            failures[donor] = error.message
+            return None
+        return manifest
+
+    async def parts(self, origin: Group, outcome: Outcome, holders: Sequence[str], codec: Codec) -> tuple[bytes, ...]:
+        """The result parts of `outcome`, which is of the group `origin`. Raises RoundError if one cannot be had."""
+        sizes = [part_bytes(origin, index, codec) for index in range(len(outcome.part_digests))]
+        limit_s = MAX_HOLDERS_TRIED * (CALL_TIMEOUT_S + max(sizes, default=0) / SLOWEST_BYTES_PER_S)
+        try:
+            async with asyncio.timeout(limit_s), asyncio.TaskGroup() as tasks:
+                fetching = [
+                    tasks.create_task(self._part(outcome, index, holders, size)) for index, size in enumerate(sizes)
+                ]
+        except TimeoutError:
+            raise RoundError(f"the parts did not come within {limit_s:.0f} s", missing=tuple(holders)) from None
+        parts = tuple(task.result() for task in fetching)
+        if any(part is None for part in parts):
+            raise RoundError("a part of the outcome cannot be had from any member", missing=tuple(holders))
+        return tuple(part for part in parts if part is not None)
+
+    async def _part(self, outcome: Outcome, index: int, holders: Sequence[str], size: int) -> bytes | None:
+        request = PartRequest(origin_digest=outcome.origin_digest, index=index).to_bytes()
+        # not all from the same holder
+        for holder in [*holders[index % max(len(holders), 1) :], *holders[: index % max(len(holders), 1)]]:
+            try:
+                data = await self._receive(holder, request, size)
+            except SwarmError as error:
+                logger.warning("could not get part %d from %s: %s", index, holder[-6:], error)
+                continue
+            if await self._off_loop(_digest, data) == outcome.part_digests[index]:
+                return data
+            logger.warning("%s sent a part that does not match its digest", holder[-6:])
+        return None
+
+    async def _receive(self, holder: str, request: bytes, size: int) -> bytes:
+        received, limit_s = bytearray(), CALL_TIMEOUT_S + size / SLOWEST_BYTES_PER_S
+        try:
+            async with (
+                asyncio.timeout(limit_s),
+                self._network.stream(holder, self._methods.part, timeout_s=CALL_TIMEOUT_S) as stream,
+            ):
+                await stream.send(request)
+                await stream.finish()
+                while len(received) < size:
+                    received += await stream.receive()
+        except EndOfStream:
+            pass
+        except TimeoutError:
+            raise PeerTimeout(f"it sent no part within {limit_s:.0f} s", peer_id=holder) from None
+        return bytes(received)
+
+    async def _off_loop(self, function: Callable[..., T], *arguments: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, function, *arguments)
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()
+
+
+def _named(data: bytes, digest: bytes) -> Manifest:
+    """Raises IntegrityError or PeerViolation unless `data` is the manifest of that name."""
+    if _digest(data) != digest:
+        raise IntegrityError("its manifest does not match the digest")
+    return Manifest.from_bytes(data)
+
+
+def _max_manifest_bytes(num_values: int) -> int:
+    return 4 + MAX_HEAD_BYTES + -(-8 * num_values // CHUNK_BYTES) * limits.DIGEST_BYTES

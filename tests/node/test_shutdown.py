@@ -1,0 +1,176 @@
+"""Leaving: the first request drains, the second forces, and neither loses what went wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+
+import pytest
+from swarm_node import daemon
+from swarm_node.events import Emitter
+from swarm_node.shutdown import Departure, signals_to
+from swarm_protocol.errors import StartError
+
+
+def lived(
+    life: Callable[[Departure], Awaitable[None]], leave: Callable[[Departure], None], grace_s: float = 60.0
+) -> tuple[bool, list[str]]:
+    """Whether `life` ended cleanly after `leave`, and the events that were emitted."""
+    out = io.StringIO()
+
+    async def scene() -> bool:
+        departure = Departure()
+        departure.grace_s = grace_s
+        task = asyncio.ensure_future(life(departure))
+        await asyncio.sleep(0)
+        leave(departure)
+        return await daemon._until_over(task, departure, Emitter(json=True, out=out, err=io.StringIO()))
+
+    clean = asyncio.run(scene())
+    return clean, [json.loads(line)["event"] for line in out.getvalue().splitlines()]
+
+
+async def obedient(departure: Departure) -> None:
+    await departure.leaving.wait()
+
+
+async def stubborn(_departure: Departure) -> None:
+    await asyncio.Event().wait()
+
+
+def ask(departure: Departure) -> None:
+    departure.request("test")
+
+
+def ask_twice(departure: Departure) -> None:
+    departure.request("test")
+    departure.request("again")
+    assert departure.reason == "test"
+
+
+def test_until_over_a_role_that_obeys_ends_cleanly() -> None:
+    assert lived(obedient, ask) == (True, ["draining"])
+
+
+def test_until_over_a_role_that_is_done_ends_cleanly_by_itself() -> None:
+    async def done(departure: Departure) -> None:
+        pass
+
+    assert lived(done, lambda departure: None) == (True, [])
+
+
+def test_until_over_a_role_that_takes_too_long_is_cancelled() -> None:
+    assert lived(stubborn, ask, grace_s=0.05) == (False, ["draining"])
+
+
+def test_until_over_a_second_request_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(daemon, "FORCED_S", 0.05)
+    assert lived(stubborn, ask_twice) == (False, ["draining"])
+    assert lived(obedient, ask_twice) == (True, ["draining"])
+    assert lived(stubborn, lambda departure: departure.force("stop")) == (False, ["draining"])
+
+
+def test_until_over_a_finished_role_gets_time_to_close() -> None:
+    closed = []
+
+    async def slow_to_close(departure: Departure) -> None:
+        await departure.leaving.wait()
+        departure.finished.set()
+        await asyncio.sleep(0.1)
+        closed.append(True)
+
+    assert lived(slow_to_close, ask, grace_s=0.05) == (True, ["draining"])
+    assert closed
+
+
+def test_run_a_life_that_ignores_its_cancellation_is_ended_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or a thread that hangs while the node closes would keep the process for ever."""
+    exits, released = [], []
+
+    async def deaf(*_: object) -> None:
+        done = asyncio.Event()
+        released.append(done)
+        while not done.is_set():
+            try:
+                await done.wait()
+            except asyncio.CancelledError:
+                continue
+
+    def exit_at_once(code: int) -> None:
+        exits.append(code)
+        released[0].set()
+
+    async def scene() -> tuple[int, str]:
+        out = io.StringIO()
+        emitter = Emitter(json=True, out=out, err=io.StringIO())
+        departure = Departure()
+        departure.grace_s = 0.01
+        monkeypatch.setattr(daemon, "Departure", lambda: departure)
+        departure.request("test")
+        async with asyncio.timeout(10):
+            config = SimpleNamespace(tethered=False)
+            code = await daemon._run(config, None, emitter, None)  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        return code, out.getvalue()
+
+    monkeypatch.setattr(daemon, "_live", deaf)
+    monkeypatch.setattr(daemon, "CLOSE_S", 0.05)
+    monkeypatch.setattr(daemon.os, "_exit", exit_at_once)
+    code, told = asyncio.run(scene())
+    assert exits == [code] == [daemon.EXIT_UNCLEAN]
+    events = [json.loads(line) for line in told.splitlines()]
+    assert [event["event"] for event in events] == ["draining", "warning", "stopped"]
+    assert events[-1]["clean"] is False
+
+
+def test_until_over_a_life_that_fails_raises_its_cause() -> None:
+    async def failing(departure: Departure) -> None:
+        async with asyncio.TaskGroup():
+            raise StartError("the libp2p daemon ended")
+
+    with pytest.raises(StartError, match="the libp2p daemon ended"):
+        lived(failing, lambda departure: None)
+
+
+def test_signals_that_nohup_has_ignored_stay_ignored() -> None:
+    async def scene() -> None:
+        departure = Departure()
+        with signals_to(departure):
+            os.kill(os.getpid(), signal.SIGHUP)
+            os.kill(os.getpid(), signal.SIGTERM)
+            await departure.leaving.wait()
+        assert departure.reason == "SIGTERM"
+
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        asyncio.run(scene())
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize(
+    ("number", "reason"),
+    [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM"), (signal.SIGHUP, "the terminal is gone")],
+)
+def test_signals_first_drain_then_force(number: signal.Signals, reason: str) -> None:
+    async def scene() -> None:
+        departure = Departure()
+        with signals_to(departure):
+            os.kill(os.getpid(), number)
+            await departure.leaving.wait()
+            assert departure.reason == reason
+            assert not departure.forced.is_set()
+            os.kill(os.getpid(), number)
+            await departure.forced.wait()
+        assert signal.getsignal(number) in {signal.SIG_DFL, signal.default_int_handler}
+
+    before = signal.signal(number, signal.SIG_DFL)  # under nohup the tests themselves ignore SIGHUP
+    try:
+        asyncio.run(scene())
+    finally:
+        signal.signal(number, before)

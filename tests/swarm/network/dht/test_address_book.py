@@ -1,0 +1,39 @@
+"""Which addresses of peers are kept, and which of its own a node tells."""
+
+from __future__ import annotations
+
+import pytest
+from swarm.network.dht import address_book
+from swarm.network.dht.address_book import AddressBook, to_announce
+from swarm_protocol import limits
+from swarm_protocol.identity import Identity
+
+RELAY = Identity(bytes(32)).peer_id
+CIRCUIT = f"/ip4/192.0.2.8/tcp/4001/p2p/{RELAY}/p2p-circuit"
+NEAR, FAR = "/ip4/127.0.0.1/tcp/4001", "/ip4/192.0.2.7/tcp/4001"
+
+
+def test_book_keeps_what_a_peer_said_last_of_what_can_be_dialled() -> None:
+    book = AddressBook()
+    book.learn(
+        "a", (NEAR, CIRCUIT, "/unix/tmp/x", "/ip4/1.2.3/tcp/1", f"{FAR}/p2p/{RELAY}", "/ip4/192.0.2.7/tcp/99999")
+    )
+    assert book.of("a") == (NEAR, CIRCUIT)
+    book.learn("a", ("/nothing",))
+    assert book.of("a") == (NEAR, CIRCUIT)
+    book.learn("a", (FAR,))
+    assert book.of("a") == (FAR,)
+    assert book.of("b") == ()
+
+
+def test_book_that_is_full_forgets_who_was_heard_of_longest_ago(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(address_book, "MAX_PEERS", 2)
+    book = AddressBook()
+    for peer_id in ("a", "b", "a", "c"):
+        book.learn(peer_id, (FAR,))
+    assert [book.of(peer_id) for peer_id in "abc"] == [(FAR,), (), (FAR,)]
+
+
+def test_addresses_that_others_can_use_are_told_first() -> None:
+    assert to_announce((NEAR, FAR, CIRCUIT, FAR, "/unix/x")) == (CIRCUIT, FAR, NEAR)
+    assert len(to_announce(f"/ip4/192.0.2.7/tcp/{port}" for port in range(100))) == limits.MAX_CONTACT_ADDRS

@@ -1,0 +1,118 @@
+"""Whom a search asks, for what, and when it stops."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from swarm.network.dht import dht_search
+from swarm.network.dht.dht_search import MAX_CALLS, WIDTH, Search
+from swarm.network.dht.routing_table import node_id_of, to_id
+from swarm_protocol import limits
+from swarm_protocol.dht_messages import place_of
+from swarm_protocol.envelope import Envelope
+from swarm_protocol.identity import Identity, peer_id_of
+from swarm_protocol.signed_record import seal_record
+
+PEERS = [peer_id_of(hashlib.sha256(b"%d" % number).digest()) for number in range(300)]
+OWN, *OTHERS = PEERS
+KEY = place_of("k")
+
+
+def sealed(signer: int, key: str, issued_at: float) -> Envelope:
+    identity = Identity(bytes([signer]) * 32)
+    return seal_record(identity, network_id="test", key=key, payload=b"", issued_at=issued_at, lifetime_s=60)
+
+
+def nearest(peers: list[str], count: int) -> list[str]:
+    return sorted(peers, key=lambda peer_id: node_id_of(peer_id) ^ to_id(KEY))[:count]
+
+
+@given(st.sets(st.sampled_from(OTHERS[:60])), st.data())
+def test_search_among_the_dead_asks_the_nearest_who_live(known: set[str], data: st.DataObject) -> None:
+    dead = data.draw(st.sets(st.sampled_from(OTHERS[:60])))
+    search = Search([KEY], OWN)
+    search.meet([*known, OWN], ())
+    asked = []
+    while calls := search.next_calls():
+        for peer_id, keys in calls:
+            assert keys == [KEY]
+            asked.append(peer_id)
+            if peer_id in dead:
+                search.drop(peer_id)
+            else:
+                search.answered.add(peer_id)
+                search.meet(nearest(OTHERS[:60], WIDTH), ())
+    assert len(set(asked)) == len(asked)
+    assert OWN not in asked
+    named = known | set(nearest(OTHERS[:60], WIDTH)) if known - dead else known
+    assert set(nearest(list(named - dead), WIDTH)) <= set(asked)
+    assert set(search.nearest(KEY, WIDTH)) == set(nearest(list(named - dead), WIDTH))
+
+
+def test_search_does_not_meet_suspects_and_who_was_dropped() -> None:
+    search = Search([KEY], OWN)
+    search.meet(OTHERS[:3], OTHERS[:1])
+    search.drop(OTHERS[1])
+    search.meet(OTHERS[:3], OTHERS[:1])
+    assert search.peers == {OTHERS[2]}
+
+
+def test_search_under_a_liar_that_names_peers_without_end_stops() -> None:
+    search = Search([KEY], OWN)
+    search.meet(OTHERS[:WIDTH], ())
+    num_calls = 0
+    while calls := search.next_calls():
+        num_calls += len(calls)
+        # each time nearer ones
+        search.meet([peer_id_of(hashlib.sha256(b"%d %d" % (num_calls, n)).digest()) for n in range(WIDTH)], ())
+        for peer_id, _ in calls:
+            search.drop(peer_id)
+    assert num_calls == MAX_CALLS
+
+
+def test_nearest_are_of_those_that_answered() -> None:
+    search = Search([KEY], OWN)
+    search.meet(OTHERS[:3], ())
+    search.answered.update(OTHERS[:2])
+    search.drop(OTHERS[0])
+    assert search.nearest(KEY, 3) == [OTHERS[1]]
+
+
+def test_search_keeps_of_each_subject_and_signer_the_record_issued_last() -> None:
+    search = Search([KEY], OWN)
+    records = [sealed(signer, key, issued_at) for signer in b"ab" for key in "kl" for issued_at in (2.0, 3.0, 1.0)]
+    for record in records:
+        search.take_in(record)
+    assert list(search.records.values()) == records[1::3]
+
+
+def test_search_takes_in_no_more_records_of_a_key_than_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dht_search, "MAX_RECORDS_PER_KEY", 2)
+    search = Search([KEY], OWN)
+    for signer in b"abc":
+        search.take_in(sealed(signer, "k", 1.0))
+    search.take_in(sealed(ord("a"), "k", 2.0))
+    search.take_in(sealed(ord("c"), "l", 1.0))
+    found = [(record.subject, record.peer_id, record.issued_at) for record in search.records.values()]
+    a, b, c = (sealed(signer, "k", 1.0).peer_id for signer in b"abc")
+    assert found == [("k", a, 2.0), ("k", b, 1.0), ("l", c, 1.0)]
+
+
+def test_search_asks_again_for_what_an_answer_had_no_room_for() -> None:
+    keys = [place_of(str(number)) for number in range(3)]
+    search = Search(keys, OWN)
+    search.meet(OTHERS[:1], ())
+    assert search.next_calls() == [(OTHERS[0], keys)]
+    search.left_out(OTHERS[0], keys[1:])
+    assert search.next_calls() == [(OTHERS[0], keys[1:])]
+    assert search.next_calls() == []
+
+
+def test_search_for_many_keys_asks_for_as_many_as_a_request_takes() -> None:
+    keys = [place_of(str(number)) for number in range(limits.MAX_FIND_KEYS + 1)]
+    search = Search(keys, OWN)
+    search.meet(OTHERS[:1], ())
+    assert search.next_calls() == [(OTHERS[0], keys[:-1]), (OTHERS[0], keys[-1:])]

@@ -1,0 +1,239 @@
+"""Searches among peers that are silent, in virtual time: nodes of the DHT that call each other without a network."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Sequence
+from typing import Any, cast
+
+from swarm.network.dht import address_book
+from swarm.network.dht.record_dht import RPC_TIMEOUT_S, SEARCH_TIMEOUT_S, RecordDht
+from swarm.network.dht.record_validator import RecordValidator
+from swarm.testing import virtual_time
+from swarm_protocol import limits
+from swarm_protocol.dht_messages import Contact, FindRequest, FindResponse, Found
+from swarm_protocol.envelope import Envelope
+from swarm_protocol.errors import PeerUnreachable
+from swarm_protocol.identity import Identity, peer_id_of
+from swarm_protocol.signed_record import seal_record
+
+NOW = 1_700_000_000.0
+KEY = "nodes/3"
+ASKER, HONEST, LIAR, SOUGHT = (Identity(bytes([number]) * 32) for number in (1, 2, 3, 4))
+
+
+def addr_of(identity: Identity) -> tuple[str, ...]:
+    return (f"/ip4/192.0.2.{identity.public_key[0]}/tcp/4001",)
+
+
+class Host:
+    """Of one node. `wire` has the answers of all who give any; whoever is not in it is silent."""
+
+    def __init__(self, peer_id: str, wire: dict[tuple[str, str], Any]) -> None:
+        self.peer_id = peer_id
+        self._wire = wire
+        self.dialled: dict[str, tuple[str, ...]] = {}
+
+    async def serve(self, protocol: str, answer: Any) -> None:
+        self._wire[self.peer_id, protocol] = answer
+
+    async def call(self, peer_id: str, protocol: str, request: bytes, *, addrs: Sequence[str]) -> bytes:
+        self.dialled[peer_id] = tuple(addrs)
+        if (peer_id, protocol) not in self._wire:
+            await asyncio.sleep(2 * RPC_TIMEOUT_S)
+            raise PeerUnreachable("no answer", peer_id=peer_id)
+        return await self._wire[peer_id, protocol](self.peer_id, request)
+
+
+class World:
+    def __init__(self) -> None:
+        self.wire: dict[tuple[str, str], Any] = {}
+        self.hosts: dict[str, Host] = {}
+
+    async def node(self, identity: Identity) -> RecordDht:
+        self.hosts[identity.peer_id] = host = Host(identity.peer_id, self.wire)
+        dht = await RecordDht.create(cast("Any", host), "", RecordValidator("test", lambda: NOW))
+        dht.own_addrs = addr_of(identity)
+        return dht
+
+    def add_liar(self, asker: RecordDht) -> None:
+        """It names ten peers for each key, always others, of which none is there."""
+        num_named = 0
+
+        async def answer(_peer_id: str, request: bytes) -> bytes:
+            nonlocal num_named
+            found = []
+            for _ in FindRequest.from_bytes(request).keys:
+                named = range(num_named, num_named := num_named + 10)
+                found.append(
+                    Found(
+                        peers=tuple(
+                            Contact(peer_id=peer_id_of(hashlib.sha256(b"%d" % each).digest())) for each in named
+                        )
+                    )
+                )
+            return FindResponse(found=tuple(found)).to_bytes()
+
+        self.wire[LIAR.peer_id, "find"] = answer
+        asker._table.heard_of(LIAR.peer_id)
+
+
+def record(identity: Identity, key: str = KEY) -> Envelope:
+    return seal_record(identity, network_id="test", key=key, payload=b"", issued_at=NOW, lifetime_s=60)
+
+
+def test_find_whose_time_ends_among_silent_peers_gives_what_others_said() -> None:
+    async def main() -> None:
+        world = World()
+        asker, honest = await world.node(ASKER), await world.node(HONEST)
+        keys = [f"nodes/{shard}" for shard in range(8)]
+        for key in keys:
+            honest._storage.store(record(HONEST, key), record(HONEST, key).to_bytes())
+        assert await asker.ping(HONEST.peer_id)
+        world.add_liar(asker)
+        begin = asyncio.get_running_loop().time()
+        found, answered = await asker.find(keys, timeout_s=5)
+        assert asyncio.get_running_loop().time() - begin == 5  # the silent are too many for it
+        assert answered
+        assert {envelope.subject for envelope in found} == set(keys)
+
+    virtual_time.run(main())
+
+
+def test_record_is_placed_in_time_with_those_that_answer() -> None:
+    async def main() -> None:
+        world = World()
+        asker, honest = await world.node(ASKER), await world.node(HONEST)
+        assert await asker.ping(HONEST.peer_id)
+        world.add_liar(asker)
+        for number in range(100, 150):  # more than are asked at once
+            asker._table.heard_of(peer_id_of(hashlib.sha256(b"%d" % number).digest()))
+        begin = asyncio.get_running_loop().time()
+        assert await asker.store(record(ASKER))
+        assert asyncio.get_running_loop().time() - begin <= SEARCH_TIMEOUT_S + RPC_TIMEOUT_S
+        assert honest.counts.num_records == 1
+
+    virtual_time.run(main())
+
+
+def test_addresses_of_a_peer_are_found_with_the_nodes_that_it_told() -> None:
+    async def main() -> None:
+        world = World()
+        asker, honest, sought = [await world.node(identity) for identity in (ASKER, HONEST, SOUGHT)]
+        assert await sought.ping(HONEST.peer_id)
+        assert await asker.ping(HONEST.peer_id)
+        assert [list(addrs) async for addrs in asker.find_addrs(SOUGHT.peer_id)] == [list(addr_of(SOUGHT))]
+        assert SOUGHT.peer_id not in world.hosts[ASKER.peer_id].dialled  # it is the one that cannot be dialled yet
+        told = world.wire.pop((HONEST.peer_id, "find"))  # it is not asked again at once
+        assert [list(addrs) async for addrs in asker.find_addrs(SOUGHT.peer_id)] == [list(addr_of(SOUGHT))]
+        world.wire[HONEST.peer_id, "find"] = told
+        assert await asker.ping(SOUGHT.peer_id, addr_of(SOUGHT))
+        assert [addrs async for addrs in honest.find_addrs(SOUGHT.peer_id)] == [addr_of(SOUGHT)]
+
+    virtual_time.run(main())
+
+
+def test_addresses_of_a_peer_that_several_callers_want_are_found_by_each() -> None:
+    """A reduction opens several streams to a member at the same time."""
+
+    async def main() -> None:
+        world = World()
+        asker, _honest, sought = [await world.node(identity) for identity in (ASKER, HONEST, SOUGHT)]
+        assert await sought.ping(HONEST.peer_id)
+        assert await asker.ping(HONEST.peer_id)
+        calls, answer = list[bytes](), world.wire[HONEST.peer_id, "find"]
+
+        async def answer_slowly(peer_id: str, request: bytes) -> bytes:
+            calls.append(request)
+            await asyncio.sleep(0.5)
+            return bytes(await answer(peer_id, request))
+
+        world.wire[HONEST.peer_id, "find"] = answer_slowly
+
+        async def find() -> list[tuple[str, ...]]:
+            return [tuple(addrs) async for addrs in asker.find_addrs(SOUGHT.peer_id)]
+
+        first = asyncio.create_task(find())
+        await asyncio.sleep(0.1)
+        others = [asyncio.create_task(find()) for _ in range(3)]
+        await asyncio.sleep(0.1)
+        first.cancel()  # the others do without it
+        assert await asyncio.gather(*others) == [[addr_of(SOUGHT)]] * 3
+        assert len(calls) <= 3
+
+    virtual_time.run(main())
+
+
+def test_liar_that_answers_first_hides_no_address_that_others_name() -> None:
+    async def main() -> None:
+        world = World()
+        asker, _honest, sought = [await world.node(identity) for identity in (ASKER, HONEST, SOUGHT)]
+        assert await sought.ping(HONEST.peer_id)
+        assert await asker.ping(HONEST.peer_id)
+        truth, false = world.wire[HONEST.peer_id, "find"], ("/ip4/198.51.100.1/tcp/1",)
+
+        async def answer_late(peer_id: str, request: bytes) -> bytes:
+            await asyncio.sleep(0.5)
+            return bytes(await truth(peer_id, request))
+
+        async def lie(_peer_id: str, _request: bytes) -> bytes:
+            return FindResponse(found=(Found(peers=(Contact(peer_id=SOUGHT.peer_id, addrs=false),)),)).to_bytes()
+
+        world.wire[HONEST.peer_id, "find"], world.wire[LIAR.peer_id, "find"] = answer_late, lie
+        asker._table.heard_of(LIAR.peer_id)
+        found = [addrs async for addrs in asker.find_addrs(SOUGHT.peer_id)]
+        assert found == [false, addr_of(SOUGHT)]
+
+    virtual_time.run(main())
+
+
+def test_addresses_that_a_liar_names_are_tried_beside_the_true_ones_and_told_to_nobody() -> None:
+    async def main() -> None:
+        world = World()
+        asker, _honest, sought = [await world.node(identity) for identity in (ASKER, HONEST, SOUGHT)]
+        assert await sought.ping(HONEST.peer_id)
+        assert await asker.ping(HONEST.peer_id)
+        false = tuple(f"/ip4/198.51.100.{number}/tcp/1" for number in range(limits.MAX_CONTACT_ADDRS - 1))
+
+        async def answer(_peer_id: str, request: bytes) -> bytes:
+            named = Contact(peer_id=SOUGHT.peer_id, addrs=(*false, "/nothing/to/dial"))
+            return FindResponse(
+                found=tuple(Found(peers=(named,)) for _ in FindRequest.from_bytes(request).keys)
+            ).to_bytes()
+
+        world.wire[LIAR.peer_id, "find"] = answer
+        asker._table.heard_of(LIAR.peer_id)
+        await asker.refresh()
+        dialled = world.hosts[ASKER.peer_id].dialled[SOUGHT.peer_id]
+        assert set(dialled) == {*false, *addr_of(SOUGHT)}
+        contacts = {contact.peer_id: contact.addrs for contact in asker.contacts()}
+        assert contacts[SOUGHT.peer_id] == addr_of(SOUGHT)
+
+    virtual_time.run(main())
+
+
+def test_flood_of_newcomers_pushes_out_no_address_of_a_known_peer() -> None:
+    async def main() -> None:
+        world = World()
+        honest, sought = await world.node(HONEST), await world.node(SOUGHT)
+        assert await sought.ping(HONEST.peer_id)
+        request = FindRequest(addrs=addr_of(LIAR)).to_bytes()
+        for number in range(2 * address_book.MAX_PEERS):
+            newcomer = peer_id_of(hashlib.sha256(b"%d" % number).digest())
+            await honest._answer_find(newcomer, request)
+        assert Contact(peer_id=SOUGHT.peer_id, addrs=addr_of(SOUGHT)) in honest.contacts()
+
+    virtual_time.run(main())
+
+
+def test_node_that_only_asks_is_named_to_nobody() -> None:
+    async def main() -> None:
+        world = World()
+        asker, honest = await world.node(ASKER), await world.node(HONEST)
+        asker.own_addrs = ()
+        assert await asker.ping(HONEST.peer_id)
+        assert asker.peers() == (HONEST.peer_id,)
+        assert honest.peers() == ()
+
+    virtual_time.run(main())

@@ -1,0 +1,105 @@
+"""Which records a node believes."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from swarm.network.dht import record_validator
+from swarm.network.dht.record_validator import RecordValidator
+from swarm_protocol import limits
+from swarm_protocol.envelope import Envelope, seal
+from swarm_protocol.identity import Identity
+from swarm_protocol.signed_record import RECORD_PURPOSE, seal_record
+
+IDENTITY = Identity(b"a" * 32)
+OTHER = Identity(b"b" * 32)
+NOW = time.time()
+
+
+def sealed(*, issued_at: float = NOW, network_id: str = "test", lifetime_s: float = limits.RECORD_LIFETIME_S) -> bytes:
+    return seal_record(
+        IDENTITY, network_id=network_id, key="k", payload=b"p", issued_at=issued_at, lifetime_s=lifetime_s
+    ).to_bytes()
+
+
+def other_than_a_record(purpose: str = RECORD_PURPOSE, lifetime_s: float = 60.0, payload: bytes = b"") -> bytes:
+    return seal(
+        IDENTITY,
+        purpose=purpose,
+        network_id="test",
+        subject="k",
+        payload=payload,
+        issued_at=NOW,
+        expires_at=NOW + lifetime_s,
+    ).to_bytes()
+
+
+def believed(record: bytes, now: float = NOW) -> Envelope | None:
+    return RecordValidator("test", lambda: now).envelope(record)
+
+
+def test_honest_record_is_believed() -> None:
+    envelope = believed(sealed())
+    assert envelope is not None
+    assert (envelope.peer_id, envelope.subject, envelope.payload) == (IDENTITY.peer_id, "k", b"p")
+
+
+def test_record_that_expired_since_is_believed_so_that_it_hides_what_it_replaced() -> None:
+    record = sealed(lifetime_s=1)
+    assert believed(record, NOW + 2) is not None
+    assert believed(record, NOW + limits.MAX_RECORD_LIFETIME_S - 1) is not None
+    assert believed(record, NOW + limits.MAX_RECORD_LIFETIME_S) is None
+
+
+def test_checked_record_is_forgotten_at_its_time_too() -> None:
+    now = NOW
+    validator = RecordValidator("test", lambda: now)
+    assert validator.envelope(sealed()) is not None
+    now += limits.MAX_RECORD_LIFETIME_S
+    assert validator.envelope(sealed()) is None
+
+
+def forged() -> dict[str, bytes]:
+    honest = sealed()
+    key = IDENTITY.public_key
+    return {
+        "nothing": b"",
+        "unsigned": b"just bytes",
+        "wrong signature": honest[:-64] + bytes(64),
+        "signed by another": honest.replace(key, OTHER.public_key),
+        "changed": honest.replace(b"test", b"tost", 1),
+        "with bytes behind it": honest + b"\0",
+        "another network": sealed(network_id="elsewhere"),
+        "from the future": sealed(issued_at=NOW + limits.MAX_CLOCK_SKEW_S + 5),
+        "too large": other_than_a_record(payload=bytes(limits.MAX_RECORD_BYTES + 1)),
+        "too long-lived": other_than_a_record(lifetime_s=limits.MAX_RECORD_LIFETIME_S + 1),
+        "signed for another purpose": other_than_a_record(purpose="vote"),
+    }
+
+
+@pytest.mark.parametrize("forgery", sorted(forged()))
+def test_forged_record_is_refused(forgery: str) -> None:
+    assert believed(forged()[forgery]) is None
+
+
+def test_forged_record_is_refused_after_the_honest_one_was_checked() -> None:
+    validator = RecordValidator("test", lambda: NOW)
+    assert validator.envelope(sealed()) is not None
+    assert validator.envelope(forged()["wrong signature"]) is None
+    assert validator.envelope(sealed()) is not None
+
+
+def test_checked_records_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record_validator, "_MAX_CHECKED", 2)
+    validator = RecordValidator("test", lambda: NOW)
+    for age_s in range(5):
+        assert validator.envelope(sealed(issued_at=NOW - age_s)) is not None
+    assert len(validator._checked) == 2
+
+
+@given(st.binary(max_size=400))
+def test_record_of_any_bytes_is_refused_without_an_error(record: bytes) -> None:
+    assert believed(record) is None

@@ -1,0 +1,124 @@
+"""Whom a node of the DHT keeps, as peers come and go."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from swarm.network.dht import routing_table
+from swarm.network.dht.routing_table import BUCKET_SIZE, RoutingTable, node_id_of
+from swarm_protocol.identity import peer_id_of
+
+OWN = peer_id_of(bytes(32))
+
+
+@cache
+def peer(number: int) -> str:
+    return peer_id_of(hashlib.sha256(b"%d" % number).digest())
+
+
+def bucket_of(peer_id: str) -> int:
+    return (node_id_of(peer_id) ^ node_id_of(OWN)).bit_length()
+
+
+@cache
+def far_peers(count: int) -> tuple[str, ...]:
+    """Half of all peers share the bucket that is farthest from any node."""
+    numbers = iter(range(10 * count + 100))
+    return tuple(found for found in map(peer, numbers) if bucket_of(found) == 256)[:count]
+
+
+def full_table() -> RoutingTable:
+    table = RoutingTable(OWN)
+    for peer_id in far_peers(BUCKET_SIZE):
+        table.heard_of(peer_id)
+    return table
+
+
+EVENTS = st.lists(st.tuples(st.sampled_from(["heard", "lost"]), st.integers(0, 120)), max_size=300)
+
+
+@given(EVENTS, st.integers(0, 2**256 - 1), st.integers(0, 40))
+def test_table_after_any_events_is_bounded_and_finds_the_nearest(
+    events: list[tuple[str, int]], key: int, count: int
+) -> None:
+    table = RoutingTable(OWN)
+    there: set[str] = set()
+    for event, number in events:
+        if event == "heard":
+            table.heard_of(peer(number))
+            there.add(peer(number))
+        else:
+            table.lost(peer(number))
+            there.discard(peer(number))
+    members = table.peers
+    assert len(set(members)) == len(members)
+    assert set(members) <= there
+    for bucket in set(map(bucket_of, there)):
+        mine = [peer_id for peer_id in members if bucket_of(peer_id) == bucket]
+        # full, or everyone who is there
+        assert len(mine) == min(BUCKET_SIZE, sum(bucket_of(peer_id) == bucket for peer_id in there))
+    assert table.nearest(key, count) == sorted(members, key=lambda peer_id: node_id_of(peer_id) ^ key)[:count]
+
+
+def test_table_does_not_hold_the_node_itself() -> None:
+    table = RoutingTable(OWN)
+    table.heard_of(OWN)
+    table.lost(OWN)
+    assert table.peers == ()
+
+
+def test_flood_of_newcomers_pushes_nobody_out() -> None:
+    table = full_table()
+    for peer_id in far_peers(200)[BUCKET_SIZE:]:
+        table.heard_of(peer_id)
+    assert set(table.peers) == set(far_peers(BUCKET_SIZE))
+    (bucket,) = table._buckets.values()
+    assert len(bucket.waiting) == BUCKET_SIZE
+
+
+def test_doubtful_is_of_each_bucket_who_was_not_heard_of_for_longest() -> None:
+    table = full_table()
+    first, second, third, *_ = far_peers(BUCKET_SIZE)
+    assert table.doubtful() == (first,)
+    table.heard_of(first)
+    assert table.doubtful() == (second,)
+    table.lost(second)
+    nearer = next(each for each in map(peer, range(100)) if bucket_of(each) < 256)
+    table.heard_of(nearer)
+    assert table.doubtful() == (third, nearer)
+    table.lost(nearer)
+    assert table.doubtful() == (third,)
+
+
+def test_lost_peer_is_replaced_by_who_of_those_waiting_was_heard_of_last() -> None:
+    table = full_table()
+    early, late = far_peers(BUCKET_SIZE + 2)[BUCKET_SIZE:]
+    table.heard_of(early)
+    table.heard_of(late)
+    table.heard_of(early)
+    gone = far_peers(BUCKET_SIZE)[3]
+    table.lost(gone)
+    assert gone not in table.peers
+    assert early in table.peers
+    assert late not in table.peers
+    table.lost(late)  # it waits no longer
+    table.lost(far_peers(BUCKET_SIZE)[4])
+    assert late not in table.peers
+
+
+def test_peer_that_was_lost_comes_back_with_its_next_call() -> None:
+    table = RoutingTable(OWN)
+    table.heard_of(peer(1))
+    table.lost(peer(1))
+    assert table.peers == ()
+    table.heard_of(peer(1))
+    assert table.peers == (peer(1),)
+
+
+def test_place_of_a_peer_follows_from_its_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert node_id_of(OWN) == int.from_bytes(hashlib.sha256(OWN.encode()).digest(), "big")
+    assert routing_table.to_id(b"\x01\x00") == 256

@@ -1,0 +1,100 @@
+"""Large requests and responses: whose turn it is, and how long what waits is kept."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from swarm.network.libp2p import calls
+from swarm.network.libp2p.calls import LANE_BYTES, MAX_BULK_PER_PEER, MAX_PARCELS_PER_PEER, Calls
+from swarm.testing import virtual_time
+from swarm_protocol.errors import PeerRefused, PeerTimeout
+
+LARGE = bytes(LANE_BYTES + 1)
+
+
+class Sender:
+    """A stream that sends its message when told to."""
+
+    def __init__(self, calls: Calls, peer_id: str) -> None:
+        self.is_read = False
+        self.message: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self.answers: list[bytes] = []
+        self.handled = asyncio.create_task(calls.bulk_handler(_size)(peer_id, self))  # type: ignore[arg-type]
+
+    async def receive(self) -> bytes:
+        self.is_read = True
+        return await self.message
+
+    async def send(self, message: bytes) -> None:
+        self.answers.append(message)
+
+
+async def _size(_peer_id: str, request: bytes) -> bytes:
+    return b"%d" % len(request)
+
+
+def _calls() -> Calls:
+    return Calls(None, None)  # type: ignore[arg-type]
+
+
+def test_peer_has_few_large_requests_received_at_once_and_others_do_not_wait_for_it() -> None:
+    async def main() -> None:
+        calls = _calls()
+        greedy = [Sender(calls, "greedy") for _ in range(MAX_BULK_PER_PEER + 2)]
+        other = Sender(calls, "other")
+        await asyncio.sleep(1)
+        assert [sender.is_read for sender in greedy] == [True] * MAX_BULK_PER_PEER + [False] * 2
+        assert other.is_read
+        greedy[0].message.set_result(LARGE)
+        await greedy[0].handled
+        await asyncio.sleep(1)
+        assert [sender.is_read for sender in greedy[-2:]] == [True, False]
+        assert greedy[0].answers == [b"%d" % len(LARGE)]
+        for sender in (*greedy[1:], other):
+            with pytest.raises(PeerTimeout, match="did not come in time"):
+                await sender.handled
+        assert not calls._turns
+
+    virtual_time.run(main())
+
+
+def test_parcel_is_for_its_caller_once_and_for_a_while() -> None:
+    async def large(_peer_id: str, _request: bytes) -> bytes:
+        return LARGE
+
+    async def fetched(calls: Calls, peer_id: str, token: bytes) -> bytes:
+        stream = Sender(calls, "")
+        stream.message.set_result(token)
+        await calls.hand_out_parcel(peer_id, stream)  # type: ignore[arg-type]
+        return stream.answers[0]
+
+    async def main() -> None:
+        calls = _calls()
+        answer = calls.lane_answer(large)
+        tokens = [(await answer("caller", b""))[1:] for _ in range(MAX_PARCELS_PER_PEER + 1)]
+        foreign = (await answer("other", b""))[1:]
+        with pytest.raises(PeerRefused):
+            await fetched(calls, "caller", tokens[0])  # its own newer ones took the place
+        with pytest.raises(PeerRefused):
+            await fetched(calls, "caller", foreign)
+        assert await fetched(calls, "caller", tokens[1]) == LARGE
+        with pytest.raises(PeerRefused):
+            await fetched(calls, "caller", tokens[1])
+        await asyncio.sleep(calls.PARCEL_S + 1)
+        with pytest.raises(PeerRefused):
+            await fetched(calls, "other", foreign)
+        assert (calls._parcels, calls._num_parcel_bytes) == ({}, 0)
+
+    virtual_time.run(main())
+
+
+def test_stream_that_asks_for_no_parcel_is_ended() -> None:
+    async def main() -> None:
+        silent = Sender(_calls(), "caller")
+        silent.handled.cancel()
+        async with asyncio.timeout(calls.PARCEL_S + 1):
+            with pytest.raises(PeerTimeout, match="did not come in time"):
+                await _calls().hand_out_parcel("caller", silent)  # type: ignore[arg-type]
+
+    virtual_time.run(main())

@@ -1,0 +1,382 @@
+"""How a libp2p node starts, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import importlib.util
+import socket
+import sysconfig
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+from free_ports import free_port
+from network_worlds import eventually, libp2p_node
+from swarm.network.libp2p import network_entry, p2pd_process
+from swarm.network.libp2p.host import Host
+from swarm.network.libp2p.libp2p_network import (
+    Libp2pNetwork,
+    Libp2pOptions,
+)
+from swarm.network.libp2p.network_entry import Entrance
+from swarm.network.libp2p.p2pd_process import DaemonOptions
+from swarm.network.multiaddr import parse_peer_addr
+from swarm_protocol.dht_messages import Contact
+from swarm_protocol.errors import ConfigError, StartError, SwarmError
+from swarm_protocol.identity import Identity
+from swarm_protocol.version import PROTOCOL_VERSION, Hello
+
+STRANGER = Identity(bytes(32)).peer_id
+
+
+async def failure(path: Path, **options: object) -> SwarmError:
+    """What the start ends with. Nothing may be left of it."""
+    children, tasks = set(psutil.Process().children()), asyncio.all_tasks()
+    with pytest.raises((ConfigError, StartError)) as caught:
+        await libp2p_node(path, **options)
+    assert set(psutil.Process().children()) <= children
+
+    async def tasks_are_the_same() -> bool:
+        return asyncio.all_tasks() <= tasks  # a seed may still be at its answer
+
+    await eventually(tasks_are_the_same)
+    assert caught.value.remedy
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+@asynccontextmanager
+async def bare_host(hello: Hello | None, skew_s: float = 0.0) -> AsyncIterator[str]:
+    """The address of a libp2p host that says `hello`, or is no Swarm node at all."""
+    host = await Host.start(DaemonOptions(listen=("/ip4/127.0.0.1/tcp/0",)))
+    lane = asyncio.create_task(host.lane.run())
+
+    async def answer(_peer_id: str, _request: bytes) -> bytes:
+        assert hello is not None
+        return dataclasses.replace(hello, sent_at=time.time() + skew_s).to_bytes()
+
+    if hello is not None:
+        await host.serve(network_entry.HELLO, answer)
+    _, addrs = await host.control.identify()
+    yield f"{addrs[0]}/p2p/{host.peer_id}"
+    await host.stop()
+    await lane
+
+
+def test_start_beside_dead_seeds_does_not_wait_for_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network_entry, "SEED_TIMEOUT_S", 60)
+
+    async def main() -> None:
+        async with await libp2p_node(tmp_path / "a") as seed:
+            with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts and says nothing
+                silent_addr = f"/ip4/127.0.0.1/tcp/{silent.getsockname()[1]}/p2p/{STRANGER}"
+                refusing_addr = f"/ip4/127.0.0.1/tcp/1/p2p/{STRANGER}"
+                start = time.monotonic()
+                async with await libp2p_node(
+                    tmp_path / "b", peers=(silent_addr, refusing_addr, *await seed.addrs())
+                ) as node:
+                    assert time.monotonic() - start < 20  # about 1 on an idle machine
+                    assert await node.publish("k", b"", lifetime_s=10)
+
+    asyncio.run(main())
+
+
+def test_start_with_only_dead_seeds_names_each_and_its_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network_entry, "SEED_TIMEOUT_S", 0.5)
+
+    async def main() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            silent_addr = f"/ip4/127.0.0.1/tcp/{silent.getsockname()[1]}/p2p/{STRANGER}"
+            refusing_addr = f"/ip4/127.0.0.1/tcp/1/p2p/{Identity(b'1' * 32).peer_id}"
+            error = await failure(tmp_path / "b", peers=(silent_addr, refusing_addr))
+            assert isinstance(error, StartError)
+            assert f"{refusing_addr}: connection refused" in error.message
+            assert f"{silent_addr}: no answer" in error.message
+
+    asyncio.run(main())
+
+
+def test_start_at_a_seed_with_another_peer_id_names_the_one_it_has(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with await libp2p_node(tmp_path / "a") as seed:
+            addr = (await seed.addrs())[0].replace(seed.peer_id, STRANGER)
+            error = await failure(tmp_path / "b", peers=(addr,))
+            assert isinstance(error, StartError)
+            assert f"another peer answers there: {seed.peer_id}" in error.message
+
+    asyncio.run(main())
+
+
+def test_start_at_a_port_of_something_else_says_so(tmp_path: Path) -> None:
+    async def serve_http(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    async def main() -> None:
+        server = await asyncio.start_server(serve_http, "127.0.0.1", 0)
+        async with server:
+            port = server.sockets[0].getsockname()[1]
+            error = await failure(tmp_path / "b", peers=(f"/ip4/127.0.0.1/tcp/{port}/p2p/{STRANGER}",))
+            assert "not a libp2p host" in error.message
+
+    asyncio.run(main())
+
+
+def test_start_in_another_network_is_refused_by_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with await libp2p_node(tmp_path / "a", network_id="one") as seed:
+            error = await failure(tmp_path / "b", network_id="two", peers=await seed.addrs())
+            assert isinstance(error, ConfigError)
+            assert "'one'" in error.message
+            assert "'two'" in error.message
+            assert str(error).count(error.remedy) == 1
+        assert not caplog.records  # the error has it all
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("hello", "skew_s", "kind", "words"),
+    [
+        (
+            Hello(network_id="test", software_version="9", protocol_version=PROTOCOL_VERSION + 1),
+            0,
+            ConfigError,
+            f"speaks protocol {PROTOCOL_VERSION + 1}",
+        ),
+        (Hello(network_id="test", software_version="9"), 3600, StartError, "clock is 3600 s behind"),
+        (Hello(network_id="test", software_version="9"), -3600, StartError, "clock is 3600 s ahead"),
+        (None, 0, ConfigError, "not a Swarm node"),
+    ],
+    ids=["version", "clock behind", "clock ahead", "no Swarm node"],
+)
+def test_start_at_a_seed_it_cannot_work_with_says_why(
+    tmp_path: Path, hello: Hello | None, skew_s: float, kind: type[SwarmError], words: str
+) -> None:
+    async def main() -> None:
+        async with bare_host(hello, skew_s) as addr:
+            children = len(psutil.Process().children())
+            with pytest.raises(kind, match=words) as caught:
+                await libp2p_node(tmp_path / "b", peers=(addr,))
+            assert caught.value.remedy
+            assert len(psutil.Process().children()) == children
+
+    asyncio.run(main())
+
+
+def test_start_on_an_occupied_port_names_the_port(tmp_path: Path) -> None:
+    async def main() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            error = await failure(tmp_path / "a", listen=(f"/ip4/127.0.0.1/tcp/{port}",))
+            assert f"127.0.0.1:{port}" in error.message
+            assert "occupied" in error.message
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("listen", ["/ip4/127.0.0.1/tcp/0", "/ip4/127.0.0.1/udp/0/quic-v1"])
+def test_start_on_the_port_of_another_libp2p_host_names_the_port(tmp_path: Path, listen: str) -> None:
+    async def main() -> None:
+        async with await libp2p_node(tmp_path / "a", listen=(listen,)) as taken:
+            addr = (await taken.addrs())[0].partition("/p2p/")[0]
+            error = await failure(tmp_path / "b", listen=(addr,))
+            assert f"127.0.0.1:{addr.split('/')[4]}" in error.message
+            assert "occupied" in error.message
+
+    asyncio.run(main())
+
+
+def test_start_on_an_address_of_another_machine_says_so(tmp_path: Path) -> None:
+    async def main() -> None:
+        error = await failure(tmp_path / "a", listen=("/ip4/192.0.2.1/tcp/0",))
+        assert "does not have a listen address" in error.message
+
+    asyncio.run(main())
+
+
+def test_start_without_a_usable_daemon_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    p2pd = tmp_path / "p2pd"
+    monkeypatch.setattr(p2pd_process, "p2pd_path", lambda: p2pd)
+
+    async def main() -> None:
+        assert f"missing: {p2pd}" in (await failure(tmp_path / "a")).message
+        p2pd.write_bytes(b"\x7fELF of another machine")
+        assert f"cannot be run: {p2pd}" in (await failure(tmp_path / "a")).message
+        p2pd.chmod(0o755)
+        assert "does not run on" in (await failure(tmp_path / "a")).message
+        p2pd.write_text("#!/bin/sh\necho '2026/11/21 01:37:54 all   is lost'\nexit 3\n")
+        error = await failure(tmp_path / "a")
+        assert error.message == "the libp2p daemon ended (exit status 3): all is lost"
+        assert "swarm-node doctor" in error.remedy
+
+    asyncio.run(main())
+
+
+def test_start_where_hivemind_is_not_installed_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert p2pd_process.p2pd_path().is_file()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
+    monkeypatch.setattr(sysconfig, "get_path", lambda _name: str(tmp_path / "packages"))
+
+    async def main() -> None:
+        error = await failure(tmp_path / "a")
+        assert f"missing: {tmp_path}/packages/hivemind/hivemind_cli/p2pd" in error.message
+        assert error.remedy == "reinstall hivemind from its wheel"
+
+    asyncio.run(main())
+
+
+def test_crash_of_the_daemon_is_told_by_its_cause_and_not_by_its_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    p2pd = tmp_path / "p2pd"
+    trace = "\n".join(f"goroutine {index} [running]:" for index in range(50))
+    p2pd.write_text(f"#!/bin/sh\ncat <<END\nPeer Addrs:\n/ip4/1.2.3.4/tcp/1\npanic: no room\n{trace}\nEND\nexit 2\n")
+    p2pd.chmod(0o755)
+    monkeypatch.setattr(p2pd_process, "p2pd_path", lambda: p2pd)
+
+    async def main() -> None:
+        assert (await failure(tmp_path / "a")).message == "the libp2p daemon ended (exit status 2): panic: no room"
+
+    asyncio.run(main())
+
+
+def test_start_that_cannot_read_the_daemons_output_says_so_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        async def no_pipe(*_: object) -> None:
+            raise OSError("too many open files")
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "connect_read_pipe", no_pipe)
+        error = await failure(tmp_path / "a")
+        assert "cannot read what the libp2p daemon writes: too many open files" in error.message
+
+    asyncio.run(main())
+    assert "cannot read what the libp2p daemon writes" in caplog.text
+
+
+def test_start_with_a_daemon_that_says_nothing_gives_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    p2pd = tmp_path / "p2pd"
+    p2pd.write_text("#!/bin/sh\nexec sleep 60\n")
+    p2pd.chmod(0o755)
+    monkeypatch.setattr(p2pd_process, "p2pd_path", lambda: p2pd)
+    monkeypatch.setattr(p2pd_process, "START_TIMEOUT_S", 0.3)
+
+    async def main() -> None:
+        assert "said nothing" in (await failure(tmp_path / "a")).message
+
+    asyncio.run(main())
+
+
+def test_start_with_an_unreadable_identity_names_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "identity"
+    path.write_bytes(b"garbage")
+    path.chmod(0o600)
+    with pytest.raises(ConfigError, match=str(path)):
+        asyncio.run(Libp2pNetwork.create(Libp2pOptions(identity_path=path, network_id="test")))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"network_id": "with space"},
+        {"peers": ("/ip4/127.0.0.1/tcp/1",)},
+        {"listen": ("/dns4/localhost/tcp/1",)},
+        {"announce": ("/ip4/127.0.0.1/tcp/0",)},
+        {"relay": "use"},
+        {"relay": "serve", "listen": ()},
+    ],
+)
+def test_options_that_cannot_work_are_refused_with_a_remedy(tmp_path: Path, options: dict[str, object]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Libp2pOptions(identity_path=tmp_path / "a", **{"network_id": "test", **options})  # type: ignore[arg-type]
+    assert caught.value.remedy
+
+
+def test_copied_identity_is_refused_by_name_while_the_other_runs(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with await libp2p_node(tmp_path / "seed") as seed:
+            peers = await seed.addrs()
+            original = await libp2p_node(tmp_path / "a", peers=peers)
+            (tmp_path / "copy").write_bytes((tmp_path / "a").read_bytes())
+            (tmp_path / "copy").chmod(0o600)
+            with pytest.raises(StartError, match=f"{original.peer_id} is in use by another running node"):
+                await libp2p_node(tmp_path / "copy", peers=peers)
+            await original.close()
+            async with await libp2p_node(tmp_path / "copy", peers=peers) as copy:
+                assert copy.peer_id == original.peer_id
+
+    asyncio.run(main())
+
+
+def contact_of(network: Libp2pNetwork, addr: str) -> Contact:
+    return Contact(peer_id=network.peer_id, addrs=(addr.partition("/p2p/")[0],))
+
+
+def test_start_without_seeds_joins_through_remembered_peers_and_finds_a_copy(tmp_path: Path) -> None:
+    async def main() -> None:
+        dead = f"/ip4/127.0.0.1/tcp/1/p2p/{STRANGER}"
+        async with (
+            await libp2p_node(tmp_path / "a") as a,
+            await libp2p_node(tmp_path / "b", peers=await a.addrs()) as b,
+        ):
+            gone = Contact(peer_id=STRANGER, addrs=("/ip4/127.0.0.1/tcp/2",))
+            remembered = (gone, contact_of(a, (await a.addrs())[0]))
+            for peers in ((), (dead,)):
+                async with await libp2p_node(tmp_path / "c", peers=peers, remembered=remembered) as c:
+                    assert c.entrance == Entrance(remembered=(a.peer_id,))
+                    assert await c.publish("k", b"", lifetime_s=10)
+            with pytest.raises(StartError, match=f"{b.peer_id} is in use by another running node"):
+                await libp2p_node(tmp_path / "b", remembered=remembered)
+
+    asyncio.run(main())
+
+
+def test_start_with_only_remembered_peers_that_are_gone_fails_unless_it_may_be_the_first(tmp_path: Path) -> None:
+    async def main() -> None:
+        remembered = (Contact(peer_id=STRANGER, addrs=("/ip4/127.0.0.1/tcp/1",)),)
+        error = await failure(tmp_path / "a", remembered=remembered)
+        assert error.message == "none of the peers that this node remembers (1) could be reached"
+        async with await libp2p_node(tmp_path / "a", remembered=remembered, may_be_first=True) as first:
+            assert first.entrance == Entrance()
+
+    asyncio.run(main())
+
+
+def test_given_peers_that_answer_leave_remembered_ones_alone(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with (
+            await libp2p_node(tmp_path / "a") as a,
+            await libp2p_node(tmp_path / "b", peers=await a.addrs()) as b,
+        ):
+            remembered = (contact_of(b, (await b.addrs())[0]),)
+            async with await libp2p_node(tmp_path / "c", peers=await a.addrs(), remembered=remembered) as c:
+                assert c.entrance == Entrance(given=(a.peer_id,))
+
+    asyncio.run(main())
+
+
+def test_node_that_comes_back_at_once_at_its_old_address_is_no_copy_of_itself(tmp_path: Path) -> None:
+    async def main() -> None:
+        listen = (f"/ip4/127.0.0.1/tcp/{free_port()}",)
+        async with await libp2p_node(tmp_path / "seed") as seed:
+            peers = await seed.addrs()
+            for _ in range(3):  # the seed still knows where it was
+                await (await libp2p_node(tmp_path / "a", peers=peers, listen=listen)).close()
+
+    asyncio.run(main())
+
+
+def test_seed_that_finds_itself_among_its_peers_starts_alone(tmp_path: Path) -> None:
+    async def main() -> None:
+        identity = Identity.load_or_create(tmp_path / "a")
+        own = f"/ip4/127.0.0.1/tcp/1/p2p/{identity.peer_id}"
+        async with await libp2p_node(tmp_path / "a", peers=(own,)) as seed:
+            assert parse_peer_addr((await seed.addrs())[0]).peer_id == identity.peer_id
+
+    asyncio.run(main())

@@ -1,0 +1,70 @@
+"""One side of a stream over a socket, where the other side is a test's own or cheats."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from swarm.network import framing
+from swarm.network.libp2p.libp2p_stream import Libp2pStream
+from swarm.network.unread_budget import UnreadBudget
+from swarm_protocol.errors import PeerViolation
+
+MIB = 2**20
+
+
+@asynccontextmanager
+async def _stream(end: socket.socket, **options: Any) -> AsyncIterator[Libp2pStream]:
+    reader, writer = await asyncio.open_unix_connection(sock=end)
+    stream = Libp2pStream(reader, writer, peer_id="other", timeout_s=10, **options)
+    pump = asyncio.create_task(stream.pump())
+    try:
+        yield stream
+    finally:
+        stream.abort()
+        pump.cancel()
+        await asyncio.wait((pump,))
+
+
+def test_message_over_a_receivers_bound_is_read_no_further_than_a_window_beyond_it() -> None:
+    async def main() -> None:
+        near, far = socket.socketpair()
+        async with _stream(near, max_message_bytes=2 * MIB) as receiver, _stream(far) as sender:
+            sent = 0
+            write = sender._write_piece
+
+            def count(kind: framing.Kind, piece: memoryview) -> None:
+                nonlocal sent
+                sent += len(piece)
+                write(kind, piece)
+
+            sender._write_piece = count  # type: ignore[method-assign]
+            sending = asyncio.create_task(sender.send(bytes(64 * MIB)))
+            with pytest.raises(PeerViolation, match=f"more than {2 * MIB} bytes"):
+                await receiver.receive()
+            with pytest.raises(PeerViolation):  # nothing after it is believed either
+                await receiver.receive()
+            sending.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await sending
+            assert 2 * MIB < sent <= 2 * MIB + framing.WINDOW_BYTES
+
+    asyncio.run(main())
+
+
+def test_messages_that_are_taken_no_longer_count_as_unread() -> None:
+    async def main() -> None:
+        near, far = socket.socketpair()
+        budget = UnreadBudget()
+        async with _stream(near, unread=budget) as receiver, _stream(far) as sender:
+            for size in (5, framing.CHUNK_BYTES, 2 * framing.CHUNK_BYTES + 1):
+                await sender.send(bytes(size))
+                assert len(await receiver.receive()) == size
+                assert budget.num_bytes == 0
+
+    asyncio.run(main())

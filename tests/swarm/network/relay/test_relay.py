@@ -1,0 +1,371 @@
+"""Nodes that nobody can connect to are reached through their relay: any volume, and whatever the relay tries."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import uvloop
+from network_worlds import eventually, libp2p_node
+from swarm.network.interface import Stream
+from swarm.network.libp2p import libp2p_network
+from swarm.network.libp2p.binary_addr import peer_id_bytes
+from swarm.network.libp2p.daemon_control import read_delimited
+from swarm.network.libp2p.host import Host, RawStream
+from swarm.network.libp2p.libp2p_network import (
+    Libp2pNetwork,
+)
+from swarm.network.libp2p.p2pd_process import DaemonOptions
+from swarm.network.relay import relay
+from swarm.network.relay.circuit_messages import HOP, MAX_MESSAGE_BYTES, Status, hop_status
+from swarm.network.relay.relay import Circuit, Relay, RelayLimits
+from swarm_protocol.errors import PeerUnreachable
+
+MIB = 2**20
+SECRET = b"what only the two ends may read!"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trio:
+    """Two nodes that listen nowhere, of which `hidden` can be reached through `relay`. It serves "echo" and "hang"."""
+
+    relay: Libp2pNetwork
+    hidden: Libp2pNetwork
+    caller: Libp2pNetwork
+    callers: list[str]  # whom the handlers of `hidden` were told
+    running: asyncio.Event
+    cancelled: asyncio.Event
+
+    async def echoes(self, request: bytes = b"hello") -> bool:
+        return await self.caller.call(self.hidden.peer_id, "echo", request, timeout_s=30) == request
+
+
+async def open_trio(folder: Path, stack: contextlib.AsyncExitStack) -> Trio:
+    relay = await stack.enter_async_context(await libp2p_node(folder / "relay", relay="serve"))
+    peers = await relay.addrs()
+    hidden = await stack.enter_async_context(await libp2p_node(folder / "hidden", peers=peers, listen=(), relay="use"))
+    caller = await stack.enter_async_context(await libp2p_node(folder / "caller", peers=peers, listen=()))
+    trio = Trio(
+        relay=relay, hidden=hidden, caller=caller, callers=[], running=asyncio.Event(), cancelled=asyncio.Event()
+    )
+
+    async def echo(peer_id: str, request: bytes) -> bytes:
+        trio.callers.append(peer_id)
+        return request
+
+    async def hang(_peer_id: str, _stream: Stream) -> None:
+        trio.running.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            trio.cancelled.set()
+
+    await hidden.serve("echo", echo)
+    await hidden.serve_stream("hang", hang)
+    return trio
+
+
+def run(folder: Path, case: Callable[[Trio], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with contextlib.AsyncExitStack() as stack, asyncio.timeout(30):
+            await case(await open_trio(folder, stack))
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
+
+
+class TappedCircuit(Circuit):
+    """Passes on what `change` makes of each piece."""
+
+    change: Callable[[bytes], bytes]
+
+    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(2**16):
+                writer.write(type(self).change(data))
+                await writer.drain()
+                self._counts.relayed_bytes += len(data)
+
+
+def tap(monkeypatch: pytest.MonkeyPatch, change: Callable[[bytes], bytes]) -> None:
+    monkeypatch.setattr(relay, "Circuit", type("Tapped", (TappedCircuit,), {"change": staticmethod(change)}))
+
+
+# --- what goes through ------------------------------------------------------------------------------------------------
+
+
+def test_node_behind_nat_is_reached_from_the_start_and_tells_no_address_without_its_relay(tmp_path: Path) -> None:
+    async def case(trio: Trio) -> None:
+        (seed,) = await trio.relay.addrs()
+        assert await trio.hidden.addrs() == (f"{seed}/p2p-circuit/p2p/{trio.hidden.peer_id}",)
+        assert await trio.echoes()
+        assert trio.callers == [trio.caller.peer_id]
+        assert trio.relay.relay_counts.circuits == 1
+        await trio.relay.close()
+
+        async def tells_no_address() -> bool:
+            return await trio.hidden.addrs() == ()
+
+        await eventually(tells_no_address)
+
+    run(tmp_path, case)
+
+
+def test_largest_message_goes_through_a_relay_that_can_read_none_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_leaks = 0
+
+    def look(data: bytes) -> bytes:
+        nonlocal num_leaks
+        num_leaks += SECRET in data
+        return data
+
+    async def case(trio: Trio) -> None:
+        assert await trio.echoes(SECRET * (64 * MIB // len(SECRET)))
+        assert trio.relay.relay_counts.relayed_bytes > 2 * 64 * MIB
+        assert num_leaks == 0
+
+    tap(monkeypatch, look)
+    run(tmp_path, case)
+
+
+def test_place_at_a_relay_that_is_lost_is_taken_again(tmp_path: Path) -> None:
+    async def case(trio: Trio) -> None:
+        lost = trio.relay._relay._reserved[trio.hidden.peer_id]
+        lost.transport.abort()
+
+        async def has_a_new_place() -> bool:
+            return trio.relay._relay._reserved.get(trio.hidden.peer_id, lost) is not lost
+
+        await eventually(has_a_new_place)
+        assert await trio.echoes()
+        assert trio.relay.relay_counts.reservations == 1
+
+    run(tmp_path, case)
+
+
+def test_node_with_two_relays_is_reached_through_the_other_when_one_has_gone(tmp_path: Path) -> None:
+    async def case(trio: Trio) -> None:
+        async with await libp2p_node(tmp_path / "second", peers=await trio.relay.addrs(), relay="serve") as second:
+            peers = (*await trio.relay.addrs(), *await second.addrs())
+            async with (
+                await libp2p_node(tmp_path / "both", peers=peers, listen=(), relay="use") as both,
+                await libp2p_node(tmp_path / "other", peers=peers, listen=()) as other,
+            ):
+                assert len(await both.addrs()) == 2
+
+                async def answers(_peer_id: str, request: bytes) -> bytes:
+                    return request
+
+                async def is_reached() -> bool:
+                    with contextlib.suppress(PeerUnreachable):
+                        return await other.call(both.peer_id, "answers", b"hello", timeout_s=5) == b"hello"
+                    return False
+
+                await both.serve("answers", answers)
+                await eventually(is_reached)
+                await trio.relay.close()
+                await eventually(is_reached)
+                assert second.relay_counts.circuits >= 1
+
+    run(tmp_path, case)
+
+
+# --- relays that fail or lie ------------------------------------------------------------------------------------------
+
+
+def test_relay_that_dies_in_a_stream_breaks_it_at_once_at_both_ends(tmp_path: Path) -> None:
+    async def case(trio: Trio) -> None:
+        async with trio.caller.stream(trio.hidden.peer_id, "hang", timeout_s=20) as stream:
+            await trio.running.wait()
+            os.kill(trio.relay._host.daemon.pid, signal.SIGKILL)
+            async with asyncio.timeout(5):
+                with pytest.raises(PeerUnreachable):
+                    await stream.receive()
+                await trio.cancelled.wait()
+
+    run(tmp_path, case)
+
+
+def test_relay_that_changes_a_byte_only_breaks_the_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    num_changed = 0
+    may_change = False
+
+    def change(data: bytes) -> bytes:
+        nonlocal num_changed
+        if not may_change:
+            return data
+        num_changed += 1
+        return data[:-1] + bytes([data[-1] ^ 1])
+
+    async def case(trio: Trio) -> None:
+        nonlocal may_change
+        assert await trio.echoes()
+        may_change = True
+        with pytest.raises(PeerUnreachable):
+            await trio.echoes()
+        assert num_changed
+        assert len(trio.callers) == 1  # the second request never reached its handler
+
+    tap(monkeypatch, change)
+    run(tmp_path, case)
+
+
+def test_relay_that_connects_to_another_peer_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def case(trio: Trio) -> None:
+        peers = await trio.relay.addrs()
+        honest, num_swapped = Relay._open, 0
+        async with await libp2p_node(tmp_path / "impostor", peers=peers, listen=(), relay="use") as impostor:
+
+            async def swap(self: Relay, source: str, _target: str) -> RawStream:
+                nonlocal num_swapped
+                num_swapped += 1
+                return await honest(self, source, impostor.peer_id)
+
+            monkeypatch.setattr(Relay, "_open", swap)
+            async with await libp2p_node(tmp_path / "victim", peers=peers, listen=()) as victim:
+                with pytest.raises(PeerUnreachable):
+                    await victim.call(trio.hidden.peer_id, "echo", b"", timeout_s=5)
+        assert num_swapped
+        assert trio.callers == []
+
+    run(tmp_path, case)
+
+
+def test_relay_that_names_another_caller_is_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def case(trio: Trio) -> None:
+        honest, num_lies = relay.stop_request, 0
+
+        def lie(_source: bytes) -> bytes:
+            nonlocal num_lies
+            num_lies += 1
+            return honest(peer_id_bytes(trio.relay.peer_id))
+
+        monkeypatch.setattr(relay, "stop_request", lie)
+        async with await libp2p_node(tmp_path / "victim", peers=await trio.relay.addrs(), listen=()) as victim:
+            with contextlib.suppress(PeerUnreachable):
+                await victim.call(trio.hidden.peer_id, "echo", b"", timeout_s=5)
+            assert num_lies
+            assert set(trio.callers) <= {victim.peer_id}
+
+    run(tmp_path, case)
+
+
+# --- what a relay gives -----------------------------------------------------------------------------------------------
+
+
+def test_relay_refuses_circuits_beyond_its_bound_and_keeps_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(libp2p_network, "RelayLimits", lambda: RelayLimits(circuits_per_peer=1))
+
+    async def case(trio: Trio) -> None:
+        assert await trio.echoes()
+        late = await libp2p_node(tmp_path / "late", peers=await trio.relay.addrs(), listen=())
+        async with late:
+            # perhaps the refusal was told when `late` joined, and libp2p does not ask again so soon
+            with pytest.raises(PeerUnreachable, match=r"its relay is full|could not be reached a moment ago"):
+                await late.call(trio.hidden.peer_id, "echo", b"", timeout_s=5)
+        assert trio.relay.relay_counts.num_refused > 0
+        assert await trio.echoes()
+
+    run(tmp_path, case)
+
+
+def test_stranger_that_holds_all_circuits_it_may_have_keeps_nobody_else_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(libp2p_network, "RelayLimits", lambda: RelayLimits(circuits_per_peer=4, circuits_per_pair=1))
+
+    async def connect(stranger: Host, trio: Trio, statuses: list[Status]) -> RawStream:
+        reader, writer = await stranger.open_stream(trio.relay.peer_id, HOP)
+        target = peer_id_bytes(trio.hidden.peer_id)
+        body = b"\x08\x01\x12" + bytes([len(target) + 2]) + b"\x0a" + bytes([len(target)]) + target
+        writer.write(bytes([len(body)]) + body)
+        answer = await read_delimited(reader, MAX_MESSAGE_BYTES)
+        statuses.append(next(each for each in Status if answer in hop_status(each)))
+        return reader, writer
+
+    async def case(trio: Trio) -> None:
+        stranger, statuses = await Host.start(DaemonOptions()), list[Status]()
+        try:
+            (addr,) = await trio.relay.addrs()
+            await stranger.control.connect(trio.relay.peer_id, [addr.partition("/p2p/")[0]])
+            streams = [await connect(stranger, trio, statuses) for _ in range(3)]
+            assert statuses.count(Status.RESOURCE_LIMIT_EXCEEDED) >= 2
+            assert await trio.echoes()
+            for _, writer in streams:
+                writer.transport.abort()
+        finally:
+            await stranger.stop()
+
+    run(tmp_path, case)
+
+
+def test_circuit_whose_ends_say_nothing_is_closed_and_made_again_when_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(libp2p_network, "RelayLimits", lambda: RelayLimits(idle_s=1.0))
+
+    async def case(trio: Trio) -> None:
+        assert await trio.echoes()
+
+        async def is_closed() -> bool:
+            counts = trio.relay.relay_counts
+            return counts.num_idle > 0 and counts.circuits == 0
+
+        async def echoes() -> bool:
+            # on a busy machine a circuit may be silent for a second in the middle of a call
+            with contextlib.suppress(PeerUnreachable):
+                return await trio.echoes()
+            return False
+
+        await eventually(is_closed)
+        await eventually(echoes)
+
+    run(tmp_path, case)
+
+
+def test_node_that_does_not_serve_as_a_relay_relays_nothing(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with await libp2p_node(tmp_path / "seed") as seed:
+            (addr,) = await seed.addrs()
+            async with await libp2p_node(tmp_path / "hidden", peers=(addr,), listen=(), relay="use") as hidden:
+                assert await hidden.addrs() == ()
+                assert seed.relay_counts.num_refused > 0
+                assert seed.relay_counts.reservations == 0
+
+    asyncio.run(main())
+
+
+def test_requests_that_make_no_sense_are_refused_and_do_no_harm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay, "OPENING_TIMEOUT_S", 2)
+
+    async def refused(stranger: Host, relay: str, request: bytes) -> None:
+        reader, writer = await stranger.open_stream(relay, HOP)
+        writer.write(request)
+        with contextlib.suppress(ConnectionError):
+            assert len(await reader.read()) <= 16  # at most a status, and then the end
+        writer.transport.abort()
+
+    async def main() -> None:
+        async with await libp2p_node(tmp_path / "relay", relay="serve") as relay, asyncio.timeout(20):
+            stranger = await Host.start(DaemonOptions())
+            (addr,) = await relay.addrs()
+            await stranger.control.connect(relay.peer_id, [addr.partition("/p2p/")[0]])
+            senseless = (b"\x00", b"\x02\x08\x07", b"\x02\x12\x7f", b"\xff\xff\x7f", b"\x02\x08", b"")
+            await asyncio.gather(*(refused(stranger, relay.peer_id, request) for request in senseless))
+            counts = relay.relay_counts
+            assert (counts.reservations, counts.circuits, counts.num_refused) == (0, 0, 3)
+            await stranger.stop()
+
+    asyncio.run(main())

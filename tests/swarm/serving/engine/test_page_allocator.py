@@ -1,0 +1,195 @@
+"""Pages are given to one seat, shared where their content is the same, kept while there is room, and never lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis.strategies as st
+from hypothesis import settings
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
+from swarm.serving.engine.page_allocator import Holding, PageBook
+
+A, B, C = (letter * 16 for letter in (b"a", b"b", b"c"))
+
+
+def reserved(book: PageBook, num_pages: int, *keys: bytes) -> Holding:
+    holding = book.reserve(num_pages, keys)
+    assert holding is not None
+    return holding
+
+
+def filled(book: PageBook, *keys: bytes) -> Holding:
+    holding = reserved(book, len(keys))
+    book.grow(holding, len(keys))
+    for index, key in enumerate(keys):
+        book.register(holding, index, key)
+    return holding
+
+
+def test_reserve_what_is_promised_is_there_and_nothing_more() -> None:
+    book = PageBook(4)
+    first = reserved(book, 3)
+    assert book.num_free == 1
+    assert book.reserve(2) is None
+    second = reserved(book, 1)
+    book.grow(first, 3)
+    book.grow(second, 1)
+    assert sorted(first.pages + second.pages) == [0, 1, 2, 3]
+
+
+def test_num_touched_counts_pages_that_were_ever_held_once() -> None:
+    book = PageBook(4)
+    first = reserved(book, 3)
+    assert book.num_touched == 0
+    book.grow(first, 2)
+    assert book.num_touched == 2
+    book.release(first)
+    second = reserved(book, 3)
+    book.grow(second, 2)
+    assert book.num_touched == 2
+    book.grow(second, 3)
+    assert book.num_touched == 3
+
+
+def test_reserve_shared_pages_cost_no_room() -> None:
+    book = PageBook(4)
+    first = filled(book, A, B)
+    second = reserved(book, 4, A, B)
+    assert second.pages == first.pages
+    assert (second.num_shared, book.num_free) == (2, 0)
+
+
+def test_reserve_stops_at_the_first_key_that_is_missing() -> None:
+    book = PageBook(4)
+    filled(book, A, C)
+    assert reserved(book, 3, A, B, C).num_shared == 1
+
+
+def test_release_keeps_registered_pages_until_their_room_is_used() -> None:
+    book = PageBook(3)
+    book.release(filled(book, A, B))
+    assert (book.num_free, book.num_kept) == (3, 2)
+    holding = reserved(book, 2)
+    book.grow(holding, 2)
+    # one blank page was left; the end of the prefix goes before its beginning
+    assert reserved(book, 1, A, B).num_shared == 1
+    book.release(holding)
+    assert book.num_free == 2
+
+
+def test_release_keeps_what_was_used_last() -> None:
+    book = PageBook(2)
+    book.release(filled(book, A))
+    book.release(filled(book, B))
+    book.release(reserved(book, 1, A))
+    holding = reserved(book, 1)
+    book.grow(holding, 1)
+    assert reserved(book, 1, A).num_shared == 1
+    assert book.num_free == 0
+
+
+def test_reserve_a_kept_page_counts_as_room_once() -> None:
+    book = PageBook(2)
+    book.release(filled(book, A))
+    assert book.reserve(3, [A]) is None
+    assert book.num_kept == 1
+    assert reserved(book, 2, A).num_shared == 1
+    assert book.num_free == 0
+
+
+def test_shrink_gives_shared_pages_back_only_where_own_ones_can_replace_them() -> None:
+    book = PageBook(3)
+    filled(book, A, B)
+    holding = reserved(book, 3, A, B)
+    assert not book.shrink(holding, 1)
+    assert (holding.num_shared, book.num_free) == (2, 0)
+    book.release(holding)
+    holding = reserved(book, 2, A, B)
+    assert book.shrink(holding, 1)
+    assert (holding.num_shared, holding.num_promised, book.num_free) == (1, 1, 0)
+
+
+def test_register_a_key_that_is_there_leaves_the_page_private() -> None:
+    book = PageBook(4)
+    first, second = filled(book, A), filled(book, A)
+    book.release(second)
+    assert book.num_kept == 0
+    book.release(first)
+    assert book.num_kept == 1
+
+
+def test_num_freed_by_counts_what_nobody_else_holds() -> None:
+    book = PageBook(6)
+    filled(book, A)
+    holding = reserved(book, 4, A)
+    before = book.num_free
+    promised = book.num_freed_by(holding)
+    book.release(holding)
+    assert book.num_free - before == promised == 3
+
+
+class Pages(RuleBasedStateMachine):
+    """Prefixes are words over two letters: few enough to collide."""
+
+    holdings = Bundle("holdings")
+
+    @initialize(num_pages=st.integers(1, 12))
+    def start(self, num_pages: int) -> None:
+        self.book = PageBook(num_pages)
+        self.held: dict[Holding, list[bytes]] = {}
+        self.content: dict[int, bytes] = {}
+
+    @rule(target=holdings, num_pages=st.integers(1, 8), word=st.text("xy", max_size=6))
+    def reserve(self, num_pages: int, word: str) -> Any:
+        free = self.book.num_free
+        keys = [word[: index + 1].encode() for index in range(len(word))]
+        holding = self.book.reserve(num_pages, keys)
+        if holding is None:
+            assert self.book.num_free == free
+            return multiple()
+        assert holding.num_pages == num_pages
+        # whoever shares a page finds in it what the key says
+        assert [self.content[page] for page in holding.pages] == keys[: holding.num_shared]
+        self.held[holding] = keys[: holding.num_shared]
+        return holding
+
+    @rule(holding=holdings, letters=st.text("xy", min_size=1, max_size=4), register=st.booleans())
+    def write(self, holding: Holding, letters: str, register: bool) -> None:
+        if holding not in self.held:
+            return
+        for letter in letters[: holding.num_promised]:
+            keys = self.held[holding]
+            self.book.grow(holding, len(keys) + 1)
+            keys.append((keys[-1] if keys else b"") + letter.encode())
+            page = holding.pages[-1]
+            assert all(page not in other.pages for other in self.held if other is not holding)
+            self.content[page] = keys[-1]
+            if register:
+                self.book.register(holding, len(keys) - 1, keys[-1])
+
+    @rule(holding=holdings, num_pages=st.integers(0, 4))
+    def shrink(self, holding: Holding, num_pages: int) -> None:
+        if holding in self.held and self.book.shrink(holding, num_pages):
+            del self.held[holding][num_pages:]
+
+    @rule(holding=consumes(holdings))
+    def release(self, holding: Holding) -> None:
+        freed, before = self.book.num_freed_by(holding), self.book.num_free
+        self.book.release(holding)
+        assert self.book.num_free - before == freed
+        self.book.release(holding)
+        self.held.pop(holding, None)
+
+    @invariant()
+    def every_page_is_accounted_for(self) -> None:
+        if not hasattr(self, "book"):
+            return
+        held = {page for holding in self.held for page in holding.pages}
+        promised = sum(holding.num_promised for holding in self.held)
+        assert self.book.num_free == self.book.num_pages - len(held) - promised >= 0
+        for holding, keys in self.held.items():
+            assert [self.content[page] for page in holding.pages] == keys
+
+
+TestPages = Pages.TestCase
+TestPages.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

@@ -1,0 +1,395 @@
+"""One seat among others: its room, what goes wrong with it, and what it gives back."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator
+
+import pytest
+import torch
+from arithmetic_span import (
+    GREEDY,
+    NUM_BLOCKS,
+    NUM_PAGES,
+    REVISION,
+    VOCAB,
+    Sums,
+    alone,
+    ids,
+    prompt_of,
+    with_engine,
+)
+from swarm.serving.engine.engine import Engine
+from swarm.serving.engine.prefix import page_keys
+from swarm.serving.engine.sequence import Done, Seat
+from swarm.serving.model.batch import PAGE_TOKENS, Batch, Want
+from swarm.serving.sampling.sampling import Pick
+from swarm.serving.server.server_options import ServerOptions
+from swarm.testing import virtual_time
+from swarm.testing.leaks import no_leaks
+from swarm_protocol.errors import IntegrityError, PeerRefused, PeerTimeout, PeerViolation, SessionError
+from torch import Tensor
+
+# --- room -------------------------------------------------------------------------------------------------------------
+
+
+def test_engine_full_refuses_in_type_and_takes_again_what_is_given_back() -> None:
+    async def work(engine: Engine, span: Sums) -> None:
+        def open_for(client: str) -> Seat:
+            return engine.open(client=client, start=0, end=4, max_tokens=20 * PAGE_TOKENS)
+
+        first, second = open_for("a"), open_for("a")
+        assert engine.free_tokens == 0
+        with pytest.raises(PeerRefused) as refused:
+            open_for("b")
+        assert refused.value.retry_after_s > 0
+        first.close()
+        first.close()
+        with pytest.raises(PeerRefused):
+            open_for("a")  # others wait
+        open_for("b").close()
+        second.close()
+
+    with_engine(work)
+
+
+def test_engine_idle_seats_make_room_for_others_the_longest_unused_first() -> None:
+    async def work(engine: Engine, span: Sums) -> None:
+        ended: list[str] = []
+
+        def open_for(client: str, num_pages: int = 10) -> Seat:
+            seat = engine.open(client=client, start=0, end=4, max_tokens=num_pages * PAGE_TOKENS)
+            seat.on_ended = lambda error: ended.append(f"{client} {type(error).__name__}")
+            return seat
+
+        old = open_for("a")
+        await asyncio.sleep(5)
+        young = open_for("b")
+        await old.step(ids(1), Want.NOTHING)
+        rest = [open_for("c"), open_for("d")]
+        with pytest.raises(PeerRefused):
+            open_for("e")
+        await asyncio.sleep(10)
+        for seat in rest:
+            await seat.step(ids(1), Want.NOTHING)
+        with pytest.raises(PeerRefused):
+            open_for("e", 25)  # more than all idle ones hold: nobody is ended in vain
+        assert ended == []
+        new = open_for("e")
+        assert ended == ["b PeerRefused"]  # the younger one, but the longest unused
+        with pytest.raises(PeerRefused, match="idle"):
+            await young.step(ids(1), Want.NOTHING)
+        for seat in (old, young, new, *rest):
+            seat.close()
+
+    with_engine(work)
+
+
+@pytest.mark.parametrize("blocks", [(0, 5), (2, 2), (-1, 3)])
+def test_engine_blocks_that_it_has_not_are_refused(blocks: tuple[int, int]) -> None:
+    async def work(engine: Engine, span: Sums) -> None:
+        with pytest.raises(PeerRefused):
+            engine.open(client="a", start=blocks[0], end=blocks[1], max_tokens=10)
+
+    with_engine(work)
+
+
+def test_engine_absurd_wishes_are_violations_or_refused() -> None:
+    async def work(engine: Engine, span: Sums) -> None:
+        with pytest.raises(PeerViolation):
+            engine.open(client="a", start=0, end=4, max_tokens=0)
+        with pytest.raises(PeerViolation):
+            engine.open(client="a", start=0, end=4, max_tokens=9, page_keys=[b"short"])
+        with pytest.raises(PeerRefused) as refused:
+            engine.open(client="a", start=0, end=4, max_tokens=2**40)
+        assert refused.value.retry_after_s == 0
+
+    with_engine(work)
+
+
+# --- what goes wrong --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("x", "wanted"),
+    [
+        (ids(VOCAB), None),
+        (ids(-1), None),
+        (ids(), None),
+        (ids(*range(31)), None),
+        (torch.zeros(1, 4), None),
+        (torch.zeros(1, 1, dtype=torch.int64), None),
+        (ids(1), GREEDY),
+    ],
+    ids=[
+        "beyond the vocabulary",
+        "negative",
+        "nothing",
+        "too many",
+        "floats",
+        "two dimensions",
+        "pick on no last block",
+    ],
+)
+def test_engine_input_that_does_not_fit_is_a_violation_and_changes_nothing(x: Tensor, wanted: Pick | None) -> None:
+    async def work(engine: Engine, span: Sums) -> None:
+        seat = engine.open(client="a", start=0, end=3, max_tokens=30)
+        with pytest.raises(PeerViolation):
+            await seat.step(x, Want.LAST, wanted)
+        assert (await seat.step(ids(1), Want.LAST)).output is not None
+        assert span.batches[0].slices[0].position == 0
+        assert len(span.batches) == 1
+        seat.close()
+
+    with_engine(work)
+
+
+def test_engine_hidden_states_of_another_width_are_a_violation() -> None:
+    async def work(engine: Engine, span: Sums) -> None:
+        seat = engine.open(client="a", start=1, end=3, max_tokens=30)
+        for x in (torch.zeros(1, 5), ids(1), torch.zeros(4), torch.zeros(1, 4, dtype=torch.int64)):
+            with pytest.raises(PeerViolation):
+                await seat.step(x, Want.LAST)
+        seat.close()
+
+    with_engine(work)
+
+
+def test_engine_numbers_that_are_not_finite_end_their_seat_only() -> None:
+    async def work(engine: Engine, span: Sums) -> None:
+        seats = [engine.open(client="a", start=1, end=4, max_tokens=30) for _ in range(3)]
+        bad = torch.full((1, 4), math.nan)
+        results = await asyncio.gather(
+            seats[0].step(torch.zeros(1, 4), Want.LAST),
+            seats[1].step(bad, Want.LAST),
+            seats[2].step(torch.zeros(1, 4), Want.NOTHING, GREEDY),
+            return_exceptions=True,
+        )
+        assert [type(result) for result in results] == [Done, SessionError, Done]
+        assert len(span.batches) == 1
+        assert engine.num_seats == 2
+        with pytest.raises(SessionError):
+            await seats[1].step(bad, Want.LAST)
+        for seat in seats:
+            seat.close()
+
+    with_engine(work)
+
+
+def test_engine_pass_that_fails_is_tried_seat_by_seat() -> None:
+    def fail(batch: Batch) -> None:
+        if 13 in batch.x:
+            raise RuntimeError("a bug")
+
+    async def work(engine: Engine, span: Sums) -> None:
+        seats = [engine.open(client="a", start=0, end=4, max_tokens=30) for _ in range(3)]
+        steps = [seat.step(ids(token), Want.LAST) for seat, token in zip(seats, (1, 13, 2), strict=True)]
+        first, failed, third = await asyncio.gather(*steps, return_exceptions=True)
+        assert isinstance(first, Done)
+        assert isinstance(third, Done)
+        assert torch.equal(third.output, alone([2]))  # type: ignore[arg-type]
+        assert isinstance(failed, SessionError)
+        assert "a bug" in str(failed)
+        for seat in seats:
+            seat.close()
+
+    with_engine(work, span=Sums(on_run=fail))
+
+
+def test_engine_deadline_takes_a_step_from_the_queue_and_leaves_its_seat() -> None:
+    async def work(engine: Engine, span: Sums) -> None:
+        now_s = asyncio.get_running_loop().time()
+        busy, late = (engine.open(client=client, start=0, end=4, max_tokens=200) for client in "ab")
+        running = asyncio.create_task(busy.step(ids(*prompt_of(90)), Want.NOTHING))
+        await asyncio.sleep(0.01)
+        with pytest.raises(PeerTimeout):
+            await late.step(ids(1), Want.LAST, deadline_s=now_s + 0.05)
+        assert late.length == 0
+        assert (await late.step(ids(1), Want.LAST, deadline_s=now_s + 1000)).output is not None
+        await running
+        busy.close()
+        late.close()
+
+    with_engine(work, compute_s=0.1)
+
+
+def test_engine_deadline_of_a_step_half_done_ends_its_seat() -> None:
+    async def work(engine: Engine, span: Sums) -> None:
+        now_s = asyncio.get_running_loop().time()
+        seat = engine.open(client="a", start=0, end=4, max_tokens=200)
+        with pytest.raises(PeerTimeout):
+            await seat.step(ids(*prompt_of(90)), Want.NOTHING, deadline_s=now_s + 0.25)
+        assert len(span.batches) == 3
+        assert engine.num_seats == 0
+
+    with_engine(work, compute_s=0.1, max_step_tokens=16)
+
+
+# --- cancelling -------------------------------------------------------------------------------------------------------
+
+
+def test_engine_cancelled_step_that_waits_is_never_run_and_its_seat_goes_on() -> None:
+    async def work(engine: Engine, span: Sums) -> None:
+        first, second = (engine.open(client="a", start=0, end=4, max_tokens=20) for _ in range(2))
+        running = asyncio.create_task(first.step(ids(1), Want.NOTHING))
+        await asyncio.sleep(0.05)
+        waiting = asyncio.create_task(second.step(ids(2), Want.NOTHING))
+        await asyncio.sleep(0.01)
+        waiting.cancel()
+        await asyncio.wait({waiting, running})
+        assert waiting.cancelled()
+        assert len(span.batches) == 1
+        done = await second.step(ids(3), Want.LAST)
+        assert done.output is not None
+        assert torch.equal(done.output, alone([3]))
+        first.close()
+        second.close()
+
+    with_engine(work, compute_s=0.1)
+
+
+def test_engine_cancelled_step_that_runs_frees_its_pages_at_its_end() -> None:
+    async def work(engine: Engine, span: Sums) -> None:
+        seat = engine.open(client="a", start=0, end=4, max_tokens=20)
+        stepping = asyncio.create_task(seat.step(ids(1), Want.NOTHING))
+        await asyncio.sleep(0.05)
+        stepping.cancel()
+        await asyncio.wait({stepping})
+        # the pass still writes them
+        assert engine.num_seats == 0
+        assert engine.book.num_free == NUM_PAGES - 2
+        await asyncio.sleep(0.1)
+        assert engine.book.num_free == NUM_PAGES
+
+    with_engine(work, compute_s=0.1)
+
+
+def test_engine_seat_closed_while_it_waits_or_runs_fails_its_step() -> None:
+    async def work(engine: Engine, span: Sums) -> None:
+        seats = [engine.open(client="a", start=0, end=4, max_tokens=20) for _ in range(2)]
+        running = asyncio.create_task(seats[0].step(ids(1), Want.NOTHING))
+        await asyncio.sleep(0.05)
+        waiting = asyncio.create_task(seats[1].step(ids(1), Want.NOTHING))
+        await asyncio.sleep(0.01)
+        for seat in seats:
+            seat.close()
+        assert engine.num_waiting == 0
+        assert engine.book.num_free == NUM_PAGES - 2
+        results = await asyncio.gather(running, waiting, return_exceptions=True)
+        assert [type(result) for result in results] == [SessionError, SessionError]
+        await asyncio.sleep(0.1)
+        assert len(span.batches) == 1
+        assert engine.book.num_free == NUM_PAGES
+
+    with_engine(work, compute_s=0.1)
+
+
+def test_engine_that_ends_fails_whatever_waits_and_takes_nothing_more() -> None:
+    async def run() -> None:
+        span = Sums()
+        engine = Engine(span, span.pool(), ServerOptions(), revision=REVISION)
+        running = asyncio.create_task(engine.run())
+        seats = [engine.open(client="a", start=0, end=4, max_tokens=20) for _ in range(3)]
+        ended: list[Exception] = []
+        seats[2].on_ended = ended.append
+        steps = [asyncio.create_task(seat.step(ids(1), Want.NOTHING)) for seat in seats[:2]]
+        await asyncio.sleep(0.05)
+        running.cancel()
+        results = await asyncio.gather(*steps, return_exceptions=True)
+        assert [type(result) for result in results] == [PeerRefused, PeerRefused]
+        assert len(ended) == 1
+        with pytest.raises(PeerRefused):
+            engine.open(client="a", start=0, end=4, max_tokens=20)
+        assert engine.book.num_free == NUM_PAGES
+        engine.close(wait=True)
+
+    with no_leaks():
+        virtual_time.run(run(), compute_s=lambda function: 0.1)
+
+
+# --- hand-over --------------------------------------------------------------------------------------------------------
+
+
+async def pieces_of(*pieces: bytes) -> AsyncIterator[bytes]:
+    for piece in pieces:
+        yield piece
+
+
+def test_seat_moved_to_another_engine_goes_on_there() -> None:
+    async def work(engine: Engine, span: Sums) -> None:
+        other = Engine(span, span.pool(), ServerOptions(), revision=REVISION)
+        running = asyncio.create_task(other.run())
+        prompt = prompt_of(50)
+        # something of others is in the pages that the seat gets
+        stranger = engine.open(client="z", start=0, end=4, max_tokens=NUM_PAGES * PAGE_TOKENS)
+        await stranger.step(ids(*[63] * NUM_PAGES * PAGE_TOKENS), Want.NOTHING)
+        stranger.close()
+        seat = engine.open(client="a", start=0, end=4, max_tokens=80)
+        await seat.step(ids(*prompt), Want.NOTHING)
+        content = [piece async for piece in seat.export(*seat.blocks)]
+        numbers = torch.frombuffer(bytearray(b"".join(content[1:])), dtype=torch.float32).view(NUM_BLOCKS, 2, -1)
+        assert not numbers[:, :, 50:].any()
+        seat.close()
+        moved = other.open(client="a", start=0, end=4, max_tokens=80)
+        await moved.adopt(50, pieces_of(*content))
+        assert moved.length == 50
+        done = await moved.step(ids(*prompt_of(20, 3)), Want.LAST)
+        assert done.output is not None
+        assert torch.equal(done.output, alone([*prompt, *prompt_of(20, 3)])[-1:])
+        # nobody checked it, so nobody else gets it, neither as what it was nor as what came after
+        for tokens in (prompt, prompt_of(20, 3)):
+            keys = page_keys(REVISION, tokens)
+            assert other.open(client="a", start=0, end=4, max_tokens=80, page_keys=keys).length == 0
+        running.cancel()
+        await asyncio.wait({running})
+        assert other.book.num_free == NUM_PAGES
+        other.close(wait=True)
+
+    with_engine(work)
+
+
+def test_seat_that_adopted_more_than_is_known_begins_earlier() -> None:
+    """The client may not have heard of the last rows that its old server computed."""
+
+    async def work(engine: Engine, span: Sums) -> None:
+        prompt = prompt_of(50)
+        seats = [engine.open(client="a", start=0, end=4, max_tokens=80) for _ in range(2)]
+        await seats[0].step(ids(*prompt), Want.NOTHING)
+        await seats[1].adopt(50, seats[0].export(*seats[0].blocks))
+        seats[1].rewind(37)
+        done = await seats[1].step(ids(9, 8), Want.LAST)
+        assert done.output is not None
+        assert torch.equal(done.output, alone([*prompt[:37], 9, 8])[-1:])
+        for seat in seats:
+            seat.close()
+
+    with_engine(work)
+
+
+def test_seat_adopts_nothing_that_is_damaged() -> None:
+    async def work(engine: Engine, span: Sums) -> None:
+        seat = engine.open(client="a", start=0, end=4, max_tokens=40)
+        await seat.step(ids(*prompt_of(40)), Want.NOTHING)
+        layout, *exported = [piece async for piece in seat.export(*seat.blocks)]
+        content = b"".join(exported)
+        seat.close()
+        nan = torch.full((len(content) // 4,), math.nan).numpy().tobytes()
+        target = engine.open(client="a", start=0, end=4, max_tokens=40)
+        for pieces in ([content[:-4]], [content, content], [content[: len(content) // 3]], [nan], []):
+            with pytest.raises(IntegrityError):
+                await target.adopt(40, pieces_of(layout, *pieces))
+            assert target.length == 0
+        other = layout.replace(b"float32", b"int32")
+        assert other != layout
+        for pieces in ([], [content], [other, content]):
+            with pytest.raises(IntegrityError, match="laid out otherwise"):
+                await target.adopt(40, pieces_of(*pieces))
+        with pytest.raises(PeerViolation):
+            await target.adopt(41, pieces_of(layout, content))
+        done = await target.step(ids(7), Want.LAST)
+        assert done.output is not None
+        assert torch.equal(done.output, alone([7]))
+        target.close()
+
+    with_engine(work)

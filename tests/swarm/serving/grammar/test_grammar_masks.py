@@ -1,0 +1,259 @@
+"""The real process: what grammars allow, and what becomes of those that mean harm."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+from swarm.serving.grammar import grammar_process
+from swarm.serving.grammar.grammar_masks import MAX_GRAMMARS, Grammars
+from swarm.serving.grammar.grammar_process import GrammarProcess, GrammarProcesses, Mask
+from swarm.serving.grammar.grammar_worker import GRAMMAR_BYTES
+from swarm_protocol.errors import ConfigError, PeerRefused
+from swarm_protocol.sampler import Grammar
+from text_models import byte_tokenizer
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 5}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("tokenizer")
+    byte_tokenizer().save_pretrained(directory)
+    return directory / "tokenizer.json"
+
+
+@pytest.fixture
+def processes(tokenizer: Path) -> Iterator[GrammarProcesses]:
+    processes = GrammarProcesses(tokenizer)
+    yield processes
+    processes.close()
+
+
+@contextmanager
+def following(processes: GrammarProcesses, kind: str, text: str) -> Iterator[GrammarProcess]:
+    process = GrammarProcess(processes, Grammar(kind=kind, text=text))
+    try:
+        yield process
+    finally:
+        process.close()
+
+
+def forks(processes: GrammarProcesses) -> list[psutil.Process]:
+    assert processes._origin is not None
+    return psutil.Process(processes._origin.pid).children()
+
+
+def allowed(mask: Mask) -> list[int]:
+    return [token_id for token_id in range(256) if mask.allowed[token_id // 8] >> token_id % 8 & 1]
+
+
+def ids(text: str) -> list[int]:
+    return list(byte_tokenizer()(text)["input_ids"])
+
+
+def written(process: GrammarProcess, seed: int) -> str:
+    """A text that somebody writes who takes any token that is allowed, until the end."""
+    choose, tokens = random.Random(seed), list[int]()
+    while len(tokens) < 2000:
+        mask = process.mask(tokens)
+        if not (choices := allowed(mask)):
+            assert mask.may_end
+            return byte_tokenizer().decode(tokens)
+        tokens.append(choose.choice(choices))
+    raise AssertionError("it never ends")
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_grammar_of_a_schema_leads_any_tokens_to_json_that_fits(processes: GrammarProcesses, seed: int) -> None:
+    with following(processes, "json_schema", json.dumps(SCHEMA)) as process:
+        found = json.loads(written(process, seed))
+    assert set(found) == {"city", "days"}
+    assert len(found["city"]) <= 5
+    assert 1 <= found["days"] <= 9
+
+
+def test_grammar_goes_on_elsewhere_from_its_tokens(processes: GrammarProcesses) -> None:
+    """All of its state follows from the grammar and the tokens."""
+    tokens = ids('{"city": "Ro')
+    schema = json.dumps(SCHEMA)
+    with following(processes, "json_schema", schema) as first, following(processes, "json_schema", schema) as second:
+        for num_tokens in range(len(tokens) + 1):
+            mask = first.mask(tokens[:num_tokens])
+        assert second.mask(tokens) == mask
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "why"),
+    [
+        ("json_schema", "{", "EOF"),
+        ("json_schema", "[]", "object"),
+        ("json_schema", '{"type": "text"}', "Invalid type"),
+        ("json_schema", '{"type": "array", "uniqueItems": true}', "uniqueItems"),
+        ("json_schema", '{"$ref": "https://example.org/schema"}', "does not fetch"),
+        ("json_schema", '{"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}]}}}', "only to itself"),
+        ("json_schema", '{"$ref": "#"}', "no text can satisfy it"),
+        ("json_schema", '{"type": "string", "pattern": "("}', "unclosed group"),
+        ("lark", "start: missing", "unknown name"),
+        ("lark", "start: " + "(" * 5000 + '"a"' + ")" * 5000, "nested"),
+    ],
+)
+def test_grammar_that_cannot_be_used_is_refused_in_one_line(
+    processes: GrammarProcesses, kind: str, text: str, why: str
+) -> None:
+    with following(processes, kind, text) as process:
+        with pytest.raises(ConfigError, match=why) as caught:
+            process.mask([])
+        assert "\n" not in str(caught.value)
+        assert len(str(caught.value)) < 500
+        with pytest.raises(PeerRefused, match="has ended"):
+            process.mask([])
+
+
+def test_grammar_that_takes_too_long_holds_up_no_other(
+    processes: GrammarProcesses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that has stopped stands for a grammar that never comes to an end."""
+    monkeypatch.setattr(grammar_process, "ANSWER_S", 600.0)
+    with ThreadPoolExecutor(1) as thread, following(processes, "json_schema", "{}") as endless:
+        endless.mask([])
+        [fork] = forks(processes)
+        fork.suspend()
+        working = thread.submit(endless.mask, ids("["))
+        with following(processes, "json_schema", "{}") as other:
+            assert allowed(other.mask([]))
+            assert allowed(other.mask(ids("[1")))
+        assert not working.done()
+        fork.kill()
+        with pytest.raises(ConfigError, match="too much time or memory"):
+            working.result()
+
+
+def test_grammar_that_is_late_is_given_up(processes: GrammarProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
+    with following(processes, "json_schema", "{}") as late:
+        late.mask([])
+        forks(processes)[0].suspend()
+        monkeypatch.setattr(grammar_process, "ANSWER_S", 0.05)
+        monkeypatch.setattr(grammar_process, "GRACE_S", 0.05)
+        with pytest.raises(ConfigError, match="too much time or memory"):
+            late.mask(ids("["))
+    forks(processes)[0].kill()
+
+
+def test_process_of_a_grammar_ends_by_itself_when_its_time_is_over(processes: GrammarProcesses) -> None:
+    """So none outlives a server that was killed, and one that has much to do outlives nobody."""
+    with processes.fork() as pipe:
+        [fork] = forks(processes)
+        asked = {"kind": "json_schema", "grammar": "{}", "tokens": []}
+        pipe.send_bytes(json.dumps({**asked, "within_s": 60.0}).encode())
+        assert pipe.recv_bytes()
+        pipe.send_bytes(json.dumps({"tokens": [], "within_s": 1e-6}).encode())
+        with pytest.raises(EOFError):
+            pipe.recv_bytes()
+        fork.wait(timeout=60)
+
+
+HARMFUL = json.dumps({"allOf": [{"type": "string", "pattern": f"a.{{{n}}}b"} for n in range(10, 40)]})
+
+
+def test_schema_of_many_patterns_is_refused_in_time(processes: GrammarProcesses) -> None:
+    """It took all grammars of a server 4 s, and some more until their process had started anew."""
+    with (
+        following(processes, "json_schema", HARMFUL) as harmful,
+        pytest.raises(ConfigError, match="too much time or memory"),
+    ):
+        harmful.mask([])
+
+
+def test_grammar_whose_process_was_killed_is_refused_and_the_next_has_a_new_one(processes: GrammarProcesses) -> None:
+    with following(processes, "json_schema", "{}") as lost:
+        lost.mask([])
+        forks(processes)[0].kill()
+        with pytest.raises(ConfigError, match="too much time or memory"):
+            lost.mask(ids("["))
+    assert processes._origin is not None
+    processes._origin.kill()
+    with following(processes, "json_schema", "{}") as unlucky, pytest.raises(PeerRefused, match="process for grammars"):
+        unlucky.mask([])
+    with following(processes, "json_schema", "{}") as next_one:
+        assert allowed(next_one.mask([]))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "start: T\nT: /(.*a.{2000}|.*b.{3000}|[^c]*x.{1200})/",
+        "start: T\nT: /((((a|b){1,100}){1,100}){1,100}){1,100}/",
+        'start: a\na: a a | "x" | ',
+        "start: /(?i)(" + "|".join(f"x{n}.*y{n}" for n in range(3000)) + ")/",
+        'start: (T "a")*\nT: /.*/ & ~/.*a.{60}b.*/ & ~/.*c.{50}d.*/',
+    ],
+    ids=["states", "product", "ambiguous", "long", "complements"],
+)
+def test_grammar_that_means_harm_stays_within_its_time_and_memory(processes: GrammarProcesses, text: str) -> None:
+    slowest, tokens, held = 0.0, list[int](), 0
+    with following(processes, "lark", text) as harmful:
+        try:
+            for _ in range(150):
+                began = time.monotonic()
+                mask = harmful.mask(tokens)
+                slowest = max(slowest, time.monotonic() - began)
+                tokens.append(allowed(mask)[0])
+                [fork] = forks(processes)
+                held = max(held, fork.memory_info().rss)
+        except (ConfigError, IndexError):
+            pass
+    assert slowest < grammar_process.ANSWER_S
+    assert held < 4 * GRAMMAR_BYTES
+
+
+def test_process_of_a_grammar_has_little_memory_beside_the_tokenizer(processes: GrammarProcesses) -> None:
+    with following(processes, "json_schema", "{}") as fine:
+        fine.mask([])
+        [fork] = forks(processes)
+        limits = Path(f"/proc/{fork.pid}/limits").read_text()
+        assert int(limits.split("Max address space")[1].split()[0]) <= fork.memory_info().vms + GRAMMAR_BYTES
+
+
+def test_grammars_are_bounded_in_number_and_given_back(tokenizer: Path) -> None:
+    async def main() -> None:
+        grammars = Grammars(tokenizer)
+        fine = Grammar(kind="json_schema", text="{}")
+        states = [grammars.open(fine) for _ in range(MAX_GRAMMARS)]
+        with pytest.raises(PeerRefused, match="at once") as caught:
+            grammars.open(fine)
+        assert caught.value.retry_after_s
+        await asyncio.gather(*(state.mask([]) for state in states[:3]))
+        first, *others = forks(grammars._processes)
+        assert len(others) == 2
+        states[0].close()
+        states[0].close()
+        assert (await grammars.open(fine).mask([])).allowed
+        grammars.close()
+        states[1].close()
+        for fork in (first, *others):
+            fork.wait(timeout=60)
+
+    asyncio.run(main())
+
+
+def test_grammars_of_a_model_without_a_fit_tokenizer_are_refused(tmp_path: Path) -> None:
+    processes = GrammarProcesses(tmp_path / "tokenizer.json")
+    with pytest.raises(ConfigError, match=r"tokenizer\.json"):
+        processes.fork()
+    (tmp_path / "tokenizer.json").write_text('{"model": {"vocab": {}}}')
+    with pytest.raises(ConfigError, match="cannot use grammars"):
+        processes.fork()

@@ -1,0 +1,194 @@
+"""Downloads of some blocks from a hub on this machine."""
+
+from __future__ import annotations
+
+import errno
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub.file_download
+import pytest
+import torch
+from local_hub import MODEL, Hub, digest, local_hub
+from swarm.serving.model import hub_download
+from swarm.serving.model.hub_download import HubModel, download_blocks, find_model
+from swarm.serving.model.model_files import open_model
+from swarm.serving.model.span import load_span
+from swarm.serving.model.span_loading import weigh
+from swarm.serving.server.server_options import ServerOptions
+from swarm_protocol.errors import ConfigError, IntegrityError
+
+
+@pytest.fixture
+def hub(llama_dir: Path, tmp_path: Path) -> Iterator[Hub]:
+    with local_hub(llama_dir, tmp_path / "hub") as hub:
+        yield hub
+
+
+@pytest.fixture
+def find(hub: Hub, tmp_path: Path) -> Callable[[], HubModel]:
+    return lambda: find_model(MODEL, tmp_path / "cache", endpoint=hub.endpoint)
+
+
+@pytest.fixture(autouse=True)
+def no_pause_before_a_retry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub.file_download.time, "sleep", lambda _: None)
+
+
+def shards_of(directory: Path, *blocks: int) -> set[str]:
+    index = json.loads((directory / "model.safetensors.index.json").read_text())
+    return {
+        str(file)
+        for name, file in index["weight_map"].items()
+        if any(name.startswith(f"model.layers.{block}.") for block in blocks)
+    }
+
+
+def test_download_brings_only_the_shards_of_the_blocks(hub: Hub, find: Callable[[], HubModel], llama_dir: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    model = find()
+    files = download_blocks(model, 2, 4, lambda *progress: seen.append(progress))
+    needed = shards_of(hub.directory, 2, 3)
+    assert (
+        {path.name for path in model.directory.glob("*.safetensors")}
+        == needed
+        < {path.name for path in hub.directory.glob("*.safetensors")}
+    )
+    total = sum((hub.directory / name).stat().st_size for name in needed)
+    assert seen[0] == (0, total)
+    assert seen[-1] == (total, total)
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    x = torch.randn(1, 3, 32)
+    with torch.no_grad():
+        expected = load_span(open_model(llama_dir), 2, 4).forward(x, 2, 4)
+        assert torch.equal(load_span(files, 2, 4).forward(x, 2, 4), expected)
+    with pytest.raises(ConfigError, match="is not there: download the blocks"):
+        load_span(files, 0, 6)
+
+
+def test_download_again_brings_nothing_and_more_blocks_bring_the_rest(hub: Hub, find: Callable[[], HubModel]) -> None:
+    download_blocks(find(), 2, 4, lambda *_: None)
+    before = {name: num for name, num in hub.sent.items() if name.endswith(".safetensors")}
+    download_blocks(find(), 2, 4, lambda *_: None)
+    assert {name: hub.sent[name] for name in before} == before
+    model = find()
+    download_blocks(model, 0, 6, lambda *_: None)
+    assert {name: hub.sent[name] for name in shards_of(hub.directory, 2)} == {
+        name: before[name] for name in shards_of(hub.directory, 2)
+    }
+    load_span(open_model(model.directory), 0, 6)
+
+
+def test_download_can_be_planned_with_before_any_shard_is_there(
+    hub: Hub, find: Callable[[], HubModel], llama_dir: Path
+) -> None:
+    model = find()
+    assert not list(model.directory.glob("*.safetensors"))
+    partial, whole = open_model(model.directory), open_model(llama_dir)
+    assert weigh(partial, ServerOptions()) == weigh(whole, ServerOptions())
+    assert max(num for name, num in hub.sent.items() if name.endswith(".safetensors")) <= 100_001
+    revision = partial.revision()
+    download_blocks(model, 2, 4, lambda *_: None)
+    assert open_model(model.directory).revision() == revision != whole.revision()
+
+
+def test_download_that_broke_off_goes_on_where_it_stopped(
+    hub: Hub, find: Callable[[], HubModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard = min(shards_of(hub.directory, 2, 3))
+    model = find()
+    real, calls = hub_download.http_get, []
+
+    def breaks_off(url: str, file: Any, **options: Any) -> None:
+        calls.append(url)
+        file.write((hub.directory / shard).read_bytes()[:700])
+        raise OSError("connection reset")
+
+    monkeypatch.setattr(hub_download, "http_get", breaks_off)
+    with pytest.raises(ConfigError, match=f"the download of {MODEL} broke off: connection reset: try again"):
+        download_blocks(model, 2, 4, lambda *_: None)
+    monkeypatch.setattr(hub_download, "http_get", real)
+    assert len(calls) == 1
+    hub.asked.clear()
+    seen: list[int] = []
+    download_blocks(find(), 2, 4, lambda done, _: seen.append(done))
+    assert (shard, "bytes=700-") in hub.asked
+    assert digest(model.directory / shard) == digest(hub.directory / shard)
+    assert not list(model.directory.glob("*.part"))
+    assert 700 not in seen[:1]
+
+
+def test_download_survives_a_connection_that_breaks(hub: Hub, find: Callable[[], HubModel]) -> None:
+    shard = min(shards_of(hub.directory, 2))
+    model = find()
+    hub.cuts[shard] = 500
+    download_blocks(model, 2, 3, lambda *_: None)
+    assert not hub.cuts
+    assert [name for name, wanted in hub.asked if wanted != "bytes=0-100000"].count(shard) == 2
+    assert digest(model.directory / shard) == digest(hub.directory / shard)
+
+
+def test_download_of_other_bytes_is_refused_by_name(hub: Hub, find: Callable[[], HubModel]) -> None:
+    model = find()
+    shard = min(shards_of(hub.directory, 2))
+    data = bytearray((hub.directory / shard).read_bytes())
+    data[-1] ^= 1
+    (hub.directory / shard).write_bytes(data)
+    with pytest.raises(IntegrityError, match=f"{shard} of {MODEL} came with other bytes"):
+        download_blocks(model, 2, 3, lambda *_: None)
+    assert not (model.directory / shard).exists()
+
+
+def test_download_of_a_file_that_vanished_is_one_line(hub: Hub, find: Callable[[], HubModel]) -> None:
+    model = find()
+    hub.vanished = shards_of(hub.directory, 2)
+    with pytest.raises(ConfigError, match=f"a file of {MODEL} has vanished from the hub") as caught:
+        download_blocks(model, 2, 3, lambda *_: None)
+    assert "\n" not in str(caught.value)
+
+
+def test_download_of_a_truncated_shard_is_refused_by_name(hub: Hub, find: Callable[[], HubModel]) -> None:
+    """Truncated on the hub itself, so that its size and digest are as announced."""
+    shard = min(shards_of(hub.directory, 2))
+    (hub.directory / shard).write_bytes((hub.directory / shard).read_bytes()[:-8])
+    with pytest.raises(IntegrityError, match=shard):
+        download_blocks(find(), 2, 3, lambda *_: None)
+
+
+def test_download_without_room_is_refused_before_it_starts(
+    hub: Hub, find: Callable[[], HubModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = find()
+    hub.asked.clear()
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**6, 10**6, 100))  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match=r"bytes are missing and 100 free"):
+        download_blocks(model, 2, 3, lambda *_: None)
+    assert not hub.asked
+
+
+def test_download_onto_a_disk_that_fills_up_is_one_line(
+    find: Callable[[], HubModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = find()
+
+    def full(*_arguments: Any, **_options: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(hub_download, "http_get", full)
+    with pytest.raises(ConfigError, match=f"the disk is full, {MODEL} is not whole"):
+        download_blocks(model, 2, 3, lambda *_: None)
+
+
+def test_find_unknown_model_is_refused_in_words(hub: Hub, tmp_path: Path) -> None:
+    for name in ("nobody/nothing", "not a name"):
+        with pytest.raises(ConfigError, match=f"the hub has no model {name}"):
+            find_model(name, tmp_path, endpoint=hub.endpoint)
+
+
+def test_find_at_a_hub_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="broke off") as caught:
+        find_model(MODEL, tmp_path, endpoint="http://127.0.0.1:9")
+    assert "\n" not in str(caught.value)

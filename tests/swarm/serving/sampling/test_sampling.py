@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from swarm.serving.sampling.sampling import MAX_LOGPROBS, Pick, Picked, Sampling, pick, pick_all
+from swarm_protocol.errors import ConfigError
+from swarm_protocol.sampler import Grammar
+from torch import Tensor
+
+LOGITS = torch.tensor([1.0, 3.0, 2.0, 3.0, -1.0])
+GRAMMAR = Grammar(kind="lark", text='start: "a"')
+PINNED = [2, 1, 3, 3, 1, 3, 3, 1, 1, 1, 1, 1]
+
+
+def shares(sampling: Sampling, num_draws: int = 4000) -> dict[int, float]:
+    counts = Counter(pick(LOGITS, sampling, index) for index in range(num_draws))
+    return {token_id: count / num_draws for token_id, count in counts.items()}
+
+
+def test_greedy_takes_the_largest_and_of_equals_the_first() -> None:
+    assert pick(LOGITS, Sampling(), 0) == 1
+
+
+def test_sampling_follows_the_probabilities() -> None:
+    expected = torch.softmax(LOGITS.double(), 0)
+    found = shares(Sampling(temperature=1.0, seed=3))
+    for token_id, probability in enumerate(expected):
+        assert found.get(token_id, 0.0) == pytest.approx(float(probability), abs=0.03)
+
+
+def test_sampling_low_temperature_sharpens() -> None:
+    assert set(shares(Sampling(temperature=0.01, seed=3), 200)) == {1, 3}
+
+
+def test_top_k_keeps_the_k_likeliest() -> None:
+    assert set(shares(Sampling(temperature=2.0, top_k=3, seed=1), 500)) == {1, 2, 3}
+    assert set(shares(Sampling(temperature=2.0, top_k=99, seed=1), 2000)) == {0, 1, 2, 3, 4}
+
+
+def test_top_p_keeps_the_fewest_that_reach_it() -> None:
+    # 0.397, 0.397, 0.146, 0.054, 0.007
+    assert set(shares(Sampling(temperature=1.0, top_p=0.79, seed=1), 500)) == {1, 3}
+    assert set(shares(Sampling(temperature=1.0, top_p=0.80, seed=1), 500)) == {1, 2, 3}
+    assert set(shares(Sampling(temperature=1.0, top_p=1e-9, seed=1), 500)) == {1}
+
+
+def test_seed_gives_the_same_tokens_again_from_any_position() -> None:
+    sampling = Sampling(temperature=1.0, seed=42)
+    tokens = [pick(LOGITS, sampling, index) for index in range(50)]
+    assert [pick(LOGITS, sampling, index) for index in range(49, -1, -1)] == tokens[::-1]
+    assert [pick(LOGITS, Sampling(temperature=1.0, seed=43), index) for index in range(50)] != tokens
+
+
+def test_seed_draws_are_pinned() -> None:
+    """The same on every machine and with every torch: a change here changes everyone's seeded answers."""
+    sampling = Sampling(temperature=1.0, seed=7)
+    assert [pick(LOGITS, sampling, index) for index in range(12)] == PINNED
+
+
+@given(
+    st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=20),
+    st.floats(0, 2),
+    st.floats(1e-6, 1),
+    st.integers(0, 30),
+    st.integers(-(2**63) + 1, 2**63 - 1),
+)
+def test_pick_any_logits_and_settings_is_a_token(
+    logits: list[float], temperature: float, top_p: float, top_k: int, seed: int
+) -> None:
+    sampling = Sampling(temperature=temperature, top_p=top_p, top_k=top_k, seed=seed)
+    assert 0 <= pick(torch.tensor(logits), sampling, 3) < len(logits)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"temperature": -0.1},
+        {"temperature": math.nan},
+        {"temperature": math.inf},
+        {"temperature": 2.1},
+        {"top_p": 0},
+        {"top_p": 1.1},
+        {"top_p": math.nan},
+        {"top_k": -1},
+        {"seed": 2**63},
+        {"min_p": 1.1},
+        {"presence_penalty": 2.1},
+        {"frequency_penalty": math.nan},
+        {"repetition_penalty": 0},
+        {"logit_bias": ((1, 101.0),)},
+        {"logit_bias": ((-1, 1.0),)},
+        {"logit_bias": ((1, 1.0), (1, 2.0))},
+        {"stop_token_ids": (-1,)},
+        {"stop_token_ids": tuple(range(65))},
+        {"min_tokens": -1},
+        {"grammar": GRAMMAR, "min_tokens": 1},
+        {"grammar": GRAMMAR, "ignore_eos": True},
+        {"stop": ("",)},
+        {"stop": ("x" * 300,)},
+        {"stop": tuple("abcdefghijklmnopqrstuvwxyzABCDEFG")},
+    ],
+    ids=str,
+)
+def test_settings_without_meaning_are_refused(values: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        Sampling(**values)
+
+
+def test_penalty_out_of_its_bounds_is_told_those() -> None:
+    with pytest.raises(ConfigError, match="up to 100"):
+        Sampling(repetition_penalty=101)
+    Sampling(repetition_penalty=100)
+
+
+@pytest.mark.parametrize("values", [{"index": -1}, {"num_logprobs": -1}, {"num_logprobs": MAX_LOGPROBS + 1}], ids=str)
+def test_picks_without_meaning_are_refused(values: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        Pick(**{"sampling": Sampling(), "index": 0, **values})
+
+
+def picked_all(logits: Sequence[Tensor], picks: Sequence[Pick]) -> list[Picked]:
+    found = pick_all(logits, picks)
+    assert None not in found
+    return [picked for picked in found if picked]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_pick_all_gives_what_each_would_get_alone(dtype: torch.dtype) -> None:
+    logits = torch.randn(12, 50, generator=torch.Generator().manual_seed(0)).to(dtype)
+    samplings = [Sampling(temperature=0.7 * (row % 3), seed=row, top_p=0.8) for row in range(12)]
+    picks = [Pick(sampling=sampling, index=row) for row, sampling in enumerate(samplings)]
+    found = [picked.token_id for picked in picked_all(list(logits), picks)]
+    assert found == [pick(logits[row].float(), samplings[row], row) for row in range(12)]
+
+
+def test_pick_all_of_equal_logits_takes_the_first() -> None:
+    assert picked_all([LOGITS], [Pick(sampling=Sampling(), index=0)])[0].token_id == 1
+
+
+def test_pick_all_probabilities_are_of_the_models_own_logits() -> None:
+    """Whatever temperature and cuts were asked for."""
+    expected = torch.log_softmax(LOGITS, dim=0).tolist()
+    cut = Sampling(temperature=2.0, top_k=1)
+    for num_logprobs, ids in ((0, []), (2, [1, 3]), (3, [1, 3, 2]), (20, [1, 3, 2, 0, 4])):
+        picked = picked_all([LOGITS], [Pick(sampling=cut, index=0, num_logprobs=num_logprobs)])[0]
+        assert picked.token_id == 1
+        assert picked.logprob == pytest.approx(expected[1])
+        assert [token_id for token_id, _ in picked.top] == ids
+        assert [value for _, value in picked.top] == pytest.approx([expected[token_id] for token_id in ids])
+
+
+def test_pick_all_tells_no_probabilities_unasked() -> None:
+    picked = picked_all([LOGITS], [Pick(sampling=Sampling(), index=0)])[0]
+    assert (picked.logprob, picked.top) == (None, ())
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_pick_all_finds_no_token_in_numbers_that_are_not_finite(temperature: float) -> None:
+    rows = [torch.tensor(row) for row in ([1.0, math.nan], [math.inf, 1.0], [-math.inf, -math.inf], [-math.inf, 2.0])]
+    found = pick_all(rows, [Pick(sampling=Sampling(temperature=temperature), index=0)] * 4)
+    assert [picked and picked.token_id for picked in found] == [None, None, None, 1]

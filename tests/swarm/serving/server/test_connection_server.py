@@ -1,0 +1,572 @@
+"""What a server does with a client's frames: seats opened, steps run, wrong ones refused, and everything given back."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from arithmetic_span import NUM_PAGES, REVISION, alone, answer, prompt_of
+from served_chain import (
+    COLUMNS,
+    MAX_STEP_TOKENS,
+    MODEL,
+    Server,
+    Talk,
+    World,
+    floats,
+    hidden_rows,
+    opening,
+    seat_id,
+    token_rows,
+    with_servers,
+)
+from swarm.serving.engine.prefix import page_keys
+from swarm.serving.model.batch import PAGE_TOKENS
+from swarm.serving.server.connection_server import IDLE_LANE_S, MAX_LANES_PER_PEER, SILENT_S
+from swarm.serving.server.server_session import MAX_INBOX
+from swarm.serving.wire.multiplexed_connection import Lane, open_stream
+from swarm.testing.faults import Fault
+from swarm_protocol import limits
+from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable, PeerViolation, SessionError
+from swarm_protocol.frames import Frames
+from swarm_protocol.rows import Rows
+from swarm_protocol.session_frames import Close, Ended, Leaving, Link, Pick, Ready, Result, Step
+
+PROMPT = prompt_of(21)
+
+
+# --- steps ------------------------------------------------------------------------------------------------------------
+
+
+def test_seat_runs_a_prompt_in_steps_and_answers_each_with_what_was_wanted() -> None:
+    async def work(world: World) -> None:
+        talk = await world.talk()
+        ready = await talk.open()
+        assert (ready.length, ready.max_step_tokens) == (0, MAX_STEP_TOKENS)
+        first = await talk.step(token_rows(*PROMPT[:9]), 0)
+        assert (first.position, first.rows, first.token, first.push_failed) == (9, None, None, False)
+        second = await talk.step(token_rows(*PROMPT[9:15]), 9, want="all")
+        assert torch.equal(floats(second.rows), alone(PROMPT[:15])[9:])
+        third = await talk.step(token_rows(*PROMPT[15:20]), 15, want="last")
+        assert torch.equal(floats(third.rows), alone(PROMPT[:20])[-1:])
+        fourth = await talk.step(token_rows(PROMPT[20]), 20, want="token")
+        assert fourth.token is not None
+        assert fourth.token.token_id == answer(PROMPT, 1)[0]
+        assert (fourth.position, fourth.rows, fourth.batch_size) == (21, None, 1)
+        assert fourth.compute_ms > 0
+
+    with_servers(work)
+
+
+def test_seat_answers_steps_that_were_sent_together_in_their_order() -> None:
+    async def work(world: World) -> None:
+        talk = await world.talk()
+        await talk.open()
+        for position in range(0, 20, 4):
+            talk.send_step(token_rows(*PROMPT[position : position + 4]), position, want="last")
+        for position in range(0, 20, 4):
+            result = await talk.next(Result)
+            assert result.position == position + 4
+            assert torch.equal(floats(result.rows), alone(PROMPT[: position + 4])[-1:])
+
+    with_servers(work)
+
+
+def test_seats_of_many_clients_share_one_pass() -> None:
+    async def work(world: World) -> None:
+        talk = await world.talk()
+        for number in range(16):
+            await talk.open(number, max_tokens=16)
+        for number in range(16):
+            talk.send_step(token_rows(number), 0, number, "token")
+        results = [await talk.next(Result) for _ in range(16)]
+        for number, result in enumerate(sorted(results, key=lambda result: result.seat_id)):
+            assert result.token is not None
+            assert result.token.token_id == answer([number], 1)[0]
+            assert result.batch_size == 16
+        assert world.servers[0].engine.num_passes == 1
+
+    with_servers(work)
+
+
+def test_seat_drops_rows_that_have_run_and_runs_only_those_that_are_missing() -> None:
+    async def work(world: World) -> None:
+        talk = await world.talk()
+        await talk.open()
+        await talk.step(token_rows(*PROMPT[:10]), 0)
+        talk.send_step(token_rows(*PROMPT[2:8]), 2, want="all")  # nothing new: not answered
+        result = await talk.step(token_rows(*PROMPT[6:14]), 6, want="all")
+        assert result.position == 14
+        assert torch.equal(floats(result.rows), alone(PROMPT[:14])[10:])
+
+    with_servers(work)
+
+
+def test_seat_begins_after_the_prefix_that_the_server_still_has() -> None:
+    async def work(world: World) -> None:
+        talk = await world.talk()
+        prompt = prompt_of(40)
+        await talk.open(1)
+        await talk.step(token_rows(*prompt[:32]), 0)
+        await talk.step(token_rows(*prompt[32:]), 32)
+        keys = tuple(page_keys(REVISION, prompt))
+        assert (await talk.open(2, page_keys=keys)).length == 32
+        result = await talk.step(token_rows(*prompt[16:39]), 16, 2, want="last")
+        assert torch.equal(floats(result.rows), alone(prompt[:39])[-1:])
+
+    with_servers(work)
+
+
+@pytest.mark.parametrize("want", ["all", "last", "nothing"])
+def test_middle_seat_gives_what_is_wanted_or_all_that_is_to_go_on(want: str) -> None:
+    async def work(world: World) -> None:
+        talk = await world.talk()
+        await talk.open()
+        x_TH = torch.arange(12.0).reshape(3, COLUMNS)
+        alone_rows = {"all": 3, "last": 1, "nothing": 0}[want]
+        result = await talk.step(hidden_rows(x_TH), 0, want=want)
+        assert (0 if result.rows is None else result.rows.num_rows) == alone_rows
+        result = await talk.step(hidden_rows(x_TH), 3, want=want, forward=True)
+        assert result.rows is not None
+        assert result.rows.num_rows == 3
+        assert not result.push_failed
+
+    with_servers(work, [(1, 3)])
+
+
+def test_seat_speaks_the_codec_that_was_asked_for_and_tells_its_error() -> None:
+    async def work(world: World) -> None:
+        talk = await world.talk()
+        x_TH = torch.tensor([[1.0, 2.0, 3.0, 4.0]])
+        for number, codec in enumerate(("raw", "bf16", "int8")):
+            await talk.open(number, codec=codec)
+            await talk.step(hidden_rows(x_TH + 700.3, codec), 0, number)
+            result = await talk.step(hidden_rows(x_TH, codec), 1, number, forward=True)
+            assert result.rows is not None
+            assert result.rows.codec == codec
+            assert (result.codec_error > 0) == (codec != "raw")
+            assert result.codec_error < 0.01
+        await talk.open(3, codec="bf16")
+        talk.send_step(hidden_rows(x_TH, "raw"), 0, 3)
+        assert "raw" in str((await talk.next(Ended)).error(""))
+
+    with_servers(work, [(1, 3)])
+
+
+# --- wrong steps ------------------------------------------------------------------------------------------------------
+
+NAN_ROWS = Rows(codec="raw", num_rows=1, num_columns=COLUMNS, payload=b"\xff" * 4 * COLUMNS)
+
+WRONG_TOKENS: dict[str, tuple[dict[str, Any], str]] = {
+    "a gap": ({"position": 5}, "the session ends at"),
+    "no token": ({"rows": token_rows(64)}, "vocabulary"),
+    "negative": ({"rows": token_rows(-1)}, "vocabulary"),
+    "hidden states": ({"rows": hidden_rows(torch.zeros(1, COLUMNS))}, "not token ids"),
+    "too long": ({"rows": token_rows(*[1] * (MAX_STEP_TOKENS + 1))}, "this server takes"),
+    "too much": ({"position": 2, "rows": token_rows(*[1] * 15)}, "the session reserved 16"),
+}
+WRONG_HIDDEN: dict[str, tuple[dict[str, Any], str]] = {
+    "not finite": ({"rows": NAN_ROWS}, "finite"),
+    "wrong width": ({"rows": hidden_rows(torch.zeros(1, COLUMNS + 1))}, "5 columns"),
+    "tokens": ({"rows": token_rows(1)}, "columns in tokens"),
+    "a token from the middle": ({"want": "token", "pick": Pick()}, "only the last block"),
+}
+
+
+@pytest.mark.parametrize("case", [*WRONG_TOKENS, *WRONG_HIDDEN])
+def test_wrong_step_ends_its_seat_in_type_and_no_other(case: str) -> None:
+    is_first = case in WRONG_TOKENS
+    changes, message = {**WRONG_TOKENS, **WRONG_HIDDEN}[case]
+    right = token_rows(1, 2) if is_first else hidden_rows(torch.ones(2, COLUMNS))
+
+    async def work(world: World) -> None:
+        talk = await world.talk()
+        await talk.open(1, max_tokens=16)
+        await talk.open(2, max_tokens=16)
+        await talk.step(right, 0, 1)
+        num_tokens = world.servers[0].engine.num_tokens
+        step = {"rows": right.without(1), "position": 2, "number": 1, **changes}
+        talk.send_step(**step)
+        ended = await talk.next(Ended)
+        assert ended.seat_id == seat_id(1)
+        error = ended.error("")
+        assert isinstance(error, PeerViolation)
+        assert message in str(error)
+        assert world.servers[0].engine.num_tokens == num_tokens
+        assert world.servers[0].engine.num_seats == 1
+        await talk.step(right, 0, 2)
+
+    with_servers(work, [(0, 4) if is_first else (1, 3)])
+
+
+def test_steps_without_end_that_nobody_waited_for_end_the_seat() -> None:
+    async def work(world: World) -> None:
+        talk = await world.talk()
+        await talk.open()
+        for position in range(MAX_INBOX + 2):
+            talk.send_step(token_rows(1), position)
+        assert "at once" in str((await talk.next(Ended)).error(""))
+
+    with_servers(work)
+
+
+def test_steps_of_all_seats_of_a_client_together_are_bounded() -> None:
+    async def work(world: World) -> None:
+        talk = await world.talk()
+        await talk.open(1)
+        await talk.open(2)
+        talk.send_step(token_rows(*[1] * 16), 0, 1)
+        talk.send_step(token_rows(*[1] * 16), 0, 2)
+        error = (await talk.next(Ended)).error("")
+        assert isinstance(error, PeerRefused)
+        assert error.retry_after_s > 0
+        assert (await talk.next(Result)).seat_id == seat_id(1)
+
+    with_servers(work, max_backlog_bytes=300)
+
+
+def test_step_for_a_seat_that_is_none_is_refused_and_others_ids_are_none() -> None:
+    async def work(world: World) -> None:
+        own, foreign = await world.talk(), await world.talk(client=world.internet.network())
+        await own.open()
+        await own.step(token_rows(*PROMPT), 0)
+        foreign.send_step(token_rows(1), len(PROMPT))
+        foreign.lane.send(Close(seat_id=seat_id(1)))
+        foreign.lane.send(Link(seat_id=seat_id(1)))
+        assert isinstance((await foreign.next(Ended)).error(""), PeerRefused)
+        assert (await foreign.open()).length == 0  # an id of its own
+        assert (await own.step(token_rows(1), len(PROMPT))).position == len(PROMPT) + 1
+
+    with_servers(work)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [Ready(seat_id=seat_id(1), max_step_tokens=1), Leaving(within_s=1.0), Ended(seat_id=seat_id(1), failure=b"x")],
+    ids=lambda frame: type(frame).__name__,
+)
+def test_frame_that_only_servers_say_ends_the_lane(frame: Any) -> None:
+    async def work(world: World) -> None:
+        talk, other = await world.talk(), await world.talk()
+        await talk.open(1)
+        await other.open(2)
+        talk.lane.send(frame)
+        with pytest.raises(PeerViolation):
+            await talk.next(Result)
+        assert list(world.servers[0].lanes.seats) == [(world.client.peer_id, seat_id(2))]
+        await other.step(token_rows(1), 0, 2)
+
+    with_servers(work)
+
+
+def absurd_step() -> Step:
+    pick = Pick(temperature=1.0)
+    object.__setattr__(pick, "temperature", math.nan)
+    return Step(seat_id=seat_id(1), position=0, want="token", pick=pick, rows=token_rows(1))
+
+
+BROKEN: dict[str, Callable[[Server], bytes]] = {
+    "invalid UTF-8": lambda server: (
+        Frames((opening(server, session_id="name"),)).to_bytes().replace(b"name", b"\xff" * 4)
+    ),
+    "absurd sampling": lambda server: Frames((absurd_step(),)).to_bytes(),
+    "half a message": lambda server: Frames((opening(server),)).to_bytes()[:-5],
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_message_that_is_none_ends_its_lane_with_all_seats_and_no_other(case: str) -> None:
+    async def work(world: World) -> None:
+        talk, other = await world.talk(), await world.talk()
+        await talk.open(1)
+        await other.open(2)
+        await talk.lane._stream.send(BROKEN[case](world.servers[0]))
+        with pytest.raises(PeerViolation):
+            await talk.next(Result)
+        assert list(world.servers[0].lanes.seats) == [(world.client.peer_id, seat_id(2))]
+        await other.step(token_rows(1), 0, 2)
+
+    with_servers(work)
+
+
+# --- who gets in ------------------------------------------------------------------------------------------------------
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "revision": ({"revision": "other"}, "this server has revision"),
+    "blocks": ({"start": 2, "end": 5}, r"this server has blocks"),
+    "never fits": ({"max_tokens": 2**20}, "is over the"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_open_what_is_not_served_is_refused_for_good(case: str) -> None:
+    changes, message = REFUSED[case]
+
+    async def work(world: World) -> None:
+        talk = await world.talk()
+        error = await talk.refused(**changes)
+        assert isinstance(error, PeerRefused)
+        assert message in str(error)
+        assert error.retry_after_s == 0
+        assert world.servers[0].lanes.num_refused == {"busy": 0, "never": 1, "violation": 0, "lanes": 0}
+        await talk.open()
+        await talk.step(token_rows(1), 0)
+
+    with_servers(work)
+
+
+def test_open_more_than_there_is_room_for_is_refused_until_a_seat_is_closed() -> None:
+    async def work(world: World) -> None:
+        talk = await world.talk()
+        await talk.open(1, max_tokens=NUM_PAGES * PAGE_TOKENS)
+        error = await talk.refused(2)
+        assert isinstance(error, PeerRefused)
+        assert error.retry_after_s > 0
+        assert world.servers[0].lanes.num_refused == {"busy": 1, "never": 0, "violation": 0, "lanes": 0}
+        talk.lane.send(Close(seat_id=seat_id(1)))
+        await talk.open(2)
+
+    with_servers(work)
+
+
+def test_thousands_of_seats_on_one_lane_are_bounded_by_admission() -> None:
+    async def work(world: World) -> None:
+        talk = await world.talk()
+        for number in range(2000):
+            talk.lane.send(opening(world.servers[0], 0, seat_id=number.to_bytes(16), max_tokens=1))
+        async with asyncio.timeout(100):
+            while len(talk.heard) < 2000:
+                await asyncio.sleep(0.01)
+        assert sum(isinstance(frame, Ready) for frame in talk.heard) == 8
+        assert world.servers[0].engine.num_seats == 8
+
+    with_servers(work, max_sessions=8)
+
+
+def test_open_twice_ends_the_lane() -> None:
+    async def work(world: World) -> None:
+        talk, other = await world.talk(), await world.talk(client=world.internet.network())
+        await talk.open()
+        await other.open()
+        talk.lane.send(opening(world.servers[0]))
+        with pytest.raises(PeerViolation, match="twice"):
+            await talk.next(Ready)
+        assert world.servers[0].engine.num_seats == 1
+        await other.step(token_rows(1), 0)
+
+    with_servers(work)
+
+
+async def silent(world: World, client: Any) -> tuple[Lane, asyncio.Task[None]]:
+    stream = await world.talks.enter_async_context(open_stream(client, world.servers[0].peer_id, MODEL))
+    lane = Lane(stream, "")
+    return lane, asyncio.create_task(lane.run(lambda frame: None))
+
+
+def test_lanes_of_one_peer_and_of_all_are_bounded_and_silent_ones_end() -> None:
+    async def work(world: World) -> None:
+        server = world.servers[0].lanes
+        greedy = [await silent(world, world.client) for _ in range(MAX_LANES_PER_PEER + 1)]
+        others = [await silent(world, world.internet.network()) for _ in range(12)]
+        await asyncio.sleep(1.0)
+        refused = [lane.error for lane, _ in greedy if isinstance(lane.error, PeerRefused)]
+        assert server.num_lanes == 16
+        # one was too many from the start, and four more have made room for others
+        assert len(refused) == 1 + (MAX_LANES_PER_PEER + 12 - 16)
+        assert all(error.retry_after_s > 0 for error in refused)
+        assert server.num_refused["lanes"] == 1
+        assert not any(lane.error for lane, _ in others)
+        await asyncio.sleep(SILENT_S + 2.0)
+        assert server.num_lanes == 0
+        assert sum(isinstance(lane.error, PeerTimeout) for lane, _ in greedy + others) == 16
+        await asyncio.wait([running for _, running in greedy + others])
+
+    with_servers(work, max_lanes=16)
+
+
+def test_lanes_that_hold_nothing_keep_nobody_out_however_often_they_speak() -> None:
+    async def work(world: World) -> None:
+        server = world.servers[0].lanes
+        attackers = [await silent(world, world.internet.network()) for _ in range(4)]
+        for lane, _ in attackers:
+            lane.send(Close(seat_id=seat_id(1)))
+        await asyncio.sleep(SILENT_S + 2.0)
+        assert server.num_lanes == 4
+        talks = [await world.talk(client=world.internet.network()) for _ in range(3)]
+        for talk in talks:
+            await talk.open()
+        refused, running = await silent(world, world.internet.network())
+        await asyncio.sleep(1.0)
+        assert server.num_lanes == 4
+        assert sum(isinstance(lane.error, PeerRefused) for lane, _ in attackers) == 4
+        for talk in talks:
+            await talk.step(token_rows(1), 0)
+        last = await world.talk(client=world.internet.network())
+        await last.open()
+        assert isinstance(refused.error, PeerRefused)
+        late, late_running = await silent(world, world.internet.network())
+        await asyncio.sleep(1.0)
+        assert isinstance(late.error, PeerRefused), "lanes that hold seats are not ended for others"
+        await asyncio.wait([running, late_running, *(task for _, task in attackers)])
+
+    with_servers(work, max_lanes=4)
+
+
+# --- how it ends ------------------------------------------------------------------------------------------------------
+
+
+def test_seats_end_with_their_lane_also_while_they_compute() -> None:
+    async def work(world: World) -> None:
+        talk = await world.talk()
+        for number in range(3):
+            await talk.open(number)
+        talk.send_step(token_rows(*PROMPT), 0, 0)
+        talk.send_step(token_rows(*PROMPT), 0, 1)
+        await asyncio.sleep(0.0)
+        await world.talks.aclose()
+        await world.servers[0].freed()
+
+    with_servers(work)
+
+
+def test_close_frees_the_seat_at_once_and_is_not_answered() -> None:
+    async def work(world: World) -> None:
+        talk = await world.talk()
+        await talk.open()
+        talk.send_step(token_rows(*PROMPT), 0)
+        talk.send_step(token_rows(*PROMPT), len(PROMPT))
+        talk.lane.send(Close(seat_id=seat_id(1)))
+        await world.servers[0].freed()
+        await asyncio.sleep(1.0)
+        assert not talk.heard
+
+    with_servers(work)
+
+
+def test_client_that_dies_is_forgotten() -> None:
+    async def work(world: World) -> None:
+        client = world.internet.network()
+        talk = await world.talk(client=client)
+        await talk.open()
+        await talk.step(token_rows(*PROMPT), 0)
+        world.internet.crash(client.peer_id)
+        await world.servers[0].freed()
+        assert world.servers[0].lanes.num_lanes == 0
+
+    with_servers(work)
+
+
+def test_silent_seat_and_then_its_lane_are_ended() -> None:
+    async def work(world: World) -> None:
+        talk = await world.talk()
+        await talk.open()
+        await talk.step(token_rows(1), 0)
+        await asyncio.sleep(7.0)
+        await talk.step(token_rows(1), 1)
+        await asyncio.sleep(7.0)
+        assert not talk.heard
+        error = (await talk.next(Ended)).error("")
+        assert isinstance(error, PeerRefused)
+        assert "silent for 10 s" in str(error)
+        await world.servers[0].freed()
+        await asyncio.sleep(IDLE_LANE_S + 2)
+        assert isinstance(talk.lane.error, PeerUnreachable)
+        assert world.servers[0].lanes.num_lanes == 0
+
+    with_servers(work, idle_s=10.0)
+
+
+def test_seat_that_the_engine_evicts_is_told() -> None:
+    async def work(world: World) -> None:
+        talk = await world.talk()
+        await talk.open(1, max_tokens=NUM_PAGES * PAGE_TOKENS)
+        await asyncio.sleep(6.0)
+        other = await world.talk(client=world.internet.network())
+        await other.open(1)
+        assert isinstance((await talk.next(Ended)).error(""), PeerRefused)
+
+    with_servers(work, evict_idle_s=5.0)
+
+
+def test_engine_that_fails_one_seat_tells_it_and_goes_on() -> None:
+    async def work(world: World) -> None:
+        def fail(batch: Any) -> None:
+            raise ValueError("no such luck")
+
+        talk = await world.talk()
+        await talk.open(1)
+        await talk.open(2)
+        world.servers[0].span.on_run = fail
+        talk.send_step(token_rows(1), 0, 1)
+        error = (await talk.next(Ended)).error("")
+        assert isinstance(error, SessionError)
+        world.servers[0].span.on_run = lambda batch: None
+        await talk.step(token_rows(1), 0, 2)
+
+    with_servers(work)
+
+
+def test_client_that_does_not_read_is_cut_off_and_others_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarm.serving.wire.multiplexed_connection.MAX_QUEUED_BYTES", 2**20)
+    wrong = Step(seat_id=seat_id(9), position=0, want="nothing", rows=token_rows(1))
+    message = Frames((wrong,) * limits.MAX_FRAMES).to_bytes()
+
+    async def send_without_end(world: World, other: Talk) -> None:
+        stream = await world.talks.enter_async_context(
+            open_stream(world.internet.network(), world.servers[0].peer_id, MODEL)
+        )
+        await stream.send(Frames((opening(world.servers[0], 1),)).to_bytes())
+        # nothing of what the server answers is ever read
+        for position in itertools.count():
+            await stream.send(message)
+            if position < 50:
+                await other.step(token_rows(1), position, 2)
+
+    async def work(world: World) -> None:
+        other = await world.talk()
+        await other.open(2)
+        with pytest.raises(PeerTimeout, match="does not read"):
+            await send_without_end(world, other)
+        assert list(world.servers[0].lanes.seats) == [(world.client.peer_id, seat_id(2))]
+        await other.step(token_rows(1), 50, 2)
+
+    with_servers(work)
+
+
+@pytest.mark.parametrize("phase", ["serve/prefill", "serve/decode", "serve/reply"])
+def test_server_killed_in_a_phase_takes_its_lanes_along(phase: str) -> None:
+    async def listen(talk: Talk) -> None:
+        while True:
+            await talk.next(Result)
+
+    async def work(world: World) -> None:
+        talk = await world.talk()
+        await talk.open()
+        talk.send_step(token_rows(*PROMPT), 0)
+        talk.send_step(token_rows(1), len(PROMPT))
+        with pytest.raises(PeerUnreachable):
+            await listen(talk)
+
+    with_servers(work, faults=[Fault(who="s0", phase=phase, what="kill")], dead=[0])
+
+
+def test_client_that_sends_faster_than_is_computed_waits_and_keeps_its_seat() -> None:
+    async def work(world: World) -> None:
+        talk = await world.talk()
+        await talk.open()
+        backlog = world.servers[0].lanes.backlog
+        backlog.take(world.client.peer_id, 160)  # of other sessions of this client
+        await talk.step(token_rows(*[1] * 16), 0)
+        backlog.take(world.client.peer_id, 130)
+        talk.send_step(token_rows(*[1] * 16), 16)  # 128 bytes, for which there is no room
+        await asyncio.sleep(1)
+        assert not talk.heard
+        backlog.give_back(world.client.peer_id, 290)
+        assert (await talk.next(Result)).position == 32
+
+    with_servers(work, max_backlog_bytes=400)

@@ -1,0 +1,328 @@
+"""The server's side of calls on whole sequences: what it refuses, how it cuts work, who comes between."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from swarm.network.memory.memory_network import MemoryInternet
+from swarm.serving.model.model_files import open_model
+from swarm.serving.model.span import load_span
+from swarm.serving.server import forward_server
+from swarm.serving.server.forward_admission import ForwardBounds, ForwardRoom
+from swarm.serving.server.forward_pieces import MAX_PIECE_MS, PIECE_MS, Pace, cut_call
+from swarm.serving.server.forward_server import Computer, ForwardServer
+from swarm.testing import virtual_time
+from swarm.testing.leaks import no_leaks
+from swarm_protocol.errors import ConfigError, PeerRefused, PeerTimeout, PeerViolation, SessionError, SwarmError
+from swarm_protocol.forward_messages import BACKWARD_METHOD, FORWARD_METHOD, Compute, TensorPiece
+from swarm_protocol.rows import Rows
+
+# --- cutting and room, on their own ----------------------------------------------------------------------------------
+
+
+@given(
+    num_positions=st.integers(1, 4096),
+    num_blocks=st.integers(1, 80),
+    head_blocks=st.sampled_from([0.0, 0.3, 2.5]),
+    position_ms=st.floats(1e-6, 10.0),
+)
+def test_cut_covers_the_blocks_in_pieces_of_bounded_time(
+    num_positions: int, num_blocks: int, head_blocks: float, position_ms: float
+) -> None:
+    block_ms = num_positions * position_ms
+    try:
+        cut = cut_call(num_positions, 3, 3 + num_blocks, head_blocks=head_blocks, position_ms=position_ms)
+    except PeerRefused:
+        assert block_ms * max(1.0, head_blocks) > MAX_PIECE_MS
+        return
+    assert [block for low, high in cut.spans for block in range(low, high)] == list(range(3, 3 + num_blocks))
+    for low, high in cut.spans:
+        if cut.num_sequences == high - low == 1:
+            assert block_ms <= MAX_PIECE_MS
+        else:
+            assert cut.num_sequences * (high - low) * block_ms <= PIECE_MS * 1.001
+
+
+def test_pace_follows_what_was_measured() -> None:
+    pace = Pace(1.0)
+    assert pace.ms == {"forward": 1.0, "backward": 3.0}
+    for _ in range(40):
+        pace.took("backward", 10, 2.0, 100.0)
+    assert pace.ms["backward"] == pytest.approx(5.0, rel=0.01)
+    assert pace.ms["forward"] == 1.0
+
+
+def test_room_is_shared_and_given_back() -> None:
+    room = ForwardRoom(ForwardBounds(max_bytes=100, max_calls=3, max_client_calls=2))
+    with pytest.raises(PeerRefused, match="51 bytes") as refused, room.reserved("a", 51):
+        pass
+    assert refused.value.retry_after_s == 0
+    with room.reserved("a", 30):
+        with pytest.raises(PeerRefused, match="of yours") as refused, room.reserved("a", 30):
+            pass
+        assert refused.value.retry_after_s > 0
+        with room.reserved("a", 10):
+            with pytest.raises(PeerRefused, match="of yours"), room.reserved("a", 1):
+                pass
+            with room.reserved("b", 50):
+                assert (room.num_calls, room.num_bytes) == (3, 90)
+                with pytest.raises(PeerRefused, match="others"), room.reserved("c", 1):
+                    pass
+    assert (room.num_calls, room.num_bytes) == (0, 0)
+    with pytest.raises(ConfigError):
+        ForwardBounds(max_calls=0)
+
+
+# --- over a network --------------------------------------------------------------------------------------------------
+
+GOOD = Compute(
+    revision="r",
+    start=3,
+    end=6,
+    num_sequences=2,
+    num_positions=4,
+    of_tokens=False,
+    head=True,
+    codec="raw",
+    deadline_s=60,
+)
+
+
+class Rig:
+    """A server of blocks [3, 6) of the tiny model, and another peer that says what it likes."""
+
+    def __init__(self, directory: Path, bounds: ForwardBounds | None, forward_ms: float) -> None:
+        internet = MemoryInternet()
+        self.network, self.client = internet.network(), internet.network()
+        self.thread = ThreadPoolExecutor(1)
+        self.span = load_span(open_model(directory), 3, 6)
+        self.forward_ms = forward_ms
+        self.server = ForwardServer("tiny", self.current, bounds=bounds)
+
+    def current(self) -> Computer:
+        return Computer(span=self.span, revision="r", in_thread=self.in_thread, forward_ms=self.forward_ms)
+
+    def in_thread(self, function: Callable[..., Any], *arguments: Any) -> Awaitable[Any]:
+        return asyncio.get_running_loop().run_in_executor(self.thread, function, *arguments)
+
+    async def ask(self, asked: bytes, *messages: bytes, method: str = FORWARD_METHOD) -> int:
+        """The bytes that came back."""
+        async with self.client.stream(self.network.peer_id, f"{method}/tiny", timeout_s=300) as stream:
+            for message in (asked, *messages):
+                await stream.send(message)
+            piece = TensorPiece.from_bytes(await stream.receive())
+            return len(piece.rows.payload)
+
+    async def call(self, x: torch.Tensor, asked: Compute = GOOD, method: str = BACKWARD_METHOD) -> int:
+        grads = pieces(torch.ones(x.shape[0], 256 if asked.head else 32)) if method == BACKWARD_METHOD else ()
+        return await self.ask(asked.to_bytes(), *pieces(x), *grads, method=method)
+
+
+def pieces(x: torch.Tensor, codec: str = "raw") -> Iterator[bytes]:
+    payload = x.numpy().tobytes()
+    for row in range(0, len(x), 1024):
+        part = payload[row * x.shape[1] * 4 : (row + 1024) * x.shape[1] * 4]
+        num_rows = min(1024, len(x) - row)
+        yield TensorPiece(rows=Rows(codec=codec, num_rows=num_rows, num_columns=x.shape[1], payload=part)).to_bytes()
+
+
+@contextmanager
+def rigs(directory: Path, bounds: ForwardBounds | None = None, forward_ms: float = 1e-3) -> Iterator[Rig]:
+    rig = Rig(directory, bounds, forward_ms)
+    try:
+        yield rig
+    finally:
+        rig.thread.shutdown()
+    assert (rig.server.room.num_calls, rig.server.room.num_bytes) == (0, 0)
+
+
+def ask(directory: Path, scenario: Callable[[Rig], Awaitable[Any]], **options: Any) -> Any:
+    async def main(rig: Rig) -> Any:
+        await rig.server.serve(rig.network)
+        try:
+            return await scenario(rig)
+        finally:
+            await rig.client.close()
+            await rig.network.close()
+
+    with rigs(directory, **options) as rig:
+        return virtual_time.run(main(rig))
+
+
+X = torch.ones(8, 32)
+INT8 = TensorPiece(rows=Rows(codec="int8", num_rows=8, num_columns=32, payload=bytes(272))).to_bytes()
+
+
+@pytest.mark.parametrize(
+    ("changes", "messages", "error", "what"),
+    [
+        ({}, [*pieces(X / 0 - X / 0)], PeerViolation, "not finite"),
+        ({}, [*pieces(torch.ones(8, 31))], PeerViolation, "31 columns"),
+        ({}, [*pieces(torch.ones(9, 32))], PeerViolation, "9 rows"),
+        ({}, [INT8], PeerViolation, "int8"),
+        ({}, [b"\x01rubbish"], PeerViolation, "TensorPiece"),
+        ({}, [], PeerTimeout, "30"),
+        ({}, [*pieces(X[:4])], PeerTimeout, "30"),
+        ({"deadline_s": 5.0}, [], PeerTimeout, "too long"),
+        ({"start": 2}, [], PeerRefused, r"3:6"),
+        ({"end": 7}, [], PeerRefused, r"3:6"),
+        ({"start": 0, "end": 0, "of_tokens": True}, [], PeerRefused, r"3:6"),
+        ({"revision": "other"}, [], PeerRefused, "revision"),
+        ({"num_sequences": 2**10, "num_positions": 2**10}, [], PeerRefused, "a client may have|ms for 1024"),
+        ({"num_sequences": 1, "num_positions": 2**20}, [], PeerRefused, "shorter sequences"),
+    ],
+)
+def test_call_that_breaks_the_rules_is_answered_by_a_typed_error_and_frees_all(
+    llama_dir: Path, changes: dict[str, Any], messages: list[bytes], error: type[SwarmError], what: str
+) -> None:
+    async def scenario(rig: Rig) -> None:
+        for method in (FORWARD_METHOD, BACKWARD_METHOD):
+            with pytest.raises(error, match=what):
+                await rig.ask(dataclasses.replace(GOOD, **changes).to_bytes(), *messages, method=method)
+        assert await rig.ask(GOOD.to_bytes(), *pieces(X)) == 8 * 256 * 4
+
+    with no_leaks():
+        ask(llama_dir, scenario, bounds=ForwardBounds(max_bytes=2**24))
+
+
+def test_opening_that_is_none_and_one_that_never_comes_are_typed_errors(llama_dir: Path) -> None:
+    async def scenario(rig: Rig) -> None:
+        with pytest.raises(PeerViolation):
+            await rig.ask(b"\x01\xff")
+        asked = dataclasses.replace(GOOD, start=0, end=3, of_tokens=True, head=False)
+        rig.span = load_span(open_model(llama_dir), 0, 6)
+        with pytest.raises(PeerViolation, match="no gradient"):
+            await rig.ask(asked.to_bytes(), method=BACKWARD_METHOD)
+        async with rig.client.stream(rig.network.peer_id, f"{FORWARD_METHOD}/tiny", timeout_s=60) as stream:
+            with pytest.raises(PeerTimeout, match="too long"):
+                await stream.receive()
+
+    ask(llama_dir, scenario)
+
+
+def test_result_that_is_not_finite_and_a_pass_that_fails_are_session_errors(llama_dir: Path) -> None:
+    async def scenario(rig: Rig) -> None:
+        with pytest.raises(SessionError, match="not finite"):
+            await rig.call(torch.full((8, 32), 3e38))
+        exhausted = patch.object(rig.span, "backward", side_effect=RuntimeError("out of memory"))
+        with exhausted, pytest.raises(SessionError, match="out of memory"):
+            await rig.call(X)
+        assert await rig.call(X) == 8 * 32 * 4
+
+    ask(llama_dir, scenario)
+
+
+def test_client_with_too_much_under_way_is_told_when_to_ask_again(llama_dir: Path) -> None:
+    async def scenario(rig: Rig) -> None:
+        async with rig.client.stream(rig.network.peer_id, f"{FORWARD_METHOD}/tiny", timeout_s=60) as stream:
+            await stream.send(GOOD.to_bytes())
+            await asyncio.sleep(1)
+            with pytest.raises(PeerRefused) as refused:
+                await rig.call(X)
+            assert refused.value.retry_after_s > 0
+        await asyncio.sleep(1)
+        assert await rig.call(X) == 8 * 32 * 4
+
+    ask(llama_dir, scenario, bounds=ForwardBounds(max_client_calls=1))
+
+
+def test_engine_that_ends_within_a_call_refuses_it(llama_dir: Path) -> None:
+    """Its thread is shut down while one piece runs and another client's waits."""
+
+    async def scenario(rig: Rig) -> None:
+        begun = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        async def end() -> None:
+            await begun.wait()
+            rig.thread.shutdown(wait=False, cancel_futures=True)
+
+        def slow(*arguments: Any, **options: Any) -> torch.Tensor:
+            loop.call_soon_threadsafe(begun.set)
+            return X
+
+        with patch("swarm.serving.server.forward_server._forward", slow):
+            ending = asyncio.create_task(end())
+            calls = [rig.call(X, method=FORWARD_METHOD) for _ in range(3)]
+            results = await asyncio.gather(*calls, return_exceptions=True)
+            await ending
+        assert any(isinstance(result, PeerRefused) for result in results)
+
+    with rigs(llama_dir) as rig:
+        asyncio.run(served(rig, scenario))
+
+
+async def served(rig: Rig, scenario: Callable[[Rig], Awaitable[Any]]) -> None:
+    await rig.server.serve(rig.network)
+    await scenario(rig)
+    await rig.client.close()
+    await rig.network.close()
+
+
+@pytest.mark.parametrize("num_calls", [1, 3])
+def test_steps_of_sessions_come_between_any_two_pieces(llama_dir: Path, num_calls: int) -> None:
+    """Sequences so long that each block is a piece of its own: whoever decodes waits for one, however many call."""
+    log: list[str] = []
+    timed = forward_server._timed
+
+    def piece(*arguments: Any, **options: Any) -> Any:
+        log.append("piece")
+        return timed(*arguments, **options)
+
+    async def scenario(rig: Rig) -> None:
+        async def decode() -> None:
+            while True:
+                await rig.in_thread(log.append, "step")
+
+        decoding = asyncio.create_task(decode())
+        x = torch.ones(4 * 8, 32)
+        asked = dataclasses.replace(GOOD, num_sequences=4, num_positions=8)
+        results = await asyncio.gather(*(rig.call(x, asked) for _ in range(num_calls)))
+        decoding.cancel()
+        assert results == [4 * 8 * 32 * 4] * num_calls
+
+    with (
+        patch("swarm.serving.server.forward_server._timed", piece),
+        patch("swarm.serving.server.forward_pieces.Pace.took"),
+        rigs(llama_dir, forward_ms=PIECE_MS / 8) as rig,
+    ):
+        asyncio.run(served(rig, scenario))
+    # of each sequence two blocks are run again, and three back
+    assert log.count("piece") == num_calls * 4 * 5
+    begun = log[log.index("step") :]
+    assert ("piece", "piece") not in itertools.pairwise(begun)
+
+
+async def drip(stream: Any) -> None:
+    for _ in range(64):
+        await asyncio.sleep(20)
+        await stream.send(*pieces(torch.ones(1, 32)))
+    await stream.receive()
+
+
+@pytest.mark.parametrize("method", [FORWARD_METHOD, BACKWARD_METHOD])
+def test_client_that_drips_rows_holds_no_room_for_long(llama_dir: Path, method: str) -> None:
+    asked = dataclasses.replace(GOOD, num_sequences=1, num_positions=64, deadline_s=3600.0)
+
+    async def scenario(rig: Rig) -> float:
+        clock = asyncio.get_running_loop().time
+        since_s = clock()
+        async with rig.client.stream(rig.network.peer_id, f"{method}/tiny", timeout_s=3600) as stream:
+            await stream.send(asked.to_bytes())
+            with pytest.raises(PeerTimeout, match="came to a stop"):
+                await drip(stream)
+        return clock() - since_s
+
+    assert ask(llama_dir, scenario) < 100

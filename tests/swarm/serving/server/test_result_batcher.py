@@ -1,0 +1,108 @@
+"""When a seat's results are told, and as how many."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from swarm.serving.server.result_batcher import MAX_WAITING, REPORT_S, Reports, Ticks, together
+from swarm.testing import virtual_time
+from swarm_protocol.errors import PeerUnreachable
+from swarm_protocol.rows import Rows
+from swarm_protocol.session_frames import Result
+
+SEAT = b"s" * 16
+
+
+class Told:
+    """A lane that remembers what it was to send."""
+
+    def __init__(self) -> None:
+        self.error: PeerUnreachable | None = None
+        self.results: list[Result] = []
+
+    def send(self, frame: Result) -> None:
+        self.results.append(frame)
+
+
+def passed(position: int, **changes: object) -> Result:
+    row = Rows(codec="raw", num_rows=1, num_columns=2, payload=bytes([position]) * 8)
+    result = Result(seat_id=SEAT, position=position, compute_ms=2.0, queue_ms=0.5, rows=row, passed_on=True)
+    return replace(result, **changes)  # type: ignore[arg-type]
+
+
+def test_reports_that_can_wait_are_told_together_within_their_time() -> None:
+    async def scenario() -> None:
+        lane = Told()
+        reports = Reports(lane, Ticks())  # type: ignore[arg-type]
+        for position in (5, 6, 7):
+            reports.tell(passed(position, push_failed=position == 6, codec_error=position / 100), can_wait=True)
+        assert not lane.results
+        await asyncio.sleep(REPORT_S)
+        (told,) = lane.results
+        assert told.rows is not None
+        assert (told.position, told.rows.num_rows) == (7, 3)
+        assert bytes(told.rows.payload) == b"\x05" * 8 + b"\x06" * 8 + b"\x07" * 8
+        assert (told.compute_ms, told.queue_ms, told.push_failed, told.codec_error) == (6.0, 1.5, True, 0.07)
+        await asyncio.sleep(2 * REPORT_S)
+        assert len(lane.results) == 1
+
+    virtual_time.run(scenario())
+
+
+def test_reports_that_somebody_waits_for_go_at_once_after_those_before() -> None:
+    async def scenario() -> None:
+        lane = Told()
+        reports = Reports(lane, Ticks())  # type: ignore[arg-type]
+        reports.tell(passed(5), can_wait=True)
+        reports.tell(passed(6), can_wait=True)
+        reports.tell(Result(seat_id=SEAT, position=9), can_wait=False)
+        assert [(told.position, told.passed_on) for told in lane.results] == [(6, True), (9, False)]
+
+    virtual_time.run(scenario())
+
+
+def test_reports_are_bounded_in_number() -> None:
+    async def scenario() -> None:
+        lane = Told()
+        reports = Reports(lane, Ticks())  # type: ignore[arg-type]
+        for position in range(1, MAX_WAITING + 2):
+            reports.tell(passed(position), can_wait=True)
+        assert [told.position for told in lane.results] == [MAX_WAITING]
+
+    virtual_time.run(scenario())
+
+
+def test_reports_of_all_seats_are_told_in_the_same_moment() -> None:
+    async def scenario() -> None:
+        clock, ticks, lanes, times = asyncio.get_running_loop().time, Ticks(), [Told(), Told()], list[float]()
+        for lane in lanes:
+            lane.send = lambda _: times.append(clock())  # type: ignore[method-assign]
+            Reports(lane, ticks).tell(passed(5), can_wait=True)  # type: ignore[arg-type]
+            await asyncio.sleep(REPORT_S / 4)
+        await asyncio.sleep(REPORT_S)
+        assert len(times) == 2
+        assert times[0] == times[1]
+
+    virtual_time.run(scenario())
+
+
+@pytest.mark.parametrize("ending", ["closed", "lane over"])
+def test_reports_of_what_has_ended_are_told_nobody(ending: str) -> None:
+    async def scenario() -> None:
+        lane = Told()
+        reports = Reports(lane, Ticks())  # type: ignore[arg-type]
+        reports.tell(passed(5), can_wait=True)
+        if ending == "closed":
+            reports.close()
+        else:
+            lane.error = PeerUnreachable("the lane is closed")
+        await asyncio.sleep(2 * REPORT_S)
+        assert not lane.results
+
+    virtual_time.run(scenario())
+
+
+def test_together_one_result_is_itself() -> None:
+    assert together([passed(5)]) == passed(5)

@@ -1,0 +1,292 @@
+"""Answers under penalties and grammars: which tokens come, and that a lost server changes none of them."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from served_chain import World, floats, opening, token_rows, with_servers
+from swarm.client import AsyncClient
+from swarm.serving.grammar import grammar_process
+from swarm.testing import virtual_time
+from swarm.testing.faults import Fault
+from swarm_protocol.errors import ConfigError, PeerRefused, PeerTimeout, PeerViolation, SwarmError
+from swarm_protocol.sampler import Grammar, Sampler
+from swarm_protocol.session_frames import Drawn, Ended, Pick, Result
+from transformers import AutoModelForCausalLM
+
+THIRDS = [(0, 2), (0, 2), (2, 4), (2, 4), (4, 6), (4, 6)]
+
+WORDS = Grammar(kind="lark", text="start: /[a-z]{3,8}( [a-z]{3,8}){4,6}/")
+"""Without quotes: the tiny models' end token is one."""
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "penalties": {"presence_penalty": 0.7, "frequency_penalty": 0.4, "repetition_penalty": 1.3},
+    "bias": {"logit_bias": {5: 4.0, 9: -100.0}, "temperature": 0.8, "seed": 3, "min_p": 0.05},
+    "grammar": {"grammar": WORDS},
+    "all, drawn": {
+        "grammar": WORDS,
+        "temperature": 1.2,
+        "seed": 5,
+        "presence_penalty": 1.5,
+        "frequency_penalty": 0.5,
+        "repetition_penalty": 1.2,
+    },
+    "minimum": {"min_tokens": 12, "stop_token_ids": list(range(0, 256, 5)), "temperature": 1.0, "seed": 1},
+}
+
+
+def slow_step(function: Any) -> float:
+    """Seconds: a token takes long enough for things to happen meanwhile."""
+    return 0.2
+
+
+def undisturbed(boxes: Any, directory: Path, **settings: Any) -> list[int]:
+    async def scenario() -> list[int]:
+        async with boxes(directory, [(0, 6)]) as box:
+            tokens: list[int] = await box.tokens(**settings)
+            return tokens
+
+    return virtual_time.run(scenario())
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_sampler_answer_is_the_same_when_servers_are_killed(boxes: Any, llama_dir: Path, settings: Any) -> None:
+    """The last server, which draws, dies in the middle of the answer; later the middle one does, too."""
+    faults = [
+        Fault(who="*", phase="serve/decode", what="kill", nth=15),
+        Fault(who="*", phase="serve/decode", what="kill", nth=26),
+    ]
+
+    async def scenario() -> None:
+        async with boxes(llama_dir, THIRDS, faults=faults) as box:
+            generation = box.generate(**settings)
+            tokens = [token.token_id async for token in generation]
+            assert tokens == undisturbed_tokens
+            replays = generation.trace()["replays"]
+            assert (4, 6) in {(replay["start"], replay["end"]) for replay in replays}
+            await box.all_freed()
+
+    undisturbed_tokens = undisturbed(boxes, llama_dir, **settings)
+    assert undisturbed_tokens != undisturbed(boxes, llama_dir, temperature=settings.get("temperature", 0), seed=7)
+    virtual_time.run(scenario())
+
+
+def test_sampler_answer_is_the_same_when_the_server_that_draws_leaves(boxes: Any, llama_dir: Path) -> None:
+    """Its cache is handed over; what else follows from the tokens, the client tells its heir."""
+    settings = SETTINGS["all, drawn"]
+
+    async def scenario() -> None:
+        async with boxes(llama_dir, THIRDS) as box, asyncio.TaskGroup() as tasks:
+            generation = box.generate(**settings)
+            tokens = []
+            async for token in generation:
+                tokens.append(token.token_id)
+                if len(tokens) == 5:
+                    last = generation.trace()["hops"][-1]["peer_id"]
+                    tasks.create_task(box.servers[last].drain(within_s=30))
+            assert tokens == expected
+            (replay,) = generation.trace()["replays"]
+            assert replay["was_handed_over"]
+
+    expected = undisturbed(boxes, llama_dir, **settings)
+    virtual_time.run(scenario(), compute_s=slow_step)
+
+
+def test_repetition_penalty_gives_transformers_own_tokens(boxes: Any, llama_dir: Path, tokenize: Any) -> None:
+    prompt = tokenize("def add(a, b):\n    return")
+    with torch.inference_mode():
+        model = AutoModelForCausalLM.from_pretrained(llama_dir)
+        out = model.generate(
+            torch.tensor([prompt]),
+            max_new_tokens=16,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+            repetition_penalty=1.4,
+        )
+    expected = out[0, len(prompt) :].tolist()
+    assert undisturbed(boxes, llama_dir, prompt=prompt, repetition_penalty=1.4, ignore_eos=True) == expected
+
+
+def test_grammar_answer_ends_where_the_grammar_does(boxes: Any, llama_dir: Path) -> None:
+    async def scenario() -> str:
+        async with boxes(llama_dir, [(0, 3), (3, 6)]) as box:
+            tokens = [token async for token in box.generate(100, grammar=WORDS, temperature=1.0, seed=2)]
+            assert tokens[-1].finish_reason == "stop"
+            return "".join(token.text for token in tokens)
+
+    words = virtual_time.run(scenario()).split(" ")
+    assert 5 <= len(words) <= 7
+    assert all(3 <= len(word) <= 8 and word.isalpha() and word.islower() for word in words)
+
+
+def test_json_schema_is_what_any_seed_answers(boxes: Any, llama_dir: Path) -> None:
+    """Of numbers and lists, for a quote ends this model's answers."""
+    schema = {"type": "array", "items": {"type": "integer", "minimum": -9, "maximum": 99}, "minItems": 2, "maxItems": 6}
+
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 6)]) as box:
+            for seed in range(3):
+                tokens = [t async for t in box.generate(60, json_schema=schema, temperature=2.0, seed=seed)]
+                numbers = json.loads("".join(token.text for token in tokens))
+                assert 2 <= len(numbers) <= 6
+                assert all(-9 <= number <= 99 for number in numbers)
+
+    virtual_time.run(scenario())
+
+
+def test_grammar_that_cannot_be_used_fails_the_request_and_blames_nobody(boxes: Any, llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 6)]) as box:
+            with pytest.raises(ConfigError, match="grammar"):
+                await box.tokens(grammar=Grammar(kind="lark", text="start: missing"))
+            client: AsyncClient = box.client
+            assert not client._shared.links.avoid
+            assert await box.tokens() == box.expected(), "the server is asked again"
+            await box.all_freed()
+
+    virtual_time.run(scenario())
+
+
+def test_grammar_that_needs_the_end_token_is_told_so(boxes: Any, llama_dir: Path) -> None:
+    """A quote ends this model's answers, and no string begins without one."""
+
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 6)]) as box:
+            with pytest.raises(ConfigError, match="end token stands in the way"):
+                await box.tokens(json_schema={"type": "string"})
+            await box.all_freed()
+
+    virtual_time.run(scenario())
+
+
+def test_grammar_that_hangs_holds_up_neither_another_answer_nor_the_server(
+    boxes: Any, llama_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In real time: while one session waits for its grammar's process, which stands still, another is answered."""
+    hung = asyncio.Event()
+
+    def hang(self: grammar_process.GrammarProcess, *_: object) -> grammar_process.Mask:
+        loop.call_soon_threadsafe(hung.set)
+        asyncio.run_coroutine_threadsafe(answered.wait(), loop).result(30)
+        raise ConfigError("the grammar takes too much time or memory")
+
+    async def scenario() -> None:
+        nonlocal loop, answered
+        loop, answered = asyncio.get_running_loop(), asyncio.Event()
+        async with boxes(llama_dir, [(0, 3), (3, 6)]) as box, asyncio.TaskGroup() as tasks:
+            stuck = tasks.create_task(refused(box))
+            await hung.wait()
+            assert await box.tokens() == box.expected()
+            answered.set()
+            await stuck
+
+    async def refused(box: Any) -> None:
+        with pytest.raises(ConfigError, match="too much time"):
+            await box.tokens(grammar=WORDS)
+
+    loop: asyncio.AbstractEventLoop
+    answered: asyncio.Event
+    monkeypatch.setattr(grammar_process.GrammarProcess, "mask", hang)
+    asyncio.run(scenario())
+
+
+# --- frames, right ones and wrong ones --------------------------------------------------------------------------------
+
+SAMPLER = Sampler(presence_penalty=1.0)
+
+
+def test_seat_with_a_sampler_counts_what_it_was_told_and_what_it_drew() -> None:
+    async def work(world: World) -> None:
+        talk = await world.talk()
+        sampler = Sampler(bias_ids=(1, 2), bias_values=(60.0, 60.0), frequency_penalty=2.0)
+        await talk.open(sampler=sampler)
+        drawn = [(await talk.step(token_rows(1, 2, 3), 0, want="token")).token]
+        for index in range(1, 8):
+            drawn.append((await talk.step(token_rows(1), 2 + index, want="token", pick=Pick(index=index))).token)
+        ids = [token.token_id for token in drawn if token]
+        assert set(ids) == {1, 2}, "each becomes less likely the more often it has come"
+
+        await talk.open(2, sampler=sampler)
+        talk.send_step(token_rows(1, 2, 3, *[1] * 7), 0, 2, want="token", pick=Pick(index=7))
+        talk.lane.send(Drawn(seat_id=bytes([2]) * 16, token_ids=np.array(ids[:7], "<i4").tobytes()))
+        again = (await talk.next(Result)).token
+        assert again is not None
+        assert again.token_id == ids[7], "as before, though it was told late"
+        logits = await talk.step(token_rows(5), 10, 2, want="all")
+        assert floats(logits.rows).isfinite().all(), "other questions go on"
+
+    with_servers(work)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "why"),
+    [
+        (Sampler(bias_ids=(5000,), bias_values=(1.0,)), "vocabulary"),
+        (Sampler(repetition_penalty=2.0, prompt_ids=(5000).to_bytes(4, "little")), "vocabulary"),
+        (Sampler(repetition_penalty=2.0, prompt_ids=(2**32 - 1).to_bytes(4, "little")), "vocabulary"),
+        (Sampler(end_ids=(5000,), min_tokens=2), "vocabulary"),
+    ],
+)
+def test_seat_is_refused_for_a_sampler_of_other_tokens(sampler: Sampler, why: str) -> None:
+    async def work(world: World) -> None:
+        talk = await world.talk()
+        error = await talk.refused(1, sampler=sampler)
+        assert isinstance(error, PeerViolation)
+        assert why in str(error)
+
+    with_servers(work)
+
+
+def test_seat_is_refused_a_grammar_where_none_are_followed() -> None:
+    async def work(world: World) -> None:
+        talk = await world.talk()
+        error = await talk.refused(1, sampler=Sampler(end_ids=(1,), grammar=WORDS))
+        assert isinstance(error, PeerRefused)
+        assert "no grammars" in str(error)
+
+    with_servers(work)
+
+
+def test_seat_before_the_last_block_has_no_sampler() -> None:
+    async def work(world: World) -> None:
+        talk = await world.talk(0)
+        last = dataclasses.replace(opening(world.servers[0]), sampler=SAMPLER)
+        talk.lane.send(last)
+        error: SwarmError = (await talk.next(Ended)).error("")
+        assert isinstance(error, PeerViolation)
+
+    with_servers(work, [(0, 1), (1, 2)])
+
+
+def test_seat_is_not_told_the_same_answer_twice() -> None:
+    async def work(world: World) -> None:
+        talk = await world.talk()
+        await talk.open(sampler=SAMPLER)
+        for _ in range(2):
+            talk.lane.send(Drawn(seat_id=bytes([1]) * 16, token_ids=(1).to_bytes(4, "little")))
+        with pytest.raises(SwarmError):
+            await talk.next(Ended)
+
+    with_servers(work)
+
+
+def test_seat_waits_for_the_tokens_before_a_draw_only_so_long() -> None:
+    async def work(world: World) -> None:
+        talk = await world.talk()
+        await talk.open(sampler=SAMPLER)
+        talk.send_step(token_rows(1, 2), 0, want="token", pick=Pick(index=2))
+        assert isinstance((await talk.next(Ended)).error(""), PeerTimeout)
+        await talk.open(2, sampler=SAMPLER)
+        await talk.step(token_rows(1, 2), 0, 2, want="token")
+        talk.send_step(token_rows(1), 2, 2, want="token")
+        assert isinstance((await talk.next(Ended)).error(""), PeerViolation), "a draw cannot be had again"
+
+    with_servers(work)

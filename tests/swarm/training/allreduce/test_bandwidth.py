@@ -1,0 +1,132 @@
+"""What a member's line carries is measured in reductions, and decides how large its part is."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from typing import Any, cast
+
+import pytest
+from swarm.testing import virtual_time
+from swarm.training.allreduce.bandwidth import MIN_BYTES, Meter, MeteredStream
+from swarm.training.allreduce.frame_inbox import MIN_AHEAD_FRAMES
+from swarm.training.member.trainer_events import OuterStep
+from swarm.training.round import coordinator
+from swarm_protocol.training_messages import MAX_BYTES_PER_S
+from training_swarm import Swarm, SyntheticInner, assert_equal_steps, config
+
+LINE_BYTES_PER_S = 4e6
+NUM_STEPS = 5
+LAST_STEPS = (3, 4, 5)
+NUM_VALUES = 1_000_000
+
+
+@pytest.fixture(autouse=True)
+def quiet(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.ERROR, logger="swarm")
+
+
+def test_meter_gives_the_slower_way_with_as_many_others_as_lately() -> None:
+    meter = Meter()
+    assert meter.bytes_per_s == 0
+    meter.begin(["a", "b"])
+    for peer, rate in (("a", 100.0), ("b", 300.0)):
+        meter.arrived(peer, rate)
+    assert meter.rate_from("a") == 100
+    meter.begin(["a", "b"])
+    assert meter.bytes_per_s == 2 * 200
+    meter.told("a", 150)
+    assert meter.bytes_per_s == 2 * 150
+    meter.told("b", 0)
+    assert meter.bytes_per_s == 2 * 150
+
+
+def test_meter_averages_over_reductions_and_forgets_who_is_gone() -> None:
+    meter = Meter()
+    for rate in (100.0, 200.0):
+        meter.begin(["a", "b"])
+        meter.arrived("a", rate)
+    meter.begin(["a"])
+    assert meter.bytes_per_s == 150
+    assert meter.rate_from("a") == 0
+    meter.begin(["b"])
+    assert meter.bytes_per_s == 0
+
+
+def test_meter_of_what_liars_tell_stays_within_what_a_report_holds() -> None:
+    meter = Meter()
+    meter.begin(["a", "b"])
+    for peer in ("a", "b"):
+        meter.told(peer, MAX_BYTES_PER_S)
+    assert meter.bytes_per_s == MAX_BYTES_PER_S
+
+
+def test_meter_does_not_take_the_slow_line_of_another_for_its_own() -> None:
+    meter = Meter()
+    meter.begin(["a", "b", "c"])
+    for peer, rate in (("a", 10), ("b", 100), ("c", 100)):
+        meter.told(peer, rate)
+    assert meter.bytes_per_s == 3 * 100
+
+
+class Dripping:
+    """A frame a second, behind an opening."""
+
+    async def receive(self) -> bytes:
+        await asyncio.sleep(1.0)
+        return bytes(MIN_BYTES // 2)
+
+
+def test_metered_stream_measures_the_frames_behind_the_opening_once_they_are_enough() -> None:
+    async def main() -> None:
+        rates: list[float] = []
+        stream = MeteredStream(cast(Any, Dripping()), rates.append)
+        for _ in range(2):
+            await stream.receive()
+        assert not rates
+        await stream.receive()
+        assert rates == [MIN_BYTES / 3.0]
+        for _ in range(40):
+            await stream.receive()
+        assert len(rates) == MIN_AHEAD_FRAMES - 1, "later frames wait for others"
+
+    virtual_time.run(main())
+
+
+def run_with_a_line_slower(slowdown: float) -> tuple[list[int], float]:
+    """The sizes of the last group's parts, that of the slow member last; and how long the last steps took it."""
+
+    async def main() -> tuple[list[int], float]:
+        # owners that survey whole parts first answer only after all slices, and wait for the slow line either way
+        async with Swarm(config(min_group=4, outer_steps=NUM_STEPS, aggregator="mean")) as swarm:
+            for index in range(4):
+                rate = LINE_BYTES_PER_S / (slowdown if index == 3 else 1.0)
+                await swarm.join(f"m{index}", inner=SyntheticInner(num_values=NUM_VALUES), bytes_per_s=rate)
+            members = await swarm.finish()
+            assert_equal_steps(members, NUM_STEPS)
+            replica = members[0].trainer._replica
+            assert replica is not None
+            assert replica.proof is not None
+            group = replica.proof.origin
+            parts = dict(zip(group.peer_ids, group.part_values, strict=True))
+            seconds = {event.step: event.seconds for event in members[3].of(OuterStep)}
+            return [parts[member.peer_id] for member in members], sum(seconds[step] for step in LAST_STEPS)
+
+    return virtual_time.run(main())
+
+
+def test_member_with_a_quarter_of_the_bandwidth_gets_a_quarter_of_a_part_and_rounds_are_faster(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (*others, slow), seconds = run_with_a_line_slower(4.0)
+    assert slow == pytest.approx(sum(others) / 3 / 4, rel=0.25)
+    monkeypatch.setattr(coordinator, "NOISE", math.inf)
+    equal, equal_seconds = run_with_a_line_slower(4.0)
+    assert max(equal) - min(equal) <= 512
+    assert seconds < 0.9 * equal_seconds
+
+
+def test_members_with_equal_lines_get_equal_parts() -> None:
+    parts, _ = run_with_a_line_slower(1.0)
+    assert max(parts) - min(parts) <= 512

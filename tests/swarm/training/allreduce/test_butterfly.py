@@ -1,0 +1,615 @@
+"""The reduction's data plane, member by member, on a simulated network."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial, partialmethod
+
+import pytest
+import torch
+from swarm.network.failpoints import FaultHook, no_faults
+from swarm.network.interface import Stream
+from swarm.network.memory.memory_link import Link
+from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
+from swarm.testing import virtual_time
+from swarm.training.allreduce import parts as module
+from swarm.training.allreduce.butterfly import Butterfly, Reduction
+from swarm.training.allreduce.part_owner import QUICK_MEMBERS, PartOwner, Scheme
+from swarm.training.allreduce.parts import decoded_frames, part_frames
+from swarm.training.allreduce.peer_connections import PeerLines
+from swarm.training.round.coordinator import part_values
+from swarm.training.round.methods import Methods
+from swarm.training.round.round_events import Signed
+from swarm.trust.aggregation.aggregation import aggregate
+from swarm.trust.aggregation.registry import aggregator_names, get_aggregator
+from swarm_compression import Codec, get_codec, warm_up
+from swarm_protocol.errors import PeerError, PeerUnreachable, PeerViolation, RoundError, SwarmError
+from swarm_protocol.training_messages import Contribution, Group, OpeningKind, ReduceOpening
+from torch import Tensor
+from training_swarm import SpoiledCodec
+
+METHODS = Methods("run")
+
+
+class Ring:
+    """Members of one group, each with a network and a vector; `run` reduces among them."""
+
+    def __init__(
+        self,
+        tokens: list[int],
+        num_values: int = 3000,
+        codec: str = "int8",
+        aggregator: str = "mean",
+    ) -> None:
+        self.internet = MemoryInternet(detection_s=0.1)
+        self.executor = ThreadPoolExecutor(2)
+        self.codec: Codec = get_codec(codec)
+        self.aggregator = get_aggregator(aggregator, {})
+        unsorted = [self.internet.network() for _ in tokens]
+        self.networks = sorted(unsorted, key=lambda each: each.peer_id)
+        peers = [each.peer_id for each in self.networks]
+        group = Group(
+            run="run",
+            step=1,
+            attempt=0,
+            state_digest=bytes(32),
+            members=tuple(
+                Contribution(peer_id=peer, num_tokens=count, num_samples=count)
+                for peer, count in zip(peers, tokens, strict=True)
+            ),
+            part_values=part_values(num_values, (1.0,) * len(tokens)),
+            reduce_s=10.0,
+            vote_s=1.0,
+        )
+        self.signed = Signed(group=group, signer=peers[0], data=b"signed group", digest=b"d" * 32)
+        self.vectors = [
+            torch.randn(num_values, generator=torch.Generator().manual_seed(each)) for each in range(len(tokens))
+        ]
+        self.failures: dict[int, SwarmError] = {}
+        self.butterflies: list[Butterfly] = []
+
+    def member(self, index: int, codec: Codec | None = None, faults: FaultHook = no_faults) -> Butterfly:
+        network = self.networks[index]
+        has_tokens = self.signed.group.members[index].num_tokens > 0
+        return Butterfly(
+            PeerLines(network=network, methods=METHODS),
+            self.signed,
+            self.vectors[index] if has_tokens else None,
+            Scheme(codec=codec or self.codec, aggregator=self.aggregator),
+            self.executor,
+            on_failure=lambda error: self.failures.setdefault(index, error),
+            faults=faults,
+        )
+
+    async def serve(self, network: MemoryNetwork, butterfly: Butterfly) -> None:
+        async def attend(peer: str, stream: Stream) -> None:
+            assert await stream.receive() == self.signed.data
+            await butterfly.attend(peer, stream)
+
+        await network.serve_stream(METHODS.reduce, attend)
+
+    async def start(
+        self, members: list[Butterfly], attended: dict[int, Butterfly] | None = None
+    ) -> list[asyncio.Task[Reduction]]:
+        """`attended`: who answers others instead of the member that runs."""
+        self.butterflies = members
+        for index, network in enumerate(self.networks):
+            await self.serve(network, (attended or {}).get(index, members[index]))
+        return [asyncio.create_task(each.run()) for each in members]
+
+    async def run(self, codecs: dict[int, Codec] | None = None) -> list[Reduction]:
+        self.butterflies = [self.member(index, (codecs or {}).get(index)) for index in range(len(self.networks))]
+        for network, butterfly in zip(self.networks, self.butterflies, strict=True):
+            await self.serve(network, butterfly)
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(each.run()) for each in self.butterflies]
+        return [task.result() for task in running]
+
+    def mean_of(self, reduction: Reduction) -> Tensor:
+        mean_N = torch.full_like(self.vectors[0], math.nan)
+        for frame, mean_F in decoded_frames(self.signed.group, reduction.parts, self.codec):
+            mean_N[frame] = mean_F
+        return mean_N
+
+    async def run_until_failed(self, members: set[int], codecs: dict[int, Codec] | None = None) -> None:
+        """Until all of `members` have reported a failure."""
+        running = asyncio.create_task(self.run(codecs))
+        async with asyncio.timeout(30):
+            while not members <= self.failures.keys():
+                await asyncio.sleep(0.01)
+        running.cancel()
+        await asyncio.wait({running})
+
+    async def close(self) -> None:
+        for network in self.networks:
+            await network.close()
+        self.executor.shutdown()
+
+
+def in_ring(tokens: list[int], case: Callable[[Ring], Awaitable[None]], **options: object) -> None:
+    async def main() -> None:
+        ring = Ring(tokens, **options)  # type: ignore[arg-type]
+        try:
+            await case(ring)
+        finally:
+            await ring.close()
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("tokens", [[5], [3, 9], [1, 1, 1], [4, 0, 2, 7], [1] * 8])
+@pytest.mark.parametrize("codec", ["fp32", "int8"])
+def test_run_gives_all_members_the_same_bits_near_the_weighted_mean(tokens: list[int], codec: str) -> None:
+    async def case(ring: Ring) -> None:
+        reductions = await ring.run()
+        mean_N = sum(x_N.double() * count for x_N, count in zip(ring.vectors, tokens, strict=True)) / sum(tokens)
+        for each in reductions:
+            assert each.parts == reductions[0].parts
+        error = (ring.mean_of(reductions[0]).double() - mean_N).norm() / mean_N.norm()
+        assert error < (1e-6 if codec == "fp32" else 0.02)
+        assert not ring.failures
+
+    in_ring(tokens, case, codec=codec)
+
+
+def test_run_sums_in_the_groups_order_whoever_is_quick() -> None:
+    results = []
+    for slow in range(3):
+
+        async def case(ring: Ring, slow: int = slow) -> None:
+            for other in range(3):
+                if other != slow:
+                    ring.internet.link(
+                        ring.networks[slow].peer_id,
+                        ring.networks[other].peer_id,
+                        slow_link(latency_s=0.5),
+                    )
+            results.append((await ring.run())[0].parts)
+
+        in_ring([3, 5, 7], case, codec="fp32")
+    assert results[0] == results[1] == results[2]
+
+
+@pytest.mark.parametrize(
+    ("aggregator", "codec", "num_members", "uses_threads"),
+    [
+        ("mean", "int8", 3, False),
+        ("mean", "int8", QUICK_MEMBERS + 1, True),
+        ("mean", "fp16", 3, True),
+        ("median", "int8", 3, True),
+    ],
+)
+def test_run_hands_to_threads_only_what_takes_longer_than_that(
+    aggregator: str, codec: str, num_members: int, uses_threads: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warm_up()
+    handed = []
+    monkeypatch.setattr(PartOwner, "reduce", partialmethod(_noted, PartOwner.reduce, handed))
+
+    async def case(ring: Ring) -> None:
+        reductions = await ring.run()
+        assert all(each.parts == reductions[0].parts for each in reductions)
+
+    in_ring([1] * num_members, case, codec=codec, aggregator=aggregator)
+    assert {thread is not threading.main_thread() for thread in handed} == {uses_threads}
+
+
+def _noted(owner: PartOwner, reduce: Callable[..., None], handed: list[threading.Thread], *arguments: object) -> None:
+    handed.append(threading.current_thread())
+    reduce(owner, *arguments)
+
+
+def slow_link(latency_s: float) -> Link:
+    return Link(latency_s=latency_s)
+
+
+@pytest.mark.parametrize("codec", ["fp32", "int8"])
+@pytest.mark.parametrize("name", aggregator_names())
+def test_run_with_any_aggregator_gives_all_members_what_it_makes_of_the_slices(
+    name: str, codec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FRAME_VALUES", 512)
+    tokens = [4, 0, 5, 4, 3, 5]
+
+    async def case(ring: Ring) -> None:
+        ring.vectors[2] *= -1000
+        reductions = await ring.run()
+        assert all(each.parts == reductions[0].parts for each in reductions)
+
+        def sent(x_F: Tensor) -> Tensor:
+            return ring.codec.decode(ring.codec.encode(x_F), x_F.numel())
+
+        for index in range(6):
+            frames = part_frames(ring.signed.group, index)
+            rows = [[sent(ring.vectors[member][frame]).numpy() for member in range(6)] for frame in frames]
+            expected_N, report = aggregate(ring.aggregator, partial(iter, rows), tokens)
+            got_N = ring.mean_of(reductions[0])[frames[0].start : frames[-1].stop]
+            assert torch.equal(got_N, sent(torch.from_numpy(expected_N)))
+            counted = [kept for kept, count in zip(report.kept, tokens, strict=False) if count]
+            assert list(ring.butterflies[index].report.kept) == counted
+        assert not ring.failures
+
+    in_ring(tokens, case, codec=codec, num_values=6 * 1024, aggregator=name)
+
+
+def test_run_that_surveys_first_fails_at_every_owner_on_a_bad_slice_and_names_the_sender() -> None:
+    async def case(ring: Ring) -> None:
+        await ring.run_until_failed({0, 1, 3}, {2: SpoiledCodec(lambda data: NAN + data[4:])})
+        for honest in (0, 1, 3):
+            error = ring.failures[honest]
+            assert isinstance(error, PeerViolation)
+            assert error.peer_id == ring.networks[2].peer_id
+
+    in_ring([1] * 4, case, aggregator="centered_clip")
+
+
+def test_run_of_multi_krum_among_too_few_says_that_it_promises_less(caplog: pytest.LogCaptureFixture) -> None:
+    async def case(ring: Ring) -> None:
+        await ring.run()
+        assert "0 liars are left out instead of 1, because only 4 members contribute" in caplog.text
+
+    in_ring([1] * 4, case, aggregator="multi_krum")
+
+
+def test_run_sends_about_two_bytes_a_value_with_int8() -> None:
+    async def case(ring: Ring) -> None:
+        await ring.run()
+        for each in ring.butterflies:
+            # (n - 1) / n of the vector both ways and 1 / n to the backup, with a scale for each 256 values
+            assert each.bytes_sent / 400_000 == pytest.approx(1.75 * (1 + 4 / 256), rel=0.01)
+
+    in_ring([1] * 4, case, num_values=400_000)
+
+
+def test_run_in_several_frames_equals_run_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole: list[Tensor] = []
+
+    async def case(ring: Ring) -> None:
+        whole.append(ring.mean_of((await ring.run())[0]))
+
+    in_ring([2, 1], case, num_values=5000)
+    monkeypatch.setattr(module, "FRAME_VALUES", 512)
+    in_ring([2, 1], case, num_values=5000)
+    assert torch.equal(whole[0], whole[1])
+
+
+def test_run_with_fewer_blocks_than_members_ends() -> None:
+    async def case(ring: Ring) -> None:
+        assert ring.mean_of((await ring.run())[0]).isfinite().all()
+
+    in_ring([1] * 5, case, num_values=300)
+
+
+EXCHANGE = ReduceOpening(kind="exchange", part=0).to_bytes()
+NAN = torch.tensor([math.nan]).numpy().tobytes()
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [lambda data: NAN + data[4:], lambda data: data[:-1], lambda data: data + b"\0", lambda _: b""],
+    ids=["nan", "short", "long", "empty"],
+)
+def test_run_with_a_bad_slice_fails_at_every_owner_and_names_the_sender(spoil: Callable[[bytes], bytes]) -> None:
+    async def case(ring: Ring) -> None:
+        await ring.run_until_failed({0, 1, 3}, {2: SpoiledCodec(spoil)})
+        for honest in (0, 1, 3):
+            error = ring.failures[honest]
+            assert isinstance(error, PeerViolation)
+            assert error.peer_id == ring.networks[2].peer_id
+
+    in_ring([1] * 4, case)
+
+
+def test_run_with_too_few_frames_names_the_sender(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FRAME_VALUES", 256)
+
+    async def case(ring: Ring) -> None:
+        honest = ring.member(0)
+        await ring.serve(ring.networks[0], honest)
+        running = asyncio.create_task(honest.run())
+
+        async def cheat(_peer: str, stream: Stream) -> None:
+            await asyncio.Event().wait()
+
+        await ring.networks[1].serve_stream(METHODS.reduce, cheat)
+        async with ring.networks[1].stream(ring.networks[0].peer_id, METHODS.reduce, timeout_s=5.0) as stream:
+            await stream.send(ring.signed.data)
+            await stream.send(EXCHANGE)
+            await stream.send(ring.codec.encode(ring.vectors[1][:256]))
+            await stream.finish()
+            while 0 not in ring.failures:
+                await asyncio.sleep(0.01)
+        assert "too few" in str(ring.failures[0])
+        assert ring.failures[0].peer_id == ring.networks[1].peer_id
+        running.cancel()
+        await asyncio.wait({running})
+
+    in_ring([1, 1], case)
+
+
+def test_run_with_an_owner_that_blames_another_names_the_one_who_says_so() -> None:
+    """Or one liar could have all others convict whom it likes."""
+
+    async def case(ring: Ring) -> None:
+        liar, victim = ring.networks[1].peer_id, ring.networks[2].peer_id
+
+        async def frame(_peer: str, stream: Stream) -> None:
+            await stream.receive()
+            raise PeerViolation("it sent a bad slice", peer_id=victim)
+
+        async def silent(_peer: str, _stream: Stream) -> None:
+            await asyncio.Event().wait()
+
+        await ring.networks[1].serve_stream(METHODS.reduce, frame)
+        await ring.networks[2].serve_stream(METHODS.reduce, silent)
+        honest = ring.member(0)
+        await ring.serve(ring.networks[0], honest)
+        running = asyncio.create_task(honest.run())
+        async with asyncio.timeout(30):
+            while 0 not in ring.failures:
+                await asyncio.sleep(0.01)
+        assert ring.failures[0].peer_id == liar
+        assert not isinstance(ring.failures[0], PeerViolation), "nothing is proved, not even against the liar"
+        running.cancel()
+        await asyncio.wait({running})
+
+    in_ring([1, 1, 1], case)
+
+
+def test_run_with_a_contribution_that_the_codec_cannot_hold_fails_in_words() -> None:
+    async def case(ring: Ring) -> None:
+        ring.vectors[1] *= 1e6
+        await ring.run_until_failed({1})
+        assert isinstance(ring.failures[1], RoundError)
+        assert "fp16" in str(ring.failures[1])
+
+    in_ring([1, 1, 1], case, codec="fp16")
+
+
+def test_attend_for_a_second_stream_of_one_member_is_refused() -> None:
+    async def case(ring: Ring) -> None:
+        honest = ring.member(0)
+        await ring.serve(ring.networks[0], honest)
+        running = asyncio.create_task(honest.run())
+
+        async def silent(_peer: str, _stream: Stream) -> None:
+            await asyncio.Event().wait()
+
+        await ring.networks[1].serve_stream(METHODS.reduce, silent)
+        owner = ring.networks[0].peer_id
+        async with ring.networks[1].stream(owner, METHODS.reduce, timeout_s=5.0) as first:
+            await first.send(ring.signed.data)
+            await first.send(EXCHANGE)
+            async with ring.networks[1].stream(owner, METHODS.reduce, timeout_s=5.0) as second:
+                await second.send(ring.signed.data)
+                await second.send(EXCHANGE)
+                with pytest.raises(PeerViolation, match="second stream"):
+                    await second.receive()
+        running.cancel()
+        await asyncio.wait({running})
+
+    in_ring([1, 1], case)
+
+
+def test_run_with_a_silent_member_names_it_at_its_owners_within_half_the_deadline() -> None:
+    async def case(ring: Ring) -> None:
+        async def silent(_peer: str, _stream: Stream) -> None:
+            await asyncio.Event().wait()
+
+        await ring.networks[2].serve_stream(METHODS.reduce, silent)
+        honest = [ring.member(index) for index in (0, 1)]
+        for network, each in zip(ring.networks, honest, strict=False):
+            await ring.serve(network, each)
+        running = [asyncio.create_task(each.run()) for each in honest]
+        started = asyncio.get_running_loop().time()
+        while len(ring.failures) < 2:
+            await asyncio.sleep(0.05)
+        assert asyncio.get_running_loop().time() - started < 6.0
+        for error in ring.failures.values():
+            assert isinstance(error, PeerError)
+            assert error.peer_id == ring.networks[2].peer_id
+        for task in running:
+            task.cancel()
+        await asyncio.wait(running)
+
+    in_ring([1, 1, 1], case)
+
+
+def test_run_with_a_member_that_dies_fails_as_unreachable_by_its_name() -> None:
+    async def case(ring: Ring) -> None:
+        for other in (0, 1):
+            ring.internet.link(ring.networks[2].peer_id, ring.networks[other].peer_id, slow_link(latency_s=1.0))
+        running = asyncio.create_task(ring.run())
+        await asyncio.sleep(0.5)
+        ring.internet.crash(ring.networks[2].peer_id)
+        async with asyncio.timeout(5):
+            while not {0, 1} <= ring.failures.keys():
+                await asyncio.sleep(0.01)
+        for index in (0, 1):
+            assert isinstance(ring.failures[index], PeerUnreachable)
+            assert ring.failures[index].peer_id == ring.networks[2].peer_id
+        running.cancel()
+        await asyncio.wait({running})
+
+    in_ring([1, 1, 1], case)
+
+
+class Struck:
+    """What happens at a phase, once; `fired` says that it did."""
+
+    def __init__(self, phase: str, strike: Callable[[], Awaitable[None]]) -> None:
+        self._phase = phase
+        self._strike = strike
+        self.fired = False
+
+    async def reached(self, phase: str) -> None:
+        if phase == self._phase and not self.fired:
+            self.fired = True
+            await self._strike()
+
+
+@pytest.mark.parametrize("victim", range(4))
+@pytest.mark.parametrize("phase", ["round.reduced", "round.deliver"])
+@pytest.mark.parametrize("manner", ["killed", "stalls"])
+def test_run_whose_owner_fails_after_its_slices_is_finished_by_the_backup_with_the_same_bytes(
+    manner: str, phase: str, victim: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FRAME_VALUES", 256)
+    tokens, honest = [3, 5, 2, 7], [index for index in range(4) if index != victim]
+    undisturbed: list[Reduction] = []
+
+    async def whole(ring: Ring) -> None:
+        undisturbed.extend(await ring.run())
+
+    async def case(ring: Ring) -> None:
+        async def strike() -> None:
+            await asyncio.sleep(0.5)  # what it has sent is on its way
+            if manner == "killed":
+                ring.internet.crash(ring.networks[victim].peer_id)
+            await asyncio.Event().wait()
+
+        struck, members = Struck(phase, strike), [ring.member(index) for index in range(4)]
+        members[victim] = ring.member(victim, faults=struck)
+        running = await ring.start(members)
+        reductions = [await running[index] for index in honest]
+        assert struck.fired
+        assert not ring.failures.keys() & set(honest)
+        for each in reductions:
+            assert each.digests == undisturbed[0].digests
+        running[victim].cancel()
+        await asyncio.wait({running[victim]})
+
+    in_ring(tokens, whole)
+    in_ring(tokens, case)
+
+
+def test_run_whose_owner_dies_before_its_slices_are_there_fails_by_its_name() -> None:
+    async def case(ring: Ring) -> None:
+        async def strike() -> None:
+            ring.internet.crash(ring.networks[2].peer_id)
+            await asyncio.Event().wait()
+
+        struck, members = Struck("round.slice", strike), [ring.member(index) for index in range(3)]
+        members.append(ring.member(3))
+        members[2] = ring.member(2, faults=struck)
+        for other in (0, 1, 3):
+            ring.internet.link(ring.networks[2].peer_id, ring.networks[other].peer_id, slow_link(latency_s=1.0))
+        running = await ring.start(members)
+        async with asyncio.timeout(30):
+            while not {0, 1, 3} <= ring.failures.keys():
+                await asyncio.sleep(0.01)
+        assert struck.fired
+        for index in (0, 1, 3):
+            assert ring.failures[index].peer_id == ring.networks[2].peer_id
+        for each in running:
+            each.cancel()
+        await asyncio.wait(running)
+
+    in_ring([1] * 4, case)
+
+
+@pytest.mark.parametrize("name", ["trimmed_mean", "centered_clip", "multi_krum"])
+def test_run_whose_owner_fails_is_finished_alike_under_an_aggregator_that_surveys(name: str) -> None:
+    undisturbed: list[Reduction] = []
+
+    async def whole(ring: Ring) -> None:
+        undisturbed.extend(await ring.run())
+
+    async def case(ring: Ring) -> None:
+        async def strike() -> None:
+            await asyncio.sleep(0.5)
+            ring.internet.crash(ring.networks[1].peer_id)
+            await asyncio.Event().wait()
+
+        struck, members = Struck("round.reduced", strike), [ring.member(index) for index in range(5)]
+        members[1] = ring.member(1, faults=struck)
+        running = await ring.start(members)
+        reductions = [await running[index] for index in (0, 2, 3, 4)]
+        assert struck.fired
+        assert all(each.digests == undisturbed[0].digests for each in reductions)
+        running[1].cancel()
+        await asyncio.wait({running[1]})
+
+    for each in (whole, case):
+        in_ring([1] * 5, each, aggregator=name)
+
+
+@pytest.mark.parametrize(
+    ("kind", "part"), [("keep", 0), ("keep", 2), ("result", 0), ("result", 1), ("slices", 1), ("exchange", 1)]
+)
+def test_attend_for_what_the_sender_has_no_business_with_is_refused(kind: OpeningKind, part: int) -> None:
+    """Member 1, of three, at member 0, who is the backup of part 2 and whose own is backed up by member 1."""
+
+    async def case(ring: Ring) -> None:
+        honest = ring.member(0)
+        await ring.serve(ring.networks[0], honest)
+        running = asyncio.create_task(honest.run())
+        async with ring.networks[1].stream(ring.networks[0].peer_id, METHODS.reduce, timeout_s=5.0) as stream:
+            await stream.send(ring.signed.data)
+            await stream.send(ReduceOpening(kind=kind, part=part).to_bytes())
+            with pytest.raises(PeerViolation, match="wrong one"):
+                await stream.receive()
+        running.cancel()
+        await asyncio.wait({running})
+
+    in_ring([1] * 3, case)
+
+
+def test_run_whose_backup_hands_out_bytes_that_no_encoder_wrote_does_not_take_them() -> None:
+    async def case(ring: Ring) -> None:
+        async def strike() -> None:
+            await asyncio.sleep(0.5)
+            ring.internet.crash(ring.networks[1].peer_id)
+            await asyncio.Event().wait()
+
+        struck, members = Struck("round.reduced", strike), [ring.member(index) for index in range(4)]
+        members[1] = ring.member(1, faults=struck)
+        running = await ring.start(members, {2: Lying(members[2], part=1)})
+        async with asyncio.timeout(30):
+            while not {0, 3} <= ring.failures.keys():
+                await asyncio.sleep(0.01)
+        assert struck.fired
+        for index in (0, 3):
+            assert ring.failures[index].peer_id == ring.networks[1].peer_id, "nobody else failed this member first"
+        for each in running:
+            each.cancel()
+        await asyncio.wait(running)
+
+    in_ring([1] * 4, case)
+
+
+class Lying(Butterfly):
+    """Answers whoever wants the result of `part` with noise."""
+
+    def __init__(self, honest: Butterfly, part: int) -> None:
+        self._honest = honest
+        self._part = part
+
+    async def attend(self, peer: str, stream: Stream) -> None:
+        first = await stream.receive()
+        if ReduceOpening.from_bytes(first).kind != "result":
+            await self._honest.attend(peer, Reread(first, stream))
+            return
+        await stream.send(b"\xff" * self._honest._parts[self._part].frames[0].stop)
+
+
+class Reread:
+    """A stream whose first message is read again."""
+
+    def __init__(self, first: bytes, stream: Stream) -> None:
+        self._first: bytes | None = first
+        self._stream = stream
+
+    async def receive(self) -> bytes:
+        first, self._first = self._first, None
+        return await self._stream.receive() if first is None else first
+
+    async def send(self, message: bytes) -> None:
+        await self._stream.send(message)
+
+    async def finish(self) -> None:
+        await self._stream.finish()

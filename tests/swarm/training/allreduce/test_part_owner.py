@@ -1,0 +1,55 @@
+"""Whom the owner of a part tells of: liars, and no honest member."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from round_scripts import FIRST
+from swarm.training.allreduce.part_owner import NOTABLE_VALUES, PartOwner, Scheme
+from swarm.training.run.run_config import RunConfig
+from swarm.trust.aggregation.registry import get_aggregator
+from swarm_compression import get_codec
+from swarm_protocol.identity import Identity
+from swarm_protocol.training_messages import Contribution
+from torch import Tensor
+
+CODEC = get_codec("int8")
+PEERS = sorted(Identity(bytes([number]) * 32).peer_id for number in range(1, 9))
+
+
+def owner_of(x_MF: Tensor, aggregator: str) -> PartOwner:
+    """After it has surveyed the slices."""
+    members = tuple(Contribution(peer_id=peer, num_tokens=256, num_samples=2) for peer in PEERS[: len(x_MF)])
+    scheme = Scheme(codec=CODEC, aggregator=get_aggregator(aggregator, {}))
+    part_values = (x_MF.shape[1], *(0 for _ in members[1:]))
+    owner = PartOwner(scheme, replace(FIRST.group, members=members, part_values=part_values))
+    owner.survey([CODEC.encode(x_F) for x_F in x_MF], x_MF.shape[1])
+    owner.decide()
+    return owner
+
+
+def contributions(num_members: int, num_values: int, seed: int) -> Tensor:
+    """[M, F]: one direction and each member's own noise, as long as that, in vectors that differ in length by half."""
+    generator = torch.Generator().manual_seed(seed)
+    common_F = torch.randn(num_values, generator=generator)
+    noise_MF = torch.randn(num_members, num_values, generator=generator)
+    return (1 + torch.rand(num_members, 1, generator=generator) / 2) * (common_F + noise_MF)
+
+
+@pytest.mark.parametrize("aggregator", [RunConfig(name="run").aggregator, "norm_clipped_mean"])
+@pytest.mark.parametrize("num_members", [3, 4, 5, 8])
+@pytest.mark.parametrize("num_values", [1, 16, NOTABLE_VALUES, 4096])
+def test_owner_tells_of_no_honest_member_however_small_its_part(
+    num_values: int, num_members: int, aggregator: str
+) -> None:
+    for seed in range(50):
+        assert owner_of(contributions(num_members, num_values, seed), aggregator).lessened == {}
+
+
+@pytest.mark.parametrize("aggregator", [RunConfig(name="run").aggregator, "norm_clipped_mean"])
+def test_owner_tells_of_a_member_that_sends_much_more_than_the_others(aggregator: str) -> None:
+    x_MF = contributions(5, NOTABLE_VALUES, 0)
+    x_MF[2] *= -30
+    assert list(owner_of(x_MF, aggregator).lessened) == [PEERS[2]]

@@ -1,0 +1,115 @@
+"""When a member that sends nothing is taken for gone: only if it leaves a call unanswered, too. In virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from round_scripts import LEADER, ME, signed
+from swarm.network.failpoints import no_faults
+from swarm.testing import virtual_time
+from swarm.training.allreduce.part_owner import Scheme
+from swarm.training.allreduce.part_streams import PartStreams
+from swarm.training.allreduce.peer_connections import QUIET_S, SILENT_S, PeerLines
+from swarm.training.round.methods import Methods
+from swarm.trust.aggregation.registry import get_aggregator
+from swarm_compression import get_codec
+from swarm_protocol.errors import PeerRefused, PeerTimeout
+
+SOON_S = QUIET_S + SILENT_S + 1.0
+"""Within this a silent member is found out, on a line that carries what a few thousand values take at once."""
+
+
+class Line:
+    """The network towards a member: what comes of a call that asks whether it is there."""
+
+    peer_id = ME
+
+    def __init__(self, answer: Callable[[float], Awaitable[bytes]]) -> None:
+        self._answer = answer
+        self.num_calls = 0
+
+    async def call(self, _peer: str, _method: str, _request: bytes, *, timeout_s: float) -> bytes:
+        self.num_calls += 1
+        return await self._answer(timeout_s)
+
+
+async def says_nothing(timeout_s: float) -> bytes:
+    await asyncio.sleep(timeout_s)
+    raise PeerTimeout("no answer")
+
+
+async def answers(_timeout_s: float) -> bytes:
+    return b""
+
+
+async def refuses(_timeout_s: float) -> bytes:
+    raise PeerRefused("not now")
+
+
+def streams_over(line: Line) -> PartStreams:
+    lines = PeerLines(network=cast("Any", line), methods=Methods("run"))
+    scheme = Scheme(codec=get_codec("int8"), aggregator=get_aggregator("mean", {}))
+    group = signed()
+    return PartStreams(lines, group, None, scheme, cast("ThreadPoolExecutor", SimpleNamespace()), faults=no_faults)
+
+
+def seconds_until_silent(answer: Callable[[float], Awaitable[bytes]], work_s: float) -> float | None:
+    """How long the member is waited for; None if it has been waited for until its work was done."""
+
+    async def main() -> float | None:
+        begin = asyncio.get_running_loop().time()
+        try:
+            await streams_over(Line(answer)).while_there(LEADER, asyncio.sleep(work_s))
+        except PeerTimeout:
+            return asyncio.get_running_loop().time() - begin
+        return None
+
+    return virtual_time.run(main())
+
+
+def test_member_that_sends_nothing_and_answers_no_call_is_gone_within_seconds() -> None:
+    waited_s = seconds_until_silent(says_nothing, work_s=100.0)
+    assert waited_s is not None
+    assert QUIET_S + SILENT_S <= waited_s < SOON_S
+
+
+@pytest.mark.parametrize("answer", [answers, refuses])
+def test_member_that_answers_calls_is_waited_for(answer: Callable[[float], Awaitable[bytes]]) -> None:
+    assert seconds_until_silent(answer, work_s=100.0) is None
+
+
+def test_member_whose_frames_come_is_not_called() -> None:
+    async def main() -> None:
+        line = Line(says_nothing)
+        streams = streams_over(line)
+
+        async def frames() -> None:
+            for _ in range(40):
+                await asyncio.sleep(QUIET_S / 2)
+                streams.heard(LEADER)
+
+        await streams.while_there(LEADER, frames())
+        assert not line.num_calls
+
+    virtual_time.run(main())
+
+
+def test_member_whose_frame_comes_while_a_call_waits_is_there() -> None:
+    """A line that is full delays the answer, and not the frames."""
+
+    async def main() -> None:
+        streams = streams_over(Line(says_nothing))
+
+        async def frames() -> None:
+            for _ in range(10):
+                await asyncio.sleep(QUIET_S + SILENT_S / 2)
+                streams.heard(LEADER)
+
+        await streams.while_there(LEADER, frames())
+
+    virtual_time.run(main())

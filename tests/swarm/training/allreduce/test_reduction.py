@@ -1,0 +1,58 @@
+"""Streams that come before their group's butterfly: they wait, not for ever, and leave nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from round_scripts import FIRST, LEADER, ME
+from swarm.testing import virtual_time
+from swarm.training.allreduce.reduction import GROUP_WAIT_S, Reductions
+from swarm.training.round.round_log import RoundLog
+from swarm_protocol.errors import RoundError
+
+
+class Butterfly:
+    def __init__(self) -> None:
+        self.attended: list[str] = []
+
+    async def attend(self, peer: str, stream: object) -> None:
+        self.attended.append(peer)
+
+
+def attend(reductions: Reductions, peer: str) -> asyncio.Task[None]:
+    return asyncio.create_task(reductions.attend(peer, FIRST, cast(Any, None)))
+
+
+def make_reductions() -> Reductions:
+    return Reductions(cast(Any, SimpleNamespace()), feed=lambda event: None, log=RoundLog())
+
+
+def test_attend_whose_caller_is_cancelled_leaves_no_entry() -> None:
+    async def main() -> None:
+        reductions = make_reductions()
+        waiting = attend(reductions, ME)
+        await asyncio.sleep(1.0)
+        assert len(reductions._places) == 1
+        waiting.cancel()
+        await asyncio.wait({waiting})
+        assert not reductions._places
+
+    virtual_time.run(main())
+
+
+def test_attend_that_waits_too_long_takes_the_place_from_nobody_who_still_waits() -> None:
+    async def main() -> None:
+        reductions, butterfly = make_reductions(), Butterfly()
+        early = attend(reductions, ME)
+        await asyncio.sleep(GROUP_WAIT_S - 1.0)
+        late = attend(reductions, LEADER)
+        with pytest.raises(RoundError, match="takes no part"):
+            await early
+        reductions._place(FIRST.digest).butterfly.set_result(cast(Any, butterfly))
+        await late
+        assert butterfly.attended == [LEADER]
+
+    virtual_time.run(main())

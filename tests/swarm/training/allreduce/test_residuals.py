@@ -1,0 +1,126 @@
+"""Error feedback in rounds: what the codec loses of a contribution comes with the next one, and nothing twice."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from swarm.testing import virtual_time
+from swarm.training.allreduce.residuals import Residuals
+from swarm.training.inner.inner_loop import IntervalResult
+from swarm.training.member.trainer import Trainer
+from swarm.training.member.trainer_events import OuterStep, RoundAborted
+from swarm.training.round.round_context import Seat
+from swarm.training.round.round_driver import RoundDriver
+from swarm_compression import get_codec
+from swarm_compression.feedback import ErrorFeedback
+from torch import Tensor
+from training_swarm import NUM_VALUES, Member, SpoiledCodec, Swarm, SyntheticInner, assert_equal_steps, config
+
+NUM_STEPS = 6
+
+
+@pytest.fixture(autouse=True)
+def quiet(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.ERROR, logger="swarm")
+
+
+class Recorder(Trainer):
+    """Keeps what it offers to each step."""
+
+    seat: Seat
+    offered: dict[int, Tensor]
+
+    async def _take_seat(self) -> Seat:
+        self.seat, self.offered = await super()._take_seat(), {}
+        return self.seat
+
+    async def _offer(self, driver: RoundDriver) -> float:
+        made_at = await super()._offer(driver)
+        if driver.delta_F is not None:
+            self.offered[driver.terms.step] = driver.delta_F.clone()
+        return made_at
+
+
+class LateLiar(Trainer):
+    """Its slices are too short from step 3 on."""
+
+    async def _take_seat(self) -> Seat:
+        seat = await super()._take_seat()
+        is_late = lambda: seat.replica.outer_step >= 2  # noqa: E731
+        return replace(seat, codec=SpoiledCodec(lambda data: data[:-1] if is_late() else data), residuals=None)
+
+
+@pytest.mark.parametrize("fragments", [1, 2])
+def test_residual_is_that_of_the_committed_contributions_whatever_attempts_failed(fragments: int) -> None:
+    async def main() -> None:
+        run = config(min_group=3, outer_steps=NUM_STEPS, error_feedback=True, fragments=fragments)
+        async with Swarm(run) as swarm:
+            honest = [await swarm.join(f"m{index}", kind=Recorder) for index in range(3)]
+            await swarm.join("liar", kind=LateLiar)
+            members = await swarm.finish("m0", "m1", "m2")
+            assert_equal_steps(members, NUM_STEPS)
+            assert any(event.step == 3 for member in honest for event in member.of(RoundAborted))
+            for member in honest:
+                assert_residuals(member, fragments)
+
+    virtual_time.run(main())
+
+
+def assert_residuals(member: Member, fragments: int) -> None:
+    trainer = member.trainer
+    assert isinstance(trainer, Recorder)
+    assert trainer.seat.residuals is not None
+    for index in range(fragments):
+        fragment = trainer.seat.replica.fragment(index + 1)
+        expected = ErrorFeedback(get_codec("int8"), fragment.stop - fragment.start)
+        steps = [event.step for event in member.of(OuterStep) if (event.step - 1) % fragments == index]
+        assert len(steps) == NUM_STEPS // fragments
+        for step in steps:
+            expected.encode(trainer.offered[step])
+            expected.commit()
+        assert expected._residual_N.any()
+        assert torch.equal(trainer.seat.residuals.of(fragment)._residual_N, expected._residual_N)
+
+
+def test_rollback_and_commit_of_a_fragment_that_nothing_went_to_take_no_memory() -> None:
+    residuals = Residuals(get_codec("int8"))
+    residuals.commit(slice(0, 10))
+    residuals.rollback(slice(0, 10))
+    assert not residuals._feedbacks
+
+
+class Uneven(SyntheticInner):
+    """A few values of each block are large, and swing with the samples: a coarse codec sees little else."""
+
+    def train(self, sample_ids: Sequence[int], num_steps: int, *arguments: Any, **options: Any) -> IntervalResult:
+        result = super().train(sample_ids, num_steps, *arguments, **options)
+        large_N = self.theta_N[::64]
+        large_N += 3.0 * torch.randn(len(large_N), generator=torch.Generator().manual_seed(sample_ids[0]))
+        return result
+
+
+def distance(codec: str, *, error_feedback: bool) -> float:
+    """Of the small values to the target, in root mean square, once the run has ended."""
+
+    async def main() -> float:
+        run: Any = config(min_group=2, outer_steps=24, codec=codec, error_feedback=error_feedback)
+        async with Swarm(run) as swarm:
+            members = [await swarm.join(f"m{index}", inner=Uneven()) for index in range(2)]
+            assert_equal_steps(await swarm.finish(), 24)
+            state = members[0].trainer.state
+            assert state is not None
+            small = torch.arange(NUM_VALUES) % 64 != 0
+            return float((state.theta_N - members[0].inner.target_N)[small].square().mean().sqrt())
+
+    return virtual_time.run(main())
+
+
+@pytest.mark.parametrize("codec", ["int4", "e3m0"])
+def test_run_with_a_coarse_codec_ends_nearer_to_its_target_with_error_feedback(codec: str) -> None:
+    without, with_it = distance(codec, error_feedback=False), distance(codec, error_feedback=True)
+    assert with_it < 0.5 * without

@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+import pytest
+import torch
+from swarm.training.inner.inner_loop import IntervalResult
+from swarm.training.inner.interval import Intervals
+from swarm_protocol import limits
+from swarm_protocol.errors import RoundError
+from torch import Tensor
+
+T = TypeVar("T")
+
+THETA_N = torch.zeros(3)
+
+
+class Trained:
+    """An inner loop that ends each stretch with these numbers, and a step after every second of its clock."""
+
+    def __init__(self, mean_loss: float, theta_N: Tensor) -> None:
+        self.mean_loss, self.now_s = mean_loss, 0.0
+        self.asked: list[tuple[list[int], int, int]] = []
+        self._theta_N = theta_N
+
+    def load(self, theta_N: Tensor) -> None:
+        raise AssertionError
+
+    def take_in(self, where: slice, theta_F: Tensor, mixing: float) -> None:
+        self._theta_N[where] = mixing * self._theta_N[where] + (1 - mixing) * theta_F
+
+    def train(
+        self,
+        sample_ids: Sequence[int],
+        num_steps: int,
+        stop: Callable[[], bool] = lambda: False,
+        *,
+        done_steps: int = 0,
+    ) -> IntervalResult:
+        self.asked.append((list(sample_ids), num_steps, done_steps))
+        done = 0
+        while done < num_steps and not stop():
+            done, self.now_s = done + 1, self.now_s + 1.0
+        return IntervalResult(
+            num_steps=done, num_samples=2 * done, num_tokens=8 * done, mean_loss=self.mean_loss, seconds=float(done)
+        )
+
+    def flat(self, where: slice = slice(None)) -> Tensor:
+        return self._theta_N[where]
+
+    def validate(self, theta_N: Tensor, num_batches: int) -> float:
+        return self.mean_loss
+
+    def close(self) -> None:
+        pass
+
+
+def in_intervals(inner: Trained, use: Callable[[Intervals], Awaitable[T]], max_interval_s: float = math.inf) -> T:
+    async def main() -> T:
+        intervals = Intervals(inner, max_interval_s=max_interval_s, clock=lambda: inner.now_s)
+        try:
+            return await use(intervals)
+        finally:
+            await asyncio.to_thread(intervals.close)
+
+    return asyncio.run(main())
+
+
+def test_delta_is_the_way_from_the_start_of_the_fragment() -> None:
+    async def use(intervals: Intervals) -> Tensor:
+        return await intervals.begin().delta(THETA_N[1:], slice(1, 3))
+
+    assert in_intervals(Trained(2.0, torch.tensor([1.0, 2.0, 3.0])), use).tolist() == [-2.0, -3.0]
+
+
+def test_train_in_two_stretches_is_one_interval() -> None:
+    inner = Trained(2.0, THETA_N)
+
+    async def use(intervals: Intervals) -> IntervalResult:
+        interval = intervals.begin(100)
+        await interval.train([0, 1, 2, 3, 4, 5], 1)
+        inner.mean_loss = 1.0
+        await interval.train([0, 1, 2, 3, 4, 5], 3)
+        await interval.train([0, 1, 2, 3, 4, 5], 3)
+        return interval.done
+
+    assert in_intervals(inner, use) == IntervalResult(
+        num_steps=3, num_samples=6, num_tokens=24, mean_loss=pytest.approx(4 / 3), seconds=3.0
+    )
+    assert inner.asked == [([0, 1, 2, 3, 4, 5], 1, 100), ([2, 3, 4, 5], 2, 101)]
+
+
+def test_train_beyond_the_interval_s_time_ends_with_what_it_has() -> None:
+    inner = Trained(2.0, THETA_N)
+
+    async def use(intervals: Intervals) -> int:
+        interval = intervals.begin()
+        await interval.train(range(100), 2)
+        inner.now_s += 2.0  # the time between stretches counts too
+        await interval.train(range(100), 50)
+        return interval.done.num_steps
+
+    assert in_intervals(inner, use, max_interval_s=6.5) == 5
+
+
+def test_hurry_ends_the_interval_and_not_the_next_one() -> None:
+    async def use(intervals: Intervals) -> tuple[int, int]:
+        first = intervals.begin()
+        intervals.hurry()
+        await first.train(range(8), 4)
+        second = intervals.begin()
+        await second.train(range(8), 4)
+        await first.train(range(8), 4)
+        return first.done.num_steps, second.done.num_steps
+
+    assert in_intervals(Trained(2.0, THETA_N), use) == (0, 4)
+
+
+@pytest.mark.parametrize("mean_loss", [2 * limits.MAX_LOSS, math.nan, -math.inf])
+def test_train_to_a_loss_that_no_message_can_carry_is_refused_with_the_remedy(mean_loss: float) -> None:
+    async def use(intervals: Intervals) -> None:
+        await intervals.begin().train([1, 2], 1)
+
+    with pytest.raises(RoundError, match="training diverged") as caught:
+        in_intervals(Trained(mean_loss, THETA_N), use)
+    assert "learning_rate" in caught.value.remedy
+
+
+def test_delta_with_a_parameter_that_is_not_a_number_is_refused() -> None:
+    async def use(intervals: Intervals) -> Tensor:
+        return await intervals.begin().delta(THETA_N, slice(0, 3))
+
+    with pytest.raises(RoundError, match="a parameter is not finite"):
+        in_intervals(Trained(1.0, torch.tensor([0.0, math.nan, 0.0])), use)

@@ -1,0 +1,138 @@
+"""The inner optimizers: what moves what, and moments that go on bit for bit or are refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from swarm.training.inner.optimizers import InnerOptimizer
+from swarm.training.run.run_config import InnerConfig
+from swarm_protocol.errors import IntegrityError
+from torch import Tensor, nn
+
+ADAMW = InnerConfig(warmup_steps=2)
+MUON = replace(ADAMW, optimizer="muon")
+HIDDEN = ("layers.0.weight", "layers.1.weight")
+
+
+def _parameters() -> dict[str, nn.Parameter]:
+    noise = torch.Generator().manual_seed(3)
+    shapes = {
+        "embed.weight": (6, 4),
+        "layers.0.bias": (4,),
+        "layers.0.weight": (4, 5),
+        "layers.1.weight": (5, 4),
+        "head": (4, 6),
+    }
+    return {name: nn.Parameter(torch.randn(shape, generator=noise)) for name, shape in shapes.items()}
+
+
+def _take_steps(optimizer: InnerOptimizer, parameters: dict[str, nn.Parameter], first: int, last: int) -> None:
+    for step in range(first, last):
+        noise = torch.Generator().manual_seed(step)
+        for each in parameters.values():
+            each.grad = torch.randn(each.shape, generator=noise)
+        optimizer.step(0.5)
+
+
+def _values(parameters: dict[str, nn.Parameter]) -> Tensor:
+    return torch.cat([each.detach().flatten() for each in parameters.values()])
+
+
+def test_step_muon_moves_hidden_matrices_and_adamw_the_rest() -> None:
+    moved = {}
+    for config in (ADAMW, MUON):
+        parameters = _parameters()
+        _take_steps(InnerOptimizer(config, parameters), parameters, 0, 3)
+        moved[config.optimizer] = parameters
+    for name, by_muon in moved["muon"].items():
+        assert torch.equal(by_muon, moved["adamw"][name]) == (name not in HIDDEN), name
+
+
+def test_step_muon_moves_a_matrix_by_an_orthogonal_one() -> None:
+    """Its singular values are near one, times the learning rate and 0.2 sqrt(max(rows, columns)), AdamW's size."""
+    config = replace(MUON, weight_decay=0.0, warmup_steps=0, muon_momentum=0.0, learning_rate=0.01)
+    before, after = _parameters(), _parameters()
+    _take_steps(InnerOptimizer(config, after), after, 0, 1)
+    for name in HIDDEN:
+        sizes = torch.linalg.svdvals((after[name] - before[name]).detach()) / (0.01 * 0.5 * 0.2 * 5**0.5)
+        assert bool((sizes > 0.6).all()), name
+        assert bool((sizes < 1.3).all()), name
+
+
+def test_step_frozen_parameters_stay() -> None:
+    parameters = _parameters()
+    parameters["layers.0.weight"].requires_grad_(False)
+    before = parameters["layers.0.weight"].clone()
+    optimizer = InnerOptimizer(MUON, parameters)
+    _take_steps(optimizer, {name: each for name, each in parameters.items() if each.requires_grad}, 0, 2)
+    assert torch.equal(parameters["layers.0.weight"], before)
+    assert optimizer.state()["muon.momentum_buffer"].numel() == 20
+
+
+@pytest.mark.parametrize("config", [ADAMW, MUON], ids=["adamw", "muon"])
+@pytest.mark.parametrize("num_before", [0, 1, 4])
+def test_load_state_goes_on_bit_for_bit(config: InnerConfig, num_before: int) -> None:
+    parameters = _parameters()
+    optimizer = InnerOptimizer(config, parameters)
+    _take_steps(optimizer, parameters, 0, num_before)
+    restarted = {name: nn.Parameter(each.detach().clone()) for name, each in parameters.items()}
+    successor = InnerOptimizer(config, restarted)
+    successor.load_state(optimizer.state())
+    _take_steps(optimizer, parameters, num_before, 6)
+    _take_steps(successor, restarted, num_before, 6)
+    assert torch.equal(_values(parameters), _values(restarted))
+    assert all(torch.equal(value, successor.state()[key]) for key, value in optimizer.state().items())
+
+
+def test_load_state_of_a_replica_that_took_no_step_forgets_the_moments() -> None:
+    parameters, fresh = _parameters(), _parameters()
+    optimizer, untouched = InnerOptimizer(MUON, parameters), InnerOptimizer(MUON, fresh)
+    state = optimizer.state()
+    _take_steps(optimizer, parameters, 0, 3)
+    for name, each in fresh.items():
+        parameters[name].data.copy_(each)
+    optimizer.load_state(state)
+    _take_steps(optimizer, parameters, 0, 2)
+    _take_steps(untouched, fresh, 0, 2)
+    assert torch.equal(_values(parameters), _values(fresh))
+
+
+@pytest.mark.parametrize(("theirs", "ours"), [(ADAMW, MUON), (MUON, ADAMW)], ids=["adamw in muon", "muon in adamw"])
+def test_load_state_of_another_optimizer_is_refused_and_changes_nothing(theirs: InnerConfig, ours: InnerConfig) -> None:
+    foreign = _parameters()
+    other = InnerOptimizer(theirs, foreign)
+    _take_steps(other, foreign, 0, 2)
+    parameters = _parameters()
+    optimizer = InnerOptimizer(ours, parameters)
+    _take_steps(optimizer, parameters, 0, 1)
+    before = optimizer.state()
+    with pytest.raises(IntegrityError, match=f"these moments are not of this model's {ours.optimizer}") as caught:
+        optimizer.load_state(other.state())
+    assert caught.value.remedy
+    assert all(torch.equal(value, optimizer.state()[key]) for key, value in before.items())
+
+
+@given(
+    key=st.sampled_from(["num_steps", "adamw.exp_avg", "adamw.exp_avg_sq", "muon.momentum_buffer", "more"]),
+    damage=st.sampled_from(["missing", "shorter", "longer", "square", "negative"]),
+)
+def test_load_state_damaged_is_refused(key: str, damage: str) -> None:
+    parameters = _parameters()
+    optimizer = InnerOptimizer(MUON, parameters)
+    _take_steps(optimizer, parameters, 0, 1)
+    state = optimizer.state()
+    piece = state.pop(key, torch.ones(1))
+    if key == "more" or damage == "longer":
+        state[key] = torch.cat([piece, piece])
+    elif damage == "shorter":
+        state[key] = piece[1:]
+    elif damage == "square":
+        state[key] = piece[None]
+    elif damage == "negative":
+        state |= {key: piece, "num_steps": torch.tensor([-3])}
+    with pytest.raises(IntegrityError):
+        optimizer.load_state(state)

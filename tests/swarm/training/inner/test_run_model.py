@@ -1,0 +1,133 @@
+"""The run's model: what is refused before it costs anything, and first weights that are equal everywhere."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from swarm.training.inner.run_model import build_model, check_model, initial_theta
+from swarm.training.run.run_config import DataConfig, RunConfig
+from swarm.training.state.layout import Layout
+from swarm_protocol.errors import ConfigError
+
+
+def _changed(run: RunConfig, **keys: Any) -> RunConfig:
+    return replace(run, model={**run.model, **keys})
+
+
+def test_check_model_default_model_has_about_a_million_parameters() -> None:
+    assert check_model(RunConfig(name="run")) == 1_121_920
+
+
+def test_check_model_counts_tied_weights_once(tiny_run: RunConfig) -> None:
+    assert check_model(_changed(tiny_run, tie_word_embeddings=False)) == check_model(tiny_run) + 256 * 16
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"model_type": "lama"}, "did you mean 'llama'"),
+        ({"model_type": 3}, "no model_type"),
+        ({"hidden_sise": 16}, "did you mean 'hidden_size'"),
+        ({"auto_map": {"AutoModel": "their--code"}}, "unknown key 'auto_map'"),
+        ({"quantization_config": {}}, "unknown key 'quantization_config'"),
+        ({"_attn_implementation": "their/kernel"}, "unknown key '_attn_implementation'"),
+        ({"trust_remote_code": True}, "unknown key 'trust_remote_code'"),
+        ({"dtype": "float16"}, "unknown key 'dtype'"),
+        ({"hidden_size": 1 << 40}, "hidden_size = 1099511627776 is too large"),
+        ({"num_hidden_layers": 5000}, "has 5000 layers: use 1 to 1024"),
+        ({"num_hidden_layers": 0}, "has 0 layers"),
+        ({"num_hidden_layers": -3}, "has -3 layers"),
+        ({"hidden_size": 1 << 20, "intermediate_size": 1 << 20, "num_attention_heads": 16}, "parameters, over"),
+        ({"hidden_size": "wide"}, r"\[model\]"),
+        ({"hidden_size": -4}, r"\[model\]"),
+        ({"num_attention_heads": 3}, r"\[model\]"),
+        ({"hidden_act": "none"}, r"\[model\] cannot be built"),
+        ({"vocab_size": 255}, "vocab_size = 255: a byte needs 256"),
+        ({"max_position_embeddings": 15}, "at least data.window_tokens, 16"),
+    ],
+)
+def test_check_model_impossible_model_is_refused(tiny_run: RunConfig, keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_model(_changed(tiny_run, **keys))
+
+
+def test_check_model_that_is_no_language_model_is_refused(tiny_run: RunConfig) -> None:
+    with pytest.raises(ConfigError, match=r"\[model\]"):
+        check_model(replace(tiny_run, model={"model_type": "vit"}))
+
+
+def test_check_model_more_fragments_than_layers_is_refused(tiny_run: RunConfig) -> None:
+    assert check_model(replace(tiny_run, fragments=2)) == check_model(tiny_run)
+    with pytest.raises(ConfigError, match="fragments = 3: the model has 2 layers: use at most 2"):
+        check_model(replace(tiny_run, fragments=3))
+
+
+def test_initial_theta_is_the_same_weights_in_any_number_of_fragments(tiny_run: RunConfig) -> None:
+    model = build_model(tiny_run.model)
+    one = Layout.of(model).unflatten(initial_theta(tiny_run))
+    two = Layout.of(model, 2).unflatten(initial_theta(replace(tiny_run, fragments=2)))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_initial_theta_gives_the_bits_that_every_machine_gives(tiny_run: RunConfig) -> None:
+    torch.manual_seed(1)
+    theta_N = initial_theta(tiny_run)
+    torch.manual_seed(2)
+    assert torch.equal(initial_theta(tiny_run), theta_N)
+    assert hashlib.sha256(theta_N.numpy().tobytes()).hexdigest()[:16] == "a75fe892512168b4"
+
+
+def test_initial_theta_is_noise_of_the_configured_size_and_ones() -> None:
+    run = RunConfig(name="run")
+    pieces = Layout.of(build_model(run.model)).unflatten(initial_theta(run))
+    for name, piece in pieces.items():
+        if piece.dim() < 2:
+            assert bool((piece == 1.0).all()), name
+        else:
+            assert abs(float(piece.std()) - 0.02) < 0.001, name
+            assert abs(float(piece.mean())) < 0.001, name
+    assert not torch.equal(initial_theta(replace(run, seed=1)), initial_theta(run))
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"model_type": "gpt2", "vocab_size": 256, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64},
+        {
+            "model_type": "qwen3",
+            "vocab_size": 300,
+            "hidden_size": 16,
+            "intermediate_size": 24,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+            "head_dim": 8,
+        },
+    ],
+)
+def test_initial_theta_other_architectures_start_near_a_uniform_guess(model: dict[str, Any]) -> None:
+    run = RunConfig(name="run", model=model, data=DataConfig(window_tokens=16))
+    built = build_model(run.model).eval()
+    Layout.of(built).set_parameters(built, initial_theta(run))
+    with torch.no_grad():
+        logits = built(input_ids=torch.arange(16)[None]).logits
+    assert logits.shape == (1, 16, model["vocab_size"])
+    assert float(logits.abs().max()) < 2.0
+
+
+def test_initial_theta_vectors_that_the_architecture_draws_are_equal_everywhere(tiny_run: RunConfig) -> None:
+    """GPT-OSS draws its attention sinks from torch's global generator."""
+    sinks = {"model_type": "gpt_oss", "num_local_experts": 2, "head_dim": 8}
+    shape = {key: value for key, value in tiny_run.model.items() if key != "model_type"}
+    run = replace(tiny_run, model={**shape, **sinks})
+    assert torch.equal(initial_theta(run), initial_theta(run))
+
+
+def test_check_model_family_without_a_longest_context_is_refused(tiny_run: RunConfig) -> None:
+    model = {"model_type": "recurrent_gemma", "vocab_size": 256, "hidden_size": 32, "num_hidden_layers": 3}
+    with pytest.raises(ConfigError, match="max_position_embeddings = 0"):
+        check_model(replace(tiny_run, model=model))

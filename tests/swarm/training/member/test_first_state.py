@@ -1,0 +1,113 @@
+"""Members of a run that starts from a checkpoint: who brings it, who does without it, and what they begin with."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from swarm.testing import virtual_time
+from swarm.trainer.start_checkpoint import CheckpointSource, bringing, pin_of
+from swarm.training.data import ByteCorpus
+from swarm.training.inner.inner_loop import InnerLoop
+from swarm.training.inner.interval import Materials, prepare
+from swarm.training.inner.run_model import build_model
+from swarm.training.member.trainer_events import OuterStep, StateFetched, Validated
+from swarm.training.run.local_options import ONE_CPU
+from swarm.training.run.run_config import RunConfig
+from swarm.training.run.start_config import StartConfig
+from swarm.training.state.layout import Layout
+from swarm.training.state.replica_state import ReplicaState
+from swarm_protocol.errors import ConfigError, IntegrityError
+from training_swarm import NUM_VALUES, Swarm, SyntheticInner, assert_equal_steps, config
+from transformers import AutoModelForCausalLM
+
+STARTED = config(min_group=2, start=StartConfig(checkpoint="local", digest="ab" * 32))
+
+
+def from_checkpoint(bring: Callable[[], torch.Tensor]) -> Materials:
+    return Materials(inner=SyntheticInner(), theta_N=torch.zeros(NUM_VALUES), bounds=(0, NUM_VALUES), bring=bring)
+
+
+def weights() -> torch.Tensor:
+    return torch.linspace(-1.0, 1.0, NUM_VALUES)
+
+
+def refuse() -> torch.Tensor:
+    raise IntegrityError("the checkpoint has other weights")
+
+
+def test_members_begin_with_the_values_of_a_real_checkpoint(
+    tmp_path: Path, tiny_run: RunConfig, tiny_corpus: ByteCorpus
+) -> None:
+    torch.manual_seed(1)
+    model = build_model(tiny_run.model)
+    model.save_pretrained(tmp_path / "checkpoint")  # type: ignore[operator]
+    source = CheckpointSource(place=tmp_path / "checkpoint", cache=tmp_path)
+    run = replace(tiny_run, outer_steps=1, interval_steps=2, start=StartConfig(checkpoint="local"))
+    run = replace(run, start=replace(run.start, digest=pin_of(run, source).digest))
+    layout = Layout.of(model)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint", dtype=torch.float32)
+    begins = ReplicaState.initial(layout.flatten(loaded)).manifest().digest()
+
+    async def main() -> None:
+        async with Swarm(run) as swarm:
+            for name in ("m0", "m1"):
+                inner = InnerLoop(run, build_model(run.model), tiny_corpus)
+                theta_N = torch.zeros(layout.num_values)
+                materials = Materials(inner=inner, theta_N=theta_N, bring=bringing(run, source))
+                member = await swarm.join(name, materials=materials)
+                while not member.of(Validated):
+                    await asyncio.sleep(0.01)
+                assert member.trainer.digest == begins
+            assert_equal_steps(await swarm.finish(), 1)
+
+    virtual_time.run(main())
+
+
+def test_late_member_takes_the_committed_state_and_brings_no_checkpoint() -> None:
+    brought: list[str] = []
+
+    def bring(name: str) -> Callable[[], torch.Tensor]:
+        def count() -> torch.Tensor:
+            brought.append(name)
+            return weights()
+
+        return count
+
+    async def main() -> None:
+        async with Swarm(replace(STARTED, outer_steps=6)) as swarm:
+            for name in ("m0", "m1"):
+                await swarm.join(name, materials=from_checkpoint(bring(name)))
+            while not swarm.members["m0"].of(OuterStep):
+                await asyncio.sleep(0.1)
+            late = await swarm.join("late", materials=from_checkpoint(bring("late")))
+            assert_equal_steps(await swarm.finish(), 6)
+            assert late.of(StateFetched)
+        assert sorted(brought) == ["m0", "m1"]
+
+    virtual_time.run(main())
+
+
+def test_member_whose_checkpoint_is_refused_ends_with_the_reason_and_is_not_waited_for() -> None:
+    async def main() -> None:
+        async with Swarm(STARTED) as swarm:
+            for name in ("m0", "m1"):
+                await swarm.join(name, materials=from_checkpoint(weights))
+            bad = await swarm.join("bad", materials=from_checkpoint(refuse))
+            assert bad.task is not None
+            with pytest.raises(IntegrityError, match="the checkpoint has other weights"):
+                await bad.task
+            bad.is_alive = False
+            assert_equal_steps(await swarm.finish(), 3)
+
+    virtual_time.run(main())
+
+
+def test_prepare_without_anything_that_brings_the_checkpoint_is_refused(tiny_run: RunConfig) -> None:
+    run = replace(tiny_run, start=StartConfig(checkpoint="local", digest="ab" * 32))
+    with pytest.raises(ConfigError, match="starts from a checkpoint"):
+        prepare(run, ONE_CPU)

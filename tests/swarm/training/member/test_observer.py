@@ -1,0 +1,179 @@
+"""Watching a run from outside: every committed step once, with what proves it, and nothing that does not follow."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+from swarm.network.membership import Membership
+from swarm.testing import virtual_time
+from swarm.training.member.observer import CommittedStep, Observer
+from swarm.training.member.trainer_events import OuterStep
+from swarm.training.round.methods import Methods
+from swarm.training.round.vote import Succession
+from swarm_protocol.errors import PeerViolation, SwarmError
+from swarm_protocol.identity import Identity
+from swarm_protocol.records import TrainerRecord
+from swarm_protocol.training_messages import Standing, StandingRequest
+from training_swarm import Swarm, config
+
+WATCHER = Identity(b"w" * 32)
+
+
+@asynccontextmanager
+async def observing(swarm: Swarm) -> AsyncIterator[Observer]:
+    network = swarm.internet.network(WATCHER)
+    async with Membership(network) as membership:
+        yield Observer(network, membership, swarm.run)
+    await network.close()
+
+
+async def watch(observer: Observer, last: int, pause_s: float) -> list[CommittedStep]:
+    seen: list[CommittedStep] = []
+    async with asyncio.timeout(600):
+        while observer.outer_step < last:
+            seen += await observer.look(await observer.members())
+            await asyncio.sleep(pause_s)
+    return seen
+
+
+async def found(observer: Observer) -> Mapping[str, TrainerRecord]:
+    async with asyncio.timeout(60):
+        while not (members := await observer.members()):
+            await asyncio.sleep(0.1)
+    return members
+
+
+@pytest.mark.parametrize("pause_s", [0.05, 3.0], ids=["often", "seldom"])
+def test_observer_sees_the_steps_that_members_commit(pause_s: float) -> None:
+    async def main() -> tuple[list[CommittedStep], list[OuterStep]]:
+        async with Swarm(config(outer_steps=8, min_group=2)) as swarm:
+            first = await swarm.join("a")
+            await swarm.join("b")
+            async with observing(swarm) as observer:
+                watching = asyncio.create_task(watch(observer, 8, pause_s))
+                await swarm.finish()
+                return await watching, first.of(OuterStep)
+
+    seen, committed = virtual_time.run(main())
+    truth = {event.step: event for event in committed}
+    assert seen[-1].outer_step == 8
+    for step in seen:
+        event = truth[step.outer_step]
+        assert (step.digest, step.group, step.num_tokens) == (event.digest, event.group, event.num_tokens)
+        assert step.loss == pytest.approx(event.loss)
+    numbers = [step.outer_step for step in seen]
+    # from the first one that it sees on, none is missed: the members' histories have them
+    assert numbers == list(range(numbers[0], 9))
+
+
+def test_observer_is_never_taken_for_a_member() -> None:
+    """Whom the members have met decides who coordinates a run's first round."""
+
+    async def main() -> tuple[str, ...]:
+        async with Swarm(config(min_group=2)) as swarm:
+            await swarm.join("a")
+            network = swarm.internet.network(WATCHER)
+            async with Membership(network) as membership:
+                observer = Observer(network, membership, swarm.run)
+                await asyncio.sleep(60)  # it looks for a group by then
+                members = await found(observer)
+                await observer.look(members)
+                request = StandingRequest(run=swarm.run.run_id, step=1, watches=True).to_bytes()
+                standing = Methods(swarm.run.run_id).standing
+                told = await network.call(next(iter(members)), standing, request, timeout_s=5)
+            await network.close()
+            return Standing.from_bytes(told).known
+
+    assert WATCHER.peer_id not in virtual_time.run(main())
+
+
+def test_observer_of_nobody_sees_nothing() -> None:
+    async def main() -> None:
+        async with Swarm(config()) as swarm:
+            await swarm.join("a")
+            await swarm.finish()
+            other = replace(swarm.run, issued_at=swarm.run.issued_at + 1)
+            network = swarm.internet.network(WATCHER)
+            async with Membership(network) as membership:
+                observer = Observer(network, membership, other)
+                assert await observer.members() == {}
+                assert await observer.look({}) == []
+            await network.close()
+
+    virtual_time.run(main())
+
+
+def test_observer_refuses_a_certificate_that_the_run_does_not_allow() -> None:
+    async def main() -> None:
+        async with Swarm(config(min_group=1)) as swarm:
+            await swarm.join("a")
+            await swarm.finish()
+            async with observing(swarm) as observer:
+                members = await found(observer)
+                # as if the members, all of them, had signed what their run forbids
+                observer._notary = replace(observer._notary, succession=Succession(min_group=2))
+                with pytest.raises(PeerViolation, match="does not allow"):
+                    await observer.look(members)
+                assert observer.outer_step == 0
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("certificate", [b"nonsense", b""], ids=["nonsense", "nothing"])
+def test_observer_goes_on_with_an_honest_member_beside_a_liar(certificate: bytes) -> None:
+    async def main() -> list[int]:
+        async with Swarm(config(outer_steps=3)) as swarm:
+            await swarm.join("a")
+            await swarm.finish()
+            liar = swarm.internet.network(Identity(b"l" * 32))
+
+            async def lie(_peer: str, _request: bytes) -> bytes:
+                return Standing(outer_step=99, state_digest=bytes(32), certificate=certificate).to_bytes()
+
+            await liar.serve(Methods(swarm.run.run_id).standing, lie)
+            async with observing(swarm) as observer:
+                record = TrainerRecord(run=swarm.run.run_id, outer_step=99, digest=bytes(32), state="training")
+                members = {**await found(observer), liar.peer_id: record}
+                steps = await observer.look(members)
+                if certificate:
+                    with pytest.raises(SwarmError):
+                        await observer.look({liar.peer_id: record})
+            await liar.close()
+            return [step.outer_step for step in steps]
+
+    assert virtual_time.run(main()) == [3]
+
+
+def test_observer_sees_later_steps_beside_many_that_claim_to_be_further_and_do_not_answer() -> None:
+    async def main() -> list[int]:
+        async with Swarm(config(outer_steps=8, min_group=2)) as swarm:
+            await swarm.join("a")
+            await swarm.join("b")
+            liars = [Identity(bytes([number + 100]) * 32).peer_id for number in range(30)]
+            claim = TrainerRecord(run=swarm.run.run_id, outer_step=10**6, digest=bytes(32), state="training")
+            async with observing(swarm) as observer:
+                while not observer.outer_step:
+                    await observer.look(await observer.members())
+                    await asyncio.sleep(0.1)
+                await swarm.finish()
+                steps = await observer.look(dict.fromkeys(liars, claim) | dict(await found(observer)))
+            return [step.outer_step for step in steps]
+
+    assert virtual_time.run(main())[-1:] == [8]
+
+
+def test_observer_of_a_closed_run_sees_no_strangers() -> None:
+    async def main() -> None:
+        async with Swarm(config()) as swarm:
+            member = await swarm.join("a")
+            async with observing(swarm) as observer:
+                assert set(await found(observer)) == {member.peer_id}
+                observer._notary = replace(observer._notary, admission=(WATCHER.peer_id,))
+                assert await observer.members() == {}
+            await swarm.finish()
+
+    virtual_time.run(main())

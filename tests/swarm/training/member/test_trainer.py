@@ -1,0 +1,566 @@
+"""Whole runs on a simulated internet: replicas stay bit-identical while members join, lag, leave and return."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from swarm.network.membership import Membership
+from swarm.network.memory.memory_link import Link
+from swarm.network.memory.memory_network import MemoryInternet
+from swarm.testing import virtual_time
+from swarm.testing.leaks import no_leaks
+from swarm.training.data import ByteCorpus
+from swarm.training.inner.inner_loop import InnerLoop
+from swarm.training.inner.interval import Materials
+from swarm.training.inner.run_model import build_model, initial_theta
+from swarm.training.member.trainer import Trainer, TrainerOptions
+from swarm.training.member.trainer_events import (
+    Admitted,
+    IntervalDone,
+    IntervalFailed,
+    OuterStep,
+    RoundAborted,
+    StateFetched,
+    TrainingEvent,
+    Validated,
+)
+from swarm.training.round.round_driver import RoundDriver
+from swarm.training.run.run_config import RunConfig
+from swarm_compression import warm_up
+from swarm_protocol.errors import ConfigError, IntegrityError, RoundError
+from swarm_protocol.identity import Identity
+from torch import Tensor
+from training_swarm import NUM_VALUES, Swarm, SyntheticInner, assert_equal_steps, config, signed
+
+
+@pytest.mark.parametrize("num_members", [1, 2, 3, 4, 8])
+def test_run_among_members_commits_equal_states_and_lowers_the_loss(num_members: int) -> None:
+    async def main() -> None:
+        with no_leaks():
+            async with Swarm(config(min_group=num_members)) as swarm:
+                for index in range(num_members):
+                    await swarm.join(f"m{index}")
+                members = await swarm.finish()
+                assert_equal_steps(members, 3)
+                for member in members:
+                    assert [event.step for event in member.of(OuterStep)] == [1, 2, 3]
+                    assert not member.of(RoundAborted)
+                    assert len(member.of(Admitted)[0].group) == num_members
+                    first, last = member.of(Validated)
+                    assert (first.step, last.step) == (0, 3)
+                    assert last.loss < first.loss / 2
+                losses = [{event.loss for event in member.of(OuterStep)} for member in members]
+                assert all(each == losses[0] for each in losses)
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("streaming", [{}, {"fragments": 2, "overlap_steps": 2}], ids=["diloco", "streaming"])
+def test_run_measures_held_out_loss_every_so_many_steps_and_members_tell_it(streaming: dict[str, object]) -> None:
+    told: list[dict[int, float]] = []
+
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=7, validation_interval=3, **streaming)) as swarm:
+            for name in ("a", "b"):
+                await swarm.join(name)
+            visitor = swarm.internet.network()
+            async with Membership(visitor) as membership:
+                members = await swarm.finish()
+                await asyncio.sleep(2)
+                records = await membership.trainers(swarm.run.run_id)
+            await visitor.close()
+            told.extend({event.step: event.loss for event in member.of(Validated)} for member in members)
+            newest = {
+                (each.validation.outer_step, each.validation.loss) for each in records.values() if each.validation
+            }
+            assert newest == {(7, told[0][7])}
+
+    virtual_time.run(main())
+    assert sorted(told[0]) == [0, 3, 6, 7]
+    assert told[0] == told[1], "one state and the same held-out data"
+    assert [told[0][step] for step in (0, 3, 6, 7)] == sorted(told[0].values(), reverse=True)
+
+
+def test_run_goes_on_where_held_out_loss_cannot_be_measured() -> None:
+    class Failing(SyntheticInner):
+        def validate(self, theta_N: Tensor, num_batches: int) -> float:
+            if theta_N.any():
+                raise RoundError("no memory left")
+            return 1.0
+
+    async def main() -> None:
+        async with Swarm(config(outer_steps=3, validation_interval=1)) as swarm:
+            member = await swarm.join("a", inner=Failing())
+            with pytest.raises(RoundError):  # of the last step it is asked for by the run itself
+                await swarm.finish()
+            assert [event.step for event in member.of(OuterStep)] == [1, 2, 3]
+
+    virtual_time.run(main())
+
+
+def test_run_uses_each_sample_exactly_once() -> None:
+    async def main() -> None:
+        async with Swarm(config(min_group=3, outer_steps=4)) as swarm:
+            for index in range(3):
+                await swarm.join(f"m{index}")
+            members = await swarm.finish()
+            used = sorted(sample for member in members for batch in member.inner.trained for sample in batch)
+            assert used == list(range(3 * 4 * 10))
+            state = members[0].trainer.state
+            assert state is not None
+            assert state.num_committed == len(used)
+
+    virtual_time.run(main())
+
+
+def test_run_reports_what_it_really_sent() -> None:
+    async def main() -> None:
+        async with Swarm(config(min_group=4)) as swarm:
+            members = [await swarm.join(f"m{index}", inner=SyntheticInner(num_values=400_000)) for index in range(4)]
+            await swarm.finish()
+            for member in members:
+                for event in member.of(OuterStep):
+                    assert 1.75 < event.bytes_sent / 400_000 < 1.85
+
+    virtual_time.run(main(), compute_s=lambda _: 0.01)
+
+
+def test_join_in_mid_run_fetches_the_state_from_several_donors_and_takes_part() -> None:
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=7)) as swarm:
+            for index in range(3):
+                # 4 MB of state in four chunks, so that three donors can share
+                await swarm.join(f"m{index}", inner=SyntheticInner(num_values=500_000))
+            while swarm.members["m0"].trainer.state is None or swarm.members["m0"].trainer.state.outer_step < 2:
+                await asyncio.sleep(0.05)
+            late = await swarm.join("late", inner=SyntheticInner(num_values=500_000))
+            members = await swarm.finish()
+            assert_equal_steps(members, 7)
+            fetched = late.of(StateFetched)[0]
+            assert fetched.step >= 2
+            assert len(fetched.donors) == 3
+            assert fetched.num_bytes == 4_000_000
+            entered = late.of(IntervalDone)[0]
+            # one round admits it, and it trains in the next interval
+            assert entered.step <= fetched.step + 3
+            assert late.peer_id in late.of(OuterStep)[-1].group
+
+    virtual_time.run(main(), compute_s=_cost)
+
+
+def _cost(function: object) -> float:
+    """Virtual seconds of an interval; everything else is quick."""
+    return 1.0 if getattr(function, "__name__", "") == "_stretch" else 0.001
+
+
+def test_join_after_the_end_gets_the_final_state_and_returns() -> None:
+    async def main() -> None:
+        async with Swarm(config(min_group=2)) as swarm:
+            for index in range(2):
+                await swarm.join(f"m{index}")
+            await swarm.finish()
+            late = await swarm.join("late")
+            members = await swarm.finish("late", "m0")
+            assert_equal_steps(members, 3)
+            assert [event.step for event in late.of(StateFetched)] == [3]
+            assert not late.of(OuterStep)
+
+    virtual_time.run(main())
+
+
+def test_run_below_min_group_says_who_is_missing_and_waits() -> None:
+    async def main() -> None:
+        async with Swarm(config(min_group=2)) as swarm:
+            alone = await swarm.join("m0")
+            await asyncio.sleep(40)
+            aborted = alone.of(RoundAborted)
+            assert 2 <= len(aborted) <= 5
+            assert "1 of at least 2 members are ready" in aborted[0].reason
+            await swarm.join("m1")
+            assert_equal_steps(await swarm.finish(), 3)
+
+    virtual_time.run(main())
+
+
+def test_run_with_a_straggler_waits_no_longer_than_the_grace_and_takes_what_it_has() -> None:
+    slow_step_s = 0.4
+    warm_up()  # or the first round waits for a compiler
+
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=4, interval_steps=50)) as swarm:
+            for index in range(3):
+                await swarm.join(f"m{index}", inner=SyntheticInner())
+            slow = await swarm.join("slow", inner=SyntheticInner(step_s=slow_step_s))
+            members = await swarm.finish()
+            assert_equal_steps(members, 4)
+            quick = swarm.members["m0"]
+            # its whole lease would take it 20 s
+            assert all(event.seconds < 5.0 for event in quick.of(OuterStep))
+            # told to hurry, it brought part of its lease instead of nothing
+            assert any(0 < event.num_steps < 50 for event in slow.of(IntervalDone))
+            assert slow.peer_id in quick.of(OuterStep)[-1].group
+
+    # the slow member's steps take real time, so this test runs in real time: about 4 s
+    asyncio.run(main())
+
+
+def test_run_with_intervals_bounded_in_time_contributes_what_fits() -> None:
+    async def main() -> None:
+        internet = MemoryInternet()
+        run = signed(config(min_group=1, outer_steps=1, interval_steps=1000))
+        identity = Identity(b"t" * 32)
+        events: list[TrainingEvent] = []
+        network = internet.network(identity)
+        inner = SyntheticInner(virtual_step_s=0.01)
+        materials = Materials(inner=inner, theta_N=torch.zeros(NUM_VALUES))
+        options = TrainerOptions(max_interval_s=0.2, clock=inner.clock, materials=materials)
+        async with Membership(network) as membership:
+            trainer = Trainer(network, membership, identity, run, on_event=events.append, options=options)
+            async with trainer:
+                await trainer.run()
+        await network.close()
+        done = next(event for event in events if isinstance(event, IntervalDone))
+        assert done.num_steps in {20, 21}
+
+    virtual_time.run(main())
+
+
+def test_run_whose_training_diverges_at_one_member_goes_on_without_its_share() -> None:
+    async def main() -> None:
+        async with Swarm(config(min_group=3)) as swarm:
+            await swarm.join("m0")
+            await swarm.join("m1")
+            sick = await swarm.join("sick", inner=SyntheticInner(corrupt=lambda x_N: x_N * float("nan")))
+            members = await swarm.finish()
+            assert_equal_steps(members, 3)
+            assert len(sick.of(IntervalFailed)) == 3
+            assert all(event.num_tokens == 80 for event in members[0].of(OuterStep))
+            assert not members[0].of(RoundAborted)
+
+    virtual_time.run(main())
+
+
+def test_run_whose_training_diverges_at_all_members_takes_few_rounds_and_goes_on_when_one_can_train() -> None:
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=2)) as swarm:
+            members = [await swarm.join(f"m{index}", inner=SyntheticInner(diverges=True)) for index in range(3)]
+            await asyncio.sleep(60)
+            for member in members:
+                assert 5 < len(member.of(Admitted)) < 25
+                assert member.trainer.state is not None
+                assert member.trainer.state.outer_step == 0
+            members[0].inner.diverges = False
+            assert_equal_steps(await swarm.finish(timeout_s=60), 2)
+
+    virtual_time.run(main())
+
+
+def test_stop_leaves_after_the_step_and_the_others_go_on() -> None:
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=6)) as swarm:
+            for index in range(3):
+                await swarm.join(f"m{index}")
+            leaver = swarm.members["m2"]
+            while not leaver.of(OuterStep):
+                await asyncio.sleep(0.05)
+            leaver.trainer.stop()
+            await swarm.finish("m2")
+            await leaver.trainer.close()
+            await leaver.network.close()
+            assert_equal_steps(await swarm.finish("m0", "m1"), 6)
+            assert leaver.trainer.state is not None
+            assert leaver.trainer.state.outer_step < 6
+
+    virtual_time.run(main(), compute_s=_cost)
+
+
+def test_resume_with_certificate_continues_where_the_run_was() -> None:
+    async def main() -> None:
+        first = Swarm(config(min_group=2, outer_steps=5))
+        async with first:
+            for index in range(2):
+                await first.join(f"m{index}")
+            while not first.members["m0"].of(OuterStep):
+                await asyncio.sleep(0.05)
+            state, certificate = first.members["m0"].trainer.state, first.members["m0"].trainer.certificate
+        assert state is not None
+        async with Swarm(config(min_group=2, outer_steps=5)) as again:
+            await again.join("m0", state=state, certificate=certificate)
+            newcomer = await again.join("m1")
+            members = await again.finish()
+            assert_equal_steps(members, 5)
+            assert newcomer.of(StateFetched)[0].step == state.outer_step
+
+    virtual_time.run(main(), compute_s=_cost)
+
+
+def test_resume_with_another_states_certificate_is_refused() -> None:
+    async def main() -> None:
+        async with Swarm(config(min_group=1)) as swarm:
+            member = await swarm.join("m0")
+            await swarm.finish()
+            state, certificate = member.trainer.state, member.trainer.certificate
+        assert state is not None
+        async with Swarm(config(min_group=1)) as again:
+            spoiled = replace(state, theta_N=state.theta_N + 1)
+            other = await again.join("m0", state=spoiled, certificate=certificate)
+            assert other.task is not None
+            with pytest.raises(IntegrityError, match="another state"):
+                await other.task
+            other.task = None
+
+    virtual_time.run(main())
+
+
+def test_resume_with_a_certificate_that_holds_no_more_goes_on_without_it() -> None:
+    async def main() -> None:
+        async with Swarm(config(min_group=1, outer_steps=3)) as swarm:
+            member = await swarm.join("m0")
+            await swarm.finish()
+            state, certificate = member.trainer.state, member.trainer.certificate
+        assert state is not None
+        # of another run, as one that has expired is refused: not a proof any more, and no forgery
+        async with Swarm(config(min_group=1, outer_steps=4)) as again:
+            other = await again.join("m0", state=state, certificate=certificate)
+            await again.finish()
+            assert [each.step for each in other.of(OuterStep)] == [4]
+
+    virtual_time.run(main(), compute_s=_cost)
+
+
+def test_member_that_starts_from_another_state_is_left_out_until_it_has_fetched_the_right_one() -> None:
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=4)) as swarm:
+            for index in range(3):
+                await swarm.join(f"m{index}")
+            odd = await swarm.join("odd", materials=Materials(inner=SyntheticInner(), theta_N=torch.ones(NUM_VALUES)))
+            members = await swarm.finish()
+            assert_equal_steps(members, 4)
+            assert odd.of(StateFetched)
+            assert odd.peer_id not in swarm.members["m0"].of(Admitted)[0].group
+
+    virtual_time.run(main(), compute_s=_cost)
+
+
+def test_members_whose_records_are_not_all_seen_form_one_first_group() -> None:
+    """As on a real network, where a record may take long to be found: one of them knows the others, and tells."""
+
+    async def main() -> None:
+        async with Swarm(config(min_group=2)) as swarm:
+            for index in range(4):
+                member = await swarm.join(f"m{index}")
+                if index != 3:
+
+                    async def see_nothing(run: str) -> dict[str, object]:
+                        return {}
+
+                    member.trainer._membership.trainers = see_nothing  # type: ignore[method-assign, assignment]
+            members = await swarm.finish()
+            assert_equal_steps(members, 3)
+            assert all(len(member.of(Admitted)[0].group) == 4 for member in members)
+
+    virtual_time.run(main())
+
+
+def test_partition_without_enough_members_on_one_side_heals_to_one_state() -> None:
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=6)) as swarm:
+            for index in range(6):
+                await swarm.join(f"m{index}")
+            while not swarm.members["m0"].of(OuterStep):
+                await asyncio.sleep(0.05)
+            cut = [swarm.members[name].peer_id for name in ("m4", "m5")]
+            swarm.internet.partition([cut])
+            await asyncio.sleep(8.0)
+            # they are as many as the run's min_group, and less than two thirds of its members
+            assert len(swarm.members["m4"].of(OuterStep)) < len(swarm.members["m0"].of(OuterStep))
+            swarm.internet.heal()
+            assert_equal_steps(await swarm.finish(), 6)
+
+    virtual_time.run(main(), compute_s=_cost)
+
+
+def test_partition_into_halves_stops_the_run_which_goes_on_when_it_heals() -> None:
+    """Neither half may speak for the run, or it would have two states."""
+
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=4)) as swarm:
+            for index in range(4):
+                await swarm.join(f"m{index}")
+            while not all(member.of(OuterStep) for member in swarm.members.values()):
+                await asyncio.sleep(0.05)
+            swarm.internet.partition([[swarm.members[name].peer_id for name in ("m0", "m1")]])
+            await asyncio.sleep(40.0)
+            assert all(len(member.of(OuterStep)) == 1 for member in swarm.members.values())
+            for half in (("m0", "m1"), ("m2", "m3")):
+                reasons = [event.reason for name in half for event in swarm.members[name].of(RoundAborted)]
+                assert any("of 4 members of the state 3 must be ready, and it is 2" in each for each in reasons), (
+                    reasons
+                )
+            swarm.internet.heal()
+            assert_equal_steps(await swarm.finish(), 4)
+
+    virtual_time.run(main(), compute_s=_cost)
+
+
+def test_member_that_leaves_is_not_waited_for_when_another_comes() -> None:
+    """Two thirds of two members are both: a last round lets the one that stays go on with a newcomer."""
+
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=5)) as swarm:
+            stays, leaver = await swarm.join("m0"), await swarm.join("m1")
+            while not leaver.of(OuterStep):
+                await asyncio.sleep(0.05)
+            leaver.trainer.stop()
+            await swarm.finish("m1")
+            await leaver.trainer.close()
+            await leaver.network.close()
+            assert leaver.trainer.state is not None
+            assert leaver.trainer.state.roster == (stays.peer_id,)
+            await swarm.join("m2")
+            assert_equal_steps(await swarm.finish("m0", "m2"), 5)
+
+    virtual_time.run(main(), compute_s=_cost)
+
+
+def test_partition_into_two_halves_that_both_go_on_ends_in_one_state() -> None:
+    async def main() -> None:
+        async with Swarm(config(min_group=1, outer_steps=30)) as swarm:
+            for index in range(4):
+                await swarm.join(f"m{index}")
+            while not swarm.members["m0"].of(OuterStep):
+                await asyncio.sleep(0.05)
+            swarm.internet.partition([[swarm.members[name].peer_id for name in ("m0", "m1")]])
+            await asyncio.sleep(6.0)
+            swarm.internet.heal()
+            members = await swarm.finish()
+            assert len({member.digest for member in members}) == 1
+            assert any(member.of(StateFetched) for member in members)
+
+    virtual_time.run(main(), compute_s=_cost)
+
+
+def test_run_over_a_slow_jittery_link_commits_equal_states() -> None:
+    async def main() -> None:
+        link = Link(latency_s=0.1, jitter_s=0.05, bandwidth_bytes_per_s=100_000.0)
+        async with Swarm(config(min_group=3, outer_steps=2), link=link) as swarm:
+            for index in range(3):
+                await swarm.join(f"m{index}", inner=SyntheticInner(num_values=200_000))
+            assert_equal_steps(await swarm.finish(), 2)
+
+    virtual_time.run(main())
+
+
+def test_run_with_the_real_inner_loop_lowers_the_validation_loss(tiny_run: RunConfig, tiny_corpus: ByteCorpus) -> None:
+    async def main() -> None:
+        run = replace(tiny_run, min_group=2, outer_steps=3, interval_steps=8)
+        async with Swarm(run) as swarm:
+            for index in range(2):
+                inner = InnerLoop(run, build_model(run.model), tiny_corpus)
+                await swarm.join(f"m{index}", materials=Materials(inner=inner, theta_N=initial_theta(run)))
+            members = await swarm.finish()
+            assert_equal_steps(members, 3)
+            first, last = members[0].of(Validated)
+            assert last.loss < first.loss
+
+    virtual_time.run(main())
+
+
+def test_close_before_run_is_harmless_and_leaves_nothing() -> None:
+    async def main() -> None:
+        with no_leaks():
+            async with Swarm(config()) as swarm:
+                member = await swarm.join("m0")
+                assert member.task is not None
+                member.task.cancel()
+                await asyncio.wait({member.task})
+
+    virtual_time.run(main())
+
+
+def test_run_whose_data_is_damaged_at_one_member_ends_there_with_the_reason() -> None:
+    def refuse(_theta_N: torch.Tensor) -> torch.Tensor:
+        raise IntegrityError("the tokens are damaged")
+
+    async def main() -> None:
+        async with Swarm(config(min_group=2)) as swarm:
+            await swarm.join("m0")
+            await swarm.join("m1")
+            bad = await swarm.join("bad", inner=SyntheticInner(corrupt=refuse))
+            assert bad.task is not None
+            with pytest.raises(IntegrityError, match="the tokens are damaged"):
+                await bad.task
+            bad.is_alive = False
+            # it is not closed yet, and the others do not wait for it
+            others = await swarm.finish()
+            assert_equal_steps(others, 3)
+            assert max(event.seconds for event in others[0].of(OuterStep)) < 5.0
+
+    virtual_time.run(main())
+
+
+def test_trainer_that_never_trained_ends_what_it_would_have_trained_with() -> None:
+    async def main() -> None:
+        with no_leaks():
+            async with Swarm(config(admission=(Identity(b"o" * 32).peer_id,))) as swarm:
+                stranger = await swarm.join("m0")
+                assert stranger.task is not None
+                with pytest.raises(ConfigError, match="admits only the peers that it names"):
+                    await stranger.task
+                stranger.task = None
+            assert stranger.inner.is_closed
+
+    virtual_time.run(main())
+
+
+def test_kill_of_all_but_one_goes_on_alone_where_the_run_allows_it(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.ERROR)
+
+    async def main() -> None:
+        async with Swarm(config(min_group=1, outer_steps=6)) as swarm:
+            for index in range(4):
+                await swarm.join(f"m{index}")
+            while not swarm.members["m3"].of(OuterStep):
+                await asyncio.sleep(0.05)
+            for name in ("m0", "m1", "m2"):
+                swarm.kill(name)
+            (survivor,) = await swarm.finish("m3")
+            assert_equal_steps([survivor], 6)
+            assert survivor.of(OuterStep)[-1].group == (survivor.peer_id,)
+
+    virtual_time.run(main(), compute_s=_cost)
+
+
+@pytest.fixture(autouse=True)
+def quiet(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    caplog.set_level(logging.ERROR, logger="swarm")
+
+
+class KeepsDrivers(Trainer):
+    """Remembers what drove each of its steps."""
+
+    drivers: list[RoundDriver]
+
+    async def _offer(self, driver: RoundDriver) -> float:
+        self.drivers = [*getattr(self, "drivers", []), driver]
+        return await super()._offer(driver)
+
+
+def test_look_at_a_peer_that_is_heard_of_when_the_step_is_over_does_nothing() -> None:
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=1)) as swarm:
+            members = [await swarm.join(f"m{index}", kind=KeepsDrivers) for index in range(2)]
+            await swarm.finish()
+            trainer = members[0].trainer
+            assert isinstance(trainer, KeepsDrivers)
+            driver = trainer.drivers[0]
+            num_tasks = len(asyncio.all_tasks())
+            driver.look_at("a peer that joins now")
+            assert len(asyncio.all_tasks()) == num_tasks
+
+    virtual_time.run(main())

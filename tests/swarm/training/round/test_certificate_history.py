@@ -1,0 +1,134 @@
+"""The way from a state that a member trusts to a certificate it is shown, through all members being replaced."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from swarm.network.interface import Stream
+from swarm.network.memory.memory_network import MemoryInternet
+from swarm.testing import virtual_time
+from swarm.training.round import certificate_history as module
+from swarm.training.round.certificate import Notary, Proof
+from swarm.training.round.certificate_history import History
+from swarm.training.round.methods import Methods
+from swarm.training.round.round_context import HISTORY_TIMEOUT_S, Seat, follows
+from swarm.training.round.vote import Succession
+from swarm_protocol.identity import Identity
+from swarm_protocol.training_messages import Certificate, Contribution, Group, Outcome, Vote
+
+NOW = 1_750_000_000.0
+RULE = Succession(min_group=2)
+NOTARIES = sorted(
+    (Notary(identity=Identity(bytes([n]) * 32), network_id="test", run="run", succession=RULE) for n in range(8)),
+    key=lambda each: each.identity.peer_id,
+)
+PEERS = [each.identity.peer_id for each in NOTARIES]
+
+
+def link(step: int, members: Sequence[int], voters: Sequence[int] = ()) -> Proof:
+    """That `members` committed `step`, by the votes of all or of `voters`."""
+    group = Group(
+        run="run",
+        step=step,
+        attempt=0,
+        state_digest=bytes([step]) * 32,
+        members=tuple(Contribution(peer_id=PEERS[n], num_tokens=1, num_samples=1) for n in members),
+        part_values=(1,) * len(members),
+        reduce_s=1.0,
+        vote_s=1.0,
+    )
+    signed = NOTARIES[members[0]].sign_group(group, NOW)
+    outcome = Outcome(
+        origin_digest=signed.digest, part_digests=(bytes(32),) * len(members), state_digest=bytes([step + 1]) * 32
+    )
+    vote = Vote(run="run", step=step, attempt=0, group_digest=signed.digest, outcome=outcome)
+    votes = tuple(NOTARIES[n].sign_vote(vote, NOW) for n in voters or members)
+    return NOTARIES[0].check_certificate(Certificate(group=signed.data, votes=votes).to_bytes(), NOW)
+
+
+@dataclass
+class Laggard:
+    """At step 1, which the members 0, 1 and 2 committed. `shown` is what the peer it asks streams to it."""
+
+    shown: Sequence[Proof]
+    pause_s: float = 0.0
+    is_asked: bool = False
+
+    def follows(self, proof: Proof) -> bool:
+        return virtual_time.run(self._follows(proof))
+
+    async def _follows(self, proof: Proof) -> bool:
+        internet = MemoryInternet()
+        mine, other = internet.network(), internet.network()
+        self.history = History(RULE)
+        replica = SimpleNamespace(
+            anchors=(tuple(PEERS[:3]),), rank=link(1, (0, 1, 2)).rank, outer_step=1, order=None, history=self.history
+        )
+        seat = cast(Any, SimpleNamespace(network=mine, notary=NOTARIES[0], replica=replica, run="run"))
+        seat.methods, seat.check = Methods("run"), lambda data: Seat.check(seat, data)
+        await other.serve_stream(seat.methods.history, self._show)
+        try:
+            return await follows(seat, other.peer_id, proof)
+        finally:
+            await mine.close()
+            await other.close()
+
+    async def _show(self, _peer: str, stream: Stream) -> None:
+        self.is_asked = True
+        await stream.receive()
+        for each in self.shown:
+            await asyncio.sleep(self.pause_s)
+            await stream.send(each.certificate)
+
+
+NEXT = link(2, (0, 1, 2, 3, 4), (0, 1, 3, 4))
+LATER = link(3, (2, 3, 4, 5), (2, 3, 4, 5))
+ALL_NEW = link(4, (4, 5, 6), (4, 5, 6))
+
+
+def test_certificate_with_two_thirds_of_the_own_state_follows_at_once() -> None:
+    laggard = Laggard([])
+    assert laggard.follows(NEXT)
+    assert not laggard.is_asked
+
+
+def test_certificate_without_anyone_of_the_own_state_follows_by_the_links_between() -> None:
+    # 4 of the 5 members of step 2 vote for step 3, of whose four members two thirds would be three
+    bridge = link(3, (1, 2, 3, 4, 5, 6), (1, 2, 3, 4, 5))
+    last = link(4, (3, 4, 5, 6), (3, 4, 5, 6))
+    laggard = Laggard([link(1, (0, 1, 2)), NEXT, bridge])
+    assert laggard.follows(last)
+    assert [each.outer_step for each in laggard.history.since(0)] == [2, 3]
+
+
+@pytest.mark.parametrize("shown", [[], [LATER], [NEXT, LATER], [link(3, (5, 6, 7)), link(2, (5, 6, 7))]])
+def test_certificate_that_no_way_leads_to_does_not_follow(shown: list[Proof]) -> None:
+    laggard = Laggard(shown)
+    assert not laggard.follows(ALL_NEW)
+    assert laggard.is_asked
+    assert not laggard.history.since(0)
+
+
+def test_history_that_trickles_or_has_no_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not Laggard([LATER] * 10, pause_s=HISTORY_TIMEOUT_S / 5).follows(ALL_NEW)
+    monkeypatch.setattr("swarm.training.round.round_context.MAX_LINKS", 3)
+    assert not Laggard([LATER] * 4 + [NEXT]).follows(ALL_NEW)
+
+
+def test_history_beyond_its_bound_drops_what_its_neighbours_make_up_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_LINKS", 3)
+    steady = [link(step, (0, 1, 2)) for step in range(1, 5)]
+    history = History(RULE, steady)
+    assert [each.outer_step for each in history.since(0)] == [1, 3, 4]
+    # all others are needed to get from the first members to the last
+    history.add([link(5, (0, 1, 2, 3, 4), (0, 1, 2, 3)), link(6, (3, 4, 5), (3, 4, 5))])
+    assert len(history.since(0)) == 3
+    assert history.since(6)
+    monkeypatch.setattr(module, "MAX_HISTORY_BYTES", len(steady[0].certificate))
+    history.add([link(7, (0, 1, 2))])
+    assert len(history.since(0)) == 1

@@ -1,0 +1,158 @@
+"""Whom a member asks who is further, and whom a newcomer believes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from swarm.network.membership import Membership
+from swarm.testing import virtual_time
+from swarm.training.member.trainer_events import OuterStep, RoundAborted, StateFetched
+from swarm.training.round.certificate import Notary, Proof
+from swarm.training.round.claims import MAX_ASKED, are_of_one_history, most_supported, whom_to_ask
+from swarm.training.round.methods import Methods
+from swarm.training.state.state_sync import claims_of
+from swarm_protocol.identity import Identity
+from swarm_protocol.records import TrainerRecord
+from swarm_protocol.training_messages import Certificate, Contribution, Group, Outcome, Standing, Vote
+from training_swarm import Swarm, assert_equal_steps, certified, config
+
+NOW = 1_750_000_000.0
+NOTARIES = [Notary(identity=Identity(bytes([number]) * 32), network_id="test", run="run") for number in range(8)]
+
+MEMBERS = tuple(f"member {number:02}" for number in range(2 * MAX_ASKED))
+
+
+def test_whom_to_ask_among_many_strangers_that_claim_more_are_the_members_too() -> None:
+    claims = {f"stranger {number}": 10**6 for number in range(100)} | dict.fromkeys(MEMBERS[:2], 3)
+    asked = whom_to_ask(claims, MEMBERS, "me")
+    assert asked[:2] == list(MEMBERS[:2])
+    assert len(asked) == MAX_ASKED
+
+
+def test_whom_to_ask_among_many_members_are_the_furthest_of_all_too() -> None:
+    claims = {"new": 9} | {peer: step for step, peer in enumerate(MEMBERS)}
+    asked = whom_to_ask(claims, MEMBERS, "me")
+    assert len(asked) == len(set(asked)) == MAX_ASKED
+    assert set(MEMBERS[-MAX_ASKED // 2 :]) <= set(asked)
+    assert "new" in whom_to_ask({**claims, "new": 99}, MEMBERS, "me")
+
+
+def test_whom_a_newcomer_asks_does_not_depend_on_what_peers_claim() -> None:
+    claims = {f"stranger {number}": 10**6 for number in range(40)} | dict.fromkeys(MEMBERS, 3)
+    asked = whom_to_ask(claims, (), "me")
+    assert len(asked) == len(set(asked)) == MAX_ASKED
+    assert asked == whom_to_ask(dict.fromkeys(claims, 0), (), "me")
+    assert asked != whom_to_ask(claims, (), "you")
+    assert 4 <= sum(peer in MEMBERS for peer in asked) <= 12
+
+
+def test_claims_in_a_closed_run_are_those_of_the_peers_that_it_admits() -> None:
+    """Else strangers, whose keys cost nothing, would be all that a newcomer asks."""
+    strangers = [Identity(bytes([number + 100]) * 32).peer_id for number in range(100)]
+    admitted = tuple(each.identity.peer_id for each in NOTARIES[:3])
+    notary = replace(NOTARIES[0], admission=admitted)
+    records = {
+        peer: TrainerRecord(run="run", outer_step=3, digest=bytes(32), state="training")
+        for peer in (*strangers, *admitted)
+    }
+    seat = SimpleNamespace(network=SimpleNamespace(peer_id=admitted[0]), notary=notary)
+    claims = claims_of(seat, records)  # type: ignore[arg-type]
+    assert sorted(whom_to_ask(claims, (), admitted[0])) == sorted(admitted[1:])
+
+
+HONEST, FORGERS = range(5), range(5, 7)
+
+
+def shown_by(members: range, proof: Proof) -> dict[str, Proof]:
+    return {NOTARIES[number].identity.peer_id: proof for number in members}
+
+
+def certificate(members: range, step: int, *, leaving: tuple[int, ...] = (), order: bytes = b"") -> Proof:
+    peers = sorted(NOTARIES[number].identity.peer_id for number in members)
+    gone = {NOTARIES[number].identity.peer_id for number in leaving}
+    group = Group(
+        run="run",
+        step=step,
+        attempt=0,
+        state_digest=bytes([step]) * 32,
+        members=tuple(Contribution(peer_id=peer, num_tokens=1, num_samples=1, leaving=peer in gone) for peer in peers),
+        part_values=(1,) * len(peers),
+        reduce_s=1.0,
+        vote_s=1.0,
+        order=order,
+    )
+    signed = NOTARIES[members[0]].sign_group(group, NOW)
+    state = bytes([step + 1, members[0]]) * 16
+    outcome = Outcome(origin_digest=signed.digest, part_digests=(bytes(32),) * len(peers), state_digest=state)
+    vote = Vote(run="run", step=step, attempt=0, group_digest=signed.digest, outcome=outcome)
+    voters = [number for number in members if number not in leaving or number in FORGERS]
+    votes = tuple(NOTARIES[number].sign_vote(vote, NOW) for number in voters)
+    return NOTARIES[0].check_certificate(Certificate(group=signed.data, votes=votes).to_bytes(), NOW)
+
+
+def test_most_supported_is_what_most_voters_show_and_not_the_furthest_claim() -> None:
+    honest, forged = certificate(HONEST, 4), certificate(FORGERS, 200)
+    assert most_supported(shown_by(HONEST, honest) | shown_by(FORGERS, forged)) == honest
+    # those who repeat a certificate that they did not vote for add nothing to it
+    assert most_supported(shown_by(range(2), honest) | shown_by(range(6, 8), forged)) == honest
+    assert most_supported({}) is None
+    assert most_supported(shown_by(FORGERS, forged)) == forged, "with nobody else there is nothing to compare with"
+
+
+def test_most_supported_is_the_newest_of_the_history_that_members_share() -> None:
+    before, newest, forged = certificate(HONEST, 4), certificate(HONEST, 5), certificate(FORGERS, 200)
+    shown = shown_by(HONEST, before) | shown_by(range(1), newest) | shown_by(FORGERS, forged)
+    assert most_supported(shown) == newest
+
+
+def test_forged_group_that_names_an_honest_member_is_of_no_history_with_it() -> None:
+    """It says that the forgers leave, so that its roster is the honest member alone, who does not have to vote."""
+    honest, forged = certificate(HONEST, 4), certificate(range(4, 7), 200, leaving=(5, 6))
+    assert forged.roster == (NOTARIES[4].identity.peer_id,)
+    assert not are_of_one_history(honest, forged)
+
+
+def test_newcomer_does_not_follow_two_fresh_keys_that_are_further_than_all_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.ERROR, logger="swarm")
+
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=12)) as swarm, AsyncExitStack() as stack:
+            for number in range(4):
+                await swarm.join(f"m{number}")
+            while not all(member.of(OuterStep) for member in swarm.members.values()):
+                await asyncio.sleep(0.05)
+            keys = [Identity(bytes([100 + number]) * 32) for number in range(2)]
+            forged = certified(
+                [Notary(identity=each, network_id="test", run=swarm.run.run_id) for each in keys], 12, NOW
+            )
+            digest = NOTARIES[0].identity.peer_id.encode().ljust(32)[:32]
+            standing = Standing(outer_step=12, state_digest=digest, certificate=forged).to_bytes()
+
+            async def answer(_peer: str, _request: bytes) -> bytes:
+                asked.append(1)
+                return standing
+
+            asked: list[int] = []
+            for each in keys:
+                network = swarm.internet.network(each)
+                stack.push_async_callback(network.close)
+                await network.serve(Methods(swarm.run.run_id).standing, answer)
+                membership = await stack.enter_async_context(Membership(network))
+                record = TrainerRecord(run=swarm.run.run_id, outer_step=12, digest=digest, state="training")
+                membership.announce(record)
+            await asyncio.sleep(1.0)
+            newcomer = await swarm.join("newcomer")
+            members = await swarm.finish()
+            assert asked
+            assert_equal_steps(members, 12)
+            assert newcomer.of(StateFetched)
+            assert not any("it was committed" in event.reason for event in newcomer.of(RoundAborted))
+
+    virtual_time.run(main(), compute_s=lambda work: 1.0 if getattr(work, "__name__", "") == "_stretch" else 0.0)

@@ -1,0 +1,329 @@
+"""Forming and checking groups: pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from swarm.training.round.coordinator import (
+    MAX_GRACE_S,
+    Terms,
+    complaint,
+    convict,
+    coordinator_of,
+    fair_shares,
+    form_group,
+    grace_after,
+    origin_complaint,
+    part_values,
+)
+from swarm.training.round.round_events import Signed
+from swarm_protocol.identity import Identity
+from swarm_protocol.training_messages import Contribution, Group, Outcome, Ready
+
+PEERS = tuple(sorted(Identity(bytes([number]) * 32).peer_id for number in range(6)))
+A, B, C, D, E, F = PEERS
+DIGEST = bytes(32)
+TERMS = Terms(
+    run="run",
+    me=A,
+    step=5,
+    first_attempt=0,
+    state_digest=DIGEST,
+    roster=(A, B, C, D),
+    leased=(A, B, C, D),
+    admission=(),
+    min_group=2,
+    max_group=4,
+    samples_per_member=10,
+    tokens_per_sample=4,
+    num_values=10_000,
+    grace_s=1.0,
+    patience_s=11.0,
+    reduce_s=20.0,
+    vote_s=10.0,
+)
+
+
+def ready(num_samples: int = 10, **changes: object) -> Ready:
+    values: dict[str, object] = {
+        "run": "run",
+        "step": 5,
+        "attempt": 0,
+        "state_digest": DIGEST,
+        "num_samples": num_samples,
+        "num_tokens": 4 * num_samples,
+        "loss": 2.0,
+    }
+    return Ready(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def signed(group: Group, signer: str = B, origin: Signed | None = None) -> Signed:
+    return Signed(group=group, signer=signer, data=b"group", digest=DIGEST, origin=origin)
+
+
+def test_coordinator_of_same_candidates_in_any_order_is_the_same_peer() -> None:
+    assert coordinator_of("run", 3, 0, PEERS) == coordinator_of("run", 3, 0, reversed(PEERS))
+
+
+def test_coordinator_of_successive_attempts_visits_everybody() -> None:
+    assert {coordinator_of("run", 3, attempt, PEERS) for attempt in range(100)} == set(PEERS)
+
+
+@given(st.integers(0, 10**7), st.lists(st.floats(0.1, 1e9), min_size=1, max_size=16))
+def test_part_values_cover_the_vector_and_follow_bandwidth(num_values: int, bandwidths: list[float]) -> None:
+    parts = part_values(num_values, tuple(bandwidths))
+    assert sum(parts) == num_values
+    assert min(parts) >= 0
+    for part, bandwidth in zip(parts, bandwidths, strict=True):
+        assert abs(part - num_values * bandwidth / sum(bandwidths)) <= 256 + 1e-6 * num_values
+
+
+def test_form_group_with_all_fit_is_accepted_by_each_member() -> None:
+    reports = {peer: ready() for peer in (A, B, C)} | {E: ready(0)}
+    group, left_out = form_group(TERMS, 0, reports)
+    assert left_out == {}
+    assert group.peer_ids == tuple(sorted(reports))
+    assert sum(group.part_values) == TERMS.num_values
+    for member in group.members:
+        assert complaint(replace(TERMS, me=member.peer_id), 0, member, signed(group)) == ""
+
+
+def test_form_group_with_too_many_takes_contributors_and_itself_first() -> None:
+    terms = replace(TERMS, me=E, max_group=3)
+    group, left_out = form_group(terms, 0, {E: ready(0), F: ready(0), A: ready(), B: ready()})
+    assert group.peer_ids == tuple(sorted((A, B, E)))
+    assert "full" in left_out[F]
+
+
+@pytest.mark.parametrize("claim", [ready(11), ready(10, num_tokens=41)], ids=["samples", "tokens"])
+def test_form_group_leaves_out_who_claims_more_than_its_lease(claim: Ready) -> None:
+    group, left_out = form_group(TERMS, 0, {A: ready(), B: ready(), C: claim})
+    assert group.peer_ids == (A, B)
+    assert "lease" in left_out[C]
+
+
+def test_form_group_leaves_out_claims_of_members_without_a_lease() -> None:
+    group, _ = form_group(TERMS, 0, {A: ready(), E: ready(1)})
+    assert group.peer_ids == (A,)
+
+
+def test_form_group_without_tokens_has_no_parts() -> None:
+    group, _ = form_group(TERMS, 0, {A: ready(0), E: ready(0)})
+    assert group.part_values == ()
+
+
+def test_form_group_resumes_the_latest_outcome_voted_for() -> None:
+    old = Outcome(origin_digest=DIGEST, part_digests=(), state_digest=b"o" * 32)
+    new = Outcome(origin_digest=DIGEST, part_digests=(), state_digest=b"n" * 32)
+    reports = {
+        A: ready(),
+        B: ready(voted=old, voted_origin=b"old", voted_attempt=1),
+        C: ready(voted=new, voted_origin=b"new", voted_attempt=2),
+    }
+    group, _ = form_group(TERMS, 3, reports)
+    assert (group.resumes, group.origin) == (new, b"new")
+    assert group.part_values == ()
+
+
+def test_form_group_resumes_what_most_voted_for_in_the_latest_attempt() -> None:
+    right = Outcome(origin_digest=DIGEST, part_digests=(), state_digest=b"r" * 32)
+    damaged = Outcome(origin_digest=DIGEST, part_digests=(), state_digest=b"d" * 32)
+    votes = {A: damaged, B: right, C: right}
+    reports = {peer: ready(voted=each, voted_origin=b"origin", voted_attempt=1) for peer, each in votes.items()}
+    group, _ = form_group(TERMS, 3, reports)
+    assert group.resumes == right
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"step": 6}, "another round"),
+        ({"attempt": 1}, "another round"),
+        ({"run": "other"}, "another round"),
+        ({"state_digest": b"x" * 32}, "another state"),
+        ({"part_values": (1, 1, 1)}, "do not follow from the bandwidths"),
+        ({"part_values": (0, 10_000, 0)}, "do not follow from the bandwidths"),
+        ({"order": b"of another sequence"}, "another resume order"),
+        ({"reduce_s": 21.0}, "deadlines"),
+        ({"vote_s": 11.0}, "deadlines"),
+    ],
+)
+def test_complaint_names_what_a_coordinator_changed(change: dict[str, object], words: str) -> None:
+    group, _ = form_group(TERMS, 0, {peer: ready() for peer in (A, B, C)})
+    mine = Contribution(peer_id=A, num_tokens=40, num_samples=10, loss=2.0)
+    assert words in complaint(TERMS, 0, mine, signed(replace(group, **change)))  # type: ignore[arg-type]
+
+
+def test_complaint_about_a_changed_weight_of_mine_or_a_raised_one_of_others() -> None:
+    group, _ = form_group(TERMS, 0, {peer: ready() for peer in (A, B, C)})
+    mine, other = group.members[0], group.members[1]
+    lowered = replace(group, members=(replace(mine, num_tokens=4, num_samples=1), *group.members[1:]))
+    raised = replace(group, members=(mine, replace(other, num_tokens=10**9, num_samples=10), group.members[2]))
+    assert "changes this member's" in complaint(TERMS, 0, mine, signed(lowered))
+    assert "more than its lease" in complaint(TERMS, 0, mine, signed(raised))
+
+
+def test_complaint_about_a_coordinator_that_makes_up_the_bandwidth_of_another_member() -> None:
+    """It could hand itself most of the vector; of its own bandwidth it gets MAX_SKEW times the usual part at most."""
+    reports = {peer: ready(bytes_per_s=1000) for peer in (A, B, C)}
+    group, _ = form_group(replace(TERMS, me=B, bytes_per_s=1000), 0, reports)
+    mine = Contribution(peer_id=A, num_tokens=40, num_samples=10, loss=2.0)
+    terms = replace(TERMS, bytes_per_s=1000)
+    assert complaint(terms, 0, mine, signed(group)) == ""
+    made_up, _ = form_group(terms, 0, {**reports, A: ready(bytes_per_s=1), B: ready(bytes_per_s=10**9)})
+    assert "changes this member's contribution" in complaint(terms, 0, mine, signed(made_up))
+    boast, _ = form_group(replace(TERMS, me=B), 0, {**reports, B: ready(bytes_per_s=10**9)})
+    assert complaint(terms, 0, mine, signed(boast)) == ""
+    assert boast.part_values[1] <= 4 / 6 * TERMS.num_values + 256
+
+
+def test_complaint_about_a_group_too_small_or_too_large() -> None:
+    group, _ = form_group(TERMS, 0, {peer: ready() for peer in (A, B, C)})
+    mine = group.members[0]
+    assert "fewer than 4" in complaint(replace(TERMS, min_group=4), 0, mine, signed(group))
+    assert "more than 2" in complaint(replace(TERMS, max_group=2), 0, mine, signed(group))
+
+
+def test_form_group_resumes_nothing_that_only_a_stranger_says_to_have_voted_for() -> None:
+    made_up = Outcome(origin_digest=DIGEST, part_digests=(), state_digest=b"x" * 32)
+    claim = ready(0, voted=made_up, voted_origin=b"made up", voted_attempt=9)
+    group, _ = form_group(TERMS, 1, {A: ready(), B: ready(), C: ready(), E: claim})
+    assert group.resumes is None
+    group, _ = form_group(replace(TERMS, roster=()), 1, {A: ready(0), E: claim})
+    assert group.resumes == made_up
+
+
+@pytest.mark.parametrize(
+    ("signer", "members", "words"),
+    [
+        (B, (A, B, C), ""),
+        (E, (A, B, C), "no member of the state"),
+        (D, (D, E, F), "too few members of the state"),
+        (D, (D,), "fewer than 2"),
+    ],
+)
+def test_complaint_about_an_outcome_from_a_group_that_could_not_be(
+    signer: str, members: tuple[str, ...], words: str
+) -> None:
+    made, _ = form_group(replace(TERMS, me=members[0]), 0, {peer: ready(0) for peer in members})
+    origin = signed(made, signer)
+    assert words in origin_complaint(TERMS, origin)
+    outcome = Outcome(origin_digest=DIGEST, part_digests=(), state_digest=b"x" * 32)
+    group, _ = form_group(TERMS, 1, {peer: ready() for peer in (A, B, C)})
+    group = replace(group, part_values=(), resumes=outcome, origin=b"group")
+    mine = group.members[0]
+    assert words in complaint(TERMS, 1, mine, signed(group, origin=origin))
+    assert bool(complaint(TERMS, 1, mine, signed(group, origin=origin))) == bool(words)
+    assert "not there" in complaint(TERMS, 1, mine, signed(group))
+
+
+def test_convict_leaves_out_whom_all_accuse() -> None:
+    assert convict({A: {D}, B: {D}, C: {D}, D: set()}) == (D,)
+
+
+def test_convict_leaves_out_who_accuses_all() -> None:
+    assert convict({A: {B, C, D}, B: set(), C: set(), D: set()}) == (A,)
+
+
+@pytest.mark.parametrize(
+    "accusations",
+    [
+        {A: {B}, B: set()},
+        {A: {B}, B: {A}},
+        {A: {B}, B: set(), C: {D}, D: {C}},
+        {A: {B, C}, B: {A, D}, C: set(), D: set()},
+    ],
+    ids=["one-sided", "mutual", "two pairs", "two in the same number"],
+)
+def test_convict_of_a_tie_leaves_out_nobody(accusations: dict[str, set[str]]) -> None:
+    assert convict(accusations) == ()
+
+
+def test_convict_of_a_tie_after_failed_attempts_leaves_out_either_or_none_in_turn() -> None:
+    """Two that cannot reach each other would else fail every attempt, and one alone decides nothing for good."""
+    turns = [convict({A: {B}, B: set(), C: set()}, num_failed) for num_failed in range(1, 100)]
+    for who in ((), (A,), (B,)):
+        assert turns.count(who) >= 20
+
+
+def test_convict_leaves_out_two_liars_that_accuse_each_other() -> None:
+    honest = {A: {E, F}, B: {E, F}, C: {E, F}}
+    assert set(convict({**honest, E: {F}, F: {E}})) == {E, F}
+
+
+@given(st.dictionaries(st.sampled_from(PEERS), st.sets(st.sampled_from(PEERS))), st.integers(0, 5))
+def test_convict_leaves_out_nobody_without_a_dispute(accusations: dict[str, set[str]], num_failed: int) -> None:
+    disputed = {peer for by, accused in accusations.items() for of in accused if of in accusations for peer in (by, of)}
+    assert set(convict(accusations, num_failed)) <= disputed
+
+
+def test_form_group_of_two_of_whom_one_accuses_the_other_takes_both() -> None:
+    group, left_out = form_group(replace(TERMS, me=C), 0, {A: ready(accused=(B,)), B: ready(), C: ready()})
+    assert group.peer_ids == (A, B, C)
+    assert not left_out
+
+
+def test_form_group_leaves_out_the_accused_and_says_by_whom() -> None:
+    reports = {A: ready(accused=(C,)), B: ready(accused=(C,)), C: ready(), D: ready()}
+    group, left_out = form_group(TERMS, 1, reports)
+    assert group.peer_ids == (A, B, D)
+    assert A[-6:] in left_out[C]
+
+
+def test_form_group_of_a_run_that_admits_few_leaves_the_others_out_with_a_reason() -> None:
+    terms = replace(TERMS, admission=(A, B, C))
+    group, left_out = form_group(terms, 0, {peer: ready() for peer in (A, B, D)})
+    assert group.peer_ids == (A, B)
+    assert left_out == {D: "the run does not admit it"}
+
+
+def test_complaint_about_a_group_with_a_peer_that_is_not_admitted() -> None:
+    group, _ = form_group(TERMS, 0, {peer: ready() for peer in (A, B, D)})
+    mine = Contribution(peer_id=A, num_tokens=40, num_samples=10, loss=2.0)
+    assert complaint(replace(TERMS, admission=(A, B, D)), 0, mine, signed(group)) == ""
+    wrong = complaint(replace(TERMS, admission=(A, B, C)), 0, mine, signed(group))
+    assert wrong == "it has a member that the run does not admit"
+
+
+def test_lease_of_one_who_was_left_out_of_the_last_group_still_counts() -> None:
+    """With overlap, leases are of the round before the last."""
+    terms = replace(TERMS, roster=(A, B, C), leased=(A, B, C, D))
+    group, left_out = form_group(terms, 0, {peer: ready() for peer in (A, B, D)})
+    assert group.peer_ids == (A, B, D)
+    assert not left_out
+    assert form_group(replace(terms, leased=(A, B)), 0, {A: ready(), B: ready(), D: ready()})[1].keys() == {D}
+
+
+def test_fair_shares_are_in_proportion_to_what_members_carry() -> None:
+    shares = fair_shares((100, 25, 100, 100))
+    values = part_values(4_000_000, shares)
+    average = sum(value for index, value in enumerate(values) if index != 1) / 3
+    assert values[1] == pytest.approx(average / 4, rel=0.01)
+
+
+@pytest.mark.parametrize(("claimed", "share"), [(10**12, 4.0), (1, 0.25), (0, 1.0)])
+def test_fair_shares_of_a_liar_are_clamped_and_of_a_newcomer_usual(claimed: int, share: float) -> None:
+    assert fair_shares((1000, 1000, claimed, 1000)) == (1.0, 1.0, share, 1.0)
+
+
+def test_fair_shares_of_whom_nothing_is_known_are_equal() -> None:
+    assert fair_shares((0, 0, 0)) == (1.0, 1.0, 1.0)
+
+
+def test_form_group_sizes_parts_by_what_the_members_carry() -> None:
+    slow, usual = ready(bytes_per_s=250), ready(bytes_per_s=1000)
+    group, _ = form_group(replace(TERMS, num_values=1_000_000), 0, {A: usual, B: slow, C: usual})
+    parts = dict(zip(group.peer_ids, group.part_values, strict=True))
+    assert parts[B] == pytest.approx((parts[A] + parts[C]) / 2 / 4, rel=0.01)
+    assert sum(group.part_values) == 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("interval_s", "least_s", "grace_s"),
+    [(0.0, 2.0, 2.0), (4.0, 2.0, 2.0), (24.0, 2.0, 6.0), (3600.0, 2.0, MAX_GRACE_S), (3600.0, 60.0, 60.0), (24, 0, 0)],
+)
+def test_grace_is_a_share_of_the_interval_within_bounds(interval_s: float, least_s: float, grace_s: float) -> None:
+    assert grace_after(interval_s, least_s) == grace_s

@@ -1,0 +1,232 @@
+"""What a member promised outlives its process: it votes once for a step, and finishes what it voted for."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from round_scripts import ME, OFFER, OUTCOME, PEERS, ready, terms
+from swarm.testing import virtual_time
+from swarm.training.member.trainer_events import OuterStep, RoundAborted
+from swarm.training.round import state_machine as machine
+from swarm.training.round.coordinator import Terms
+from swarm.training.round.promise import Promise, PromiseFile
+from swarm.training.round.round_events import Ask, Reported, Sign
+from swarm.training.round.round_state import RoundState
+from swarm_protocol.errors import ConfigError, IntegrityError
+from swarm_protocol.training_messages import Ready
+from training_swarm import Swarm, SyntheticInner, config
+
+PARTS = (b"first part", b"second part")
+VOTED = replace(OUTCOME, part_digests=tuple(hashlib.sha256(part).digest() for part in PARTS))
+PROMISE = Promise(report=ready(3, voted=VOTED, voted_attempt=2, voted_origin=b"origin"), first_attempt=1, parts=PARTS)
+
+
+def test_promise_file_gives_back_what_was_written_last(tmp_path: Path) -> None:
+    file = PromiseFile(tmp_path / "votes")
+    assert file.read() is None
+    file.write(Promise(report=ready(1)))
+    file.write(PROMISE)
+    assert PromiseFile(tmp_path / "votes").read() == PROMISE
+    later = Promise(report=ready(4), first_attempt=4)
+    file.write(later)
+    assert file.read() == later
+    assert [path.name for path in (tmp_path / "votes").iterdir()] == ["promise.bin"], "parts go with their vote"
+
+
+@pytest.mark.parametrize("cut", [0, 10, 40, -1])
+def test_promise_file_that_is_damaged_is_refused(tmp_path: Path, cut: int) -> None:
+    PromiseFile(tmp_path).write(PROMISE)
+    path = tmp_path / "promise.bin"
+    path.write_bytes(path.read_bytes()[:cut])
+    with pytest.raises(IntegrityError, match="cannot be read") as caught:
+        PromiseFile(tmp_path).read()
+    assert "vote twice" in caught.value.remedy
+
+
+def test_promise_whose_parts_are_damaged_is_kept_without_them(tmp_path: Path) -> None:
+    PromiseFile(tmp_path).write(PROMISE)
+    (path,) = tmp_path.glob("parts-*.bin")
+    for data in (path.read_bytes()[:-1], b"", b"\xff" * 100):
+        path.write_bytes(data)
+        assert PromiseFile(tmp_path).read() == replace(PROMISE, parts=())
+
+
+def test_promise_that_cannot_be_written_is_an_error_with_a_remedy(tmp_path: Path) -> None:
+    (tmp_path / "votes").write_text("a file where the folder should be")
+    with pytest.raises(ConfigError, match="vote cannot be written"):
+        PromiseFile(tmp_path / "votes").write(PROMISE)
+
+
+def begun(promise: Promise | None, start: Terms | None = None) -> RoundState:
+    return machine.begin(start or terms(), accused={}, promise=promise)
+
+
+def test_step_after_a_restart_goes_on_behind_the_promised_attempt_with_the_vote() -> None:
+    state = begun(PROMISE)
+    assert state.attempt == 4
+    assert state.ballot is not None
+    assert (state.ballot.attempt, state.ballot.outcome) == (2, VOTED)
+    # and so it reports, or lets its own group resume
+    _, actions = machine.step(state, OFFER, 0.0)
+    assert all(isinstance(each, Ask | Sign) for each in actions)
+    assert {each.ready.voted for each in actions if isinstance(each, Ask)} <= {VOTED}
+
+
+@pytest.mark.parametrize(
+    ("start", "attempt", "abstains"),
+    [
+        (terms(state_digest=b"x" * 32, step=6), 0, True),
+        (terms(state_digest=b"x" * 32, first_attempt=0), 0, True),
+        (terms(state_digest=b"x" * 32, first_attempt=2), 2, False),
+        (terms(state_digest=b"x" * 32, step=8), 0, False),
+        (terms(first_attempt=5), 5, False),
+        (terms(state_digest=b"x" * 32, step=6, min_group=1), 0, False),
+    ],
+    ids=["a step before", "before the members were admitted", "after it", "a step later", "decided", "alone"],
+)
+def test_step_from_another_state_is_taken_part_in_unless_the_promise_was_from_a_later_one(
+    start: Terms, attempt: int, abstains: bool
+) -> None:
+    state = begun(PROMISE, start)
+    assert (state.attempt, state.abstains, state.ballot) == (attempt, abstains, None)
+    state, actions = machine.step(state, OFFER, 0.0)
+    assert not (actions and abstains)
+    assert machine.begin(start, accused={}).abstains is False
+
+
+def test_abstaining_member_leads_no_group() -> None:
+    state = begun(PROMISE, terms(step=6, state_digest=b"x" * 32))
+    for peer in PEERS:
+        if peer != ME:
+            report = replace(ready(), step=6, state_digest=b"x" * 32)
+            state, actions = machine.step(replace(state, leader=ME), Reported(peer=peer, ready=report), 9.0)
+            assert not any(isinstance(each, Sign) for each in actions)
+
+
+def test_member_promises_on_disk_before_others_hear_of_it(tmp_path: Path) -> None:
+    """Every report, group and vote that leaves a member is one that its file already has."""
+    sent: list[tuple[str, bool]] = []
+
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=3)) as swarm:
+            for name in ("m0", "m1", "m2"):
+                file = PromiseFile(tmp_path / name)
+                member = await swarm.join(name, promises=file)
+                honest = member.network.call
+
+                async def call(
+                    peer_id: str,
+                    method: str,
+                    request: bytes,
+                    *,
+                    honest: object = honest,
+                    file: object = file,
+                    **bounds: object,
+                ) -> bytes:
+                    kind = method.split("/", maxsplit=1)[0]
+                    if kind in {"train.ready", "train.vote"}:
+                        kept = file.read()  # type: ignore[attr-defined]
+                        message = Ready.from_bytes(request) if kind == "train.ready" else None
+                        is_kept = kept is not None and (
+                            kept.report.attempt == message.attempt if message else kept.report.voted is not None
+                        )
+                        sent.append((kind, is_kept))
+                    return await honest(peer_id, method, request, **bounds)  # type: ignore[operator]
+
+                member.network.call = call  # type: ignore[method-assign, assignment]
+            await swarm.finish()
+
+    virtual_time.run(main())
+    assert {kind for kind, _ in sent} == {"train.ready", "train.vote"}
+    assert all(is_kept for _, is_kept in sent)
+
+
+@pytest.mark.parametrize("keeps", [True, False], ids=["kept", "forgotten"])
+def test_votes_that_nobody_counted_before_all_were_killed_are_finished_after_the_restart(
+    tmp_path: Path, keeps: bool
+) -> None:
+    """Each might have been counted by a member that is gone. Without promises the restarted ones commit another state,
+    which is why they are kept."""
+    run = config(min_group=2, outer_steps=2)
+
+    def store(name: str) -> PromiseFile | None:
+        return PromiseFile(tmp_path / name) if keeps else None
+
+    async def main() -> None:
+        voted: set[str] = set()
+        async with Swarm(run) as before:
+            for name in ("m0", "m1", "m2"):
+                member = await before.join(name, promises=store(name))
+                honest = member.network.call
+
+                async def lose_votes(
+                    peer_id: str, method: str, request: bytes, *, honest: object = honest, **bounds: object
+                ) -> bytes:
+                    if method.startswith("train.vote") and before.members["m0"].of(OuterStep):
+                        _, vote = before.members["m0"].trainer._notary.read_vote(
+                            request, before.members["m0"].network.now()
+                        )
+                        voted.add(vote.outcome.state_digest.hex())
+                        return b""
+                    return await honest(peer_id, method, request, **bounds)  # type: ignore[operator]
+
+                member.network.call = lose_votes  # type: ignore[method-assign, assignment]
+            while not voted:
+                await asyncio.sleep(0.01)
+            trainers = {name: member.trainer for name, member in before.members.items()}
+            held = {name: (each.state, each.certificate) for name, each in trainers.items()}
+        assert len(voted) == 1
+        async with Swarm(run) as after:
+            for name, (state, certificate) in held.items():
+                # their next interval would give other contributions
+                inner = SyntheticInner(corrupt=lambda x_N: x_N + 0.01 * torch.ones_like(x_N))
+                await after.join(name, inner=inner, state=state, certificate=certificate, promises=store(name))
+            members = await after.finish()
+            assert ({member.digest for member in members} == voted) == keeps
+
+    virtual_time.run(main())
+
+
+def test_member_that_lost_the_state_it_voted_from_waits_for_it_and_says_so(tmp_path: Path) -> None:
+    async def main() -> None:
+        run = config(min_group=2, outer_steps=6)
+        async with Swarm(run) as swarm:
+            for name in ("m0", "m1", "m2"):
+                await swarm.join(name, promises=PromiseFile(tmp_path / name))
+            while not swarm.members["m0"].of(OuterStep):
+                await asyncio.sleep(0.01)
+            former = swarm.members["m2"].trainer.state, swarm.members["m2"].trainer.certificate
+            while len(swarm.members["m0"].of(OuterStep)) < 3:
+                await asyncio.sleep(0.01)
+            held = {name: (each.trainer.state, each.trainer.certificate) for name, each in swarm.members.items()}
+        assert former[0] is not None
+        assert former[0].outer_step < 3
+        async with Swarm(run) as again:
+            # two are back without their checkpoints: alone they would begin the run anew
+            early = [await again.join(name, promises=PromiseFile(tmp_path / name)) for name in ("m0", "m1")]
+            await asyncio.sleep(100.0)
+            assert not any(member.of(OuterStep) for member in early)
+            assert "it waits for a member that has it" in early[0].of(RoundAborted)[0].reason
+            # a state in between is not the one that they voted from
+            await again.join("old backup", state=former[0], certificate=former[1])
+            await asyncio.sleep(100.0)
+            assert {each.trainer.state.outer_step for each in early if each.trainer.state} == {former[0].outer_step}
+            assert not any(member.of(OuterStep) for member in early)
+            state, certificate = held["m2"]
+            await again.join("m2", state=state, certificate=certificate, promises=PromiseFile(tmp_path / "m2"))
+            members = await again.finish()
+            assert {member.trainer.state.outer_step for member in members if member.trainer.state} == {6}
+            assert all(event.step > 3 for member in members for event in member.of(OuterStep))
+
+    virtual_time.run(main(), compute_s=lambda work: 1.0 if getattr(work, "__name__", "") == "_stretch" else 0.0)
+
+
+@pytest.fixture(autouse=True)
+def quiet(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.ERROR, logger="swarm")

@@ -1,0 +1,173 @@
+"""What a step's log keeps, and what members' records tell of real rounds."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from swarm.network.membership import Membership
+from swarm.network.memory.memory_link import Link
+from swarm.testing import virtual_time
+from swarm.training.member.trainer import Trainer
+from swarm.training.member.trainer_events import OuterStep, RoundAborted
+from swarm.training.round.round_context import Seat
+from swarm.training.round.round_log import BROKE_PROTOCOL, LEFT_OUT, LESSENED, RoundLog
+from swarm_protocol import limits
+from swarm_protocol.identity import Identity
+from swarm_protocol.records import Refusal, TrainerRecord
+from training_swarm import NUM_VALUES, SpoiledCodec, Swarm, SyntheticInner, config
+
+STEP_S = 0.1
+"""As `SyntheticInner` reports it."""
+
+
+def peer(number: int) -> str:
+    return Identity(hashlib.sha256(str(number).encode()).digest()).peer_id
+
+
+def test_log_adds_up_what_each_phase_took_over_all_attempts() -> None:
+    log = RoundLog()
+    log.enter(None, 100.0)
+    log.enter("group", 110.0)
+    log.enter("reduce", 111.0)
+    log.enter("group", 113.0)
+    log.enter("group", 113.5)
+    log.enter("reduce", 114.0)
+    log.enter("commit", 118.0)
+    log.enter("apply", 118.25)
+    log.add("interval", 9.0)
+    log.enter(None, 118.5)
+    log.enter(None, 200.0)
+    assert log.report(3, 5).phases_s == {"interval": 9.0, "group": 2.0, "reduce": 6.0, "commit": 0.25, "apply": 0.25}
+
+
+def test_log_tells_the_worst_refusals_one_for_each_peer() -> None:
+    log = RoundLog()
+    for number in range(limits.MAX_REFUSALS):
+        log.refuse(peer(number), f"it keeps {number} %", LESSENED)
+    log.refuse(peer(0), "it sent nonsense", BROKE_PROTOCOL)
+    log.refuse(peer(0), "it sent more nonsense", BROKE_PROTOCOL)
+    log.refuse(peer(0), "too late", LEFT_OUT)
+    log.refuse(peer(99), "too late", LEFT_OUT)
+    refused = log.report(1, 0).refused
+    assert len(refused) == limits.MAX_REFUSALS
+    assert refused[:2] == (
+        Refusal(peer_id=peer(0), reason="it sent nonsense"),
+        Refusal(peer_id=peer(99), reason="too late"),
+    )
+
+
+def test_log_takes_only_new_accusations() -> None:
+    log = RoundLog()
+    log.refuse_new({peer(0): "old", peer(1): "new"}, {peer(0): "old"})
+    assert log.report(1, 0).refused == (Refusal(peer_id=peer(1), reason="new"),)
+
+
+def test_log_of_very_many_refusals_stays_small() -> None:
+    log = RoundLog()
+    for number in range(2 * limits.MAX_GROUP_MEMBERS):
+        log.refuse(str(number), "too late", LEFT_OUT)
+    assert len(log._refused) == limits.MAX_GROUP_MEMBERS
+
+
+@given(reason=st.text(max_size=2 * limits.MAX_REFUSAL_CHARS), seconds=st.floats(-1.0, 1e12), sent=st.integers(0, 2**60))
+def test_log_of_anything_gives_a_record_that_can_be_sent(reason: str, seconds: float, sent: int) -> None:
+    log = RoundLog()
+    log.refuse(peer(0), reason, BROKE_PROTOCOL)
+    log.add("reduce", seconds)
+    record = TrainerRecord(run="r", outer_step=1, state="training", report=log.report(1, sent))
+    assert TrainerRecord.from_bytes(record.to_bytes()) == record
+
+
+@pytest.fixture
+def quiet(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.ERROR, logger="swarm")
+
+
+async def records_of(swarm: Swarm) -> dict[str, TrainerRecord]:
+    network = swarm.internet.network()
+    async with Membership(network) as visitor:
+        records = await visitor.trainers(swarm.run.run_id)
+    await network.close()
+    return records
+
+
+async def phases_over(latency_s: float) -> dict[str, float]:
+    """Of the last step of a run of three, over links this slow. The synthetic contributions lie on a line, where a
+    robust aggregator takes the outer ones for liars'."""
+    async with Swarm(config(min_group=3, aggregator="mean"), link=Link(latency_s=latency_s)) as swarm:
+        for index in range(3):
+            await swarm.join(f"m{index}", inner=SyntheticInner(virtual_step_s=STEP_S))
+        members = await swarm.finish()
+        records = await records_of(swarm)
+    for member in members:
+        report, event = records[member.peer_id].report, member.of(OuterStep)[-1]
+        assert report is not None
+        assert records[member.peer_id].num_parameters == NUM_VALUES
+        assert report.outer_step == event.step == 3
+        assert report.bytes_sent == event.bytes_sent > 0
+        assert set(report.phases_s) == {"interval", "group", "reduce", "commit", "apply"}
+        assert report.phases_s["interval"] == pytest.approx(5 * STEP_S)
+        assert sum(report.phases_s.values()) == pytest.approx(event.seconds, rel=0.02)
+        assert sum(report.phases_s.values()) - 5 * STEP_S == pytest.approx(event.round_s, rel=0.02)
+        assert report.refused == ()
+    last = records[members[0].peer_id].report
+    assert last is not None
+    return dict(last.phases_s)
+
+
+def test_records_tell_the_phases_of_the_newest_round_which_make_up_its_time(quiet: None) -> None:
+    near = virtual_time.run(phases_over(0.005))
+    far = virtual_time.run(phases_over(0.05))
+    # a slice and a result, and a vote: each a way or two longer than before
+    assert 0.09 <= far["reduce"] - near["reduce"] <= 0.5
+    assert 0.04 <= far["commit"] - near["commit"] <= 0.5
+
+
+def test_records_tell_who_sent_bad_slices(quiet: None) -> None:
+    class Liar(Trainer):
+        async def _take_seat(self) -> Seat:
+            return replace(await super()._take_seat(), codec=SpoiledCodec(lambda data: data[:-1]))
+
+    async def main() -> None:
+        seen: dict[str, str] = {}
+        async with Swarm(config(min_group=3, outer_steps=1, aggregator="mean")) as swarm:
+            for index in range(3):
+                await swarm.join(f"m{index}")
+            liar = await swarm.join("liar", kind=Liar)
+            members = await swarm.finish("m0", "m1", "m2")
+            records = await records_of(swarm)
+        assert any(member.of(RoundAborted) for member in members)
+        for member in members:
+            report = records[member.peer_id].report
+            assert report is not None
+            seen.update({each.peer_id: each.reason for each in report.refused})
+        assert list(seen) == [liar.peer_id]
+        assert "bad slice" in seen[liar.peer_id] or "bad result" in seen[liar.peer_id]
+
+    virtual_time.run(main())
+
+
+def test_records_tell_whose_contribution_counted_for_less(quiet: None) -> None:
+    class Loud(SyntheticInner):
+        def flat(self, where: slice = slice(None)):  # type: ignore[no-untyped-def]
+            return -1000.0 * super().flat(where)
+
+    async def main() -> None:
+        async with Swarm(config(min_group=4, outer_steps=1, aggregator="centered_clip")) as swarm:
+            for index in range(3):
+                await swarm.join(f"m{index}")
+            loud = await swarm.join("loud", inner=Loud())
+            members = await swarm.finish()
+            records = await records_of(swarm)
+        for member in members:
+            report = records[member.peer_id].report
+            assert report is not None
+            reasons = {each.peer_id: each.reason for each in report.refused}
+            assert "of its pull in the part" in reasons[loud.peer_id]
+
+    virtual_time.run(main())

@@ -1,0 +1,71 @@
+"""What a member that closes tells those who wait for it."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from round_scripts import LEADER, STEP, ready
+from swarm.testing import virtual_time
+from swarm.training.round.round_context import POLL_S
+from swarm.training.round.round_service import Desk
+from swarm_protocol.errors import PeerRefused
+from swarm_protocol.training_messages import ReadyReply
+
+
+def make_desk(outer_step: int) -> Desk:
+    replica = SimpleNamespace(outer_step=outer_step, proof=None, order=None)
+    return Desk(cast(Any, SimpleNamespace(replica=replica)))
+
+
+def test_report_that_waits_for_a_step_is_refused_at_once_when_the_desk_closes() -> None:
+    async def main() -> None:
+        desk = make_desk(STEP - 1)
+        waiting = asyncio.create_task(desk._answer(LEADER, ready()))
+        await asyncio.sleep(POLL_S / 2)
+        assert not waiting.done()
+        desk.close()
+        async with asyncio.timeout(0.1):
+            with pytest.raises(PeerRefused, match="does not train any more"):
+                await waiting
+        with pytest.raises(PeerRefused, match="does not train any more"):
+            await desk._answer(LEADER, ready())
+
+    virtual_time.run(main())
+
+
+def test_report_that_a_driver_answers_with_pending_as_it_ends_is_refused_if_the_desk_has_closed() -> None:
+    class Ending:
+        terms = SimpleNamespace(step=STEP)
+        abstains = False
+
+        async def report(self, *_: object) -> ReadyReply:
+            await asyncio.sleep(1.0)
+            return ReadyReply(kind="pending")
+
+    async def main() -> None:
+        desk = make_desk(STEP - 1)
+        desk.enter(cast(Any, Ending()))
+        assert (await desk._answer(LEADER, ready())).kind == "pending"
+        waiting = asyncio.create_task(desk._answer(LEADER, ready()))
+        await asyncio.sleep(0.5)
+        desk.close()
+        with pytest.raises(PeerRefused, match="does not train any more"):
+            await waiting
+
+    virtual_time.run(main())
+
+
+def test_report_to_a_member_that_has_lost_its_state_is_refused_at_once() -> None:
+    """Else the others would wait for it as their coordinator."""
+    driver = SimpleNamespace(terms=SimpleNamespace(step=STEP), abstains=True)
+
+    async def main() -> None:
+        desk = make_desk(STEP - 1)
+        desk.enter(cast(Any, driver))
+        with pytest.raises(PeerRefused, match="has lost the state"):
+            await desk._answer(LEADER, ready())
+
+    virtual_time.run(main())

@@ -1,0 +1,476 @@
+"""The round machine alone: golden traces that replay event by event, and rules that no trace may break.
+
+Each file in `traces` is one member's life in one step: what happened, what it did, in which phase that left it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from round_scripts import (
+    FIRST,
+    LEADER,
+    ME,
+    OFFER,
+    OTHERS,
+    OUTCOME,
+    PEERS,
+    SCRIPTS,
+    TRACES,
+    Script,
+    contribution,
+    from_json,
+    left,
+    member_commits,
+    outcome,
+    play,
+    ready,
+    signed,
+    terms,
+    trace,
+    voted,
+)
+from swarm.training.member.waiting import awaited
+from swarm.training.round import state_machine as machine
+from swarm.training.round.coordinator import Terms
+from swarm.training.round.round_events import (
+    Action,
+    Announce,
+    Ask,
+    CastVote,
+    Event,
+    Finish,
+    GiveUp,
+    Grouped,
+    Lost,
+    Moved,
+    Offered,
+    Query,
+    Recover,
+    Reduce,
+    Reduced,
+    ReduceFailed,
+    Reply,
+    Reported,
+    Sighted,
+    Sign,
+    Signed,
+    Tick,
+)
+from swarm.training.round.round_state import RoundState
+from swarm_protocol import limits
+from swarm_protocol.identity import Identity
+from swarm_protocol.training_messages import Certificate
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_trace_replays_to_the_same_phases_and_actions(name: str) -> None:
+    golden = json.loads((TRACES / f"{name}.json").read_text())
+    start = from_json(golden["terms"])
+    script = [(each["now"], from_json(each["event"])) for each in golden["steps"]]
+    assert play(start, script) == golden["steps"]
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_trace_file_is_what_its_script_gives(name: str) -> None:
+    assert json.loads((TRACES / f"{name}.json").read_text()) == json.loads(json.dumps(trace(name)))
+
+
+# --- single rules ----------------------------------------------------------------------------------------------------
+
+
+def run(script: Script, start: Terms | None = None) -> tuple[RoundState, list[Action]]:
+    """The state, and the last event's actions."""
+    state, actions = machine.begin(start or terms(), accused={}), list[Action]()
+    for now, event in script:
+        state, actions = machine.step(state, event, now)
+    return state, actions
+
+
+def test_step_with_votes_before_the_own_result_waits_for_it() -> None:
+    """Others may still need this member's part, so it does not run off with a certificate."""
+    script: Script = [(0.0, OFFER), (1.0, Grouped(signed=FIRST))]
+    script += [(2.0, voted(peer, FIRST, OUTCOME)) for peer in (LEADER, *OTHERS)]
+    state, actions = run(script)
+    assert (state.phase, actions) == ("reducing", [])
+
+
+def test_step_with_a_member_that_left_before_voting_ends_a_hopeless_vote_at_once() -> None:
+    script: Script = [(0.0, OFFER), (1.0, Grouped(signed=FIRST)), (2.0, Reduced(attempt=0, outcome=OUTCOME))]
+    script += [
+        (2.0, voted(ME, FIRST, OUTCOME)),
+        (2.1, left(LEADER, FIRST, "no disk")),
+        (2.2, left(OTHERS[0], FIRST, "x")),
+    ]
+    state, actions = run(script)
+    assert isinstance(actions[0], Announce)
+    assert isinstance(actions[1], GiveUp)
+    assert state.ballot is not None
+    assert state.mine == contribution(ME), "the contribution is kept"
+
+
+@pytest.mark.parametrize("change", [{"sequence": 1}, {"state_digest": b"x" * 32}])
+def test_report_from_another_state_or_resume_order_is_answered_and_in_no_group(change: dict[str, object]) -> None:
+    start = terms(LEADER)
+    state, actions = run([(0.0, Reported(peer=ME, ready=ready(**change)))], start)
+    assert [(each.peer, each.reply.kind) for each in actions if isinstance(each, Reply)] == [(ME, "behind")]
+    assert not state.ready
+
+
+def test_announce_comes_before_the_attempt_is_torn_down() -> None:
+    script: Script = [(0.0, OFFER), (1.0, Grouped(signed=FIRST))]
+    _, actions = run([*script, (2.0, ReduceFailed(attempt=0, reason="bad slice", accused=(OTHERS[0],)))])
+    assert [type(action) for action in actions] == [Announce, GiveUp]
+    assert actions[0].abort.accused == (OTHERS[0],)  # type: ignore[union-attr]
+
+
+def test_accused_member_stays_accused_and_unreachable_one_is_forgiven_when_heard() -> None:
+    script: Script = [(0.0, OFFER), (1.0, Grouped(signed=FIRST))]
+    script.append((2.0, ReduceFailed(attempt=0, reason="x", accused=(OTHERS[0],), unreachable=(OTHERS[1],))))
+    state, _ = run([*script, (2.1, Reported(peer=OTHERS[1], ready=ready(2)))])
+    assert set(state.accused) == {OTHERS[0]}
+    assert not state.unreachable
+
+
+def test_attempts_that_fail_again_and_again_rest_longer_up_to_a_bound() -> None:
+    state, _ = run([(0.0, OFFER)])
+    now, rests = 0.0, []
+    for _ in range(12):
+        state, _ = machine.step(state, Lost(peer=state.leader, reason="gone"), now)
+        due = machine.wake_at(state)
+        assert due is not None
+        rests.append(due - now)
+        # forget, so that there is always somebody to ask
+        state = replace(state, unreachable={}, deadline=due)
+        state, _ = machine.step(state, Tick(), due)
+        state = replace(state, leader=LEADER, asked=LEADER)
+        now = due
+    assert rests[0] < 0.1
+    assert all(later >= earlier - 1e-6 for earlier, later in itertools.pairwise(rests))
+    assert rests[-1] == pytest.approx(5.0)
+
+
+def test_reports_and_votes_of_strangers_are_bounded() -> None:
+    state = machine.begin(terms(), accused={})
+    for number in range(3000):
+        state, _ = machine.step(state, Reported(peer=f"stranger {number}", ready=ready()), 0.0)
+        state, _ = machine.step(state, replace(voted(ME, FIRST, OUTCOME), peer=f"stranger {number}"), 0.0)
+    assert len(state.ready) <= 1024
+    assert len(state.votes) <= 1024
+
+
+@pytest.mark.parametrize("tellers", [(OTHERS[0], OTHERS[0]), (OTHERS[1], LEADER)], ids=["itself", "others"])
+def test_member_that_leaves_twice_in_a_step_is_left_out_of_the_next_attempt_and_who_tells_of_it_is_not(
+    tellers: tuple[str, str],
+) -> None:
+    state, _ = run([(0.0, OFFER)])
+    for at, teller in enumerate(tellers):
+        assert not state.unreachable
+        state = replace(state, phase="reducing", attempt=0, signed=FIRST)
+        gone = left(teller, FIRST, "no disk")
+        if teller != OTHERS[0]:
+            gone = replace(gone, abort=replace(gone.abort, accused=(OTHERS[0],)))
+        state, actions = machine.step(state, gone, 1.0 + at)
+        assert actions[0].abort.accused == (teller,)  # type: ignore[union-attr]
+    assert set(state.unreachable) == {OTHERS[0]}
+
+
+def test_attempt_that_a_member_leaves_names_whom_it_misses_and_not_the_member_itself() -> None:
+    script: Script = [(0.0, OFFER), (1.0, Grouped(signed=FIRST))]
+    gone = left(OTHERS[1], FIRST, "silent")
+    gone = replace(gone, abort=replace(gone.abort, accused=(OTHERS[0],)))
+    _, actions = run([*script, (2.0, gone)])
+    assert [each.missing for each in actions if isinstance(each, GiveUp)] == [(OTHERS[0],)]
+
+
+def test_coordinator_that_waits_in_vain_names_as_missing_only_those_who_did_not_answer() -> None:
+    mine = Offered(contribution=contribution(LEADER))
+    state, _ = run([(0.0, mine)], terms(LEADER, min_group=4))
+    due = machine.wake_at(state)
+    assert due is not None
+    state, actions = machine.step(state, Tick(), due)
+    assert actions == [Query(peers=tuple(sorted({*OTHERS, ME})), hurry=False)]
+    state, _ = machine.step(state, Sighted(peer=ME), due)
+    state, _ = machine.step(state, Sighted(peer=OTHERS[0]), due)
+    state, _ = machine.step(state, Lost(peer=OTHERS[0], reason="gone"), due)
+    due = machine.wake_at(state)
+    assert due is not None
+    _, actions = machine.step(state, Tick(), due)
+    [notice] = [each for each in actions if isinstance(each, GiveUp)]
+    assert notice.missing == tuple(sorted(OTHERS))
+    assert f"there, and not ready: {ME[-6:]}" in notice.reason
+
+
+def test_grace_follows_the_interval_that_the_member_last_had() -> None:
+    reports: Script = [(1.0, Reported(peer=peer, ready=ready())) for peer in OTHERS]
+    mine = Offered(contribution=contribution(LEADER), interval_s=40.0)
+    state, _ = run([(0.0, mine), *reports], terms(LEADER))
+    assert state.grace_until == 11.0
+    state, _ = machine.step(machine.begin(terms(LEADER), accused={}, interval_s=40.0), *reversed(reports[0]))
+    state, _ = machine.step(state, *reversed(reports[1]))
+    assert state.grace_until == 11.0
+
+
+def test_member_tells_for_whom_it_waits() -> None:
+    reports: Script = [(1.0, Reported(peer=OTHERS[0], ready=ready()))]
+    state, _ = run([(0.0, Offered(contribution=contribution(LEADER))), *reports], terms(LEADER))
+    assert awaited(state) == tuple(sorted((ME, OTHERS[1])))
+    state, _ = run([(0.0, OFFER)])
+    assert awaited(state) == (LEADER,)
+    script: Script = [(0.0, OFFER), (1.0, Grouped(signed=FIRST))]
+    assert awaited(run(script)[0]) == ()
+    script += [(2.0, Reduced(attempt=0, outcome=OUTCOME)), (2.1, voted(LEADER, FIRST, OUTCOME))]
+    assert awaited(run(script)[0]) == tuple(sorted(OTHERS))
+
+
+def test_strangers_without_number_keep_no_member_from_voting_and_reporting() -> None:
+    script: Script = [(0.0, replace(voted(ME, FIRST, OUTCOME), peer=f"stranger {number}")) for number in range(1100)]
+    script += [(1.0, OFFER), (2.0, Grouped(signed=FIRST)), (3.0, Reduced(attempt=0, outcome=OUTCOME))]
+    state, _ = run([*script, *((3.1, voted(peer, FIRST, OUTCOME)) for peer in PEERS)])
+    assert state.phase == "done"
+    script = [
+        (0.0, Reported(peer=f"stranger {number}", ready=ready(num_tokens=0, num_samples=0))) for number in range(1100)
+    ]
+    state, _ = run([*script, (1.0, Reported(peer=OTHERS[0], ready=ready()))], terms(LEADER))
+    assert OTHERS[0] in state.ready
+
+
+def test_votes_of_peers_that_the_run_does_not_admit_are_not_kept() -> None:
+    state, _ = run([(0.0, voted(PEERS[3], FIRST, OUTCOME))], terms(LEADER, roster=(), admission=PEERS[:3]))
+    assert not state.votes
+
+
+@pytest.mark.parametrize("by_report", [True, False])
+def test_member_that_names_one_attempt_after_another_is_followed_ever_more_slowly(by_report: bool) -> None:
+    """Until there is time enough for a group in between."""
+    state, _ = run([(0.0, OFFER)])
+    now, moved_at = 0.0, list[float]()
+    while now < 60.0:
+        now, attempt = now + 0.01, state.attempt
+        later = attempt + 1
+        event = Reported(peer=OTHERS[0], ready=ready(later)) if by_report else Sighted(peer=OTHERS[0], attempt=later)
+        state, _ = machine.step(state, event, now)
+        if state.attempt > attempt:
+            moved_at.append(now)
+    assert moved_at[0] < 0.1
+    assert len(moved_at) < 25
+    assert moved_at[-1] - moved_at[-2] >= 4.9
+
+
+def test_later_attempt_that_was_named_too_soon_is_gone_to_when_its_time_has_come() -> None:
+    """Whoever has named it waits there, and does not say so again for long."""
+    script: Script = [
+        (0.0, OFFER),
+        (1.0, Sighted(peer=OTHERS[0], attempt=1)),
+        (1.01, Sighted(peer=OTHERS[0], attempt=2)),
+    ]
+    state, _ = run(script)
+    assert state.attempt == 1
+    due = machine.wake_at(state)
+    assert due is not None
+    assert due - 1.0 < 0.1
+    state, _ = machine.step(state, Tick(), due)
+    assert state.attempt == 2
+
+
+def test_coordinator_that_names_one_attempt_after_another_is_given_up() -> None:
+    state, _ = run([(0.0, OFFER), (0.1, Moved(attempt=0, to=4))])
+    leader = state.leader
+    state, actions = machine.step(state, Moved(attempt=4, to=9), 0.11)
+    (notice,) = [each for each in actions if isinstance(each, GiveUp)]
+    assert leader[-6:] in notice.reason
+    assert (state.attempt, state.phase) == (5, "resting")
+
+
+def test_attempt_of_a_stranger_moves_nobody_while_members_of_the_roster_are_left() -> None:
+    state, _ = run([(0.0, OFFER), (1.0, Reported(peer="stranger", ready=ready(3)))])
+    assert state.attempt == 0
+    state, _ = machine.step(state, Reported(peer=OTHERS[0], ready=ready(3)), 1.0)
+    assert state.attempt == 3
+
+
+def test_attempt_that_leaves_no_room_for_later_ones_is_not_believed() -> None:
+    """Or one message would bring everybody to the last attempt there can be."""
+    last = limits.MAX_ATTEMPT
+    state, _ = run([(0.0, OFFER), (1.0, Reported(peer=OTHERS[0], ready=ready(last)))])
+    assert state.attempt == 0
+    state, _ = run([(0.0, OFFER), (1.0, Moved(attempt=0, to=last))])
+    assert (state.attempt, state.phase) == (1, "resting"), "another coordinator is asked"
+    state, _ = run([(0.0, OFFER), (1.0, Sighted(peer=OTHERS[0], attempt=last))], terms(roster=()))
+    assert state.attempt == 0
+
+
+def test_member_that_votes_twice_is_accused_and_its_first_vote_counts() -> None:
+    first, second = voted(LEADER, FIRST, OUTCOME), voted(LEADER, FIRST, outcome(FIRST, b"x"))
+    state, _ = run([(0.0, OFFER), (0.1, Grouped(signed=FIRST)), (0.2, first), (0.3, second)])
+    assert state.accused == {LEADER: "voted twice"}
+    assert state.votes[LEADER] == first
+
+
+def test_strangers_that_vote_twice_are_not_accused() -> None:
+    """There is no end of them, and a report names only so many."""
+    other = outcome(FIRST, b"t")
+    script: Script = [
+        (0.0, voted(f"stranger {number}", FIRST, each)) for number in range(300) for each in (OUTCOME, other)
+    ]
+    state, actions = run([*script, (1.0, OFFER)])
+    assert not state.accused
+    assert any(isinstance(action, Ask) for action in actions)
+
+
+def test_report_names_the_accused_of_the_roster_before_those_who_left_it() -> None:
+    former = [Identity(number.to_bytes(32, "big")).peer_id for number in range(1, 300)]
+    state = machine.begin(terms(), accused=dict.fromkeys([*former, OTHERS[0]], "it lied"))
+    _, actions = machine.step(state, OFFER, 0.0)
+    (ask,) = [action for action in actions if isinstance(action, Ask)]
+    assert len(ask.ready.accused) == limits.MAX_GROUP_MEMBERS
+    assert OTHERS[0] in ask.ready.accused
+
+
+def test_coordinator_whose_interval_lasts_forms_the_group_without_its_share() -> None:
+    script: Script = [(0.0, Reported(peer=peer, ready=ready())) for peer in (ME, *OTHERS)]
+    state, actions = run([*script, (1.0, Tick()), (2.0, Tick())], terms(LEADER))
+    assert state.phase == "signing"
+    (sign,) = actions
+    assert isinstance(sign, Sign)
+    assert next(member for member in sign.group.members if member.peer_id == LEADER).num_tokens == 0
+    # its interval ends between signing and hearing of its own group
+    own = Signed(group=sign.group, signer=LEADER, data=b"own", digest=b"o" * 32)
+    state, _ = machine.step(state, Offered(contribution=contribution(LEADER)), 2.0)
+    state, actions = machine.step(state, Grouped(signed=own), 2.0)
+    assert isinstance(actions[0], Reduce)
+
+
+def test_coordinator_of_a_full_group_waits_for_its_own_interval() -> None:
+    script: Script = [(0.0, Reported(peer=peer, ready=ready())) for peer in (ME, *OTHERS)]
+    state, actions = run(script, terms(LEADER, max_group=4))
+    assert (state.phase, actions) == ("forming", [])
+    _, (sign,) = machine.step(state, Offered(contribution=contribution(LEADER)), 0.1)
+    assert isinstance(sign, Sign)
+    assert all(member.num_tokens for member in sign.group.members)
+
+
+def test_coordinator_asks_the_absent_where_they_are_and_then_to_hurry() -> None:
+    script: Script = [(0.0, Offered(contribution=contribution(LEADER))), (0.5, Reported(peer=ME, ready=ready()))]
+    state, actions = run(script, terms(LEADER))
+    assert actions == [Query(peers=tuple(sorted(OTHERS)), hurry=False)]
+    state, actions = machine.step(state, Tick(), 1.5)
+    assert actions == [Query(peers=tuple(sorted(OTHERS)), hurry=True)]
+    # one is found dead, the other comes: nobody is waited for any more
+    state, actions = machine.step(state, Lost(peer=OTHERS[0], reason="gone"), 1.6)
+    assert actions == []
+    state, actions = machine.step(state, Reported(peer=OTHERS[1], ready=ready()), 1.7)
+    assert isinstance(actions[0], Sign)
+
+
+def test_member_behind_is_told_and_an_earlier_attempt_corrected() -> None:
+    script: Script = [(0.0, OFFER), (1.0, Moved(attempt=0, to=4))]
+    _, actions = run([*script, (2.0, Reported(peer=OTHERS[0], ready=ready(1)))])
+    assert [(type(each), each.reply.kind, each.reply.attempt) for each in actions if isinstance(each, Reply)] == [
+        (Reply, "attempt", 4)
+    ]
+    _, actions = run([*script, (2.0, Reported(peer=OTHERS[0], ready=ready(4, state_digest=b"x" * 32)))])
+    assert actions[0].reply.kind == "behind"  # type: ignore[union-attr]
+
+
+def test_coordinator_blames_who_does_not_give_the_parts_it_says_it_voted_for() -> None:
+    made_up = {"voted": OUTCOME, "voted_origin": b"made up", "voted_attempt": 0}
+    script: Script = [(0.0, Reported(peer=peer, ready=ready())) for peer in OTHERS]
+    script += [(0.5, Reported(peer=ME, ready=ready(**made_up))), (0.6, Offered(contribution=contribution(LEADER)))]
+    state, (sign,) = run(script, terms(LEADER))
+    assert isinstance(sign, Sign)
+    own = Signed(group=sign.group, signer=LEADER, data=b"own", digest=b"o" * 32)
+    state, (recover,) = machine.step(state, Grouped(signed=own), 2.0)
+    assert isinstance(recover, Recover)
+    state, _ = machine.step(state, ReduceFailed(attempt=0, reason="cannot be had"), 3.0)
+    assert set(state.unreachable) == {ME}
+
+
+def test_member_that_another_ones_origin_says_to_leave_blames_who_signed_that() -> None:
+    members = tuple(replace(each, leaving=each.peer_id == ME) for each in FIRST.group.members)
+    made_up = replace(FIRST, group=replace(FIRST.group, members=members), signer=OTHERS[0])
+    leader = machine.begin(terms(ME, first_attempt=1), accused={}).leader
+    resumed = signed(PEERS, 1, leader, part_values=(), resumes=OUTCOME, origin=FIRST.data)
+    script: Script = [(0.0, OFFER), (1.0, Moved(attempt=0, to=1))]
+    state, _ = run([*script, (2.0, Grouped(signed=replace(resumed, origin=made_up)))])
+    assert set(state.accused) == {OTHERS[0]}
+    assert state.signed is None
+    state, actions = run([*script, (2.0, Grouped(signed=replace(resumed, origin=FIRST)))])
+    assert [type(each) for each in actions] == [Recover]
+
+
+def test_one_made_up_vote_and_a_missing_one_turn_no_honest_members_against_each_other() -> None:
+    liar, made_up = OTHERS[0], replace(OUTCOME, part_digests=(b"x" * 32,) * len(PEERS), state_digest=b"x" * 32)
+    script: Script = [(0.0, OFFER), (1.0, Grouped(signed=FIRST)), (2.0, Reduced(attempt=0, outcome=OUTCOME))]
+    script += [(2.0, voted(peer, FIRST, OUTCOME)) for peer in (ME, LEADER)]
+    state, actions = run([*script, (2.1, voted(liar, FIRST, made_up)), (13.0, Tick())])
+    assert any(isinstance(each, GiveUp) for each in actions)
+    assert not state.accused
+    assert set(state.unreachable) == {liar}
+
+
+@pytest.mark.parametrize(
+    ("lost", "words"), [((), ""), ((OTHERS[0],), "waits for 3 of the 4 members of its state, and sees 2")]
+)
+def test_member_that_loses_too_many_says_for_how_many_the_run_waits(lost: tuple[str, ...], words: str) -> None:
+    script: Script = [(0.0, OFFER), *((0.5, Lost(peer=peer, reason="x")) for peer in lost)]
+    _, actions = run([*script, (1.0, Lost(peer=LEADER, reason="x"))])
+    (notice,) = [each for each in actions if isinstance(each, GiveUp)]
+    assert words in notice.reason
+    assert ("waits" in notice.reason) == bool(words)
+
+
+def test_finished_round_ignores_everything() -> None:
+    me, script = member_commits()
+    state, actions = run(script[:-1], terms(me))
+    (finish,) = actions
+    assert isinstance(finish, Finish)
+    assert len(Certificate.from_bytes(finish.certificate).votes) == 3
+    for _, event in script:
+        assert machine.step(state, event, 99.0) == (state, [])
+    assert machine.wake_at(state) is None
+
+
+ALL_EVENTS = [event for script in SCRIPTS.values() for _, event in script()[1]]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(ALL_EVENTS), st.floats(0.0, 5.0)), max_size=40), st.sampled_from(PEERS))
+def test_step_in_any_order_of_events_never_raises_and_votes_once_an_attempt(
+    script: list[tuple[Event, float]], me: str
+) -> None:
+    state, now, votes = machine.begin(terms(me), accused={}), 0.0, []
+    for event, pause_s in script:
+        now += pause_s
+        before = state.attempt
+        state, actions = machine.step(state, event, now)
+        votes += [action.vote.attempt for action in actions if isinstance(action, CastVote)]
+        assert state.attempt >= before
+        assert all(not isinstance(action, Ask) or action.peer != me for action in actions)
+    assert len(votes) == len(set(votes))
+
+
+def test_member_that_spoiled_an_attempt_is_forgiven_only_after_the_next_one() -> None:
+    script: Script = [(0.0, OFFER), (1.0, Grouped(signed=FIRST))]
+    script.append((2.0, ReduceFailed(attempt=0, reason="x", unreachable=(OTHERS[0],))))
+    state, _ = run([*script, (2.1, Reported(peer=OTHERS[0], ready=ready(1)))])
+    assert set(state.unreachable) == {OTHERS[0]}
+    state, _ = machine.step(state, Reported(peer=OTHERS[0], ready=ready(2)), 2.2)
+    assert not state.unreachable
+
+
+def test_peer_that_the_run_does_not_admit_is_told_so_and_counts_for_nothing() -> None:
+    start = terms(LEADER, roster=(), admission=PEERS[:3])
+    stranger = PEERS[3]
+    state, _ = machine.step(machine.begin(start, accused={}), Sighted(peer=stranger), 0.0)
+    assert state.known == ()
+    state, actions = machine.step(state, Reported(peer=stranger, ready=ready()), 1.0)
+    assert [(each.peer, each.reply.kind, each.reply.reason) for each in actions if isinstance(each, Reply)] == [
+        (stranger, "left_out", "the run does not admit it")
+    ]
+    assert not state.ready

@@ -1,0 +1,324 @@
+"""A run's author lets some members go on without the others: nobody else can, and in the end there is one history."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection
+from contextlib import AsyncExitStack
+from dataclasses import replace
+
+import pytest
+from swarm.network.membership import Membership
+from swarm.testing import virtual_time
+from swarm.training.member.observer import Observer
+from swarm.training.member.progress_reports import record
+from swarm.training.member.trainer_events import OuterStep, RunResumed
+from swarm.training.round.certificate import Notary
+from swarm.training.round.round_context import follows
+from swarm.training.run.resume import deliver, sign_order, survey
+from swarm_protocol.errors import ConfigError, IntegrityError, PeerTimeout, PeerViolation
+from swarm_protocol.identity import Identity
+from swarm_protocol.records import TrainerRecord
+from swarm_protocol.training_messages import Certificate, Contribution, Group, Outcome, ResumeOrder, Vote
+from training_swarm import AUTHOR, Member, Swarm, assert_equal_steps, config, identity_of
+
+NUM_STEPS = 10
+ONLOOKER = Identity(b"onlooker".ljust(32))
+
+
+@pytest.fixture(autouse=True)
+def quiet(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.ERROR, logger="swarm")
+
+
+def _cost(function: object) -> float:
+    """An interval takes a second, all else no time."""
+    return 1.0 if getattr(function, "__name__", "") == "_stretch" else 0.0
+
+
+async def founded(swarm: Swarm, num_members: int) -> list[Member]:
+    """Members that have committed an outer step together, in the order of their peer ids."""
+    for index in range(num_members):
+        await swarm.join(f"m{index}")
+    while not all(member.of(OuterStep) for member in swarm.members.values()):
+        await asyncio.sleep(0.05)
+    return sorted(swarm.members.values(), key=lambda member: member.peer_id)
+
+
+async def resumed(swarm: Swarm, seen: Collection[Member], roster: Collection[Member]) -> bytes:
+    """The author's certificate for `roster`, given to the first of `seen`, who alone answer the author."""
+    network = swarm.internet.network(ONLOOKER)
+    situation = await survey(network, swarm.run, [member.peer_id for member in seen])
+    peers = [member.peer_id for member in roster]
+    certificate = sign_order(swarm.run, situation, peers, AUTHOR, network_id="test", now=network.now())
+    first = next(iter(seen)).peer_id
+    assert await deliver(network, swarm.run, certificate, [first]) == {first: ""}
+    await network.close()
+    return certificate
+
+
+def test_run_whose_first_half_is_gone_goes_on_when_its_author_says_so_to_one_member() -> None:
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=NUM_STEPS, majority_after_s=5.0)) as swarm:
+            members = await founded(swarm, 4)
+            for dead in members[:2]:
+                swarm.kill(dead.name)
+            await swarm.join("fresh0")
+            await swarm.join("fresh1")
+            await asyncio.sleep(30.0)
+            living = members[2:]
+            num_steps = len(living[0].of(OuterStep))
+            assert num_steps < NUM_STEPS
+            await resumed(swarm, living, living)
+            # who comes later hears of it from those who are there
+            await asyncio.sleep(1.0)
+            newcomer = await swarm.join("newcomer")
+            assert_equal_steps(await swarm.finish(timeout_s=120), NUM_STEPS)
+            for member in living:
+                (event,) = member.of(RunResumed)
+                assert event.roster == tuple(member.peer_id for member in living)
+                assert event.digest == member.of(OuterStep)[event.step - 1].digest
+            assert newcomer.trainer.certificate
+            for step in range(1, NUM_STEPS + 1):
+                digests = {e.digest for each in swarm.members.values() for e in each.of(OuterStep) if e.step == step}
+                assert len(digests) == 1
+
+    virtual_time.run(main(), compute_s=_cost)
+
+
+def test_order_while_others_go_on_ends_in_the_history_that_the_author_named() -> None:
+    """The author was wrong: the others still train behind a cut. Their steps since then are lost, as it was told."""
+
+    async def main() -> None:
+        run = config(min_group=2, outer_steps=14, majority_after_s=5.0)
+        async with Swarm(run) as swarm, AsyncExitStack() as stack:
+            members = await founded(swarm, 5)
+            few, most = members[:2], members[2:]
+            swarm.internet.partition([[each.peer_id for each in few] + [ONLOOKER.peer_id]])
+            watcher = swarm.internet.network(Identity(b"w" * 32))
+            stack.push_async_callback(watcher.close)
+            membership = await stack.enter_async_context(Membership(watcher))
+            observer, seen = Observer(watcher, membership, swarm.run), list[int]()
+            while len(most[0].of(OuterStep)) < 5:
+                seen += [each.outer_step for each in await observer.look({most[0].peer_id: _record(most[0])})]
+                await asyncio.sleep(0.1)
+            await resumed(swarm, few, few)
+            await asyncio.sleep(3.0)
+            ahead = most[0].of(OuterStep)[-1].step
+            assert few[0].of(OuterStep)[-1].step < ahead
+            swarm.internet.heal()
+            assert_final_states_equal(await swarm.finish(timeout_s=300), 14)
+            final = {each.digest for each in members[0].of(OuterStep) if each.step == 14}
+            assert final == {members[0].digest}
+            # the observer tells the steps since the author's order, also those whose numbers it has told
+            assert seen[-1] > 3
+            again = [each.outer_step for each in await observer.look({few[0].peer_id: _record(few[0])})]
+            assert again[0] < seen[-1]
+            assert again[-1] == 14
+            for member in most:
+                assert any(event.sequence for event in member.of(RunResumed)) or member.of(OuterStep)[-1].step == 14
+
+    virtual_time.run(main(), compute_s=_cost)
+
+
+def assert_final_states_equal(members: list[Member], num_steps: int) -> None:
+    assert {member.trainer.state.outer_step for member in members if member.trainer.state} == {num_steps}
+    assert len({member.digest for member in members}) == 1
+
+
+def test_order_that_is_forged_old_or_for_others_is_refused_by_a_member() -> None:
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=NUM_STEPS)) as swarm:
+            members = await founded(swarm, 2)
+            certificate = await resumed(swarm, members, members)
+            while not members[0].of(RunResumed):
+                await asyncio.sleep(0.01)
+            network = swarm.internet.network(ONLOOKER)
+            now, target = network.now(), members[0].peer_id
+            notary = Notary.of_run(swarm.run, AUTHOR, "test")
+            order = notary.read_order(Certificate.from_bytes(certificate).order, now)
+
+            async def refusal(order: ResumeOrder, signer: Notary = notary) -> str:
+                data = Certificate(order=signer.sign_order(order, now)).to_bytes()
+                return (await deliver(network, swarm.run, data, [target]))[target]
+
+            later = replace(order, sequence=order.sequence + 1)
+            stranger = Notary.of_run(swarm.run, ONLOOKER, "test")
+            assert "not signed by the run's author" in await refusal(later, stranger)
+            assert "goes on by the resume order" in await refusal(replace(order, sequence=order.sequence - 1))
+            assert "goes on by the resume order" in await refusal(replace(order, roster=(target,)))
+            assert "of its end" in await refusal(replace(later, outer_step=NUM_STEPS))
+            assert "another run" in await refusal(replace(later, run="another"), notary)
+            votes = members[0].trainer.certificate
+            if not Certificate.from_bytes(votes).order:
+                assert "no resume order" in (await deliver(network, swarm.run, votes, [target]))[target]
+            await network.close()
+            assert_equal_steps(await swarm.finish(), NUM_STEPS)
+
+    virtual_time.run(main(), compute_s=_cost)
+
+
+def test_member_follows_one_of_two_orders_of_one_sequence_and_the_other_shows_nothing() -> None:
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=NUM_STEPS)) as swarm:
+            members = await founded(swarm, 2)
+            certificate = await resumed(swarm, members, members)
+            while not members[0].of(RunResumed):
+                await asyncio.sleep(0.01)
+            assert members[0].trainer._desk is not None
+            seat = members[0].trainer._desk._seat
+            now, notary = swarm.internet.network(ONLOOKER).now(), Notary.of_run(swarm.run, AUTHOR, "test")
+            order = notary.read_order(Certificate.from_bytes(certificate).order, now)
+            other = notary.sign_order(replace(order, roster=(members[0].peer_id,)), now)
+            proof = seat.notary.check_certificate(Certificate(order=other).to_bytes(), now)
+            assert not await follows(seat, ONLOOKER.peer_id, proof)
+            later = notary.sign_order(replace(order, sequence=order.sequence + 1), now)
+            proof = seat.notary.check_certificate(Certificate(order=later).to_bytes(), now)
+            assert await follows(seat, ONLOOKER.peer_id, proof)
+            await swarm.finish()
+
+    virtual_time.run(main(), compute_s=_cost)
+
+
+def test_order_is_signed_by_the_author_alone_for_members_that_the_run_admits() -> None:
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=NUM_STEPS)) as swarm:
+            members = await founded(swarm, 2)
+            network = swarm.internet.network(ONLOOKER)
+            peers = [member.peer_id for member in members]
+            situation = await survey(network, swarm.run, peers)
+            assert set(situation.holders) <= set(peers)
+            with pytest.raises(ConfigError, match="only that key can resume it"):
+                sign_order(swarm.run, situation, peers, ONLOOKER, network_id="test", now=network.now())
+            closed = replace(swarm.run, config=replace(swarm.run.config, admission=tuple(sorted(peers))))
+            with pytest.raises(ConfigError, match="does not admit"):
+                sign_order(closed, situation, [ONLOOKER.peer_id], AUTHOR, network_id="test", now=network.now())
+            with pytest.raises(ConfigError, match="cannot be resumed like this"):
+                sign_order(swarm.run, situation, [], AUTHOR, network_id="test", now=network.now())
+            with pytest.raises(PeerTimeout, match="shows a certified state"):
+                await survey(network, swarm.run, [ONLOOKER.peer_id])
+            await swarm.finish()
+            situation = await survey(network, swarm.run, peers)
+            with pytest.raises(ConfigError, match="finished"):
+                sign_order(swarm.run, situation, peers, AUTHOR, network_id="test", now=network.now())
+            await network.close()
+
+    virtual_time.run(main(), compute_s=_cost)
+
+
+def test_survey_asks_every_member_of_the_state_that_one_of_them_shows() -> None:
+    """A member that is not asked would be left out of the order. In a closed run strangers crowd out none."""
+    names = tuple(f"m{index}" for index in range(4))
+    admitted = tuple(sorted(identity_of(name).peer_id for name in names))
+    strangers = [Identity(bytes([number + 100]) * 32).peer_id for number in range(100)]
+
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=NUM_STEPS, admission=admitted)) as swarm:
+            members = await founded(swarm, len(names))
+            swarm.kill(members[0].name)
+            await asyncio.sleep(1.0)
+            network = swarm.internet.network(ONLOOKER)
+            situation = await survey(network, swarm.run, [*strangers, members[1].peer_id])
+            assert set(situation.holders) == {member.peer_id for member in members[1:]}
+            assert situation.absent == (members[0].peer_id,)
+            await network.close()
+
+    virtual_time.run(main(), compute_s=_cost)
+
+
+def test_certificate_of_strangers_that_carries_a_genuine_order_follows_from_nothing() -> None:
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=NUM_STEPS)) as swarm:
+            members = await founded(swarm, 2)
+            network = swarm.internet.network(ONLOOKER)
+            situation = await survey(network, swarm.run, [members[0].peer_id])
+            peers = [member.peer_id for member in members]
+            order = Certificate.from_bytes(
+                sign_order(swarm.run, situation, peers, AUTHOR, network_id="test", now=network.now())
+            ).order
+            notaries = [Notary.of_run(swarm.run, Identity(bytes([n]) * 32), "test") for n in range(2)]
+            forged = _forged(notaries, order, NUM_STEPS, network.now())
+            assert members[0].trainer._desk is not None
+            seat = members[0].trainer._desk._seat
+            proof = seat.notary.check_certificate(forged, network.now())
+            assert proof.rank > seat.replica.rank
+            assert not await follows(seat, network.peer_id, proof)
+            with pytest.raises((PeerViolation, IntegrityError)):
+                seat.notary.check_certificate(_forged(notaries, order[:-1] + b"x", NUM_STEPS, network.now()), 1.75e9)
+            await network.close()
+            await swarm.finish()
+
+    virtual_time.run(main(), compute_s=_cost)
+
+
+def _forged(notaries: list[Notary], order: bytes, step: int, now: float) -> bytes:
+    peers = sorted(each.identity.peer_id for each in notaries)
+    group = Group(
+        run=notaries[0].run,
+        step=step,
+        attempt=0,
+        state_digest=bytes(32),
+        members=tuple(Contribution(peer_id=peer) for peer in peers),
+        reduce_s=1.0,
+        vote_s=1.0,
+        order=order,
+    )
+    signed = notaries[0].sign_group(group, now)
+    outcome = Outcome(origin_digest=signed.digest, part_digests=(), state_digest=bytes(32))
+    vote = Vote(run=group.run, step=step, attempt=0, group_digest=signed.digest, outcome=outcome)
+    return Certificate(group=signed.data, votes=tuple(each.sign_vote(vote, now) for each in notaries)).to_bytes()
+
+
+def test_member_that_is_started_again_from_a_resumed_state_still_knows_the_order() -> None:
+    async def main() -> None:
+        run = config(min_group=2, outer_steps=NUM_STEPS)
+        async with Swarm(run) as swarm:
+            members = await founded(swarm, 2)
+            await resumed(swarm, members, members[:1])
+            while not members[0].of(RunResumed):
+                await asyncio.sleep(0.001)
+            state, certificate = members[0].trainer.state, members[0].trainer.certificate
+            assert Certificate.from_bytes(certificate).order
+        async with Swarm(run) as again:
+            await again.join(members[0].name, state=state, certificate=certificate)
+            await again.join("fresh")
+            # alone of its state's two members, which without the order would be too few
+            assert_equal_steps(await again.finish(), NUM_STEPS)
+
+    virtual_time.run(main(), compute_s=_cost)
+
+
+def test_observer_follows_the_history_that_the_author_named() -> None:
+    async def main() -> list[int]:
+        async with Swarm(config(min_group=2, outer_steps=NUM_STEPS)) as swarm:
+            members = await founded(swarm, 3)
+            network = swarm.internet.network(Identity(b"w" * 32))
+            async with Membership(network) as membership:
+                observer = Observer(network, membership, swarm.run)
+                while observer.outer_step < 1:
+                    await observer.look(await observer.members())
+                    await asyncio.sleep(0.1)
+                for dead in members[:2]:
+                    swarm.kill(dead.name)
+                await swarm.join("fresh")
+                await asyncio.sleep(30.0)
+                await resumed(swarm, members[2:], members[2:])
+                steps: list[int] = []
+                async with asyncio.timeout(120.0):
+                    while observer.outer_step < NUM_STEPS:
+                        steps += [
+                            step.outer_step for step in await observer.look({members[2].peer_id: _record(members[2])})
+                        ]
+                        await asyncio.sleep(0.5)
+            await network.close()
+            await swarm.finish()
+            return steps
+
+    steps = virtual_time.run(main(), compute_s=_cost)
+    assert steps[-1] == NUM_STEPS
+    assert steps == sorted(set(steps))
+
+
+def _record(member: Member) -> TrainerRecord:
+    return record("run", member.trainer._replica, None, "training")

@@ -1,0 +1,194 @@
+"""What a run may be, and how a user is told what it cannot be."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from swarm.training.run.run_config import CODECS, DEFAULT_MODEL, DataConfig, InnerConfig, OuterConfig, RunConfig
+from swarm_compression import codec_names
+from swarm_protocol.errors import ConfigError
+from swarm_protocol.identity import Identity
+
+
+def test_run_config_defaults_are_a_run() -> None:
+    run = RunConfig(name="a-run")
+    assert run.samples_per_interval == run.interval_steps * run.inner.batch_windows
+    assert dict(run.model) == dict(DEFAULT_MODEL)
+
+
+def test_codecs_of_runs_are_all_that_there_are() -> None:
+    assert codec_names() == CODECS
+
+
+@pytest.mark.parametrize("name", ["", "-a", "a-", "A", "a b", "a/b", "..", "a" * 65, "ä", 7])
+def test_run_config_impossible_name_is_refused(name: Any) -> None:
+    with pytest.raises(ValueError, match="name = "):
+        RunConfig(name=name)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("seed", -1),
+        ("seed", 1 << 63),
+        ("seed", 1.0),
+        ("outer_steps", 0),
+        ("outer_steps", True),
+        ("interval_steps", 0),
+        ("codec", "int9"),
+        ("codec", 8),
+        ("min_group", 0),
+        ("max_group", 257),
+        ("quorum_grace_s", -0.1),
+        ("quorum_grace_s", float("nan")),
+        ("quorum_grace_s", float("inf")),
+        ("quorum_grace_s", "2"),
+        ("model", 3),
+    ],
+)
+def test_run_config_impossible_value_is_refused_by_name(key: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"{key} = .*: "):
+        replace(RunConfig(name="run"), **{key: value})
+
+
+@pytest.mark.parametrize(
+    ("table", "key", "value"),
+    [
+        (DataConfig, "source", "the-internet"),
+        (DataConfig, "digest", "abc"),
+        (DataConfig, "digest", 5),
+        (DataConfig, "window_tokens", 0),
+        (InnerConfig, "batch_windows", 0),
+        (InnerConfig, "learning_rate", 0.0),
+        (InnerConfig, "learning_rate", 2),
+        (InnerConfig, "warmup_steps", -1),
+        (InnerConfig, "weight_decay", -1.0),
+        (InnerConfig, "beta1", 1.0),
+        (InnerConfig, "beta2", 1.0),
+        (InnerConfig, "clip_norm", 0),
+        (OuterConfig, "learning_rate", float("nan")),
+        (OuterConfig, "momentum", 1.0),
+    ],
+)
+def test_table_impossible_value_is_refused_by_name(table: type, key: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=rf"\w+\.{key} = .*: "):
+        table(**{key: value})
+
+
+def test_run_config_group_upside_down_is_refused() -> None:
+    with pytest.raises(ValueError, match="max_group = 2: use at least min_group, 3"):
+        RunConfig(name="run", min_group=3, max_group=2)
+
+
+def test_from_mapping_several_impossible_values_names_all_of_them() -> None:
+    mapping = {"name": "run", "seed": -1, "inner": {"beta1": 2}, "outer": {"momentum": -1}}
+    with pytest.raises(ConfigError) as caught:
+        RunConfig.from_mapping(mapping)
+    assert all(key in str(caught.value) for key in ("seed", "inner.beta1", "outer.momentum"))
+
+
+@pytest.mark.parametrize(
+    ("mapping", "suggestion"),
+    [
+        ({"interval_step": 3}, "'interval_steps'"),
+        ({"inner": {"learningrate": 1}}, "'learning_rate'"),
+        ({"data": {"windowtokens": 1}}, "'window_tokens'"),
+    ],
+)
+def test_from_mapping_unknown_key_suggests_the_nearest(mapping: dict[str, Any], suggestion: str) -> None:
+    with pytest.raises(ConfigError, match=f"did you mean {suggestion}"):
+        RunConfig.from_mapping({"name": "run", **mapping})
+
+
+def test_from_mapping_key_like_no_other_is_refused() -> None:
+    with pytest.raises(ConfigError, match="unknown key 'zzz'"):
+        RunConfig.from_mapping({"name": "run", "zzz": 1})
+
+
+def test_from_mapping_value_in_place_of_table_is_refused() -> None:
+    with pytest.raises(ConfigError, match="inner must be a table"):
+        RunConfig.from_mapping({"name": "run", "inner": 3})
+
+
+def test_from_mapping_no_name_is_refused() -> None:
+    with pytest.raises(ConfigError, match="name = ''"):
+        RunConfig.from_mapping({})
+
+
+def test_from_mapping_whole_number_for_a_fraction_becomes_one() -> None:
+    run = RunConfig.from_mapping({"name": "run", "quorum_grace_s": 3, "outer": {"learning_rate": 1}})
+    assert type(run.quorum_grace_s) is float
+    assert type(run.outer.learning_rate) is float
+
+
+def test_to_mapping_of_any_run_gives_it_back() -> None:
+    run = RunConfig(name="run", seed=3, model={"model_type": "gpt2", "n_layer": 2}, outer=OuterConfig(momentum=0.5))
+    assert RunConfig.from_mapping(run.to_mapping()) == run
+
+
+def test_run_config_model_cannot_be_changed_afterwards() -> None:
+    keys = {"model_type": "llama"}
+    run = RunConfig(name="run", model=keys)
+    keys["model_type"] = "gpt2"
+    assert run.model["model_type"] == "llama"
+    with pytest.raises(TypeError):
+        run.model["model_type"] = "gpt2"  # type: ignore[index]
+
+
+any_value = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=5), inner, max_size=2),
+    max_leaves=4,
+)
+
+
+@given(mapping=st.dictionaries(st.sampled_from(sorted(RunConfig(name="run").to_mapping())), any_value))
+def test_from_mapping_any_values_give_a_run_or_config_error(mapping: dict[str, Any]) -> None:
+    try:
+        run = RunConfig.from_mapping(mapping)
+    except ConfigError:
+        return
+    assert run.name
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"interval_s": -1.0}, "interval_s"),
+        ({"fragments": 0}, "fragments"),
+        ({"fragments": 65}, "fragments"),
+        ({"interval_steps": 4, "overlap_steps": 4}, "overlap_steps"),
+        ({"mixing": 1.0}, "mixing"),
+        ({"error_feedback": 1}, "error_feedback"),
+        ({"admission": ["me"]}, "admission"),
+        ({"admission": [Identity(b"a" * 32).peer_id]}, "admission"),
+        ({"admission": [Identity(b"a" * 32).peer_id] * 2}, "admission"),
+        ({"data": {"source": "the web"}}, "data.source"),
+        ({"data": {"source": "hub"}}, "data.hub_id"),
+        ({"data": {"hub_id": "owner/name"}}, "data.hub_id"),
+        ({"data": {"source": "hub", "hub_id": "../name"}}, "data.hub_id"),
+        ({"data": {"source": "hub", "hub_id": "owner/name", "hub_config": "../a"}}, "data.hub_config"),
+        ({"data": {"hub_config": "wikitext-2"}}, "data.hub_config"),
+        ({"data": {"split": "train[:1]"}}, "data.split"),
+        ({"data": {"tokenizer": "../tokenizer"}}, "data.tokenizer"),
+        ({"inner": {"optimizer": "sgd"}}, "inner.optimizer"),
+        ({"inner": {"schedule": "step"}}, "inner.schedule"),
+        ({"inner": {"final_ratio": 1.5}}, "inner.final_ratio"),
+        ({"outer": {"optimizer": "adam"}}, "outer.optimizer"),
+    ],
+)
+def test_from_mapping_names_the_impossible_value(changes: dict[str, object], named: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{re.escape(named)} = "):
+        RunConfig.from_mapping({"name": "test", **changes})
+
+
+def test_from_mapping_the_order_of_those_admitted_does_not_matter() -> None:
+    peers = [Identity(bytes([byte]) * 32).peer_id for byte in range(3)]
+    one = RunConfig.from_mapping({"name": "test", "admission": peers})
+    assert one == RunConfig.from_mapping({"name": "test", "admission": peers[::-1]})
+    assert RunConfig.from_mapping(one.to_mapping()) == one

@@ -1,0 +1,202 @@
+"""A run's file from a stranger: the one that its id names, or a typed error."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from functools import wraps
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from swarm.network.membership import Membership
+from swarm.network.memory.memory_network import MemoryInternet
+from swarm.testing import virtual_time
+from swarm.training.round.methods import Methods
+from swarm.training.run import run_copy
+from swarm.training.run.module_run import MODULE_TYPE
+from swarm.training.run.run_config import RunConfig
+from swarm.training.run.run_copy import MAX_ASKED_AT_ONCE, fetch_run, find_run, serve_run
+from swarm.training.run.run_file import load_run, new_run_file, sign_file, sign_run
+from swarm.training.run.signed_run import MAX_RUN_FILE_BYTES, SignedRun, read_run
+from swarm_protocol.errors import ConfigError, IntegrityError, PeerError, PeerRefused, PeerTimeout, PeerViolation
+from swarm_protocol.identity import Identity
+from swarm_protocol.records import TrainerRecord
+from training_swarm import Swarm
+
+AUTHOR = Identity(bytes(32))
+MODEL = {"model_type": MODULE_TYPE, "num_values": 12, "digest": "0" * 64, "num_samples": 0}
+RUN = sign_run(RunConfig(name="test", model=MODEL), AUTHOR, issued_at=1_700_000_000)
+
+
+def in_virtual_time(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
+    @wraps(test)
+    def run() -> None:
+        virtual_time.run(test())
+
+    return run
+
+
+async def fetch_from_one_who_says(data: bytes, run_id: str = RUN.run_id) -> SignedRun:
+    internet = MemoryInternet()
+    member, visitor = internet.network(), internet.network()
+
+    async def give(_peer_id: str, _request: bytes) -> bytes:
+        return data
+
+    await member.serve(Methods(run_id).run_file, give)
+    try:
+        return await fetch_run(visitor, member.peer_id, run_id)
+    finally:
+        await internet.close()
+
+
+@in_virtual_time
+async def test_fetch_run_from_a_member_is_the_signed_run() -> None:
+    internet = MemoryInternet()
+    member, visitor = internet.network(), internet.network()
+    await serve_run(member, RUN)
+    fetched = await fetch_run(visitor, member.peer_id, RUN.run_id)
+    assert fetched == RUN
+    assert fetched.text == RUN.text
+    await internet.close()
+
+
+@in_virtual_time
+async def test_find_run_asks_members_until_one_gives_the_file_that_the_id_names() -> None:
+    internet = MemoryInternet()
+    visitor, honest = internet.network(), internet.network()
+    async with AsyncExitStack() as stack:
+        members = [
+            await stack.enter_async_context(Membership(internet.network())) for _ in range(2 * MAX_ASKED_AT_ONCE)
+        ]
+        for liar in members:
+            liar.announce(TrainerRecord(run=RUN.run_id, outer_step=9, digest=bytes(32), state="training"))
+        last = await stack.enter_async_context(Membership(honest))
+        last.announce(TrainerRecord(run=RUN.run_id, outer_step=0, state="joining"))
+        await serve_run(honest, RUN)
+        looking = await stack.enter_async_context(Membership(visitor))
+        assert await find_run(visitor, looking, RUN.run_id, timeout_s=60.0) == RUN
+    await internet.close()
+
+
+@in_virtual_time
+async def test_find_run_that_nobody_trains_ends_with_what_to_check() -> None:
+    internet = MemoryInternet()
+    visitor = internet.network()
+    async with Membership(visitor) as membership:
+        with pytest.raises(PeerTimeout, match="nobody trains it on this network") as caught:
+            await find_run(visitor, membership, RUN.run_id)
+    assert "--peers" in caught.value.remedy
+    await internet.close()
+
+
+def test_fetch_run_of_a_member_that_trains_is_answered() -> None:
+    async def main() -> None:
+        swarm = Swarm(RunConfig(name="test", outer_steps=1, min_group=1, model=MODEL))
+        swarm.run = sign_run(swarm.run.config, AUTHOR, issued_at=1_700_000_000)
+        async with swarm:
+            member = await swarm.join("a")
+            await swarm.finish()
+            visitor = swarm.internet.network()
+            assert await fetch_run(visitor, member.peer_id, swarm.run.run_id) == swarm.run
+            await visitor.close()
+
+    virtual_time.run(main())
+
+
+def test_run_of_a_file_edited_by_hand_is_given_as_it_was_signed(tmp_path: Path) -> None:
+    """Whole numbers for fractional settings are other bytes than those of the config that they give."""
+    path = tmp_path / "run.toml"
+    new_run_file(path, RunConfig(name="test", model=MODEL))
+    text = path.read_text().replace("quorum_grace_s = 2.0", "quorum_grace_s = 3  # private words of the author")
+    path.write_text(text)
+    signed = sign_file(path, AUTHOR, issued_at=1_700_000_000)
+    loaded = load_run(path)
+    for run in (signed, loaded):
+        assert "quorum_grace_s = 3\n" in run.text
+        assert "private" not in run.text
+        copied = read_run(run.text.encode(), "a test")
+        assert copied == loaded
+        assert copied.run_id == signed.run_id
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xff\xfe",
+        b"name = ",
+        b"[" * 30_000,
+        b"name = 1979-05-27T07:32:00Z",
+        b'name = "test"\n',
+        RUN.text.encode()[:-20],
+        RUN.text.replace("outer_steps = 40", "outer_steps = 41").encode(),
+        RUN.text.replace('name = "test"', 'name = "\\u001b[2J"').encode(),
+        (RUN.text + "more = 1\n").encode(),
+        ("surprise = 1\n" + RUN.text).encode(),
+        RUN.text.replace(AUTHOR.peer_id, Identity(b"x" * 32).peer_id).encode(),
+        RUN.text.replace("issued_at = 1700000000", "issued_at = 1700000001").encode(),
+        RUN.text.replace("issued_at = 1700000000", "issued_at = 1.0e400").encode(),
+    ],
+    ids=range(14),
+)
+def test_fetch_run_of_what_was_not_signed_is_an_integrity_error(data: bytes) -> None:
+    assert data != RUN.text.encode()
+    with pytest.raises(IntegrityError, match="gave no file of run") as caught:
+        virtual_time.run(fetch_from_one_who_says(data))
+    assert caught.value.peer_id != AUTHOR.peer_id, "the one who gave it is to blame, and not who signed it"
+
+
+def test_fetch_run_of_another_run_is_refused_and_names_the_peer() -> None:
+    other = sign_run(RUN.config, AUTHOR, issued_at=1_700_000_001)
+    stranger = sign_run(RUN.config, Identity(b"x" * 32), issued_at=1_700_000_000)
+    for run in (other, stranger):
+        with pytest.raises(IntegrityError, match="another run") as caught:
+            virtual_time.run(fetch_from_one_who_says(run.text.encode()))
+        assert caught.value.peer_id
+
+
+def test_fetch_run_of_too_much_is_a_violation() -> None:
+    padded = RUN.text + "#" * (MAX_RUN_FILE_BYTES - len(RUN.text))
+    assert virtual_time.run(fetch_from_one_who_says(padded.encode())) == RUN
+    with pytest.raises(PeerViolation, match="more than"):
+        virtual_time.run(fetch_from_one_who_says((padded + "#").encode()))
+
+
+@given(at=st.integers(0, len(RUN.text) - 1), byte=st.integers(0, 255))
+@settings(max_examples=60, deadline=None)
+def test_run_file_with_one_byte_changed_is_the_same_run_or_refused(at: int, byte: int) -> None:
+    data = bytearray(RUN.text.encode())
+    data[at] = byte
+    try:
+        run = read_run(bytes(data), "a test")
+    except (ConfigError, IntegrityError):
+        return
+    assert run.run_id == RUN.run_id
+
+
+@in_virtual_time
+async def test_fetch_run_from_who_has_no_file_or_is_no_member_or_hangs_is_a_peer_error() -> None:
+    internet = MemoryInternet()
+    member, stranger, stuck, visitor = (internet.network() for _ in range(4))
+    without = replace(RUN, text="")
+    await serve_run(member, without)
+
+    async def hang(_peer_id: str, _request: bytes) -> bytes:
+        await asyncio.sleep(1000)
+        return b""
+
+    await stuck.serve(Methods(RUN.run_id).run_file, hang)
+    with pytest.raises(PeerRefused, match="does not have"):
+        await fetch_run(visitor, member.peer_id, RUN.run_id)
+    with pytest.raises(PeerError):
+        await fetch_run(visitor, stranger.peer_id, RUN.run_id)
+    started = asyncio.get_running_loop().time()
+    with pytest.raises(PeerTimeout):
+        await fetch_run(visitor, stuck.peer_id, RUN.run_id)
+    assert asyncio.get_running_loop().time() - started <= run_copy.FETCH_TIMEOUT_S + 1
+    await internet.close()

@@ -1,0 +1,410 @@
+"""Signed run files: what is written is read, and nothing else is."""
+
+from __future__ import annotations
+
+import re
+import time
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from swarm.training.run.run_config import LATER_SETTINGS, InnerConfig, RunConfig
+from swarm.training.run.run_file import inspect_run, load_run, new_run_file, read_config, sign_file, sign_run, write_run
+from swarm.training.run.run_text import ABOUT, to_toml
+from swarm.training.run.setting_checks import ImpossibleRun
+from swarm.training.run.signed_run import MAX_RUN_FILE_BYTES, SignedRun, read_run, sign_mapping, without_signature
+from swarm_protocol.errors import ConfigError, IntegrityError
+from swarm_protocol.identity import Identity
+
+AUTHOR = Identity(bytes(32))
+
+
+@pytest.fixture
+def run_path(tmp_path: Path, tiny_run: RunConfig) -> Path:
+    path = tmp_path / "run.toml"
+    write_run(path, tiny_run, AUTHOR, issued_at=1_700_000_000)
+    return path
+
+
+def test_load_run_what_was_written_is_equal(run_path: Path, tiny_run: RunConfig) -> None:
+    run = load_run(run_path)
+    assert run == sign_run(tiny_run, AUTHOR, issued_at=1_700_000_000)
+    assert run.config == tiny_run
+    assert run.peer_id == AUTHOR.peer_id
+
+
+def test_load_run_the_default_run_is_equal(tmp_path: Path) -> None:
+    written = write_run(tmp_path / "run.toml", RunConfig(name="default"), AUTHOR)
+    assert load_run(tmp_path / "run.toml") == written
+
+
+def test_write_run_leaves_nothing_beside_the_file(run_path: Path) -> None:
+    assert [path.name for path in run_path.parent.iterdir()] == ["run.toml"]
+
+
+def test_write_run_that_fails_leaves_nothing_behind(tmp_path: Path, tiny_run: RunConfig) -> None:
+    (tmp_path / "run.toml").mkdir()
+    with pytest.raises(ConfigError, match="cannot be written"):
+        write_run(tmp_path / "run.toml", tiny_run, AUTHOR)
+    assert [path.name for path in tmp_path.iterdir()] == ["run.toml"]
+
+
+@pytest.mark.parametrize("word", ["a", '"a"', "'a'", "a "], ids=["bare", "quoted", "literal", "spaced"])
+@pytest.mark.parametrize("around", ["{} = 1", "[{}]", "x = {{{} = 1}}"], ids=["key", "table", "inline"])
+def test_load_run_with_a_key_of_many_words_is_refused_before_it_is_parsed(
+    tmp_path: Path, word: str, around: str
+) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(around.format(".".join([word] * (40_000 // (len(word) + 1)))))
+    started = time.process_time()
+    with pytest.raises(ConfigError, match="dotted key"):
+        load_run(path)
+    assert time.process_time() - started < 0.5, "its parser takes 42 s"
+
+
+@pytest.mark.parametrize("text", ["a" * 60_000, "'\"" * 30_000, "a " * 30_000, "a" + " " * 60_000])
+def test_load_run_of_noise_is_refused_soon(tmp_path: Path, text: str) -> None:
+    """What looks for long keys takes no time of its own."""
+    path = tmp_path / "run.toml"
+    path.write_text(text)
+    started = time.process_time()
+    with pytest.raises(ConfigError, match="is not TOML"):
+        load_run(path)
+    assert time.process_time() - started < 0.5
+
+
+def test_run_id_differs_by_content_signer_and_time(tiny_run: RunConfig) -> None:
+    runs = [
+        sign_run(tiny_run, AUTHOR, issued_at=1),
+        sign_run(tiny_run, AUTHOR, issued_at=2),
+        sign_run(tiny_run, Identity(bytes([1]) * 32), issued_at=1),
+        sign_run(replace(tiny_run, seed=8), AUTHOR, issued_at=1),
+    ]
+    assert len({run.run_id for run in runs}) == len(runs)
+    assert all(re.fullmatch(r"tiny-[0-9a-f]{12}", run.run_id) for run in runs)
+
+
+SIGNED_BY_THE_FIRST_VERSION = """\
+name = "old"
+seed = 0
+outer_steps = 40
+interval_steps = 20
+interval_s = 5
+fragments = 1
+overlap_steps = 0
+mixing = 0.0
+codec = "int8"
+error_feedback = false
+aggregator = "mean"
+admission = []
+min_group = 2
+max_group = 16
+quorum_grace_s = 2.0
+
+[model]
+model_type = "gpt2"
+vocab_size = 256
+n_embd = 8
+n_layer = 1
+n_head = 1
+n_positions = 128
+
+[data]
+source = "python-stdlib"
+hub_id = ""
+hub_config = ""
+split = "train"
+text_key = "text"
+tokenizer = "bytes"
+digest = ""
+window_tokens = 128
+
+[inner]
+optimizer = "adamw"
+batch_windows = 4
+learning_rate = 0.003
+warmup_steps = 20
+schedule = "constant"
+final_ratio = 0.1
+weight_decay = 0.1
+beta1 = 0.9
+beta2 = 0.95
+muon_momentum = 0.95
+clip_norm = 1.0
+
+[outer]
+optimizer = "nesterov"
+learning_rate = 0.7
+momentum = 0.6
+
+[aggregation]
+
+[signature]
+peer_id = "12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
+issued_at = 1700000000
+signature = "SKGTgFvpwWBJYL4ISn9aQMzLSlAwhHmlrWQ0jfBfmC6o+D/72DguOUl2qilxKMyOuS6NcdGu7wkZ79RiTr9SBQ=="
+"""
+
+
+def test_a_run_that_an_earlier_version_signed_keeps_its_signature_and_its_id(tmp_path: Path) -> None:
+    path = tmp_path / "old.toml"
+    path.write_text(SIGNED_BY_THE_FIRST_VERSION)
+    assert load_run(path).run_id == "old-95bb68dbc73e"
+
+
+def test_later_settings_mean_for_old_files_what_their_absence_meant() -> None:
+    """Whatever today's defaults are. The mean was what a run without an aggregator had."""
+    assert LATER_SETTINGS.keys() <= ABOUT.keys()
+    config = load_signed(SIGNED_BY_THE_FIRST_VERSION.replace("old", "run").encode()).config.to_mapping()
+    for setting, implied in LATER_SETTINGS.items():
+        table, _, key = setting.rpartition(".")
+        assert (config[table] if table else config)[key] == implied
+    assert load_signed(b'name = "run"\n').config.aggregator == "mean"
+
+
+def load_signed(text: bytes) -> SignedRun:
+    """A run that holds exactly these settings, signed by somebody."""
+    mapping = without_signature(tomllib.loads(text.decode()))
+    return read_run(sign_mapping(RunConfig(name="run"), mapping, AUTHOR, 1_700_000_000).text.encode(), "here")
+
+
+def test_load_run_other_spacing_order_and_comments_are_free(run_path: Path, tiny_run: RunConfig) -> None:
+    lines = run_path.read_text().splitlines()
+    head, rest = lines[: lines.index("")], lines[lines.index("") :]
+    run_path.write_text("# mine\n" + "\n".join(line.replace(" = ", "   =  ") for line in reversed(head) if line))
+    with run_path.open("a") as file:
+        file.write("\n" + "\n".join(rest))
+    assert load_run(run_path).config == tiny_run
+
+
+def test_load_run_any_changed_value_is_an_integrity_error(run_path: Path) -> None:
+    text = run_path.read_text()
+    content = text[: text.index("[signature]")]
+    changes = [match.span() for match in re.finditer(r"(?<== )[0-9.]+$", content, re.MULTILINE)]
+    assert len(changes) > 15
+    for start, stop in changes:
+        value = text[start:stop]
+        changed = value.replace(value[-1], "5" if value[-1] != "5" else "6")
+        run_path.write_text(text[:start] + changed + text[stop:])
+        with pytest.raises(IntegrityError, match="not what its author signed"):
+            load_run(run_path)
+
+
+def test_load_run_added_or_removed_value_is_an_integrity_error(run_path: Path) -> None:
+    text = run_path.read_text()
+    for changed in ("more = 1\n" + text, text.replace("seed = 7\n", ""), text.replace('codec = "int8"\n', "")):
+        run_path.write_text(changed)
+        with pytest.raises(IntegrityError):
+            load_run(run_path)
+
+
+def test_load_run_another_signer_or_time_is_an_integrity_error(run_path: Path) -> None:
+    text = run_path.read_text()
+    other = Identity(bytes([1]) * 32).peer_id
+    for changed in (text.replace(AUTHOR.peer_id, other), text.replace("1700000000", "1700000001")):
+        run_path.write_text(changed)
+        with pytest.raises(IntegrityError):
+            load_run(run_path)
+
+
+@pytest.mark.parametrize("line", ["peer_id", "issued_at", "signature ="])
+def test_load_run_incomplete_signature_is_an_integrity_error(run_path: Path, line: str) -> None:
+    lines = run_path.read_text().splitlines()
+    run_path.write_text("\n".join(each for each in lines if not each.startswith(line)))
+    with pytest.raises(IntegrityError, match="incomplete or malformed"):
+        load_run(run_path)
+
+
+def test_load_run_signature_that_is_no_base64_is_an_integrity_error(run_path: Path) -> None:
+    run_path.write_text(re.sub(r'signature = ".*"', 'signature = "??"', run_path.read_text()))
+    with pytest.raises(IntegrityError, match="incomplete or malformed"):
+        load_run(run_path)
+
+
+def test_load_run_peer_id_that_is_none_is_an_integrity_error(run_path: Path) -> None:
+    run_path.write_text(run_path.read_text().replace(AUTHOR.peer_id, "me"))
+    with pytest.raises(IntegrityError):
+        load_run(run_path)
+
+
+def test_load_run_unsigned_is_refused_and_read_config_reads_it(run_path: Path, tiny_run: RunConfig) -> None:
+    text = run_path.read_text()
+    run_path.write_text(text[: text.index("[signature]")])
+    with pytest.raises(ConfigError, match="not signed"):
+        load_run(run_path)
+    assert read_config(run_path) == tiny_run
+
+
+def test_load_run_signed_by_a_newer_version_names_the_unknown_key(tmp_path: Path, tiny_run: RunConfig) -> None:
+    class NewerRun(RunConfig):
+        def to_mapping(self) -> dict[str, Any]:
+            return {**super().to_mapping(), "codecs": "int4"}
+
+    newer = NewerRun(**{key: getattr(tiny_run, key) for key in tiny_run.__dataclass_fields__})
+    write_run(tmp_path / "run.toml", newer, AUTHOR)
+    with pytest.raises(ConfigError, match="did you mean 'codec'"):
+        load_run(tmp_path / "run.toml")
+
+
+def test_load_run_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+        load_run(tmp_path / "none.toml")
+
+
+def test_load_run_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_run(tmp_path)
+
+
+@pytest.mark.parametrize("data", [b"\xff\xfe", b"name = ", b"[[[", b"a = " + b"[" * 5000])
+def test_load_run_no_toml_is_refused(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "run.toml"
+    path.write_bytes(data)
+    with pytest.raises(ConfigError, match="not TOML"):
+        load_run(path)
+
+
+def test_load_run_huge_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_bytes(b"#" * (MAX_RUN_FILE_BYTES + 1))
+    with pytest.raises(ConfigError, match="too large"):
+        load_run(path)
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "2020-01-01"])
+def test_load_run_value_that_cannot_be_signed_is_refused(run_path: Path, value: str) -> None:
+    run_path.write_text(f"when = {value}\n" + run_path.read_text())
+    with pytest.raises(ConfigError, match="cannot hold this"):
+        load_run(run_path)
+
+
+def test_write_run_to_a_place_that_is_none_is_refused(tmp_path: Path, tiny_run: RunConfig) -> None:
+    with pytest.raises(ConfigError, match="cannot be written"):
+        write_run(tmp_path / "none" / "run.toml", tiny_run, AUTHOR)
+
+
+def test_sign_run_model_that_cannot_be_built_is_refused(tiny_run: RunConfig) -> None:
+    with pytest.raises(ConfigError, match="no model_type"):
+        sign_run(replace(tiny_run, model={}), AUTHOR, issued_at=1)
+
+
+toml_scalars = (
+    st.booleans()
+    | st.integers(-(1 << 62), 1 << 62)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(exclude_categories=("Cs",)), max_size=8)
+)
+
+
+def toml_groups(items: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    keys = st.text(st.characters(exclude_categories=("Cs",)), max_size=4)
+    return st.lists(items, max_size=3) | st.dictionaries(keys, items, max_size=3)
+
+
+toml_values = toml_scalars | toml_groups(toml_scalars | toml_groups(toml_scalars))
+
+
+@given(table=st.dictionaries(st.sampled_from("abcdef"), toml_values))
+def test_to_toml_any_table_is_read_back(table: dict[str, Any]) -> None:
+    assert tomllib.loads(to_toml({"name": "x", "table": table})) == {"name": "x", "table": table}
+
+
+@given(data=st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
+def test_load_run_any_bytes_give_a_typed_error(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+    path = tmp_path_factory.getbasetemp() / "fuzzed.toml"
+    path.write_bytes(data)
+    with pytest.raises((ConfigError, IntegrityError)):
+        load_run(path)
+
+
+def test_sign_file_signs_what_a_person_wrote_and_keeps_the_comments(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    new_run_file(path, RunConfig(name="story"))
+    edited = path.read_text().replace("outer_steps = 40", "outer_steps = 3  # enough for a try")
+    path.write_text(edited)
+    run = sign_file(path, AUTHOR, pins={("data", "digest"): "ab" * 32})
+    assert load_run(path) == run
+    assert (run.config.outer_steps, run.config.data.digest) == (3, "ab" * 32)
+    text = path.read_text()
+    assert text.startswith(edited[: edited.index("# Pins the data")])
+    assert [each.name for each in tmp_path.iterdir()] == ["run.toml"]
+    path.write_text(text.replace("outer_steps = 3", "outer_steps = 4"))
+    with pytest.raises(IntegrityError, match="not what its author signed"):
+        load_run(path)
+    assert sign_file(path, AUTHOR).config.outer_steps == 4
+    assert path.read_text().count("[signature]") == 1
+
+
+def test_sign_file_of_few_settings_writes_down_those_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "run.toml"
+    head = '# mine\nname = "few"  # so it is\nmin_group = 5\naggregator = "trimmed_mean"\n'
+    path.write_text(f"{head}\n[inner]\nbatch_windows = 2  # small\n\n# no tables follow\n")
+    run = sign_file(path, AUTHOR)
+    assert run == load_run(path)
+    assert run.config == RunConfig(
+        name="few", min_group=5, aggregator="trimmed_mean", inner=InnerConfig(batch_windows=2)
+    )
+    text = path.read_text()
+    assert text.startswith(head)
+    assert "[inner]\nbatch_windows = 2  # small\n" in text
+    written = tomllib.loads(text)
+    del written["signature"]
+    assert written == run.config.to_mapping()
+    # a later version with other defaults, for which it is the same run
+    monkeypatch.setattr(InnerConfig.__init__, "__kwdefaults__", {**InnerConfig.__init__.__kwdefaults__, "beta2": 0.5})
+    assert load_run(path).run_id == run.run_id
+    assert InnerConfig().beta2 == 0.5
+
+
+def test_sign_file_again_changes_the_signature_alone(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('name = "few"\n')
+    sign_file(path, AUTHOR, issued_at=7)
+    before = path.read_text()
+    sign_file(path, AUTHOR, issued_at=7)
+    assert path.read_text() == before
+
+
+@pytest.mark.parametrize("data_digest", ["", "ab" * 32], ids=["signature", "digest"])
+def test_sign_file_that_cannot_be_edited_line_by_line_is_refused_and_untouched(
+    tmp_path: Path, data_digest: str
+) -> None:
+    path = tmp_path / "run.toml"
+    text = 'name = "few"\n' + ("data = {}\n" if data_digest else "signature = {}\n")
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="cannot be signed in place"):
+        sign_file(path, AUTHOR, pins={("data", "digest"): data_digest})
+    assert path.read_text() == text
+
+
+def test_sign_file_of_impossible_values_names_each(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('name = "few"\nouter_steps = 0\ncodec = "int9"\n[inner]\nbeta1 = 2\n')
+    with pytest.raises(ImpossibleRun) as caught:
+        sign_file(path, AUTHOR)
+    assert [problem.split(" = ")[0] for problem in caught.value.problems] == ["outer_steps", "codec", "inner.beta1"]
+
+
+def test_new_run_file_overwrites_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text("mine")
+    with pytest.raises(ConfigError, match="exists already"):
+        new_run_file(path, RunConfig(name="x"))
+    assert path.read_text() == "mine"
+    with pytest.raises(ConfigError, match="cannot be written"):
+        new_run_file(tmp_path / "none" / "run.toml", RunConfig(name="x"))
+
+
+def test_inspect_run_says_whether_the_signature_holds(run_path: Path) -> None:
+    assert inspect_run(run_path).run == load_run(run_path)
+    text = run_path.read_text()
+    run_path.write_text(text.replace("outer_steps = 3", "outer_steps = 4"))
+    found = inspect_run(run_path)
+    assert (found.run, found.config.outer_steps) == (None, 4)
+    assert "not what its author signed" in found.problem
+    run_path.write_text(text[: text.index("[signature]")])
+    assert inspect_run(run_path).problem == "it is not signed"

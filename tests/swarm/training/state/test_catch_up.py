@@ -1,0 +1,141 @@
+"""A member that missed a few outer steps follows by their parts, not by a whole state."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from swarm.network.interface import Stream
+from swarm.network.membership import Membership
+from swarm.network.memory.memory_network import MemoryInternet
+from swarm.testing import virtual_time
+from swarm.training.member import trainer
+from swarm.training.member.trainer_events import OuterStep, StateFetched
+from swarm.training.round.certificate import Proof
+from swarm.training.round.methods import Methods
+from swarm.training.round.round_context import CALL_TIMEOUT_S, Seat
+from swarm.training.run.resume import deliver, sign_order, survey
+from swarm.training.state import replica
+from swarm.training.state.catch_up import MAX_LINKS, catch_up
+from swarm.training.state.state_sync import Reached
+from swarm_protocol.errors import RoundError
+from swarm_protocol.identity import Identity
+from swarm_protocol.records import TrainerRecord
+from training_swarm import AUTHOR, NUM_VALUES, Swarm, assert_equal_steps, config
+
+ONLOOKER = Identity(b"onlooker".ljust(32))
+STATE_BYTES = 8 * NUM_VALUES
+
+
+def _cost(function: object) -> float:
+    """An interval takes longer than it takes to look at who else is there."""
+    return 4.0 if getattr(function, "__name__", "") == "_stretch" else 0.001
+
+
+async def go_on_without(swarm: Swarm, peers: list[str]) -> None:
+    """The run's author lets `peers` go on without the others."""
+    network = swarm.internet.network(ONLOOKER)
+    situation = await survey(network, swarm.run, peers)
+    order = sign_order(swarm.run, situation, peers, AUTHOR, network_id="test", now=network.now())
+    assert await deliver(network, swarm.run, order, peers[:1]) == {peers[0]: ""}
+    await network.close()
+
+
+def bytes_and_steps_of_a_member_that_was_away(*, is_resumed: bool = False) -> tuple[int, int]:
+    """How many bytes it fetched, and how many steps it had missed. `is_resumed`: by a resume order meanwhile."""
+
+    async def main() -> tuple[int, int]:
+        async with Swarm(config(min_group=2, outer_steps=16, quorum_grace_s=3.0)) as swarm:
+            members = [await swarm.join(f"m{number}") for number in range(4)]
+            away = members[3]
+            while not away.of(OuterStep):
+                await asyncio.sleep(0.05)
+            others = [member.peer_id for member in members[:3]]
+            swarm.internet.partition([[*others, ONLOOKER.peer_id], [away.peer_id]])
+            before = len(away.of(OuterStep))
+            while is_resumed and len(members[0].of(OuterStep)) < before + 1:
+                await asyncio.sleep(0.05)
+            if is_resumed:
+                await go_on_without(swarm, others)
+            while len(members[0].of(OuterStep)) < before + 2:
+                await asyncio.sleep(0.05)
+            swarm.internet.heal()
+            assert_equal_steps(await swarm.finish(), 16)
+            fetched = away.of(StateFetched)[0]
+            return fetched.num_bytes, fetched.step - max(
+                event.step for event in away.of(OuterStep) if event.step < fetched.step
+            )
+
+    return virtual_time.run(main(), compute_s=_cost)
+
+
+@pytest.mark.parametrize("is_resumed", [False, True], ids=["usually", "with a resume order on the way"])
+def test_member_that_missed_a_few_steps_follows_by_their_parts(is_resumed: bool) -> None:
+    num_bytes, num_steps = bytes_and_steps_of_a_member_that_was_away(is_resumed=is_resumed)
+    assert 2 <= num_steps <= replica.NUM_PARTS
+    assert num_steps * NUM_VALUES <= num_bytes < 1.1 * num_steps * NUM_VALUES
+
+
+def test_member_that_comes_only_part_of_the_way_trains_on_from_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The steps in between are adopted one by one, and the last may not be there any more."""
+    real, stranded = trainer.reach, list[int]()
+
+    async def reach(seat: Seat, membership: Membership, proof: Proof, records: Mapping[str, TrainerRecord]) -> Reached:
+        reached = await real(seat, membership, proof, records)
+        if proof.outer_step == 2 and not stranded:
+            stranded.append(proof.outer_step)
+            seat.replica.adopt(reached.held, reached.proof)
+            raise RoundError("what follows is gone")
+        return reached
+
+    monkeypatch.setattr(trainer, "reach", reach)
+
+    async def main() -> None:
+        async with Swarm(config(min_group=3, outer_steps=4)) as swarm:
+            for number in range(3):
+                await swarm.join(f"m{number}")
+            members = await swarm.finish(timeout_s=120)
+            assert_equal_steps(members, 4)
+            assert {event.num_tokens for event in members[0].of(OuterStep)} == {3 * 40}
+
+    virtual_time.run(main())
+    assert stranded == [2]
+
+
+def test_member_whose_missed_parts_are_gone_fetches_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replica, "NUM_PARTS", 1)
+    num_bytes, num_steps = bytes_and_steps_of_a_member_that_was_away()
+    assert num_steps >= 2
+    assert num_bytes == STATE_BYTES
+
+
+def test_catch_up_with_peers_that_drip_links_gives_up_in_time() -> None:
+    """Each link comes in time, and leads nowhere."""
+
+    async def drip(_peer: str, stream: Stream) -> None:
+        for number in range(MAX_LINKS):
+            await asyncio.sleep(0.9 * CALL_TIMEOUT_S)
+            await stream.send(bytes([number]))
+
+    async def check(data: bytes) -> SimpleNamespace:
+        return SimpleNamespace(is_order=False, outcome=SimpleNamespace(state_digest=data))
+
+    async def main() -> None:
+        internet = MemoryInternet()
+        mine, *others = (internet.network() for _ in range(5))
+        for network in others:
+            await network.serve_stream(Methods("run").history, drip)
+        present = SimpleNamespace(outer_step=1, digest=bytes(32))
+        seat: Any = SimpleNamespace(network=mine, methods=Methods("run"), run="run", replica=present, check=check)
+        wanted: Any = SimpleNamespace(origin=SimpleNamespace(state_digest=b"far"))
+        now = asyncio.get_running_loop().time
+        started = now()
+        assert await catch_up(seat, wanted, [network.peer_id for network in others]) is None
+        assert now() - started < 20.0
+        for network in (mine, *others):
+            await network.close()
+
+    virtual_time.run(main())

@@ -1,0 +1,377 @@
+"""Checkpoints over crashes, corruption and full disks: the newest sound one is always found."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import subprocess
+import sys
+import tracemalloc
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from swarm.training.inner.lease import Cursor
+from swarm.training.inner.lease_stripe import Lane
+from swarm.training.state import checkpoint as checkpoint_module
+from swarm.training.state.checkpoint import Checkpoint, load_newest, load_step, save_checkpoint, steps_in
+from swarm.training.state.replica_state import ReplicaState
+from swarm_protocol.errors import ConfigError, IntegrityError
+from swarm_protocol.identity import Identity
+
+
+def _checkpoint(outer_step: int) -> Checkpoint:
+    generator = torch.Generator().manual_seed(outer_step)
+    state = ReplicaState(
+        outer_step=outer_step,
+        lanes=(Lane(cursor=Cursor(next_sample=100 * outer_step, holes=(range(3, 5),) if outer_step else ())),),
+        roster=(Identity(bytes(32)).peer_id,),
+        theta_N=torch.randn(1000, generator=generator),
+        momentum_N=torch.randn(1000, generator=generator),
+    )
+    inner = {"num_steps": torch.tensor([outer_step]), "exp_avg": torch.ones(3)}
+    return Checkpoint(state=state, inner=inner, certificate=b"what proves it")
+
+
+def _newest_step(folder: Path) -> int:
+    found = load_newest(folder)
+    assert found is not None
+    assert found.state.manifest() == _checkpoint(found.state.outer_step).state.manifest()
+    return found.state.outer_step
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_load_newest_gives_what_was_saved(tmp_path: Path) -> None:
+    saved = _checkpoint(3)
+    place = save_checkpoint(tmp_path / "run", saved)
+    found = load_newest(tmp_path / "run")
+    assert found is not None
+    assert found.state.manifest() == saved.state.manifest()
+    assert torch.equal(found.state.theta_N, saved.state.theta_N)
+    assert found.inner.keys() == saved.inner.keys()
+    assert torch.equal(found.inner["exp_avg"], saved.inner["exp_avg"])
+    assert found.certificate == saved.certificate
+    assert place == tmp_path / "run" / "step-0000000000003"
+
+
+def test_load_newest_without_a_checkpoint_is_none(tmp_path: Path) -> None:
+    assert load_newest(tmp_path / "none") is None
+    (tmp_path / "step-nonsense").mkdir()
+    assert load_newest(tmp_path) is None
+
+
+def test_save_keeps_the_newest_ones(tmp_path: Path) -> None:
+    for step in (1, 2, 9, 10):
+        save_checkpoint(tmp_path, _checkpoint(step), keep=2)
+    assert _names(tmp_path) == ["step-0000000000009", "step-0000000000010"]
+    assert _newest_step(tmp_path) == 10
+
+
+def test_save_keeps_every_nth_step_beside_the_newest_ones(tmp_path: Path) -> None:
+    for step in range(1, 12):
+        save_checkpoint(tmp_path, _checkpoint(step), keep=2, keep_every=4)
+    assert steps_in(tmp_path) == [4, 8, 10, 11]
+    assert load_step(tmp_path, 4).state.manifest() == _checkpoint(4).state.manifest()
+    with pytest.raises(IntegrityError, match=r"step-0000000000005 is not whole"):
+        load_step(tmp_path, 5)
+
+
+def test_save_of_an_earlier_state_deletes_the_later_ones(tmp_path: Path) -> None:
+    """The run went on from there by its author's order: a restart must not find the history that has ended."""
+    for step in (8, 9, 7):
+        save_checkpoint(tmp_path, _checkpoint(step), keep=2)
+    assert _names(tmp_path) == ["step-0000000000007"]
+
+
+def test_save_of_the_same_state_with_another_certificate_replaces_it(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, replace(_checkpoint(3), certificate=b"votes"))
+    save_checkpoint(tmp_path, replace(_checkpoint(3), certificate=b"order"))
+    found = load_newest(tmp_path)
+    assert found is not None
+    assert found.certificate == b"order"
+
+
+def test_save_keeping_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="at least one"):
+        save_checkpoint(tmp_path, _checkpoint(1), keep=0)
+
+
+def test_save_of_a_step_that_is_there_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_checkpoint(tmp_path, _checkpoint(1))
+    monkeypatch.setattr(checkpoint_module, "write_file", None)
+    save_checkpoint(tmp_path, _checkpoint(1))
+
+
+def test_save_of_a_step_that_is_broken_replaces_it(tmp_path: Path) -> None:
+    place = save_checkpoint(tmp_path, _checkpoint(1))
+    (place / "manifest.bin").unlink()
+    save_checkpoint(tmp_path, _checkpoint(1))
+    assert _newest_step(tmp_path) == 1
+
+
+def _damage(place: Path) -> Iterator[tuple[Path, bytes]]:
+    """Each file: cut at several bytes, with a bit flipped at several bytes, and missing (empty)."""
+    for path in sorted(place.iterdir()):
+        data = path.read_bytes()
+        for cut in (0, 1, len(data) // 2, len(data) - 1):
+            yield path, data[:cut]
+        for flip in (0, 9, len(data) // 2, len(data) - 1):
+            yield path, data[:flip] + bytes([data[flip] ^ 1]) + data[flip + 1 :]
+
+
+def test_load_newest_skips_a_damaged_one_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    save_checkpoint(tmp_path, _checkpoint(1))
+    place = save_checkpoint(tmp_path, _checkpoint(2))
+    for path, damaged in list(_damage(place)):
+        whole = path.read_bytes()
+        path.write_bytes(damaged)
+        caplog.clear()
+        assert _newest_step(tmp_path) == 1, path
+        assert "step-0000000000002 is skipped" in caplog.text
+        path.write_bytes(whole)
+        assert _newest_step(tmp_path) == 2
+    for path in list(place.iterdir()):
+        path.rename(tmp_path / "aside")
+        assert _newest_step(tmp_path) == 1, path
+        (tmp_path / "aside").rename(path)
+
+
+def test_load_newest_all_damaged_is_none(tmp_path: Path) -> None:
+    place = save_checkpoint(tmp_path, _checkpoint(1))
+    (place / "state.safetensors").write_bytes(b"")
+    assert load_newest(tmp_path) is None
+
+
+def _fail_at(patch: pytest.MonkeyPatch, failing: int, error: BaseException) -> None:
+    """The step of that number fails: five files are written and flushed, then their folder, then its parent."""
+    steps = iter(range(100))
+
+    def failing_version(real):
+        def step(*args):
+            if next(steps) == failing:
+                raise error
+            return real(*args)
+
+        return step
+
+    for owner, name in ((checkpoint_module, "write_file"), (os, "fsync")):
+        patch.setattr(owner, name, failing_version(getattr(owner, name)))
+
+
+def test_save_that_cannot_be_flushed_at_the_end_says_so_and_leaves_both_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_checkpoint(tmp_path, _checkpoint(1))
+    with monkeypatch.context() as patch:
+        _fail_at(patch, 11, OSError(errno.EIO, os.strerror(errno.EIO)))
+        with pytest.raises(ConfigError, match="Input/output error"):
+            save_checkpoint(tmp_path, _checkpoint(2))
+    assert _names(tmp_path) == ["step-0000000000001", "step-0000000000002"]
+    assert _newest_step(tmp_path) == 2
+
+
+def test_save_of_another_state_at_the_same_step_takes_the_former_ones_place(tmp_path: Path) -> None:
+    """As after a run that had come apart is one again."""
+    other = replace(_checkpoint(1), state=replace(_checkpoint(1).state, theta_N=_checkpoint(1).state.theta_N + 1))
+    save_checkpoint(tmp_path, _checkpoint(1))
+    save_checkpoint(tmp_path, other)
+    found = load_newest(tmp_path)
+    assert found is not None
+    assert torch.equal(found.state.theta_N, other.state.theta_N)
+
+
+@pytest.mark.parametrize("failing", range(11))
+def test_save_disk_full_at_any_step_leaves_the_former_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    save_checkpoint(tmp_path, _checkpoint(1))
+    with monkeypatch.context() as patch:
+        _fail_at(patch, failing, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+        with pytest.raises(ConfigError, match=r"No space left on device.*: free space"):
+            save_checkpoint(tmp_path, _checkpoint(2))
+    assert _names(tmp_path) == ["step-0000000000001"]
+    assert _newest_step(tmp_path) == 1
+    save_checkpoint(tmp_path, _checkpoint(2))
+    assert _newest_step(tmp_path) == 2
+
+
+@pytest.mark.parametrize("limit_bytes", [100, 3000, 8100])
+def test_save_refused_by_the_operating_system_leaves_the_former_checkpoint(tmp_path: Path, limit_bytes: int) -> None:
+    save_checkpoint(tmp_path, _checkpoint(1))
+    # a file size limit of the process is the nearest to a full disk that needs no privileges; Python ignores its signal
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, hard))
+    try:
+        with pytest.raises(ConfigError, match=r"File too large.*: free space"):
+            save_checkpoint(tmp_path, _checkpoint(2))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert _names(tmp_path) == ["step-0000000000001"]
+    assert _newest_step(tmp_path) == 1
+
+
+class _Killed(BaseException):
+    """Nothing handles it, so nothing is cleaned up: what the disk holds is what kill -9 leaves."""
+
+
+@pytest.mark.parametrize("phase", range(12))
+def test_save_killed_at_any_moment_leaves_a_sound_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: int
+) -> None:
+    save_checkpoint(tmp_path, _checkpoint(1))
+    with monkeypatch.context() as patch:
+        _fail_at(patch, phase, _Killed())
+        with pytest.raises(_Killed):
+            save_checkpoint(tmp_path, _checkpoint(2))
+    assert _newest_step(tmp_path) == (2 if phase == 11 else 1)
+    save_checkpoint(tmp_path, _checkpoint(3))
+    assert _newest_step(tmp_path) == 3
+    assert ".partial" not in _names(tmp_path)
+
+
+def test_load_newest_does_not_depend_on_the_files_afterwards(tmp_path: Path) -> None:
+    place = save_checkpoint(tmp_path, _checkpoint(1))
+    found = load_newest(tmp_path)
+    assert found is not None
+    for path in place.iterdir():
+        path.write_bytes(b"")
+    assert found.state.manifest() == _checkpoint(1).state.manifest()
+    assert found.inner["exp_avg"].tolist() == [1.0, 1.0, 1.0]
+
+
+def test_save_is_a_safetensors_file_that_its_library_reads(tmp_path: Path) -> None:
+    saved = _checkpoint(1)
+    place = save_checkpoint(tmp_path, saved)
+    read = load_file(place / "state.safetensors")
+    assert torch.equal(read["theta"], saved.state.theta_N)
+    assert torch.equal(read["momentum"], saved.state.momentum_N)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.uint8, torch.bool])
+def test_save_keeps_inner_tensors_of_any_kind(tmp_path: Path, dtype: torch.dtype) -> None:
+    inner = {"matrix": torch.arange(6).reshape(2, 3).to(dtype).T, "empty": torch.zeros(0, dtype=dtype)}
+    save_checkpoint(tmp_path, replace(_checkpoint(1), inner=inner))
+    found = load_newest(tmp_path)
+    assert found is not None
+    for name, x in inner.items():
+        assert found.inner[name].dtype == dtype
+        assert torch.equal(found.inner[name], x)
+
+
+def test_save_takes_no_memory_for_a_second_copy(tmp_path: Path) -> None:
+    """40 MB of state and moments, read and written by the piece; tensors themselves are not traced."""
+    state = ReplicaState.initial(torch.randn(2_500_000))
+    tracemalloc.start()
+    try:
+        save_checkpoint(tmp_path, Checkpoint(state=state, inner={"exp_avg": torch.ones(5_000_000)}))
+        found = load_newest(tmp_path)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert found is not None
+    assert torch.equal(found.state.theta_N, state.theta_N)
+    assert peak_bytes < 6 << 20
+
+
+def test_save_of_a_state_that_was_damaged_in_memory_is_refused(tmp_path: Path) -> None:
+    sound = _checkpoint(2)
+    digest = sound.state.manifest().digest()
+    save_checkpoint(tmp_path, _checkpoint(1))
+    sound.state.theta_N[7] += 1
+    with pytest.raises(ConfigError, match="damaged in this computer's memory"):
+        save_checkpoint(tmp_path, replace(sound, digest=digest))
+    assert _names(tmp_path) == ["step-0000000000001"]
+    save_checkpoint(tmp_path, replace(_checkpoint(2), digest=digest))
+    assert _newest_step(tmp_path) == 2
+
+
+def test_save_keeping_one_beside_a_newer_broken_one_keeps_the_sound_one(tmp_path: Path) -> None:
+    place = save_checkpoint(tmp_path, _checkpoint(9))
+    (place / "manifest.bin").write_bytes(b"")
+    save_checkpoint(tmp_path, _checkpoint(8), keep=1)
+    assert _newest_step(tmp_path) == 8
+
+
+def test_save_to_a_place_that_is_read_only_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_checkpoint(tmp_path, _checkpoint(1))
+    with monkeypatch.context() as patch:
+        _fail_at(patch, 0, OSError(errno.EROFS, os.strerror(errno.EROFS)))
+        with pytest.raises(ConfigError, match=r"Read-only file system.*: make it writable"):
+            save_checkpoint(tmp_path, _checkpoint(2))
+    assert _newest_step(tmp_path) == 1
+
+
+def test_load_newest_of_a_state_cut_at_any_of_its_bytes_is_the_former(tmp_path: Path) -> None:
+    """Every length around the header's end, the tensors' border, and the file's end."""
+    save_checkpoint(tmp_path, _checkpoint(1))
+    path = save_checkpoint(tmp_path, _checkpoint(2)) / "state.safetensors"
+    whole = path.read_bytes()
+    start = len(whole) - 8000
+    for cut in (
+        *range(20),
+        *range(start - 4, start + 4),
+        start + 3999,
+        start + 4000,
+        *range(len(whole) - 9, len(whole)),
+    ):
+        path.write_bytes(whole[:cut])
+        assert _newest_step(tmp_path) == 1, cut
+    path.write_bytes(whole + b"x")
+    assert _newest_step(tmp_path) == 1
+
+
+_WRITER = """
+import os, random, signal, sys, time
+from dataclasses import replace
+from pathlib import Path
+import torch
+torch.set_num_threads(1)
+from swarm.training.state.checkpoint import Checkpoint, load_newest, save_checkpoint
+from swarm.training.state.replica_state import ReplicaState
+
+def checkpoint(step):
+    theta_N = torch.full((300_000,), float(step))
+    state = replace(ReplicaState.initial(theta_N), outer_step=step)
+    return Checkpoint(state=state, inner={"exp_avg": theta_N}, certificate=b"%d" % step)
+
+folder, newest, draw, num_trials = Path(sys.argv[1]), 0, random.Random(1), 0
+while num_trials < 20 or not newest:  # a busy machine may write nothing in twenty
+    num_trials += 1
+    child = os.fork()
+    if not child:
+        for step in range(newest + 1, newest + 1000):
+            save_checkpoint(folder, checkpoint(step))
+    time.sleep(draw.uniform(0.005, 0.12))
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    found = load_newest(folder)
+    if found is not None:
+        step = found.state.outer_step
+        assert step >= newest, (step, newest)
+        assert found.state.manifest() == checkpoint(step).state.manifest()
+        assert found.certificate == b"%d" % step and torch.equal(found.inner["exp_avg"], found.state.theta_N)
+        newest = step
+save_checkpoint(folder, checkpoint(newest + 1))
+print(newest, sorted(path.name for path in folder.iterdir()))
+"""
+
+
+def test_kill_of_a_process_that_writes_all_the_time_leaves_a_committed_state(tmp_path: Path) -> None:
+    """SIGKILL at twenty random moments, or more."""
+    found = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", _WRITER, str(tmp_path)],
+        check=False,
+        timeout=100,
+        capture_output=True,
+        text=True,
+    )
+    assert found.returncode == 0, found.stderr
+    assert ".partial" not in found.stdout
+    assert len(_names(tmp_path)) == 2

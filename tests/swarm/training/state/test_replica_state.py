@@ -1,0 +1,169 @@
+"""A state's name and chunks: any bit counts, any chunk can come from anyone, wrong ones are named."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from swarm.training.inner.lease import Cursor
+from swarm.training.inner.lease_stripe import Lane
+from swarm.training.state.manifest import CHUNK_BYTES
+from swarm.training.state.replica_state import Assembly, ReplicaState
+from swarm_protocol.errors import IntegrityError
+from swarm_protocol.identity import Identity
+
+# momentum starts within the second chunk, and the third is short
+NUM_VALUES = CHUNK_BYTES // 4 + 70_001
+PEER = Identity(bytes(32)).peer_id
+
+
+def _state(seed: int = 0, num_values: int = NUM_VALUES) -> ReplicaState:
+    generator = torch.Generator().manual_seed(seed)
+    return ReplicaState(
+        outer_step=3,
+        lanes=(Lane(cursor=Cursor(next_sample=9, holes=(range(2, 3),)), roster=(PEER,)),),
+        roster=(PEER,),
+        theta_N=torch.randn(num_values, generator=generator),
+        momentum_N=torch.randn(num_values, generator=generator),
+    )
+
+
+STATE = _state()
+MANIFEST = STATE.manifest()
+CHUNKS = [STATE.chunk(index) for index in range(len(MANIFEST.chunk_digests))]
+
+
+def _equal(one: ReplicaState, other: ReplicaState) -> bool:
+    tensors = torch.equal(one.theta_N, other.theta_N) and torch.equal(one.momentum_N, other.momentum_N)
+    scalars = (one.outer_step, one.lanes, one.roster) == (other.outer_step, other.lanes, other.roster)
+    return tensors and scalars
+
+
+def _assembled(state: ReplicaState) -> Assembly:
+    assembly = Assembly(state.manifest())
+    for index in sorted(assembly.missing):
+        assembly.put(index, state.chunk(index))
+    return assembly
+
+
+def test_chunks_are_theta_then_momentum() -> None:
+    assert [len(chunk) for chunk in CHUNKS] == [CHUNK_BYTES, CHUNK_BYTES, 8 * NUM_VALUES - 2 * CHUNK_BYTES]
+    assert [MANIFEST.chunk_size(index) for index in range(3)] == [len(chunk) for chunk in CHUNKS]
+    assert b"".join(CHUNKS) == STATE.theta_N.numpy().tobytes() + STATE.momentum_N.numpy().tobytes()
+
+
+@pytest.mark.parametrize("num_values", [1, 2, CHUNK_BYTES // 8, CHUNK_BYTES // 8 + 1, CHUNK_BYTES // 4, CHUNK_BYTES])
+def test_assembly_of_a_state_of_any_size_is_that_state(num_values: int) -> None:
+    state = _state(num_values=num_values)
+    assert _equal(_assembled(state).finish(), state)
+
+
+@pytest.mark.parametrize("index", [-1, 3, 1 << 40])
+def test_chunk_that_there_is_not_raises_index_error(index: int) -> None:
+    with pytest.raises(IndexError):
+        STATE.chunk(index)
+
+
+def test_manifest_equal_states_have_equal_digests() -> None:
+    assert STATE.copy().manifest() == MANIFEST
+    assert _state().manifest().digest() == MANIFEST.digest()
+
+
+@given(place=st.integers(0, 2 * NUM_VALUES - 1), bit=st.integers(0, 31))
+def test_manifest_any_flipped_bit_changes_the_digest(place: int, bit: int) -> None:
+    state = STATE.copy()
+    tensor = state.theta_N if place < NUM_VALUES else state.momentum_N
+    tensor.view(torch.int32)[place % NUM_VALUES] ^= (1 << bit) if bit < 31 else -(1 << 31)
+    assert state.manifest().digest() != MANIFEST.digest()
+
+
+def test_manifest_other_step_lane_or_roster_changes_the_digest() -> None:
+    others = (replace(STATE, outer_step=4), replace(STATE, lanes=(Lane(),)), replace(STATE, roster=()))
+    assert len({state.manifest().digest() for state in (STATE, *others)}) == 4
+
+
+def test_copy_does_not_follow_its_original() -> None:
+    original = STATE.copy()
+    copy = original.copy()
+    original.theta_N.zero_()
+    assert _equal(copy, STATE)
+
+
+@given(order=st.permutations(range(len(CHUNKS))))
+def test_assembly_chunks_in_any_order_give_the_state(order: list[int]) -> None:
+    assembly = Assembly(MANIFEST)
+    for index in order:
+        assert index in assembly.missing
+        assembly.put(index, CHUNKS[index])
+    assert not assembly.missing
+    assert _equal(assembly.finish(), STATE)
+
+
+def test_assembly_wrong_chunks_are_refused_and_the_right_ones_still_fit() -> None:
+    assembly = Assembly(MANIFEST)
+    flipped = bytes([CHUNKS[0][0] ^ 1]) + CHUNKS[0][1:]
+    for index, data, reason in (
+        (0, flipped, "chunk 0 does not match its digest"),
+        (0, CHUNKS[1], "chunk 0 does not match its digest"),
+        (0, CHUNKS[0][:-1], "chunk 0 has"),
+        (0, CHUNKS[0] + b"\0", "chunk 0 has"),
+        (2, b"", "chunk 2 has 0 bytes"),
+        (3, CHUNKS[0], "no chunk 3"),
+        (-1, CHUNKS[2], "no chunk -1"),
+    ):
+        with pytest.raises(IntegrityError, match=reason):
+            assembly.put(index, data)
+    assert assembly.missing == {0, 1, 2}
+    for index, data in enumerate(CHUNKS):
+        assembly.put(index, data)
+    assert _equal(assembly.finish(), STATE)
+
+
+def test_assembly_with_chunks_missing_does_not_finish() -> None:
+    assembly = Assembly(MANIFEST)
+    assembly.put(1, CHUNKS[1])
+    with pytest.raises(IntegrityError, match="2 chunks of the state are missing"):
+        assembly.finish()
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_assembly_values_not_finite_do_not_finish(bad: float) -> None:
+    state = STATE.copy()
+    state.momentum_N[5] = bad
+    assembly = _assembled(state)
+    with pytest.raises(IntegrityError, match="not finite"):
+        assembly.finish()
+
+
+def test_assembly_reuse_of_a_diverged_state_leaves_just_the_chunk_that_differs() -> None:
+    diverged = STATE.copy()
+    diverged.momentum_N[0] += 1.0
+    assembly = Assembly(MANIFEST)
+    assembly.reuse(diverged)
+    assert assembly.missing == {1}
+    assembly.put(1, CHUNKS[1])
+    assert _equal(assembly.finish(), STATE)
+
+
+def test_assembly_reuse_of_another_model_takes_nothing() -> None:
+    assembly = Assembly(MANIFEST)
+    assembly.reuse(_state(num_values=NUM_VALUES - 1))
+    assert assembly.missing == {0, 1, 2}
+
+
+@pytest.mark.parametrize(
+    "momentum_N", [torch.zeros(3), torch.zeros(4, dtype=torch.float64), torch.zeros(2, 2), torch.zeros(8)[::2]]
+)
+def test_replica_state_tensors_that_do_not_fit_are_refused(momentum_N: torch.Tensor) -> None:
+    with pytest.raises(ValueError, match="flat fp32 CPU"):
+        replace(STATE, theta_N=torch.zeros(4), momentum_N=momentum_N)
+
+
+def test_initial_state_is_step_zero_without_momentum() -> None:
+    state = ReplicaState.initial(STATE.theta_N)
+    assert (state.outer_step, state.lanes, state.roster) == (0, (Lane(),), ())
+    assert ReplicaState.initial(STATE.theta_N, overlap_steps=2).lanes == (Lane(), Lane())
+    assert not state.momentum_N.any()

@@ -1,0 +1,222 @@
+"""A state from many donors: bandwidth adds up, and whoever is slow, silent, dying or lying costs little."""
+
+from __future__ import annotations
+
+import asyncio
+import tracemalloc
+from dataclasses import replace
+
+import pytest
+import torch
+from donor_world import DonorWorld
+from swarm.testing import virtual_time
+from swarm.training.state.replica import Held
+from swarm.training.state.replica_state import ReplicaState
+from swarm_protocol.errors import PeerRefused, PeerUnreachable, RoundError
+
+NUM_VALUES = 1 << 20
+NUM_CHUNKS = 8
+
+
+def seconds(uplinks: list[float], *, num_values: int = 2 * NUM_VALUES, down_mbit_s: float = 200.0) -> float:
+    async def main() -> float:
+        async with DonorWorld(num_values, down_mbit_s=down_mbit_s) as world:
+            for up_mbit_s in uplinks:
+                await world.donor(up_mbit_s)
+            fetched, took_s = await world.fetch()
+            assert fetched.num_bytes == 8 * num_values
+            return took_s
+
+    return virtual_time.run(main())
+
+
+def test_download_bandwidth_adds_up_over_donors() -> None:
+    alone = seconds([20.0])
+    assert alone < 1.2 * 8 * 2 * NUM_VALUES / 2.5e6
+    assert alone / seconds([20.0] * 4) > 0.8 * 4
+
+
+def test_download_over_a_long_link_has_several_chunks_under_way() -> None:
+    """200 Mbit/s and a round trip of 0.3 s: one chunk at a time would take 0.34 s each."""
+
+    async def main() -> None:
+        async with DonorWorld(4 * NUM_VALUES, latency_s=0.15) as world:
+            await world.donor(200.0)
+            _, took_s = await world.fetch()
+            assert took_s < 0.35 * 4 * NUM_CHUNKS * 0.34
+
+    virtual_time.run(main())
+
+
+def test_download_does_not_wait_for_a_slow_donor_at_the_end() -> None:
+    """At 0.1 Mbit/s a chunk takes 84 s."""
+    assert seconds([0.1, 20.0, 20.0]) < 1.3 * seconds([20.0, 20.0])
+
+
+def test_download_over_a_slow_link_of_its_own_loses_no_donor(caplog: pytest.LogCaptureFixture) -> None:
+    """16 chunks at once over 2 Mbit/s take 67 s, longer than one may."""
+
+    async def main() -> None:
+        async with DonorWorld(2 * NUM_VALUES, down_mbit_s=2.0) as world:
+            for _ in range(16):
+                await world.donor(20.0)
+            _, took_s = await world.fetch()
+            assert "dropped" not in caplog.text
+            assert took_s < 1.2 * 16 * NUM_VALUES / 2.5e5
+
+    virtual_time.run(main())
+
+
+def test_download_takes_no_memory_for_all_chunks_at_once() -> None:
+    async def main() -> None:
+        async with DonorWorld(8 * NUM_VALUES) as world:
+            await world.donor(1000.0)
+            tracemalloc.start()
+            try:
+                await world.fetch()
+                _, peak_bytes = tracemalloc.get_traced_memory()
+            finally:
+                tracemalloc.stop()
+            # chunks are in memory twice here, at the donor and at the fetcher; tensors are not traced
+            assert peak_bytes < 2 * (16 << 20) + (8 << 20)
+
+    virtual_time.run(main())
+
+
+async def silent(_peer: str, _request: bytes) -> bytes:
+    await asyncio.sleep(1e6)
+    raise AssertionError("nobody waits so long")
+
+
+async def refuses(peer: str, _request: bytes) -> bytes:
+    raise PeerRefused("not for you", peer_id=peer)
+
+
+async def breaks(peer: str, _request: bytes) -> bytes:
+    raise PeerUnreachable("it died", peer_id=peer)
+
+
+async def nothing(_peer: str, _request: bytes) -> bytes:
+    return b""
+
+
+async def too_much(_peer: str, _request: bytes) -> bytes:
+    return bytes(8 << 20)
+
+
+async def noise(_peer: str, _request: bytes) -> bytes:
+    return b"\xaa" * (1 << 20)
+
+
+async def drips(_peer: str, _request: bytes) -> bytes:
+    await asyncio.sleep(29.0)
+    return bytes(1 << 20)
+
+
+HOSTILE = [silent, refuses, breaks, nothing, too_much, noise, drips]
+
+
+@pytest.mark.parametrize("answer", HOSTILE)
+def test_download_with_one_honest_donor_among_hostile_ones_succeeds_in_time(answer) -> None:
+    async def main() -> None:
+        async with DonorWorld(NUM_VALUES) as world:
+            for _ in range(3):
+                await world.donor(chunk=answer)
+            await world.donor(20.0)
+            fetched, took_s = await world.fetch()
+            assert fetched.donors == (world.peers[3],)
+            assert world.num_asked[:3] == [1, 1, 1]
+            assert took_s < 15
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("answer", HOSTILE)
+def test_download_from_hostile_donors_alone_is_an_error_in_time(answer) -> None:
+    async def main() -> None:
+        async with DonorWorld(NUM_VALUES) as world:
+            for _ in range(3):
+                await world.donor(chunk=answer)
+            started = asyncio.get_running_loop().time()
+            with pytest.raises(RoundError, match=r"cannot be had|did not come"):
+                await world.fetch()
+            assert asyncio.get_running_loop().time() - started < 140
+
+    virtual_time.run(main())
+
+
+def test_download_whose_only_other_donor_falls_silent_half_way_goes_on() -> None:
+    async def main() -> None:
+        async with DonorWorld(4 * NUM_VALUES) as world:
+
+            async def falls_silent(peer: str, request: bytes) -> bytes:
+                return await (honest.chunk if world.num_asked[0] < 6 else silent)(peer, request)
+
+            honest = await world.donor(20.0, chunk=falls_silent)
+            await world.donor(20.0)
+            fetched, took_s = await world.fetch()
+            assert set(fetched.donors) == set(world.peers)
+            assert took_s < 20
+
+    virtual_time.run(main())
+
+
+# --- manifests -------------------------------------------------------------------------------------------------------
+
+
+async def huge(_peer: str, _request: bytes) -> bytes:
+    return bytes(32 << 20)
+
+
+async def another(_peer: str, _request: bytes) -> bytes:
+    return ReplicaState.initial(torch.zeros(NUM_VALUES)).manifest().to_bytes()
+
+
+async def garbage(_peer: str, _request: bytes) -> bytes:
+    return b"\xff" * 1000
+
+
+@pytest.mark.parametrize("answer", [silent, refuses, breaks, nothing, huge, another, garbage])
+def test_manifest_of_one_honest_donor_behind_hostile_ones_is_had_in_time(answer) -> None:
+    async def main() -> None:
+        async with DonorWorld(NUM_VALUES) as world:
+            for _ in range(3):
+                await world.donor(manifest=answer)
+            await world.donor(20.0)
+            _, took_s = await world.fetch()
+            assert took_s < 15
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"), [(huge, "more than"), (another, "digest"), (garbage, "digest"), (silent, "no answer")]
+)
+def test_manifest_of_hostile_donors_alone_is_an_error_in_words(answer, reason: str) -> None:
+    async def main() -> None:
+        async with DonorWorld(NUM_VALUES) as world:
+            for _ in range(3):
+                await world.donor(manifest=answer)
+            with pytest.raises(RoundError, match=reason):
+                await world.fetch()
+            assert world.num_asked == [0, 0, 0]
+
+    virtual_time.run(main())
+
+
+# --- what is here already --------------------------------------------------------------------------------------------
+
+
+def test_download_takes_from_each_own_state_what_is_equal() -> None:
+    async def main() -> None:
+        async with DonorWorld(NUM_VALUES) as world:
+            await world.donor()
+            half_theta_N, half_momentum_N = world.own.state.theta_N.clone(), world.own.state.momentum_N.clone()
+            half_theta_N[:] = world.wanted.state.theta_N
+            half_momentum_N[: NUM_VALUES // 2] = world.wanted.state.momentum_N[: NUM_VALUES // 2]
+            first = Held.of(replace(world.own.state, theta_N=half_theta_N))
+            second = Held.of(replace(world.own.state, momentum_N=half_momentum_N))
+            fetched, _ = await world.fetch([first, second])
+            assert fetched.num_bytes == 2 << 20
+
+    virtual_time.run(main())

@@ -1,1 +1,1 @@
-"""Training a run together: `member` owns the tasks, `inner` trains, `round` agrees, `allreduce` averages, `state` keeps."""
+"""Training a run together: `member` owns tasks, `inner` trains, `round` agrees, `allreduce` averages, `state` keeps."""

@@ -40,7 +40,8 @@ def node_of(folder: Path) -> Any:
     return node
 
 
-def test_idle_node_tells_the_better_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("drawn", [1.0, 1.5, 2.0])
+def test_idle_node_tells_the_better_figures(drawn: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def measured(_node: object) -> Speeds:
         return FAST
 
@@ -48,16 +49,19 @@ def test_idle_node_tells_the_better_figures(tmp_path: Path, monkeypatch: pytest.
         node = node_of(tmp_path)
         node.activity.training = TrainingStatus(run="r", outer_step=1, num_outer_steps=2, loss=None, tokens_per_s=1.0)
         task = asyncio.create_task(measuring.keep_measuring(node))
-        await asyncio.sleep(10 * measuring.FIRST_S)
+        await asyncio.sleep(9.5 * measuring.FIRST_S)
         assert node.announced == [], "it trains"
         node.activity.training = None
         await asyncio.sleep(2 * measuring.FIRST_S)
         assert node.announced == [FAST]
-        await asyncio.sleep(measuring.AGAIN_S)
+        await asyncio.sleep(measuring.AGAIN_S - 2 * measuring.FIRST_S)
         assert node.announced == [FAST], "that was not long ago"
+        await asyncio.sleep(measuring.AGAIN_S + 2 * measuring.FIRST_S)
+        assert len(node.announced) > 1
         task.cancel()
 
     monkeypatch.setattr(measuring, "measured_apart", measured)
+    monkeypatch.setattr("random.uniform", lambda _low, _high: drawn)
     virtual_time.run(scenario())
 
 

@@ -38,9 +38,12 @@ def demo(
     interval_steps: Annotated[
         int, typer.Option("--interval-steps", metavar="N", help="Inner steps in each.")
     ] = defaults.INTERVAL_STEPS,
-    max_tokens: Annotated[
-        int, typer.Option("--max-tokens", metavar="N", help="Length of the completion.")
-    ] = defaults.MAX_NEW_TOKENS,
+    min_tokens: Annotated[
+        int,
+        typer.Option(
+            "--min-tokens", metavar="N", help="Length of the completion, or more until the killed node is missed."
+        ),
+    ] = defaults.MIN_NEW_TOKENS,
     prompt: Annotated[str, typer.Option("--prompt", metavar="TEXT", help="What to complete.")] = defaults.PROMPT,
     temperature: Annotated[
         float, typer.Option("--temperature", metavar="T", help="0: always the likeliest byte.")
@@ -63,8 +66,8 @@ def demo(
             interval_steps=interval_steps,
             prompt=prompt,
             temperature=temperature,
-            max_new_tokens=max_tokens,
-            kill_after_tokens=max(1, max_tokens // 5),
+            min_new_tokens=min_tokens,
+            kill_after_tokens=max(1, min_tokens // 5),
             keep=keep,
         )
     except ValueError as error:

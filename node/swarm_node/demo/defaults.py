@@ -9,7 +9,7 @@ OUTER_STEPS = 12
 INTERVAL_STEPS = 32
 
 PROMPT = "def fibonacci(n):\n    if n"
-MAX_NEW_TOKENS = 160
+MIN_NEW_TOKENS = 160
 
 # after a minute of training the likeliest next byte is a space, for ever: text needs some chance
 TEMPERATURE = 0.7

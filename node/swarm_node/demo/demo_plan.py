@@ -9,6 +9,8 @@ from swarm.training.run.run_config import DEFAULT_MODEL, RunConfig
 
 from swarm_node.demo import defaults
 
+NUM_CONTEXT_TOKENS = int(DEFAULT_MODEL["max_position_embeddings"])
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
@@ -20,7 +22,7 @@ class Plan:
     prompt: str = defaults.PROMPT
     temperature: float = defaults.TEMPERATURE
     sampling_seed: int = 1
-    max_new_tokens: int = defaults.MAX_NEW_TOKENS
+    min_new_tokens: int = defaults.MIN_NEW_TOKENS
     kill_after_tokens: int = 32
     keep: Path | None = None
     start_within_s: float = 120.0
@@ -37,15 +39,20 @@ class Plan:
             raise ValueError(f"{self.interval_steps} inner steps: use 1 to 1000")
         if not 0 <= self.temperature <= 2:
             raise ValueError(f"temperature {self.temperature}: use 0 to 2")
-        if not 0 < self.kill_after_tokens < self.max_new_tokens:
+        if not 0 < self.kill_after_tokens < self.min_new_tokens:
             raise ValueError("the kill must come while the answer is being written")
-        context = int(DEFAULT_MODEL["max_position_embeddings"])
-        num_prompt_bytes = len(self.prompt.encode())
-        if not 0 < num_prompt_bytes <= context - self.max_new_tokens:
+        # the other half of the context is left for what is generated until the kill is carried out and missed
+        num_prompt_bytes, limit = len(self.prompt.encode()), NUM_CONTEXT_TOKENS // 2
+        if not 0 < num_prompt_bytes <= limit - self.min_new_tokens:
             raise ValueError(
-                f"a prompt of {num_prompt_bytes} bytes and {self.max_new_tokens} new ones: "
-                f"use at least 1 of prompt, and at most {context} together"
+                f"a prompt of {num_prompt_bytes} bytes and {self.min_new_tokens} new ones: "
+                f"use at least 1 of prompt, and at most {limit} together"
             )
+
+    @property
+    def room_tokens(self) -> int:
+        """The longest completion; a byte is a token."""
+        return NUM_CONTEXT_TOKENS - len(self.prompt.encode())
 
     @property
     def num_blocks(self) -> int:

@@ -9,7 +9,9 @@ from pathlib import Path
 
 
 def complete(checkpoint: Path, prompt: str, max_new_tokens: int, *, temperature: float = 0.0, seed: int = 0) -> str:
-    """The completion of `prompt`, without the prompt: greedy at temperature 0, else by the draws of `seed`."""
+    """The completion of `prompt`, without the prompt: greedy at temperature 0, else by the draws of `seed`.
+
+    No token ends it."""
     import torch  # noqa: PLC0415
     from swarm.serving.sampling.sampling import Sampling, pick  # noqa: PLC0415
     from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache  # noqa: PLC0415
@@ -26,8 +28,6 @@ def complete(checkpoint: Path, prompt: str, max_new_tokens: int, *, temperature:
         for index in range(max_new_tokens):
             logits_BTV = model(torch.tensor([new]), past_key_values=cache, use_cache=True).logits
             token = pick(logits_BTV[0, -1], sampling, index)
-            if token == model.generation_config.eos_token_id:
-                break
             answer.append(token)
             new = [token]
     return str(tokenizer.decode(answer))

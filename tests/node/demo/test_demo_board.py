@@ -188,10 +188,10 @@ def test_sparkline_is_lowest_at_the_lowest_value() -> None:
         {"outer_steps": 0},
         {"interval_steps": 0},
         {"temperature": 3},
-        {"max_new_tokens": 10, "kill_after_tokens": 10},
-        {"max_new_tokens": 1024},
+        {"min_new_tokens": 10, "kill_after_tokens": 10},
+        {"min_new_tokens": 512},
         {"prompt": ""},
-        {"prompt": "é" * 433},
+        {"prompt": "é" * 177},
     ],
 )
 def test_impossible_plan_is_refused(wrong: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ import pytest
 from swarm_node import event_contract
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-SHORT = ("--nodes", "4", "--outer-steps", "2", "--interval-steps", "8", "--max-tokens", "40", "--json")
+SHORT = ("--nodes", "4", "--outer-steps", "2", "--interval-steps", "8", "--min-tokens", "40", "--json")
 GREEDY = ("--temperature", "0")  # so that transformers' own generate can be asked for the same
 
 
@@ -93,7 +93,7 @@ def test_answer_is_whole_although_a_node_was_killed(finished: Any) -> None:
     assert "token" in names[:killed], "it was killed before it had done anything"
     assert "token" in names[killed:], "nothing was left to lose"
     assert "".join(tokens) == summary["completion"]
-    assert summary["tokens"] == len(tokens) == 40
+    assert summary["tokens"] == len(tokens) >= 40
     assert summary["killed"] == events[killed]["name"]
     assert summary["tokens_identical"]
     assert 0 < summary["failover_ms"] < 30_000
@@ -107,7 +107,7 @@ def test_checkpoint_is_kept_and_says_the_same(finished: Any) -> None:
     model, tokenizer = AutoModelForCausalLM.from_pretrained(checkpoint), AutoTokenizer.from_pretrained(checkpoint)
     assert model.num_parameters() == summary["parameters"]
     ids = tokenizer(summary["prompt"], return_tensors="pt").input_ids
-    out = model.generate(ids, max_new_tokens=40, do_sample=False)
+    out = model.generate(ids, max_new_tokens=summary["tokens"], do_sample=False)
     assert tokenizer.decode(out[0, ids.shape[1] :]) == summary["completion"]
 
 

@@ -23,7 +23,7 @@ from swarm.testing import virtual_time
 from swarm.testing.faults import FaultScript
 from swarm.training.inner.inner_loop import IntervalResult
 from swarm.training.inner.interval import Materials
-from swarm.training.member.trainer import Trainer, TrainerOptions
+from swarm.training.member.trainer import RunMember, RunMemberOptions
 from swarm.training.member.trainer_events import OuterStep, StateFetched, TrainingEvent
 from swarm.training.round.certificate import Notary
 from swarm.training.round.promise import PromiseStore
@@ -159,7 +159,7 @@ def materials_of(inner: SyntheticInner, fragments: int) -> Materials:
 class Member:
     name: str
     network: MemoryNetwork
-    trainer: Trainer
+    trainer: RunMember
     inner: SyntheticInner
     events: list[TrainingEvent]
     task: asyncio.Task[None] | None = None
@@ -211,7 +211,7 @@ class Swarm:
         materials: Materials | None = None,
         state: ReplicaState | None = None,
         certificate: bytes = b"",
-        kind: type[Trainer] = Trainer,
+        kind: type[RunMember] = RunMember,
         bytes_per_s: float | None = None,
         promises: PromiseStore | None = None,
     ) -> Member:
@@ -227,7 +227,7 @@ class Swarm:
             identity,
             self.run,
             on_event=events.append,
-            options=TrainerOptions(
+            options=RunMemberOptions(
                 materials=materials or materials_of(inner, self.run.config.fragments),
                 clock=inner.clock,
                 state=state,

@@ -20,7 +20,7 @@ from swarm.training.data.local import shared_cache
 from swarm.training.inner.inner_loop import InnerLoop
 from swarm.training.inner.interval import Materials, prepare
 from swarm.training.member.linger import let_others_finish
-from swarm.training.member.trainer import Trainer, TrainerOptions
+from swarm.training.member.trainer import RunMember, RunMemberOptions
 from swarm.training.member.trainer_events import (
     Admitted,
     ContributionLate,
@@ -76,7 +76,7 @@ class Training:
         self._run = run
         self._folder = node.home.checkpoints / run.run_id
         self._inner: InnerLoop | None = None
-        self._trainer: Trainer | None = None
+        self._trainer: RunMember | None = None
         self._saving = Saving(
             self._folder,
             keep=node.config.keep_checkpoints,
@@ -107,7 +107,7 @@ class Training:
             finally:
                 await trainer.close()
 
-    async def _make_trainer(self) -> Trainer:
+    async def _make_trainer(self) -> RunMember:
         """From the newest checkpoint, which nothing keeps once the trainer has it, or from the run's start."""
         resumed = await asyncio.to_thread(load_newest, self._folder)
         materials = await asyncio.to_thread(self._prepare, resumed)
@@ -116,13 +116,13 @@ class Training:
         here = f"from the run's start{start}"
         found = f"from the checkpoint of outer step {resumed.state.outer_step}" if resumed else here
         self._node.steps.done("warm-up", f"data and model are ready; {found}, unless others are further")
-        return Trainer(
+        return RunMember(
             self._node.network,
             self._node.membership,
             self._node.identity,
             self._run,
             on_event=self._tell,
-            options=TrainerOptions(
+            options=RunMemberOptions(
                 materials=materials,
                 state=resumed.state if resumed else None,
                 certificate=resumed.certificate if resumed else b"",
@@ -199,7 +199,7 @@ class Training:
         except SessionError as error:
             raise PreparationStopped from error
 
-    async def _stop_when_leaving(self, trainer: Trainer) -> None:
+    async def _stop_when_leaving(self, trainer: RunMember) -> None:
         await self._node.departure.leaving.wait()
         trainer.stop()
         await asyncio.sleep(QUICK_S)

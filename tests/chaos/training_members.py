@@ -27,7 +27,7 @@ from network_worlds import libp2p_node
 from swarm.network.membership import Membership
 from swarm.training.inner.inner_loop import IntervalResult
 from swarm.training.inner.interval import Materials
-from swarm.training.member.trainer import Trainer, TrainerOptions
+from swarm.training.member.trainer import RunMember, RunMemberOptions
 from swarm.training.member.trainer_events import OuterStep, TrainingEvent
 from swarm_compression import warm_up
 from swarm_protocol.identity import Identity
@@ -100,13 +100,13 @@ async def _take_part(name: str, plan: Plan, owner: Connection) -> None:
             proof = trainer.certificate if isinstance(event, OuterStep) else b""
             owner.send(Told(at_s=time.monotonic(), event=event, certificate=proof))
 
-        trainer = Trainer(
+        trainer = RunMember(
             network,
             membership,
             Identity.load_or_create(path),
             signed(RUN),
             on_event=tell,
-            options=TrainerOptions(materials=Materials(inner=inner, theta_N=torch.zeros(NUM_VALUES))),
+            options=RunMemberOptions(materials=Materials(inner=inner, theta_N=torch.zeros(NUM_VALUES))),
             faults=ArmedFaults(plan.folder, name),
         )
         owner.send(Told(at_s=time.monotonic()))

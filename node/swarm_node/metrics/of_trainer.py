@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from swarm.training.member.trainer import Trainer
+from swarm.training.member.trainer import RunMember
 from swarm.training.member.trainer_events import (
     IntervalDone,
     IntervalFailed,
@@ -73,5 +73,5 @@ class TrainerMetrics:
         self._step_s.observe(event.seconds)
 
 
-def read_trainer(trainer: Trainer) -> Iterator[Reading]:
+def read_trainer(trainer: RunMember) -> Iterator[Reading]:
     yield Reading("swarm_trainer_digest_mismatches_total", trainer.num_mismatches)

@@ -15,7 +15,7 @@ from swarm.temporary_folder import temporary_folder
 from swarm.trainer.member_options import MemberOptions
 from swarm.training.inner.interval import Materials
 from swarm.training.member.linger import let_others_finish
-from swarm.training.member.trainer import Trainer, TrainerOptions
+from swarm.training.member.trainer import RunMember, RunMemberOptions
 from swarm.training.member.trainer_events import IntervalFailed, OuterStep, RoundAborted, TrainingEvent
 from swarm.training.run.signed_run import SignedRun
 from swarm.training.state.replica_state import ReplicaState
@@ -72,13 +72,13 @@ class Member:
 
     async def _live_with(self, materials: Materials) -> None:
         async with self._on_network() as (network, identity), Membership(network) as membership:
-            trainer = Trainer(
+            trainer = RunMember(
                 network,
                 membership,
                 identity,
                 self._run,
                 on_event=self._tell,
-                options=TrainerOptions(materials=materials),
+                options=RunMemberOptions(materials=materials),
             )
             async with trainer:
                 self._on_joined(await network.addrs())
@@ -91,7 +91,7 @@ class Member:
                     await self._leaving.wait()
                     await let_others_finish(membership, self._run.run_id, network.peer_id)
 
-    async def _train(self, trainer: Trainer, network: Libp2pNetwork) -> None:
+    async def _train(self, trainer: RunMember, network: Libp2pNetwork) -> None:
         training = asyncio.create_task(trainer.run(), name="train")
         leaving = asyncio.create_task(self._leaving.wait(), name="leave")
         failing = asyncio.create_task(network.wait_failed(), name="watch libp2p")

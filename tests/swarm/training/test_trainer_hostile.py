@@ -16,7 +16,7 @@ import torch
 from swarm.network.memory.memory_network import MemoryNetwork
 from swarm.testing import virtual_time
 from swarm.training.inner.inner_loop import IntervalResult
-from swarm.training.member.trainer import Trainer
+from swarm.training.member.trainer import RunMember
 from swarm.training.member.trainer_events import Admitted, IntervalDone, OuterStep, RoundAborted
 from swarm.training.round.certificate import Notary
 from swarm.training.round.methods import Methods
@@ -46,7 +46,7 @@ def assert_honest_go_on(members: list[Member], liar: Member | None = None) -> No
         assert any(liar.peer_id[-6:] in reason for reason in reasons), reasons
 
 
-async def run_with_liar(kind: type[Trainer], *, inner: SyntheticInner | None = None) -> tuple[list[Member], Member]:
+async def run_with_liar(kind: type[RunMember], *, inner: SyntheticInner | None = None) -> tuple[list[Member], Member]:
     async with Swarm(config(min_group=3, outer_steps=NUM_STEPS)) as swarm:
         for index in range(3):
             await swarm.join(f"m{index}")
@@ -80,7 +80,7 @@ def in_codec(name: str, data: bytes) -> bytes:
     ids=["nan", "inf", "huge", "short", "long", "fp16", "int4"],
 )
 def test_sender_of_bad_slices_and_results_is_named_and_left_out(spoil: Callable[[bytes], bytes]) -> None:
-    class Liar(Trainer):
+    class Liar(RunMember):
         async def _take_seat(self) -> Seat:
             return replace(await super()._take_seat(), codec=SpoiledCodec(spoil))
 
@@ -98,7 +98,7 @@ def test_member_that_refuses_its_part_in_every_reduction_costs_three_attempts_a_
     is its backup's then, unless the backup asks for its slices before they are there. That is one member's word against
     another's, so that either may be left out of the next attempts, or none."""
 
-    class Spoiler(Trainer):
+    class Spoiler(RunMember):
         async def _take_seat(self) -> Seat:
             seat = await super()._take_seat()
             assert self._desk is not None
@@ -124,7 +124,7 @@ def test_member_that_refuses_its_part_in_every_reduction_costs_three_attempts_a_
     virtual_time.run(main())
 
 
-class Quitter(Trainer):
+class Quitter(RunMember):
     """Reports ready each time, and says that it leaves as soon as there is a group; with `accuses`, because of one of
     the others. `left` are the groups that it has left."""
 
@@ -243,7 +243,7 @@ class Greedy(SyntheticInner):
 
 def test_claim_of_a_huge_weight_gets_no_weight() -> None:
     async def main() -> None:
-        members, liar = await run_with_liar(Trainer, inner=Greedy())
+        members, liar = await run_with_liar(RunMember, inner=Greedy())
         assert_equal_steps(members, NUM_STEPS)
         for member in members:
             assert all(event.num_tokens <= 4 * 40 for event in member.of(OuterStep))
@@ -277,7 +277,7 @@ class TwoFacedNotary(Notary):
 
 
 def test_coordinator_that_signs_two_groups_is_named_by_who_sees_both() -> None:
-    class TwoFaced(Trainer):
+    class TwoFaced(RunMember):
         second: list[Signed]
 
         async def _take_seat(self) -> Seat:
@@ -312,7 +312,7 @@ def test_coordinator_that_signs_two_groups_is_named_by_who_sees_both() -> None:
 def test_made_up_vote_for_an_outcome_without_parts_delays_but_decides_nothing() -> None:
     """Its next group resumes the outcome, finds no parts, and leaves out who claims to have voted for it."""
 
-    class Liar(Trainer):
+    class Liar(RunMember):
         async def _take_seat(self) -> Seat:
             seat = await super()._take_seat()
             return replace(seat, network=LyingNetwork(seat))  # type: ignore[arg-type]
@@ -330,7 +330,7 @@ def test_made_up_vote_for_an_outcome_without_parts_delays_but_decides_nothing() 
 def test_member_that_votes_for_two_outcomes_makes_nobody_commit_another_state() -> None:
     """Others hear its false vote first. That it is accused when both are heard in time, `test_round` shows."""
 
-    class Equivocator(Trainer):
+    class Equivocator(RunMember):
         async def _take_seat(self) -> Seat:
             seat = await super()._take_seat()
             return replace(seat, network=TwoVotesNetwork(seat, sent))  # type: ignore[arg-type]
@@ -418,7 +418,7 @@ def test_joiner_that_the_run_does_not_admit_ends_with_an_error_in_one_line() -> 
 def test_peer_that_is_not_admitted_and_does_not_heed_it_is_in_no_group() -> None:
     """Also not in the first one, whose coordinator anyone could be."""
 
-    class Brazen(Trainer):
+    class Brazen(RunMember):
         def _check_admitted(self) -> None:
             pass
 

@@ -15,7 +15,7 @@ from swarm.training.data import ByteCorpus
 from swarm.training.inner.inner_loop import InnerLoop
 from swarm.training.inner.interval import Materials
 from swarm.training.inner.run_model import build_model, initial_theta
-from swarm.training.member.trainer import Trainer, TrainerOptions
+from swarm.training.member.trainer import RunMember, RunMemberOptions
 from swarm.training.member.trainer_events import OuterStep, StateFetched, TrainingEvent, Validated
 from swarm.training.run.run_config import RunConfig
 from swarm_protocol.identity import Identity
@@ -29,7 +29,7 @@ def test_run_among_three_real_hosts_with_a_late_joiner_ends_in_one_state(
     run = replace(tiny_run, min_group=2, outer_steps=6, interval_steps=10, quorum_grace_s=1.0)
     events: dict[int, list[TrainingEvent]] = {}
 
-    async def member(stack: AsyncExitStack, index: int, peers: tuple[str, ...]) -> tuple[Libp2pNetwork, Trainer]:
+    async def member(stack: AsyncExitStack, index: int, peers: tuple[str, ...]) -> tuple[Libp2pNetwork, RunMember]:
         path = tmp_path / f"identity-{index}"
         identity = Identity.load_or_create(path)
         options = Libp2pOptions(identity_path=path, network_id="test", peers=peers)
@@ -37,13 +37,13 @@ def test_run_among_three_real_hosts_with_a_late_joiner_ends_in_one_state(
         membership = await stack.enter_async_context(Membership(network))
         inner = InnerLoop(run, build_model(run.model), tiny_corpus)
         events[index] = []
-        trainer = Trainer(
+        trainer = RunMember(
             network,
             membership,
             identity,
             signed(run),
             on_event=events[index].append,
-            options=TrainerOptions(materials=Materials(inner=inner, theta_N=initial_theta(run))),
+            options=RunMemberOptions(materials=Materials(inner=inner, theta_N=initial_theta(run))),
         )
         return network, await stack.enter_async_context(trainer)
 

@@ -65,13 +65,13 @@ STATE_LOST = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class TrainerOptions:
+class RunMemberOptions:
     """What concerns this member alone.
 
-    `materials` are what it trains with (`interval.prepare`); `Trainer.close` closes their inner loop. `max_interval_s`
-    by `clock` bounds its intervals beyond what the run says, so that a slow machine contributes what it can. `state` is
-    one to resume from, with the `certificate` that proved it where there is one. Without `promises`, a member that is
-    started again with the same key could vote twice for one step.
+    `materials` are what it trains with (`interval.prepare`); `RunMember.close` closes their inner loop.
+    `max_interval_s` by `clock` bounds its intervals beyond what the run says, so that a slow machine contributes what
+    it can. `state` is one to resume from, with the `certificate` that proved it where there is one. Without `promises`,
+    a member that is started again with the same key could vote twice for one step.
     """
 
     materials: Materials
@@ -83,7 +83,7 @@ class TrainerOptions:
     promises: PromiseStore | None = None
 
 
-class Trainer:
+class RunMember:
     """One member of `run`. `on_event` is called in the event loop, and must not block.
 
     `run` takes part until all outer steps are committed; the state is then handed out to those who are late, until
@@ -98,7 +98,7 @@ class Trainer:
         run: SignedRun,
         *,
         on_event: Callable[[TrainingEvent], None],
-        options: TrainerOptions,
+        options: RunMemberOptions,
         faults: FaultHook = no_faults,
     ) -> None:
         self._network = network
@@ -128,7 +128,7 @@ class Trainer:
         self._stopping = False
         self._num_idle = 0
 
-    async def __aenter__(self) -> Trainer:
+    async def __aenter__(self) -> RunMember:
         return self
 
     async def __aexit__(

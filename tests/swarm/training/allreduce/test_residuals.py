@@ -12,7 +12,7 @@ import torch
 from swarm.testing import virtual_time
 from swarm.training.allreduce.residuals import Residuals
 from swarm.training.inner.inner_loop import IntervalResult
-from swarm.training.member.trainer import Trainer
+from swarm.training.member.trainer import RunMember
 from swarm.training.member.trainer_events import OuterStep, RoundAborted
 from swarm.training.round.round_context import Seat
 from swarm.training.round.round_driver import RoundDriver
@@ -29,7 +29,7 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.ERROR, logger="swarm")
 
 
-class Recorder(Trainer):
+class Recorder(RunMember):
     """Keeps what it offers to each step."""
 
     seat: Seat
@@ -46,7 +46,7 @@ class Recorder(Trainer):
         return made_at
 
 
-class LateLiar(Trainer):
+class LateLiar(RunMember):
     """Its slices are too short from step 3 on."""
 
     async def _take_seat(self) -> Seat:

@@ -18,7 +18,7 @@ from swarm.training.data import ByteCorpus
 from swarm.training.inner.inner_loop import InnerLoop
 from swarm.training.inner.interval import Materials
 from swarm.training.inner.run_model import build_model, initial_theta
-from swarm.training.member.trainer import Trainer, TrainerOptions
+from swarm.training.member.trainer import RunMember, RunMemberOptions
 from swarm.training.member.trainer_events import (
     Admitted,
     IntervalDone,
@@ -218,9 +218,9 @@ def test_run_with_intervals_bounded_in_time_contributes_what_fits() -> None:
         network = internet.network(identity)
         inner = SyntheticInner(virtual_step_s=0.01)
         materials = Materials(inner=inner, theta_N=torch.zeros(NUM_VALUES))
-        options = TrainerOptions(max_interval_s=0.2, clock=inner.clock, materials=materials)
+        options = RunMemberOptions(max_interval_s=0.2, clock=inner.clock, materials=materials)
         async with Membership(network) as membership:
-            trainer = Trainer(network, membership, identity, run, on_event=events.append, options=options)
+            trainer = RunMember(network, membership, identity, run, on_event=events.append, options=options)
             async with trainer:
                 await trainer.run()
         await network.close()
@@ -541,7 +541,7 @@ def quiet(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     caplog.set_level(logging.ERROR, logger="swarm")
 
 
-class KeepsDrivers(Trainer):
+class KeepsDrivers(RunMember):
     """Remembers what drove each of its steps."""
 
     drivers: list[RoundDriver]

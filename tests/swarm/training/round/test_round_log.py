@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from swarm.network.membership import Membership
 from swarm.network.memory.memory_link import Link
 from swarm.testing import virtual_time
-from swarm.training.member.trainer import Trainer
+from swarm.training.member.trainer import RunMember
 from swarm.training.member.trainer_events import OuterStep, RoundAborted
 from swarm.training.round.round_context import Seat
 from swarm.training.round.round_log import BROKE_PROTOCOL, LEFT_OUT, LESSENED, RoundLog
@@ -129,7 +129,7 @@ def test_records_tell_the_phases_of_the_newest_round_which_make_up_its_time(quie
 
 
 def test_records_tell_who_sent_bad_slices(quiet: None) -> None:
-    class Liar(Trainer):
+    class Liar(RunMember):
         async def _take_seat(self) -> Seat:
             return replace(await super()._take_seat(), codec=SpoiledCodec(lambda data: data[:-1]))
 

@@ -1,4 +1,4 @@
-"""What the README tells people to type exists and works."""
+"""The commands and snippets of the README, and of the guides that continue it, exist and work."""
 
 from __future__ import annotations
 
@@ -25,8 +25,12 @@ ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def code_blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+def code_blocks(language: str, page: str = "README.md") -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
+def test_readme_is_short() -> None:
+    assert len(README.split()) <= 900
 
 
 WRITTEN = README.replace("ADDR", f"/ip4/203.0.113.7/tcp/4001/p2p/{PEER_ID}").replace("MODEL", "OWNER/NAME")
@@ -54,11 +58,11 @@ def test_readme_flags_in_its_prose_are_the_programs() -> None:
     known |= {f"--no-{flag[2:]}" for flag in known} | {"--help", "--json", "--keep", "--install-completion"}
     told = {flag for words in PROSE.splitlines() for flag in re.findall(r"(?<![\w-])--[a-z-]+", words)}
     assert told <= known
-    assert "--otlp" in told, "the test reads the prose"
+    assert "--compile" in told, "the test reads the prose"
 
 
-def test_readme_way_to_shell_completion_is_the_programs(capsys: pytest.CaptureFixture[str]) -> None:
-    [flag] = re.findall(r"^swarm-node (--\S+)", SHELL, flags=re.MULTILINE)
+def test_way_to_shell_completion_is_the_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    [flag] = re.findall(r"`swarm-node (--install\S+)`", (ROOT / "docs/guides/observe.md").read_text(encoding="utf-8"))
     assert cli.run(["--help"]) == 0
     assert f"{flag} " in capsys.readouterr().out
 
@@ -76,7 +80,7 @@ def test_readme_curl_asks_a_port_that_a_command_opens_for_what_is_there(port: st
 
 def test_readme_pictures_are_there_and_told_in_words() -> None:
     pictures = re.findall(r"!\[([^\]]*)\]\(([^)]+)\)", README)
-    assert {Path(path).stem for _, path in pictures} == {"architecture", "overview", "model", "run"}
+    assert {Path(path).stem for _, path in pictures} == {"architecture", "overview"}
     assert [path for words, path in pictures if len(words) < 60 or not (ROOT / path).is_file()] == []
 
 
@@ -105,16 +109,16 @@ def test_readme_run_commands_lead_from_nothing_to_a_run_that_can_be_joined(
     assert load_run(tmp_path / "run.toml").config.data.digest
 
 
-def test_readme_own_module_snippets_fit_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One makes the run, the other one trains it: here alone, and from the first address on."""
-    author, member = (block for block in code_blocks("python") if "own.toml" in block)
+def test_own_module_snippets_fit_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first snippet makes the run; the second one trains it, here with one member."""
+    author, member = code_blocks("python", "docs/guides/own-module.md")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     alone = author.replace("interval_steps=20", "interval_steps=20, min_group=1")
-    exec(compile(alone, "README.md", "exec"), {})
+    exec(compile(alone, "own-module.md", "exec"), {})
     assert load_run(tmp_path / "own.toml").config.name == "own"
     told: list[tuple[object, ...]] = []
-    exec(compile(member.replace('"ADDR"', ""), "README.md", "exec"), {"print": lambda *line: told.append(line)})
+    exec(compile(member.replace('"ADDR"', ""), "own-module.md", "exec"), {"print": lambda *line: told.append(line)})
     assert [line[0] for line in told] == list(range(1, 11))
     assert told[-1][1] < told[0][1]  # type: ignore[operator]
 

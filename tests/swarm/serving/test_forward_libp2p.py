@@ -1,4 +1,4 @@
-"""The README's quick start for researchers, word for word, over real libp2p hosts, from a program without a loop."""
+"""The guide to training around a served model, word for word, over real libp2p hosts, from a program without a loop."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from swarm.serving.server.span_server import SpanServer
 from swarm.testing.leaks import no_leaks
 from swarm_protocol.errors import SessionError
 
-README = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
+GUIDE = (Path(__file__).parents[3] / "docs/guides/around-a-model.md").read_text(encoding="utf-8")
 
 
-def test_readme_soft_prompt_snippet_lowers_its_loss_over_libp2p(
+def test_soft_prompt_snippet_lowers_its_loss_over_libp2p(
     llama_dir: Path, tmp_path: Path, make_node_record: Any
 ) -> None:
-    [snippet] = [block for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "client.forward" in block]
+    [snippet] = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
 
     def research(addr: str) -> list[float]:
         torch.manual_seed(0)
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
-            exec(compile(snippet.replace("ADDR", addr), "README.md", "exec"), {})
+            exec(compile(snippet.replace("ADDR", addr), "around-a-model.md", "exec"), {})
         with Client(peers=[addr]) as client:
             x = client.embed("abc", model="tiny").requires_grad_()
             assert client.decode(client.tokenize("abc", model="tiny"), model="tiny") == "abc"

@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 import torch
 import uvloop
-from network_worlds import libp2p_node
+from support.network_worlds import libp2p_node
 from swarm.network.interface import Stream
 from swarm.network.libp2p.libp2p_network import Libp2pNetwork
 from swarm.training.allreduce.butterfly import Butterfly

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 from bench.local_transformers import prompt_ids
+from support.text_models import byte_tokenizer
 from swarm.client import AsyncClient
-from text_models import byte_tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
 NUM_TOKENS = 64

@@ -12,7 +12,7 @@ import time
 
 import pytest
 from bench.report import Report
-from donor_world import MBIT_S, DonorWorld
+from support.donor_world import MBIT_S, DonorWorld
 from swarm.testing import virtual_time
 
 pytestmark = pytest.mark.bench

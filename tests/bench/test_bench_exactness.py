@@ -19,7 +19,8 @@ import pytest
 import torch
 from bench.local_transformers import prompt_ids
 from bench.report import Report
-from network_worlds import libp2p_node
+from support.network_worlds import libp2p_node
+from support.tiny_models import FAMILIES, local_tokens, write_model
 from swarm.client import AsyncClient
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
@@ -27,7 +28,6 @@ from swarm.serving.model.batch import PAGE_TOKENS
 from swarm.serving.model.kv_pool import KVPool, KVShape
 from swarm.serving.server.server_options import ServerOptions
 from swarm.serving.server.span_server import SpanServer
-from tiny_models import FAMILIES, local_tokens, write_model
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(600)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from served_families import families, judged, page
+from support.served_families import families, judged, page
 
 DOCS = Path(__file__).parents[2] / "docs"
 

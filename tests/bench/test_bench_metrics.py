@@ -17,7 +17,7 @@ import pytest
 import torch
 from bench.bench_model import NUM_BLOCKS, write_model
 from bench.report import Report
-from exposed_metrics import whole_registry
+from support.exposed_metrics import whole_registry
 from swarm.network.traffic import Traffic
 from swarm.serving.engine.engine import Engine
 from swarm.serving.engine.sequence import Seat

@@ -28,7 +28,7 @@ from bench.report import Report
 from hivemind.dht.node import DHTNode
 from hivemind.p2p import P2P, P2PContext
 from hivemind.proto import runtime_pb2
-from network_worlds import libp2p_node
+from support.network_worlds import libp2p_node
 from swarm.network.interface import EndOfStream, Stream
 from swarm.network.libp2p.libp2p_network import Libp2pNetwork
 from swarm_protocol.identity import Identity

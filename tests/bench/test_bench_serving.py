@@ -22,7 +22,7 @@ import pytest
 from bench.bench_model import MODEL, NUM_TOKENS, answer, write_model
 from bench.local_transformers import BATCH, LONG_PROMPTS
 from bench.report import Report
-from serving_fleet import serving_fleet
+from support.serving_fleet import serving_fleet
 from swarm.client import AsyncClient
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(1800)]

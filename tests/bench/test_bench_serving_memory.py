@@ -17,7 +17,7 @@ import pytest
 from bench.bench_model import MODEL, NUM_BLOCKS, NUM_TOKENS, answer, write_model
 from bench.process_memory import children, peak_bytes
 from bench.report import Report
-from serving_fleet import serving_fleet
+from support.serving_fleet import serving_fleet
 from swarm.client import AsyncClient
 from swarm.serving.model.batch import PAGE_TOKENS
 

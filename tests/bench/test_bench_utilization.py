@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 from bench.report import Report
+from support.training_swarm import WINDOW_TOKENS, Swarm, SyntheticInner, config
 from swarm.network.memory.memory_link import Link
 from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
 from swarm.testing import virtual_time
@@ -26,7 +27,6 @@ from swarm.testing.link_presets import MBIT_BYTES
 from swarm.training.inner.inner_loop import IntervalResult
 from swarm.training.member.trainer_events import OuterStep
 from swarm_protocol.identity import Identity
-from training_swarm import WINDOW_TOKENS, Swarm, SyntheticInner, config
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(1800)]
 

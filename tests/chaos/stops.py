@@ -13,7 +13,7 @@ from pathlib import Path
 
 from chaos.armed import Kill, KillSwitch
 from chaos.training_members import Member, Members, Plan
-from network_worlds import libp2p_node
+from support.network_worlds import libp2p_node
 from swarm.training.member.trainer_events import OuterStep
 
 

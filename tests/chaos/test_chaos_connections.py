@@ -15,9 +15,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from network_worlds import libp2p_node
 from node.gateway.scripted_client import ScriptedClient
 from openai import AsyncOpenAI
+from support.network_worlds import libp2p_node
 from swarm.testing.leaks import no_leaks
 from swarm_node.gateway import http_limits
 from swarm_node.gateway.app import create_app

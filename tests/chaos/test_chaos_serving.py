@@ -17,7 +17,7 @@ from collections import Counter, defaultdict
 from pathlib import Path
 
 import pytest
-from serving_fleet import ServingFleet, serving_fleet
+from support.serving_fleet import ServingFleet, serving_fleet
 from swarm.client import Generation
 from swarm.training.inner.run_model import initial_theta
 from swarm.training.run.run_config import DEFAULT_MODEL, RunConfig

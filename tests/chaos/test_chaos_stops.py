@@ -12,7 +12,7 @@ import pytest
 import uvloop
 from bench.report import Report
 from chaos.stops import stop_members
-from training_swarm import PHASES
+from support.training_swarm import PHASES
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(1200)]
 

@@ -23,11 +23,11 @@ import uvloop
 from bench.report import Report
 from chaos.armed import Kill, KillSwitch, Struck
 from chaos.training_members import RUN, Member, Members, Plan
-from network_worlds import libp2p_node
+from support.network_worlds import libp2p_node
+from support.training_swarm import signed
 from swarm.training.member.trainer_events import IntervalDone, OuterStep, RoundAborted, StateFetched
 from swarm.training.round.certificate import Notary
 from swarm_protocol.identity import Identity
-from training_swarm import signed
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(3600)]
 

@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from free_ports import free_port
-from site_pages import DOCS
+from support.free_ports import free_port
+from support.site_pages import DOCS
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(1200)]
 

@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 import uvloop
 from chaos.armed import ArmedFaults
-from network_worlds import libp2p_node
+from support.network_worlds import libp2p_node
+from support.training_swarm import SyntheticInner, config, signed
 from swarm.network.membership import Membership
 from swarm.training.inner.inner_loop import IntervalResult
 from swarm.training.inner.interval import Materials
@@ -31,7 +32,6 @@ from swarm.training.member.trainer import RunMember, RunMemberOptions
 from swarm.training.member.trainer_events import OuterStep, TrainingEvent
 from swarm_compression import warm_up
 from swarm_protocol.identity import Identity
-from training_swarm import SyntheticInner, config, signed
 
 if TYPE_CHECKING:
     from multiprocessing.context import ForkServerProcess

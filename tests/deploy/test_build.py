@@ -10,7 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from deploy_commands import DEPLOY, text
+from support.deploy_commands import DEPLOY, text
 
 SCRIPT = DEPLOY / "build"
 WITHOUT_TESTS = DEPLOY / "without-tests"

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
-from deploy_commands import DEPLOY, ROOT, config_of, text
+from support.deploy_commands import DEPLOY, ROOT, config_of, text
 from swarm_node import daemon
 from swarm_node.config import Config, resolve
 from swarm_protocol.identity import Identity

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from deploy_commands import DEPLOY, PEER_ID, ROOT, config_of, shell_commands, text
+from support.deploy_commands import DEPLOY, PEER_ID, ROOT, config_of, shell_commands, text
 from swarm_node.setting_table import SETTINGS
 from swarm_protocol.errors import SwarmError
 from typer.exceptions import TyperException

@@ -8,7 +8,7 @@ import subprocess
 import tomllib
 
 import pytest
-from deploy_commands import DEPLOY, ROOT, text
+from support.deploy_commands import DEPLOY, ROOT, text
 from swarm_node.config import resolve
 
 DOCKERFILE = re.sub(r"^#.*\n", "", text("Dockerfile"), flags=re.MULTILINE).replace("\\\n", " ")

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import yaml
-from deploy_commands import DEPLOY
+from support.deploy_commands import DEPLOY
 
 CHART = DEPLOY / "helm" / "swarm"
 VALUES: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text("utf-8"))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from deploy_commands import DEPLOY, PEER_ID, config_of, text
+from support.deploy_commands import DEPLOY, PEER_ID, config_of, text
 from swarm_node import daemon
 from swarm_node.config import Config
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 import yaml
-from deploy_commands import DEPLOY, text
-from exposed_metrics import whole_exposition
+from support.deploy_commands import DEPLOY, text
+from support.exposed_metrics import whole_exposition
 from swarm_node.metrics.contract import METRICS
 
 NAME = re.compile(r"(?<![\w:$])((?:swarm|process)_[a-z0-9_]+)")

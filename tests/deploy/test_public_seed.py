@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 import yaml
-from deploy_commands import DEPLOY, PEER_ID, ROOT, text
+from support.deploy_commands import DEPLOY, PEER_ID, ROOT, text
 from swarm_node.config import Config, resolve
 
 SCRIPT = text("public-seed")

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from deploy_commands import text
+from support.deploy_commands import text
 from swarm_node import daemon
 from swarm_node.config import Config
 

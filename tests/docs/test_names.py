@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import typer
-from deploy_commands import PEER_ID, config_of, shell_commands
-from site_pages import ROOT, written
+from support.deploy_commands import PEER_ID, config_of, shell_commands
+from support.site_pages import ROOT, written
 from swarm_node import cli
 from swarm_node.event_contract import EVENTS
 from swarm_node.metrics.contract import METRICS

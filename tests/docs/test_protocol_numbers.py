@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from site_pages import written
+from support.site_pages import written
 from swarm.network import framing, unread_budget
 from swarm.network.dht import dht_search, record_dht, record_storage, routing_table
 from swarm.network.libp2p import calls, stream_server

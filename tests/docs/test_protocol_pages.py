@@ -6,7 +6,7 @@ import re
 from typing import Any, get_args
 
 import pytest
-from site_pages import ROOT, hooks, written
+from support.site_pages import ROOT, hooks, written
 from swarm.network import framing
 from swarm.network.libp2p import network_entry
 from swarm.network.relay import circuit_messages

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from network_worlds import eventually
+from support.network_worlds import eventually
 from swarm_node import acquaintances
 from swarm_node.acquaintances import MAX_AGE_S, MAX_PEERS, RECENT_S, Acquaintance, kept, read, write
 from swarm_node.config import resolve

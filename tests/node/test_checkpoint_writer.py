@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.training_swarm import SyntheticInner
 from swarm.training.inner.interval import Intervals
 from swarm.training.inner.optimizers import InnerOptimizer
 from swarm.training.run.run_config import InnerConfig
@@ -20,7 +21,6 @@ from swarm_node import checkpoint_writer
 from swarm_node.checkpoint_writer import Saving, Snapshot
 from swarm_protocol.errors import ConfigError, RoundError
 from torch import Tensor
-from training_swarm import SyntheticInner
 
 
 def snapshot(step: int) -> Snapshot:

@@ -6,7 +6,7 @@ import hashlib
 from pathlib import Path
 
 import pytest
-from donor_world import DonorWorld
+from support.donor_world import DonorWorld
 from swarm.testing import virtual_time
 from swarm_node.chunk_folder import ChunkFolder
 from swarm_protocol.errors import PeerUnreachable

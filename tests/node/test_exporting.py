@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from support.training_swarm import AUTHOR, WINDOW_TOKENS, Swarm, SyntheticInner
 from swarm.network.membership import Membership
 from swarm.testing import virtual_time
 from swarm.training.inner.run_model import check_model
@@ -25,7 +26,6 @@ from swarm_node import cli, event_contract, exporting
 from swarm_node.exporting import newest_state
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.identity import Identity
-from training_swarm import AUTHOR, WINDOW_TOKENS, Swarm, SyntheticInner
 from transformers import AutoModelForCausalLM
 
 MODEL = {"model_type": "gpt2", "vocab_size": 256, "n_embd": 8, "n_layer": 1, "n_head": 1, "n_positions": 128}

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from local_hub import MODEL, local_hub
+from support.local_hub import MODEL, local_hub
 from swarm_node import cli, daemon
 from swarm_protocol.identity import Identity
 from transformers import LlamaConfig, LlamaForCausalLM, MambaConfig, T5Config

@@ -8,7 +8,7 @@ from pathlib import Path
 from unittest.mock import AsyncMock, MagicMock
 
 import pytest
-from local_hub import COMMIT, MODEL, Hub, local_hub
+from support.local_hub import COMMIT, MODEL, Hub, local_hub
 from swarm.serving.model.model_files import open_model
 from swarm.serving.model.span import load_span
 from swarm.serving.server.capability import VolunteerOptions

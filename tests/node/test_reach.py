@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from plain_records import node_record
+from support.plain_records import node_record
 from swarm_node.dashboard.node_views import counted, node_view
 from swarm_node.reach import REACHES, reach
 

@@ -6,10 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
-from dashboard_swarms import example_source
-from deploy_commands import PEER_ID, config_of, shell_commands
 from node.gateway.scripted_client import ScriptedClient
 from starlette.testclient import TestClient
+from support.dashboard_swarms import example_source
+from support.deploy_commands import PEER_ID, config_of, shell_commands
 from swarm.training.run.run_file import load_run
 from swarm_node import cli
 from swarm_node.dashboard import live, poller, visitors

@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 
 import pytest
+from support.training_swarm import AUTHOR, Swarm, config
 from swarm.network.membership import Membership
 from swarm.testing import virtual_time
 from swarm.training.member.trainer_events import OuterStep, RunResumed
@@ -17,7 +18,6 @@ from swarm_node.events import Emitter
 from swarm_node.resuming import Resuming, read_members
 from swarm_protocol.errors import ConfigError, PeerTimeout, PeerUnreachable
 from swarm_protocol.identity import Identity
-from training_swarm import AUTHOR, Swarm, config
 
 ONLOOKER = Identity(b"onlooker".ljust(32))
 NUM_STEPS = 6

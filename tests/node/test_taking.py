@@ -12,6 +12,7 @@ from pathlib import Path
 from unittest.mock import MagicMock
 
 import pytest
+from support.tiny_models import FAMILIES, write_model
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
 from swarm.network.memory.memory_network import MemoryInternet
@@ -33,7 +34,6 @@ from swarm_node.shutdown import Departure
 from swarm_protocol.errors import ConfigError, SessionError
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import NodeRecord, TrainerRecord
-from tiny_models import FAMILIES, write_model
 
 COMMIT = "c0ffee" * 6 + "c0ff"
 RUN = RunConfig(name="open", min_group=1)

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from free_ports import free_port
+from support.free_ports import free_port
 
 from .conftest import Node, Seed, run_node
 

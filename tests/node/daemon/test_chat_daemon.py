@@ -11,9 +11,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from serving_fleet import ServingFleet, serving_fleet
+from support.serving_fleet import ServingFleet, serving_fleet
+from support.tiny_models import FAMILIES, write_model
 from swarm_node.demo import reference
-from tiny_models import FAMILIES, write_model
 
 END_S = 60.0
 CONTEXT_TOKENS = 16384

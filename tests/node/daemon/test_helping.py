@@ -8,8 +8,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from local_hub import local_hub
-from tiny_models import FAMILIES, write_model
+from support.local_hub import local_hub
+from support.tiny_models import FAMILIES, write_model
 
 from .conftest import Node, StartNode
 from .test_volunteers import named, written_run

@@ -8,7 +8,7 @@ from urllib.request import urlopen
 
 import psutil
 import pytest
-from exposed_metrics import scraped
+from support.exposed_metrics import scraped
 from swarm_node.metrics.contract import NODE
 
 from .conftest import Node, Seed, StartNode, run_node, wait_until

@@ -8,8 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from exposed_metrics import scraped
 from safetensors import safe_open
+from support.exposed_metrics import scraped
+from support.tiny_models import FAMILIES, write_model
 from swarm.serving.model.model_files import open_model
 from swarm.trainer.start_checkpoint import CheckpointSource, pin_of
 from swarm.training.round.certificate import Notary
@@ -19,7 +20,6 @@ from swarm.training.run.start_config import StartConfig
 from swarm.training.state.checkpoint import load_newest
 from swarm.training.state.start_weights import model_settings
 from swarm_protocol.identity import Identity
-from tiny_models import FAMILIES, write_model
 
 from .conftest import Node, Seed, StartNode, run_node, wait_until
 

@@ -11,9 +11,9 @@ from urllib.parse import quote
 
 import httpx
 import pytest
-from dashboard_source import ExampleSource
-from dashboard_swarms import example_source
 from starlette.responses import PlainTextResponse
+from support.dashboard_source import ExampleSource
+from support.dashboard_swarms import example_source
 from swarm_node.dashboard import visitors
 from swarm_node.dashboard.app import beside, create_dashboard
 from swarm_node.dashboard.checkpoints import Checkpoints

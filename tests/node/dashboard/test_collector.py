@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from functools import wraps
 
 import pytest
-from dashboard_world import SETTLED_S, World, node_record, serve_record, trainer_record, world
+from support.dashboard_world import SETTLED_S, World, node_record, serve_record, trainer_record, world
 from swarm.network.membership import Membership
 from swarm.testing import virtual_time
 from swarm_node.dashboard import collector as collector_module

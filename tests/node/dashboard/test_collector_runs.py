@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
-from dashboard_world import World, node_record, trainer_record, world
+from support.dashboard_world import World, node_record, trainer_record, world
+from support.training_swarm import Swarm, SyntheticInner, config
 from swarm.network.interface import Network
 from swarm.testing import virtual_time
 from swarm.training.member.observer import CommittedStep
@@ -20,7 +21,6 @@ from swarm_node.dashboard.views import RunDetail, StepView
 from swarm_protocol import limits
 from swarm_protocol.errors import PeerTimeout
 from swarm_protocol.records import Refusal, RoundReport
-from training_swarm import Swarm, SyntheticInner, config
 
 
 def fetching(run: SignedRun, asked: list[str]) -> Callable:  # type: ignore[type-arg]

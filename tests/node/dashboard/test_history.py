@@ -8,7 +8,7 @@ import math
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from history_places import place, postgres  # noqa: F401
+from support.history_places import place, postgres  # noqa: F401
 from swarm_node.dashboard.history.facts import Sample, Step, Turnover
 from swarm_node.dashboard.history.history import History
 from swarm_node.dashboard.history.retention_limits import DAY_S, HOUR_S, Bounds

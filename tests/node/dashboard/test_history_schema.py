@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from history_places import place, postgres  # noqa: F401
 from sqlalchemy import Connection, inspect, text
+from support.history_places import place, postgres  # noqa: F401
 from swarm_node.dashboard.history.database import engine_for, url_of
 from swarm_node.dashboard.history.facts import HistoryError
 from swarm_node.dashboard.history.schema_upgrade import CONTEXT, MIGRATIONS, migrate

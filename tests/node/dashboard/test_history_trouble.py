@@ -13,9 +13,9 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
-from history_places import postgres  # noqa: F401
-from postgres_server import PostgresServer
 from sqlalchemy import text
+from support.history_places import postgres  # noqa: F401
+from support.postgres_server import PostgresServer
 from swarm_node.dashboard.history.database import reason
 from swarm_node.dashboard.history.facts import HistoryError, Sample
 from swarm_node.dashboard.history.history import History

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from dashboard_source import ExampleSource
-from dashboard_swarms import example_source
 from starlette.types import Message
+from support.dashboard_source import ExampleSource
+from support.dashboard_swarms import example_source
 from swarm.testing import virtual_time
 from swarm_node.dashboard import live as live_module
 from swarm_node.dashboard.app import create_dashboard

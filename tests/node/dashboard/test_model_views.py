@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from dashboard_world import serve_record
+from support.dashboard_world import serve_record
 from swarm.router.routing import DEFAULT_RTT_MS
 from swarm_node.dashboard.memo import Made
 from swarm_node.dashboard.model_views import model_detail, server_view

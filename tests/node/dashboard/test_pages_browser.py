@@ -11,12 +11,12 @@ from urllib.parse import quote
 import numpy as np
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from dashboard_browser import CHROMIUM, DESKTOP, PHONE, Served, browsing, complaints
-from dashboard_source import ExampleSource
-from dashboard_swarms import example_source
 from matplotlib.image import imread
 from node.gateway.scripted_client import ScriptedClient, ScriptedGeneration, ScriptedModel
 from playwright.sync_api import Browser, Page, expect
+from support.dashboard_browser import CHROMIUM, DESKTOP, PHONE, Served, browsing, complaints
+from support.dashboard_source import ExampleSource
+from support.dashboard_swarms import example_source
 from swarm.client.request import Request
 from swarm.serving.session.trace import HopTrace, Replay, Trace
 from swarm_node.dashboard import wording

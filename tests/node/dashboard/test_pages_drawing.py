@@ -6,9 +6,9 @@ import math
 import unicodedata
 
 import pytest
-from dashboard_swarms import HOSTILE_NAMES, example_source
 from hypothesis import example, given
 from hypothesis import strategies as st
+from support.dashboard_swarms import HOSTILE_NAMES, example_source
 from swarm_node.dashboard import charts, wording
 from swarm_node.dashboard.view_sanitizing import plain
 

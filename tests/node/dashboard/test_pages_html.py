@@ -11,10 +11,10 @@ from urllib.parse import quote
 
 import httpx
 import pytest
-from dashboard_source import ExampleSource
-from dashboard_swarms import example_source
 from fastapi import FastAPI
 from starlette.testclient import TestClient
+from support.dashboard_source import ExampleSource
+from support.dashboard_swarms import example_source
 from swarm_node.dashboard import pages
 from swarm_node.dashboard.views import NodeDetail
 from swarm_node.dashboard.wording import clock

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from openai import AsyncOpenAI
-from plain_records import node_record
+from support.plain_records import node_record
 from swarm.client import AsyncClient, UsedRevisions
 from swarm.network.membership import Membership
 from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork

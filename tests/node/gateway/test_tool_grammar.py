@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from support.text_models import byte_tokenizer
 from swarm.serving.grammar.grammar_process import GrammarProcess, GrammarProcesses
 from swarm_node.gateway.tool_grammar import CallableTool, calls_grammar
-from text_models import byte_tokenizer
 
 # as pydantic's models say it
 CITY = {

@@ -11,13 +11,13 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from exposed_metrics import OUTER_STEP, PHASES_S, TRACE
 from node.gateway.scripted_client import ScriptedClient, converse
 from openai import APIStatusError, AsyncOpenAI
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from support.exposed_metrics import OUTER_STEP, PHASES_S, TRACE
 from swarm.training.member.trainer_events import RoundAborted
 from swarm_node.gateway.app import GatewayOptions
 from swarm_node.metrics.otel_traces import ENVIRONMENT, NO_TRACES, Traces, open_traces, traces_to

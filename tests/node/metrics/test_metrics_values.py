@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from exposed_metrics import whole_exposition
+from support.exposed_metrics import whole_exposition
 from swarm_node.metrics.contract import METRICS
 
 SUFFIXES = re.compile(r"_(bucket|count|sum|created)$")

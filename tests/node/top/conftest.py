@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dashboard_source import ExampleSource
-from dashboard_swarms import example_source
+from support.dashboard_source import ExampleSource
+from support.dashboard_swarms import example_source
 
 
 def swarm(num_nodes: int, *, hostile: bool = False) -> ExampleSource:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from dashboard_source import ExampleSource
+from support.dashboard_source import ExampleSource
 from swarm_node.top.app import COLUMNS, LATE_S, Help, Top
 from swarm_protocol.errors import PeerTimeout
 from textual.pilot import Pilot

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from dashboard_swarms import HOSTILE_NAMES
 from rich.cells import cell_len
+from support.dashboard_swarms import HOSTILE_NAMES
 from swarm_node.formatting import count, duration, rate, size
 from swarm_node.sanitizing import clean
 from swarm_node.top import pictures

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from dashboard_source import ExampleSource
+from support.dashboard_source import ExampleSource
 from swarm_node.dashboard.app import create_dashboard
 from swarm_node.gateway.http_server import listen, serving
 from swarm_node.top import remote as remote_module

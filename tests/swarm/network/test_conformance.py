@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from functools import partial
 
 import pytest
-from network_worlds import Libp2pWorld, RelayedWorld, Run, World, eventually, libp2p_runner, run_in_memory
+from support.network_worlds import Libp2pWorld, RelayedWorld, Run, World, eventually, libp2p_runner, run_in_memory
 from swarm.network.interface import EndOfStream, Stream
 from swarm_protocol import limits
 from swarm_protocol.errors import (

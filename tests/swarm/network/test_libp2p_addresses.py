@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from free_ports import free_port
-from network_worlds import eventually, libp2p_node
+from support.free_ports import free_port
+from support.network_worlds import eventually, libp2p_node
 from swarm.network.libp2p.libp2p_network import Libp2pNetwork
 from swarm_protocol.errors import PeerError, PeerRefused, PeerUnreachable
 from swarm_protocol.identity import Identity

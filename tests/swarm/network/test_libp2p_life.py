@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from network_worlds import eventually, libp2p_node
+from support.network_worlds import eventually, libp2p_node
 from swarm.network.interface import Stream
 from swarm.network.libp2p.libp2p_network import Libp2pNetwork
 from swarm_protocol.errors import PeerUnreachable, StartError

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from network_worlds import libp2p_node
+from support.network_worlds import libp2p_node
 from swarm.network.dht import record_dht
 from swarm.network.libp2p import partition_watch
 from swarm.network.libp2p.host import Host

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 import uvloop
-from network_worlds import libp2p_node
+from support.network_worlds import libp2p_node
 from swarm.network.libp2p.binary_addr import peer_id_bytes
 from swarm.network.libp2p.daemon_control import ControlError
 from swarm.network.libp2p.host import CONTROL_FAILURES, Host

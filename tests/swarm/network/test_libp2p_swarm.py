@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from free_ports import free_port
-from network_worlds import eventually, libp2p_node
+from support.free_ports import free_port
+from support.network_worlds import eventually, libp2p_node
 from swarm.network.libp2p import network_entry, partition_watch
 from swarm.network.libp2p.host import Host
 from swarm.network.libp2p.libp2p_network import (

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import wraps
 
 import pytest
-from plain_records import node_record
+from support.plain_records import node_record
 from swarm.network import membership as membership_module
 from swarm.network import round_trips
 from swarm.network.membership import Membership

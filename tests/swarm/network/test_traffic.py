@@ -7,7 +7,7 @@ import contextlib
 from pathlib import Path
 
 import uvloop
-from network_worlds import eventually, libp2p_node
+from support.network_worlds import eventually, libp2p_node
 from swarm.network.interface import Stream
 from swarm.network.libp2p.libp2p_network import Libp2pNetwork
 from swarm.network.traffic import Traffic

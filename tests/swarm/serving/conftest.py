@@ -13,6 +13,9 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+from support.text_models import byte_tokenizer
+from support.tiny_models import FAMILIES, local_tokens, write_model
+from support.tokenizer_here import TokenizerHere
 from swarm.client import AsyncClient, Generation
 from swarm.network.membership import Membership
 from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
@@ -23,9 +26,6 @@ from swarm.serving.server.span_server import SpanServer
 from swarm.serving.session.session import SessionOptions
 from swarm.testing.faults import Fault, FaultScript
 from swarm_protocol.records import NodeRecord
-from text_models import byte_tokenizer
-from tiny_models import FAMILIES, local_tokens, write_model
-from tokenizer_here import TokenizerHere
 
 NUM_TOKENS = 16
 PROMPT = "def add(a, b):\n    return"

@@ -21,6 +21,7 @@ from unittest.mock import AsyncMock, MagicMock, patch
 import numpy as np
 import pytest
 import torch
+from support.tokenizer_here import TokenizerHere
 from swarm.client import encoding
 from swarm.client.assets_cache import MAX_BAD_FILES
 from swarm.client.request import Question
@@ -35,7 +36,6 @@ from swarm.testing.leaks import no_leaks
 from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError, IntegrityError, PeerError, SessionError
 from swarm_protocol.serving_messages import FILES_METHOD, FilesResponse
-from tokenizer_here import TokenizerHere
 
 import swarm
 from swarm import client

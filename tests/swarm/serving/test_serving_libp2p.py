@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import uvloop
-from network_worlds import eventually, libp2p_node
+from support.network_worlds import eventually, libp2p_node
 from swarm.client import AsyncClient, Client
 from swarm.network.membership import Membership
 from swarm.serving.server.span_server import SpanServer

@@ -17,7 +17,7 @@ from unittest.mock import AsyncMock, patch
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from served_chain import Talk, floats, hidden_rows, seat_id, token_rows
+from support.served_chain import Talk, floats, hidden_rows, seat_id, token_rows
 from swarm.serving.engine import engine
 from swarm.serving.engine.observed_speed import ObservedSpeed
 from swarm.serving.model.measure import SpanSpeed

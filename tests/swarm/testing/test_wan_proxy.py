@@ -15,7 +15,7 @@ from functools import wraps
 from pathlib import Path
 
 import pytest
-from free_ports import free_port
+from support.free_ports import free_port
 from swarm.network.libp2p.libp2p_network import Libp2pNetwork, Libp2pOptions
 from swarm.network.membership import Membership
 from swarm.testing.leaks import no_leaks

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from local_hub import COMMIT, MODEL, Hub, local_hub
 from safetensors.torch import load_file, save_file
+from support.local_hub import COMMIT, MODEL, Hub, local_hub
+from support.tiny_models import FAMILIES, write_model
 from swarm.serving.model.model_files import open_model
 from swarm.trainer.start_checkpoint import CheckpointSource, bringing, pin_of
 from swarm.training.run.module_run import module_run
@@ -19,7 +20,6 @@ from swarm.training.run.start_config import StartConfig
 from swarm.training.state.layout import Layout
 from swarm.training.state.start_weights import model_settings
 from swarm_protocol.errors import ConfigError, IntegrityError
-from tiny_models import FAMILIES, write_model
 from transformers import AutoModelForCausalLM
 
 

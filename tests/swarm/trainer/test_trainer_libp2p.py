@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.tiny_models import FAMILIES, write_model
 from swarm.serving.model.model_files import open_model
 from swarm.trainer import MemberOptions, module_run
 from swarm.trainer.start_checkpoint import CheckpointSource, pin_of
@@ -19,7 +20,6 @@ from swarm.training.run.start_config import StartConfig
 from swarm.training.state.start_weights import model_settings
 from swarm_protocol.errors import ConfigError, IntegrityError, SessionError, StartError
 from swarm_protocol.identity import Identity
-from tiny_models import FAMILIES, write_model
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 

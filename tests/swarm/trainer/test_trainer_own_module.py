@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from support.training_swarm import Swarm, assert_equal_steps, config
 from swarm.testing import virtual_time
 from swarm.trainer.own_module import ModuleInner, OwnModule
 from swarm.training.inner.interval import Materials
@@ -16,7 +17,6 @@ from swarm.training.run.module_run import module_run
 from swarm.training.run.run_config import InnerConfig, RunConfig
 from swarm_protocol.errors import ConfigError, IntegrityError, RoundError
 from torch import Tensor, nn
-from training_swarm import Swarm, assert_equal_steps, config
 
 NUM_SAMPLES = 100
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from round_scripts import PEERS
+from support.round_scripts import PEERS
+from support.training_swarm import Member, Swarm, SyntheticInner, assert_equal_steps, config
 from swarm.testing import virtual_time
 from swarm.training.member.trainer_events import OuterStep, RoundAborted
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_warnings import warnings_of
 from swarm_protocol.errors import ConfigError
 from torch import Tensor
-from training_swarm import Member, Swarm, SyntheticInner, assert_equal_steps, config
 
 NUM_STEPS = 5
 ATTACKS = {"huge": 1e4, "sign-flipped": -30.0}

@@ -14,14 +14,14 @@ import datasets
 import huggingface_hub.constants
 import pytest
 from huggingface_hub import file_download
-from local_data_hub import COMMIT, DATA_SET, TOKENIZER, DataHub, local_data_hub
+from support.local_data_hub import COMMIT, DATA_SET, TOKENIZER, DataHub, local_data_hub
+from support.text_models import byte_tokenizer
 from swarm.training.data import LocalData, hub, load_corpus
 from swarm.training.data.data_card import check_builder
 from swarm.training.data.hub import HubSource, bring_tokenizer
 from swarm.training.data.tokenizer import TOKENIZER_FILES, TokenizerFiles
 from swarm.training.run.run_config import DataConfig
 from swarm_protocol.errors import ConfigError
-from text_models import byte_tokenizer
 
 STORIES = [f"Es war {index} mal ein König. " * 10 for index in range(60)]
 RUN = DataConfig(source="hub", hub_id=DATA_SET, tokenizer=TOKENIZER, window_tokens=16)

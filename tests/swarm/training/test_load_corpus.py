@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from filelock import FileLock
+from support.text_models import byte_tokenizer
 from swarm.training.data import Corpus, LocalData, Progress, corpus_loading, load_corpus, python_source, tokenizing
 from swarm.training.data.passages import Passage
 from swarm.training.data.token_file import TokenFile, TokenWriter
@@ -22,7 +23,6 @@ from swarm.training.data.tokenizing import write_tokens
 from swarm.training.data.tokenizing_worker import Job
 from swarm.training.run.run_config import DataConfig
 from swarm_protocol.errors import ConfigError, IntegrityError
-from text_models import byte_tokenizer
 
 FILES = DataConfig(source="files", window_tokens=16)
 END = "<end>"

@@ -13,7 +13,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 import pytest
-from round_scripts import PEERS, contribution, terms
+from support.round_scripts import PEERS, contribution, terms
 from swarm.training.round import state_machine as machine
 from swarm.training.round.coordinator import Terms
 from swarm.training.round.promise import Promise

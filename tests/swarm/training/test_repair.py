@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from support.training_swarm import NUM_VALUES, Member, Swarm, assert_equal_steps, config
 from swarm.testing import virtual_time
 from swarm.training.member.trainer_events import OuterStep, RoundAborted, StateFetched
 from swarm.training.state import manifest, replica_state
-from training_swarm import NUM_VALUES, Member, Swarm, assert_equal_steps, config
 
 CHUNK_BYTES = 1 << 12
 """Smaller than real ones, so that a small state has six, of which theta ends in the third."""

@@ -7,6 +7,7 @@ import logging
 from dataclasses import replace
 
 import pytest
+from support.training_swarm import Member, Swarm, assert_equal_steps, certified, config
 from swarm.network.interface import Stream
 from swarm.network.memory.memory_network import MemoryNetwork
 from swarm.testing import virtual_time
@@ -17,7 +18,6 @@ from swarm.training.round.round_context import overtaken
 from swarm_protocol.errors import IntegrityError, PeerViolation, RoundError
 from swarm_protocol.identity import Identity
 from swarm_protocol.training_messages import Certificate, Contribution, Group, Outcome, Ready, Vote
-from training_swarm import Member, Swarm, assert_equal_steps, certified, config
 
 NUM_STEPS = 3
 

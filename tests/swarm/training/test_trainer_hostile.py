@@ -13,6 +13,7 @@ from functools import partial
 
 import pytest
 import torch
+from support.training_swarm import NUM_VALUES, Member, SpoiledCodec, Swarm, SyntheticInner, assert_equal_steps, config
 from swarm.network.memory.memory_network import MemoryNetwork
 from swarm.testing import virtual_time
 from swarm.training.inner.inner_loop import IntervalResult
@@ -27,7 +28,6 @@ from swarm_compression import get_codec
 from swarm_protocol.errors import ConfigError, RoundError, SwarmError
 from swarm_protocol.identity import Identity
 from swarm_protocol.training_messages import Abort, Group, Outcome, Ready, StandingRequest, Vote
-from training_swarm import NUM_VALUES, Member, SpoiledCodec, Swarm, SyntheticInner, assert_equal_steps, config
 
 NUM_STEPS = 3
 

@@ -6,12 +6,12 @@ import asyncio
 import logging
 
 import pytest
+from support.training_swarm import PHASES, Member, Swarm, assert_equal_steps, config
 from swarm.network.memory.memory_link import Link
 from swarm.testing import virtual_time
 from swarm.testing.faults import Fault, FaultScript
 from swarm.testing.leaks import no_leaks
 from swarm.training.member.trainer_events import OuterStep, RoundAborted
-from training_swarm import PHASES, Member, Swarm, assert_equal_steps, config
 
 NUM_STEPS = 3
 UNDISTURBED_S = 2.2

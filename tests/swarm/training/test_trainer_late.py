@@ -6,10 +6,10 @@ import asyncio
 import logging
 
 import pytest
+from support.training_swarm import WINDOW_TOKENS, Swarm, SyntheticInner, assert_equal_steps, config
 from swarm.network.memory.memory_link import Link
 from swarm.testing import virtual_time
 from swarm.training.member.trainer_events import ContributionLate, OuterStep, RoundAborted
-from training_swarm import WINDOW_TOKENS, Swarm, SyntheticInner, assert_equal_steps, config
 
 INTERVAL_S = 20.0
 NUM_STEPS, STEPS = 4, 20

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.training_swarm import signed
 from swarm.network.libp2p.libp2p_network import Libp2pNetwork, Libp2pOptions
 from swarm.network.membership import Membership
 from swarm.training.data import ByteCorpus
@@ -19,7 +20,6 @@ from swarm.training.member.trainer import RunMember, RunMemberOptions
 from swarm.training.member.trainer_events import OuterStep, StateFetched, TrainingEvent, Validated
 from swarm.training.run.run_config import RunConfig
 from swarm_protocol.identity import Identity
-from training_swarm import signed
 
 
 def test_run_among_three_real_hosts_with_a_late_joiner_ends_in_one_state(

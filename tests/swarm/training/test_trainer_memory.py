@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 import torch
+from support.training_swarm import Swarm
 from swarm.testing import virtual_time
 from swarm.training.data import Corpus
 from swarm.training.inner.inner_loop import InnerLoop
@@ -16,7 +17,6 @@ from swarm.training.inner.run_model import build_model, initial_theta
 from swarm.training.run.run_config import RunConfig
 from swarm.training.state.layout import Layout
 from torch import Tensor, nn
-from training_swarm import Swarm
 
 
 def vectors(num_values: int) -> int:

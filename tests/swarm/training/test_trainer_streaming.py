@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from support.training_swarm import PHASES, Member, Swarm, SyntheticInner, assert_equal_steps, config
 from swarm.network.memory.memory_link import Link
 from swarm.testing import virtual_time
 from swarm.testing.faults import Fault, FaultScript
@@ -27,7 +28,6 @@ from swarm.training.member.trainer_events import (
 )
 from swarm.training.run.run_config import OuterConfig, RunConfig
 from swarm.training.state.layout import Layout
-from training_swarm import PHASES, Member, Swarm, SyntheticInner, assert_equal_steps, config
 
 STEP_S = 0.1
 """Virtual seconds of an inner step."""

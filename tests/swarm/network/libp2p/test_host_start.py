@@ -14,8 +14,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from free_ports import free_port
-from network_worlds import eventually, libp2p_node
+from support.free_ports import free_port
+from support.network_worlds import eventually, libp2p_node
 from swarm.network.libp2p import network_entry, p2pd_process
 from swarm.network.libp2p.host import Host
 from swarm.network.libp2p.libp2p_network import (

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import uvloop
-from network_worlds import eventually, libp2p_node
+from support.network_worlds import eventually, libp2p_node
 from swarm.network.interface import Stream
 from swarm.network.libp2p import libp2p_network
 from swarm.network.libp2p.binary_addr import peer_id_bytes

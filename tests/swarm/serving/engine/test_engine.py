@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 import torch
-from arithmetic_span import (
+from support.arithmetic_span import (
     GREEDY,
     NUM_BLOCKS,
     NUM_PAGES,

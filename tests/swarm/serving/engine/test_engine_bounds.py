@@ -8,7 +8,18 @@ from collections.abc import Iterator
 from unittest.mock import patch
 
 import pytest
-from arithmetic_span import GREEDY, NUM_BLOCKS, NUM_PAGES, REVISION, Sums, answer, generate, ids, prompt_of, with_engine
+from support.arithmetic_span import (
+    GREEDY,
+    NUM_BLOCKS,
+    NUM_PAGES,
+    REVISION,
+    Sums,
+    answer,
+    generate,
+    ids,
+    prompt_of,
+    with_engine,
+)
 from swarm.serving.engine.engine import Engine
 from swarm.serving.engine.prefix import page_keys
 from swarm.serving.model.batch import PAGE_TOKENS, Batch, Want

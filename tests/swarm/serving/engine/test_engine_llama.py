@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from arithmetic_span import GREEDY, REVISION, ids
+from support.arithmetic_span import GREEDY, REVISION, ids
 from swarm.serving.engine.engine import Engine
 from swarm.serving.engine.prefix import page_keys
 from swarm.serving.engine.sequence import Seat

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from arithmetic_span import NUM_BLOCKS, Sums, generate, prompt_of, with_engine
+from support.arithmetic_span import NUM_BLOCKS, Sums, generate, prompt_of, with_engine
 from swarm.serving.engine.engine import Engine
 from swarm.serving.engine.prefault import Residency
 from swarm.serving.model.batch import PAGE_TOKENS

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 import torch
-from arithmetic_span import (
+from support.arithmetic_span import (
     GREEDY,
     NUM_BLOCKS,
     NUM_PAGES,

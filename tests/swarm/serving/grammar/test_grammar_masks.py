@@ -13,13 +13,13 @@ from pathlib import Path
 
 import psutil
 import pytest
+from support.text_models import byte_tokenizer
 from swarm.serving.grammar import grammar_process
 from swarm.serving.grammar.grammar_masks import MAX_GRAMMARS, Grammars
 from swarm.serving.grammar.grammar_process import GrammarProcess, GrammarProcesses, Mask
 from swarm.serving.grammar.grammar_worker import GRAMMAR_BYTES
 from swarm_protocol.errors import ConfigError, PeerRefused
 from swarm_protocol.sampler import Grammar
-from text_models import byte_tokenizer
 
 SCHEMA = {
     "type": "object",

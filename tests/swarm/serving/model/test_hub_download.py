@@ -12,7 +12,7 @@ from typing import Any
 import huggingface_hub.file_download
 import pytest
 import torch
-from local_hub import MODEL, Hub, digest, local_hub
+from support.local_hub import MODEL, Hub, digest, local_hub
 from swarm.serving.model import hub_download
 from swarm.serving.model.hub_download import HubModel, download_blocks, find_model
 from swarm.serving.model.model_files import open_model

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from quantized_models import write_checkpoint
+from support.quantized_models import write_checkpoint
 from transformers import LlamaConfig, LlamaForCausalLM
 
 SPARE_BYTES = 16e6

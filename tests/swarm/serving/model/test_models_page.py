@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from served_families import families, judged
+from support.served_families import families, judged
 
 PAGE = (Path(__file__).parents[4] / "docs" / "models.md").read_text()
 SERVED, REFUSED, UNTRIED = (

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from arithmetic_span import NUM_PAGES, REVISION, alone, answer, prompt_of
-from served_chain import (
+from support.arithmetic_span import NUM_PAGES, REVISION, alone, answer, prompt_of
+from support.served_chain import (
     COLUMNS,
     MAX_STEP_TOKENS,
     MODEL,

@@ -8,8 +8,8 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from arithmetic_span import prompt_of
-from served_chain import (
+from support.arithmetic_span import prompt_of
+from support.served_chain import (
     COLUMNS,
     MODEL,
     Talk,

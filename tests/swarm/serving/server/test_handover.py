@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from arithmetic_span import alone, prompt_of
-from served_chain import MODEL, Talk, World, floats, opening, seat_id, token_rows, with_servers
+from support.arithmetic_span import alone, prompt_of
+from support.served_chain import MODEL, Talk, World, floats, opening, seat_id, token_rows, with_servers
 from swarm.serving.server.dial_limiter import MAX_PEERS_PER_CLIENT, REST_S
 from swarm.testing.faults import Fault
 from swarm_protocol.errors import IntegrityError, PeerError, PeerRefused, PeerUnreachable

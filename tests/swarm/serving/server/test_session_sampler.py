@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from served_chain import World, floats, opening, token_rows, with_servers
+from support.served_chain import World, floats, opening, token_rows, with_servers
 from swarm.client import AsyncClient
 from swarm.serving.grammar import grammar_process
 from swarm.testing import virtual_time

@@ -6,8 +6,8 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from arithmetic_span import prompt_of
-from served_chain import PICK, Talk, World, seat_id, through, token_rows, with_servers
+from support.arithmetic_span import prompt_of
+from support.served_chain import PICK, Talk, World, seat_id, through, token_rows, with_servers
 from swarm.testing.faults import Fault
 from swarm_protocol import limits
 from swarm_protocol.session_frames import Ended, Link, Linked, Pick, Result, SeatRef

@@ -10,6 +10,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+from support.toy_server import COLUMNS, MODEL, VOCAB, ToyServer, expected_tokens, logits_of
 from swarm.network.membership import Membership
 from swarm.network.memory.memory_link import Link
 from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
@@ -24,7 +25,6 @@ from swarm.testing.leaks import no_leaks
 from swarm_protocol.errors import ConfigError, SessionError
 from swarm_protocol.rows import Rows
 from swarm_protocol.session_frames import Pick, Picked, Result
-from toy_server import COLUMNS, MODEL, VOCAB, ToyServer, expected_tokens, logits_of
 
 NUM_BLOCKS = 6
 THIRDS = [(0, 2), (2, 4), (4, 6)]

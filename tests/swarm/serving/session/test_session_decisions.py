@@ -9,13 +9,13 @@ from contextlib import suppress
 from functools import partial
 
 import pytest
+from support.toy_chain import KINDS, ROW_BYTES, Request, ToyServer, ToyWorld, answers, any_world, outputs_of, token_row
 from swarm.serving.session.actions import Action, Answer, Blame, Cause, Feed, Find, OpenSeat, Relink
 from swarm.serving.session.chain import RELINK_S, WINDOW_CHUNKS, Limits
 from swarm.serving.session.hop import FLOOR_S, Hop, Ran
 from swarm.serving.session.replay_buffer import Ledger
 from swarm.serving.session.session_decisions import LEAVE_RETRY_S, MAX_FAILURES, OPEN_S, Course
 from swarm_protocol.errors import PeerUnreachable, PeerViolation, SessionError
-from toy_chain import KINDS, ROW_BYTES, Request, ToyServer, ToyWorld, answers, any_world, outputs_of, token_row
 
 THIRDS = [(0, 2), (2, 4), (4, 6)]
 

@@ -15,12 +15,12 @@ from typing import Any
 
 import psutil
 import pytest
+from support.text_models import byte_tokenizer
 from swarm.serving.model.model_assets import ModelKit, open_kit
 from swarm.serving.model.model_files import open_model
 from swarm.serving.tokenizer.tokenizer_process import TokenizerLimits, TokenizerProcess
 from swarm.testing.leaks import no_leaks
 from swarm_protocol.errors import ConfigError, IntegrityError, SessionError
-from text_models import byte_tokenizer
 
 Files = Mapping[str, bytes]
 LIMITS = TokenizerLimits(memory_bytes=2**29)

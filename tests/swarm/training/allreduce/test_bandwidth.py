@@ -8,13 +8,13 @@ import math
 from typing import Any, cast
 
 import pytest
+from support.training_swarm import Swarm, SyntheticInner, assert_equal_steps, config
 from swarm.testing import virtual_time
 from swarm.training.allreduce.bandwidth import MIN_BYTES, Meter, MeteredStream
 from swarm.training.allreduce.frame_inbox import MIN_AHEAD_FRAMES
 from swarm.training.member.trainer_events import OuterStep
 from swarm.training.round import coordinator
 from swarm_protocol.training_messages import MAX_BYTES_PER_S
-from training_swarm import Swarm, SyntheticInner, assert_equal_steps, config
 
 LINE_BYTES_PER_S = 4e6
 NUM_STEPS = 5

@@ -11,6 +11,7 @@ from functools import partial, partialmethod
 
 import pytest
 import torch
+from support.training_swarm import SpoiledCodec
 from swarm.network.failpoints import FaultHook, no_faults
 from swarm.network.interface import Stream
 from swarm.network.memory.memory_link import Link
@@ -30,7 +31,6 @@ from swarm_compression import Codec, get_codec, warm_up
 from swarm_protocol.errors import PeerError, PeerUnreachable, PeerViolation, RoundError, SwarmError
 from swarm_protocol.training_messages import Contribution, Group, OpeningKind, ReduceOpening
 from torch import Tensor
-from training_swarm import SpoiledCodec
 
 METHODS = Methods("run")
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from round_scripts import FIRST
+from support.round_scripts import FIRST
 from swarm.training.allreduce.part_owner import NOTABLE_VALUES, PartOwner, Scheme
 from swarm.training.run.run_config import RunConfig
 from swarm.trust.aggregation.registry import get_aggregator

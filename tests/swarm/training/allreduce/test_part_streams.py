@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from round_scripts import LEADER, ME, signed
+from support.round_scripts import LEADER, ME, signed
 from swarm.network.failpoints import no_faults
 from swarm.testing import virtual_time
 from swarm.training.allreduce.part_owner import Scheme

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from round_scripts import FIRST, LEADER, ME
+from support.round_scripts import FIRST, LEADER, ME
 from swarm.testing import virtual_time
 from swarm.training.allreduce.reduction import GROUP_WAIT_S, Reductions
 from swarm.training.round.round_log import RoundLog

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.training_swarm import NUM_VALUES, Member, SpoiledCodec, Swarm, SyntheticInner, assert_equal_steps, config
 from swarm.testing import virtual_time
 from swarm.training.allreduce.residuals import Residuals
 from swarm.training.inner.inner_loop import IntervalResult
@@ -19,7 +20,6 @@ from swarm.training.round.round_driver import RoundDriver
 from swarm_compression import get_codec
 from swarm_compression.feedback import ErrorFeedback
 from torch import Tensor
-from training_swarm import NUM_VALUES, Member, SpoiledCodec, Swarm, SyntheticInner, assert_equal_steps, config
 
 NUM_STEPS = 6
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_net import VOCABULARY, SmallNet, loss_that_fails_on_the_last_token, small_loss, windows
+from support.small_net import VOCABULARY, SmallNet, loss_that_fails_on_the_last_token, small_loss, windows
 from swarm.training.inner import several_devices
 from swarm.training.inner.one_device import OneDevice
 from swarm.training.inner.several_devices import SeveralDevices
@@ -227,7 +227,7 @@ def test_worker_that_hangs_in_a_step_is_given_up_after_a_multiple_of_the_longest
 
 PARENT = """
     import json, sys
-    from small_net import SmallNet, small_loss, windows
+    from support.small_net import SmallNet, small_loss, windows
     from swarm.training.run.local_options import LocalOptions
     from swarm.training.run.run_config import InnerConfig
     from swarm.training.inner.several_devices import SeveralDevices

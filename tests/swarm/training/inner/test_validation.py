@@ -9,13 +9,13 @@ from typing import Any, cast
 
 import pytest
 import torch
+from support.training_swarm import config
 from swarm.training.inner.validation import Validating
 from swarm.training.member.trainer_events import Validated
 from swarm.training.state.replica_state import ReplicaState
 from swarm_protocol import limits
 from swarm_protocol.records import ValidationReport
 from torch import Tensor
-from training_swarm import config
 
 RUN = config(outer_steps=6, validation_interval=2)
 

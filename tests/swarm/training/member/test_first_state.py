@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.training_swarm import NUM_VALUES, Swarm, SyntheticInner, assert_equal_steps, config
 from swarm.testing import virtual_time
 from swarm.trainer.start_checkpoint import CheckpointSource, bringing, pin_of
 from swarm.training.data import ByteCorpus
@@ -22,7 +23,6 @@ from swarm.training.run.start_config import StartConfig
 from swarm.training.state.layout import Layout
 from swarm.training.state.replica_state import ReplicaState
 from swarm_protocol.errors import ConfigError, IntegrityError
-from training_swarm import NUM_VALUES, Swarm, SyntheticInner, assert_equal_steps, config
 from transformers import AutoModelForCausalLM
 
 STARTED = config(min_group=2, start=StartConfig(checkpoint="local", digest="ab" * 32))

@@ -8,6 +8,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+from support.training_swarm import SyntheticInner, config, materials_of
 from swarm.network.failpoints import no_faults
 from swarm.testing import virtual_time
 from swarm.training.inner.interval import Intervals
@@ -18,7 +19,6 @@ from swarm.training.run.run_config import RunConfig
 from swarm.training.state.replica import Held, Replica
 from swarm.training.state.replica_state import ReplicaState
 from swarm_protocol.identity import Identity
-from training_swarm import SyntheticInner, config, materials_of
 
 ME = Identity(b"m" * 32).peer_id
 STEP_S = 1.0

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
+from support.training_swarm import Swarm, config
 from swarm.network.membership import Membership
 from swarm.testing import virtual_time
 from swarm.training.member.observer import CommittedStep, Observer
@@ -18,7 +19,6 @@ from swarm_protocol.errors import PeerViolation, SwarmError
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import TrainerRecord
 from swarm_protocol.training_messages import Standing, StandingRequest
-from training_swarm import Swarm, config
 
 WATCHER = Identity(b"w" * 32)
 

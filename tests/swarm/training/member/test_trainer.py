@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.training_swarm import NUM_VALUES, Swarm, SyntheticInner, assert_equal_steps, config, signed
 from swarm.network.membership import Membership
 from swarm.network.memory.memory_link import Link
 from swarm.network.memory.memory_network import MemoryInternet
@@ -35,7 +36,6 @@ from swarm_compression import warm_up
 from swarm_protocol.errors import ConfigError, IntegrityError, RoundError
 from swarm_protocol.identity import Identity
 from torch import Tensor
-from training_swarm import NUM_VALUES, Swarm, SyntheticInner, assert_equal_steps, config, signed
 
 
 @pytest.mark.parametrize("num_members", [1, 2, 3, 4, 8])

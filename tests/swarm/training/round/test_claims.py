@@ -9,6 +9,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from support.training_swarm import Swarm, assert_equal_steps, certified, config
 from swarm.network.membership import Membership
 from swarm.testing import virtual_time
 from swarm.training.member.trainer_events import OuterStep, RoundAborted, StateFetched
@@ -19,7 +20,6 @@ from swarm.training.state.state_sync import claims_of
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import TrainerRecord
 from swarm_protocol.training_messages import Certificate, Contribution, Group, Outcome, Standing, Vote
-from training_swarm import Swarm, assert_equal_steps, certified, config
 
 NOW = 1_750_000_000.0
 NOTARIES = [Notary(identity=Identity(bytes([number]) * 32), network_id="test", run="run") for number in range(8)]

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from round_scripts import ME, OFFER, OUTCOME, PEERS, ready, terms
+from support.round_scripts import ME, OFFER, OUTCOME, PEERS, ready, terms
+from support.training_swarm import Swarm, SyntheticInner, config
 from swarm.testing import virtual_time
 from swarm.training.member.trainer_events import OuterStep, RoundAborted
 from swarm.training.round import state_machine as machine
@@ -20,7 +21,6 @@ from swarm.training.round.round_events import Ask, Reported, Sign
 from swarm.training.round.round_state import RoundState
 from swarm_protocol.errors import ConfigError, IntegrityError
 from swarm_protocol.training_messages import Ready
-from training_swarm import Swarm, SyntheticInner, config
 
 PARTS = (b"first part", b"second part")
 VOTED = replace(OUTCOME, part_digests=tuple(hashlib.sha256(part).digest() for part in PARTS))

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.training_swarm import NUM_VALUES, SpoiledCodec, Swarm, SyntheticInner, config
 from swarm.network.membership import Membership
 from swarm.network.memory.memory_link import Link
 from swarm.testing import virtual_time
@@ -19,7 +20,6 @@ from swarm.training.round.round_log import BROKE_PROTOCOL, LEFT_OUT, LESSENED, R
 from swarm_protocol import limits
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import Refusal, TrainerRecord
-from training_swarm import NUM_VALUES, SpoiledCodec, Swarm, SyntheticInner, config
 
 STEP_S = 0.1
 """As `SyntheticInner` reports it."""

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from round_scripts import LEADER, STEP, ready
+from support.round_scripts import LEADER, STEP, ready
 from swarm.testing import virtual_time
 from swarm.training.round.round_context import POLL_S
 from swarm.training.round.round_service import Desk

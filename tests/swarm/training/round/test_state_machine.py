@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from round_scripts import (
+from support.round_scripts import (
     FIRST,
     LEADER,
     ME,

@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 
 import pytest
+from support.training_swarm import AUTHOR, Member, Swarm, assert_equal_steps, config, identity_of
 from swarm.network.membership import Membership
 from swarm.testing import virtual_time
 from swarm.training.member.observer import Observer
@@ -21,7 +22,6 @@ from swarm_protocol.errors import ConfigError, IntegrityError, PeerTimeout, Peer
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import TrainerRecord
 from swarm_protocol.training_messages import Certificate, Contribution, Group, Outcome, ResumeOrder, Vote
-from training_swarm import AUTHOR, Member, Swarm, assert_equal_steps, config, identity_of
 
 NUM_STEPS = 10
 ONLOOKER = Identity(b"onlooker".ljust(32))

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.training_swarm import Swarm
 from swarm.network.membership import Membership
 from swarm.network.memory.memory_network import MemoryInternet
 from swarm.testing import virtual_time
@@ -25,7 +26,6 @@ from swarm.training.run.signed_run import MAX_RUN_FILE_BYTES, SignedRun, read_ru
 from swarm_protocol.errors import ConfigError, IntegrityError, PeerError, PeerRefused, PeerTimeout, PeerViolation
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import TrainerRecord
-from training_swarm import Swarm
 
 AUTHOR = Identity(bytes(32))
 MODEL = {"model_type": MODULE_TYPE, "num_values": 12, "digest": "0" * 64, "num_samples": 0}

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.training_swarm import AUTHOR, NUM_VALUES, Swarm, assert_equal_steps, config
 from swarm.network.interface import Stream
 from swarm.network.membership import Membership
 from swarm.network.memory.memory_network import MemoryInternet
@@ -24,7 +25,6 @@ from swarm.training.state.state_sync import Reached
 from swarm_protocol.errors import RoundError
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import TrainerRecord
-from training_swarm import AUTHOR, NUM_VALUES, Swarm, assert_equal_steps, config
 
 ONLOOKER = Identity(b"onlooker".ljust(32))
 STATE_BYTES = 8 * NUM_VALUES

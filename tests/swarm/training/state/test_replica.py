@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from support.training_swarm import config
 from swarm.training.inner.lease_stripe import admitted
 from swarm.training.state import replica as module
 from swarm.training.state.replica import Held, Replica
@@ -18,7 +19,6 @@ from swarm_compression import get_codec
 from swarm_protocol.errors import RoundError
 from swarm_protocol.identity import Identity
 from swarm_protocol.training_messages import Contribution, Group, Outcome
-from training_swarm import config
 
 PEER = Identity(bytes(32)).peer_id
 GROUP = Group(

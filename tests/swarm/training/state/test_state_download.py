@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from donor_world import DonorWorld
+from support.donor_world import DonorWorld
 from swarm.testing import virtual_time
 from swarm.training.state.replica import Held
 from swarm.training.state.replica_state import ReplicaState

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from support.training_swarm import config
 from swarm.network.interface import Stream
 from swarm.network.memory.memory_network import MemoryInternet
 from swarm.testing import virtual_time
@@ -28,7 +29,6 @@ from swarm_compression import get_codec
 from swarm_protocol.errors import PeerRefused, PeerViolation, RoundError
 from swarm_protocol.training_messages import Contribution, Group
 from swarm_protocol.transfer_messages import ChunkRequest, PartRequest
-from training_swarm import config
 
 NUM_VALUES = 1 << 19
 """4 MiB of state: four chunks."""

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from quantized_models import KINDS, write_quantized
 from safetensors.torch import load_file, save_file
+from support.quantized_models import KINDS, write_quantized
+from support.tiny_models import write_model
 from swarm.serving.model.batch import Batch, Slice, Want
 from swarm.serving.model.check import check_directory
 from swarm.serving.model.model_files import ModelFiles, open_model, weight_sizes
@@ -22,7 +23,6 @@ from swarm.serving.model.span import Span, block_of_tensors, load_span
 from swarm.serving.model.span_loading import weigh
 from swarm.serving.server.server_options import ServerOptions
 from swarm_protocol.errors import ConfigError, IntegrityError
-from tiny_models import write_model
 from transformers import GptOssConfig
 
 Pair = tuple[Path, Path]

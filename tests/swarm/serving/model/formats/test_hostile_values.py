@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from quantized_models import KINDS
+from support.quantized_models import KINDS
 from swarm.serving.model.formats.bitsandbytes import bitsandbytes
 from swarm.serving.model.formats.packed_ints import gptq
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from text_models import byte_tokenizer
+from support.text_models import byte_tokenizer
 from transformers import (
     AutoModelForCausalLM,
     GPT2Config,

@@ -1,6 +1,6 @@
 """Scripts of what happens to one member in one step, and their golden traces in `swarm/training/traces`.
 
-To write the traces anew after a wanted change, and read the diff: `python tests/round_scripts.py`.
+To write the traces anew after a wanted change, and read the diff: `PYTHONPATH=tests python -m support.round_scripts`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from swarm_protocol import training_messages as messages
 from swarm_protocol.identity import Identity
 from swarm_protocol.training_messages import Abort, Contribution, Outcome, Ready, Vote
 
-TRACES = Path(__file__).parent / "swarm" / "training" / "traces"
+TRACES = Path(__file__).parents[1] / "swarm" / "training" / "traces"
 PEERS = tuple(sorted(Identity(bytes([number]) * 32).peer_id for number in range(4)))
 RUN, STEP, DIGEST = "run", 7, bytes(32)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from postgres_server import PostgresServer, installed, postgres_server
+from support.postgres_server import PostgresServer, installed, postgres_server
 
 
 @pytest.fixture(scope="module")

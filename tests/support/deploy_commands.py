@@ -14,7 +14,7 @@ from swarm_node.config import Config, resolve
 from swarm_node.setting_table import SETTINGS
 from swarm_protocol.identity import Identity
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 PEER_ID = Identity(bytes(32)).peer_id
 NO_HOME = Path("/nonexistent/swarm")

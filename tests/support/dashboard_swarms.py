@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from random import Random
 
-from dashboard_source import ExampleSource
+from support.dashboard_source import ExampleSource
 from swarm_node.dashboard.views import (
     ChainView,
     CheckpointFile,

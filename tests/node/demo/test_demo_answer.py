@@ -13,12 +13,12 @@ import pytest
 from fastapi import FastAPI, Request
 from fastapi.responses import StreamingResponse
 from rich.console import Console
-from swarm_node.demo.board import Board
-from swarm_node.demo.completion import NUM_TOKENS_AFTER, Completion, complete
+from swarm_node.demo.demo_answer import NUM_TOKENS_AFTER, Completion, complete
+from swarm_node.demo.demo_plan import Plan
+from swarm_node.demo.demo_state import Board
 from swarm_node.demo.display import LineDisplay
 from swarm_node.demo.nodes import DemoError
-from swarm_node.demo.plan import Plan
-from swarm_node.demo.teller import Teller
+from swarm_node.demo.reporter import Teller
 from swarm_node.events import Emitter
 from uvicorn import Config, Server
 

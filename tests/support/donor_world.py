@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import torch
+from support.training_swarm import config
 from swarm.network.memory.memory_link import Link
 from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
 from swarm.training.round.methods import Methods
@@ -15,7 +16,6 @@ from swarm.training.state.replica import Held, Replica
 from swarm.training.state.replica_state import ReplicaState
 from swarm.training.state.state_download import NO_STORE, ChunkStore
 from swarm.training.state.state_transfer import Donor, Fetched, Fetcher
-from training_swarm import config
 
 MBIT_S = 1e6 / 8
 METHODS = Methods("run")

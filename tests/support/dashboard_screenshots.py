@@ -1,6 +1,7 @@
-"""Pictures of the dashboard over an example swarm: `python tests/dashboard_screenshots.py docs/screenshots`.
+"""Pictures of the dashboard over an example swarm.
 
-Writes the README's three; with `--all` every page of every example, light and dark, on a desk and on a phone.
+`PYTHONPATH=tests python -m support.dashboard_screenshots docs/screenshots` writes the README's three; with `--all`
+every page of every example, light and dark, on a desk and on a phone.
 """
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ import sys
 from pathlib import Path
 from urllib.parse import quote
 
-from dashboard_browser import PHONE, Served, browsing
-from dashboard_source import ExampleSource
-from dashboard_swarms import example_source
 from playwright.sync_api import Browser, expect
+from support.dashboard_browser import PHONE, Served, browsing
+from support.dashboard_source import ExampleSource
+from support.dashboard_swarms import example_source
 from swarm_node.dashboard.app import create_dashboard
 
 README = (("overview", "light", 885), ("model", "light", 1_225), ("run", "dark", 1_150))

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from arithmetic_span import NUM_BLOCKS, NUM_PAGES, REVISION, Sums, rows_of, sums_of
+from support.arithmetic_span import NUM_BLOCKS, NUM_PAGES, REVISION, Sums, rows_of, sums_of
 from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
 from swarm.serving.engine.engine import Engine
 from swarm.serving.server.connection_server import LaneServer, Offer

@@ -46,7 +46,7 @@ def test_readme_command_is_one_of_the_programs(words: tuple[str, ...]) -> None:
 
 
 def test_readme_shows_every_kind_of_user_a_command() -> None:
-    users = {"seed", "join", "gateway", "dashboard", "top", "status", "doctor", "plan", "identity", "drain", "demo"}
+    users = {"seed", "join", "gateway", "dashboard", "top", "status", "doctor", "plan", "identity", "drain", "chat"}
     assert {words[0] for words in COMMANDS} >= users
     assert {words[1] for words in COMMANDS if words[0] == "run"} == {"init", "sign", "show", "watch", "export"}
 

@@ -13,32 +13,32 @@ from typing import Any, TypeAlias
 
 from swarm_protocol import limits, wire
 from swarm_protocol.checks import check_int
-from swarm_protocol.proto import lane_pb2
+from swarm_protocol.proto import session_pb2
 from swarm_protocol.rows import Data, Rows
 from swarm_protocol.sampler import Grammar, Sampler
 from swarm_protocol.session_frames import (
     PAGE_KEY_BYTES,
-    Close,
-    Drawn,
-    Ended,
+    AllowHandover,
+    AnswerTokens,
+    CloseSequence,
     Frame,
-    Hand,
-    Leaving,
-    Link,
-    Linked,
-    Open,
-    Pick,
-    Picked,
+    LinkAck,
+    LinkUpdate,
+    OpenSequence,
     Push,
     PushRefused,
-    Ready,
-    Result,
-    SeatRef,
+    SampledToken,
+    SequenceEnded,
+    SequenceReady,
+    SequenceRef,
+    ServerLeaving,
     Spent,
-    Step,
+    StepRequest,
+    StepResult,
+    TokenDraw,
 )
 
-_Frame: TypeAlias = lane_pb2.Frame
+_Frame: TypeAlias = session_pb2.Frame
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +51,11 @@ class Frames:
         check_int(len(self.frames), "number of frames", low=1, high=limits.MAX_FRAMES)
 
     def to_bytes(self) -> bytes:
-        message, payloads = lane_pb2.Frames(), list[Data]()
+        message, payloads = session_pb2.Frames(), list[Data]()
         for frame in self.frames:
             kind, fill = _FILLS[type(frame)]
             fill(getattr(message.frames.add(), kind), frame)
-            if isinstance(frame, Step | Push | Result) and frame.rows is not None:
+            if isinstance(frame, StepRequest | Push | StepResult) and frame.rows is not None:
                 payloads.append(frame.rows.payload)
         return wire.encode_with_payloads(message, payloads)
 
@@ -64,7 +64,7 @@ class Frames:
         """Raises PeerViolation. Payloads are views of `data`."""
         return wire.decode_with_payload(
             data,
-            lane_pb2.Frames,
+            session_pb2.Frames,
             _frames,
             max_bytes=limits.MAX_MESSAGE_BYTES,
             max_header_bytes=limits.MAX_FRAMES_HEADER_BYTES,
@@ -73,11 +73,11 @@ class Frames:
 
 def num_bytes(frame: Frame) -> int:
     """About what it takes in a message, for bounding queues."""
-    rows = frame.rows if isinstance(frame, Step | Push | Result) else None
+    rows = frame.rows if isinstance(frame, StepRequest | Push | StepResult) else None
     extra = 0
-    if isinstance(frame, Open):
+    if isinstance(frame, OpenSequence):
         extra = PAGE_KEY_BYTES * len(frame.page_keys) + _sampler_bytes(frame.sampler)
-    elif isinstance(frame, Drawn):
+    elif isinstance(frame, AnswerTokens):
         extra = len(frame.token_ids)
     return limits.FRAME_BYTES + extra + (0 if rows is None else len(rows.payload))
 
@@ -92,12 +92,12 @@ def _sampler_bytes(sampler: Sampler | None) -> int:
 # --- to protobuf; by hand, for there may be thousands a second -------------------------------------------------------
 
 
-def _fill_step(sent: _Frame.Step | _Frame.Push, step: Step | Push) -> None:
-    sent.seat_id = step.seat_id
+def _fill_step(sent: _Frame.StepRequest | _Frame.Push, step: StepRequest | Push) -> None:
+    sent.sequence_id = step.sequence_id
     sent.position = step.position
     sent.want = step.want
-    if step.pick is not None:
-        _fill_pick(sent.pick, step.pick)
+    if step.draw is not None:
+        _fill_draw(sent.draw, step.draw)
     _fill_rows(sent.rows, step.rows)
     if isinstance(step, Push):
         sent.client_peer_id = step.client_peer_id  # type: ignore[union-attr]
@@ -107,21 +107,21 @@ def _fill_step(sent: _Frame.Step | _Frame.Push, step: Step | Push) -> None:
         sent.forward = step.forward  # type: ignore[union-attr]
 
 
-def _fill_pick(sent: _Frame.Pick, pick: Pick) -> None:
+def _fill_draw(sent: _Frame.TokenDraw, draw: TokenDraw) -> None:
     sent.SetInParent()
-    sent.temperature = pick.temperature
-    sent.top_p = pick.top_p
-    sent.top_k = pick.top_k
-    sent.seed = pick.seed
-    sent.index = pick.index
-    sent.ahead = pick.ahead
-    sent.min_p = pick.min_p
-    if pick.num_logprobs is not None:
-        sent.num_logprobs = pick.num_logprobs
+    sent.temperature = draw.temperature
+    sent.top_p = draw.top_p
+    sent.top_k = draw.top_k
+    sent.seed = draw.seed
+    sent.index = draw.index
+    sent.ahead = draw.ahead
+    sent.min_p = draw.min_p
+    if draw.num_logprobs is not None:
+        sent.num_logprobs = draw.num_logprobs
 
 
-def _fill_result(sent: _Frame.Result, result: Result) -> None:
-    sent.seat_id = result.seat_id
+def _fill_result(sent: _Frame.StepResult, result: StepResult) -> None:
+    sent.sequence_id = result.sequence_id
     sent.position = result.position
     sent.compute_ms = result.compute_ms
     sent.queue_ms = result.queue_ms
@@ -149,8 +149,8 @@ def _fill_rows(sent: _Frame.Rows, rows: Rows) -> None:
     sent.num_columns = rows.num_columns
 
 
-def _fill_open(sent: _Frame.Open, opened: Open) -> None:
-    sent.seat_id, sent.session_id, sent.revision = opened.seat_id, opened.session_id, opened.revision
+def _fill_open(sent: _Frame.OpenSequence, opened: OpenSequence) -> None:
+    sent.sequence_id, sent.session_id, sent.revision = opened.sequence_id, opened.session_id, opened.revision
     sent.start, sent.end, sent.max_tokens = opened.start, opened.end, opened.max_tokens
     sent.codec = opened.codec
     sent.page_keys = b"".join(opened.page_keys)
@@ -171,17 +171,17 @@ def _copy(sent: Any, value: Any) -> None:
 
 
 _FILLS: dict[type[Any], tuple[str, Callable[[Any, Any], None]]] = {
-    Open: ("open", _fill_open),
-    Step: ("step", _fill_step),
-    Link: ("link", _copy),
-    Hand: ("hand", _copy),
-    Drawn: ("drawn", _copy),
-    Close: ("close", _copy),
-    Ready: ("ready", _copy),
-    Result: ("result", _fill_result),
-    Linked: ("linked", _copy),
-    Ended: ("ended", _copy),
-    Leaving: ("leaving", _copy),
+    OpenSequence: ("open", _fill_open),
+    StepRequest: ("step", _fill_step),
+    LinkUpdate: ("link", _copy),
+    AllowHandover: ("hand", _copy),
+    AnswerTokens: ("drawn", _copy),
+    CloseSequence: ("close", _copy),
+    SequenceReady: ("ready", _copy),
+    StepResult: ("result", _fill_result),
+    LinkAck: ("linked", _copy),
+    SequenceEnded: ("ended", _copy),
+    ServerLeaving: ("leaving", _copy),
     Push: ("push", _fill_step),
     PushRefused: ("push_refused", _copy),
 }
@@ -207,7 +207,7 @@ class _Payload:
             raise ValueError(f"{len(self._data) - self._at} bytes follow the last row")
 
 
-def _frames(sent: lane_pb2.Frames, data: memoryview) -> Frames:
+def _frames(sent: session_pb2.Frames, data: memoryview) -> Frames:
     if len(sent.frames) > limits.MAX_FRAMES:
         raise ValueError(f"{len(sent.frames)} frames, more than {limits.MAX_FRAMES}")
     payload = _Payload(data)
@@ -231,13 +231,13 @@ def _frame(sent: _Frame, payload: _Payload) -> Frame:
     return frame
 
 
-def _step(sent: _Frame.Step, payload: _Payload) -> Step:
-    return Step(
-        seat_id=sent.seat_id,
+def _step(sent: _Frame.StepRequest, payload: _Payload) -> StepRequest:
+    return StepRequest(
+        sequence_id=sent.sequence_id,
         position=sent.position,
         want=sent.want,
         forward=sent.forward,
-        pick=_pick(sent.pick) if sent.HasField("pick") else None,
+        draw=_draw(sent.draw) if sent.HasField("draw") else None,
         rows=payload.rows(sent.rows),
     )
 
@@ -245,26 +245,26 @@ def _step(sent: _Frame.Step, payload: _Payload) -> Step:
 def _push(sent: _Frame.Push, payload: _Payload) -> Push:
     return Push(
         client_peer_id=sent.client_peer_id,
-        seat_id=sent.seat_id,
+        sequence_id=sent.sequence_id,
         position=sent.position,
         want=sent.want,
-        pick=_pick(sent.pick) if sent.HasField("pick") else None,
+        draw=_draw(sent.draw) if sent.HasField("draw") else None,
         rows=payload.rows(sent.rows),
         source_id=sent.source_id,
         upstream_ms=_pairs(sent.upstream_ms),
     )
 
 
-def _result(sent: _Frame.Result, payload: _Payload) -> Result:
-    return Result(
-        seat_id=sent.seat_id,
+def _result(sent: _Frame.StepResult, payload: _Payload) -> StepResult:
+    return StepResult(
+        sequence_id=sent.sequence_id,
         position=sent.position,
         compute_ms=sent.compute_ms,
         queue_ms=sent.queue_ms,
         batch_size=sent.batch_size,
         push_failed=sent.push_failed,
         codec_error=sent.codec_error,
-        token=_picked(sent.token) if sent.HasField("token") else None,
+        token=_sampled_token(sent.token) if sent.HasField("token") else None,
         rows=payload.rows(sent.rows) if sent.HasField("rows") else None,
         passed_on=sent.passed_on,
         looped=sent.looped,
@@ -277,8 +277,8 @@ def _pairs(upstream_ms: Sequence[float]) -> tuple[Spent, ...]:
     return tuple(zip(upstream_ms[::2], upstream_ms[1::2], strict=True))
 
 
-def _pick(sent: _Frame.Pick) -> Pick:
-    return Pick(
+def _draw(sent: _Frame.TokenDraw) -> TokenDraw:
+    return TokenDraw(
         temperature=sent.temperature,
         top_p=sent.top_p,
         top_k=sent.top_k,
@@ -290,19 +290,19 @@ def _pick(sent: _Frame.Pick) -> Pick:
     )
 
 
-def _picked(sent: _Frame.Picked) -> Picked:
-    return Picked(
+def _sampled_token(sent: _Frame.SampledToken) -> SampledToken:
+    return SampledToken(
         token_id=sent.token_id,
         logprob=sent.logprob if sent.HasField("logprob") else None,
         top=tuple(zip(sent.top_ids, sent.top_logprobs, strict=True)),
     )
 
 
-def _opened(sent: _Frame.Open) -> Open:
+def _open_sequence(sent: _Frame.OpenSequence) -> OpenSequence:
     if len(sent.page_keys) % PAGE_KEY_BYTES:
         raise ValueError(f"page_keys are not {PAGE_KEY_BYTES} bytes each")
-    return Open(
-        seat_id=sent.seat_id,
+    return OpenSequence(
+        sequence_id=sent.sequence_id,
         session_id=sent.session_id,
         revision=sent.revision,
         start=sent.start,
@@ -310,9 +310,9 @@ def _opened(sent: _Frame.Open) -> Open:
         max_tokens=sent.max_tokens,
         codec=sent.codec,
         page_keys=_cut(sent.page_keys),
-        previous=_seat_ref(sent.previous) if sent.HasField("previous") else None,
-        next=_seat_ref(sent.next) if sent.HasField("next") else None,
-        take_over=_seat_ref(sent.take_over) if sent.HasField("take_over") else None,
+        previous=_sequence_ref(sent.previous) if sent.HasField("previous") else None,
+        next=_sequence_ref(sent.next) if sent.HasField("next") else None,
+        take_over=_sequence_ref(sent.take_over) if sent.HasField("take_over") else None,
         sampler=_sampler(sent.sampler) if sent.HasField("sampler") else None,
     )
 
@@ -321,17 +321,17 @@ def _cut(keys: bytes) -> tuple[bytes, ...]:
     return tuple([keys[at : at + PAGE_KEY_BYTES] for at in range(0, len(keys), PAGE_KEY_BYTES)])
 
 
-_seat_ref = wire.flat(SeatRef)
+_sequence_ref = wire.flat(SequenceRef)
 _sampler = wire.flat(Sampler, {"grammar": wire.flat(Grammar)})
 _BUILDS: dict[str, Callable[[Any], Any]] = {
-    "open": _opened,
-    "link": wire.flat(Link, {"previous": _seat_ref, "next": _seat_ref}),
-    "hand": wire.flat(Hand),
-    "drawn": wire.flat(Drawn),
-    "close": wire.flat(Close),
-    "ready": wire.flat(Ready),
-    "linked": wire.flat(Linked),
-    "ended": wire.flat(Ended),
-    "leaving": wire.flat(Leaving),
+    "open": _open_sequence,
+    "link": wire.flat(LinkUpdate, {"previous": _sequence_ref, "next": _sequence_ref}),
+    "hand": wire.flat(AllowHandover),
+    "drawn": wire.flat(AnswerTokens),
+    "close": wire.flat(CloseSequence),
+    "ready": wire.flat(SequenceReady),
+    "linked": wire.flat(LinkAck),
+    "ended": wire.flat(SequenceEnded),
+    "leaving": wire.flat(ServerLeaving),
     "push_refused": wire.flat(PushRefused),
 }

@@ -162,7 +162,7 @@ MAX_FORWARD_ROWS = 2**20
 # Numbers in a row: those of a row that fills a message. Vocabularies have up to 256k, hidden states 16k.
 MAX_COLUMNS = MAX_MESSAGE_BYTES // 4
 # Random, so that nobody guesses another's.
-SEAT_ID_BYTES = 16
+SEQUENCE_ID_BYTES = 16
 # Positions in a page of a server's cache. Pages are named and handed over whole, so it is the same everywhere.
 PAGE_TOKENS = 16
 # One for each page of the longest context.

@@ -1,6 +1,6 @@
 """How a session changes the logits of every draw: penalties, biases, end tokens that come too early, a grammar.
 
-A seat of the last block is opened with it. What one draw alone needs (temperature, cuts, seed) is `lane_messages.Pick`.
+A seat of the last block is opened with it. What one draw alone needs (temperature, cuts, seed) is `session_frames.Pick`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a client starts from: the small files of a model. What sessions say is in `lane_messages`."""
+"""What a client starts from: the small files of a model. What sessions say is in `session_frames`."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from swarm_protocol.identity import check_peer_id
 from swarm_protocol.rows import CODECS, Rows
 from swarm_protocol.sampler import Sampler, check_token_ids
 
-LANE_METHOD = "serving.lane"
+SESSION_METHOD = "serving.lane"
 """A stream of `Frames` both ways. The model's name follows after a slash."""
 
 Spent: TypeAlias = tuple[float, float]
@@ -28,26 +28,26 @@ WANTS = ("nothing", "last", "all", "token")
 PAGE_KEY_BYTES = 16
 
 
-def check_seat_id(value: object) -> bytes:
-    if not (isinstance(value, bytes) and len(value) == limits.SEAT_ID_BYTES):
-        raise ValueError(f"seat_id is not {limits.SEAT_ID_BYTES} bytes")
+def check_sequence_id(value: object) -> bytes:
+    if not (isinstance(value, bytes) and len(value) == limits.SEQUENCE_ID_BYTES):
+        raise ValueError(f"sequence_id is not {limits.SEQUENCE_ID_BYTES} bytes")
     return value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SeatRef:
+class SequenceRef:
     """A seat of the same client on another peer."""
 
     peer_id: str
-    seat_id: bytes
+    sequence_id: bytes
 
     def __post_init__(self) -> None:
         check_peer_id(self.peer_id)
-        check_seat_id(self.seat_id)
+        check_sequence_id(self.sequence_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pick:
+class TokenDraw:
     """Which token to take: the draw at `index`; `num_logprobs` likeliest to tell of, None: no probabilities at all.
 
     `ahead` more may be drawn after it without being asked for, each of them the next input.
@@ -77,7 +77,7 @@ class Pick:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Picked:
+class SampledToken:
     """The token that was taken. `logprob`, if asked for, its natural logarithmic probability; `top`: the likeliest."""
 
     token_id: int
@@ -99,15 +99,15 @@ class Picked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Open:
+class OpenSequence:
     """Ask for a seat on blocks `[start, end)` with room for `max_tokens`, whose outputs are sent in `codec`.
 
     `page_keys` name the full pages of the prompt that the server may still hold; `take_over`: begin with that seat's
     keys and values instead. `sampler`: how the seat of the last block changes the logits of its draws. Answered by
-    Ready or Ended.
+    SequenceReady or SequenceEnded.
     """
 
-    seat_id: bytes
+    sequence_id: bytes
     session_id: str
     revision: str
     start: int
@@ -115,13 +115,13 @@ class Open:
     max_tokens: int
     codec: str = "raw"
     page_keys: tuple[bytes, ...] = ()
-    previous: SeatRef | None = None
-    next: SeatRef | None = None
-    take_over: SeatRef | None = None
+    previous: SequenceRef | None = None
+    next: SequenceRef | None = None
+    take_over: SequenceRef | None = None
     sampler: Sampler | None = None
 
     def __post_init__(self) -> None:
-        check_seat_id(self.seat_id)
+        check_sequence_id(self.sequence_id)
         check_name(self.session_id, "session_id", max_bytes=limits.MAX_SESSION_ID_BYTES)
         check_name(self.revision, "revision", max_bytes=limits.MAX_REVISION_BYTES)
         check_int(self.start, "start", high=limits.MAX_BLOCKS - 1)
@@ -135,95 +135,95 @@ class Open:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """Run these rows, the first one at `position`; answered by Result.
+class StepRequest:
+    """Run these rows, the first one at `position`; answered by StepResult.
 
     `want`: which outputs the client needs. `forward`: it needs all of them, and the next server too if one is linked.
     """
 
-    seat_id: bytes
+    sequence_id: bytes
     position: int
     want: str
     forward: bool = False
-    pick: Pick | None = None
+    draw: TokenDraw | None = None
     rows: Rows
 
     def __post_init__(self) -> None:
-        check_seat_id(self.seat_id)
-        _check_ask(self.position, self.want, self.pick)
+        check_sequence_id(self.sequence_id)
+        _check_ask(self.position, self.want, self.draw)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
-    """From now on take pushes from `previous` and push to `next`; None: from nobody, to nobody. Answered by Linked.
+class LinkUpdate:
+    """From now on take pushes from `previous` and push to `next`; None: from nobody, to nobody. Answered by LinkAck.
 
     The last server pushes tokens that it draws, to the first one or, where it is that itself, to the same seat.
     """
 
-    seat_id: bytes
-    previous: SeatRef | None = None
-    next: SeatRef | None = None
+    sequence_id: bytes
+    previous: SequenceRef | None = None
+    next: SequenceRef | None = None
 
     def __post_init__(self) -> None:
-        check_seat_id(self.seat_id)
+        check_sequence_id(self.sequence_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hand:
+class AllowHandover:
     """`to_peer_id` may have the seat's keys and values."""
 
-    seat_id: bytes
+    sequence_id: bytes
     to_peer_id: str
 
     def __post_init__(self) -> None:
-        check_seat_id(self.seat_id)
+        check_sequence_id(self.sequence_id)
         check_peer_id(self.to_peer_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drawn:
+class AnswerTokens:
     """The answer's tokens so far, for a seat with a sampler that takes it over. Not answered.
 
     `token_ids` are 4 bytes each, little-endian.
     """
 
-    seat_id: bytes
+    sequence_id: bytes
     token_ids: bytes
 
     def __post_init__(self) -> None:
-        check_seat_id(self.seat_id)
+        check_sequence_id(self.sequence_id)
         check_token_ids(self.token_ids, "token_ids", most=limits.MAX_SESSION_TOKENS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Close:
+class CloseSequence:
     """Free the seat. Not answered."""
 
-    seat_id: bytes
+    sequence_id: bytes
 
     def __post_init__(self) -> None:
-        check_seat_id(self.seat_id)
+        check_sequence_id(self.sequence_id)
 
 
 # --- from a server to a client ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ready:
+class SequenceReady:
     """The seat is open, its room reserved, and it holds `length` positions; the first step may begin at any of them."""
 
-    seat_id: bytes
+    sequence_id: bytes
     max_step_tokens: int
     length: int = 0
 
     def __post_init__(self) -> None:
-        check_seat_id(self.seat_id)
+        check_sequence_id(self.sequence_id)
         check_int(self.max_step_tokens, "max_step_tokens", low=1, high=limits.MAX_STEP_TOKENS)
         check_int(self.length, "length", high=limits.MAX_SESSION_TOKENS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
+class StepResult:
     """The seat holds `position` positions; `rows`: the outputs of the last ones, hidden states or logits, as wanted.
 
     `push_failed`: the next server did not take some of them. `codec_error`: what the codec lost of the rows, relative
@@ -233,14 +233,14 @@ class Result:
     had been told by when it passed on what this tells of.
     """
 
-    seat_id: bytes
+    sequence_id: bytes
     position: int
     compute_ms: float = 0.0
     queue_ms: float = 0.0
     batch_size: int = 0
     push_failed: bool = False
     codec_error: float = 0.0
-    token: Picked | None = None
+    token: SampledToken | None = None
     rows: Rows | None = None
     passed_on: bool = False
     looped: bool = False
@@ -248,7 +248,7 @@ class Result:
     upstream_ms: tuple[Spent, ...] = ()
 
     def __post_init__(self) -> None:
-        check_seat_id(self.seat_id)
+        check_sequence_id(self.sequence_id)
         check_int(self.position, "position", high=limits.MAX_SESSION_TOKENS)
         _check_upstream(self.upstream_ms)
         check_float(self.compute_ms, "compute_ms", high=limits.MAX_STEP_MS)
@@ -261,28 +261,28 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Linked:
+class LinkAck:
     """The seat has heard of `num_links` Links; it held inputs up to `position`, run or not, before the last of them."""
 
-    seat_id: bytes
+    sequence_id: bytes
     num_links: int
     position: int
 
     def __post_init__(self) -> None:
-        check_seat_id(self.seat_id)
+        check_sequence_id(self.sequence_id)
         check_int(self.num_links, "num_links", low=1, high=limits.MAX_LINKS)
         check_int(self.position, "position", high=limits.MAX_SESSION_TOKENS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class SequenceEnded:
     """There is no such seat, or none any more. `failure` says why, see `swarm_protocol.failure_messages`."""
 
-    seat_id: bytes
+    sequence_id: bytes
     failure: bytes
 
     def __post_init__(self) -> None:
-        check_seat_id(self.seat_id)
+        check_sequence_id(self.sequence_id)
         _check_failure(self.failure)
 
     def error(self, sender: str) -> SwarmError:
@@ -291,7 +291,7 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Leaving:
+class ServerLeaving:
     """The server takes no new seats and ends those of this lane after `within_s`."""
 
     within_s: float
@@ -305,27 +305,27 @@ class Leaving:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Push:
-    """A Step that comes from the server before; what is wanted is said by the client and handed down.
+    """A StepRequest that comes from the server before; what is wanted is said by the client and handed down.
 
     Or from the last server to the first: a token that was drawn. `source_id`: the seat that it comes from.
     `upstream_ms`: compute and queue of the servers so far, the nearest last, as far as they are known.
     """
 
     client_peer_id: str
-    seat_id: bytes
+    sequence_id: bytes
     position: int
     want: str
-    pick: Pick | None = None
+    draw: TokenDraw | None = None
     rows: Rows
     source_id: bytes
     upstream_ms: tuple[Spent, ...] = ()
 
     def __post_init__(self) -> None:
         check_peer_id(self.client_peer_id)
-        check_seat_id(self.seat_id)
-        check_seat_id(self.source_id)
+        check_sequence_id(self.sequence_id)
+        check_sequence_id(self.source_id)
         _check_upstream(self.upstream_ms)
-        _check_ask(self.position, self.want, self.pick)
+        _check_ask(self.position, self.want, self.draw)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -333,13 +333,13 @@ class PushRefused:
     """What was pushed to this seat from `position` on has not been taken."""
 
     client_peer_id: str
-    seat_id: bytes
+    sequence_id: bytes
     position: int
     failure: bytes
 
     def __post_init__(self) -> None:
         check_peer_id(self.client_peer_id)
-        check_seat_id(self.seat_id)
+        check_sequence_id(self.sequence_id)
         check_int(self.position, "position", high=limits.MAX_SESSION_TOKENS)
         _check_failure(self.failure)
 
@@ -349,14 +349,26 @@ class PushRefused:
 
 
 Frame: TypeAlias = (
-    Open | Step | Link | Hand | Drawn | Close | Ready | Result | Linked | Ended | Leaving | Push | PushRefused
+    OpenSequence
+    | StepRequest
+    | LinkUpdate
+    | AllowHandover
+    | AnswerTokens
+    | CloseSequence
+    | SequenceReady
+    | StepResult
+    | LinkAck
+    | SequenceEnded
+    | ServerLeaving
+    | Push
+    | PushRefused
 )
 
 
-def _check_ask(position: int, want: str, pick: Pick | None) -> None:
+def _check_ask(position: int, want: str, draw: TokenDraw | None) -> None:
     check_int(position, "position", high=limits.MAX_SESSION_TOKENS)
     check_choice(want, "want", WANTS)
-    if (want == "token") != (pick is not None):
+    if (want == "token") != (draw is not None):
         raise ValueError("a token is wanted where it is said which, and only there")
 
 

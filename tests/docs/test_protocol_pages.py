@@ -43,7 +43,7 @@ def messages() -> list[str]:
         if path.stem not in LOCAL
         for name in re.findall(r"^\s*message (\w+)", path.read_text("utf-8"), flags=re.MULTILINE)
     ]
-    assert {"Hello", "Frame", "SeatRef", "Group", "Compute", "FindRequest"} <= set(names)
+    assert {"Hello", "Frame", "SequenceRef", "Group", "Compute", "FindRequest"} <= set(names)
     return sorted(names)
 
 

@@ -33,9 +33,9 @@ from swarm_protocol import rows
 from swarm_protocol.envelope import unseal
 from swarm_protocol.frames import Frames
 from swarm_protocol.identity import Identity, peer_id_of
-from swarm_protocol.proto import lane_pb2
+from swarm_protocol.proto import session_pb2
 from swarm_protocol.records import TrainerRecord, publish_key
-from swarm_protocol.session_frames import Step
+from swarm_protocol.session_frames import StepRequest
 from swarm_protocol.training_messages import Contribution
 
 SEED = bytes(range(32))
@@ -97,15 +97,15 @@ def test_records_page_describes_a_records_key(peer_id: str) -> None:
 
 
 def test_sessions_page_describes_a_message_with_rows() -> None:
-    header = lane_pb2.Frames()
+    header = session_pb2.Frames()
     step = header.frames.add().step
-    step.seat_id, step.position, step.want = bytes(16), 7, "last"
+    step.sequence_id, step.position, step.want = bytes(16), 7, "last"
     step.rows.codec, step.rows.num_rows = "tokens", 2
     head = header.SerializeToString()
     data = b"\x01" + struct.pack("<I", len(head)) + head + struct.pack("<2i", 5, 6)
     tokens = rows.Rows(codec="tokens", num_rows=2, num_columns=0, payload=memoryview(struct.pack("<2i", 5, 6)))
     [frame] = Frames.from_bytes(data).frames
-    assert frame == Step(seat_id=bytes(16), position=7, want="last", rows=tokens)
+    assert frame == StepRequest(sequence_id=bytes(16), position=7, want="last", rows=tokens)
 
 
 def test_sessions_page_describes_int8_rows() -> None:

@@ -5,7 +5,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 from swarm_protocol.expansion import count_values
-from swarm_protocol.proto import control_pb2, failure_pb2, lane_pb2, records_pb2, serving_pb2, training_pb2
+from swarm_protocol.proto import control_pb2, failure_pb2, records_pb2, serving_pb2, session_pb2, training_pb2
 
 NAMES = st.lists(st.text(st.characters(codec="utf-8"), min_size=1, max_size=5), max_size=5)
 
@@ -50,11 +50,11 @@ def test_count_values_stops_soon_after_the_most_that_is_asked_for() -> None:
 @given(data=st.binary(max_size=64))
 def test_count_values_of_any_bytes_is_at_least_what_a_parser_makes_of_them(data: bytes) -> None:
     try:
-        num_values = count_values(data, 0, lane_pb2.Frame.Picked.DESCRIPTOR, most=1000)
+        num_values = count_values(data, 0, session_pb2.Frame.SampledToken.DESCRIPTOR, most=1000)
     except ValueError:
         return
     try:
-        parsed = lane_pb2.Frame.Picked.FromString(data)
+        parsed = session_pb2.Frame.SampledToken.FromString(data)
     except DecodeError:
         return
     numbers = (parsed.top_ids, parsed.top_logprobs)

@@ -20,7 +20,7 @@ from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
 from swarm.serving.engine.engine import Engine
 from swarm.serving.server.connection_server import LaneServer, Offer
 from swarm.serving.server.server_options import ServerOptions
-from swarm.serving.wire.multiplexed_connection import Lane, open_stream
+from swarm.serving.wire.multiplexed_connection import MultiplexedConnection, open_stream
 from swarm.testing import virtual_time
 from swarm.testing.faults import Fault, FaultScript
 from swarm.testing.leaks import no_leaks
@@ -28,18 +28,28 @@ from swarm_compression import get_row_codec
 from swarm_protocol.errors import PeerRefused
 from swarm_protocol.handover_messages import KV_METHOD
 from swarm_protocol.rows import Rows
-from swarm_protocol.session_frames import LANE_METHOD, Ended, Frame, Open, Pick, Ready, Result, SeatRef, Step
+from swarm_protocol.session_frames import (
+    SESSION_METHOD,
+    Frame,
+    OpenSequence,
+    SequenceEnded,
+    SequenceReady,
+    SequenceRef,
+    StepRequest,
+    StepResult,
+    TokenDraw,
+)
 from torch import Tensor
 
 MODEL = "tiny"
 COLUMNS = 4
 MAX_STEP_TOKENS = 32
-PICK = Pick()
+PICK = TokenDraw()
 
 F = TypeVar("F", bound=Frame)
 
 
-def seat_id(number: int) -> bytes:
+def sequence_id(number: int) -> bytes:
     return bytes([number]) * 16
 
 
@@ -88,7 +98,7 @@ class Server:
         return Offer(engine=self.engine, revision=REVISION, max_step_tokens=MAX_STEP_TOKENS)
 
     async def start(self) -> None:
-        await self.network.serve_stream(f"{LANE_METHOD}/{MODEL}", self.lanes.serve)
+        await self.network.serve_stream(f"{SESSION_METHOD}/{MODEL}", self.lanes.serve)
         await self.network.serve_stream(f"{KV_METHOD}/{MODEL}", self.lanes.serve_kv)
         loop = asyncio.get_running_loop()
         self.tasks = [loop.create_task(work()) for work in (self.engine.run, self.lanes.run)]
@@ -112,7 +122,7 @@ class Server:
 class Talk:
     """A client's lane to one server. `heard` is what came and was not waited for yet."""
 
-    def __init__(self, lane: Lane, blank: Open) -> None:
+    def __init__(self, lane: MultiplexedConnection, blank: OpenSequence) -> None:
         """`blank` is what is changed for each opening."""
         self.lane = lane
         self.blank = blank
@@ -144,27 +154,29 @@ class Talk:
         assert isinstance(frame, kind), frame
         return frame
 
-    async def open(self, number: int = 1, **changes: Any) -> Ready:
-        self.lane.send(dataclasses.replace(self.blank, seat_id=seat_id(number), **changes))
-        return await self.next(Ready)
+    async def open(self, number: int = 1, **changes: Any) -> SequenceReady:
+        self.lane.send(dataclasses.replace(self.blank, sequence_id=sequence_id(number), **changes))
+        return await self.next(SequenceReady)
 
     async def refused(self, number: int = 1, **changes: Any) -> Exception:
-        self.lane.send(dataclasses.replace(self.blank, seat_id=seat_id(number), **changes))
-        return (await self.next(Ended)).error("")
+        self.lane.send(dataclasses.replace(self.blank, sequence_id=sequence_id(number), **changes))
+        return (await self.next(SequenceEnded)).error("")
 
-    async def step(self, rows: Rows, position: int, number: int = 1, want: str = "nothing", **changes: Any) -> Result:
+    async def step(
+        self, rows: Rows, position: int, number: int = 1, want: str = "nothing", **changes: Any
+    ) -> StepResult:
         self.send_step(rows, position, number, want, **changes)
-        return await self.next(Result)
+        return await self.next(StepResult)
 
     def send_step(self, rows: Rows, position: int, number: int = 1, want: str = "nothing", **changes: Any) -> None:
         pick = PICK if want == "token" else None
-        step = Step(seat_id=seat_id(number), position=position, want=want, pick=pick, rows=rows)
+        step = StepRequest(sequence_id=sequence_id(number), position=position, want=want, draw=pick, rows=rows)
         self.lane.send(dataclasses.replace(step, **changes))
 
 
-def opening(server: Server, number: int = 1, **changes: Any) -> Open:
-    opened = Open(
-        seat_id=seat_id(number),
+def opening(server: Server, number: int = 1, **changes: Any) -> OpenSequence:
+    opened = OpenSequence(
+        sequence_id=sequence_id(number),
         session_id="s",
         revision=REVISION,
         start=server.span.start,
@@ -204,7 +216,7 @@ class World:
         """A lane of its own."""
         server = self.servers[server] if isinstance(server, int) else server
         stream = await self.talks.enter_async_context(open_stream(client or self.client, server.peer_id, MODEL))
-        talk = Talk(Lane(stream, server.peer_id), opening(server))
+        talk = Talk(MultiplexedConnection(stream, server.peer_id), opening(server))
         return await self.talks.enter_async_context(talk)
 
     async def chain(self, number: int = 1, **changes: Any) -> list[Talk]:
@@ -215,9 +227,11 @@ class World:
         return talks
 
     def neighbours(self, index: int, number: int = 1) -> dict[str, Any]:
-        previous = SeatRef(peer_id=self.servers[index - 1].peer_id, seat_id=seat_id(number)) if index else None
+        previous = (
+            SequenceRef(peer_id=self.servers[index - 1].peer_id, sequence_id=sequence_id(number)) if index else None
+        )
         following = self.servers[index + 1 : index + 2]
-        to = SeatRef(peer_id=following[0].peer_id, seat_id=seat_id(number)) if following else None
+        to = SequenceRef(peer_id=following[0].peer_id, sequence_id=sequence_id(number)) if following else None
         return {"previous": previous, "next": to}
 
 

@@ -206,9 +206,9 @@ class ToyWorld:
                 case Relink(hop):
                     self.to_server(hop, self.relinking(hop, hop.told))
                 case CloseSeat(hop):
-                    self._closed.add(hop.seat_id)
+                    self._closed.add(hop.sequence_id)
                     seats = self.servers[hop.peer_id].seats
-                    self.send("client", hop.peer_id, lambda seats=seats, hop=hop: seats.pop(hop.seat_id, None))
+                    self.send("client", hop.peer_id, lambda seats=seats, hop=hop: seats.pop(hop.sequence_id, None))
                 case Blame(peer_id, _, cause):
                     backoff_s = 1e9 if cause is Cause.JUDGED else BACKOFF_S
                     if cause is Cause.JUDGED and not self.servers[peer_id].is_spoilt:
@@ -269,7 +269,7 @@ class ToyWorld:
             peer_id=peer_id,
             start=start,
             end=end,
-            seat_id=self.random.randbytes(16),
+            sequence_id=self.random.randbytes(16),
             timer=StepTimer(record, end - start),
             row_bytes=ROW_BYTES,
             trace=HopTrace(peer_id=peer_id, start=start, end=end),
@@ -285,10 +285,10 @@ class ToyWorld:
         except PeerViolation as error:
             self.carry_out(self.course.lost(hop, error, Cause.JUDGED, self.now_s))
 
-    def hop(self, seat_id: bytes) -> Hop | None:
+    def hop(self, sequence_id: bytes) -> Hop | None:
         course = self.course
         hops = [*course.hops, *(hop for repair in course.repairs for hop in repair.fresh)]
-        return next((hop for hop in hops if hop.seat_id == seat_id), None)
+        return next((hop for hop in hops if hop.sequence_id == sequence_id), None)
 
     def check_draws(self, prompt: list[int]) -> None:
         """Each token of the answer was drawn after those before it."""
@@ -306,7 +306,7 @@ class ToyWorld:
         for position in range(self.course.length):
             states.append(run_blocks(states[-1], tokens[position * ROW_BYTES : (position + 1) * ROW_BYTES]))
         for hop in self.course.hops:
-            seat = self.servers[hop.peer_id].seats.get(hop.seat_id)
+            seat = self.servers[hop.peer_id].seats.get(hop.sequence_id)
             for ours, held in zip(states, seat.states if seat else (), strict=False):
                 assert held == ours[hop.start : hop.end]
 
@@ -324,36 +324,36 @@ class ToyWorld:
         else:
             happen(server)
 
-    def to_client(self, server: ToyServer, seat_id: bytes, tell: Callable[[Hop], list[Action]]) -> None:
-        self.send(server.peer_id, "client", lambda: self.hear(server.peer_id, seat_id, tell))
+    def to_client(self, server: ToyServer, sequence_id: bytes, tell: Callable[[Hop], list[Action]]) -> None:
+        self.send(server.peer_id, "client", lambda: self.hear(server.peer_id, sequence_id, tell))
 
-    def end_seat(self, server: ToyServer, seat_id: bytes, error: SwarmError) -> None:
-        server.seats.pop(seat_id, None)
-        self.to_client(server, seat_id, lambda hop: self.course.lost(hop, error, Cause.TOLD, self.now_s))
+    def end_seat(self, server: ToyServer, sequence_id: bytes, error: SwarmError) -> None:
+        server.seats.pop(sequence_id, None)
+        self.to_client(server, sequence_id, lambda hop: self.course.lost(hop, error, Cause.TOLD, self.now_s))
 
     def opening(self, action: OpenSeat) -> Callable[[], None]:
         hop, told, num_known = action.hop, action.hop.told, action.hop.max_length
 
         def happen(server: ToyServer) -> None:
             if server.is_leaving:
-                self.end_seat(server, hop.seat_id, PeerRefused("leaving"))
+                self.end_seat(server, hop.sequence_id, PeerRefused("leaving"))
                 return
             old = self.servers[action.taken_over.peer_id] if action.taken_over else None
             states = [first_states(hop.start, hop.end)]
             if old is not None:
-                seat = old.seats.get(action.taken_over.seat_id) if old.is_up else None
+                seat = old.seats.get(action.taken_over.sequence_id) if old.is_up else None
                 if seat is None or self.random.random() < 0.2:
                     self.struck["hand-over"] += 1
-                    self.end_seat(server, hop.seat_id, PeerRefused("no hand-over"))
+                    self.end_seat(server, hop.sequence_id, PeerRefused("no hand-over"))
                     return
                 cut = slice(hop.start - seat.start, hop.end - seat.start)
                 states = [each[cut] for each in seat.states]
             elif kept := server.pages.get((hop.start, hop.end)):
                 states = kept[: min(num_known, (len(kept) - 1) // 16 * 16) + 1]
-            server.seats[hop.seat_id] = ToySeat(hop.start, hop.end, told, states)
+            server.seats[hop.sequence_id] = ToySeat(hop.start, hop.end, told, states)
             length = len(states) - 1
             self.to_client(
-                server, hop.seat_id, lambda hop: self.course.ready(hop, length, server.max_step_tokens, self.now_s)
+                server, hop.sequence_id, lambda hop: self.course.ready(hop, length, server.max_step_tokens, self.now_s)
             )
 
         delay_s = 0.05 if action.taken_over else 0.0
@@ -362,20 +362,22 @@ class ToyWorld:
     def feeding(self, action: Feed, rows: bytes) -> Callable[[ToyServer], None]:
         assert len(self.outputs) == action.num_drawn or action.want != "token"
         ask = ToyAsk(action.want, action.ahead, forward=action.forward)
-        return lambda server: self.step(server, action.hop.seat_id, action.start, rows, ask)
+        return lambda server: self.step(server, action.hop.sequence_id, action.start, rows, ask)
 
     def relinking(self, hop: Hop, told: Neighbours) -> Callable[[ToyServer], None]:
         def happen(server: ToyServer) -> None:
-            if seat := server.seats.get(hop.seat_id):
+            if seat := server.seats.get(hop.sequence_id):
                 seat.told = told
                 seat.num_links += 1
                 num_links, length = seat.num_links, seat.length
-                self.to_client(server, hop.seat_id, lambda hop: self.course.linked(hop, num_links, length, self.now_s))
+                self.to_client(
+                    server, hop.sequence_id, lambda hop: self.course.linked(hop, num_links, length, self.now_s)
+                )
 
         return happen
 
-    def step(self, server: ToyServer, seat_id: bytes, position: int, rows: bytes, ask: ToyAsk) -> None:
-        seat = server.seats.get(seat_id)
+    def step(self, server: ToyServer, sequence_id: bytes, position: int, rows: bytes, ask: ToyAsk) -> None:
+        seat = server.seats.get(sequence_id)
         if seat is None:
             return
         if seat.is_fresh:
@@ -383,7 +385,7 @@ class ToyWorld:
             del seat.states[position + 1 :]
             seat.is_fresh = False
         if position > seat.length:
-            self.end_seat(server, seat_id, PeerViolation("a gap"))
+            self.end_seat(server, sequence_id, PeerViolation("a gap"))
             return
         new = [rows[i : i + ROW_BYTES] for i in range(0, len(rows), ROW_BYTES)][seat.length - position :]
         if not new:
@@ -396,11 +398,11 @@ class ToyWorld:
         if not self.draws_vary and len(server.pages.get((seat.start, seat.end), ())) < len(seat.states):
             server.pages[seat.start, seat.end] = list(seat.states)
         seat.busy_until_s = max(seat.busy_until_s, self.now_s) + self.random.uniform(0.0005, 0.01)
-        reply = partial(self.reply, server, seat_id, seat.length, len(new), ask)
+        reply = partial(self.reply, server, sequence_id, seat.length, len(new), ask)
         self.later(seat.busy_until_s - self.now_s, reply)
 
-    def reply(self, server: ToyServer, seat_id: bytes, position: int, num_rows: int, ask: ToyAsk) -> None:
-        seat = server.seats.get(seat_id)
+    def reply(self, server: ToyServer, sequence_id: bytes, position: int, num_rows: int, ask: ToyAsk) -> None:
+        seat = server.seats.get(sequence_id)
         if seat is None or not server.is_up:
             return
         assert ask.want != "token" or ask.forward or seat.end == self.num_blocks, "a token of the middle"
@@ -411,17 +413,17 @@ class ToyWorld:
         if seat.end == self.num_blocks:
             outputs = outputs[num_rows - {"nothing": 0, "all": num_rows}.get(ask.want, 1) :]
             if self.draws_vary and ask.want == "token":
-                outputs = [hashlib.blake2b(seat_id + outputs[-1], digest_size=ROW_BYTES).digest()]
+                outputs = [hashlib.blake2b(sequence_id + outputs[-1], digest_size=ROW_BYTES).digest()]
             if ask.want == "token":
                 self.drawn[seat.states[position][-1]].add(int.from_bytes(outputs[-1], "little") % VOCAB)
-            if ask.ahead and seat.told.next_seat_id:
+            if ask.ahead and seat.told.next_sequence_id:
                 row = token_row(int.from_bytes(outputs[-1], "little") % VOCAB)
                 ahead = ToyAsk("token", ask.ahead - 1, forward=True)
-                looped = self.push(server, seat_id, seat.told, position, row, ahead)
+                looped = self.push(server, sequence_id, seat.told, position, row, ahead)
         elif ask.forward:
             rows, outputs = b"".join(outputs), []
-            if seat.told.next_seat_id:
-                push_failed = not self.push(server, seat_id, seat.told, position - num_rows, rows, ask)
+            if seat.told.next_sequence_id:
+                push_failed = not self.push(server, sequence_id, seat.told, position - num_rows, rows, ask)
         else:
             outputs = []
         self.num_looped += looped
@@ -433,14 +435,14 @@ class ToyWorld:
             looped=looped,
             num_links=seat.num_links,
         )
-        self.to_client(server, seat_id, lambda hop: self.heard_result(hop, ran, outputs))
+        self.to_client(server, sequence_id, lambda hop: self.heard_result(hop, ran, outputs))
 
     def push(self, server: ToyServer, source: bytes, told: Neighbours, position: int, rows: bytes, ask: ToyAsk) -> bool:
         """False: the sender notices that it failed."""
         lower = told.next_peer_id
         if lower == server.peer_id:
-            assert told.next_seat_id in server.seats, "nobody dials itself"
-            self.step(server, told.next_seat_id, position, rows, ask)
+            assert told.next_sequence_id in server.seats, "nobody dials itself"
+            self.step(server, told.next_sequence_id, position, rows, ask)
             return True
         if (server.peer_id, lower) in self.cut:
             self.struck["cut"] += 1
@@ -450,12 +452,12 @@ class ToyWorld:
             return True
 
         def happen(target: ToyServer) -> None:
-            seat = target.seats.get(told.next_seat_id)
-            if seat is None or seat.told.previous_seat_id != source or BAD in rows:
+            seat = target.seats.get(told.next_sequence_id)
+            if seat is None or seat.told.previous_sequence_id != source or BAD in rows:
                 return
             if position > seat.length or len(rows) > ROW_BYTES * target.max_step_tokens:
                 return
-            self.step(target, told.next_seat_id, position, rows, ask)
+            self.step(target, told.next_sequence_id, position, rows, ask)
 
         self.send(server.peer_id, lower, lambda: self.at_server(lower, happen))
         return True
@@ -476,7 +478,7 @@ class ToyWorld:
             course = self.course
             hops = [*course.hops, *(hop for repair in course.repairs for hop in repair.fresh)]
             for hop in hops:
-                if hop.peer_id == server.peer_id and (hop.seat_id in seats or not server.is_up):
+                if hop.peer_id == server.peer_id and (hop.sequence_id in seats or not server.is_up):
                     self.carry_out(self.course.lost(hop, error, Cause.GONE, self.now_s))
 
         self.later(delay_s, tell)
@@ -498,8 +500,8 @@ class ToyWorld:
             case "lane":
                 self.break_lane(server, PeerUnreachable("the lane broke"))
             case "evict":
-                for seat_id in list(server.seats):
-                    self.end_seat(server, seat_id, PeerRefused("evicted"))
+                for sequence_id in list(server.seats):
+                    self.end_seat(server, sequence_id, PeerRefused("evicted"))
             case "late":
                 for seat in server.seats.values():
                     seat.busy_until_s = max(seat.busy_until_s, self.now_s) + self.random.choice([0.3, 1.0, 2.0, 4.9])
@@ -507,8 +509,8 @@ class ToyWorld:
                 server.stalled_until_s = self.now_s + self.random.choice([1.0, 4.0, 30.0])
             case "leave":
                 server.is_leaving = True
-                for seat_id in server.seats:
-                    self.to_client(server, seat_id, self.told_to_leave)
+                for sequence_id in server.seats:
+                    self.to_client(server, sequence_id, self.told_to_leave)
                 self.later(self.random.uniform(0.1, 5), lambda: self.strike("evict", server))
             case "spoil":
                 server.is_spoilt = True

@@ -17,29 +17,29 @@ import numpy as np
 from swarm.network.interface import Stream
 from swarm.network.membership import Membership
 from swarm.network.memory.memory_network import MemoryNetwork
-from swarm.serving.session.connection_pool import Lanes
-from swarm.serving.wire.multiplexed_connection import Lane
+from swarm.serving.session.connection_pool import ConnectionPool
+from swarm.serving.wire.multiplexed_connection import MultiplexedConnection
 from swarm_protocol.errors import PeerRefused, PeerViolation, SwarmError
 from swarm_protocol.failure_messages import encode_failure
 from swarm_protocol.records import ServeRecord
 from swarm_protocol.rows import TOKENS, Rows
 from swarm_protocol.session_frames import (
-    LANE_METHOD,
-    Close,
-    Ended,
+    SESSION_METHOD,
+    AllowHandover,
+    CloseSequence,
     Frame,
-    Hand,
-    Leaving,
-    Link,
-    Linked,
-    Open,
-    Pick,
-    Picked,
+    LinkAck,
+    LinkUpdate,
+    OpenSequence,
     Push,
-    Ready,
-    Result,
-    SeatRef,
-    Step,
+    SampledToken,
+    SequenceEnded,
+    SequenceReady,
+    SequenceRef,
+    ServerLeaving,
+    StepRequest,
+    StepResult,
+    TokenDraw,
 )
 
 MODEL = "toy"
@@ -82,11 +82,11 @@ def expected_tokens(prompt: list[int], num_tokens: int, num_blocks: int) -> list
 
 @dataclass
 class ToySeat:
-    opened: Open
-    lane: Lane
+    opened: OpenSequence
+    lane: MultiplexedConnection
     states: list[States]
-    previous: SeatRef | None
-    next: SeatRef | None
+    previous: SequenceRef | None
+    next: SequenceRef | None
     num_links: int = 0
     is_fresh: bool = True
     may_take: set[str] = field(default_factory=set)
@@ -110,19 +110,19 @@ class ToyServer:
         self.seats: dict[tuple[str, bytes], ToySeat] = {}
         self.num_rows = 0
         self.num_steps = 0
-        self.spoil: Callable[[Result], Result | None] = lambda result: result
+        self.spoil: Callable[[StepResult], StepResult | None] = lambda result: result
         self.others: dict[str, ToyServer] = {}
         self.hand_over_s = 0.05
         self.pages: list[States] = []
         self.is_leaving = False
         self.room_tokens = 10_000
         self._membership = membership
-        self._lanes = Lanes(network)
+        self._lanes = ConnectionPool(network)
         self._tasks: set[asyncio.Task[None]] = set()
         self._queues: dict[str, asyncio.Queue[tuple[ToySeat, Push]]] = {}
 
     async def start_serving(self) -> None:
-        await self.network.serve_stream(f"{LANE_METHOD}/{MODEL}", self._serve)
+        await self.network.serve_stream(f"{SESSION_METHOD}/{MODEL}", self._serve)
         self.announce()
 
     def announce(self) -> None:
@@ -145,11 +145,11 @@ class ToyServer:
         self.is_leaving = True
         self.announce()
         for lane in {id(seat.lane): seat.lane for seat in self.seats.values()}.values():
-            lane.send(Leaving(within_s=30.0))
+            lane.send(ServerLeaving(within_s=30.0))
 
     def evict(self) -> None:
-        for (peer_id, seat_id), seat in list(self.seats.items()):
-            self._end(peer_id, seat_id, seat.lane, PeerRefused("evicted", retry_after_s=1.0))
+        for (peer_id, sequence_id), seat in list(self.seats.items()):
+            self._end(peer_id, sequence_id, seat.lane, PeerRefused("evicted", retry_after_s=1.0))
 
     async def close(self) -> None:
         await self._lanes.close()
@@ -159,38 +159,38 @@ class ToyServer:
             await asyncio.wait(self._tasks)
 
     async def _serve(self, peer_id: str, stream: Stream) -> None:
-        lane = Lane(stream, peer_id)
+        lane = MultiplexedConnection(stream, peer_id)
         try:
             await lane.run(partial(self._on_frame, peer_id, lane))
         finally:
             for key in [key for key, seat in self.seats.items() if seat.lane is lane]:
                 del self.seats[key]
 
-    def _on_frame(self, peer_id: str, lane: Lane, frame: Frame) -> None:
+    def _on_frame(self, peer_id: str, lane: MultiplexedConnection, frame: Frame) -> None:
         match frame:
-            case Open():
+            case OpenSequence():
                 self._open(peer_id, lane, frame)
-            case Step():
-                self._step((peer_id, frame.seat_id), frame, forward=frame.forward)
+            case StepRequest():
+                self._step((peer_id, frame.sequence_id), frame, forward=frame.forward)
             case Push():
-                seat = self.seats.get((frame.client_peer_id, frame.seat_id))
-                source = SeatRef(peer_id=peer_id, seat_id=frame.source_id)
+                seat = self.seats.get((frame.client_peer_id, frame.sequence_id))
+                source = SequenceRef(peer_id=peer_id, sequence_id=frame.source_id)
                 if seat is not None and seat.previous == source and frame.position <= seat.length:
-                    self._step((frame.client_peer_id, frame.seat_id), frame, forward=True)
-            case Link() if seat := self.seats.get((peer_id, frame.seat_id)):
+                    self._step((frame.client_peer_id, frame.sequence_id), frame, forward=True)
+            case LinkUpdate() if seat := self.seats.get((peer_id, frame.sequence_id)):
                 seat.previous, seat.next = frame.previous, frame.next
                 seat.num_links += 1
-                lane.send(Linked(seat_id=frame.seat_id, num_links=seat.num_links, position=seat.length))
-            case Hand() if seat := self.seats.get((peer_id, frame.seat_id)):
+                lane.send(LinkAck(sequence_id=frame.sequence_id, num_links=seat.num_links, position=seat.length))
+            case AllowHandover() if seat := self.seats.get((peer_id, frame.sequence_id)):
                 seat.may_take.add(frame.to_peer_id)
-            case Close():
-                self.seats.pop((peer_id, frame.seat_id), None)
+            case CloseSequence():
+                self.seats.pop((peer_id, frame.sequence_id), None)
 
-    def _open(self, peer_id: str, lane: Lane, opened: Open) -> None:
+    def _open(self, peer_id: str, lane: MultiplexedConnection, opened: OpenSequence) -> None:
         if self.is_leaving:
-            self._end(peer_id, opened.seat_id, lane, PeerRefused("the server is leaving"))
+            self._end(peer_id, opened.sequence_id, lane, PeerRefused("the server is leaving"))
         elif opened.max_tokens > self.room_tokens:
-            self._end(peer_id, opened.seat_id, lane, PeerRefused("full", retry_after_s=5.0))
+            self._end(peer_id, opened.sequence_id, lane, PeerRefused("full", retry_after_s=5.0))
         elif opened.take_over is not None:
             task = asyncio.get_running_loop().create_task(self._take_over(peer_id, lane, opened))
             self._tasks.add(task)
@@ -198,30 +198,30 @@ class ToyServer:
         else:
             self._ready(peer_id, lane, opened, self.pages[: 16 * len(opened.page_keys) + 1])
 
-    async def _take_over(self, peer_id: str, lane: Lane, opened: Open) -> None:
+    async def _take_over(self, peer_id: str, lane: MultiplexedConnection, opened: OpenSequence) -> None:
         assert opened.take_over is not None
         await asyncio.sleep(self.hand_over_s)
         old = self.others.get(opened.take_over.peer_id)
-        seat = old.seats.get((peer_id, opened.take_over.seat_id)) if old is not None and old.network.is_up else None
+        seat = old.seats.get((peer_id, opened.take_over.sequence_id)) if old is not None and old.network.is_up else None
         if seat is None or self.network.peer_id not in seat.may_take:
-            self._end(peer_id, opened.seat_id, lane, PeerRefused("the seat was not handed over"))
+            self._end(peer_id, opened.sequence_id, lane, PeerRefused("the seat was not handed over"))
             return
         first = seat.opened.start
         self._ready(peer_id, lane, opened, [s[opened.start - first : opened.end - first] for s in seat.states])
 
-    def _ready(self, peer_id: str, lane: Lane, opened: Open, states: list[States]) -> None:
+    def _ready(self, peer_id: str, lane: MultiplexedConnection, opened: OpenSequence, states: list[States]) -> None:
         states = states or [first_states(opened.start, opened.end)]
         seat = ToySeat(opened, lane, list(states), opened.previous, opened.next)
-        self.seats[peer_id, opened.seat_id] = seat
+        self.seats[peer_id, opened.sequence_id] = seat
         if lane.error is None:
-            lane.send(Ready(seat_id=opened.seat_id, max_step_tokens=32, length=seat.length))
+            lane.send(SequenceReady(sequence_id=opened.sequence_id, max_step_tokens=32, length=seat.length))
 
-    def _end(self, peer_id: str, seat_id: bytes, lane: Lane, error: SwarmError) -> None:
-        self.seats.pop((peer_id, seat_id), None)
+    def _end(self, peer_id: str, sequence_id: bytes, lane: MultiplexedConnection, error: SwarmError) -> None:
+        self.seats.pop((peer_id, sequence_id), None)
         if lane.error is None:
-            lane.send(Ended(seat_id=seat_id, failure=encode_failure(error)))
+            lane.send(SequenceEnded(sequence_id=sequence_id, failure=encode_failure(error)))
 
-    def _step(self, key: tuple[str, bytes], step: Step | Push, *, forward: bool) -> None:
+    def _step(self, key: tuple[str, bytes], step: StepRequest | Push, *, forward: bool) -> None:
         seat = self.seats.get(key)
         if seat is None:
             return
@@ -250,7 +250,7 @@ class ToyServer:
         self,
         key: tuple[str, bytes],
         seat: ToySeat,
-        step: Step | Push,
+        step: StepRequest | Push,
         position: int,
         outputs: list[bytes],
         *,
@@ -261,20 +261,20 @@ class ToyServer:
             if forward:
                 rows = Rows(codec="raw", num_rows=len(outputs), num_columns=COLUMNS, payload=b"".join(outputs))
         elif step.want == "token":
-            token = Picked(token_id=int(logits_of(outputs[-1]).argmax()))
+            token = SampledToken(token_id=int(logits_of(outputs[-1]).argmax()))
         elif step.want != "nothing":
             wanted = outputs if step.want == "all" else outputs[-1:]
             logits = b"".join(logits_of(output).tobytes() for output in wanted)
             rows = Rows(codec="raw", num_rows=len(wanted), num_columns=VOCAB, payload=logits)
         result = self.spoil(
-            Result(
-                seat_id=key[1],
+            StepResult(
+                sequence_id=key[1],
                 position=seat.length,
                 compute_ms=0.0,
                 rows=rows,
                 token=token,
                 batch_size=1,
-                looped=token is not None and step.pick is not None and step.pick.ahead > 0 and seat.next is not None,
+                looped=token is not None and step.draw is not None and step.draw.ahead > 0 and seat.next is not None,
                 num_links=seat.num_links,
             )
         )
@@ -284,31 +284,31 @@ class ToyServer:
             assert result.rows is not None
             push = Push(
                 client_peer_id=key[0],
-                seat_id=seat.next.seat_id,
+                sequence_id=seat.next.sequence_id,
                 position=position,
                 want=step.want,
-                pick=step.pick,
+                draw=step.draw,
                 rows=result.rows,
                 source_id=key[1],
             )
             self._push(seat, seat.next.peer_id, push)
         seat.lane.send(result)
         if result.looped and result.token is not None:
-            self._loop(key, seat, step.pick, result.token.token_id)
+            self._loop(key, seat, step.draw, result.token.token_id)
 
-    def _loop(self, key: tuple[str, bytes], seat: ToySeat, pick: Pick | None, token_id: int) -> None:
-        assert pick is not None
+    def _loop(self, key: tuple[str, bytes], seat: ToySeat, draw: TokenDraw | None, token_id: int) -> None:
+        assert draw is not None
         assert seat.next is not None
         push = Push(
             client_peer_id=key[0],
-            seat_id=seat.next.seat_id,
+            sequence_id=seat.next.sequence_id,
             position=seat.length,
             want="token",
-            pick=replace(pick, index=pick.index + 1, ahead=pick.ahead - 1),
+            draw=replace(draw, index=draw.index + 1, ahead=draw.ahead - 1),
             rows=Rows(codec=TOKENS, num_rows=1, num_columns=0, payload=struct.pack("<i", token_id)),
             source_id=key[1],
         )
-        if seat.next.seat_id == key[1]:
+        if seat.next.sequence_id == key[1]:
             asyncio.get_running_loop().call_soon(self._step_on, key, push)
         else:
             self._push(seat, seat.next.peer_id, push)
@@ -334,8 +334,8 @@ class ToyServer:
                 lane.send(push)
             except SwarmError:
                 if seat.lane.error is None:
-                    failed = Result(
-                        seat_id=seat.opened.seat_id,
+                    failed = StepResult(
+                        sequence_id=seat.opened.sequence_id,
                         position=seat.length,
                         push_failed=True,
                         num_links=seat.num_links,

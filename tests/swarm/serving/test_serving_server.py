@@ -17,7 +17,7 @@ from unittest.mock import AsyncMock, patch
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.served_chain import Talk, floats, hidden_rows, seat_id, token_rows
+from support.served_chain import Talk, floats, hidden_rows, sequence_id, token_rows
 from swarm.serving.engine import engine
 from swarm.serving.engine.observed_speed import ObservedSpeed
 from swarm.serving.model.measure import SpanSpeed
@@ -25,12 +25,12 @@ from swarm.serving.model.model_files import open_model
 from swarm.serving.server.deployment import Deployment
 from swarm.serving.server.server_options import ServerOptions
 from swarm.serving.server.span_server import IDLE_S, LOOK_S
-from swarm.serving.wire.multiplexed_connection import Lane, open_stream
+from swarm.serving.wire.multiplexed_connection import MultiplexedConnection, open_stream
 from swarm.testing import virtual_time
 from swarm.testing.leaks import no_leaks
 from swarm_protocol.errors import ConfigError, IntegrityError, PeerRefused, PeerUnreachable, SessionError
 from swarm_protocol.serving_messages import FILES_METHOD, FilesRequest, FilesResponse
-from swarm_protocol.session_frames import Ended, Leaving, Open, Result
+from swarm_protocol.session_frames import OpenSequence, SequenceEnded, ServerLeaving, StepResult
 
 TOKENS = token_rows(5, 6, 7)
 HIDDEN = hidden_rows(torch.zeros(2, 32))
@@ -41,15 +41,18 @@ async def talking(box: Any, index: int = 0) -> AsyncIterator[Talk]:
     """A lane to a server, written by hand."""
     peer_id = box.who[f"s{index}"]
     server = box.servers[peer_id]
-    blank = Open(
-        seat_id=seat_id(1),
+    blank = OpenSequence(
+        sequence_id=sequence_id(1),
         session_id="s",
         revision=open_model(box.directory).revision(),
         start=server.start_block,
         end=server.end_block,
         max_tokens=16,
     )
-    async with open_stream(box.network, peer_id, "tiny") as stream, Talk(Lane(stream, peer_id), blank) as talk:
+    async with (
+        open_stream(box.network, peer_id, "tiny") as stream,
+        Talk(MultiplexedConnection(stream, peer_id), blank) as talk,
+    ):
         yield talk
 
 
@@ -201,9 +204,9 @@ def test_closed_server_refuses_and_is_withdrawn(boxes: Any, llama_dir: Path) -> 
                 await talk.open(1)
                 await server.close()
                 await server.close()
-                assert "leaving" in str((await talk.next(Ended)).error(""))
+                assert "leaving" in str((await talk.next(SequenceEnded)).error(""))
                 with pytest.raises(PeerUnreachable):
-                    await talk.next(Result)
+                    await talk.next(StepResult)
             async with talking(box) as talk:
                 assert "no new sessions" in str(await talk.refused())
             request = FilesRequest(model="tiny").to_bytes()
@@ -246,7 +249,7 @@ def test_engine_that_dies_ends_sessions_refuses_new_ones_and_is_told(boxes: Any,
                 assert server.failure is None
                 working.send_step(TOKENS, 0)
                 for talk in (working, idle):
-                    assert isinstance((await talk.next(Ended)).error(""), PeerRefused)
+                    assert isinstance((await talk.next(SequenceEnded)).error(""), PeerRefused)
             assert not server.sessions
             assert isinstance(server.failure, SessionError)
             assert str(server.failure).startswith("tiny is served here no more: ArithmeticError: a defect")
@@ -269,10 +272,10 @@ def test_drain_asks_sessions_to_leave_and_ends_those_that_do_not(boxes: Any, lla
             server, since_s = box.servers[box.who["s0"]], clock()
             await talk.open(1)
             draining = tasks.create_task(server.drain(within_s=20))
-            assert (await talk.next(Leaving)).within_s == 20
+            assert (await talk.next(ServerLeaving)).within_s == 20
             assert "no new sessions" in str(await talk.refused(2))
             await talk.step(TOKENS, 0)  # goes on meanwhile
-            assert "leaving" in str((await talk.next(Ended)).error(""))
+            assert "leaving" in str((await talk.next(SequenceEnded)).error(""))
             assert 20 <= clock() - since_s < 21
             await draining
             assert not server.sessions
@@ -354,12 +357,12 @@ def test_move_serves_the_new_span_before_the_old_one_ends_and_then_gives_its_mem
             await old.open(1)
             assert await server.move(3, 6, options=ServerOptions(), still_wanted=yes, within_s=20)
             assert (server.record.start, server.record.end) == (3, 6)
-            assert (await old.next(Leaving)).within_s == 20
+            assert (await old.next(ServerLeaving)).within_s == 20
             await old.step(TOKENS, 0)  # the old session goes on
             async with talking(box) as new:
                 await new.open(2)
                 assert floats((await new.step(HIDDEN, 0, 2, want="last")).rows).shape == (1, 256)
-                assert "leaving" in str((await old.next(Ended)).error(""))
+                assert "leaving" in str((await old.next(SequenceEnded)).error(""))
                 await asyncio.sleep(1)
                 assert len(server.sessions) == 1
                 gc.collect()
@@ -377,7 +380,7 @@ def test_move_again_and_close_while_the_old_spans_are_still_leaving(boxes: Any, 
             for number, (start, end) in enumerate([(2, 5), (3, 6)]):
                 await talk.open(number, start=server.start_block, end=server.end_block)
                 assert await server.move(start, end, options=ServerOptions(), still_wanted=yes, within_s=100)
-                await talk.next(Leaving)
+                await talk.next(ServerLeaving)
             await server.close()
             assert not server.sessions
 
@@ -421,8 +424,8 @@ def test_leave_and_move_frees_the_old_span_before_it_loads_the_new_one(boxes: An
             with patch.object(Deployment, "load", load):
                 await server.leave_and_move(3, 6, options=ServerOptions(), within_s=5)
             assert held == [None]
-            await talk.next(Leaving)
-            await talk.next(Ended)
+            await talk.next(ServerLeaving)
+            await talk.next(SequenceEnded)
             await talk.open(2, start=3, end=6)
             assert server.record.state == "serving"
 

@@ -18,7 +18,19 @@ from typing import Literal, get_args
 from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable, PeerViolation, SwarmError
 from swarm_protocol.failure_messages import encode_failure
 from swarm_protocol.handover_messages import KvRequest
-from swarm_protocol.session_frames import Close, Drawn, Ended, Frame, Hand, Leaving, Link, Open, Push, SeatRef, Step
+from swarm_protocol.session_frames import (
+    AllowHandover,
+    AnswerTokens,
+    CloseSequence,
+    Frame,
+    LinkUpdate,
+    OpenSequence,
+    Push,
+    SequenceEnded,
+    SequenceRef,
+    ServerLeaving,
+    StepRequest,
+)
 
 from swarm.network.interface import EndOfStream, Network, Stream
 from swarm.serving.engine.engine import Engine
@@ -30,7 +42,7 @@ from swarm.serving.server.result_batcher import Ticks
 from swarm.serving.server.server_options import ServerOptions
 from swarm.serving.server.server_session import Around, ServedSeat, Shape, refuse_push
 from swarm.serving.server.session_sampler import SeatSampler
-from swarm.serving.wire.multiplexed_connection import Lane
+from swarm.serving.wire.multiplexed_connection import MultiplexedConnection
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +75,7 @@ class Offer:
 class _Connection:
     """`heard_s` is of the loop's clock; None before the first frame."""
 
-    lane: Lane
+    lane: MultiplexedConnection
     tasks: asyncio.TaskGroup
     since_s: float
     heard_s: float | None = None
@@ -129,7 +141,7 @@ class LaneServer:
         except PeerRefused:
             self.num_refused["lanes"] += 1
             raise
-        lane = Lane(stream, peer_id)
+        lane = MultiplexedConnection(stream, peer_id)
         self._num_lanes[peer_id] += 1
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -187,7 +199,7 @@ class LaneServer:
             raise PeerTimeout("nothing was asked for") from None
         except EndOfStream:
             return
-        served = self.seats.get((request.client_peer_id, request.seat_id))
+        served = self.seats.get((request.client_peer_id, request.sequence_id))
         await hand_over(served, request, peer_id, stream, self._options.faults)
 
     # --- frames -----------------------------------------------------------------------------------------------------
@@ -198,32 +210,32 @@ class LaneServer:
         connection.heard_s = asyncio.get_running_loop().time()
         match frame:
             case Push():
-                served = self.seats.get((frame.client_peer_id, frame.seat_id))
+                served = self.seats.get((frame.client_peer_id, frame.sequence_id))
                 if served is None:
                     refuse_push(frame, lane, _no_seat())
                 else:
                     served.take_push(frame, lane)
-            case Open():
+            case OpenSequence():
                 self._open(frame, connection)
-            case Step() | Link() | Hand() | Drawn() | Close():
-                served = self.seats.get((lane.peer_id, frame.seat_id))
+            case StepRequest() | LinkUpdate() | AllowHandover() | AnswerTokens() | CloseSequence():
+                served = self.seats.get((lane.peer_id, frame.sequence_id))
                 if served is not None:
                     _tell(served, frame)
-                elif isinstance(frame, Step):
-                    lane.send(Ended(seat_id=frame.seat_id, failure=encode_failure(_no_seat())))
+                elif isinstance(frame, StepRequest):
+                    lane.send(SequenceEnded(sequence_id=frame.sequence_id, failure=encode_failure(_no_seat())))
             case _:
                 raise PeerViolation(f"nobody says {type(frame).__name__} to a server", peer_id=lane.peer_id)
 
-    def _open(self, wanted: Open, connection: _Connection) -> None:
+    def _open(self, wanted: OpenSequence, connection: _Connection) -> None:
         lane = connection.lane
-        key = lane.peer_id, wanted.seat_id
+        key = lane.peer_id, wanted.sequence_id
         if key in self.seats:
             raise PeerViolation("a seat is opened twice", peer_id=lane.peer_id)
         try:
             served = self._admit(wanted, connection)
         except SwarmError as error:
             self.num_refused[_reason(error)] += 1
-            lane.send(Ended(seat_id=wanted.seat_id, failure=encode_failure(error)))
+            lane.send(SequenceEnded(sequence_id=wanted.sequence_id, failure=encode_failure(error)))
             return
         self.seats[key] = served
         connection.seats.add(served)
@@ -232,7 +244,7 @@ class LaneServer:
             served.ready()
         self._on_changed()
 
-    def _admit(self, wanted: Open, connection: _Connection) -> ServedSeat:
+    def _admit(self, wanted: OpenSequence, connection: _Connection) -> ServedSeat:
         """Raises PeerRefused."""
         lane, offer = connection.lane, self._offer()
         if wanted.revision != offer.revision:
@@ -260,7 +272,7 @@ class LaneServer:
         )
 
         def closed(served: ServedSeat) -> None:
-            del self.seats[lane.peer_id, wanted.seat_id]
+            del self.seats[lane.peer_id, wanted.sequence_id]
             connection.seats.discard(served)
             self._on_changed()
 
@@ -274,7 +286,7 @@ class LaneServer:
             on_closed=closed,
         )
 
-    async def _run_seat(self, served: ServedSeat, wanted: Open) -> None:
+    async def _run_seat(self, served: ServedSeat, wanted: OpenSequence) -> None:
         if _must_prepare(wanted):
             try:
                 await self._prepare(served, wanted)
@@ -287,14 +299,14 @@ class LaneServer:
             served.ready()
         await served.run()
 
-    async def _prepare(self, served: ServedSeat, wanted: Open) -> None:
+    async def _prepare(self, served: ServedSeat, wanted: OpenSequence) -> None:
         """Raises SwarmError."""
         if served.sampler is not None:
             await served.sampler.prepare()
         if wanted.take_over is not None:
             await self._take_over(served, wanted.take_over)
 
-    async def _take_over(self, served: ServedSeat, source: SeatRef) -> None:
+    async def _take_over(self, served: ServedSeat, source: SequenceRef) -> None:
         """Raises SwarmError."""
         is_in_vain, dials = False, self.pushes.dials
         if not dials.begin(source.peer_id, served.client):
@@ -314,7 +326,7 @@ class LaneServer:
         for served in seats:
             served.leave()
         for lane in {served.lane for served in seats if served.lane.error is None}:
-            lane.send(Leaving(within_s=within_s))
+            lane.send(ServerLeaving(within_s=within_s))
 
     def end(self, seats: Collection[ServedSeat], error: SwarmError) -> None:
         """End these seats now, and tell why."""
@@ -347,22 +359,22 @@ def _end_if_idle(connection: _Connection, now_s: float) -> None:
         connection.lane.end()
 
 
-def _must_prepare(wanted: Open) -> bool:
+def _must_prepare(wanted: OpenSequence) -> bool:
     """Whether it takes time before the seat is ready."""
     return wanted.take_over is not None or (wanted.sampler is not None and wanted.sampler.grammar is not None)
 
 
-def _tell(served: ServedSeat, frame: Step | Link | Hand | Drawn | Close) -> None:
+def _tell(served: ServedSeat, frame: StepRequest | LinkUpdate | AllowHandover | AnswerTokens | CloseSequence) -> None:
     match frame:
-        case Step():
+        case StepRequest():
             served.take_step(frame)
-        case Link():
+        case LinkUpdate():
             served.link(frame)
-        case Hand():
+        case AllowHandover():
             served.handed_to.append(frame.to_peer_id)
-        case Drawn():
+        case AnswerTokens():
             served.recall(frame)
-        case Close():
+        case CloseSequence():
             served.close()
 
 

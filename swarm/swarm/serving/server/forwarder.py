@@ -22,7 +22,7 @@ from swarm_protocol.session_frames import Frame, Push, PushRefused
 
 from swarm.network.interface import Network
 from swarm.serving.server.dial_limiter import Dials
-from swarm.serving.wire.multiplexed_connection import Lane, open_stream
+from swarm.serving.wire.multiplexed_connection import MultiplexedConnection, open_stream
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class _Outgoing:
     """Opened for `client`, and shared with others. `waiting` until the lane is open."""
 
     client: str
-    lane: Lane | None = None
+    lane: MultiplexedConnection | None = None
     waiting: list[Push] = field(default_factory=list)
     num_waiting_bytes: int = 0
     linked: dict[SeatKey, PushFailed] = field(default_factory=dict)
@@ -102,7 +102,7 @@ class Pushes:
     def push(self, peer_id: str, push: Push) -> None:
         """Raises PeerError if it cannot be sent."""
         outgoing = self._outgoing.get(peer_id)
-        if outgoing is None or (push.client_peer_id, push.seat_id) not in outgoing.linked:
+        if outgoing is None or (push.client_peer_id, push.sequence_id) not in outgoing.linked:
             raise PeerUnreachable("there is no lane to the next server", peer_id=peer_id)
         if outgoing.lane is not None:
             outgoing.lane.send(push)
@@ -132,7 +132,7 @@ class Pushes:
         error: SwarmError | None = None
         try:
             async with open_stream(self._network, peer_id, self._model) as stream:
-                outgoing.lane = lane = Lane(stream, peer_id)
+                outgoing.lane = lane = MultiplexedConnection(stream, peer_id)
                 for push in outgoing.waiting:
                     lane.send(push)
                 outgoing.waiting.clear()
@@ -153,7 +153,7 @@ class Pushes:
     def _hear(self, frame: Frame, peer_id: str, outgoing: _Outgoing) -> None:
         if not isinstance(frame, PushRefused):
             raise PeerViolation(f"a server sends {type(frame).__name__} to the one before it", peer_id=peer_id)
-        failed = outgoing.linked.get((frame.client_peer_id, frame.seat_id))
+        failed = outgoing.linked.get((frame.client_peer_id, frame.sequence_id))
         if failed is not None:
             failed(frame.error(peer_id), is_linked=True)
 

@@ -12,7 +12,7 @@ from contextlib import aclosing
 
 from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable
 from swarm_protocol.handover_messages import KV_METHOD, KvHeader, KvRequest
-from swarm_protocol.session_frames import SeatRef
+from swarm_protocol.session_frames import SequenceRef
 
 from swarm.network.failpoints import FaultHook
 from swarm.network.interface import EndOfStream, Network, Stream
@@ -26,10 +26,10 @@ TAKE_OVER_S = 120.0
 """For all of it. The client gives up earlier if it knows better."""
 
 
-async def take_over(network: Network, model: str, source: SeatRef, client: str, seat: Seat) -> None:
+async def take_over(network: Network, model: str, source: SequenceRef, client: str, seat: Seat) -> None:
     """Fill `seat` with what the seat at `source` holds. Raises SwarmError, and then it is empty."""
     start, end = seat.blocks
-    request = KvRequest(client_peer_id=client, seat_id=source.seat_id, start=start, end=end)
+    request = KvRequest(client_peer_id=client, sequence_id=source.sequence_id, start=start, end=end)
     try:
         async with (
             asyncio.timeout(TAKE_OVER_S),

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from swarm_protocol.rows import Rows
-from swarm_protocol.session_frames import Result
+from swarm_protocol.session_frames import StepResult
 
-from swarm.serving.wire.multiplexed_connection import Lane
+from swarm.serving.wire.multiplexed_connection import MultiplexedConnection
 
 REPORT_S = 0.1
 """How long a result waits. All seats' are told at the same moments, so that those of a lane go in one message."""
@@ -55,12 +55,12 @@ class Ticks:
 class Reports:
     """To the client at the other end of `lane`."""
 
-    def __init__(self, lane: Lane, ticks: Ticks) -> None:
+    def __init__(self, lane: MultiplexedConnection, ticks: Ticks) -> None:
         self._lane = lane
         self._ticks = ticks
-        self._waiting: list[Result] = []
+        self._waiting: list[StepResult] = []
 
-    def tell(self, result: Result, *, can_wait: bool) -> None:
+    def tell(self, result: StepResult, *, can_wait: bool) -> None:
         """In the order of the calls. Nothing is told once the lane has ended."""
         if not result.passed_on:
             self.flush()
@@ -83,7 +83,7 @@ class Reports:
         self._ticks.remove(self)
 
 
-def together(results: Sequence[Result]) -> Result:
+def together(results: Sequence[StepResult]) -> StepResult:
     """One that tells what `results` of one seat tell, single tokens that were passed on one after another."""
     last = results[-1]
     if len(results) == 1:

@@ -22,18 +22,18 @@ from swarm_protocol.errors import PeerRefused, PeerViolation, SwarmError
 from swarm_protocol.failure_messages import encode_failure
 from swarm_protocol.rows import TOKENS, Rows
 from swarm_protocol.session_frames import (
-    Drawn,
-    Ended,
-    Link,
-    Linked,
-    Open,
+    AnswerTokens,
+    LinkAck,
+    LinkUpdate,
+    OpenSequence,
     Push,
     PushRefused,
-    Ready,
-    Result,
-    SeatRef,
+    SequenceEnded,
+    SequenceReady,
+    SequenceRef,
     Spent,
-    Step,
+    StepRequest,
+    StepResult,
 )
 from torch import Tensor
 
@@ -46,7 +46,7 @@ from swarm.serving.server.backpressure import Backlog
 from swarm.serving.server.forwarder import Pushes
 from swarm.serving.server.result_batcher import Reports, Ticks
 from swarm.serving.server.session_sampler import SeatSampler
-from swarm.serving.wire.multiplexed_connection import Lane
+from swarm.serving.wire.multiplexed_connection import MultiplexedConnection
 from swarm.serving.wire.tensor_rows import hidden_of, rows_of, tokens_of
 
 logger = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ class _Work:
     x: Tensor
     num_rows: int
     want: str
-    pick: session_frames.Pick | None
+    draw: session_frames.TokenDraw | None
     passes_on: bool
     upstream_ms: tuple[Spent, ...]
 
@@ -104,8 +104,8 @@ class ServedSeat:
 
     def __init__(
         self,
-        lane: Lane,
-        opened: Open,
+        lane: MultiplexedConnection,
+        opened: OpenSequence,
         seat: Seat,
         shape: Shape,
         around: Around,
@@ -114,7 +114,7 @@ class ServedSeat:
         on_closed: Callable[[ServedSeat], None],
     ) -> None:
         self.client = lane.peer_id
-        self.seat_id = opened.seat_id
+        self.sequence_id = opened.sequence_id
         self.seat = seat
         self.handed_to: deque[str] = deque(maxlen=MAX_HEIRS)
         self.task: asyncio.Task[None] | None = None
@@ -126,9 +126,9 @@ class ServedSeat:
         self._pushes = around.pushes
         self._backlog = around.backlog
         self._faults = around.faults
-        self._own = SeatRef(peer_id=around.pushes.peer_id, seat_id=opened.seat_id)
+        self._own = SequenceRef(peer_id=around.pushes.peer_id, sequence_id=opened.sequence_id)
         self.previous = opened.previous
-        self._next: SeatRef | None = None
+        self._next: SequenceRef | None = None
         self._num_links = 0
         self._is_cut_off = False  # pushes are lost until the client links again
         self._num_refused = 0
@@ -154,7 +154,7 @@ class ServedSeat:
 
     # --- what others say --------------------------------------------------------------------------------------------
 
-    def take_step(self, step: Step) -> None:
+    def take_step(self, step: StepRequest) -> None:
         """From the client. One that breaks the rules ends the seat."""
         try:
             if step.want == "token" and not (self.is_last or step.forward):
@@ -163,41 +163,43 @@ class ServedSeat:
         except SwarmError as error:
             self.end(error)
 
-    def take_push(self, push: Push, lane: Lane) -> None:
+    def take_push(self, push: Push, lane: MultiplexedConnection) -> None:
         """From another server, by its lane, where it hears of it if that was wrong."""
         try:
             named = self.previous
-            if named is None or (lane.peer_id, push.source_id) != (named.peer_id, named.seat_id):
+            if named is None or (lane.peer_id, push.source_id) != (named.peer_id, named.sequence_id):
                 raise PeerViolation("the client did not name this seat as the one before", peer_id=lane.peer_id)
             self._take(push, push.rows, passes_on=not self.is_last, upstream_ms=push.upstream_ms)
         except SwarmError as error:
             refuse_push(push, lane, error)
 
-    def recall(self, drawn: Drawn) -> None:
+    def recall(self, drawn: AnswerTokens) -> None:
         """From the client. Raises PeerViolation, which ends its lane."""
         if self.sampler is None:
             raise PeerViolation("tokens of an answer for a seat without a sampler", peer_id=self.client)
         self.sampler.recall(drawn.token_ids)
 
-    def link(self, link: Link) -> None:
+    def link(self, link: LinkUpdate) -> None:
         self._reports.flush()  # whoever takes the next server's place is fed with it
         self.previous = link.previous
         self._link(link.next)
         self._is_cut_off, self._num_refused = False, 0
         self._num_links = min(self._num_links + 1, limits.MAX_LINKS)
         known = self.seat.length if self._expected is None else self._expected
-        self.lane.send(Linked(seat_id=self.seat_id, num_links=self._num_links, position=known))
+        self.lane.send(LinkAck(sequence_id=self.sequence_id, num_links=self._num_links, position=known))
 
-    def _link(self, to: SeatRef | None) -> None:
+    def _link(self, to: SequenceRef | None) -> None:
         if to == self._next:
             return
         if self._next is not None:
-            self._pushes.unlink(self._next.peer_id, (self.client, self._next.seat_id))
+            self._pushes.unlink(self._next.peer_id, (self.client, self._next.sequence_id))
         self._next = to
         if to is not None and to != self._own:
-            self._pushes.link(to.peer_id, (self.client, to.seat_id), self._push_failed)
+            self._pushes.link(to.peer_id, (self.client, to.sequence_id), self._push_failed)
 
-    def _take(self, frame: Step | Push, rows: Rows, *, passes_on: bool, upstream_ms: tuple[Spent, ...] = ()) -> None:
+    def _take(
+        self, frame: StepRequest | Push, rows: Rows, *, passes_on: bool, upstream_ms: tuple[Spent, ...] = ()
+    ) -> None:
         """Raises PeerViolation, PeerRefused."""
         if not self._is_ready:
             raise PeerRefused("the session is not open yet", retry_after_s=1.0)
@@ -226,7 +228,7 @@ class ServedSeat:
             x=x,
             num_rows=rows.num_rows,
             want=frame.want,
-            pick=frame.pick,
+            draw=frame.draw,
             passes_on=passes_on,
             upstream_ms=upstream_ms,
         )
@@ -252,7 +254,9 @@ class ServedSeat:
     def ready(self) -> None:
         """Steps may come."""
         self._is_ready = True
-        held = Ready(seat_id=self.seat_id, max_step_tokens=self._shape.max_step_tokens, length=self.seat.length)
+        held = SequenceReady(
+            sequence_id=self.sequence_id, max_step_tokens=self._shape.max_step_tokens, length=self.seat.length
+        )
         self.lane.send(held)
 
     async def run(self) -> None:
@@ -295,13 +299,13 @@ class ServedSeat:
         await self._faults.reached("serve/reply")
         self._answered = work.position + work.num_rows
         looped, push_failed = False, work.passes_on and self._is_cut_off
-        if done.token is not None and work.pick is not None and work.pick.ahead:
+        if done.token is not None and work.draw is not None and work.draw.ahead:
             # nothing comes between this and telling the client, which relies on that
             num_links = self._num_links
-            looped = self._loop(self._answered, done.token.token_id, work.pick)
+            looped = self._loop(self._answered, done.token.token_id, work.draw)
             push_failed = not looped and self._is_cut_off
-        result = Result(
-            seat_id=self.seat_id,
+        result = StepResult(
+            sequence_id=self.sequence_id,
             position=self._answered,
             compute_ms=spent_ms[0],
             queue_ms=spent_ms[1],
@@ -319,20 +323,20 @@ class ServedSeat:
         self._reports.tell(result, can_wait=result.passed_on and not self.is_leaving)
 
     async def _engine_pick(self, work: _Work) -> Pick | None:
-        if work.pick is None or not self.is_last:
+        if work.draw is None or not self.is_last:
             return None
-        edits = None if self.sampler is None else await self.sampler.edits(work.pick.index)
-        return _meant(work.pick, edits)
+        edits = None if self.sampler is None else await self.sampler.edits(work.draw.index)
+        return _meant(work.draw, edits)
 
-    def _push(self, work: _Work, rows: Rows, to: SeatRef, spent_ms: Spent) -> None:
+    def _push(self, work: _Work, rows: Rows, to: SequenceRef, spent_ms: Spent) -> None:
         frame = Push(
             client_peer_id=self.client,
-            seat_id=to.seat_id,
+            sequence_id=to.sequence_id,
             position=work.position,
             want=work.want,
-            pick=work.pick,
+            draw=work.draw,
             rows=rows,
-            source_id=self.seat_id,
+            source_id=self.sequence_id,
             upstream_ms=(*work.upstream_ms, spent_ms)[-limits.MAX_UPSTREAM :] if work.num_rows == 1 else (),
         )
         try:
@@ -342,19 +346,19 @@ class ServedSeat:
             self._link(None)
             self._is_cut_off = True
 
-    def _loop(self, position: int, token_id: int, pick: session_frames.Pick) -> bool:
+    def _loop(self, position: int, token_id: int, draw: session_frames.TokenDraw) -> bool:
         """Give the first server the token that was drawn. False if that is left to the client."""
         to = self._next
         if to is None:
             return False
         frame = Push(
             client_peer_id=self.client,
-            seat_id=to.seat_id,
+            sequence_id=to.sequence_id,
             position=position,
             want="token",
-            pick=replace(pick, index=pick.index + 1, ahead=pick.ahead - 1),
+            draw=replace(draw, index=draw.index + 1, ahead=draw.ahead - 1),
             rows=Rows(codec=TOKENS, num_rows=1, num_columns=0, payload=token_id.to_bytes(4, "little")),
-            source_id=self.seat_id,
+            source_id=self.sequence_id,
         )
         try:
             if to == self._own:
@@ -379,7 +383,9 @@ class ServedSeat:
             return
         logger.debug("a push was lost: %s", error)
         self._reports.flush()
-        failed = Result(seat_id=self.seat_id, position=self._answered, push_failed=True, num_links=self._num_links)
+        failed = StepResult(
+            sequence_id=self.sequence_id, position=self._answered, push_failed=True, num_links=self._num_links
+        )
         self.lane.send(failed)
 
     # --- its end ----------------------------------------------------------------------------------------------------
@@ -394,7 +400,7 @@ class ServedSeat:
         if self.is_closed:
             return
         if self.lane.error is None:
-            self.lane.send(Ended(seat_id=self.seat_id, failure=encode_failure(error)))
+            self.lane.send(SequenceEnded(sequence_id=self.sequence_id, failure=encode_failure(error)))
         self.close()
 
     def close(self) -> None:
@@ -415,12 +421,12 @@ class ServedSeat:
         self._on_closed(self)
 
 
-def refuse_push(push: Push, lane: Lane, error: SwarmError) -> None:
+def refuse_push(push: Push, lane: MultiplexedConnection, error: SwarmError) -> None:
     """Tell the server that sent it."""
     lane.send(
         PushRefused(
             client_peer_id=push.client_peer_id,
-            seat_id=push.seat_id,
+            sequence_id=push.sequence_id,
             position=push.position,
             failure=encode_failure(error),
         )
@@ -431,17 +437,17 @@ def _engine_want(work: _Work) -> Want:
     return Want.ALL if work.passes_on else _WANTS[work.want]
 
 
-def _meant(pick: session_frames.Pick, edits: LogitEdits | None) -> Pick:
+def _meant(draw: session_frames.TokenDraw, edits: LogitEdits | None) -> Pick:
     sampling = Sampling(
-        temperature=pick.temperature, top_p=pick.top_p, top_k=pick.top_k, min_p=pick.min_p, seed=pick.seed
+        temperature=draw.temperature, top_p=draw.top_p, top_k=draw.top_k, min_p=draw.min_p, seed=draw.seed
     )
-    return Pick(sampling=sampling, index=pick.index, num_logprobs=pick.num_logprobs, edits=edits)
+    return Pick(sampling=sampling, index=draw.index, num_logprobs=draw.num_logprobs, edits=edits)
 
 
-def _sent(token: Picked) -> session_frames.Picked:
+def _sent(token: Picked) -> session_frames.SampledToken:
     top = tuple((token_id, _within(logprob)) for token_id, logprob in token.top)
     logprob = None if token.logprob is None else _within(token.logprob)
-    return session_frames.Picked(token_id=token.token_id, logprob=logprob, top=top)
+    return session_frames.SampledToken(token_id=token.token_id, logprob=logprob, top=top)
 
 
 def _within(logprob: float) -> float:

@@ -16,7 +16,7 @@ from swarm_protocol.errors import ConfigError, PeerRefused, SessionError, SwarmE
 from swarm_protocol.handover_messages import KV_METHOD
 from swarm_protocol.records import ServeRecord, ServeState
 from swarm_protocol.serving_messages import FILES_METHOD, FilesRequest
-from swarm_protocol.session_frames import LANE_METHOD
+from swarm_protocol.session_frames import SESSION_METHOD
 
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
@@ -93,7 +93,7 @@ class SpanServer:
         deployed = await Deployment.load(self._model_dir, self.start_block, self.end_block, self.options)
         try:
             await self._network.serve(f"{FILES_METHOD}/{self.name}", self._give_files)
-            await self._network.serve_stream(f"{LANE_METHOD}/{self.name}", self.lanes.serve)
+            await self._network.serve_stream(f"{SESSION_METHOD}/{self.name}", self.lanes.serve)
             await self._network.serve_stream(f"{KV_METHOD}/{self.name}", self.lanes.serve_kv)
             await self.calls.serve(self._network)
         except BaseException:

@@ -286,7 +286,7 @@ class Chain:
 
     def is_cut(self, last: Hop) -> bool:
         """Whether all tokens that the last hop has pushed on are known."""
-        return not self.ahead or not self._may_draw or not (last.told.next_seat_id or last.owes_link)
+        return not self.ahead or not self._may_draw or not (last.told.next_sequence_id or last.owes_link)
 
     def neighbours(self, hop: Hop, now_s: float, ready: Sequence[Hop]) -> Neighbours:
         """One of those that are `ready` to push to, and whose pushes may come, soon or now."""
@@ -295,9 +295,9 @@ class Chain:
             lower = None
         return Neighbours(
             next_peer_id=lower.peer_id if lower else "",
-            next_seat_id=lower.seat_id if lower else b"",
+            next_sequence_id=lower.sequence_id if lower else b"",
             previous_peer_id=upper.peer_id if upper else "",
-            previous_seat_id=upper.seat_id if upper else b"",
+            previous_sequence_id=upper.sequence_id if upper else b"",
         )
 
     def _may_loop(self, last: Hop, first: Hop | None) -> bool:
@@ -404,4 +404,4 @@ def _copy(ledger: Ledger, ran: Ran) -> None:
 
 
 def _are_linked(upper: Hop, lower: Hop) -> bool:
-    return upper.told.next_seat_id == lower.seat_id
+    return upper.told.next_sequence_id == lower.sequence_id

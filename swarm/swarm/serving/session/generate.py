@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.sampler import Sampler
-from swarm_protocol.session_frames import Pick, Picked
+from swarm_protocol.session_frames import SampledToken, TokenDraw
 
 from swarm.serving.model.model_assets import ModelKit
 from swarm.serving.sampling.sampling import Sampling
@@ -63,7 +63,7 @@ async def generate(
     clock = asyncio.get_running_loop().time
     since_s = clock()
     trace.num_prompt_tokens = len(prompt)
-    pick = Pick(
+    pick = TokenDraw(
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         top_k=sampling.top_k,
@@ -95,7 +95,7 @@ def end_ids(kit: ModelKit, sampling: Sampling) -> frozenset[int]:
 
 
 def sampler_for(kit: ModelKit, sampling: Sampling, prompt: Sequence[int]) -> Sampler | None:
-    """What the last server has to know beyond a Pick; None where that is nothing. Raises ConfigError."""
+    """What the last server has to know beyond a TokenDraw; None where that is nothing. Raises ConfigError."""
     ends = end_ids(kit, sampling)
     unknown = max([*ends - kit.end_ids, *(token_id for token_id, _ in sampling.logit_bias)], default=0)
     if unknown >= kit.shape.vocab_size:
@@ -119,7 +119,7 @@ def sampler_for(kit: ModelKit, sampling: Sampling, prompt: Sequence[int]) -> Sam
     return None if sampler == Sampler() else sampler
 
 
-async def _token(kit: ModelKit, picked: Picked, text: str, reason: FinishReason | None, *, is_end: bool) -> Token:
+async def _token(kit: ModelKit, picked: SampledToken, text: str, reason: FinishReason | None, *, is_end: bool) -> Token:
     if picked.logprob is None or is_end:
         return Token(text=text, token_id=picked.token_id, finish_reason=reason)
     own, *others = await kit.token_bytes([picked.token_id, *(token_id for token_id, _ in picked.top)])

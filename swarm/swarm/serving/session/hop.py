@@ -103,9 +103,9 @@ class Neighbours:
     """Which seat a server pushes to, and from which it takes pushes. Empty: none."""
 
     next_peer_id: str = ""
-    next_seat_id: bytes = b""
+    next_sequence_id: bytes = b""
     previous_peer_id: str = ""
-    previous_seat_id: bytes = b""
+    previous_sequence_id: bytes = b""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -120,7 +120,7 @@ class Hop:
     peer_id: str
     start: int
     end: int
-    seat_id: bytes
+    sequence_id: bytes
     timer: StepTimer
     row_bytes: int
     trace: HopTrace

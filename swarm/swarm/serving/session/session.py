@@ -15,7 +15,7 @@ from swarm_protocol.errors import ConfigError
 from swarm_protocol.records import ServeRecord
 from swarm_protocol.rows import row_bytes
 from swarm_protocol.sampler import Sampler
-from swarm_protocol.session_frames import Pick, Picked
+from swarm_protocol.session_frames import SampledToken, TokenDraw
 from torch import Tensor
 
 from swarm.network.membership import Membership
@@ -110,38 +110,40 @@ class Session:
             self._speech.keep(block, ledger)
         await self._pilot.close()
 
-    async def next_token(self, tokens: Sequence[int], pick: Pick) -> Picked:
+    async def next_token(self, tokens: Sequence[int], draw: TokenDraw) -> SampledToken:
         """Append tokens; the last server picks the one that follows them."""
-        return await self._first_token(tokens, pick, ahead=0)
+        return await self._first_token(tokens, draw, ahead=0)
 
-    async def next_tokens(self, tokens: Sequence[int], pick: Pick, num_tokens: int) -> AsyncGenerator[Picked, None]:
+    async def next_tokens(
+        self, tokens: Sequence[int], draw: TokenDraw, num_tokens: int
+    ) -> AsyncGenerator[SampledToken, None]:
         """Append tokens; the servers draw those that follow, each at the index after that of the one before.
 
         They do not wait for whoever takes them from here. Unless all were taken, the session is fit only to be closed.
         """
-        yield await self._first_token(tokens, pick, ahead=num_tokens - 1)
+        yield await self._first_token(tokens, draw, ahead=num_tokens - 1)
         for _ in range(num_tokens - 1):
             (picked,) = await self._pilot.more()
-            assert isinstance(picked, Picked)
+            assert isinstance(picked, SampledToken)
             yield picked
 
     async def next_logits(self, tokens: Sequence[int]) -> Tensor:
         """Append tokens and return the logits [V] that follow the last one, float32."""
-        self._speech.pick = None
+        self._speech.draw = None
         (logits_TV,) = await self._pilot.ask(self._append(tokens), "last")
         assert isinstance(logits_TV, Tensor)
         return logits_TV[-1]
 
     async def all_logits(self, tokens: Sequence[int]) -> Tensor:
         """Append tokens and return the logits [T, V] that follow each of them, float32."""
-        self._speech.pick = None
+        self._speech.draw = None
         outputs = await self._pilot.ask(self._append(tokens), "all")
         return torch.cat([output for output in outputs if isinstance(output, Tensor)])
 
-    async def _first_token(self, tokens: Sequence[int], pick: Pick, *, ahead: int) -> Picked:
-        self._speech.pick = pick
+    async def _first_token(self, tokens: Sequence[int], draw: TokenDraw, *, ahead: int) -> SampledToken:
+        self._speech.draw = draw
         (picked,) = await self._pilot.ask(self._append(tokens, ahead=ahead), "token", ahead=ahead)
-        assert isinstance(picked, Picked)
+        assert isinstance(picked, SampledToken)
         return picked
 
     def _append(self, tokens: Sequence[int], *, ahead: int = 0) -> bytes:

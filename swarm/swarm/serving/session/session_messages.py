@@ -15,22 +15,22 @@ from swarm_protocol.errors import PeerViolation, SwarmError
 from swarm_protocol.rows import INT8_BLOCK, TOKENS, Data, Rows, row_bytes
 from swarm_protocol.sampler import Sampler
 from swarm_protocol.session_frames import (
-    Close,
-    Drawn,
-    Ended,
+    AllowHandover,
+    AnswerTokens,
+    CloseSequence,
     Frame,
-    Leaving,
-    Link,
-    Linked,
-    Open,
-    Pick,
-    Picked,
-    Ready,
-    Result,
-    SeatRef,
-    Step,
+    LinkAck,
+    LinkUpdate,
+    OpenSequence,
+    SampledToken,
+    SequenceEnded,
+    SequenceReady,
+    SequenceRef,
+    ServerLeaving,
+    StepRequest,
+    StepResult,
+    TokenDraw,
 )
-from swarm_protocol.session_frames import Hand as HandFrame
 from torch import Tensor
 
 from swarm.serving.engine.prefix import KeyChain, root_key
@@ -41,7 +41,7 @@ from swarm.serving.session.hop import Hop, Ran
 from swarm.serving.session.prefix_store import PrefixStore
 from swarm.serving.session.replay_buffer import Ledger
 
-Output: TypeAlias = Picked | Tensor
+Output: TypeAlias = SampledToken | Tensor
 """A token, or logits [T, V]."""
 
 
@@ -70,7 +70,7 @@ class Left:
 class Speech:
     """Of one session. `store` has rows of earlier ones, `sampler` is for whoever draws.
 
-    `pick` says how the question's first token is taken; None: logits are wanted. `drawn` are the tokens so far.
+    `draw` says how the question's first token is taken; None: logits are wanted. `drawn` are the tokens so far.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Speech:
         codec: str,
         sampler: Sampler | None = None,
     ) -> None:
-        self.pick: Pick | None = None
+        self.draw: TokenDraw | None = None
         self.sampler = sampler
         self.drawn: list[int] = []
         self._model = model
@@ -125,11 +125,11 @@ class Speech:
 
     # --- what is said -----------------------------------------------------------------------------------------------
 
-    def open(self, action: OpenSeat) -> Open:
+    def open(self, action: OpenSeat) -> OpenSequence:
         hop, taken_over = action.hop, action.taken_over
         num_pages = 0 if taken_over else hop.max_length // PAGE_TOKENS
-        return Open(
-            seat_id=hop.seat_id,
+        return OpenSequence(
+            sequence_id=hop.sequence_id,
             session_id=self._session_id,
             revision=self._model.revision,
             start=hop.start,
@@ -139,25 +139,27 @@ class Speech:
             page_keys=tuple(self._keys[hop.start > 0][:num_pages]),
             previous=_previous(hop),
             next=_next(hop),
-            take_over=SeatRef(peer_id=taken_over.peer_id, seat_id=taken_over.seat_id) if taken_over else None,
+            take_over=SequenceRef(peer_id=taken_over.peer_id, sequence_id=taken_over.sequence_id)
+            if taken_over
+            else None,
             sampler=self.sampler if hop.end == self._model.num_blocks else None,
         )
 
-    def recall(self, fresh: Sequence[Hop]) -> tuple[Hop, Drawn] | None:
+    def recall(self, fresh: Sequence[Hop]) -> tuple[Hop, AnswerTokens] | None:
         """What the one that draws from now on, if it is among `fresh`, has to know of the answer so far."""
         last = next((hop for hop in fresh if hop.end == self._model.num_blocks), None)
         if last is None or self.sampler is None or not self.drawn:
             return None
-        return last, Drawn(seat_id=last.seat_id, token_ids=np.asarray(self.drawn, dtype="<i4").tobytes())
+        return last, AnswerTokens(sequence_id=last.sequence_id, token_ids=np.asarray(self.drawn, dtype="<i4").tobytes())
 
-    def step(self, feed: Feed, ledger: Ledger) -> Step:
+    def step(self, feed: Feed, ledger: Ledger) -> StepRequest:
         hop = feed.hop
-        return Step(
-            seat_id=hop.seat_id,
+        return StepRequest(
+            sequence_id=hop.sequence_id,
             position=feed.start,
             want=feed.want,
             forward=feed.forward,
-            pick=self._pick(feed) if feed.want == "token" else None,
+            draw=self._draw(feed) if feed.want == "token" else None,
             rows=Rows(
                 codec=self._codec if hop.start else TOKENS,
                 num_rows=feed.end - feed.start,
@@ -166,37 +168,37 @@ class Speech:
             ),
         )
 
-    def link(self, hop: Hop) -> Link:
-        return Link(seat_id=hop.seat_id, previous=_previous(hop), next=_next(hop))
+    def link(self, hop: Hop) -> LinkUpdate:
+        return LinkUpdate(sequence_id=hop.sequence_id, previous=_previous(hop), next=_next(hop))
 
-    def hand(self, action: Hand) -> HandFrame:
-        return HandFrame(seat_id=action.hop.seat_id, to_peer_id=action.to_peer_id)
+    def hand(self, action: Hand) -> AllowHandover:
+        return AllowHandover(sequence_id=action.hop.sequence_id, to_peer_id=action.to_peer_id)
 
-    def close(self, hop: Hop) -> Close:
-        return Close(seat_id=hop.seat_id)
+    def close(self, hop: Hop) -> CloseSequence:
+        return CloseSequence(sequence_id=hop.sequence_id)
 
-    def _pick(self, feed: Feed) -> Pick:
-        assert self.pick is not None
-        return replace(self.pick, index=self.pick.index + feed.num_drawn, ahead=feed.ahead)
+    def _draw(self, feed: Feed) -> TokenDraw:
+        assert self.draw is not None
+        return replace(self.draw, index=self.draw.index + feed.num_drawn, ahead=feed.ahead)
 
     # --- what is heard ----------------------------------------------------------------------------------------------
 
-    def understand(self, hop: Hop, frame: Frame) -> Heard | Opened | Linked | Left:
+    def understand(self, hop: Hop, frame: Frame) -> Heard | Opened | LinkAck | Left:
         """Raises PeerViolation for what no server has reason to send."""
         match frame:
-            case Result():
+            case StepResult():
                 return self._result(hop, frame)
-            case Ready():
+            case SequenceReady():
                 return Opened(frame.length, frame.max_step_tokens)
-            case Linked():
+            case LinkAck():
                 return frame
-            case Ended():
+            case SequenceEnded():
                 return Left(frame.error(hop.peer_id))
-            case Leaving():
+            case ServerLeaving():
                 return Left(None)
         raise PeerViolation(f"a server does not send {type(frame).__name__} to a client")
 
-    def _result(self, hop: Hop, result: Result) -> Heard:
+    def _result(self, hop: Hop, result: StepResult) -> Heard:
         rows, output = result.rows, result.token
         copy: Data = b""
         num_outputs = 0
@@ -225,12 +227,12 @@ class Speech:
         )
         return Heard(ran, logits, result.codec_error)
 
-    def _check_picked(self, picked: Picked, rows: Rows | None) -> None:
-        if self.pick is None or rows is not None:
+    def _check_picked(self, picked: SampledToken, rows: Rows | None) -> None:
+        if self.draw is None or rows is not None:
             raise PeerViolation("a token in place of logits, or beside them")
         if max(picked.token_id, *(token_id for token_id, _ in picked.top), 0) >= self._model.vocab_size:
             raise PeerViolation(f"a token is outside the vocabulary of {self._model.vocab_size}")
-        asked = self.pick.num_logprobs
+        asked = self.draw.num_logprobs
         if (picked.logprob is None) != (asked is None) or len(picked.top) > (asked or 0):
             raise PeerViolation("other probabilities than were asked for")
 
@@ -242,7 +244,7 @@ class Speech:
         return rows.payload
 
     def _logits(self, rows: Rows) -> Tensor:
-        if self.pick is not None:
+        if self.draw is not None:
             raise PeerViolation("logits in place of a token")
         if rows.codec != "raw" or rows.num_columns != self._model.vocab_size:
             raise PeerViolation(f"got {rows.num_columns} columns in {rows.codec}, not logits of the vocabulary")
@@ -269,13 +271,13 @@ def _are_finite_bf16(bits: np.ndarray) -> bool:
     return bool(((bits & 0x7F80) != 0x7F80).all())
 
 
-def _next(hop: Hop) -> SeatRef | None:
-    return _seat(hop.told.next_peer_id, hop.told.next_seat_id)
+def _next(hop: Hop) -> SequenceRef | None:
+    return _seat(hop.told.next_peer_id, hop.told.next_sequence_id)
 
 
-def _previous(hop: Hop) -> SeatRef | None:
-    return _seat(hop.told.previous_peer_id, hop.told.previous_seat_id)
+def _previous(hop: Hop) -> SequenceRef | None:
+    return _seat(hop.told.previous_peer_id, hop.told.previous_sequence_id)
 
 
-def _seat(peer_id: str, seat_id: bytes) -> SeatRef | None:
-    return SeatRef(peer_id=peer_id, seat_id=seat_id) if seat_id else None
+def _seat(peer_id: str, sequence_id: bytes) -> SequenceRef | None:
+    return SequenceRef(peer_id=peer_id, sequence_id=sequence_id) if sequence_id else None

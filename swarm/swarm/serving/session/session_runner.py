@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from swarm_protocol.errors import ConfigError, PeerError, PeerRefused, PeerViolation, SwarmError
-from swarm_protocol.session_frames import Frame, Linked, Picked
+from swarm_protocol.session_frames import Frame, LinkAck, SampledToken
 from torch import Tensor
 
 from swarm.router.routing import NoChain
@@ -36,7 +36,7 @@ from swarm.serving.session.actions import (
     Repaired,
 )
 from swarm.serving.session.client_state import Shared
-from swarm.serving.session.connection_pool import ClientLane, LaneLost
+from swarm.serving.session.connection_pool import ClientConnection, ConnectionLost
 from swarm.serving.session.hop import Hop, StepTimer
 from swarm.serving.session.known_servers import Candidate
 from swarm.serving.session.route_finder import Finder
@@ -68,7 +68,7 @@ class Pilot:
         self._max_replay_bytes = max_replay_bytes
         self._trace = trace
         self._loop = asyncio.get_running_loop()
-        self._lane_of: dict[Hop, ClientLane] = {}
+        self._lane_of: dict[Hop, ClientConnection] = {}
         self._opening: dict[Hop, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._todo: deque[Action] = deque()
@@ -158,7 +158,7 @@ class Pilot:
 
     def _take_answer(self, action: Answer) -> None:
         assert self._heard is not None
-        if isinstance(self._heard, Picked):
+        if isinstance(self._heard, SampledToken):
             self._speech.drawn.append(self._heard.token_id)
         self._outputs.append(self._heard[action.skip :] if isinstance(self._heard, Tensor) else self._heard)
         if not action.is_last:
@@ -172,7 +172,7 @@ class Pilot:
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(None)
         if action.goes_on:
-            assert isinstance(self._heard, Picked)
+            assert isinstance(self._heard, SampledToken)
             row = self._speech.know([self._heard.token_id])
             self._carry_out(self._course.follow(row, now_s))
 
@@ -215,7 +215,7 @@ class Pilot:
         hop = action.hop
         try:
             lane = await self._lanes.get(hop.peer_id, self._finder.model)
-            lane.attach(hop.seat_id, partial(self._hear, hop))
+            lane.attach(hop.sequence_id, partial(self._hear, hop))
         except SwarmError as error:
             del self._opening[hop]
             self._carry_out(self._course.lost(hop, error, Cause.GONE, self._loop.time()))
@@ -235,9 +235,9 @@ class Pilot:
         if lane is not None:
             self._links.closed(hop.peer_id)
             lane.send(self._speech.close(hop))
-            lane.detach(hop.seat_id)
+            lane.detach(hop.sequence_id)
 
-    def _hear(self, hop: Hop, message: Frame | LaneLost) -> None:
+    def _hear(self, hop: Hop, message: Frame | ConnectionLost) -> None:
         """From the lane's task: something for this seat."""
         now_s = self._loop.time()
         try:
@@ -247,8 +247,8 @@ class Pilot:
             actions = self._course.lost(hop, error, Cause.JUDGED, now_s)
         self._carry_out(actions)
 
-    def _judge(self, hop: Hop, message: Frame | LaneLost, now_s: float) -> list[Action]:
-        if isinstance(message, LaneLost):
+    def _judge(self, hop: Hop, message: Frame | ConnectionLost, now_s: float) -> list[Action]:
+        if isinstance(message, ConnectionLost):
             return self._course.lost(hop, message.error, Cause.GONE, now_s)
         match heard := self._speech.understand(hop, message):
             case Heard():
@@ -257,7 +257,7 @@ class Pilot:
                 actions = self._course.ran(hop, heard.ran, now_s)
                 self._links.worked(hop.peer_id)
                 return actions
-            case Linked(num_links=num_links, position=position):
+            case LinkAck(num_links=num_links, position=position):
                 return self._course.linked(hop, num_links, position, now_s)
             case Opened(length, max_step_tokens):
                 self._links.worked(hop.peer_id)
@@ -307,7 +307,7 @@ class Pilot:
             peer_id=planned.peer_id,
             start=planned.start,
             end=planned.end,
-            seat_id=secrets.token_bytes(16),
+            sequence_id=secrets.token_bytes(16),
             timer=StepTimer(candidate.record, planned.end - planned.start),
             row_bytes=self._speech.row_bytes(planned.start),
             trace=HopTrace(peer_id=planned.peer_id, start=planned.start, end=planned.end),

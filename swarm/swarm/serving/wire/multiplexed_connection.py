@@ -1,7 +1,7 @@
 """A lane: the frames of all seats between two peers of one model, over one stream.
 
     async with open_stream(network, peer_id, model) as stream:   # or the stream that a handler is given
-        lane = Lane(stream, peer_id)
+        lane = MultiplexedConnection(stream, peer_id)
         await lane.run(on_frame)                                 # until either side ends it
 
 Sending never waits: `send` leaves a frame, and what has gathered by the time that the stream takes more goes as one
@@ -21,7 +21,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from swarm_protocol import limits
 from swarm_protocol.errors import PeerTimeout, PeerUnreachable, SwarmError
 from swarm_protocol.frames import Frames, num_bytes
-from swarm_protocol.session_frames import LANE_METHOD, Frame
+from swarm_protocol.session_frames import SESSION_METHOD, Frame
 
 from swarm.network.interface import EndOfStream, Network, Stream
 
@@ -50,7 +50,7 @@ SLOWEST_BYTES_PER_S = 250_000.0
 """A mobile uplink. Slower ones cannot carry activations."""
 
 
-class Lane:
+class MultiplexedConnection:
     """`error` is set once it has ended; nothing is sent or received any more then."""
 
     def __init__(self, stream: Stream, peer_id: str) -> None:
@@ -172,7 +172,7 @@ class Lane:
 async def open_stream(network: Network, peer_id: str, model: str) -> AsyncIterator[Stream]:
     """For a lane to a server of `model`. Raises PeerError, or what the server refuses with."""
     async with AsyncExitStack() as stack:
-        opening = network.stream(peer_id, f"{LANE_METHOD}/{model}", timeout_s=STREAM_S)
+        opening = network.stream(peer_id, f"{SESSION_METHOD}/{model}", timeout_s=STREAM_S)
         try:
             async with asyncio.timeout(OPEN_S):
                 stream = await stack.enter_async_context(opening)

@@ -21,7 +21,7 @@ from support.served_chain import (
     floats,
     hidden_rows,
     opening,
-    seat_id,
+    sequence_id,
     token_rows,
     with_servers,
 )
@@ -29,13 +29,22 @@ from swarm.serving.engine.prefix import page_keys
 from swarm.serving.model.batch import PAGE_TOKENS
 from swarm.serving.server.connection_server import IDLE_LANE_S, MAX_LANES_PER_PEER, SILENT_S
 from swarm.serving.server.server_session import MAX_INBOX
-from swarm.serving.wire.multiplexed_connection import Lane, open_stream
+from swarm.serving.wire.multiplexed_connection import MultiplexedConnection, open_stream
 from swarm.testing.faults import Fault
 from swarm_protocol import limits
 from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable, PeerViolation, SessionError
 from swarm_protocol.frames import Frames
 from swarm_protocol.rows import Rows
-from swarm_protocol.session_frames import Close, Ended, Leaving, Link, Pick, Ready, Result, Step
+from swarm_protocol.session_frames import (
+    CloseSequence,
+    LinkUpdate,
+    SequenceEnded,
+    SequenceReady,
+    ServerLeaving,
+    StepRequest,
+    StepResult,
+    TokenDraw,
+)
 
 PROMPT = prompt_of(21)
 
@@ -70,7 +79,7 @@ def test_seat_answers_steps_that_were_sent_together_in_their_order() -> None:
         for position in range(0, 20, 4):
             talk.send_step(token_rows(*PROMPT[position : position + 4]), position, want="last")
         for position in range(0, 20, 4):
-            result = await talk.next(Result)
+            result = await talk.next(StepResult)
             assert result.position == position + 4
             assert torch.equal(floats(result.rows), alone(PROMPT[: position + 4])[-1:])
 
@@ -84,8 +93,8 @@ def test_seats_of_many_clients_share_one_pass() -> None:
             await talk.open(number, max_tokens=16)
         for number in range(16):
             talk.send_step(token_rows(number), 0, number, "token")
-        results = [await talk.next(Result) for _ in range(16)]
-        for number, result in enumerate(sorted(results, key=lambda result: result.seat_id)):
+        results = [await talk.next(StepResult) for _ in range(16)]
+        for number, result in enumerate(sorted(results, key=lambda result: result.sequence_id)):
             assert result.token is not None
             assert result.token.token_id == answer([number], 1)[0]
             assert result.batch_size == 16
@@ -153,7 +162,7 @@ def test_seat_speaks_the_codec_that_was_asked_for_and_tells_its_error() -> None:
             assert result.codec_error < 0.01
         await talk.open(3, codec="bf16")
         talk.send_step(hidden_rows(x_TH, "raw"), 0, 3)
-        assert "raw" in str((await talk.next(Ended)).error(""))
+        assert "raw" in str((await talk.next(SequenceEnded)).error(""))
 
     with_servers(work, [(1, 3)])
 
@@ -174,7 +183,7 @@ WRONG_HIDDEN: dict[str, tuple[dict[str, Any], str]] = {
     "not finite": ({"rows": NAN_ROWS}, "finite"),
     "wrong width": ({"rows": hidden_rows(torch.zeros(1, COLUMNS + 1))}, "5 columns"),
     "tokens": ({"rows": token_rows(1)}, "columns in tokens"),
-    "a token from the middle": ({"want": "token", "pick": Pick()}, "only the last block"),
+    "a token from the middle": ({"want": "token", "draw": TokenDraw()}, "only the last block"),
 }
 
 
@@ -192,8 +201,8 @@ def test_wrong_step_ends_its_seat_in_type_and_no_other(case: str) -> None:
         num_tokens = world.servers[0].engine.num_tokens
         step = {"rows": right.without(1), "position": 2, "number": 1, **changes}
         talk.send_step(**step)
-        ended = await talk.next(Ended)
-        assert ended.seat_id == seat_id(1)
+        ended = await talk.next(SequenceEnded)
+        assert ended.sequence_id == sequence_id(1)
         error = ended.error("")
         assert isinstance(error, PeerViolation)
         assert message in str(error)
@@ -210,7 +219,7 @@ def test_steps_without_end_that_nobody_waited_for_end_the_seat() -> None:
         await talk.open()
         for position in range(MAX_INBOX + 2):
             talk.send_step(token_rows(1), position)
-        assert "at once" in str((await talk.next(Ended)).error(""))
+        assert "at once" in str((await talk.next(SequenceEnded)).error(""))
 
     with_servers(work)
 
@@ -222,10 +231,10 @@ def test_steps_of_all_seats_of_a_client_together_are_bounded() -> None:
         await talk.open(2)
         talk.send_step(token_rows(*[1] * 16), 0, 1)
         talk.send_step(token_rows(*[1] * 16), 0, 2)
-        error = (await talk.next(Ended)).error("")
+        error = (await talk.next(SequenceEnded)).error("")
         assert isinstance(error, PeerRefused)
         assert error.retry_after_s > 0
-        assert (await talk.next(Result)).seat_id == seat_id(1)
+        assert (await talk.next(StepResult)).sequence_id == sequence_id(1)
 
     with_servers(work, max_backlog_bytes=300)
 
@@ -236,9 +245,9 @@ def test_step_for_a_seat_that_is_none_is_refused_and_others_ids_are_none() -> No
         await own.open()
         await own.step(token_rows(*PROMPT), 0)
         foreign.send_step(token_rows(1), len(PROMPT))
-        foreign.lane.send(Close(seat_id=seat_id(1)))
-        foreign.lane.send(Link(seat_id=seat_id(1)))
-        assert isinstance((await foreign.next(Ended)).error(""), PeerRefused)
+        foreign.lane.send(CloseSequence(sequence_id=sequence_id(1)))
+        foreign.lane.send(LinkUpdate(sequence_id=sequence_id(1)))
+        assert isinstance((await foreign.next(SequenceEnded)).error(""), PeerRefused)
         assert (await foreign.open()).length == 0  # an id of its own
         assert (await own.step(token_rows(1), len(PROMPT))).position == len(PROMPT) + 1
 
@@ -247,7 +256,11 @@ def test_step_for_a_seat_that_is_none_is_refused_and_others_ids_are_none() -> No
 
 @pytest.mark.parametrize(
     "frame",
-    [Ready(seat_id=seat_id(1), max_step_tokens=1), Leaving(within_s=1.0), Ended(seat_id=seat_id(1), failure=b"x")],
+    [
+        SequenceReady(sequence_id=sequence_id(1), max_step_tokens=1),
+        ServerLeaving(within_s=1.0),
+        SequenceEnded(sequence_id=sequence_id(1), failure=b"x"),
+    ],
     ids=lambda frame: type(frame).__name__,
 )
 def test_frame_that_only_servers_say_ends_the_lane(frame: Any) -> None:
@@ -257,17 +270,17 @@ def test_frame_that_only_servers_say_ends_the_lane(frame: Any) -> None:
         await other.open(2)
         talk.lane.send(frame)
         with pytest.raises(PeerViolation):
-            await talk.next(Result)
-        assert list(world.servers[0].lanes.seats) == [(world.client.peer_id, seat_id(2))]
+            await talk.next(StepResult)
+        assert list(world.servers[0].lanes.seats) == [(world.client.peer_id, sequence_id(2))]
         await other.step(token_rows(1), 0, 2)
 
     with_servers(work)
 
 
-def absurd_step() -> Step:
-    pick = Pick(temperature=1.0)
+def absurd_step() -> StepRequest:
+    pick = TokenDraw(temperature=1.0)
     object.__setattr__(pick, "temperature", math.nan)
-    return Step(seat_id=seat_id(1), position=0, want="token", pick=pick, rows=token_rows(1))
+    return StepRequest(sequence_id=sequence_id(1), position=0, want="token", draw=pick, rows=token_rows(1))
 
 
 BROKEN: dict[str, Callable[[Server], bytes]] = {
@@ -287,8 +300,8 @@ def test_message_that_is_none_ends_its_lane_with_all_seats_and_no_other(case: st
         await other.open(2)
         await talk.lane._stream.send(BROKEN[case](world.servers[0]))
         with pytest.raises(PeerViolation):
-            await talk.next(Result)
-        assert list(world.servers[0].lanes.seats) == [(world.client.peer_id, seat_id(2))]
+            await talk.next(StepResult)
+        assert list(world.servers[0].lanes.seats) == [(world.client.peer_id, sequence_id(2))]
         await other.step(token_rows(1), 0, 2)
 
     with_servers(work)
@@ -328,7 +341,7 @@ def test_open_more_than_there_is_room_for_is_refused_until_a_seat_is_closed() ->
         assert isinstance(error, PeerRefused)
         assert error.retry_after_s > 0
         assert world.servers[0].lanes.num_refused == {"busy": 1, "never": 0, "violation": 0, "lanes": 0}
-        talk.lane.send(Close(seat_id=seat_id(1)))
+        talk.lane.send(CloseSequence(sequence_id=sequence_id(1)))
         await talk.open(2)
 
     with_servers(work)
@@ -338,11 +351,11 @@ def test_thousands_of_seats_on_one_lane_are_bounded_by_admission() -> None:
     async def work(world: World) -> None:
         talk = await world.talk()
         for number in range(2000):
-            talk.lane.send(opening(world.servers[0], 0, seat_id=number.to_bytes(16), max_tokens=1))
+            talk.lane.send(opening(world.servers[0], 0, sequence_id=number.to_bytes(16), max_tokens=1))
         async with asyncio.timeout(100):
             while len(talk.heard) < 2000:
                 await asyncio.sleep(0.01)
-        assert sum(isinstance(frame, Ready) for frame in talk.heard) == 8
+        assert sum(isinstance(frame, SequenceReady) for frame in talk.heard) == 8
         assert world.servers[0].engine.num_seats == 8
 
     with_servers(work, max_sessions=8)
@@ -355,16 +368,16 @@ def test_open_twice_ends_the_lane() -> None:
         await other.open()
         talk.lane.send(opening(world.servers[0]))
         with pytest.raises(PeerViolation, match="twice"):
-            await talk.next(Ready)
+            await talk.next(SequenceReady)
         assert world.servers[0].engine.num_seats == 1
         await other.step(token_rows(1), 0)
 
     with_servers(work)
 
 
-async def silent(world: World, client: Any) -> tuple[Lane, asyncio.Task[None]]:
+async def silent(world: World, client: Any) -> tuple[MultiplexedConnection, asyncio.Task[None]]:
     stream = await world.talks.enter_async_context(open_stream(client, world.servers[0].peer_id, MODEL))
-    lane = Lane(stream, "")
+    lane = MultiplexedConnection(stream, "")
     return lane, asyncio.create_task(lane.run(lambda frame: None))
 
 
@@ -394,7 +407,7 @@ def test_lanes_that_hold_nothing_keep_nobody_out_however_often_they_speak() -> N
         server = world.servers[0].lanes
         attackers = [await silent(world, world.internet.network()) for _ in range(4)]
         for lane, _ in attackers:
-            lane.send(Close(seat_id=seat_id(1)))
+            lane.send(CloseSequence(sequence_id=sequence_id(1)))
         await asyncio.sleep(SILENT_S + 2.0)
         assert server.num_lanes == 4
         talks = [await world.talk(client=world.internet.network()) for _ in range(3)]
@@ -440,7 +453,7 @@ def test_close_frees_the_seat_at_once_and_is_not_answered() -> None:
         await talk.open()
         talk.send_step(token_rows(*PROMPT), 0)
         talk.send_step(token_rows(*PROMPT), len(PROMPT))
-        talk.lane.send(Close(seat_id=seat_id(1)))
+        talk.lane.send(CloseSequence(sequence_id=sequence_id(1)))
         await world.servers[0].freed()
         await asyncio.sleep(1.0)
         assert not talk.heard
@@ -470,7 +483,7 @@ def test_silent_seat_and_then_its_lane_are_ended() -> None:
         await talk.step(token_rows(1), 1)
         await asyncio.sleep(7.0)
         assert not talk.heard
-        error = (await talk.next(Ended)).error("")
+        error = (await talk.next(SequenceEnded)).error("")
         assert isinstance(error, PeerRefused)
         assert "silent for 10 s" in str(error)
         await world.servers[0].freed()
@@ -488,7 +501,7 @@ def test_seat_that_the_engine_evicts_is_told() -> None:
         await asyncio.sleep(6.0)
         other = await world.talk(client=world.internet.network())
         await other.open(1)
-        assert isinstance((await talk.next(Ended)).error(""), PeerRefused)
+        assert isinstance((await talk.next(SequenceEnded)).error(""), PeerRefused)
 
     with_servers(work, evict_idle_s=5.0)
 
@@ -503,7 +516,7 @@ def test_engine_that_fails_one_seat_tells_it_and_goes_on() -> None:
         await talk.open(2)
         world.servers[0].span.on_run = fail
         talk.send_step(token_rows(1), 0, 1)
-        error = (await talk.next(Ended)).error("")
+        error = (await talk.next(SequenceEnded)).error("")
         assert isinstance(error, SessionError)
         world.servers[0].span.on_run = lambda batch: None
         await talk.step(token_rows(1), 0, 2)
@@ -513,7 +526,7 @@ def test_engine_that_fails_one_seat_tells_it_and_goes_on() -> None:
 
 def test_client_that_does_not_read_is_cut_off_and_others_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swarm.serving.wire.multiplexed_connection.MAX_QUEUED_BYTES", 2**20)
-    wrong = Step(seat_id=seat_id(9), position=0, want="nothing", rows=token_rows(1))
+    wrong = StepRequest(sequence_id=sequence_id(9), position=0, want="nothing", rows=token_rows(1))
     message = Frames((wrong,) * limits.MAX_FRAMES).to_bytes()
 
     async def send_without_end(world: World, other: Talk) -> None:
@@ -532,7 +545,7 @@ def test_client_that_does_not_read_is_cut_off_and_others_are_served(monkeypatch:
         await other.open(2)
         with pytest.raises(PeerTimeout, match="does not read"):
             await send_without_end(world, other)
-        assert list(world.servers[0].lanes.seats) == [(world.client.peer_id, seat_id(2))]
+        assert list(world.servers[0].lanes.seats) == [(world.client.peer_id, sequence_id(2))]
         await other.step(token_rows(1), 50, 2)
 
     with_servers(work)
@@ -542,7 +555,7 @@ def test_client_that_does_not_read_is_cut_off_and_others_are_served(monkeypatch:
 def test_server_killed_in_a_phase_takes_its_lanes_along(phase: str) -> None:
     async def listen(talk: Talk) -> None:
         while True:
-            await talk.next(Result)
+            await talk.next(StepResult)
 
     async def work(world: World) -> None:
         talk = await world.talk()
@@ -567,6 +580,6 @@ def test_client_that_sends_faster_than_is_computed_waits_and_keeps_its_seat() ->
         await asyncio.sleep(1)
         assert not talk.heard
         backlog.give_back(world.client.peer_id, 290)
-        assert (await talk.next(Result)).position == 32
+        assert (await talk.next(StepResult)).position == 32
 
     with_servers(work, max_backlog_bytes=400)

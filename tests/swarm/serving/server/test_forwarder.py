@@ -17,7 +17,7 @@ from support.served_chain import (
     floats,
     hidden_rows,
     opening,
-    seat_id,
+    sequence_id,
     through,
     token_rows,
     with_servers,
@@ -26,15 +26,25 @@ from swarm.network.interface import Network, Stream
 from swarm.serving.server.dial_limiter import MAX_PEERS_PER_CLIENT, REST_S
 from swarm.serving.server.forwarder import LINGER_S
 from swarm.serving.server.server_session import MAX_REFUSED, refuse_push
-from swarm.serving.wire.multiplexed_connection import Lane, open_stream
+from swarm.serving.wire.multiplexed_connection import MultiplexedConnection, open_stream
 from swarm.testing.faults import Fault
 from swarm_protocol.errors import PeerRefused, PeerUnreachable, PeerViolation
 from swarm_protocol.rows import Rows
-from swarm_protocol.session_frames import Close, Frame, Link, Linked, Push, PushRefused, Ready, Result, SeatRef
+from swarm_protocol.session_frames import (
+    CloseSequence,
+    Frame,
+    LinkAck,
+    LinkUpdate,
+    Push,
+    PushRefused,
+    SequenceReady,
+    SequenceRef,
+    StepResult,
+)
 
 SPANS = [(0, 2), (2, 3), (3, 4)]
 PROMPT = prompt_of(21)
-SOURCE = seat_id(99)
+SOURCE = sequence_id(99)
 
 
 @pytest.mark.parametrize("codec", ["raw", "bf16", "int8"])
@@ -45,12 +55,12 @@ def test_step_goes_down_the_chain_and_the_client_gets_copies_and_the_token(codec
         for start, end, want in ((0, 12, "nothing"), (12, 20, "nothing"), (20, 21, "token")):
             talks[0].send_step(token_rows(*PROMPT[start:end]), start, want=want, forward=True)
             for talk, kept in zip(talks[:2], copies, strict=True):
-                result = await talk.next(Result)
+                result = await talk.next(StepResult)
                 assert result.position == end
                 assert not result.push_failed
                 assert result.rows is not None
                 kept.append(result.rows)
-            last = await talks[2].next(Result)
+            last = await talks[2].next(StepResult)
             assert (last.position, last.rows) == (end, None)
             assert (last.token is None) == (want != "token")
         if codec == "raw":
@@ -58,7 +68,7 @@ def test_step_goes_down_the_chain_and_the_client_gets_copies_and_the_token(codec
             assert last.token.token_id == int(through(PROMPT, 3)[-1].argmax())
         await fed_alone_answers_the_same(world, copies[1], codec, last)
 
-    async def fed_alone_answers_the_same(world: World, copies: list[Rows], codec: str, last: Result) -> None:
+    async def fed_alone_answers_the_same(world: World, copies: list[Rows], codec: str, last: StepResult) -> None:
         """What the client kept brings another seat to the same state."""
         talk = await world.talk(2)
         await talk.open(9, codec=codec)
@@ -79,7 +89,7 @@ def test_chunks_of_a_prompt_are_in_all_servers_at_once() -> None:
             want = "last" if start == 15 else "nothing"
             talks[0].send_step(token_rows(*PROMPT[start : start + 5]), start, want=want, forward=True)
         for _ in range(4):
-            last = await talks[2].next(Result)
+            last = await talks[2].next(StepResult)
         assert torch.equal(floats(last.rows), through(PROMPT[:20], 3)[-1:])
 
     with_servers(work, SPANS)
@@ -95,7 +105,7 @@ def test_batch_of_sixteen_goes_on_as_one_message() -> None:
         for number in range(16):
             talks[0].send_step(token_rows(number), 0, number, want="token", forward=True)
         for _ in range(16):
-            assert (await talks[1].next(Result)).batch_size == 16
+            assert (await talks[1].next(StepResult)).batch_size == 16
         (outgoing,) = world.servers[0].lanes.pushes._outgoing.values()
         assert outgoing.lane is not None
         assert outgoing.lane.num_messages == 1
@@ -109,14 +119,14 @@ def test_batch_of_sixteen_goes_on_as_one_message() -> None:
 async def pusher(world: World, server: int) -> Talk:
     """The client's own lane, used as if it were a server's."""
     stream = await world.talks.enter_async_context(open_stream(world.client, world.servers[server].peer_id, MODEL))
-    talk = Talk(Lane(stream, world.servers[server].peer_id), opening(world.servers[server]))
+    talk = Talk(MultiplexedConnection(stream, world.servers[server].peer_id), opening(world.servers[server]))
     return await world.talks.enter_async_context(talk)
 
 
 def push(world: World, rows: Rows, position: int = 0, number: int = 1) -> Push:
     return Push(
         client_peer_id=world.client.peer_id,
-        seat_id=seat_id(number),
+        sequence_id=sequence_id(number),
         position=position,
         want="nothing",
         rows=rows,
@@ -137,19 +147,19 @@ def test_wrong_push_is_refused_and_the_seat_stays_as_it_was(case: str) -> None:
 
     async def work(world: World) -> None:
         talk, before = await world.talk(), await pusher(world, 0)
-        await talk.open(previous=SeatRef(peer_id=world.client.peer_id, seat_id=SOURCE))
+        await talk.open(previous=SequenceRef(peer_id=world.client.peer_id, sequence_id=SOURCE))
         before.lane.send(push(world, rows, position))
         refused = await before.next(PushRefused)
-        assert (refused.client_peer_id, refused.seat_id, refused.position) == (
+        assert (refused.client_peer_id, refused.sequence_id, refused.position) == (
             world.client.peer_id,
-            seat_id(1),
+            sequence_id(1),
             position,
         )
         error = refused.error("")
         assert isinstance(error, PeerViolation)
         assert message in str(error)
         before.lane.send(push(world, hidden_rows(torch.ones(2, COLUMNS))))
-        assert (await talk.next(Result)).position == 2
+        assert (await talk.next(StepResult)).position == 2
 
     with_servers(work, [(2, 4)])
 
@@ -157,15 +167,19 @@ def test_wrong_push_is_refused_and_the_seat_stays_as_it_was(case: str) -> None:
 def test_push_of_a_peer_that_the_client_did_not_name_is_refused() -> None:
     async def work(world: World) -> None:
         talk, stranger = await world.talk(), await pusher(world, 0)
-        await talk.open(previous=SeatRef(peer_id=world.internet.network().peer_id, seat_id=SOURCE))
+        await talk.open(previous=SequenceRef(peer_id=world.internet.network().peer_id, sequence_id=SOURCE))
         stranger.lane.send(push(world, hidden_rows(torch.ones(2, COLUMNS))))
         assert isinstance((await stranger.next(PushRefused)).error(""), PeerViolation)
         stranger.lane.send(push(world, hidden_rows(torch.ones(2, COLUMNS)), number=5))
         assert isinstance((await stranger.next(PushRefused)).error(""), PeerRefused)
-        talk.lane.send(Link(seat_id=seat_id(1), previous=SeatRef(peer_id=world.client.peer_id, seat_id=SOURCE)))
-        assert (await talk.next(Linked)).position == 0
+        talk.lane.send(
+            LinkUpdate(
+                sequence_id=sequence_id(1), previous=SequenceRef(peer_id=world.client.peer_id, sequence_id=SOURCE)
+            )
+        )
+        assert (await talk.next(LinkAck)).position == 0
         stranger.lane.send(push(world, hidden_rows(torch.ones(2, COLUMNS))))
-        assert (await talk.next(Result)).position == 2
+        assert (await talk.next(StepResult)).position == 2
 
     with_servers(work, [(2, 4)])
 
@@ -177,7 +191,7 @@ def test_refused_push_is_told_to_the_client_which_feeds_the_server_itself() -> N
         await talks[1].open()  # names nobody before it
         first = await talks[0].step(token_rows(*PROMPT), 0, forward=True, want="token")
         assert first.rows is not None
-        failed = await talks[0].next(Result)
+        failed = await talks[0].next(StepResult)
         assert (failed.push_failed, failed.position, failed.rows) == (True, len(PROMPT), None)
         answer = await talks[1].step(first.rows, 0, want="token")
         assert answer.token is not None
@@ -189,10 +203,10 @@ def test_refused_push_is_told_to_the_client_which_feeds_the_server_itself() -> N
 def test_push_to_a_seat_that_closed_is_told_to_the_client() -> None:
     async def work(world: World) -> None:
         talks = await world.chain()
-        talks[1].lane.send(Close(seat_id=seat_id(1)))
+        talks[1].lane.send(CloseSequence(sequence_id=sequence_id(1)))
         await asyncio.sleep(1.0)
         await talks[0].step(token_rows(*PROMPT), 0, forward=True)
-        assert (await talks[0].next(Result)).push_failed
+        assert (await talks[0].next(StepResult)).push_failed
 
     with_servers(work, SPANS)
 
@@ -204,20 +218,22 @@ def test_next_server_that_dies_is_told_to_the_client_and_another_is_linked() -> 
     async def work(world: World) -> None:
         talks = await world.chain()
         first = await talks[0].step(token_rows(*PROMPT[:9]), 0, forward=True)
-        await talks[1].next(Result)
+        await talks[1].next(StepResult)
         world.kill("s1")
-        assert (await talks[0].next(Result)).push_failed
+        assert (await talks[0].next(StepResult)).push_failed
         second = await talks[0].step(token_rows(*PROMPT[9:20]), 9, forward=True)
         assert second.push_failed
         other = await world.add(2, 4)
         talk = await world.talk(other)
-        await talk.open(7, previous=SeatRef(peer_id=world.servers[0].peer_id, seat_id=seat_id(1)))
-        talks[0].lane.send(Link(seat_id=seat_id(1), next=SeatRef(peer_id=other.peer_id, seat_id=seat_id(7))))
+        await talk.open(7, previous=SequenceRef(peer_id=world.servers[0].peer_id, sequence_id=sequence_id(1)))
+        talks[0].lane.send(
+            LinkUpdate(sequence_id=sequence_id(1), next=SequenceRef(peer_id=other.peer_id, sequence_id=sequence_id(7)))
+        )
         for position, result in ((0, first), (9, second)):
             assert result.rows is not None
             await talk.step(result.rows, position, 7)
         talks[0].send_step(token_rows(PROMPT[20]), 20, want="token", forward=True)
-        answer = await talk.next(Result)
+        answer = await talk.next(StepResult)
         assert answer.token is not None
         assert answer.token.token_id == int(through(PROMPT, 2)[-1].argmax())
 
@@ -231,10 +247,10 @@ def test_next_server_that_cannot_be_reached_is_told_to_the_client(who: str) -> N
         if who == "nobody":
             world.internet.crash(peer.peer_id)
         talk = await world.talk()
-        await talk.open(next=SeatRef(peer_id=peer.peer_id, seat_id=seat_id(1)))
+        await talk.open(next=SequenceRef(peer_id=peer.peer_id, sequence_id=sequence_id(1)))
         results = [await talk.step(token_rows(*PROMPT), 0, forward=True)]
         if not results[0].push_failed:
-            results.append(await talk.next(Result))
+            results.append(await talk.next(StepResult))
         assert results[-1].push_failed
         assert results[0].rows is not None
         assert world.servers[0].lanes.pushes.num_lanes == 0
@@ -247,7 +263,7 @@ def test_server_that_refuses_all_pushes_is_not_flooded_at_the_clients_word() -> 
         victim, num_pushes = world.internet.network(), [0]
 
         async def refuse(peer_id: str, stream: object) -> None:
-            lane = Lane(stream, peer_id)  # type: ignore[arg-type]
+            lane = MultiplexedConnection(stream, peer_id)  # type: ignore[arg-type]
 
             def answer(frame: Frame) -> None:
                 num_pushes[0] += 1
@@ -258,13 +274,15 @@ def test_server_that_refuses_all_pushes_is_not_flooded_at_the_clients_word() -> 
 
         await victim.serve_stream(f"serving.lane/{MODEL}", refuse)
         talk = await world.talk()
-        await talk.open(next=SeatRef(peer_id=victim.peer_id, seat_id=seat_id(1)))
+        await talk.open(next=SequenceRef(peer_id=victim.peer_id, sequence_id=sequence_id(1)))
         for position in range(2 * MAX_REFUSED):
             talk.send_step(token_rows(1), position, forward=True)
             await asyncio.sleep(1.0)
         assert num_pushes[0] == MAX_REFUSED
         assert talk.heard[-1].push_failed  # type: ignore[union-attr]
-        talk.lane.send(Link(seat_id=seat_id(1), next=SeatRef(peer_id=victim.peer_id, seat_id=seat_id(1))))
+        talk.lane.send(
+            LinkUpdate(sequence_id=sequence_id(1), next=SequenceRef(peer_id=victim.peer_id, sequence_id=sequence_id(1)))
+        )
         talk.send_step(token_rows(1), 2 * MAX_REFUSED, forward=True)
         await asyncio.sleep(1.0)
         assert num_pushes[0] == MAX_REFUSED + 1
@@ -287,7 +305,11 @@ def test_client_has_a_server_dial_few_peers_and_nobody_again_at_once() -> None:
         async def link_all(peers: list[str]) -> list[str]:
             dialled.clear()
             for peer_id in peers:
-                talk.lane.send(Link(seat_id=seat_id(1), next=SeatRef(peer_id=peer_id, seat_id=seat_id(1))))
+                talk.lane.send(
+                    LinkUpdate(
+                        sequence_id=sequence_id(1), next=SequenceRef(peer_id=peer_id, sequence_id=sequence_id(1))
+                    )
+                )
                 await asyncio.sleep(0.01)
             return dialled
 
@@ -297,7 +319,7 @@ def test_client_has_a_server_dial_few_peers_and_nobody_again_at_once() -> None:
         assert await link_all(dead) == dead[:MAX_PEERS_PER_CLIENT]
         assert await link_all(dead) == []
         other = await world.talk(client=world.internet.network())
-        await other.open(2, next=SeatRef(peer_id=dead[-1], seat_id=seat_id(1)))
+        await other.open(2, next=SequenceRef(peer_id=dead[-1], sequence_id=sequence_id(1)))
         await asyncio.sleep(1.0)
         assert dialled == dead[-1:], "another client is not kept from it"
         await asyncio.sleep(REST_S)
@@ -312,7 +334,7 @@ def test_server_killed_before_a_push_leaves_the_others_free() -> None:
         talks = await world.chain()
         talks[0].send_step(token_rows(*PROMPT), 0, forward=True)
         with pytest.raises(PeerUnreachable):
-            await talks[0].next(Result)
+            await talks[0].next(StepResult)
         assert not talks[1].heard
 
     with_servers(work, SPANS, faults=[Fault(who="s0", phase="serve/push", what="kill")], dead=[0])
@@ -324,15 +346,15 @@ def test_lanes_between_servers_stay_for_a_while_and_are_then_closed() -> None:
         talks = await world.chain()
         talks[0].send_step(token_rows(*PROMPT), 0, forward=True)
         for talk in talks:
-            await talk.next(Result)
+            await talk.next(StepResult)
         for talk in talks:
-            talk.lane.send(Close(seat_id=seat_id(1)))
+            talk.lane.send(CloseSequence(sequence_id=sequence_id(1)))
         await asyncio.sleep(LINGER_S / 2)
         assert [server.pushes.num_lanes for server in servers] == [1, 1, 0]
         await talks[0].open(2, **world.neighbours(0))
         await asyncio.sleep(LINGER_S)
         assert [server.pushes.num_lanes for server in servers] == [1, 0, 0]
-        talks[0].lane.send(Close(seat_id=seat_id(2)))
+        talks[0].lane.send(CloseSequence(sequence_id=sequence_id(2)))
         await asyncio.sleep(LINGER_S + 1)
         assert [server.pushes.num_lanes for server in servers] == [0, 0, 0]
         assert [server.num_lanes for server in servers] == [1, 1, 1]  # the client's
@@ -345,7 +367,7 @@ def test_lane_to_the_next_server_stays_while_seats_are_linked_however_long_they_
         talks = await world.chain()
         await asyncio.sleep(300.0)
         talks[0].send_step(token_rows(*PROMPT), 0, want="last", forward=True)
-        assert (await talks[2].next(Result)).rows is not None
+        assert (await talks[2].next(StepResult)).rows is not None
         assert len(talks[0].heard) == 1
 
     with_servers(work, SPANS, idle_s=1000.0)
@@ -356,18 +378,18 @@ def test_server_that_answers_pushes_with_nonsense_is_no_longer_pushed_to() -> No
         liar = world.internet.network()
 
         async def lie(peer_id: str, stream: object) -> None:
-            lane = Lane(stream, peer_id)  # type: ignore[arg-type]
+            lane = MultiplexedConnection(stream, peer_id)  # type: ignore[arg-type]
 
             def answer(frame: Frame) -> None:
-                lane.send(Ready(seat_id=seat_id(1), max_step_tokens=1))
+                lane.send(SequenceReady(sequence_id=sequence_id(1), max_step_tokens=1))
 
             await lane.run(answer)
 
         await liar.serve_stream(f"serving.lane/{MODEL}", lie)
         talk = await world.talk()
-        await talk.open(next=SeatRef(peer_id=liar.peer_id, seat_id=seat_id(1)))
+        await talk.open(next=SequenceRef(peer_id=liar.peer_id, sequence_id=sequence_id(1)))
         await talk.step(token_rows(*PROMPT), 0, forward=True)
-        assert (await talk.next(Result)).push_failed
+        assert (await talk.next(StepResult)).push_failed
         assert world.servers[0].lanes.pushes.num_lanes == 0
         await liar.close()
 
@@ -378,12 +400,14 @@ def test_opening_is_unused_by_pushes_of_other_clients() -> None:
     async def work(world: World) -> None:
         other = world.internet.network()
         own, foreign = await world.talk(), await world.talk(client=other)
-        await own.open(previous=SeatRef(peer_id=world.client.peer_id, seat_id=SOURCE))
-        foreign.lane.send(opening(world.servers[0], 1, previous=SeatRef(peer_id=world.client.peer_id, seat_id=SOURCE)))
-        await foreign.next(Ready)
+        await own.open(previous=SequenceRef(peer_id=world.client.peer_id, sequence_id=SOURCE))
+        foreign.lane.send(
+            opening(world.servers[0], 1, previous=SequenceRef(peer_id=world.client.peer_id, sequence_id=SOURCE))
+        )
+        await foreign.next(SequenceReady)
         before = await pusher(world, 0)
         before.lane.send(push(world, hidden_rows(torch.ones(2, COLUMNS))))
-        assert (await own.next(Result)).position == 2
+        assert (await own.next(StepResult)).position == 2
         assert not foreign.heard
 
     with_servers(work, [(2, 4)])

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 from support.arithmetic_span import alone, prompt_of
-from support.served_chain import MODEL, Talk, World, floats, opening, seat_id, token_rows, with_servers
+from support.served_chain import MODEL, Talk, World, floats, opening, sequence_id, token_rows, with_servers
 from swarm.serving.server.dial_limiter import MAX_PEERS_PER_CLIENT, REST_S
 from swarm.testing.faults import Fault
 from swarm_protocol.errors import IntegrityError, PeerError, PeerRefused, PeerUnreachable
 from swarm_protocol.handover_messages import KV_METHOD, KvHeader, KvRequest
-from swarm_protocol.session_frames import Hand, SeatRef
+from swarm_protocol.session_frames import AllowHandover, SequenceRef
 
 PROMPT = prompt_of(40)
 SPANS = [(0, 4), (0, 4)]
@@ -28,14 +28,14 @@ async def begun(world: World, **changes: Any) -> list[Talk]:
     return talks
 
 
-def source(world: World) -> SeatRef:
-    return SeatRef(peer_id=world.servers[0].peer_id, seat_id=seat_id(1))
+def source(world: World) -> SequenceRef:
+    return SequenceRef(peer_id=world.servers[0].peer_id, sequence_id=sequence_id(1))
 
 
 def test_seat_is_handed_over_and_goes_on_where_it_stood() -> None:
     async def work(world: World) -> None:
         talks = await begun(world)
-        talks[0].lane.send(Hand(seat_id=seat_id(1), to_peer_id=world.servers[1].peer_id))
+        talks[0].lane.send(AllowHandover(sequence_id=sequence_id(1), to_peer_id=world.servers[1].peer_id))
         ready = await talks[1].open(2, take_over=source(world))
         assert ready.length == 39
         result = await talks[1].step(token_rows(PROMPT[39]), 39, 2, want="last")
@@ -54,7 +54,7 @@ def test_seat_is_split_over_two_servers_that_take_its_place() -> None:
         await talks[0].open(1)
         await talks[0].step(token_rows(*PROMPT[:30]), 0)
         for server in world.servers[1:]:
-            talks[0].lane.send(Hand(seat_id=seat_id(1), to_peer_id=server.peer_id))
+            talks[0].lane.send(AllowHandover(sequence_id=sequence_id(1), to_peer_id=server.peer_id))
         for talk in talks[1:]:
             assert (await talk.open(2, take_over=source(world))).length == 30
 
@@ -78,9 +78,9 @@ def test_take_over_that_cannot_be_ends_the_new_seat_only(case: str) -> None:
         talks = await begun(world, **wrong.get("old", {}))
         to = wrong.get("to", 1)
         if to is not None:
-            talks[0].lane.send(Hand(seat_id=seat_id(1), to_peer_id=world.servers[to].peer_id))
+            talks[0].lane.send(AllowHandover(sequence_id=sequence_id(1), to_peer_id=world.servers[to].peer_id))
         changes = {key: value for key, value in wrong.items() if key == "max_tokens"}
-        ref = SeatRef(peer_id=world.servers[0].peer_id, seat_id=seat_id(wrong.get("seat", 1)))
+        ref = SequenceRef(peer_id=world.servers[0].peer_id, sequence_id=sequence_id(wrong.get("seat", 1)))
         error = await talks[1].refused(2, take_over=ref, **changes)
         assert isinstance(error, PeerError)
         await world.servers[1].freed()
@@ -93,7 +93,7 @@ def test_take_over_that_cannot_be_ends_the_new_seat_only(case: str) -> None:
 def test_server_that_goes_during_its_hand_over_leaves_nothing(what: Any) -> None:
     async def work(world: World) -> None:
         talks = await begun(world)
-        talks[0].lane.send(Hand(seat_id=seat_id(1), to_peer_id=world.servers[1].peer_id))
+        talks[0].lane.send(AllowHandover(sequence_id=sequence_id(1), to_peer_id=world.servers[1].peer_id))
         error = await talks[1].refused(2, take_over=source(world))
         assert isinstance(error, PeerUnreachable)
         await world.servers[1].freed()
@@ -106,7 +106,7 @@ def test_server_that_goes_during_its_hand_over_leaves_nothing(what: Any) -> None
 def test_client_that_leaves_during_a_hand_over_leaves_nothing() -> None:
     async def work(world: World) -> None:
         talks = await begun(world)
-        talks[0].lane.send(Hand(seat_id=seat_id(1), to_peer_id=world.servers[1].peer_id))
+        talks[0].lane.send(AllowHandover(sequence_id=sequence_id(1), to_peer_id=world.servers[1].peer_id))
         talks[1].lane.send(opening(world.servers[1], 2, take_over=source(world)))
         async with asyncio.timeout(60):
             while ("s0", "serve/handover") not in world.script.num_hits:
@@ -133,7 +133,7 @@ def test_server_that_hands_over_nonsense_is_found_out(case: str) -> None:
         liar = world.internet.network()
         await liar.serve_stream(f"{KV_METHOD}/{MODEL}", give)
         talk = await world.talk()
-        error = await talk.refused(1, take_over=SeatRef(peer_id=liar.peer_id, seat_id=seat_id(9)))
+        error = await talk.refused(1, take_over=SequenceRef(peer_id=liar.peer_id, sequence_id=sequence_id(9)))
         assert isinstance(error, IntegrityError | PeerError)
         await world.servers[0].freed()
         await liar.close()
@@ -144,7 +144,7 @@ def test_server_that_hands_over_nonsense_is_found_out(case: str) -> None:
 def test_kv_of_a_seat_is_for_nobody_but_whom_the_client_named() -> None:
     async def work(world: World) -> None:
         await begun(world)
-        request = KvRequest(client_peer_id=world.client.peer_id, seat_id=seat_id(1), start=0, end=4)
+        request = KvRequest(client_peer_id=world.client.peer_id, sequence_id=sequence_id(1), start=0, end=4)
         # not even for the client itself, which has not asked for it
         async with world.client.stream(world.servers[0].peer_id, f"{KV_METHOD}/{MODEL}", timeout_s=5) as stream:
             await stream.send(request.to_bytes())
@@ -158,12 +158,14 @@ def test_client_that_names_peers_to_take_over_from_has_only_so_many_dialled() ->
     async def work(world: World) -> None:
         talk = await world.talk()
         dead = [world.internet.network().peer_id for _ in range(MAX_PEERS_PER_CLIENT + 1)]
-        errors = [await talk.refused(2, take_over=SeatRef(peer_id=peer, seat_id=seat_id(1))) for peer in dead]
+        errors = [
+            await talk.refused(2, take_over=SequenceRef(peer_id=peer, sequence_id=sequence_id(1))) for peer in dead
+        ]
         assert ["dial" in str(error) for error in errors] == [False] * MAX_PEERS_PER_CLIENT + [True]
-        again = await talk.refused(2, take_over=SeatRef(peer_id=dead[0], seat_id=seat_id(1)))
+        again = await talk.refused(2, take_over=SequenceRef(peer_id=dead[0], sequence_id=sequence_id(1)))
         assert isinstance(again, PeerRefused)
         await asyncio.sleep(REST_S)
-        late = await talk.refused(2, take_over=SeatRef(peer_id=dead[0], seat_id=seat_id(1)))
+        late = await talk.refused(2, take_over=SequenceRef(peer_id=dead[0], sequence_id=sequence_id(1)))
         assert "dial" not in str(late)
 
     with_servers(work)

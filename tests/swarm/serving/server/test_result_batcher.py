@@ -10,7 +10,7 @@ from swarm.serving.server.result_batcher import MAX_WAITING, REPORT_S, Reports, 
 from swarm.testing import virtual_time
 from swarm_protocol.errors import PeerUnreachable
 from swarm_protocol.rows import Rows
-from swarm_protocol.session_frames import Result
+from swarm_protocol.session_frames import StepResult
 
 SEAT = b"s" * 16
 
@@ -20,15 +20,15 @@ class Told:
 
     def __init__(self) -> None:
         self.error: PeerUnreachable | None = None
-        self.results: list[Result] = []
+        self.results: list[StepResult] = []
 
-    def send(self, frame: Result) -> None:
+    def send(self, frame: StepResult) -> None:
         self.results.append(frame)
 
 
-def passed(position: int, **changes: object) -> Result:
+def passed(position: int, **changes: object) -> StepResult:
     row = Rows(codec="raw", num_rows=1, num_columns=2, payload=bytes([position]) * 8)
-    result = Result(seat_id=SEAT, position=position, compute_ms=2.0, queue_ms=0.5, rows=row, passed_on=True)
+    result = StepResult(sequence_id=SEAT, position=position, compute_ms=2.0, queue_ms=0.5, rows=row, passed_on=True)
     return replace(result, **changes)  # type: ignore[arg-type]
 
 
@@ -57,7 +57,7 @@ def test_reports_that_somebody_waits_for_go_at_once_after_those_before() -> None
         reports = Reports(lane, Ticks())  # type: ignore[arg-type]
         reports.tell(passed(5), can_wait=True)
         reports.tell(passed(6), can_wait=True)
-        reports.tell(Result(seat_id=SEAT, position=9), can_wait=False)
+        reports.tell(StepResult(sequence_id=SEAT, position=9), can_wait=False)
         assert [(told.position, told.passed_on) for told in lane.results] == [(6, True), (9, False)]
 
     virtual_time.run(scenario())

@@ -18,7 +18,7 @@ from swarm.testing import virtual_time
 from swarm.testing.faults import Fault
 from swarm_protocol.errors import ConfigError, PeerRefused, PeerTimeout, PeerViolation, SwarmError
 from swarm_protocol.sampler import Grammar, Sampler
-from swarm_protocol.session_frames import Drawn, Ended, Pick, Result
+from swarm_protocol.session_frames import AnswerTokens, SequenceEnded, StepResult, TokenDraw
 from transformers import AutoModelForCausalLM
 
 THIRDS = [(0, 2), (0, 2), (2, 4), (2, 4), (4, 6), (4, 6)]
@@ -210,14 +210,14 @@ def test_seat_with_a_sampler_counts_what_it_was_told_and_what_it_drew() -> None:
         await talk.open(sampler=sampler)
         drawn = [(await talk.step(token_rows(1, 2, 3), 0, want="token")).token]
         for index in range(1, 8):
-            drawn.append((await talk.step(token_rows(1), 2 + index, want="token", pick=Pick(index=index))).token)
+            drawn.append((await talk.step(token_rows(1), 2 + index, want="token", draw=TokenDraw(index=index))).token)
         ids = [token.token_id for token in drawn if token]
         assert set(ids) == {1, 2}, "each becomes less likely the more often it has come"
 
         await talk.open(2, sampler=sampler)
-        talk.send_step(token_rows(1, 2, 3, *[1] * 7), 0, 2, want="token", pick=Pick(index=7))
-        talk.lane.send(Drawn(seat_id=bytes([2]) * 16, token_ids=np.array(ids[:7], "<i4").tobytes()))
-        again = (await talk.next(Result)).token
+        talk.send_step(token_rows(1, 2, 3, *[1] * 7), 0, 2, want="token", draw=TokenDraw(index=7))
+        talk.lane.send(AnswerTokens(sequence_id=bytes([2]) * 16, token_ids=np.array(ids[:7], "<i4").tobytes()))
+        again = (await talk.next(StepResult)).token
         assert again is not None
         assert again.token_id == ids[7], "as before, though it was told late"
         logits = await talk.step(token_rows(5), 10, 2, want="all")
@@ -260,7 +260,7 @@ def test_seat_before_the_last_block_has_no_sampler() -> None:
         talk = await world.talk(0)
         last = dataclasses.replace(opening(world.servers[0]), sampler=SAMPLER)
         talk.lane.send(last)
-        error: SwarmError = (await talk.next(Ended)).error("")
+        error: SwarmError = (await talk.next(SequenceEnded)).error("")
         assert isinstance(error, PeerViolation)
 
     with_servers(work, [(0, 1), (1, 2)])
@@ -271,9 +271,9 @@ def test_seat_is_not_told_the_same_answer_twice() -> None:
         talk = await world.talk()
         await talk.open(sampler=SAMPLER)
         for _ in range(2):
-            talk.lane.send(Drawn(seat_id=bytes([1]) * 16, token_ids=(1).to_bytes(4, "little")))
+            talk.lane.send(AnswerTokens(sequence_id=bytes([1]) * 16, token_ids=(1).to_bytes(4, "little")))
         with pytest.raises(SwarmError):
-            await talk.next(Ended)
+            await talk.next(SequenceEnded)
 
     with_servers(work)
 
@@ -282,11 +282,11 @@ def test_seat_waits_for_the_tokens_before_a_draw_only_so_long() -> None:
     async def work(world: World) -> None:
         talk = await world.talk()
         await talk.open(sampler=SAMPLER)
-        talk.send_step(token_rows(1, 2), 0, want="token", pick=Pick(index=2))
-        assert isinstance((await talk.next(Ended)).error(""), PeerTimeout)
+        talk.send_step(token_rows(1, 2), 0, want="token", draw=TokenDraw(index=2))
+        assert isinstance((await talk.next(SequenceEnded)).error(""), PeerTimeout)
         await talk.open(2, sampler=SAMPLER)
         await talk.step(token_rows(1, 2), 0, 2, want="token")
         talk.send_step(token_rows(1), 2, 2, want="token")
-        assert isinstance((await talk.next(Ended)).error(""), PeerViolation), "a draw cannot be had again"
+        assert isinstance((await talk.next(SequenceEnded)).error(""), PeerViolation), "a draw cannot be had again"
 
     with_servers(work)

@@ -21,7 +21,7 @@ from swarm.serving.session.session_decisions import LEAVE_RETRY_S, MAX_FAILURES
 from swarm.testing import virtual_time
 from swarm.testing.faults import Fault
 from swarm_protocol.errors import SessionError
-from swarm_protocol.session_frames import Frame, Picked, Result
+from swarm_protocol.session_frames import Frame, SampledToken, StepResult
 
 THIRDS = [(0, 2), (0, 2), (2, 4), (2, 4), (4, 6), (4, 6)]
 
@@ -244,7 +244,7 @@ def lying(send: Callable[[Frame], None]) -> Callable[[Frame], None]:
     """Sends results with a token that no model has."""
 
     def lie(frame: Frame) -> None:
-        send(dataclasses.replace(frame, token=Picked(token_id=10**6)) if isinstance(frame, Result) else frame)
+        send(dataclasses.replace(frame, token=SampledToken(token_id=10**6)) if isinstance(frame, StepResult) else frame)
 
     return lie
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 from support.arithmetic_span import prompt_of
-from support.served_chain import PICK, Talk, World, seat_id, through, token_rows, with_servers
+from support.served_chain import PICK, Talk, World, sequence_id, through, token_rows, with_servers
 from swarm.testing.faults import Fault
 from swarm_protocol import limits
-from swarm_protocol.session_frames import Ended, Link, Linked, Pick, Result, SeatRef
+from swarm_protocol.session_frames import LinkAck, LinkUpdate, SequenceEnded, SequenceRef, StepResult, TokenDraw
 
 PROMPT = prompt_of(21)
 SPANS = [(0, 2), (2, 3), (3, 4)]
@@ -23,8 +23,8 @@ async def ring(world: World, number: int = 1) -> list[Talk]:
     for index, talk in enumerate(talks):
         await talk.open(
             number,
-            previous=SeatRef(peer_id=world.servers[index - 1].peer_id, seat_id=seat_id(number)),
-            next=SeatRef(peer_id=world.servers[(index + 1) % num_servers].peer_id, seat_id=seat_id(number)),
+            previous=SequenceRef(peer_id=world.servers[index - 1].peer_id, sequence_id=sequence_id(number)),
+            next=SequenceRef(peer_id=world.servers[(index + 1) % num_servers].peer_id, sequence_id=sequence_id(number)),
         )
     await asyncio.sleep(1.0)
     return talks
@@ -32,13 +32,13 @@ async def ring(world: World, number: int = 1) -> list[Talk]:
 
 def ask(talk: Talk, ahead: int, num_servers: int) -> None:
     pick = replace(PICK, ahead=ahead)
-    talk.send_step(token_rows(*PROMPT), 0, want="token", pick=pick, forward=num_servers > 1)
+    talk.send_step(token_rows(*PROMPT), 0, want="token", draw=pick, forward=num_servers > 1)
 
 
 async def drawn(talk: Talk, num_tokens: int) -> list[int]:
     found = []
     for index in range(num_tokens):
-        result = await talk.next(Result)
+        result = await talk.next(StepResult)
         assert result.position == len(PROMPT) + index
         assert result.token is not None
         assert result.looped == (index + 1 < num_tokens)
@@ -70,7 +70,7 @@ def test_loop_that_is_not_linked_leaves_each_token_to_the_client() -> None:
     async def work(world: World) -> None:
         talks = await world.chain()
         ask(talks[0], 9, 3)
-        result = await talks[-1].next(Result)
+        result = await talks[-1].next(StepResult)
         assert result.token is not None
         assert not result.looped
 
@@ -82,19 +82,19 @@ def test_loop_is_cut_by_a_link_whose_answer_tells_what_had_come_before() -> None
         talks = await ring(world)
         ask(talks[0], 40, 3)
         for _ in range(5):
-            await talks[-1].next(Result)
+            await talks[-1].next(StepResult)
         await asyncio.sleep(0.2)
-        above = SeatRef(peer_id=world.servers[1].peer_id, seat_id=seat_id(1))
-        talks[-1].lane.send(Link(seat_id=seat_id(1), previous=above))
-        linked = await talks[-1].next(Linked)
+        above = SequenceRef(peer_id=world.servers[1].peer_id, sequence_id=sequence_id(1))
+        talks[-1].lane.send(LinkUpdate(sequence_id=sequence_id(1), previous=above))
+        linked = await talks[-1].next(LinkAck)
         assert (linked.num_links, linked.position) == (1, len(PROMPT) + 5)
         # the row that came before it is run, and what comes of it goes nowhere
-        after = await talks[-1].next(Result)
+        after = await talks[-1].next(StepResult)
         assert (after.position, after.num_links, after.looped) == (linked.position, 1, False)
         await asyncio.sleep(1.0)
         assert not talks[-1].heard
 
-    # so that the Link arrives while a row waits
+    # so that the LinkUpdate arrives while a row waits
     with_servers(work, SPANS, faults=[Fault(who="s2", phase="serve/decode", what="delay", nth=5, delay_s=0.5)])
 
 
@@ -102,13 +102,13 @@ def test_loop_that_comes_to_the_end_of_the_room_leaves_it_to_the_client() -> Non
     async def work(world: World) -> None:
         talks = await ring(world)
         ask(talks[0], 1000, 1)
-        results = [await talks[0].next(Result)]
+        results = [await talks[0].next(StepResult)]
         while results[-1].looped:
-            results.append(await talks[0].next(Result))
+            results.append(await talks[0].next(StepResult))
         assert results[-1].position == 64
         assert results[-1].token is not None
         await asyncio.sleep(1.0)
-        assert not any(isinstance(frame, Ended) for frame in talks[0].heard)
+        assert not any(isinstance(frame, SequenceEnded) for frame in talks[0].heard)
 
     with_servers(work, [(0, 4)])
 
@@ -116,12 +116,17 @@ def test_loop_that_comes_to_the_end_of_the_room_leaves_it_to_the_client() -> Non
 def test_loop_into_a_server_that_does_not_take_it_is_told_to_the_client() -> None:
     async def work(world: World) -> None:
         talks = await ring(world)
-        talks[0].lane.send(Link(seat_id=seat_id(1), next=SeatRef(peer_id=world.servers[1].peer_id, seat_id=seat_id(1))))
-        await talks[0].next(Linked)
+        talks[0].lane.send(
+            LinkUpdate(
+                sequence_id=sequence_id(1),
+                next=SequenceRef(peer_id=world.servers[1].peer_id, sequence_id=sequence_id(1)),
+            )
+        )
+        await talks[0].next(LinkAck)
         ask(talks[0], 9, 3)
-        first = await talks[-1].next(Result)
+        first = await talks[-1].next(StepResult)
         assert first.looped
-        assert (await talks[-1].next(Result)).push_failed
+        assert (await talks[-1].next(StepResult)).push_failed
 
     with_servers(work, SPANS)
 
@@ -131,16 +136,16 @@ def test_loop_goes_to_a_server_that_is_reached_already_only() -> None:
         talks = await world.chain()
         nowhere = world.internet.network().peer_id
         talks[-1].lane.send(
-            Link(
-                seat_id=seat_id(1),
-                previous=SeatRef(peer_id=world.servers[1].peer_id, seat_id=seat_id(1)),
-                next=SeatRef(peer_id=nowhere, seat_id=seat_id(1)),
+            LinkUpdate(
+                sequence_id=sequence_id(1),
+                previous=SequenceRef(peer_id=world.servers[1].peer_id, sequence_id=sequence_id(1)),
+                next=SequenceRef(peer_id=nowhere, sequence_id=sequence_id(1)),
             )
         )
-        await talks[-1].next(Linked)
+        await talks[-1].next(LinkAck)
         await asyncio.sleep(1.0)
         ask(talks[0], 9, 3)
-        result = await talks[-1].next(Result)
+        result = await talks[-1].next(StepResult)
         assert result.token is not None
         assert not result.looped
         assert result.push_failed, "so that the client tries again later"
@@ -149,6 +154,6 @@ def test_loop_goes_to_a_server_that_is_reached_already_only() -> None:
 
 
 def test_pick_beyond_the_longest_session_is_refused() -> None:
-    assert Pick(index=limits.MAX_SESSION_TOKENS - 1, ahead=1)
+    assert TokenDraw(index=limits.MAX_SESSION_TOKENS - 1, ahead=1)
     with pytest.raises(ValueError, match="ahead"):
-        Pick(index=limits.MAX_SESSION_TOKENS, ahead=1)
+        TokenDraw(index=limits.MAX_SESSION_TOKENS, ahead=1)

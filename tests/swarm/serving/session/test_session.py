@@ -24,7 +24,7 @@ from swarm.testing import virtual_time
 from swarm.testing.leaks import no_leaks
 from swarm_protocol.errors import ConfigError, SessionError
 from swarm_protocol.rows import Rows
-from swarm_protocol.session_frames import Pick, Picked, Result
+from swarm_protocol.session_frames import SampledToken, StepResult, TokenDraw
 
 NUM_BLOCKS = 6
 THIRDS = [(0, 2), (2, 4), (4, 6)]
@@ -94,13 +94,13 @@ async def generate(
     tokens, new = list[int](), PROMPT
     if looped:
         strike(0)
-        async for picked in session.next_tokens(PROMPT, Pick(), num_tokens):
+        async for picked in session.next_tokens(PROMPT, TokenDraw(), num_tokens):
             tokens.append(picked.token_id)
             strike(len(tokens))
         return tokens
     for index in range(num_tokens):
         strike(index)
-        new = [(await session.next_token(new, Pick(index=index))).token_id]
+        new = [(await session.next_token(new, TokenDraw(index=index))).token_id]
         tokens += new
     return tokens
 
@@ -120,11 +120,11 @@ def test_session_undisturbed_takes_one_round_trip_to_open_and_no_more_than_the_c
             trace = Trace(model=MODEL)
             async with w.session(trace) as session:
                 since_s = clock()
-                await session.next_token(PROMPT, Pick())
+                await session.next_token(PROMPT, TokenDraw())
                 # a lane is opened and accepted, a seat opened; to the first server, two pushes, and back
                 assert clock() - since_s < 2 * RTT_S + 2 * RTT_S + 2 * RTT_S
                 since_s = clock()
-                await session.next_token([1], Pick(index=1))
+                await session.next_token([1], TokenDraw(index=1))
                 assert clock() - since_s == pytest.approx(2 * RTT_S, abs=1e-3)
                 assert [server.num_rows for server in w.servers.values()] == [41] * 3
             await w.all_freed()
@@ -212,7 +212,7 @@ def test_session_tokens_come_as_fast_as_servers_reach_each_other_however_far_the
             trace = Trace(model=MODEL)
             async with w.session(trace) as session:
                 times = []
-                async for _ in session.next_tokens(PROMPT, Pick(), 100):
+                async for _ in session.next_tokens(PROMPT, TokenDraw(), 100):
                     times.append(clock())
             # the lanes between the servers are there before the first token is
             each_s = (times[-1] - times[0]) / 99
@@ -230,7 +230,7 @@ def test_session_that_takes_no_more_tokens_stops_its_servers() -> None:
     async def scenario() -> None:
         async with world(THIRDS) as w:
             async with w.session(max_tokens=1000) as session:
-                async for _ in session.next_tokens(PROMPT, Pick(), 900):
+                async for _ in session.next_tokens(PROMPT, TokenDraw(), 900):
                     break
             await w.all_freed()
             assert all(server.num_rows < len(PROMPT) + 4 for server in w.servers.values())
@@ -304,7 +304,7 @@ def test_session_server_that_was_slow_lately_is_given_more_time() -> None:
         async with world() as w:
             trace = Trace(model=MODEL)
             async with w.session(trace) as session:
-                await session.next_token(PROMPT, Pick())
+                await session.next_token(PROMPT, TokenDraw())
                 timer = session._course.hops[1].timer
                 assert timer.timeout_s(1, 0) > FLOOR_S
                 for _ in range(KNOWN_STEPS):
@@ -321,7 +321,7 @@ def test_session_server_that_was_slow_lately_is_given_more_time() -> None:
 def test_session_server_that_answers_just_in_time_is_waited_for_no_longer_each_time() -> None:
     async def scenario() -> None:
         async with world() as w, w.session(Trace(model=MODEL)) as session:
-            await session.next_token(PROMPT, Pick())
+            await session.next_token(PROMPT, TokenDraw())
             timer = session._course.hops[1].timer
             for _ in range(50):
                 timer.took(1, timer.timeout_s(1, 0) - 0.01)
@@ -429,12 +429,12 @@ def test_session_broken_link_between_two_servers_is_gone_around() -> None:
     run(scenario())
 
 
-def nonsense(result: Result) -> Result:
+def nonsense(result: StepResult) -> StepResult:
     bad = Rows(codec="raw", num_rows=1, num_columns=COLUMNS, payload=b"\x00\x00\xc0\x7f" * COLUMNS)
     return replace(result, rows=bad)
 
 
-LIES: dict[str, Callable[[Result], Result]] = {
+LIES: dict[str, Callable[[StepResult], StepResult]] = {
     "not a number": nonsense,
     "another position": lambda result: replace(result, position=result.position + 7),
     "fewer rows": lambda result: replace(result, rows=None),
@@ -475,19 +475,22 @@ def test_session_server_that_sends_nonsense_is_replaced_and_not_asked_again(lie:
 
 
 LOGITS = Rows(codec="raw", num_rows=1, num_columns=VOCAB, payload=logits_of(bytes(8)).tobytes())
-ANSWERS: dict[str, tuple[Pick | None, Callable[[Result], Result]]] = {
-    "a token outside the vocabulary": (Pick(), lambda result: replace(result, token=Picked(token_id=VOCAB))),
-    "logits for a token": (Pick(), lambda result: replace(result, token=None, rows=LOGITS)),
-    "a token for logits": (None, lambda result: replace(result, token=Picked(token_id=1), rows=None)),
-    "no probability": (Pick(num_logprobs=1), lambda result: replace(result, token=Picked(token_id=1))),
-    "a probability that nobody wants": (Pick(), lambda result: replace(result, token=Picked(token_id=1, logprob=-1.0))),
+ANSWERS: dict[str, tuple[TokenDraw | None, Callable[[StepResult], StepResult]]] = {
+    "a token outside the vocabulary": (TokenDraw(), lambda result: replace(result, token=SampledToken(token_id=VOCAB))),
+    "logits for a token": (TokenDraw(), lambda result: replace(result, token=None, rows=LOGITS)),
+    "a token for logits": (None, lambda result: replace(result, token=SampledToken(token_id=1), rows=None)),
+    "no probability": (TokenDraw(num_logprobs=1), lambda result: replace(result, token=SampledToken(token_id=1))),
+    "a probability that nobody wants": (
+        TokenDraw(),
+        lambda result: replace(result, token=SampledToken(token_id=1, logprob=-1.0)),
+    ),
     "too many likely ones": (
-        Pick(num_logprobs=0),
-        lambda result: replace(result, token=Picked(token_id=1, logprob=-1.0, top=((1, -1.0),))),
+        TokenDraw(num_logprobs=0),
+        lambda result: replace(result, token=SampledToken(token_id=1, logprob=-1.0, top=((1, -1.0),))),
     ),
     "a likely one outside the vocabulary": (
-        Pick(num_logprobs=1),
-        lambda result: replace(result, token=Picked(token_id=1, logprob=-1.0, top=((VOCAB, -1.0),))),
+        TokenDraw(num_logprobs=1),
+        lambda result: replace(result, token=SampledToken(token_id=1, logprob=-1.0, top=((VOCAB, -1.0),))),
     ),
 }
 
@@ -608,7 +611,7 @@ def test_session_that_is_asked_for_more_than_it_has_room_says_so() -> None:
     async def scenario() -> None:
         async with world(THIRDS) as w, w.session() as session:
             with pytest.raises(ConfigError, match="201 tokens"):
-                await session.next_token([0] * 201, Pick())
+                await session.next_token([0] * 201, TokenDraw())
 
     run(scenario())
 

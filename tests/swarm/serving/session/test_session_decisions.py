@@ -172,11 +172,11 @@ def test_course_link_that_is_cut_is_gone_around_and_tried_again_later() -> None:
     third = world.ask(second, "token")
     assert world.now_s - pause_s < 0.2, "only the first token finds out the slow way"
     assert world.course.hops[:2] == [upper, lower]
-    assert upper.told.next_seat_id == b""
+    assert upper.told.next_sequence_id == b""
     world.cut = set()
     world.wait(60)
     world.ask(third, "token")
-    assert upper.told.next_seat_id == lower.seat_id
+    assert upper.told.next_sequence_id == lower.sequence_id
 
 
 def test_course_leaving_server_hands_its_seat_over_and_nothing_is_run_again() -> None:
@@ -238,8 +238,8 @@ def test_course_leaving_server_without_a_spare_is_kept_and_looked_around_for_now
     last = world.ask(list(range(20)), "token")
     leaver = served_by(world, 1)
     leaver.is_leaving = True
-    for seat_id in leaver.seats:
-        world.to_client(leaver, seat_id, world.told_to_leave)
+    for sequence_id in leaver.seats:
+        world.to_client(leaver, sequence_id, world.told_to_leave)
     looks = []
     look = world.look
     world.look = lambda *arguments: (looks.append(world.now_s), look(*arguments))  # type: ignore[assignment]
@@ -325,7 +325,7 @@ def ring(ahead: int = 8) -> Course:
 def test_ran_ahead_of_what_the_client_knows_is_kept_until_it_does() -> None:
     course = ring()
     first, _, last = course.hops
-    assert (last.told.next_seat_id, first.told.previous_seat_id) == (first.seat_id, last.seat_id)
+    assert (last.told.next_sequence_id, first.told.previous_sequence_id) == (first.sequence_id, last.sequence_id)
     course.ran(first, Ran(position=4, rows=bytes(4 * ROW_BYTES)), 1.0)
     course.ran(first, Ran(position=6, rows=b"c" * 2 * ROW_BYTES), 1.0)
     assert (first.done, first.reported, course.ledgers[1].length) == (4, 6, 4)
@@ -470,11 +470,11 @@ def test_last_hop_whose_tokens_do_not_get_on_is_linked_again_later() -> None:
     course.ran(last, Ran(position=4, num_outputs=1, push_failed=True), 1.0)
     actions = course.follow(token_row(7), 1.0)
     assert any(isinstance(action, Feed) and action.hop is first for action in actions)
-    assert last.told.next_seat_id == b""
+    assert last.told.next_sequence_id == b""
     course.linked(last, 1, 4, 1.0)
     course.ran(last, Ran(position=5, num_outputs=1, num_links=1), 1.0 + RELINK_S)
     course.follow(token_row(8), 1.0 + RELINK_S)
-    assert last.told.next_seat_id == first.seat_id
+    assert last.told.next_sequence_id == first.sequence_id
 
 
 def test_ran_rows_and_outputs_that_are_known_already_are_cut_off() -> None:
@@ -507,7 +507,7 @@ def test_lost_hop_leaves_its_neighbours_unlinked() -> None:
     course, _ = opened(3, ((0, 1), (1, 2), (2, 3)))
     actions = course.lost(course.hops[1], PeerUnreachable("gone"), Cause.GONE, 1.0)
     told = {action.hop.start: action.hop.told for action in actions if isinstance(action, Relink)}
-    assert told[0].next_seat_id == b""
+    assert told[0].next_sequence_id == b""
     assert told[2].previous_peer_id == ""
 
 

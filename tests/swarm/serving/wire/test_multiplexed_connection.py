@@ -15,33 +15,33 @@ from swarm.serving.wire.multiplexed_connection import (
     MAX_QUEUED_FRAMES,
     ROOM_BYTES,
     STALL_S,
-    Lane,
+    MultiplexedConnection,
     open_stream,
 )
 from swarm.testing import virtual_time
 from swarm.testing.leaks import no_leaks
 from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable, PeerViolation, SwarmError
 from swarm_protocol.rows import Rows
-from swarm_protocol.session_frames import LANE_METHOD, Close, Frame, Leaving, Result
+from swarm_protocol.session_frames import SESSION_METHOD, CloseSequence, Frame, ServerLeaving, StepResult
 
-METHOD = f"{LANE_METHOD}/tiny"
+METHOD = f"{SESSION_METHOD}/tiny"
 MIB_ROWS = Rows(codec="raw", num_rows=64, num_columns=4096, payload=bytes(2**20))
 
 
-def close(number: int) -> Close:
-    return Close(seat_id=bytes([number]) * 16)
+def close(number: int) -> CloseSequence:
+    return CloseSequence(sequence_id=bytes([number]) * 16)
 
 
-def bulk() -> Result:
-    return Result(seat_id=bytes(16), position=64, rows=MIB_ROWS)
+def bulk() -> StepResult:
+    return StepResult(sequence_id=bytes(16), position=64, rows=MIB_ROWS)
 
 
 @dataclass
 class Pair:
     """A client's lane, and the lane that a server made of it."""
 
-    near: Lane
-    far: Lane
+    near: MultiplexedConnection
+    far: MultiplexedConnection
     far_network: MemoryNetwork
     internet: MemoryInternet
     heard_near: list[Frame] = field(default_factory=list)
@@ -52,11 +52,11 @@ class Pair:
 async def pair(on_far: Callable[[Frame], None] | None = None) -> AsyncIterator[Pair]:
     internet = MemoryInternet(detection_s=0.0)
     here, there = internet.network(), internet.network()
-    accepted: asyncio.Future[Lane] = asyncio.get_running_loop().create_future()
+    accepted: asyncio.Future[MultiplexedConnection] = asyncio.get_running_loop().create_future()
     heard: list[Frame] = []
 
     async def accept(peer_id: str, stream: Stream) -> None:
-        lane = Lane(stream, peer_id)
+        lane = MultiplexedConnection(stream, peer_id)
         accepted.set_result(lane)
         await lane.run(on_far or heard.append)
         if isinstance(lane.error, PeerViolation):
@@ -64,7 +64,7 @@ async def pair(on_far: Callable[[Frame], None] | None = None) -> AsyncIterator[P
 
     await there.serve_stream(METHOD, accept)
     async with open_stream(here, there.peer_id, "tiny") as stream, asyncio.TaskGroup() as tasks:
-        near = Lane(stream, there.peer_id)
+        near = MultiplexedConnection(stream, there.peer_id)
         heard_near: list[Frame] = []
         running = tasks.create_task(near.run(heard_near.append))
         yield Pair(near, await accepted, there, internet, heard_near, heard)
@@ -87,8 +87,8 @@ def test_lane_sends_what_gathered_as_one_message_in_order() -> None:
             await until(lambda: len(lanes.heard_far) == 16)
             assert lanes.heard_far == [close(number) for number in range(16)]
             assert lanes.near.num_messages == 1
-            lanes.far.send(Leaving(within_s=1.0))
-            await until(lambda: lanes.heard_near == [Leaving(within_s=1.0)])
+            lanes.far.send(ServerLeaving(within_s=1.0))
+            await until(lambda: lanes.heard_near == [ServerLeaving(within_s=1.0)])
 
     virtual_time.run(scenario())
 
@@ -185,7 +185,7 @@ def test_lane_of_bytes_that_are_no_frames_is_a_violation() -> None:
 
 
 @asynccontextmanager
-async def deaf_peer() -> AsyncIterator[Lane]:
+async def deaf_peer() -> AsyncIterator[MultiplexedConnection]:
     """A lane to a peer that reads nothing."""
     internet = MemoryInternet()
     here, there = internet.network(), internet.network()
@@ -195,7 +195,7 @@ async def deaf_peer() -> AsyncIterator[Lane]:
 
     await there.serve_stream(METHOD, accept)
     async with open_stream(here, there.peer_id, "tiny") as stream, asyncio.TaskGroup() as tasks:
-        lane = Lane(stream, there.peer_id)
+        lane = MultiplexedConnection(stream, there.peer_id)
         running = tasks.create_task(lane.run(lambda frame: None))
         yield lane
         running.cancel()
@@ -221,7 +221,7 @@ def test_lane_to_a_peer_that_does_not_read_has_no_room_and_ends() -> None:
     assert isinstance(virtual_time.run(scenario()), PeerTimeout)
 
 
-def flood(lane: Lane) -> None:
+def flood(lane: MultiplexedConnection) -> None:
     for _ in range(MAX_QUEUED_BYTES // 2**20 + 2):
         lane.send(bulk())
 

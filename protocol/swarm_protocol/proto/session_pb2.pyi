@@ -23,14 +23,14 @@ class Frame(_message.Message):
         num_rows: int
         num_columns: int
         def __init__(self, codec: _Optional[str] = ..., num_rows: _Optional[int] = ..., num_columns: _Optional[int] = ...) -> None: ...
-    class SeatRef(_message.Message):
-        __slots__ = ("peer_id", "seat_id")
+    class SequenceRef(_message.Message):
+        __slots__ = ("peer_id", "sequence_id")
         PEER_ID_FIELD_NUMBER: _ClassVar[int]
-        SEAT_ID_FIELD_NUMBER: _ClassVar[int]
+        SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
         peer_id: str
-        seat_id: bytes
-        def __init__(self, peer_id: _Optional[str] = ..., seat_id: _Optional[bytes] = ...) -> None: ...
-    class Pick(_message.Message):
+        sequence_id: bytes
+        def __init__(self, peer_id: _Optional[str] = ..., sequence_id: _Optional[bytes] = ...) -> None: ...
+    class TokenDraw(_message.Message):
         __slots__ = ("temperature", "top_p", "top_k", "seed", "index", "num_logprobs", "ahead", "min_p")
         TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
         TOP_P_FIELD_NUMBER: _ClassVar[int]
@@ -77,7 +77,7 @@ class Frame(_message.Message):
         min_tokens: int
         grammar: Frame.Grammar
         def __init__(self, presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., prompt_ids: _Optional[bytes] = ..., bias_ids: _Optional[_Iterable[int]] = ..., bias_values: _Optional[_Iterable[float]] = ..., end_ids: _Optional[_Iterable[int]] = ..., min_tokens: _Optional[int] = ..., grammar: _Optional[_Union[Frame.Grammar, _Mapping]] = ...) -> None: ...
-    class Picked(_message.Message):
+    class SampledToken(_message.Message):
         __slots__ = ("token_id", "logprob", "top_ids", "top_logprobs")
         TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
         LOGPROB_FIELD_NUMBER: _ClassVar[int]
@@ -88,9 +88,9 @@ class Frame(_message.Message):
         top_ids: _containers.RepeatedScalarFieldContainer[int]
         top_logprobs: _containers.RepeatedScalarFieldContainer[float]
         def __init__(self, token_id: _Optional[int] = ..., logprob: _Optional[float] = ..., top_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
-    class Open(_message.Message):
-        __slots__ = ("seat_id", "session_id", "revision", "start", "end", "max_tokens", "codec", "page_keys", "previous", "next", "take_over", "sampler")
-        SEAT_ID_FIELD_NUMBER: _ClassVar[int]
+    class OpenSequence(_message.Message):
+        __slots__ = ("sequence_id", "session_id", "revision", "start", "end", "max_tokens", "codec", "page_keys", "previous", "next", "take_over", "sampler")
+        SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
         SESSION_ID_FIELD_NUMBER: _ClassVar[int]
         REVISION_FIELD_NUMBER: _ClassVar[int]
         START_FIELD_NUMBER: _ClassVar[int]
@@ -102,7 +102,7 @@ class Frame(_message.Message):
         NEXT_FIELD_NUMBER: _ClassVar[int]
         TAKE_OVER_FIELD_NUMBER: _ClassVar[int]
         SAMPLER_FIELD_NUMBER: _ClassVar[int]
-        seat_id: bytes
+        sequence_id: bytes
         session_id: str
         revision: str
         start: int
@@ -110,66 +110,66 @@ class Frame(_message.Message):
         max_tokens: int
         codec: str
         page_keys: bytes
-        previous: Frame.SeatRef
-        next: Frame.SeatRef
-        take_over: Frame.SeatRef
+        previous: Frame.SequenceRef
+        next: Frame.SequenceRef
+        take_over: Frame.SequenceRef
         sampler: Frame.Sampler
-        def __init__(self, seat_id: _Optional[bytes] = ..., session_id: _Optional[str] = ..., revision: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., max_tokens: _Optional[int] = ..., codec: _Optional[str] = ..., page_keys: _Optional[bytes] = ..., previous: _Optional[_Union[Frame.SeatRef, _Mapping]] = ..., next: _Optional[_Union[Frame.SeatRef, _Mapping]] = ..., take_over: _Optional[_Union[Frame.SeatRef, _Mapping]] = ..., sampler: _Optional[_Union[Frame.Sampler, _Mapping]] = ...) -> None: ...
-    class Step(_message.Message):
-        __slots__ = ("seat_id", "position", "want", "forward", "pick", "rows")
-        SEAT_ID_FIELD_NUMBER: _ClassVar[int]
+        def __init__(self, sequence_id: _Optional[bytes] = ..., session_id: _Optional[str] = ..., revision: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., max_tokens: _Optional[int] = ..., codec: _Optional[str] = ..., page_keys: _Optional[bytes] = ..., previous: _Optional[_Union[Frame.SequenceRef, _Mapping]] = ..., next: _Optional[_Union[Frame.SequenceRef, _Mapping]] = ..., take_over: _Optional[_Union[Frame.SequenceRef, _Mapping]] = ..., sampler: _Optional[_Union[Frame.Sampler, _Mapping]] = ...) -> None: ...
+    class StepRequest(_message.Message):
+        __slots__ = ("sequence_id", "position", "want", "forward", "draw", "rows")
+        SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
         POSITION_FIELD_NUMBER: _ClassVar[int]
         WANT_FIELD_NUMBER: _ClassVar[int]
         FORWARD_FIELD_NUMBER: _ClassVar[int]
-        PICK_FIELD_NUMBER: _ClassVar[int]
+        DRAW_FIELD_NUMBER: _ClassVar[int]
         ROWS_FIELD_NUMBER: _ClassVar[int]
-        seat_id: bytes
+        sequence_id: bytes
         position: int
         want: str
         forward: bool
-        pick: Frame.Pick
+        draw: Frame.TokenDraw
         rows: Frame.Rows
-        def __init__(self, seat_id: _Optional[bytes] = ..., position: _Optional[int] = ..., want: _Optional[str] = ..., forward: _Optional[bool] = ..., pick: _Optional[_Union[Frame.Pick, _Mapping]] = ..., rows: _Optional[_Union[Frame.Rows, _Mapping]] = ...) -> None: ...
-    class Link(_message.Message):
-        __slots__ = ("seat_id", "previous", "next")
-        SEAT_ID_FIELD_NUMBER: _ClassVar[int]
+        def __init__(self, sequence_id: _Optional[bytes] = ..., position: _Optional[int] = ..., want: _Optional[str] = ..., forward: _Optional[bool] = ..., draw: _Optional[_Union[Frame.TokenDraw, _Mapping]] = ..., rows: _Optional[_Union[Frame.Rows, _Mapping]] = ...) -> None: ...
+    class LinkUpdate(_message.Message):
+        __slots__ = ("sequence_id", "previous", "next")
+        SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
         PREVIOUS_FIELD_NUMBER: _ClassVar[int]
         NEXT_FIELD_NUMBER: _ClassVar[int]
-        seat_id: bytes
-        previous: Frame.SeatRef
-        next: Frame.SeatRef
-        def __init__(self, seat_id: _Optional[bytes] = ..., previous: _Optional[_Union[Frame.SeatRef, _Mapping]] = ..., next: _Optional[_Union[Frame.SeatRef, _Mapping]] = ...) -> None: ...
-    class Hand(_message.Message):
-        __slots__ = ("seat_id", "to_peer_id")
-        SEAT_ID_FIELD_NUMBER: _ClassVar[int]
+        sequence_id: bytes
+        previous: Frame.SequenceRef
+        next: Frame.SequenceRef
+        def __init__(self, sequence_id: _Optional[bytes] = ..., previous: _Optional[_Union[Frame.SequenceRef, _Mapping]] = ..., next: _Optional[_Union[Frame.SequenceRef, _Mapping]] = ...) -> None: ...
+    class AllowHandover(_message.Message):
+        __slots__ = ("sequence_id", "to_peer_id")
+        SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
         TO_PEER_ID_FIELD_NUMBER: _ClassVar[int]
-        seat_id: bytes
+        sequence_id: bytes
         to_peer_id: str
-        def __init__(self, seat_id: _Optional[bytes] = ..., to_peer_id: _Optional[str] = ...) -> None: ...
-    class Drawn(_message.Message):
-        __slots__ = ("seat_id", "token_ids")
-        SEAT_ID_FIELD_NUMBER: _ClassVar[int]
+        def __init__(self, sequence_id: _Optional[bytes] = ..., to_peer_id: _Optional[str] = ...) -> None: ...
+    class AnswerTokens(_message.Message):
+        __slots__ = ("sequence_id", "token_ids")
+        SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
         TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-        seat_id: bytes
+        sequence_id: bytes
         token_ids: bytes
-        def __init__(self, seat_id: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ...) -> None: ...
-    class Close(_message.Message):
-        __slots__ = ("seat_id",)
-        SEAT_ID_FIELD_NUMBER: _ClassVar[int]
-        seat_id: bytes
-        def __init__(self, seat_id: _Optional[bytes] = ...) -> None: ...
-    class Ready(_message.Message):
-        __slots__ = ("seat_id", "max_step_tokens", "length")
-        SEAT_ID_FIELD_NUMBER: _ClassVar[int]
+        def __init__(self, sequence_id: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ...) -> None: ...
+    class CloseSequence(_message.Message):
+        __slots__ = ("sequence_id",)
+        SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
+        sequence_id: bytes
+        def __init__(self, sequence_id: _Optional[bytes] = ...) -> None: ...
+    class SequenceReady(_message.Message):
+        __slots__ = ("sequence_id", "max_step_tokens", "length")
+        SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
         MAX_STEP_TOKENS_FIELD_NUMBER: _ClassVar[int]
         LENGTH_FIELD_NUMBER: _ClassVar[int]
-        seat_id: bytes
+        sequence_id: bytes
         max_step_tokens: int
         length: int
-        def __init__(self, seat_id: _Optional[bytes] = ..., max_step_tokens: _Optional[int] = ..., length: _Optional[int] = ...) -> None: ...
-    class Result(_message.Message):
-        __slots__ = ("seat_id", "position", "compute_ms", "queue_ms", "batch_size", "push_failed", "codec_error", "token", "rows", "passed_on", "upstream_ms", "looped", "num_links")
-        SEAT_ID_FIELD_NUMBER: _ClassVar[int]
+        def __init__(self, sequence_id: _Optional[bytes] = ..., max_step_tokens: _Optional[int] = ..., length: _Optional[int] = ...) -> None: ...
+    class StepResult(_message.Message):
+        __slots__ = ("sequence_id", "position", "compute_ms", "queue_ms", "batch_size", "push_failed", "codec_error", "token", "rows", "passed_on", "upstream_ms", "looped", "num_links")
+        SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
         POSITION_FIELD_NUMBER: _ClassVar[int]
         COMPUTE_MS_FIELD_NUMBER: _ClassVar[int]
         QUEUE_MS_FIELD_NUMBER: _ClassVar[int]
@@ -182,71 +182,71 @@ class Frame(_message.Message):
         UPSTREAM_MS_FIELD_NUMBER: _ClassVar[int]
         LOOPED_FIELD_NUMBER: _ClassVar[int]
         NUM_LINKS_FIELD_NUMBER: _ClassVar[int]
-        seat_id: bytes
+        sequence_id: bytes
         position: int
         compute_ms: float
         queue_ms: float
         batch_size: int
         push_failed: bool
         codec_error: float
-        token: Frame.Picked
+        token: Frame.SampledToken
         rows: Frame.Rows
         passed_on: bool
         upstream_ms: _containers.RepeatedScalarFieldContainer[float]
         looped: bool
         num_links: int
-        def __init__(self, seat_id: _Optional[bytes] = ..., position: _Optional[int] = ..., compute_ms: _Optional[float] = ..., queue_ms: _Optional[float] = ..., batch_size: _Optional[int] = ..., push_failed: _Optional[bool] = ..., codec_error: _Optional[float] = ..., token: _Optional[_Union[Frame.Picked, _Mapping]] = ..., rows: _Optional[_Union[Frame.Rows, _Mapping]] = ..., passed_on: _Optional[bool] = ..., upstream_ms: _Optional[_Iterable[float]] = ..., looped: _Optional[bool] = ..., num_links: _Optional[int] = ...) -> None: ...
-    class Linked(_message.Message):
-        __slots__ = ("seat_id", "num_links", "position")
-        SEAT_ID_FIELD_NUMBER: _ClassVar[int]
+        def __init__(self, sequence_id: _Optional[bytes] = ..., position: _Optional[int] = ..., compute_ms: _Optional[float] = ..., queue_ms: _Optional[float] = ..., batch_size: _Optional[int] = ..., push_failed: _Optional[bool] = ..., codec_error: _Optional[float] = ..., token: _Optional[_Union[Frame.SampledToken, _Mapping]] = ..., rows: _Optional[_Union[Frame.Rows, _Mapping]] = ..., passed_on: _Optional[bool] = ..., upstream_ms: _Optional[_Iterable[float]] = ..., looped: _Optional[bool] = ..., num_links: _Optional[int] = ...) -> None: ...
+    class LinkAck(_message.Message):
+        __slots__ = ("sequence_id", "num_links", "position")
+        SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
         NUM_LINKS_FIELD_NUMBER: _ClassVar[int]
         POSITION_FIELD_NUMBER: _ClassVar[int]
-        seat_id: bytes
+        sequence_id: bytes
         num_links: int
         position: int
-        def __init__(self, seat_id: _Optional[bytes] = ..., num_links: _Optional[int] = ..., position: _Optional[int] = ...) -> None: ...
-    class Ended(_message.Message):
-        __slots__ = ("seat_id", "failure")
-        SEAT_ID_FIELD_NUMBER: _ClassVar[int]
+        def __init__(self, sequence_id: _Optional[bytes] = ..., num_links: _Optional[int] = ..., position: _Optional[int] = ...) -> None: ...
+    class SequenceEnded(_message.Message):
+        __slots__ = ("sequence_id", "failure")
+        SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
         FAILURE_FIELD_NUMBER: _ClassVar[int]
-        seat_id: bytes
+        sequence_id: bytes
         failure: bytes
-        def __init__(self, seat_id: _Optional[bytes] = ..., failure: _Optional[bytes] = ...) -> None: ...
-    class Leaving(_message.Message):
+        def __init__(self, sequence_id: _Optional[bytes] = ..., failure: _Optional[bytes] = ...) -> None: ...
+    class ServerLeaving(_message.Message):
         __slots__ = ("within_s",)
         WITHIN_S_FIELD_NUMBER: _ClassVar[int]
         within_s: float
         def __init__(self, within_s: _Optional[float] = ...) -> None: ...
     class Push(_message.Message):
-        __slots__ = ("client_peer_id", "seat_id", "position", "want", "pick", "rows", "upstream_ms", "source_id")
+        __slots__ = ("client_peer_id", "sequence_id", "position", "want", "draw", "rows", "upstream_ms", "source_id")
         CLIENT_PEER_ID_FIELD_NUMBER: _ClassVar[int]
-        SEAT_ID_FIELD_NUMBER: _ClassVar[int]
+        SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
         POSITION_FIELD_NUMBER: _ClassVar[int]
         WANT_FIELD_NUMBER: _ClassVar[int]
-        PICK_FIELD_NUMBER: _ClassVar[int]
+        DRAW_FIELD_NUMBER: _ClassVar[int]
         ROWS_FIELD_NUMBER: _ClassVar[int]
         UPSTREAM_MS_FIELD_NUMBER: _ClassVar[int]
         SOURCE_ID_FIELD_NUMBER: _ClassVar[int]
         client_peer_id: str
-        seat_id: bytes
+        sequence_id: bytes
         position: int
         want: str
-        pick: Frame.Pick
+        draw: Frame.TokenDraw
         rows: Frame.Rows
         upstream_ms: _containers.RepeatedScalarFieldContainer[float]
         source_id: bytes
-        def __init__(self, client_peer_id: _Optional[str] = ..., seat_id: _Optional[bytes] = ..., position: _Optional[int] = ..., want: _Optional[str] = ..., pick: _Optional[_Union[Frame.Pick, _Mapping]] = ..., rows: _Optional[_Union[Frame.Rows, _Mapping]] = ..., upstream_ms: _Optional[_Iterable[float]] = ..., source_id: _Optional[bytes] = ...) -> None: ...
+        def __init__(self, client_peer_id: _Optional[str] = ..., sequence_id: _Optional[bytes] = ..., position: _Optional[int] = ..., want: _Optional[str] = ..., draw: _Optional[_Union[Frame.TokenDraw, _Mapping]] = ..., rows: _Optional[_Union[Frame.Rows, _Mapping]] = ..., upstream_ms: _Optional[_Iterable[float]] = ..., source_id: _Optional[bytes] = ...) -> None: ...
     class PushRefused(_message.Message):
-        __slots__ = ("client_peer_id", "seat_id", "position", "failure")
+        __slots__ = ("client_peer_id", "sequence_id", "position", "failure")
         CLIENT_PEER_ID_FIELD_NUMBER: _ClassVar[int]
-        SEAT_ID_FIELD_NUMBER: _ClassVar[int]
+        SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
         POSITION_FIELD_NUMBER: _ClassVar[int]
         FAILURE_FIELD_NUMBER: _ClassVar[int]
         client_peer_id: str
-        seat_id: bytes
+        sequence_id: bytes
         position: int
         failure: bytes
-        def __init__(self, client_peer_id: _Optional[str] = ..., seat_id: _Optional[bytes] = ..., position: _Optional[int] = ..., failure: _Optional[bytes] = ...) -> None: ...
+        def __init__(self, client_peer_id: _Optional[str] = ..., sequence_id: _Optional[bytes] = ..., position: _Optional[int] = ..., failure: _Optional[bytes] = ...) -> None: ...
     OPEN_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     LINK_FIELD_NUMBER: _ClassVar[int]
@@ -260,32 +260,32 @@ class Frame(_message.Message):
     PUSH_REFUSED_FIELD_NUMBER: _ClassVar[int]
     LINKED_FIELD_NUMBER: _ClassVar[int]
     DRAWN_FIELD_NUMBER: _ClassVar[int]
-    open: Frame.Open
-    step: Frame.Step
-    link: Frame.Link
-    hand: Frame.Hand
-    close: Frame.Close
-    ready: Frame.Ready
-    result: Frame.Result
-    ended: Frame.Ended
-    leaving: Frame.Leaving
+    open: Frame.OpenSequence
+    step: Frame.StepRequest
+    link: Frame.LinkUpdate
+    hand: Frame.AllowHandover
+    close: Frame.CloseSequence
+    ready: Frame.SequenceReady
+    result: Frame.StepResult
+    ended: Frame.SequenceEnded
+    leaving: Frame.ServerLeaving
     push: Frame.Push
     push_refused: Frame.PushRefused
-    linked: Frame.Linked
-    drawn: Frame.Drawn
-    def __init__(self, open: _Optional[_Union[Frame.Open, _Mapping]] = ..., step: _Optional[_Union[Frame.Step, _Mapping]] = ..., link: _Optional[_Union[Frame.Link, _Mapping]] = ..., hand: _Optional[_Union[Frame.Hand, _Mapping]] = ..., close: _Optional[_Union[Frame.Close, _Mapping]] = ..., ready: _Optional[_Union[Frame.Ready, _Mapping]] = ..., result: _Optional[_Union[Frame.Result, _Mapping]] = ..., ended: _Optional[_Union[Frame.Ended, _Mapping]] = ..., leaving: _Optional[_Union[Frame.Leaving, _Mapping]] = ..., push: _Optional[_Union[Frame.Push, _Mapping]] = ..., push_refused: _Optional[_Union[Frame.PushRefused, _Mapping]] = ..., linked: _Optional[_Union[Frame.Linked, _Mapping]] = ..., drawn: _Optional[_Union[Frame.Drawn, _Mapping]] = ...) -> None: ...
+    linked: Frame.LinkAck
+    drawn: Frame.AnswerTokens
+    def __init__(self, open: _Optional[_Union[Frame.OpenSequence, _Mapping]] = ..., step: _Optional[_Union[Frame.StepRequest, _Mapping]] = ..., link: _Optional[_Union[Frame.LinkUpdate, _Mapping]] = ..., hand: _Optional[_Union[Frame.AllowHandover, _Mapping]] = ..., close: _Optional[_Union[Frame.CloseSequence, _Mapping]] = ..., ready: _Optional[_Union[Frame.SequenceReady, _Mapping]] = ..., result: _Optional[_Union[Frame.StepResult, _Mapping]] = ..., ended: _Optional[_Union[Frame.SequenceEnded, _Mapping]] = ..., leaving: _Optional[_Union[Frame.ServerLeaving, _Mapping]] = ..., push: _Optional[_Union[Frame.Push, _Mapping]] = ..., push_refused: _Optional[_Union[Frame.PushRefused, _Mapping]] = ..., linked: _Optional[_Union[Frame.LinkAck, _Mapping]] = ..., drawn: _Optional[_Union[Frame.AnswerTokens, _Mapping]] = ...) -> None: ...
 
 class KvRequest(_message.Message):
-    __slots__ = ("client_peer_id", "seat_id", "start", "end")
+    __slots__ = ("client_peer_id", "sequence_id", "start", "end")
     CLIENT_PEER_ID_FIELD_NUMBER: _ClassVar[int]
-    SEAT_ID_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
     client_peer_id: str
-    seat_id: bytes
+    sequence_id: bytes
     start: int
     end: int
-    def __init__(self, client_peer_id: _Optional[str] = ..., seat_id: _Optional[bytes] = ..., start: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
+    def __init__(self, client_peer_id: _Optional[str] = ..., sequence_id: _Optional[bytes] = ..., start: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
 
 class KvHeader(_message.Message):
     __slots__ = ("length",)

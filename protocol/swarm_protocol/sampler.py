@@ -1,6 +1,6 @@
 """How a session changes the logits of every draw: penalties, biases, end tokens that come too early, a grammar.
 
-A seat of the last block is opened with it. What one draw alone needs (temperature, cuts, seed) is `session_frames.Pick`.
+What one draw alone needs (temperature, cuts, seed) is a TokenDraw of `session_frames`; the last sequence gets this.
 """
 
 from __future__ import annotations

@@ -143,14 +143,14 @@ COMMANDS = (
     Command(
         name="models list",
         purpose="List the models of a network: their revisions, and whether all blocks are served.",
-        code="swarm_node.commands.model_list:run",
+        code="swarm_node.commands.model_list:list_models",
         settings=(*HERE, "peers", "network_id"),
         example=f"swarm-node models list --peers {ADDR}",
     ),
     Command(
         name="models check",
         purpose="Say whether a model can be served here, and why not, from its config.json alone.",
-        code="swarm_node.commands.model_check:run",
+        code="swarm_node.commands.model_check:check",
         settings=HERE,
         example="swarm-node models check OWNER/NAME",
         arguments={"model": "A directory, or OWNER/NAME[@REVISION] on a hub."},
@@ -202,7 +202,7 @@ COMMANDS = (
     Command(
         name="status",
         purpose="Show what the daemon of this home is doing.",
-        code="swarm_node.commands.status:run",
+        code="swarm_node.commands.status:status",
         settings=HERE,
         example="swarm-node status --json",
     ),
@@ -238,7 +238,7 @@ COMMANDS = (
     Command(
         name="identity",
         purpose="Show this node's peer id, the name that others know it by.",
-        code="swarm_node.commands.identity:run",
+        code="swarm_node.commands.identity:identity",
         settings=HERE,
         example="swarm-node identity --new",
         switches={"new": "Create the key; an existing one is never overwritten."},

@@ -128,7 +128,7 @@ def test_status_says_what_only_this_machine_reaches_whatever_a_seed_on_it_reache
 def test_status_as_json_says_the_same_reachability(capsys: pytest.CaptureFixture[str]) -> None:
     flags = SimpleNamespace(home=lambda: Path("/nowhere"), json=True)
     with patch.object(ControlClient, "status", return_value=REPLY):
-        status.run(flags)  # type: ignore[arg-type]
+        status.status(flags)  # type: ignore[arg-type]
     assert json.loads(capsys.readouterr().out)["reachability"] == "this machine only"
 
 

@@ -13,7 +13,7 @@ from swarm_node.events import Emitter
 from swarm_node.home import Home
 
 
-def run(flags: Flags) -> int:
+def identity(flags: Flags) -> int:
     home = Home(flags.resolve().home)
     if flags.extra["new"]:
         home.create()

@@ -14,7 +14,7 @@ from swarm_node.home import Home
 from swarm_node.settings import HubId, parse_model
 
 
-def run(flags: Flags) -> int:
+def check(flags: Flags) -> int:
     model, home = _model(flags), Home(flags.home())
     # torch takes seconds to import: what is refused above is refused at once
     from swarm_node.model_source import check_served  # noqa: PLC0415

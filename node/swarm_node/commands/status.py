@@ -14,7 +14,7 @@ from swarm_node.home import Home
 from swarm_node.reach import reach
 
 
-def run(flags: Flags) -> int:
+def status(flags: Flags) -> int:
     reply = ControlClient(Home(flags.home())).status()
     emitter = Emitter(json=flags.json)
     if flags.json:

@@ -30,7 +30,7 @@ HEADS = ("MODEL", "REVISION", "BLOCKS", "SERVERS", "CONTEXT", "")
 Spans = Sequence[tuple[int, int]]
 
 
-def run(flags: Flags) -> int:
+def list_models(flags: Flags) -> int:
     config = flags.resolve()
     peers = way_in(config)
     # with it comes torch, for seconds

@@ -19,9 +19,8 @@ from mkdocs.structure.pages import Page
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_text import template
 from swarm_node import cli
-from swarm_node.commands.run_init import DEFAULT_NAME
-from swarm_node.config import ENV_PREFIX, default_text
-from swarm_node.setting_table import SETTINGS
+from swarm_node.commands.run import DEFAULT_NAME
+from swarm_node.settings.config import ENV_PREFIX, SETTINGS, default_text
 from swarm_protocol import limits
 
 LIMITS = "reference/protocol/limits.md"

@@ -21,10 +21,10 @@ from swarm_protocol.errors import ConfigError
 from swarm_protocol.version import software_version
 from typer.exceptions import TyperException
 
-from swarm_node import exit_codes, interrupts, logs
-from swarm_node.command_options import Command, spread
+from swarm_node import diagnostics, interrupts
+from swarm_node.commands.command_options import Command, spread
 from swarm_node.demo.command import demo
-from swarm_node.events import Emitter
+from swarm_node.events.emitter import Emitter
 
 app = typer.Typer(
     name="swarm-node",
@@ -82,7 +82,7 @@ COMMANDS = (
     Command(
         name="run init",
         purpose="Write a run file to edit: every setting, with what it does and its default.",
-        code="swarm_node.commands.run_init:init",
+        code="swarm_node.commands.run:init",
         settings=HERE,
         example="swarm-node run init story.toml",
         arguments={"path": "The new run file (default: run.toml)."},
@@ -143,14 +143,14 @@ COMMANDS = (
     Command(
         name="models list",
         purpose="List the models of a network: their revisions, and whether all blocks are served.",
-        code="swarm_node.commands.model_list:list_models",
+        code="swarm_node.commands.models:list_models",
         settings=(*HERE, "peers", "network_id"),
         example=f"swarm-node models list --peers {ADDR}",
     ),
     Command(
         name="models check",
         purpose="Say whether a model can be served here, and why not, from its config.json alone.",
-        code="swarm_node.commands.model_check:check",
+        code="swarm_node.commands.models:check",
         settings=HERE,
         example="swarm-node models check OWNER/NAME",
         arguments={"model": "A directory, or OWNER/NAME[@REVISION] on a hub."},
@@ -202,21 +202,21 @@ COMMANDS = (
     Command(
         name="status",
         purpose="Show what the daemon of this home is doing.",
-        code="swarm_node.commands.status:status",
+        code="swarm_node.commands.this_node:status",
         settings=HERE,
         example="swarm-node status --json",
     ),
     Command(
         name="drain",
         purpose="Let the daemon of this home finish what it has in flight and leave.",
-        code="swarm_node.commands.leave:drain",
+        code="swarm_node.commands.this_node:drain",
         settings=HERE,
         example="swarm-node drain",
     ),
     Command(
         name="stop",
         purpose="End the daemon of this home at once.",
-        code="swarm_node.commands.leave:stop",
+        code="swarm_node.commands.this_node:stop",
         settings=HERE,
         example="swarm-node stop --home /srv/swarm",
     ),
@@ -238,7 +238,7 @@ COMMANDS = (
     Command(
         name="identity",
         purpose="Show this node's peer id, the name that others know it by.",
-        code="swarm_node.commands.identity:identity",
+        code="swarm_node.commands.this_node:identity",
         settings=HERE,
         example="swarm-node identity --new",
         switches={"new": "Create the key; an existing one is never overwritten."},
@@ -299,7 +299,7 @@ def main() -> None:
 def run(arguments: Sequence[str]) -> int:
     """Run one command and return its exit code. Nothing but SystemExit from typer's completion escapes."""
     emitter = Emitter(json="--json" in arguments)
-    logs.quieten_imports()
+    diagnostics.quieten_imports()
     try:
         code = app(args=_or_help(with_usual(spread(arguments))), prog_name="swarm-node", standalone_mode=False)
         return code if isinstance(code, int) else 0
@@ -315,10 +315,10 @@ def run(arguments: Sequence[str]) -> int:
     except BrokenPipeError:
         # whoever read our output is gone; keep the interpreter from complaining about it when it exits
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return exit_codes.EXIT_FAILURE
+        return diagnostics.EXIT_FAILURE
     except Exception as error:
-        emitter.error(exit_codes.told(error))
-        return exit_codes.exit_code(error)
+        emitter.error(diagnostics.told(error))
+        return diagnostics.exit_code(error)
 
 
 def _or_help(arguments: list[str]) -> list[str]:

@@ -19,7 +19,7 @@ from swarm_protocol import limits
 from swarm_protocol.control_messages import LeaveReply, LeaveRequest, StatusReply, StatusRequest
 from swarm_protocol.errors import PeerTimeout, PeerUnreachable, StartError
 
-from swarm_node.home import Home
+from swarm_node.storage.home import Home
 
 SERVICE = "swarm.v1.Control"
 DEADLINE_S = 5.0  # a healthy daemon answers in milliseconds; a loop that is stuck for longer is worth saying so

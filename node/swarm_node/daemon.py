@@ -23,16 +23,18 @@ from swarm_protocol.control_messages import LeaveReply, LeaveRequest, StatusRepl
 from swarm_protocol.errors import PeerError
 from swarm_protocol.identity import Identity
 
-from swarm_node import acquaintances, control, exit_codes, hardware, interrupts, parent_watch, reachability
-from swarm_node.config import Config
+from swarm_node import control, diagnostics, interrupts, shutdown
 from swarm_node.control import ControlHandlers
-from swarm_node.events import Emitter
-from swarm_node.hardware import Hardware
-from swarm_node.home import Home
-from swarm_node.measuring import keep_measuring
+from swarm_node.events.emitter import Emitter
+from swarm_node.machine import hardware, reachability
+from swarm_node.machine.hardware import Hardware
+from swarm_node.machine.measuring import keep_measuring
 from swarm_node.metrics.exporter import telling
 from swarm_node.node import Node, Role, Steps
+from swarm_node.settings.config import Config
 from swarm_node.shutdown import Departure, signals_to
+from swarm_node.storage import remembered_peers
+from swarm_node.storage.home import Home
 
 logger = logging.getLogger(__name__)
 
@@ -64,9 +66,9 @@ async def _run(config: Config, home: Home, emitter: Emitter, role: Role) -> int:
         try:
             clean = await _until_over(life, departure, emitter)
         except Exception as error:
-            emitter.error(exit_codes.told(error))
+            emitter.error(diagnostics.told(error))
             emitter.emit("stopped", reason=departure.reason or "it cannot go on", clean=False)
-            return exit_codes.exit_code(error)
+            return diagnostics.exit_code(error)
     emitter.emit("stopped", reason=departure.reason or "its work is done", clean=clean)
     if not life.done():
         # whoever closes the loop would wait for it, and for its threads, without an end
@@ -81,7 +83,7 @@ def _end_with_parent(departure: Departure) -> None:
         with suppress(RuntimeError):  # the loop is closed: we have left already
             loop.call_soon_threadsafe(departure.force, "whoever started this node is gone")
 
-    parent_watch.watch_stdin(leave)
+    shutdown.watch_stdin(leave)
 
 
 async def _until_over(life: asyncio.Task[None], departure: Departure, emitter: Emitter) -> bool:
@@ -154,7 +156,7 @@ async def _live(config: Config, home: Home, emitter: Emitter, role: Role, depart
             role=role.name,
         )
         async with (
-            acquaintances.keeping(home, network),
+            remembered_peers.keeping(home, network),
             control.serving(home.socket, _handlers(node)),
             telling(node, network),
             asyncio.TaskGroup() as tasks,
@@ -178,14 +180,14 @@ def _examine(config: Config, home: Home, role: Role) -> Hardware:
     if not role.computes:
         return hardware.survey()
     # with it comes torch: seconds of a core, and 250 MB that only who computes should spend
-    from swarm_node import probe  # noqa: PLC0415
+    from swarm_node.machine import probe  # noqa: PLC0415
 
     return probe.examine(config.device, home.cache, probe=config.probe, threads=config.threads)
 
 
 @asynccontextmanager
 async def _on_network(config: Config, home: Home, role: Role) -> AsyncIterator[Libp2pNetwork]:
-    known = acquaintances.remembered(config)
+    known = remembered_peers.remembered(config)
     relays = tuple(f"{addr}/p2p/{each.peer_id}" for each in known if each.relays for addr in each.addrs)
     network = await Libp2pNetwork.create(
         Libp2pOptions(

@@ -1,8 +1,16 @@
-"""How numbers are told to people: speeds, sizes and times in a few characters, and "–" for what is not known."""
+"""How facts are shown to people: speeds, sizes and times in a few characters, reachability, and text of strangers.
+
+"–" stands for an unknown number. Pure.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Literal, TypeAlias, get_args
+
+from rich.cells import cell_len, set_cell_size
+from swarm.network.multiaddr import is_loopback, is_private
 
 UNKNOWN = "–"
 MINUTE_S = 60.0
@@ -76,3 +84,33 @@ def digits(value: float) -> str:
 
 def _is_unknown(number: float | None) -> bool:
     return number is None or not math.isfinite(number)
+
+
+Reach: TypeAlias = Literal["public", "relay", "local network only", "this machine only", "unknown"]
+REACHES: tuple[Reach, ...] = get_args(Reach)
+
+
+def reach(found: str, addrs: Sequence[str]) -> Reach:
+    """`found` is the reachability that a record or a status tells, `addrs` what the node announces."""
+    if found == "relay":
+        return "relay"
+    if addrs and all(map(is_loopback, addrs)):
+        return "this machine only"
+    if found != "public":
+        return "unknown"
+    return "local network only" if addrs and all(map(is_private, addrs)) else "public"
+
+
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+
+
+def clean(text: str, width: int) -> str:
+    """At most `width` cells of `text`; control characters, line ends and direction overrides are replaced.
+
+    The text is not markup: whoever prints it passes it as `rich.text.Text`, never as a string.
+    """
+    width = max(1, width)
+    head = "".join(letter if letter.isprintable() else REPLACEMENT for letter in text[: width + 1])
+    if len(text) <= width and cell_len(head) <= width:
+        return head
+    return set_cell_size(head, width - 1).rstrip() + "…"

@@ -19,15 +19,14 @@ from swarm_protocol.identity import Identity
 from swarm_protocol.records import NodeRecord, Reachability
 from swarm_protocol.version import software_version
 
-from swarm_node.config import Config
-from swarm_node.events import Emitter
+from swarm_node.events.emitter import Emitter
 from swarm_node.gateway.first_tokens import FirstToken
-from swarm_node.hardware import Hardware
-from swarm_node.home import Home
-from swarm_node.memory_share import held_bytes
+from swarm_node.machine.hardware import Hardware, held_bytes
 from swarm_node.metrics.metric_registry import Registry
 from swarm_node.metrics.otel_traces import NO_TRACES, Traces
+from swarm_node.settings.config import Config
 from swarm_node.shutdown import Departure
+from swarm_node.storage.home import Home
 
 RelayUse = Literal["none", "serve", "use"]
 RoleName: TypeAlias = records.Role

@@ -1,15 +1,23 @@
-"""Whether this node is leaving, and how patiently. Signals and the control socket ask; the daemon and its role obey.
+"""Whether this node is leaving, and how much time it takes for it.
 
-The first request starts a drain: nothing new is taken, what is in flight gets its time. A second one, or `force`, ends
-that time. The daemon's task owns what follows; these are only the flags that all others may look at.
+Signals, the control socket and the end of the parent process ask; the daemon and its role obey. The first request
+starts a drain: the node takes nothing new and finishes what is in flight within a grace period. A second request, or
+`force`, ends that period. The daemon's task owns what follows; these are only the flags that others may read.
+
+The parent is watched through standard input: however the parent died, the kernel closes its end. A thread reads, so
+that any kind of standard input will do and a busy event loop hides nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 
 class Departure:
@@ -65,3 +73,23 @@ def signals_to(departure: Departure) -> Iterator[None]:
         yield
     finally:
         restore()
+
+
+LIMIT_S = 15.0  # more than a forced leave takes; nobody is left to kill a node that is stuck
+EXIT_ORPHANED = 1
+
+
+def watch_stdin(ended: Callable[[], None], *, limit_s: float = LIMIT_S) -> None:
+    """Call `ended` from another thread when standard input ends, and end the process `limit_s` later if it is still
+    there then."""
+    threading.Thread(target=_watch, args=(ended, limit_s), name="tether", daemon=True).start()
+
+
+def _watch(ended: Callable[[], None], limit_s: float) -> None:
+    # None: it was closed before we began. What is said there is not for us.
+    with suppress(OSError):  # a terminal that hung up, or what cannot be read at all: nobody is there either
+        while sys.stdin is not None and os.read(sys.stdin.fileno(), 4096):
+            pass
+    ended()
+    time.sleep(limit_s)
+    os._exit(EXIT_ORPHANED)

@@ -27,7 +27,7 @@ from swarm.serving.model.span import Span, load_span
 from swarm.serving.sampling.sampling import Pick, Sampling
 from swarm.serving.server.server_options import ServerOptions
 from swarm_node.metrics.metric_registry import Registry
-from swarm_node.metrics.of_server import ServerMetrics
+from swarm_node.metrics.readings import ServerMetrics
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(300)]
 

@@ -15,7 +15,7 @@ import pytest
 import yaml
 from support.deploy_commands import DEPLOY, ROOT, config_of, text
 from swarm_node import daemon
-from swarm_node.config import Config, resolve
+from swarm_node.settings.config import Config, resolve
 from swarm_protocol.identity import Identity
 
 COMPOSE: dict[str, Any] = yaml.safe_load(text("compose.yaml"))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.deploy_commands import DEPLOY, PEER_ID, ROOT, config_of, shell_commands, text
-from swarm_node.setting_table import SETTINGS
+from swarm_node.settings.config import SETTINGS
 from swarm_protocol.errors import SwarmError
 from typer.exceptions import TyperException
 

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from support.deploy_commands import DEPLOY, PEER_ID, config_of, text
 from swarm_node import daemon
-from swarm_node.config import Config
+from swarm_node.settings.config import Config
 
 CHART = DEPLOY / "helm" / "swarm"
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from support.deploy_commands import DEPLOY, text
 from support.exposed_metrics import whole_exposition
-from swarm_node.metrics.contract import METRICS
+from swarm_node.metrics.metric_contract import METRICS
 
 NAME = re.compile(r"(?<![\w:$])((?:swarm|process)_[a-z0-9_]+)")
 SELECTOR = re.compile(r"((?:swarm|process)_[a-z0-9_]+)\{([^}]*)\}")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.deploy_commands import text
 from swarm_node import daemon
-from swarm_node.config import Config
+from swarm_node.settings.config import Config
 
 UNIT = text("systemd/swarm-node@.service")
 SETTINGS = re.findall(r"^(\w+)=(.*)", UNIT, flags=re.MULTILINE)

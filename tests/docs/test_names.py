@@ -13,8 +13,8 @@ import typer
 from support.deploy_commands import PEER_ID, config_of, shell_commands
 from support.site_pages import ROOT, written
 from swarm_node import cli
-from swarm_node.event_contract import EVENTS
-from swarm_node.metrics.contract import METRICS
+from swarm_node.events.event_contract import EVENTS
+from swarm_node.metrics.metric_contract import METRICS
 
 PAGES = {path: text for path, text in written().items() if path not in ("events.md", "metrics.md")} | {
     name: (ROOT / name).read_text("utf-8") for name in ("README.md", "SECURITY.md", "CONTRIBUTING.md")

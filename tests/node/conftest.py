@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterator
 
 import pytest
-from swarm_node import logs
+from swarm_node import diagnostics
 
 
 @pytest.fixture(autouse=True)
@@ -22,5 +22,5 @@ def _logging_as_before() -> Iterator[None]:
     root.handlers[:] = handlers
     root.setLevel(level)
     logging.captureWarnings(capture=False)
-    for name in logs.OURS:
+    for name in diagnostics.OURS:
         logging.getLogger(name).setLevel(logging.NOTSET)

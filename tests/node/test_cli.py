@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from swarm_node import cli, exit_codes, interrupts
-from swarm_node.command_options import spread
+from swarm_node import cli, diagnostics, interrupts
+from swarm_node.commands.command_options import spread
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.version import software_version
 
@@ -142,9 +142,9 @@ def test_run_unexpected_exception_is_one_line_with_where_its_traceback_is(
         raise ZeroDivisionError("a bug\nof two lines")
 
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr("swarm_node.command_options.Flags.resolve", broken)
+    monkeypatch.setattr("swarm_node.commands.command_options.Flags.resolve", broken)
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
-    assert cli.run(["identity"]) == exit_codes.EXIT_BUG
+    assert cli.run(["identity"]) == diagnostics.EXIT_BUG
     first, second = capsys.readouterr().err.splitlines()
     assert first == "error: unexpected ZeroDivisionError: a bug"
     [path] = tmp_path.iterdir()
@@ -158,7 +158,7 @@ def test_run_a_full_disk_anywhere_is_one_line(
     def full(*_arguments: object) -> None:
         raise OSError(28, "No space left on device", "/data/x")
 
-    monkeypatch.setattr("swarm_node.command_options.Flags.resolve", full)
+    monkeypatch.setattr("swarm_node.commands.command_options.Flags.resolve", full)
     assert cli.run(["identity"]) == 1
     assert capsys.readouterr().err.startswith(
         "error: cannot use /data/x: no space left on device\n  → the disk is full"
@@ -169,7 +169,7 @@ def test_run_interrupted_exits_130(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_arguments: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("swarm_node.command_options.Flags.resolve", interrupted)
+    monkeypatch.setattr("swarm_node.commands.command_options.Flags.resolve", interrupted)
     assert cli.run(["identity"]) == interrupts.EXIT_INTERRUPTED
 
 
@@ -179,8 +179,8 @@ def test_run_domain_error_says_message_and_remedy(
     def refused(*_arguments: object) -> None:
         raise ConfigError("it cannot be", remedy="do it otherwise")
 
-    monkeypatch.setattr("swarm_node.command_options.Flags.resolve", refused)
-    assert cli.run(["identity"]) == exit_codes.EXIT_FAILURE
+    monkeypatch.setattr("swarm_node.commands.command_options.Flags.resolve", refused)
+    assert cli.run(["identity"]) == diagnostics.EXIT_FAILURE
     assert capsys.readouterr().err == "error: it cannot be\n  → do it otherwise\n"
 
 

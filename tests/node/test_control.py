@@ -15,10 +15,10 @@ from unittest.mock import patch
 
 import pytest
 from swarm_node import control
-from swarm_node.commands import status
+from swarm_node.commands import this_node
 from swarm_node.control import ControlClient, ControlHandlers
 from swarm_node.formatting import duration
-from swarm_node.home import Home
+from swarm_node.storage.home import Home
 from swarm_protocol.control_messages import (
     LeaveReply,
     LeaveRequest,
@@ -118,25 +118,25 @@ def test_serving_where_something_is_in_the_way_says_so(tmp_path: Path) -> None:
 
 
 def test_status_says_what_only_this_machine_reaches_whatever_a_seed_on_it_reached() -> None:
-    assert "tests, 2 nodes live, reachability this machine only" in status.text(REPLY)
+    assert "tests, 2 nodes live, reachability this machine only" in this_node.text(REPLY)
     nearby = replace(REPLY, addrs=("/ip4/127.0.0.1/tcp/1", "/ip4/192.168.1.7/tcp/1"), num_peers=1)
-    assert "tests, 1 node live, reachability local network only" in status.text(nearby)
+    assert "tests, 1 node live, reachability local network only" in this_node.text(nearby)
     elsewhere = replace(nearby, addrs=(*nearby.addrs, "/ip4/203.0.113.7/tcp/1"))
-    assert "tests, 1 node live, reachability public" in status.text(elsewhere)
+    assert "tests, 1 node live, reachability public" in this_node.text(elsewhere)
 
 
 def test_status_as_json_says_the_same_reachability(capsys: pytest.CaptureFixture[str]) -> None:
     flags = SimpleNamespace(home=lambda: Path("/nowhere"), json=True)
     with patch.object(ControlClient, "status", return_value=REPLY):
-        status.status(flags)  # type: ignore[arg-type]
+        this_node.status(flags)  # type: ignore[arg-type]
     assert json.loads(capsys.readouterr().out)["reachability"] == "this machine only"
 
 
 def test_status_of_a_trainer_that_waits_says_for_whom_and_since_when_instead_of_a_speed() -> None:
     assert REPLY.training is not None
     waits = replace(REPLY.training, waits_for="5Z1T2a, kccVtQ", waits_s=75.0)
-    line = status.text(replace(REPLY, training=waits))
+    line = this_node.text(replace(REPLY, training=waits))
     assert f"waits for 5Z1T2a, kccVtQ since {duration(75.0)}" in line
     assert "tokens/s here" not in line
-    between = status.text(replace(REPLY, training=replace(waits, waits_s=0.2)))
+    between = this_node.text(replace(REPLY, training=replace(waits, waits_s=0.2)))
     assert "4 tokens/s here" in between, "a round takes a moment"

@@ -10,11 +10,11 @@ import pytest
 from swarm_node.dashboard.role import DashboardRole
 from swarm_node.gateway.first_tokens import FirstToken
 from swarm_node.gateway.role import GatewayRole
-from swarm_node.hardware import Hardware, Speeds
+from swarm_node.machine.hardware import Hardware, Speeds
 from swarm_node.node import Activity, Node, RoleName
-from swarm_node.seed import Seed
-from swarm_node.standby import StandBy
-from swarm_node.volunteer import Volunteer
+from swarm_node.roles.helper import StandBy
+from swarm_node.roles.seed import Seed
+from swarm_node.roles.volunteer import Volunteer
 from swarm_protocol.records import NodeRecord
 
 

@@ -16,8 +16,8 @@ from swarm_node.dashboard import live, poller, visitors
 from swarm_node.dashboard.app import beside, create_dashboard
 from swarm_node.dashboard.history.retention_limits import DAY_S, Bounds
 from swarm_node.gateway.app import create_app
-from swarm_node.metrics import endpoint
-from swarm_node.setting_table import SETTINGS
+from swarm_node.metrics import exporter
+from swarm_node.settings.config import SETTINGS
 
 import swarm
 
@@ -92,7 +92,7 @@ def test_security_tells_the_bounds_of_dashboard_and_metrics() -> None:
         f"{live.MAX_STREAMS} streams in all",
         f"{live.MAX_STREAM_S / 60:.0f} minutes each",
         f"{poller.MAX_MODELS} models and {poller.MAX_RUNS} runs",
-        f"at most {endpoint.MAX_CONNECTIONS} connections",
+        f"at most {exporter.MAX_CONNECTIONS} connections",
         f"the last {Bounds().max_age_s / DAY_S:.0f} days",
     ):
         assert said in text.replace("\n", " ")

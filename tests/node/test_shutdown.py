@@ -7,12 +7,14 @@ import io
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 
 import pytest
 from swarm_node import daemon
-from swarm_node.events import Emitter
+from swarm_node.events.emitter import Emitter
 from swarm_node.shutdown import Departure, signals_to
 from swarm_protocol.errors import StartError
 
@@ -174,3 +176,37 @@ def test_signals_first_drain_then_force(number: signal.Signals, reason: str) -> 
         asyncio.run(scene())
     finally:
         signal.signal(number, before)
+
+
+STUCK = """
+import os, time
+from swarm_node import tether
+tether.watch_stdin(lambda: os.write(1, b"ended\\n"), limit_s=0.1)  # one write a line: two threads say one each
+os.write(1, b"up\\n")
+time.sleep(100)
+"""
+
+
+def test_process_that_is_stuck_ends_soon_after_its_stdin() -> None:
+    with subprocess.Popen([sys.executable, "-c", STUCK], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"up\n"
+        process.stdin.write(b"not for the node")
+        process.stdin.flush()
+        assert process.poll() is None
+        process.stdin.close()
+        assert process.stdout.readline() == b"ended\n"
+        assert process.wait(30) == 1
+
+
+def test_process_with_a_stdin_that_cannot_be_read_ends_like_one_whose_stdin_ended() -> None:
+    stdin = os.open(os.devnull, os.O_WRONLY)
+    try:
+        process = subprocess.run(
+            [sys.executable, "-c", STUCK], check=False, stdin=stdin, capture_output=True, timeout=30
+        )
+    finally:
+        os.close(stdin)
+    assert process.returncode == 1
+    assert set(process.stdout.split()) == {b"ended", b"up"}

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import typer
 from swarm_node import cli
-from swarm_node.command_options import spread
-from swarm_node.config import Config, resolve
-from swarm_node.setting_table import SETTINGS
+from swarm_node.commands.command_options import spread
+from swarm_node.settings.config import SETTINGS, Config, resolve
 from swarm_protocol.identity import Identity
 
 ROOT = Path(__file__).parents[2]

@@ -25,9 +25,14 @@ from swarm.training.member.trainer_events import (
 from swarm_node.gateway.metrics import Metrics
 from swarm_node.gateway.responses import Usage
 from swarm_node.metrics.metric_registry import Registry
-from swarm_node.metrics.of_node import read_network, read_node
-from swarm_node.metrics.of_server import ServerMetrics, read_server
-from swarm_node.metrics.of_trainer import TrainerMetrics, read_trainer
+from swarm_node.metrics.readings import (
+    ServerMetrics,
+    TrainerMetrics,
+    read_network,
+    read_node,
+    read_server,
+    read_trainer,
+)
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import Refusal, RoundReport
 

@@ -7,21 +7,64 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from swarm.router.revision_names import short
 from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError, SwarmError
 
-from swarm_node import interrupts, logs
-from swarm_node.acquaintances import way_in
-from swarm_node.command_options import Flags
-from swarm_node.conversation import Conversation, Plain, Templated
+from swarm_node import diagnostics, interrupts
+from swarm_node.commands.command_options import Flags
 from swarm_node.dashboard.view_sanitizing import plural
-from swarm_node.events import Emitter
-from swarm_node.home import Home
-from swarm_node.sanitizing import REPLACEMENT
-from swarm_node.settings import whole_number
+from swarm_node.events.emitter import Emitter
+from swarm_node.formatting import REPLACEMENT
+from swarm_node.settings.parsers import whole_number
+from swarm_node.storage.home import Home
+from swarm_node.storage.remembered_peers import way_in
+
+
+class Conversation(Protocol):
+    def asking(self, question: str) -> dict[str, Any]:
+        """The prompt or messages of a generation that answers."""
+
+    def add(self, question: str, answer: str) -> None: ...
+
+    def clear(self) -> None: ...
+
+
+class Templated:
+    """For a model with a chat template; `system` goes before everything."""
+
+    def __init__(self, system: str) -> None:
+        self._system = [{"role": "system", "content": system}] if system else []
+        self._said: list[dict[str, str]] = []
+
+    def asking(self, question: str) -> dict[str, Any]:
+        return {"messages": [*self._system, *self._said, {"role": "user", "content": question}]}
+
+    def add(self, question: str, answer: str) -> None:
+        self._said += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+
+    def clear(self) -> None:
+        self._said.clear()
+
+
+class Plain:
+    """For a model without one, which goes on from what was written."""
+
+    def __init__(self, system: str) -> None:
+        self._system = f"{system}\n" if system else ""
+        self._text = self._system
+
+    def asking(self, question: str) -> dict[str, Any]:
+        return {"prompt": self._text + question}
+
+    def add(self, question: str, answer: str) -> None:
+        self._text += f"{question}{answer}\n"
+
+    def clear(self) -> None:
+        self._text = self._system
+
 
 if TYPE_CHECKING:
     from swarm.client import Client
@@ -57,9 +100,9 @@ def run(flags: Flags) -> int:
     # with it comes torch, for seconds
     from swarm.client import Client, UsedRevisions  # noqa: PLC0415
 
-    from swarm_node.used_models import used_in  # noqa: PLC0415
+    from swarm_node.storage.used_models import used_in  # noqa: PLC0415
 
-    logs.quieten_libraries()
+    diagnostics.quieten_libraries()
     emitter = Emitter(json=flags.json)
     home = Home(config.home)
     used = used_in(home.revisions, config.network_id) if home.path.is_dir() else UsedRevisions()

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.identity import Identity
 
-from swarm_node import acquaintances, logs
-from swarm_node.command_options import Flags
-from swarm_node.config import Config
-from swarm_node.events import Emitter
-from swarm_node.home import Home
-from swarm_node.settings import RUN_ID_FORM
+from swarm_node import diagnostics
+from swarm_node.commands.command_options import Flags
+from swarm_node.events.emitter import Emitter
+from swarm_node.settings.config import Config
+from swarm_node.settings.parsers import RUN_ID_FORM
+from swarm_node.storage import remembered_peers
+from swarm_node.storage.home import Home
 
 SERVING = ("dtype", "blocks", "max_blocks", "max_memory")
 TRAINING = (
@@ -109,31 +110,30 @@ def live(flags: Flags, config: Config, make_role: Callable[[Config], Role], *, j
     home = Home(config.home)
     home.create()
     with home.locked():
-        logs.set_up(home.log, log_format=config.log_format, level=config.log_level)
+        diagnostics.set_up(home.log, log_format=config.log_format, level=config.log_level)
         Identity.load_or_create(home.identity)
         # last of what takes no time to find out: whoever corrects it should not meet the next mistake then
         if joins:
-            acquaintances.check_way_in(config)
+            remembered_peers.check_way_in(config)
         role = make_role(config)
         # the network takes half a second to import: what is refused above is refused at once
         from swarm_node import daemon  # noqa: PLC0415
 
-        logs.quieten_libraries()
+        diagnostics.quieten_libraries()
         return daemon.run(config, home, Emitter(json=flags.json), role)
 
 
 def _seed_role(_config: Config) -> Role:
-    from swarm_node.seed import Seed  # noqa: PLC0415
+    from swarm_node.roles.seed import Seed  # noqa: PLC0415
 
     return Seed()
 
 
 def _volunteer_role(config: Config) -> Role:
     if not (config.run or config.model):
-        from swarm_node.helping import Helper  # noqa: PLC0415
-        from swarm_node.standby import StandBy  # noqa: PLC0415
+        from swarm_node.roles.helper import Helper, StandBy  # noqa: PLC0415
 
         return StandBy(config) if config.take == "nothing" else Helper(config)
-    from swarm_node.volunteer import Volunteer  # noqa: PLC0415
+    from swarm_node.roles.volunteer import Volunteer  # noqa: PLC0415
 
     return Volunteer(config)

@@ -1,24 +1,50 @@
-"""`swarm-node doctor`: every check in turn, each with its finding and what to do about it. Exit code 1 if one fails."""
+"""`swarm-node doctor`: checks this machine for what keeps nodes from working. Exit code 1 if a check fails.
+
+Each check is one function and each finding has its remedy. Checks read and try things out; they change nothing but
+files of their own in the home. The network is checked from a temporary host with a temporary identity, so that the
+doctor can run beside a daemon. Imports torch.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Literal
 
-from swarm_node import interrupts, logs
-from swarm_node.command_options import Flags
-from swarm_node.config import Config
-from swarm_node.doctor import Finding, local_checks
-from swarm_node.doctor_network import check_network
-from swarm_node.events import Emitter
+import torch
+from swarm.network.libp2p.libp2p_network import Libp2pNetwork
+from swarm.network.libp2p.p2pd_process import p2pd_path
+from swarm.network.membership import Membership
+from swarm_protocol import limits
+from swarm_protocol.errors import SwarmError
+from swarm_protocol.identity import Identity
+from swarm_protocol.records import NodeRecord
+from swarm_protocol.version import software_version
+
+from swarm_node import diagnostics, interrupts
+from swarm_node.commands.command_options import Flags
+from swarm_node.events.emitter import Emitter
+from swarm_node.machine import reachability
+from swarm_node.network_visit import visiting
+from swarm_node.settings.config import Config
+from swarm_node.storage.home import Home
 
 _MARKS = {"ok": "✓", "warn": "!", "fail": "✗"}
 
 
 def run(flags: Flags) -> int:
     config = flags.resolve()
-    logs.quieten_libraries()
+    diagnostics.quieten_libraries()
     logging.getLogger("swarm").setLevel(logging.CRITICAL)  # a finding says it better
     emitter = Emitter(json=flags.json)
     worst = 0
@@ -44,3 +70,192 @@ def _tell(emitter: Emitter, finding: Finding) -> None:
     emitter.result(f"{_MARKS[finding.result]} {finding.check:<13} {finding.message}")
     if finding.remedy:
         emitter.result(f"  → {finding.remedy}")
+
+
+Result = Literal["ok", "warn", "fail"]
+
+LIBRARIES = {"torch": (2, 8), "transformers": (5, 0), "hivemind": (1, 1, 12), "grpcio": (1, 70), "protobuf": (7, 35)}
+"""The lower bounds of pyproject.toml, for machines where they were overridden."""
+
+LOW_DISK_BYTES = 5 * 2**30  # a small model and a few of its checkpoints
+NO_DISK_BYTES = 200 * 2**20
+RELEASED_AT = 1_760_000_000  # October 2025: a clock before this software was written is wrong
+BINARY_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What one check found; `remedy` is empty if it is ok."""
+
+    check: str
+    result: Result
+    message: str
+    remedy: str = ""
+
+
+def local_checks() -> tuple[Callable[[Config], Iterable[Finding]], ...]:
+    """The checks that need nobody else, in the order in which they are best read."""
+    return check_versions, check_libp2p, check_home, check_disk, check_clock, check_ports, check_gpu
+
+
+def check_versions(_config: Config) -> Iterable[Finding]:
+    lacking = []
+    for name, least in LIBRARIES.items():
+        try:
+            found = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            lacking.append(f"{name} is not installed")
+            continue
+        numbers = tuple(int(part) for part in found.split("+")[0].split(".") if part.isdigit())
+        if numbers < least:
+            lacking.append(f"{name} {found} is older than {'.'.join(map(str, least))}")
+    if lacking:
+        remedy = f"{sys.executable} -m pip install --upgrade swarm-node"
+        return [Finding(check="versions", result="fail", message="; ".join(lacking), remedy=remedy)]
+    message = f"swarm-node {software_version()}, Python {platform.python_version()}, torch {torch.__version__}"
+    return [Finding(check="versions", result="ok", message=message)]
+
+
+def check_libp2p(_config: Config) -> Iterable[Finding]:
+    """Whether the libp2p daemon that comes with hivemind runs on this machine."""
+    path = p2pd_path()
+    try:
+        done = subprocess.run(  # noqa: S603 the binary of our own dependency
+            [path, "-help"], capture_output=True, timeout=BINARY_TIMEOUT_S, check=False
+        )
+        reason = "" if b"-listen" in done.stdout + done.stderr else f"it ended with status {done.returncode}"
+    except (OSError, subprocess.TimeoutExpired) as error:
+        reason = str(error)
+    if reason:
+        remedy = "reinstall hivemind from its wheel for this machine"
+        return [Finding(check="libp2p", result="fail", message=f"{path} does not run: {reason}", remedy=remedy)]
+    return [Finding(check="libp2p", result="ok", message=f"{path} runs")]
+
+
+def check_home(config: Config) -> Iterable[Finding]:
+    home = Home(config.home)
+    try:
+        home.create()
+        peer_id = Identity.load(home.identity).peer_id if os.path.lexists(home.identity) else "no identity yet"
+    except SwarmError as error:
+        return [Finding(check="home", result="fail", message=error.message, remedy=error.remedy)]
+    owner = home.owner()
+    running = "" if owner is None else f", its daemon runs (pid {owner})"
+    return [Finding(check="home", result="ok", message=f"{home.path} is writable, {peer_id}{running}")]
+
+
+def check_disk(config: Config) -> Iterable[Finding]:
+    path = config.home
+    while not os.path.exists(path):  # noqa: PTH110 (Path.exists raises where one may not look)
+        path = path.parent
+    free_bytes = shutil.disk_usage(path).free
+    message = f"{free_bytes / 2**30:.1f} GiB free for {config.home}"
+    if free_bytes >= LOW_DISK_BYTES:
+        return [Finding(check="disk", result="ok", message=message)]
+    result: Result = "warn" if free_bytes >= NO_DISK_BYTES else "fail"
+    remedy = "free some space, or choose another disk with --home"
+    return [Finding(check="disk", result=result, message=message, remedy=remedy)]
+
+
+def check_clock(_config: Config) -> Iterable[Finding]:
+    """Whether the clock can be right at all, and runs; how it compares with others is found at the seeds."""
+    start_s, start = time.monotonic(), time.time()
+    time.sleep(0.05)
+    drift_s = abs((time.time() - start) - (time.monotonic() - start_s))
+    now = time.time()
+    shown = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(max(0.0, now)))
+    if now < RELEASED_AT or drift_s > 1:
+        remedy = "set it, for example by turning on network time: timedatectl set-ntp true"
+        return [Finding(check="clock", result="fail", message=f"the clock is wrong: {shown}", remedy=remedy)]
+    return [Finding(check="clock", result="ok", message=shown)]
+
+
+def check_ports(config: Config) -> Iterable[Finding]:
+    """Whether each address that the node would listen on is free."""
+    if Home(config.home).owner() is not None:
+        return [Finding(check="ports", result="ok", message="in use by this home's own daemon")]
+    return [_port_finding(addr) for addr in config.listen]
+
+
+def check_gpu(_config: Config) -> Iterable[Finding]:
+    if torch.cuda.is_available():
+        free_bytes, total_bytes = torch.cuda.mem_get_info()
+        kind = "ROCm" if torch.version.hip else "CUDA"
+        memory = f"{free_bytes / 2**30:.1f} of {total_bytes / 2**30:.1f} GiB free"
+        return [Finding(check="gpu", result="ok", message=f"{kind} {torch.cuda.get_device_name()}, {memory}")]
+    if torch.backends.mps.is_available():
+        return [Finding(check="gpu", result="ok", message="Apple MPS")]
+    if shutil.which("nvidia-smi"):
+        remedy = "install the torch build for your driver: https://pytorch.org/get-started/locally"
+        message = f"there is an NVIDIA driver, but torch {torch.__version__} cannot use it"
+        return [Finding(check="gpu", result="warn", message=message, remedy=remedy)]
+    return [Finding(check="gpu", result="ok", message="none: this node computes on the CPU")]
+
+
+def _port_finding(addr: str) -> Finding:
+    """`addr` is /ip4|ip6/<host>/tcp|udp/<port>…, as its setting's parser made sure."""
+    _, version, host, transport, port, *_ = addr.split("/")
+    family = socket.AF_INET if version == "ip4" else socket.AF_INET6
+    kind = socket.SOCK_STREAM if transport == "tcp" else socket.SOCK_DGRAM
+    try:
+        with socket.socket(family, kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, int(transport == "tcp"))
+            probe.bind((host, int(port)))
+    except OSError as error:
+        remedy = "choose another with --listen; port 0 takes any free one"
+        message = f"cannot listen on {addr}: {(error.strerror or str(error)).lower()}"
+        return Finding(check="ports", result="fail", message=message, remedy=remedy)
+    return Finding(check="ports", result="ok", message=f"{addr} is free")
+
+
+NAMELESS = "doctor"
+
+
+async def check_network(config: Config) -> Iterable[Finding]:
+    """Join as somebody else, and look around."""
+    if not config.peers:
+        remedy = "give --peers the address of a seed"
+        return [Finding(check="seeds", result="warn", message="no seed was named, so none was asked", remedy=remedy)]
+    try:
+        async with visiting(config, listen=_listen(config), announce=config.announce) as (network, membership):
+            return await _look_around(config, network, membership)
+    except SwarmError as error:
+        about = "clock" if "clock" in error.message else "seeds"
+        return [Finding(check=about, result="fail", message=error.message, remedy=error.remedy)]
+
+
+def _listen(config: Config) -> tuple[str, ...]:
+    """The node's own addresses; where its daemon has them already, any free port beside them."""
+    if Home(config.home).owner() is None:
+        return config.listen
+    return tuple("/".join([*addr.split("/")[:4], "0", *addr.split("/")[5:]]) for addr in config.listen)
+
+
+async def _look_around(config: Config, network: Libp2pNetwork, membership: Membership) -> Iterable[Finding]:
+    addrs = await network.addrs()
+    membership.announce(
+        NodeRecord(
+            name=NAMELESS,
+            version=software_version(),
+            addrs=addrs[: limits.MAX_ADDRS],
+            device=NAMELESS,
+            memory_bytes=0,
+            free_memory_bytes=0,
+            reachability="unknown",
+            started_at=time.time(),
+            role="visitor",
+        )
+    )
+    num_nodes = sum(record.role != "visitor" for record in (await membership.nodes()).values())
+    found = await reachability.measure(network, network.entrance.peer_ids)
+    reached = Finding(
+        check="reachability",
+        result="ok" if found == "public" else "warn",
+        message=reachability.explain(found, addrs),
+        remedy="" if found == "public" else "forward a port to this machine, and name it with --listen and --announce",
+    )
+    return [
+        Finding(check="seeds", result="ok", message=f"joined {config.network_id}, which has {num_nodes} nodes"),
+        Finding(check="clock", result="ok", message=f"within {limits.MAX_CLOCK_SKEW_S:.0f} s of the seeds'"),
+        reached,
+    ]

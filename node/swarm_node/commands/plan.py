@@ -1,22 +1,38 @@
-"""`swarm-node plan`: who would serve which blocks of a model, before anyone joins. The nodes come from a file."""
+"""`swarm-node plan`: which node would serve which blocks of a model, before any node joins.
+
+The nodes come from a TOML file:
+
+    [[nodes]]
+    name = "attic"
+    memory = "24GiB"                 # as with --max-memory: all of the program counts
+    decode_ms_per_block = 3.0        # or tokens_per_s = 10.4, if it held the whole model
+    prefill_ms_per_token = 0.1       # of one block; optional, as are the next two
+    relayed = false
+    rtt = { cellar = 1.2, client = 20.0 }   # milliseconds; 50 where nothing is said
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import difflib
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 from swarm.router.planner import Plan, PlannedNode, Taken, plan
 from swarm.router.room import COMFORTABLE_SESSIONS
 from swarm.router.routing import format_spans
+from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError
 
-from swarm_node import logs
-from swarm_node.command_options import Flags
+from swarm_node import diagnostics
+from swarm_node.commands.command_options import Flags
 from swarm_node.commands.daemons import check_model
-from swarm_node.events import Emitter
-from swarm_node.home import Home
-from swarm_node.memory_share import PROCESS_BYTES, share_of_told, told_for
-from swarm_node.nodes_file import read_nodes
+from swarm_node.events.emitter import Emitter
+from swarm_node.machine.hardware import PROCESS_BYTES, share_of_told, told_for
+from swarm_node.settings.parsers import parse_node_name, parse_size
+from swarm_node.storage.home import Home
 
 
 def run(flags: Flags) -> int:
@@ -32,9 +48,9 @@ def run(flags: Flags) -> int:
     from swarm.serving.server.capability import planned_needs  # noqa: PLC0415
     from swarm.serving.server.server_options import ServerOptions  # noqa: PLC0415
 
-    from swarm_node.model_source import find_source  # noqa: PLC0415
+    from swarm_node.roles.model_source import find_source  # noqa: PLC0415
 
-    logs.quieten_libraries()
+    diagnostics.quieten_libraries()
     source = find_source(model, Home(config.home), lambda *_: None)
     needs = planned_needs(source.directory, ServerOptions(dtype=config.dtype))
     found = plan(needs, [_for_model(node) for node in read_nodes(path, needs.num_blocks)])
@@ -99,3 +115,111 @@ def _lines(model: str, num_blocks: int, found: Plan) -> Iterator[str]:
     route = " → ".join(f"{hop.peer_id} {hop.start}:{hop.end}" for hop in found.chain.hops)
     yield f"speed: {found.tokens_per_s:.1f} tokens/s over all requests, without batching"
     yield f"one request: {1000 / found.chain.cost_ms:.1f} tokens/s, {found.chain.cost_ms:.1f} ms a token over {route}"
+
+
+MAX_NODES = 1000
+MAX_FILE_BYTES = 2**20
+CLIENT = "client"
+_KEYS = ("name", "memory", "decode_ms_per_block", "tokens_per_s", "prefill_ms_per_token", "relayed", "rtt")
+_SHORTEST = 'for each node a table [[nodes]] with name = "attic", memory = "24GiB", decode_ms_per_block = 3.0'
+
+
+def read_nodes(path: Path, num_blocks: int) -> list[PlannedNode]:
+    """Raises ConfigError."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+        if len(data) > MAX_FILE_BYTES:
+            raise ConfigError(f"{path} is larger than {MAX_FILE_BYTES} bytes", remedy="check that it is a nodes file")
+        table = tomllib.loads(data.decode("utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}", remedy="check --nodes") from error
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{path} is no TOML: {error}", remedy=f"write {_SHORTEST}") from error
+    _refuse_unknown(table, ("nodes",), str(path))
+    entries = table.get("nodes")
+    if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
+        raise ConfigError(f"{path} names no nodes", remedy=f"write {_SHORTEST}")
+    if len(entries) > MAX_NODES:
+        raise ConfigError(f"{path} names {len(entries)} nodes, more than {MAX_NODES}", remedy="plan for fewer")
+    nodes = [_node(entry, f"node {index + 1} in {path}", num_blocks) for index, entry in enumerate(entries)]
+    _check_names(nodes, path)
+    return nodes
+
+
+def _node(entry: Mapping[str, Any], where: str, num_blocks: int) -> PlannedNode:
+    _refuse_unknown(entry, _KEYS, where)
+    name = _text(entry, "name", where)
+    try:
+        parse_node_name(name)
+        memory_bytes = parse_size(_text(entry, "memory", where))
+    except ValueError as error:
+        raise ConfigError(f"name or memory of {where} {error}", remedy='write memory = "24GiB"') from error
+    if not 0 < memory_bytes <= limits.MAX_MEMORY_BYTES:
+        raise ConfigError(f"memory of {where} is {memory_bytes} bytes", remedy='write what it has, as "24GiB"')
+    if ("decode_ms_per_block" in entry) == ("tokens_per_s" in entry):
+        raise ConfigError(f"{where} needs decode_ms_per_block or tokens_per_s", remedy="give one of them")
+    if "tokens_per_s" in entry:
+        tokens_per_s = _number(entry["tokens_per_s"], "tokens_per_s", where, limits.MAX_TOKENS_PER_S, above_zero=True)
+        decode_ms = min(1000 / (tokens_per_s * num_blocks), limits.MAX_BLOCK_MS)
+    else:
+        decode_ms = _number(
+            entry["decode_ms_per_block"], "decode_ms_per_block", where, limits.MAX_BLOCK_MS, above_zero=True
+        )
+    prefill_ms = _number(entry.get("prefill_ms_per_token", 0), "prefill_ms_per_token", where, limits.MAX_BLOCK_MS)
+    relayed, rtts = entry.get("relayed", False), entry.get("rtt", {})
+    if not isinstance(relayed, bool) or not isinstance(rtts, dict):
+        raise ConfigError(
+            f"relayed or rtt of {where} is of the wrong kind", remedy="write relayed = true, rtt = { attic = 1.2 }"
+        )
+    rtt_ms = {other: _number(rtt, f"rtt.{other}", where, limits.MAX_RTT_MS) for other, rtt in rtts.items()}
+    return PlannedNode(
+        name=name,
+        memory_bytes=memory_bytes,
+        decode_ms=decode_ms,
+        prefill_ms=prefill_ms,
+        relayed=relayed,
+        client_rtt_ms=rtt_ms.pop(CLIENT, None),
+        rtt_ms=rtt_ms,
+    )
+
+
+def _check_names(nodes: Sequence[PlannedNode], path: Path) -> None:
+    names = [node.name for node in nodes]
+    for name in names:
+        if names.count(name) > 1 or name == CLIENT:
+            raise ConfigError(f"{path} has two nodes, or the client, under the name {name!r}", remedy="rename one")
+    for node in nodes:
+        _refuse_unknown(node.rtt_ms, (*names, CLIENT), f"rtt of {node.name} in {path}")
+
+
+def _refuse_unknown(given: Mapping[str, Any], known: Sequence[str], where: str) -> None:
+    for key in given:
+        if key not in known:
+            close = difflib.get_close_matches(key, known, n=1)
+            listed = ", ".join(known[:10])
+            raise ConfigError(
+                f"{where} has the unknown key {key!r}",
+                remedy=f"did you mean {close[0]}?" if close else f"known are {listed}",
+            )
+
+
+def _text(entry: Mapping[str, Any], key: str, where: str) -> str:
+    value = entry.get(key)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if not isinstance(value, str) or not value:
+        raise ConfigError(f"{where} has no {key}", remedy=f"write {_SHORTEST}")
+    return value
+
+
+def _number(value: Any, key: str, where: str, high: float, *, above_zero: bool = False) -> float:
+    if (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and 0 <= value <= high
+        and not (above_zero and value == 0)
+    ):
+        return float(value)
+    low = "above 0" if above_zero else "from 0"
+    raise ConfigError(f"{key} of {where} is {value!r}", remedy=f"write a number {low} to {high:g}")

@@ -1,11 +1,15 @@
-"""`swarm-node run sign` and `show`: a run's file and its signature. `run_init` writes the file; the commands that look
-for a run on a network begin here, too."""
+"""`swarm-node run init`, `sign` and `show`, and the start of `watch`, `export` and `resume`.
+
+`init` writes a run file with the default model or with that of a checkpoint to start from. `sign` checks, pins and
+signs it. The commands that need a network are in `run_watch`, `run_export` and `run_resume`.
+"""
 
 from __future__ import annotations
 
 import shlex
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,11 +17,11 @@ from swarm_protocol.errors import ConfigError
 from swarm_protocol.identity import Identity
 from swarm_protocol.limits import MAX_OUTER_STEP
 
-from swarm_node import interrupts, logs
-from swarm_node.command_options import Flags
-from swarm_node.events import Emitter
-from swarm_node.home import Home
-from swarm_node.settings import RUN_ID_FORM, RunId, parse_run, whole_number
+from swarm_node import diagnostics, interrupts
+from swarm_node.commands.command_options import Flags
+from swarm_node.events.emitter import Emitter
+from swarm_node.settings.parsers import RUN_ID_FORM, RunId, parse_model, parse_run, whole_number
+from swarm_node.storage.home import Home
 
 if TYPE_CHECKING:
     from swarm.training.run.run_config import RunConfig
@@ -37,9 +41,9 @@ def sign(flags: Flags) -> int:
     from swarm.training.run.run_warnings import warnings_of  # noqa: PLC0415
     from swarm.training.run.setting_checks import ImpossibleRun  # noqa: PLC0415
 
-    from swarm_node.pinning import data_pins, start_pins  # noqa: PLC0415
+    from swarm_node.commands.run_pinning import data_pins, start_pins  # noqa: PLC0415
 
-    logs.quieten_libraries()
+    diagnostics.quieten_libraries()
     try:
         config = read_config(path)
     except ImpossibleRun as error:
@@ -63,7 +67,7 @@ def show(flags: Flags) -> int:
     path = _existing(flags)
     from swarm.training.run.run_file import inspect_run  # noqa: PLC0415
 
-    logs.quieten_libraries()
+    diagnostics.quieten_libraries()
     found = inspect_run(path)
     _tell(Emitter(json=flags.json), path, found)
     return 0 if found.run else EXIT_UNSIGNED
@@ -76,7 +80,7 @@ def resume(flags: Flags) -> int:
             "no peer to look through is named", remedy="give --peers the address of a seed, or of any node of the run"
         )
     path, author = _existing(flags), _identity(flags)
-    from swarm_node.resuming import Resuming, resume_run  # noqa: PLC0415
+    from swarm_node.commands.run_resume import Resuming, resume_run  # noqa: PLC0415
 
     asked = Resuming(path=path, author=author, members=flags.paths["members"], is_certain=flags.extra["yes"])
     return resume_run(asked, config, Emitter(json=flags.json))
@@ -84,7 +88,7 @@ def resume(flags: Flags) -> int:
 
 def export(flags: Flags) -> int:
     config, which = flags.resolve(), _file_or_id(flags)
-    from swarm_node.exporting import Exporting, export_run  # noqa: PLC0415
+    from swarm_node.commands.run_export import Exporting, export_run  # noqa: PLC0415
 
     asked = Exporting(which=which, outer_step=_outer_step(flags.texts["step"]), place=flags.paths["out"])
     return export_run(asked, config, Emitter(json=flags.json))
@@ -97,7 +101,7 @@ def watch(flags: Flags) -> int:
             "no peer to look through is named", remedy="give --peers the address of a seed, or of any node of the run"
         )
     which = _file_or_id(flags)
-    from swarm_node.watching import watch_run  # noqa: PLC0415
+    from swarm_node.commands.run_watch import watch_run  # noqa: PLC0415
 
     return watch_run(which, config, Emitter(json=flags.json))
 
@@ -152,7 +156,7 @@ def _identity(flags: Flags) -> Identity:
 def _tell(emitter: Emitter, path: Path, found: Inspected) -> None:
     from swarm.training.run.run_cost import cost_of  # noqa: PLC0415
 
-    from swarm_node.pinning import described_data  # noqa: PLC0415
+    from swarm_node.commands.run_pinning import described_data  # noqa: PLC0415
 
     config, run, cost = found.config, found.run, cost_of(found.config)
     if not emitter.json:
@@ -184,7 +188,7 @@ def _tell(emitter: Emitter, path: Path, found: Inspected) -> None:
 def _lines(found: Inspected, cost: Cost) -> Iterator[str]:
     from swarm.training.run.module_run import is_module_run  # noqa: PLC0415
 
-    from swarm_node.pinning import described_data  # noqa: PLC0415
+    from swarm_node.commands.run_pinning import described_data  # noqa: PLC0415
 
     config, run = found.config, found.run
     if run is None:
@@ -239,3 +243,56 @@ def _streaming(config: RunConfig) -> str:
 
 def _admission(config: RunConfig) -> str:
     return f"{len(config.admission)} peers may join" if config.admission else "anyone may join"
+
+
+if TYPE_CHECKING:
+    from swarm.training.run.run_config import RunConfig
+
+DEFAULT_NAME = "my-run"
+LEARNING_RATE = 1e-4
+"""For weights that have been trained already: the usual one, which is for a small model's first steps, spoils them."""
+
+
+def init(flags: Flags) -> int:
+    path, emitter = run_path(flags), Emitter(json=flags.json)
+    from swarm.training.run.run_config import RunConfig  # noqa: PLC0415
+    from swarm.training.run.run_file import new_run_file  # noqa: PLC0415
+
+    try:
+        config = RunConfig(name=path.stem if path.stem != DEFAULT_PATH.stem else DEFAULT_NAME)
+    except ValueError:
+        config = RunConfig(name=DEFAULT_NAME)
+    if start := flags.texts["start"]:
+        config = _starting_from(config, start, flags.home())
+    new_run_file(path, config)
+    emitter.emit("run_written", path=str(path))
+    return 0
+
+
+def _starting_from(config: RunConfig, checkpoint: str, home: Path) -> RunConfig:
+    """`config` for the model of a checkpoint, with its weights and tokenizer. Raises ConfigError, IntegrityError."""
+    from swarm.serving.model.model_files import open_model  # noqa: PLC0415
+    from swarm.training.data.tokenizer import TOKENIZER_FILE  # noqa: PLC0415
+    from swarm.training.run.start_config import LOCAL, StartConfig  # noqa: PLC0415
+    from swarm.training.state.start_weights import model_settings  # noqa: PLC0415
+
+    from swarm_node.roles.model_source import find_source  # noqa: PLC0415
+
+    try:
+        named = parse_model(checkpoint)
+    except ValueError as error:
+        raise ConfigError(f"--start: {checkpoint[:80]!r} {error}", remedy="name a directory or OWNER/NAME") from error
+    source = find_source(named, Home(home), lambda *_: None)
+    files = open_model(source.directory)
+    start = StartConfig(checkpoint=LOCAL)
+    if not isinstance(named, Path):
+        commit = files.source.rpartition("@")[2]
+        start = StartConfig(checkpoint=named.model_id, revision=commit)
+    tokenizer = start.checkpoint if (files.directory / TOKENIZER_FILE).is_file() else "bytes"
+    return replace(
+        config,
+        model=model_settings(files.config),
+        start=start,
+        data=replace(config.data, tokenizer=tokenizer),
+        inner=replace(config.inner, learning_rate=LEARNING_RATE),
+    )

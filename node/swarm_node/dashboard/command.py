@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from swarm_node.command_options import Flags
+from swarm_node.commands.command_options import Flags
 from swarm_node.commands.daemons import live
-from swarm_node.config import Config
+from swarm_node.settings.config import Config
 
 if TYPE_CHECKING:
     from swarm_node.node import Role

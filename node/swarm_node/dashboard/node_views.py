@@ -12,7 +12,7 @@ from swarm_node.dashboard.memo import Made
 from swarm_node.dashboard.snapshot import Listed
 from swarm_node.dashboard.view_sanitizing import shown
 from swarm_node.dashboard.views import NodeView, PresenceView
-from swarm_node.reach import REACHES, reach
+from swarm_node.formatting import REACHES, reach
 
 MONTH_S = 30 * 86400.0
 

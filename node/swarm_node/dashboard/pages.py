@@ -21,7 +21,7 @@ from swarm_node.dashboard.bodies import Body, static_files
 from swarm_node.dashboard.source import Source
 from swarm_node.dashboard.view_sanitizing import plain
 from swarm_node.dashboard.views import NodeView, RunDetail
-from swarm_node.settings import is_run_id
+from swarm_node.settings.parsers import is_run_id
 
 ROWS = 50
 STEP_ROWS = 15

@@ -5,13 +5,13 @@ Beyond this machine it listens only where `--host` says so.
 
 from __future__ import annotations
 
-from swarm_node.config import Config
 from swarm_node.dashboard.app import create_dashboard
 from swarm_node.dashboard.showing import checkpoints, collecting
 from swarm_node.gateway.hosts import KnownHosts
 from swarm_node.gateway.http_server import is_local, listen, serving
 from swarm_node.gateway.proxies import BehindProxies
 from swarm_node.node import Node, RelayUse, RoleName
+from swarm_node.settings.config import Config
 
 
 class DashboardRole:

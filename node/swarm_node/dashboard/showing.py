@@ -13,7 +13,6 @@ from swarm.training.run.run_copy import fetch_run
 from swarm_protocol.errors import ConfigError, SwarmError
 from swarm_protocol.version import software_version
 
-from swarm_node.config import Config
 from swarm_node.dashboard.checkpoints import Checkpoints
 from swarm_node.dashboard.collector import Collector
 from swarm_node.dashboard.history.database import sqlite_file, url_of
@@ -21,7 +20,8 @@ from swarm_node.dashboard.history.history import History
 from swarm_node.dashboard.remembering import Remembering
 from swarm_node.dashboard.view_builder import Place
 from swarm_node.node import Node
-from swarm_node.seed import join_command
+from swarm_node.roles.seed import join_command
+from swarm_node.settings.config import Config
 
 
 def collecting(node: Node) -> AbstractAsyncContextManager[Collector]:

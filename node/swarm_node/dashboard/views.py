@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from swarm_node.reach import Reach
+from swarm_node.formatting import Reach
 
 
 class View(BaseModel):

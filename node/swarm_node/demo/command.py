@@ -16,8 +16,8 @@ from swarm_protocol.errors import ConfigError
 
 from swarm_node import interrupts
 from swarm_node.demo import defaults
-from swarm_node.events import Emitter
-from swarm_node.home import explained
+from swarm_node.events.emitter import Emitter
+from swarm_node.storage.home import explained
 
 if TYPE_CHECKING:
     from rich.console import Console

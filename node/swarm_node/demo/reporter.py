@@ -5,7 +5,7 @@ from __future__ import annotations
 from swarm_node.demo.demo_plan import Plan
 from swarm_node.demo.demo_state import Board, Event
 from swarm_node.demo.display import Display
-from swarm_node.events import Emitter
+from swarm_node.events.emitter import Emitter
 
 NUM_STAGES = 5
 ANSWER_STAGE = 4

@@ -19,8 +19,8 @@ from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 from swarm_protocol.errors import ConfigError, PeerError, PeerRefused, SessionError, SwarmError
 
+from swarm_node.formatting import clean
 from swarm_node.gateway import http_limits
-from swarm_node.sanitizing import clean
 
 log = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from swarm_node.config import Config
-from swarm_node.sanitizing import clean
+from swarm_node.formatting import clean
+from swarm_node.settings.config import Config
 
 ANY = "*"
 MAX_TOLD_CHARS = 100

@@ -1,4 +1,4 @@
-"""What a gateway counts and times; `swarm_node.metrics.contract` names it.
+"""What a gateway counts and times; `swarm_node.metrics.metric_contract` names it.
 
 No label has a value that a client or a peer can choose. State belongs to the gateway's event loop.
 """

@@ -14,7 +14,6 @@ from starlette.types import ASGIApp
 from swarm.client import AsyncClient
 from swarm_protocol.errors import ConfigError
 
-from swarm_node.config import Config
 from swarm_node.dashboard.app import beside, create_dashboard
 from swarm_node.dashboard.showing import checkpoints, collecting
 from swarm_node.dashboard.view_sanitizing import plural
@@ -26,7 +25,8 @@ from swarm_node.gateway.keys import KeyRing
 from swarm_node.gateway.proxies import BehindProxies
 from swarm_node.gateway.rate_limit import Rates
 from swarm_node.node import Node, RelayUse, RoleName
-from swarm_node.used_models import used_in
+from swarm_node.settings.config import Config
+from swarm_node.storage.used_models import used_in
 
 
 class GatewayRole:

@@ -1,4 +1,8 @@
-"""What a daemon does to be seen while it lives: its sources are read, `/metrics` is answered, traces leave."""
+"""Exports what a daemon measures while it lives: `/metrics` for Prometheus, and traces for OpenTelemetry.
+
+`/metrics` has an address of its own here, for daemons that answer no other HTTP, and is served in the daemon's loop.
+The limits on connections are those of the gateway, with room for a few scrapers only.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +11,20 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 from swarm.network.libp2p.libp2p_network import Libp2pNetwork
 from swarm_protocol.errors import StartError
 from swarm_protocol.version import software_version
 
-from swarm_node.gateway.http_server import listen
-from swarm_node.metrics.endpoint import exposed
-from swarm_node.metrics.of_node import read_network, read_node
+from swarm_node.gateway.http_server import listen, serving
+from swarm_node.metrics.metric_registry import CONTENT_TYPE, Registry
 from swarm_node.metrics.otel_traces import open_traces
+from swarm_node.metrics.readings import read_network, read_node
 from swarm_node.node import Node
-from swarm_node.settings import Endpoint
+from swarm_node.settings.parsers import Endpoint
 
 
 @asynccontextmanager
@@ -44,3 +52,21 @@ def _bound(endpoint: Endpoint | None) -> socket.socket | None:
             f"metrics cannot be answered on {endpoint.host} port {endpoint.port}: {error.__cause__}",
             remedy="give --metrics an address of this machine and a free port; port 0 is any free one",
         ) from error
+
+
+MAX_CONNECTIONS = 16
+
+
+@asynccontextmanager
+async def exposed(registry: Registry, listener: socket.socket | None) -> AsyncIterator[str]:
+    """Answer on `listener` while the context lasts, and close it; the value is the URL. Without one nothing happens."""
+    if listener is None:
+        yield ""
+        return
+
+    async def metrics(_request: Request) -> Response:
+        return Response(registry.exposition(), media_type=CONTENT_TYPE)
+
+    app = Starlette(routes=[Route("/metrics", metrics)])
+    async with serving(app, listener, max_connections=MAX_CONNECTIONS) as url:
+        yield f"{url}/metrics"

@@ -23,7 +23,7 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from swarm_node.metrics.contract import METRICS, MetricSpec
+from swarm_node.metrics.metric_contract import METRICS, MetricSpec
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 

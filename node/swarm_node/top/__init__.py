@@ -1,5 +1,5 @@
-"""`swarm-node top`: the dashboard's picture in a terminal, live.
+"""`swarm-node top`: the dashboard's views in a terminal, live.
 
-`screen` shows any `dashboard.source.Source`; `remote` is one that reads a dashboard's API; `pictures` and `block_map`
-draw the views as text, which `once` prints for whoever has no terminal. Textual is imported by the command alone.
+`app` is the screen over any `dashboard.source.Source`; `remote` is a source that reads a dashboard's API; `rendering`
+draws the views as text, which `command` also prints once where there is no terminal. Only the command imports Textual.
 """

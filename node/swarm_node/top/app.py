@@ -21,9 +21,8 @@ from textual.widgets import DataTable, Footer, Static, TabbedContent, TabPane
 
 from swarm_node.dashboard.source import Source
 from swarm_node.dashboard.views import ModelView, NodeView, Overview, RunView
-from swarm_node.formatting import UNKNOWN, rate, size
-from swarm_node.sanitizing import clean
-from swarm_node.top import pictures
+from swarm_node.formatting import UNKNOWN, clean, rate, size
+from swarm_node.top import rendering
 
 LATE_S = 15.0
 """A source that has not changed for so long has lost its swarm, or us."""
@@ -156,7 +155,7 @@ class Top(App[None]):
         self._draw_head()
         match self._tab:
             case "overview":
-                self._texts["overview"].update(pictures.overview(view, self._width))
+                self._texts["overview"].update(rendering.overview(view, self._width))
             case "models":
                 _fill(self._tables["models"], [_model_row(each) for each in view.models])
             case "runs":
@@ -167,7 +166,7 @@ class Top(App[None]):
 
     def _draw_head(self) -> None:
         age_s = self._clock() - self._seen_s
-        words, style = pictures.freshness(self._seen, age_s, late_s=LATE_S)
+        words, style = rendering.freshness(self._seen, age_s, late_s=LATE_S)
         self._texts["head"].update(_head(self._seen, words, style))
 
     @work(exclusive=True, group="detail")
@@ -182,12 +181,12 @@ class Top(App[None]):
         try:
             if tab == "models":
                 model = self._source.model(chosen)
-                return pictures.model(model, self._width) if model else _nothing()
+                return rendering.model(model, self._width) if model else _nothing()
             if tab == "runs":
                 run = await self._source.run(chosen)
-                return pictures.run(run, self._width) if run else _nothing()
+                return rendering.run(run, self._width) if run else _nothing()
             node = await self._source.node(chosen)
-            return pictures.node(node, self._width) if node else _nothing()
+            return rendering.node(node, self._width) if node else _nothing()
         except SwarmError as error:
             return Text(clean(error.message, 300), "red")
 
@@ -214,7 +213,7 @@ def _nothing() -> Text:
 
 def _model_row(model: ModelView) -> Row:
     return model.name, (
-        Text(*pictures.state(model.health)),
+        Text(*rendering.state(model.health)),
         Text(clean(model.name, 40)),
         Text(str(model.num_blocks)),
         Text(str(model.num_servers)),
@@ -224,7 +223,7 @@ def _model_row(model: ModelView) -> Row:
 
 def _run_row(run: RunView) -> Row:
     return run.run, (
-        Text(*pictures.state(run.state)),
+        Text(*rendering.state(run.state)),
         Text(clean(run.name or run.run, 40)),
         Text(f"{run.outer_step} of {run.outer_steps}" if run.outer_steps else str(run.outer_step)),
         Text(UNKNOWN if run.loss is None else f"{run.loss:.3f}"),
@@ -235,7 +234,7 @@ def _run_row(run: RunView) -> Row:
 
 def _node_row(node: NodeView) -> Row:
     return node.peer_id, (
-        Text(*pictures.state(node.state)),
+        Text(*rendering.state(node.state)),
         Text(clean(node.name, 24)),
         Text(node.reachability),
         Text(clean(node.device, 28)),

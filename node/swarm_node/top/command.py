@@ -1,4 +1,4 @@
-"""`swarm-node top`: opens the source that was named, a dashboard or the swarm itself, and shows it live or once."""
+"""`swarm-node top`: opens a dashboard's API or the network itself as a source of views, and shows it live or once."""
 
 from __future__ import annotations
 
@@ -8,18 +8,26 @@ import os
 import shutil
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
+from swarm.temporary_folder import temporary_folder
 from swarm_protocol.errors import ConfigError
 
-from swarm_node import interrupts
-from swarm_node.command_options import Flags
-from swarm_node.config import Config
+from swarm_node import diagnostics, interrupts
+from swarm_node.commands.command_options import Flags
 from swarm_node.dashboard.source import Source
-from swarm_node.events import Emitter
+from swarm_node.dashboard.views import Overview
+from swarm_node.events.emitter import Emitter
+from swarm_node.formatting import clean
+from swarm_node.settings.config import Config
+from swarm_node.top import rendering
 
 LIGHT_BACKGROUNDS = ("7", "15")
 PIPE_COLUMNS = 100
+FIRST_S = 10.0
+"""Time limit for a first view of the nodes: records arrive within a second or two of the connection."""
+MAX_DETAILS = 8
+"""Models and runs that are drawn in full; the overview has them all."""
 
 
 def run(flags: Flags) -> int:
@@ -48,8 +56,6 @@ async def _show(config: Config, emitter: Emitter, *, is_live: bool) -> int:
         if emitter.json:
             emitter.emit("overview", overview=source.overview().model_dump(mode="json"))
             return 0
-        from swarm_node.top.once import picture  # noqa: PLC0415
-
         emitter.result(await picture(source, shutil.get_terminal_size((PIPE_COLUMNS, 0)).columns))
         return 0
 
@@ -60,18 +66,37 @@ async def _opened(config: Config, *, with_models: bool) -> AsyncIterator[Source]
         async with _remote(config.url, with_models=with_models) as source:
             yield source
     else:
-        # the network takes half a second to import, and a dashboard is read without it
-        from swarm_node.top.direct import looking  # noqa: PLC0415
-
-        async with looking(config) as source:
+        async with _direct(config) as source:
             yield source
+
+
+@asynccontextmanager
+async def _direct(config: Config) -> AsyncIterator[Source]:
+    """Run a dashboard's collector on the network itself; it has seen nodes if there are any.
+
+    Raises StartError or PeerError if no peer of `config` can be joined through.
+    """
+    # the network takes half a second to import, and a dashboard is read without it
+    from swarm_node.dashboard.showing import looking_through  # noqa: PLC0415
+    from swarm_node.network_visit import visiting  # noqa: PLC0415
+
+    diagnostics.quieten_libraries()
+    with temporary_folder("top") as folder:
+        async with (
+            visiting(config) as (network, membership),
+            looking_through(network, membership, config, folder / "history.sqlite") as collector,
+        ):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(FIRST_S):
+                    while not collector.overview().num_nodes:
+                        await collector.wait_changed()
+            yield collector
 
 
 @asynccontextmanager
 async def _remote(url: str, *, with_models: bool) -> AsyncIterator[Source]:
     import httpx  # noqa: PLC0415
 
-    from swarm_node.top.once import MAX_DETAILS  # noqa: PLC0415
     from swarm_node.top.remote import Remote  # noqa: PLC0415
 
     async with httpx.AsyncClient(headers={"User-Agent": "swarm-node"}) as client:
@@ -92,3 +117,22 @@ async def _remote(url: str, *, with_models: bool) -> AsyncIterator[Source]:
 def is_light(colorfgbg: str) -> bool:
     """Whether a terminal that says what its colours are (`15;0`: white on black) is a light one."""
     return colorfgbg.rpartition(";")[2] in LIGHT_BACKGROUNDS
+
+
+async def picture(source: Source, width: int) -> str:
+    """The overview and the details of its first models and runs, in lines of `width`, the join command aside."""
+    view = source.overview()
+    parts = [_head(view), rendering.overview(view, width).plain]
+    for model in view.models[:MAX_DETAILS]:
+        if (model_detail := source.model(model.name)) is not None:
+            parts.append(rendering.model(model_detail, width).plain)
+    for run in view.runs[:MAX_DETAILS]:
+        if (run_detail := await source.run(run.run)) is not None:
+            parts.append(rendering.run(run_detail, width).plain)
+    return "\n\n".join("\n".join(line.rstrip() for line in part.splitlines()) for part in parts)
+
+
+def _head(view: Overview) -> str:
+    stale = f" · STALE: {clean(view.stale, 120)}" if view.stale else ""
+    swarm = f"network {clean(view.network_id, 64)} · version {clean(view.version, 32)}"
+    return f"{swarm} · as of {rendering.moment(view.at)}{stale}"

@@ -9,7 +9,7 @@ from urllib.request import urlopen
 import psutil
 import pytest
 from support.exposed_metrics import scraped
-from swarm_node.metrics.contract import NODE
+from swarm_node.metrics.metric_contract import NODE
 
 from .conftest import Node, Seed, StartNode, run_node, wait_until
 

@@ -19,7 +19,7 @@ from swarm_node.demo.demo_state import Board
 from swarm_node.demo.display import LineDisplay
 from swarm_node.demo.nodes import DemoError
 from swarm_node.demo.reporter import Teller
-from swarm_node.events import Emitter
+from swarm_node.events.emitter import Emitter
 from uvicorn import Config, Server
 
 PLAN = Plan(min_new_tokens=40, kill_after_tokens=8)

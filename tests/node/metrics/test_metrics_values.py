@@ -6,7 +6,7 @@ import re
 
 import pytest
 from support.exposed_metrics import whole_exposition
-from swarm_node.metrics.contract import METRICS
+from swarm_node.metrics.metric_contract import METRICS
 
 SUFFIXES = re.compile(r"_(bucket|count|sum|created)$")
 

@@ -18,8 +18,8 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from sqlalchemy.pool import StaticPool
 from swarm_protocol.errors import ConfigError
 
-from swarm_node import home
 from swarm_node.dashboard.history.facts import HistoryError
+from swarm_node.storage import home
 
 BUSY_S = 2.0
 """How long a statement waits for another process's lock. The writer tries again for longer."""

@@ -1,0 +1,179 @@
+"""Makes command-line options out of settings, so that each is named, explained and parsed in one place only.
+
+A command says which settings it takes; typer sees an ordinary signature, and the command receives them as `Flags`.
+After `--run` and `--model` a shell completes run files and models in the folder that is typed so far; where there are
+none it completes any path, as for other options.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from swarm_protocol.errors import ConfigError
+
+from swarm_node.settings.config import SETTINGS, Config, Value
+from swarm_node.settings.parsers import config
+
+MAX_OFFERED = 200
+
+
+def run_files(incomplete: str) -> list[str]:
+    return _offered(incomplete, lambda path: path.suffix == ".toml" and path.is_file())
+
+
+def models(incomplete: str) -> list[str]:
+    return _offered(incomplete, lambda path: (path / "config.json").is_file())
+
+
+COMPLETIONS: Mapping[str, Callable[[str], list[str]]] = {"run": run_files, "model": models}
+"""By the name of the setting."""
+
+
+def _offered(incomplete: str, fits: Callable[[Path], bool]) -> list[str]:
+    """Paths as they were begun: `~/` stays, and so does a relative one."""
+    above, slash, begun = incomplete.rpartition("/")
+    try:
+        entries = sorted(Path(above + slash or ".").expanduser().iterdir())
+        found = [entry.name for entry in entries if entry.name.startswith(begun) and fits(entry)]
+    except (OSError, RuntimeError):  # no such folder, or nobody of that name
+        return []
+    return [f"{above}{slash}{name}" for name in found[:MAX_OFFERED]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flags:
+    """What was given on the command line; None for what was not. `extra` holds a command's own switches, `paths`
+    its own files, `texts` its own options with a value."""
+
+    values: Mapping[str, Value]
+    json: bool
+    file: Path | None
+    extra: Mapping[str, bool]
+    paths: Mapping[str, Path | None] = field(default_factory=dict)
+    texts: Mapping[str, str | None] = field(default_factory=dict)
+
+    def resolve(self) -> Config:
+        """These flags on top of environment, file and defaults. Raises ConfigError."""
+        return config.resolve(self.values, file=self.file)
+
+    def home(self) -> Path:
+        """For a command that needs nothing else. Raises ConfigError."""
+        return config.resolve_home(self.values)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """A command's line in the help, its code (`module:function`, imported when it runs) and what it can be told.
+
+    `switches` are on/off options of its own beside the `settings`, `paths` files, `texts` values, and `arguments` what
+    is given without an option's name, by name and meaning: `path` is a file, all else a text. A name of two words is a
+    command of the group that is the first one.
+    """
+
+    name: str
+    purpose: str
+    code: str
+    settings: Sequence[str]
+    example: str
+    switches: Mapping[str, str] = field(default_factory=dict)
+    paths: Mapping[str, str] = field(default_factory=dict)
+    texts: Mapping[str, str] = field(default_factory=dict)
+    arguments: Mapping[str, str] = field(default_factory=dict)
+
+    def add_to(self, app: typer.Typer) -> None:
+        """`app` is the program, or the command's group."""
+        parameters = [_argument(name, about) for name, about in self.arguments.items()]
+        parameters += [_setting_option(name) for name in self.settings]
+        parameters += [_option(name, bool, f"--{name}", about, default=False) for name, about in self.switches.items()]
+        parameters += [
+            _option(name, Path | None, f"--{name}", about, metavar="FILE") for name, about in self.paths.items()
+        ]
+        parameters += [
+            _option(name, str | None, "--" + name.replace("_", "-"), about, metavar=name.split("_")[-1].upper())
+            for name, about in self.texts.items()
+        ]
+        parameters.append(_option("json", bool, "--json", "Print events as JSON lines on stdout.", default=False))
+        parameters.append(
+            _option(
+                "config", Path | None, "--config", "Settings file (default: config.toml in the home).", metavar="FILE"
+            )
+        )
+
+        def callback(**given: Any) -> int:
+            # an empty list is typer's way to say that a repeatable option was not given
+            values = {name: given[name] if given[name] != [] else None for name in self.settings}
+            extra = {name: bool(given[name]) for name in self.switches}
+            paths = {name: given[name] for name in (*self.paths, "path") if name in given}
+            texts = {name: given[name] for name in (*self.texts, *self.arguments) if name != "path"}
+            module, function = self.code.split(":")
+            run: Callable[[Flags], int] = getattr(importlib.import_module(module), function)
+            flags = Flags(
+                values=values, json=given["json"], file=given["config"], extra=extra, paths=paths, texts=texts
+            )
+            return run(flags)
+
+        callback.__doc__ = self.purpose
+        callback.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        callback.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        app.command(self.name.split()[-1], epilog=f"Example: {self.example}")(callback)
+
+
+_WITH_VALUE = frozenset("--" + name.replace("_", "-") for name, setting in SETTINGS.items() if setting.metavar)
+
+
+def spread(arguments: Sequence[str]) -> list[str]:
+    """Let `--peers A B` mean `--peers A --peers B`: an address begins with a slash, which no command does.
+
+    Raises ConfigError for a setting that is followed by the next one, as when its value was an empty variable.
+    """
+    spread_out: list[str] = []
+    for argument in arguments:
+        if argument.startswith("--") and spread_out and spread_out[-1] in _WITH_VALUE:
+            raise ConfigError(
+                f"{spread_out[-1]} is followed by {argument} and has no value",
+                remedy="give it one, or leave it out; a shell variable there may be empty",
+            )
+        if argument.startswith("/") and len(spread_out) > 1 and spread_out[-2] == "--peers":
+            spread_out.append("--peers")
+        spread_out.append(argument)
+    return spread_out
+
+
+def _setting_option(name: str) -> inspect.Parameter:
+    setting = SETTINGS[name]
+    default = config.default_text(name)
+    about = f"{setting.about} (default: {default})" if default else setting.about
+    flag = "--" + name.replace("_", "-")
+    if not setting.metavar:
+        return _option(name, bool | None, f"{flag}/--no-{flag[2:]}", about)
+    kind = list[str] | None if setting.many else str | None
+    return _option(name, kind, flag, about, metavar=setting.metavar, complete=COMPLETIONS.get(name))
+
+
+def _argument(name: str, about: str) -> inspect.Parameter:
+    argument = typer.Argument(help=escape(about), metavar=name.upper(), show_default=False)
+    kind: Any = Path | None if name == "path" else str | None
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, argument])
+
+
+def _option(
+    name: str,
+    kind: Any,
+    declared: str,
+    about: str,
+    *,
+    default: Any = None,
+    metavar: str | None = None,
+    complete: Callable[[str], list[str]] | None = None,
+) -> inspect.Parameter:
+    # brackets would be taken for markup and vanish
+    option = typer.Option(declared, help=escape(about), metavar=metavar, show_default=False, autocompletion=complete)
+    annotation = Annotated[kind, option]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)

@@ -1,0 +1,151 @@
+"""`swarm-node models list` and `models check`: the models that a network serves, and whether a model can be served.
+
+`check` decides from the model's config alone and reads no weights.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from swarm.router.revision_names import short
+from swarm_protocol.errors import ConfigError, SwarmError
+
+from swarm_node import diagnostics, interrupts
+from swarm_node.commands.command_options import Flags
+from swarm_node.events.emitter import Emitter
+from swarm_node.settings.parsers import HubId, parse_model
+from swarm_node.storage.home import Home
+from swarm_node.storage.remembered_peers import way_in
+
+if TYPE_CHECKING:
+    from swarm.client import Client, ModelStatus, OtherRevision
+
+FIRST_S = 10.0
+"""Records arrive within a second or two of the connection."""
+
+LOOK_S = 0.25
+MAX_CONTEXTS = 8
+"""Models whose context is asked for: each has its servers send a tokenizer, which is loaded."""
+
+HEADS = ("MODEL", "REVISION", "BLOCKS", "SERVERS", "CONTEXT", "")
+
+Spans = Sequence[tuple[int, int]]
+
+
+def list_models(flags: Flags) -> int:
+    config = flags.resolve()
+    peers = way_in(config)
+    # with it comes torch, for seconds
+    from swarm.client import Client  # noqa: PLC0415
+
+    diagnostics.quieten_libraries()
+    emitter = Emitter(json=flags.json)
+    interrupts.raise_in_command()
+    with Client(peers=peers, network_id=config.network_id) as client:
+        models = _first_models(client)
+        contexts = _contexts(client, [model.name for model in models if not model.missing])
+    if flags.json:
+        emitter.emit("models", models=[_as_json(model, contexts.get(model.name)) for model in models])
+    else:
+        emitter.result("\n".join(_lines(models, contexts)) or "nobody serves a model here")
+    return 0
+
+
+def _first_models(client: Client) -> Sequence[ModelStatus]:
+    """Those that are found first, or none after a while."""
+    give_up_at_s = time.monotonic() + FIRST_S
+    while not (found := client.models()) and time.monotonic() < give_up_at_s:
+        time.sleep(LOOK_S)
+    return found
+
+
+def _contexts(client: Client, names: Sequence[str]) -> dict[str, int | None]:
+    def ask(name: str) -> int | None:
+        try:
+            return client.context_tokens(name)
+        except SwarmError:
+            return None
+
+    asked = names[:MAX_CONTEXTS]
+    with ThreadPoolExecutor(MAX_CONTEXTS) as threads:
+        return dict(zip(asked, threads.map(ask, asked), strict=True))
+
+
+def served(missing: Spans, num_blocks: int) -> list[tuple[int, int]]:
+    """The spans between those that are missing."""
+    edges = [0, *(edge for span in missing for edge in span), num_blocks]
+    return [(start, end) for start, end in zip(edges[::2], edges[1::2], strict=True) if start < end]
+
+
+def _as_json(model: ModelStatus, context_tokens: int | None) -> Mapping[str, object]:
+    return {
+        "name": model.name,
+        **_of_revision(model),
+        "context_tokens": context_tokens,
+        "others": [_of_revision(other) for other in model.others],
+    }
+
+
+def _of_revision(each: ModelStatus | OtherRevision) -> dict[str, object]:
+    return {
+        "revision": each.revision,
+        "num_blocks": each.num_blocks,
+        "served": served(each.missing, each.num_blocks),
+        "missing": each.missing,
+        "num_servers": each.num_servers,
+    }
+
+
+def _lines(models: Sequence[ModelStatus], contexts: Mapping[str, int | None]) -> Iterator[str]:
+    rows = [HEADS] if models else []
+    for model in models:
+        rows.append((model.name, *_cells(model), str(contexts.get(model.name) or "-"), _state(model.missing)))
+        for other in model.others:
+            name = f"{model.name}@{short(other.revision)}"
+            rows.append((name, *_cells(other), "-", f"other weights, {_state(other.missing)}"))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def _cells(each: ModelStatus | OtherRevision) -> tuple[str, str, str]:
+    spans = ", ".join(f"{start}:{end}" for start, end in served(each.missing, each.num_blocks)) or "none"
+    return short(each.revision), f"{spans} of {each.num_blocks}", str(each.num_servers)
+
+
+def _state(missing: Spans) -> str:
+    return f"nobody serves {', '.join(f'{start}:{end}' for start, end in missing)}" if missing else "whole"
+
+
+def check(flags: Flags) -> int:
+    model, home = _model(flags), Home(flags.home())
+    # torch takes seconds to import: what is refused above is refused at once
+    from swarm_node.roles.model_source import check_served  # noqa: PLC0415
+
+    diagnostics.quieten_libraries()
+    checked = check_served(model, home)
+    emitter = Emitter(json=flags.json)
+    if flags.json:
+        emitter.emit("model_check", model=model.name, **asdict(checked))
+        return 0
+    emitter.result(f"{model.name} can be served: {checked.family}, {checked.num_blocks} blocks")
+    if checked.untried:
+        emitter.result(
+            f"its blocks are tried out when they are loaded: this config alone was not enough, {checked.untried}"
+        )
+    return 0
+
+
+def _model(flags: Flags) -> Path | HubId:
+    told = flags.texts["model"]
+    if not told:
+        raise ConfigError("MODEL is missing", remedy="give a directory, or OWNER/NAME on a hub")
+    try:
+        return parse_model(told)
+    except ValueError as error:
+        raise ConfigError(f"{told!r} {error}", remedy="give a directory, or OWNER/NAME on a hub") from error

@@ -1,0 +1,135 @@
+"""Writes a certified state of a run as a Hugging Face model: one that this home keeps, or the newest of its members.
+
+Members hold the newest state alone, and a home the checkpoints that it keeps: any other state is nowhere any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from swarm.network.interface import Network
+from swarm.network.membership import Membership
+from swarm.training.inner.run_model import check_model
+from swarm.training.round.certificate import Notary
+from swarm.training.run.resume import Situation, survey
+from swarm.training.run.run_file import load_run
+from swarm.training.run.signed_run import SignedRun
+from swarm.training.state.checkpoint import Checkpoint, load_newest, load_step, steps_in
+from swarm.training.state.export import export_hf
+from swarm.training.state.replica_state import ReplicaState
+from swarm.training.state.state_copy import fetch_state
+from swarm_protocol.errors import ConfigError, RoundError
+from swarm_protocol.identity import Identity
+
+from swarm_node import diagnostics, interrupts
+from swarm_node.events.emitter import Emitter
+from swarm_node.network_visit import retried, visiting
+from swarm_node.roles.run_source import kept_copy, run_of_id
+from swarm_node.settings.config import Config
+from swarm_node.settings.parsers import RunId
+from swarm_node.storage.home import Home
+
+NUM_TRIES = 3
+"""Members may go on to the next state before theirs has begun to come."""
+MAX_TOLD_STEPS = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exporting:
+    """What was asked for. Without an `outer_step` it is the newest one; without a `place`, a new folder here."""
+
+    which: Path | RunId
+    outer_step: int | None
+    place: Path | None
+
+
+def export_run(asked: Exporting, config: Config, emitter: Emitter) -> int:
+    """From the members that the peers of `config` lead to; without peers, from its home.
+
+    Raises ConfigError for a state that is not there, IntegrityError, StartError, PeerTimeout or RoundError.
+    """
+    interrupts.raise_in_command()
+    diagnostics.quieten_libraries()
+    if config.peers:
+        run, state = asyncio.run(_from_members(asked, config))
+    else:
+        run, state = _from_home(asked, config, emitter)
+    place = asked.place or Path(f"{run.run_id}-step-{state.outer_step}")
+    export_hf(state.theta_N, run.config, place, tokenizer=config.tokenizer)
+    digest = state.manifest().digest().hex()
+    emitter.emit("exported", run=run.run_id, path=str(place), outer_step=state.outer_step, digest=digest)
+    return 0
+
+
+def _from_home(asked: Exporting, config: Config, emitter: Emitter) -> tuple[SignedRun, ReplicaState]:
+    home = Home(config.home)
+    run = load_run(asked.which) if isinstance(asked.which, Path) else kept_copy(home, asked.which.run_id)
+    folder = home.checkpoints / (run.run_id if run else str(asked.which))
+    steps = steps_in(folder)
+    if run is None or not steps:
+        raise ConfigError(
+            f"{home.path} keeps no checkpoint of {run.run_id if run else asked.which}",
+            remedy="name the home of a node that trained it with --home, or a node of the network with --peers",
+        )
+    if asked.outer_step is not None and asked.outer_step not in steps:
+        raise ConfigError(
+            f"{home.path} keeps no checkpoint of outer step {asked.outer_step}, only of {_listed(steps)}",
+            remedy="choose one of these; join with --keep-every N keeps more of those to come",
+        )
+    checkpoint = load_newest(folder) if asked.outer_step is None else load_step(folder, asked.outer_step)
+    if checkpoint is None:
+        raise ConfigError(f"no checkpoint in {folder} is whole", remedy="name a node of the network with --peers")
+    _check_certificate(run, checkpoint, config, emitter)
+    return run, checkpoint.state
+
+
+def _check_certificate(run: SignedRun, checkpoint: Checkpoint, config: Config, emitter: Emitter) -> None:
+    """Raises IntegrityError for a certificate of another state; one that proves nothing any more is a warning."""
+    notary, digest = Notary.of_run(run, Identity.generate(), config.network_id), checkpoint.state.manifest().digest()
+    if notary.proof_of(digest, checkpoint.certificate, time.time()) is None:
+        message = f"nothing proves that the run's members committed outer step {checkpoint.state.outer_step}"
+        remedy = "name the network that it was trained in with --network-id; a certificate expires after a year"
+        emitter.emit("warning", message=message, remedy=remedy)
+
+
+async def _from_members(asked: Exporting, config: Config) -> tuple[SignedRun, ReplicaState]:
+    async with visiting(config) as (network, membership):
+        if isinstance(asked.which, RunId):
+            run, _ = await run_of_id(network, membership, Home(config.home), asked.which.run_id)
+        else:
+            run = load_run(asked.which)
+        num_values = await asyncio.to_thread(check_model, run.config)
+        return run, await newest_state(network, membership, run, num_values, asked.outer_step)
+
+
+async def newest_state(
+    network: Network, membership: Membership, run: SignedRun, num_values: int, outer_step: int | None
+) -> ReplicaState:
+    """The newest state that the run's members certify. Raises ConfigError if that is not `outer_step`."""
+
+    async def look() -> Situation:
+        return await survey(network, run, await membership.trainers(run.run_id))
+
+    tries_left = NUM_TRIES
+    while True:
+        situation = await retried(look)
+        newest = situation.proof.outer_step
+        if outer_step not in (None, newest):
+            raise ConfigError(
+                f"the run's members hold outer step {newest} alone, and not {outer_step}",
+                remedy="leave out --peers to look into the checkpoints of this home, or name another home with --home",
+            )
+        try:
+            return await fetch_state(network, run, situation, num_values)
+        except RoundError:
+            tries_left -= 1
+            if not tries_left:
+                raise
+
+
+def _listed(steps: list[int]) -> str:
+    told = ", ".join(map(str, steps[-MAX_TOLD_STEPS:]))
+    return f"{told} and {len(steps) - MAX_TOLD_STEPS} before" if len(steps) > MAX_TOLD_STEPS else told

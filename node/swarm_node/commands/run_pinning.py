@@ -1,0 +1,141 @@
+"""What `run sign` pins: the run's data, and the checkpoint that it starts from. Blocks: it reads them whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from swarm.trainer.start_checkpoint import CheckpointSource, check_source, pin_of
+from swarm.training.data import LocalData, load_corpus
+from swarm.training.data.hub import commit_of_data_set, commit_of_tokenizer
+from swarm.training.run.module_run import is_module_run
+from swarm.training.run.run_config import DataConfig, RunConfig
+from swarm.training.run.setting_checks import is_hub_id
+from swarm.training.run.start_config import LOCAL
+from swarm_protocol.errors import ConfigError
+
+from swarm_node.events.emitter import Emitter
+from swarm_node.roles.model_source import Reports
+from swarm_node.settings.config import Config
+from swarm_node.storage.home import Home
+
+Pins = Mapping[tuple[str, str], str]
+"""Values of a run file by table and key."""
+
+
+def data_pins(run: RunConfig, config: Config, emitter: Emitter, *, pin: bool, unpinned: bool) -> Pins:
+    """Those of the data that is here, or those that the run has; empty ones if it is to be `unpinned`. What is on the
+    hub is pinned by its commits; with `pin`, its tokens too.
+
+    Raises ConfigError if there are none.
+    """
+    if pin and unpinned:
+        raise ConfigError("--pin and --unpinned contradict each other", remedy="give one of them")
+    if unpinned or is_module_run(run):
+        return {("data", key): "" for key in ("digest", "revision", "tokenizer_revision")}
+    commits = hub_pins(run.data)
+    lacking = {
+        "--data PATH": run.data.source == "files" and config.data is None,
+        "--tokenizer PATH": run.data.tokenizer == "local" and config.tokenizer is None,
+        "--pin": run.data.source == "hub" and run.data.tokenizer == "local" and not pin,
+    }
+    if missing := [option for option, lacks in lacking.items() if lacks]:
+        remedy = f"sign with {' and '.join(missing)} to pin it"
+        if not run.data.digest:
+            raise ConfigError(
+                f"the data ({described_data(run)}) is not pinned: each member would train on what it has",
+                remedy=f"{remedy}, or with --unpinned if that is what you want",
+            )
+        _tell_kept(run, emitter, remedy)
+        return commits
+    if run.data.source == "hub" and not pin:
+        return {**commits, ("data", "digest"): _kept_digest(run, commits, emitter)}
+    local = LocalData(
+        path=config.data,
+        tokenizer=config.tokenizer,
+        on_progress=lambda progress: emitter.say(
+            f"tokenizing: {progress.share:.0%} read, {progress.num_tokens} tokens"
+        ),
+    )
+    vocab_size = int(run.model.get("vocab_size", 0))
+    # as it is now: a pin from before would be answered with the tokens that were kept of it
+    data = replace(
+        run.data,
+        digest="",
+        revision=commits.get(("data", "revision"), ""),
+        tokenizer_revision=commits.get(("data", "tokenizer_revision"), ""),
+    )
+    digest = load_corpus(data, seed=run.seed, vocab_size=vocab_size, local=local).digest
+    return {**commits, ("data", "digest"): digest}
+
+
+def hub_pins(data: DataConfig) -> Pins:
+    """The commits of what `data` takes from the hub. Raises ConfigError."""
+    found = dict[tuple[str, str], str]()
+    if data.source == "hub":
+        found["data", "revision"] = commit_of_data_set(data.hub_id, data.revision)
+    if is_hub_id(data.tokenizer):
+        found["data", "tokenizer_revision"] = commit_of_tokenizer(data.tokenizer, data.tokenizer_revision)
+    return found
+
+
+def _kept_digest(run: RunConfig, commits: Pins, emitter: Emitter) -> str:
+    """The digest that the run has, unless its data is of other commits from now on."""
+    digest, remedy = run.data.digest, "sign with --pin to pin its tokens, too"
+    if not digest:
+        return ""
+    if all(getattr(run.data, key) == commit for (_, key), commit in commits.items()):
+        _tell_kept(run, emitter, remedy)
+        return digest
+    message = "the data's digest is taken out: it need not be of the commits that are signed now"
+    emitter.emit("warning", message=message, remedy=remedy)
+    return ""
+
+
+def _tell_kept(run: RunConfig, emitter: Emitter, remedy: str) -> None:
+    message = f"the data ({described_data(run)}) was not looked at: it stays pinned to {run.data.digest[:12]}"
+    emitter.emit("warning", message=message, remedy=remedy)
+
+
+def start_pins(run: RunConfig, config: Config, emitter: Emitter) -> Pins:
+    """Those of the checkpoint that the run starts from: none if it starts from none, or has them and the checkpoint is
+    not here.
+
+    Raises ConfigError or IntegrityError if it cannot be had, or does not fit the run's model.
+    """
+    check_source(run.start, config.start)
+    if not run.start.checkpoint or is_module_run(run):
+        return {}
+    if run.start.checkpoint == LOCAL and config.start is None:
+        remedy = "sign with --start DIR to pin it"
+        if not run.start.digest:
+            raise ConfigError("the checkpoint that the run starts from is not pinned", remedy=remedy)
+        message = f"the checkpoint was not looked at: it stays pinned to {run.start.digest[:12]}"
+        emitter.emit("warning", message=message, remedy=remedy)
+        return {}
+    found = pin_of(run, checkpoint_source(run, config, emitter))
+    if found.differing:
+        emitter.emit(
+            "warning",
+            message=f"[model] computes something else than the checkpoint: they differ in {', '.join(found.differing)}",
+            remedy="copy these from the checkpoint's config.json, unless you want it so",
+        )
+    return {("start", "revision"): found.revision, ("start", "digest"): found.digest}
+
+
+def checkpoint_source(run: RunConfig, config: Config, emitter: Emitter) -> CheckpointSource:
+    """Where this node has the run's checkpoint from; downloads are told."""
+
+    def downloading(num_bytes: int, total_bytes: int) -> None:
+        emitter.emit("downloading", model=run.start.checkpoint, num_bytes=num_bytes, total_bytes=total_bytes)
+
+    return CheckpointSource(
+        place=config.start, cache=Home(config.home).cache / "models", on_progress=Reports(downloading)
+    )
+
+
+def described_data(run: RunConfig) -> str:
+    data = run.data
+    which = ", ".join(filter(None, [data.hub_config, data.split]))
+    source = f"{data.hub_id} ({which})" if data.source == "hub" else data.source
+    return source if data.tokenizer == "bytes" else f"{source} through the tokenizer {data.tokenizer}"

@@ -1,0 +1,121 @@
+"""Lets a run go on without members that are gone, as its author says: looks, tells, and signs only when told to."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+
+from swarm.network.interface import Network
+from swarm.training.round.coordinator import short
+from swarm.training.run.resume import Situation, deliver, sign_order, survey
+from swarm.training.run.run_file import load_run
+from swarm.training.run.signed_run import SignedRun
+from swarm_protocol.errors import ConfigError, PeerUnreachable
+from swarm_protocol.identity import Identity, check_peer_id
+
+from swarm_node import diagnostics, interrupts
+from swarm_node.events.emitter import Emitter
+from swarm_node.network_visit import retried, visiting
+from swarm_node.settings.config import Config
+
+MAX_MEMBERS_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resuming:
+    """What was asked for. `members` is a file with a peer id on each line, and only their word counts on where the run
+    is; None: those of the last step that answer. Unless `is_certain`, nothing is signed."""
+
+    path: Path
+    author: Identity
+    members: Path | None
+    is_certain: bool
+
+
+def resume_run(asked: Resuming, config: Config, emitter: Emitter) -> int:
+    """Raises ConfigError, IntegrityError, StartError, PeerTimeout, or PeerUnreachable if no member took the order."""
+    diagnostics.quieten_libraries()
+    run = load_run(asked.path)
+    named = read_members(asked.members) if asked.members else ()
+    interrupts.raise_in_command()
+    return asyncio.run(_resume(run, asked, named, config, emitter))
+
+
+def read_members(path: Path) -> tuple[str, ...]:
+    """Peer ids, one on each line; what follows a # is a comment. Raises ConfigError."""
+    try:
+        with path.open("rb") as file:
+            lines = file.read(MAX_MEMBERS_BYTES).decode().splitlines()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}", remedy="name a text file of peer ids") from error
+    words = [line.split("#")[0].strip() for line in lines]
+    peers = tuple(dict.fromkeys(word for word in words if word))
+    for peer in peers:
+        try:
+            check_peer_id(peer)
+        except ValueError as error:
+            raise ConfigError(f"{path} has a line that is no peer id: {peer[:80]!r}", remedy="correct it") from error
+    if not peers:
+        raise ConfigError(f"{path} names nobody", remedy="write the peer ids of those who go on, one on each line")
+    return peers
+
+
+async def _resume(run: SignedRun, asked: Resuming, named: tuple[str, ...], config: Config, emitter: Emitter) -> int:
+    async with visiting(config) as (network, membership):
+
+        async def look() -> Situation:
+            return await survey(network, run, named or await membership.trainers(run.run_id))
+
+        await _order(network, run, asked, named, await retried(look), emitter)
+    return 0
+
+
+async def _order(
+    network: Network,
+    run: SignedRun,
+    asked: Resuming,
+    named: tuple[str, ...],
+    situation: Situation,
+    emitter: Emitter,
+) -> None:
+    proof = situation.proof
+    here = tuple(peer for peer in situation.holders if peer in proof.roster)
+    roster = named or here or situation.holders
+    left_out = sorted(set(proof.roster) - set(roster))
+    certificate = sign_order(run, situation, roster, asked.author, network_id=network.network_id, now=network.now())
+    emitter.emit(
+        "resume_planned",
+        run=run.run_id,
+        outer_step=proof.outer_step,
+        digest=proof.outcome.state_digest.hex(),
+        roster=sorted(roster),
+        left_out=left_out,
+        left_out_names=", ".join(map(short, left_out)) or "none",
+    )
+    if not asked.is_certain:
+        _tell_unsigned(run, situation, emitter)
+        return
+    answers = await deliver(network, run, certificate, sorted({*roster, *situation.holders}))
+    taken = sorted(peer for peer, refusal in answers.items() if not refusal)
+    for peer, refusal in answers.items():
+        if refusal and peer in situation.holders:
+            emitter.emit("warning", message=f"{short(peer)} did not take the order: {refusal}", remedy="")
+    if not taken:
+        raise PeerUnreachable("no member took the resume order", remedy="try again when one of them is at work")
+    emitter.emit("resume_delivered", run=run.run_id, outer_step=proof.outer_step, peers=taken)
+
+
+def _tell_unsigned(run: SignedRun, situation: Situation, emitter: Emitter) -> None:
+    """An order may cost steps of members that it leaves out: a run whose members are there goes on without one."""
+    proof = situation.proof
+    if not run.config.succession.is_enough(proof.roster, situation.answered):
+        emitter.emit("resume_not_signed", run=run.run_id)
+        return
+    emitter.emit(
+        "resume_not_needed",
+        run=run.run_id,
+        outer_step=proof.outer_step,
+        members=sorted(proof.roster),
+        answered=list(situation.answered),
+    )

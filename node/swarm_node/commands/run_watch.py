@@ -1,0 +1,166 @@
+"""Watches a run from outside: what its members prove, told once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median, median_high
+
+from swarm.training.member.observer import Observer
+from swarm.training.run.run_copy import find_run
+from swarm.training.run.run_file import load_run
+from swarm.training.run.signed_run import SignedRun
+from swarm_protocol.errors import PeerTimeout, SwarmError
+from swarm_protocol.records import TrainerRecord
+
+from swarm_node import diagnostics, interrupts
+from swarm_node.events.emitter import Emitter
+from swarm_node.events.tensorboard_files import recorded
+from swarm_node.network_visit import visiting
+from swarm_node.settings.config import Config
+from swarm_node.settings.parsers import RunId
+
+LOOK_S = 1.0
+NOBODY_S = 20.0
+"""Members that are there are seen within a second or two."""
+FINISHED_S = 10.0
+"""The same once a member has said that the run is finished: nobody else is expected."""
+MAX_COMPLAINTS = 16
+"""What was said lately is not said again: several members may be gone, each in its own way."""
+
+
+def watch_run(which: Path | RunId, config: Config, emitter: Emitter) -> int:
+    """Tell how a run, named by its file or its id, goes until it is finished, seen through the peers of `config`.
+
+    Raises ConfigError, IntegrityError, StartError or PeerTimeout.
+    """
+    diagnostics.quieten_libraries()
+    interrupts.raise_in_command()
+    return asyncio.run(_watch(load_run(which) if isinstance(which, Path) else which, config, emitter))
+
+
+async def _watch(which: SignedRun | RunId, config: Config, emitter: Emitter) -> int:
+    async with visiting(config) as (network, membership):
+        run = await find_run(network, membership, which.run_id) if isinstance(which, RunId) else which
+        emitter.emit("watching", run=run.run_id, signed_by=run.peer_id, outer_steps=run.config.outer_steps)
+        watching = Watching(Observer(network, membership, run), run, emitter)
+        with recorded(emitter, config.tensorboard, run.run_id, "watch"):
+            await watching.until_finished()
+    return 0
+
+
+class Watching:
+    """Tells what an observer sees, once."""
+
+    def __init__(self, observer: Observer, run: SignedRun, emitter: Emitter) -> None:
+        self._observer = observer
+        self._run = run
+        self._emitter = emitter
+        self._told = ""
+        self._validated = -1
+        self._finished: TrainerRecord | None = None
+        """What one of the members said last, if all that are not leaving said that the run is finished."""
+        self._complaints: deque[str] = deque(maxlen=MAX_COMPLAINTS)
+
+    async def until_finished(self) -> None:
+        """Or until it is said to be finished and nobody is left to prove it.
+
+        Raises PeerTimeout if nobody trains the run, or nobody any more.
+        """
+        loop = asyncio.get_running_loop()
+        seen_s = loop.time()
+        while True:
+            try:
+                members = await self._observer.members()
+                if await self._tell(members):
+                    return
+            except SwarmError as error:
+                if not self._finished:  # else they have done what they were there for
+                    self._complain(error)
+                members = {}
+            if members:
+                seen_s = loop.time()
+            elif self._finished and loop.time() - seen_s > FINISHED_S:
+                self._tell_left(self._finished)
+                return
+            elif loop.time() - seen_s > NOBODY_S:
+                raise self._nobody()
+            await asyncio.sleep(LOOK_S)
+
+    async def _tell(self, members: Mapping[str, TrainerRecord]) -> bool:
+        """Whether the run is finished."""
+        self._tell_members(members)
+        steps = await self._observer.look(members)
+        self._tell_validated(members)
+        speed = sum(each.tokens_per_s for each in members.values() if each.state != "joining")
+        last = self._run.config.outer_steps
+        for step in steps:
+            fields = asdict(step)
+            self._emitter.emit(
+                "committed", run=self._run.run_id, step=fields.pop("outer_step"), of=last, tokens_per_s=speed, **fields
+            )
+            if step.outer_step == last:
+                self._emitter.emit("run_finished", run=self._run.run_id, outer_step=last, digest=step.digest)
+                return True
+        return False
+
+    def _tell_members(self, members: Mapping[str, TrainerRecord]) -> None:
+        counts = Counter(each.state for each in members.values())
+        present = [each for each in members.values() if each.state != "leaving"]
+        if present:
+            last = self._run.config.outer_steps
+            is_finished = all(each.state == "finished" and each.outer_step == last and each.digest for each in present)
+            self._finished = present[0] if is_finished else None
+        summary = ", ".join(f"{count} {state}" for state, count in sorted(counts.items())) or "none"
+        states = repr({peer: each.state for peer, each in members.items()})
+        if states == self._told:
+            return
+        if members or self._told:
+            listed = [
+                {
+                    "peer_id": peer,
+                    "state": each.state,
+                    "outer_step": each.outer_step,
+                    "tokens_per_s": each.tokens_per_s,
+                    "loss": each.loss,
+                }
+                for peer, each in members.items()
+            ]
+            self._emitter.emit("members", run=self._run.run_id, members=listed, summary=summary)
+        self._told = states
+
+    def _tell_validated(self, members: Mapping[str, TrainerRecord]) -> None:
+        """The newest measurement, once: the median of what the members say, who may lie, of states that were seen."""
+        every = [record.validation for record in members.values() if record.validation is not None]
+        told = [each for each in every if each.outer_step <= self._observer.outer_step]
+        step = median_high(each.outer_step for each in told) if told else -1
+        if step > self._validated:
+            self._validated = step
+            loss = median(each.loss for each in told if each.outer_step == step)
+            self._emitter.emit("validated", run=self._run.run_id, step=step, loss=loss)
+
+    def _tell_left(self, finished: TrainerRecord) -> None:
+        self._emitter.emit(
+            "run_left",
+            run=self._run.run_id,
+            outer_step=finished.outer_step,
+            digest=finished.digest.hex(),
+            loss=finished.loss,
+            checked=self._observer.outer_step,
+        )
+
+    def _complain(self, error: SwarmError) -> None:
+        if error.message not in self._complaints:
+            self._emitter.emit("warning", message=f"cannot see where the run is: {error.message}", remedy=error.remedy)
+        self._complaints.append(error.message)
+
+    def _nobody(self) -> PeerTimeout:
+        step, last = self._observer.outer_step, self._run.config.outer_steps
+        if step:
+            message = f"nobody trains {self._run.run_id} any more: it stands at outer step {step} of {last}"
+        else:
+            message = f"nobody trains {self._run.run_id} on this network"
+        return PeerTimeout(message, remedy="check --peers and --network-id, or join it: swarm-node join --run RUN")

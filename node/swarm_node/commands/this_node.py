@@ -1,0 +1,104 @@
+"""`swarm-node status`, `drain`, `stop` and `identity`: the daemon and the identity of this home."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import time
+from dataclasses import asdict
+
+from swarm_protocol.control_messages import ServingStatus, StatusReply, TrainingStatus
+from swarm_protocol.errors import ConfigError, PeerTimeout
+from swarm_protocol.identity import Identity
+
+from swarm_node.commands.command_options import Flags
+from swarm_node.control import ControlClient
+from swarm_node.events.emitter import Emitter
+from swarm_node.formatting import duration, reach
+from swarm_node.storage.home import Home
+
+
+def identity(flags: Flags) -> int:
+    home = Home(flags.resolve().home)
+    if flags.extra["new"]:
+        home.create()
+        Identity.generate().save(home.identity)
+    elif not os.path.lexists(home.identity):
+        remedy = f"create one: swarm-node identity --new --home {shlex.quote(str(home.path))}"
+        raise ConfigError(f"there is no identity in {home.path}", remedy=remedy)
+    peer_id = Identity.load(home.identity).peer_id
+    emitter = Emitter(json=flags.json)
+    if flags.json:
+        emitter.emit("identity", peer_id=peer_id, path=str(home.identity), created=flags.extra["new"])
+    else:
+        emitter.result(peer_id)
+    return 0
+
+
+MARGIN_S = 10.0  # what closing takes, beyond the time that work in flight gets
+POLL_S = 0.05
+
+
+def drain(flags: Flags) -> int:
+    return _leave(flags, drained=True)
+
+
+def stop(flags: Flags) -> int:
+    return _leave(flags, drained=False)
+
+
+def _leave(flags: Flags, *, drained: bool) -> int:
+    home = Home(flags.home())
+    emitter = Emitter(json=flags.json)
+    reply = ControlClient(home).leave(drain=drained)
+    emitter.emit("leaving", pid=reply.pid, seconds=reply.seconds)
+    until = time.monotonic() + reply.seconds + MARGIN_S
+    while home.owner() == reply.pid:
+        if time.monotonic() > until:
+            raise PeerTimeout(f"the daemon (pid {reply.pid}) is still there", remedy=f"end it: kill -9 {reply.pid}")
+        time.sleep(POLL_S)
+    emitter.emit("left", pid=reply.pid)
+    return 0
+
+
+def status(flags: Flags) -> int:
+    reply = ControlClient(Home(flags.home())).status()
+    emitter = Emitter(json=flags.json)
+    if flags.json:
+        emitter.emit("status", **{**asdict(reply), "reachability": reach(reply.reachability, reply.addrs)})
+    else:
+        emitter.result(text(reply))
+    return 0
+
+
+def text(reply: StatusReply) -> str:
+    """One line a fact, for a terminal."""
+    lines = {
+        "node": f"{reply.name}  {reply.peer_id}",
+        "state": f"{reply.state}, up {duration(reply.uptime_s)}",
+        "training": _training(reply.training) if reply.training else "",
+        "serving": _serving(reply.serving) if reply.serving else "",
+        "network": _network(reply),
+        "address": "\n           ".join(reply.addrs) or "none yet",
+        "process": f"pid {reply.pid}, {reply.memory_bytes / 2**20:.0f} MiB, version {reply.version}",
+    }
+    return "\n".join(f"{title:<10} {line}" for title, line in lines.items() if line)
+
+
+def _network(reply: StatusReply) -> str:
+    nodes = "1 node" if reply.num_peers == 1 else f"{reply.num_peers} nodes"
+    return f"{reply.network_id}, {nodes} live, reachability {reach(reply.reachability, reply.addrs)}"
+
+
+def _training(training: TrainingStatus) -> str:
+    loss = "" if training.loss is None else f", loss {training.loss:.3f}"
+    step = f"outer step {training.outer_step} of {training.num_outer_steps}"
+    # below a second it is between two intervals, as in every round
+    waits = training.waits_for and training.waits_s >= 1
+    waiting = f"waits for {training.waits_for} since {duration(training.waits_s)}"
+    return f"{training.run}, {step}{loss}, {waiting if waits else f'{training.tokens_per_s:.0f} tokens/s here'}"
+
+
+def _serving(serving: ServingStatus) -> str:
+    blocks = f"blocks {serving.start}:{serving.end} of {serving.model}"
+    return f"{blocks}, {serving.num_sessions} sessions, {serving.tokens_per_s:.1f} tokens/s"

@@ -1,0 +1,144 @@
+"""Where log lines go, and how an error that ends a command is reported.
+
+Log lines go to a bounded file in the home; errors of our own packages also go to the terminal. Lines of libraries
+(transformers, uvicorn) go to the file only: a person at a terminal reads what the node says about itself.
+
+Exit codes of failures: 1 the command cannot be done, 70 a bug.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import logging.handlers
+import os
+import sys
+import tempfile
+import time
+import traceback
+import types
+from pathlib import Path
+
+from swarm_protocol.errors import SwarmError
+
+from swarm_node.storage.home import explain, explained
+
+MAX_FILE_BYTES = 10 * 2**20  # days of a busy node at the default level
+NUM_OLD_FILES = 3
+OURS = ("swarm", "swarm_node", "swarm_protocol", "swarm_compression")
+_MARK = "_swarm"  # set on the handlers made here, so that setting up twice replaces them
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: time, level, logger, message, and the traceback if there is one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": round(record.created, 3),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line)
+
+
+class _File(logging.handlers.RotatingFileHandler):
+    """A log file that says once that it cannot be written, instead of a traceback for each line."""
+
+    failed = False
+
+    def handleError(self, _record: logging.LogRecord) -> None:  # noqa: N802 the base class' name
+        if not self.failed:
+            self.failed = True
+            reason = sys.exc_info()[1]
+            sys.stderr.write(f"warning: the log file {self.baseFilename} cannot be written: {reason}\n")
+
+
+def set_up(directory: Path, *, log_format: str, level: str) -> Path:
+    """Send all log lines to DIRECTORY/swarm-node.log, our errors to stderr too. Returns the file's path."""
+    path = directory / "swarm-node.log"
+    with explained("write the log"):
+        file = _File(path, maxBytes=MAX_FILE_BYTES, backupCount=NUM_OLD_FILES, encoding="utf-8", errors="replace")
+    terminal = logging.StreamHandler(sys.stderr)
+    terminal.setLevel(logging.ERROR)
+    terminal.addFilter(lambda record: record.name.split(".")[0] in OURS)
+    formatter = JsonFormatter() if log_format == "json" else _human()
+    terminal.setFormatter(formatter if log_format == "json" else logging.Formatter("%(levelname)s: %(message)s"))
+    file.setFormatter(formatter)
+    root = logging.getLogger()
+    for old in [handler for handler in root.handlers if getattr(handler, _MARK, False)]:
+        root.removeHandler(old)
+        old.close()
+    for handler in (file, terminal):
+        setattr(handler, _MARK, True)
+        root.addHandler(handler)
+    root.setLevel(logging.WARNING)
+    for name in OURS:
+        logging.getLogger(name).setLevel(level.upper())
+    logging.captureWarnings(capture=True)
+    return path
+
+
+def quieten_imports() -> None:
+    """Tell libraries that are not yet imported to leave the terminal alone. What the user has set stays."""
+    # gRPC's fork handlers complain whenever libp2p's daemon is started; transformers shows bars for reading and writing
+    for variable, value in (("GRPC_ENABLE_FORK_SUPPORT", "0"), ("HF_HUB_DISABLE_PROGRESS_BARS", "1")):
+        os.environ.setdefault(variable, value)
+    # transformers imports torchao where it is installed, and that logs each kernel that is for another machine
+    for name in ("torchao", "torch.utils._pytree"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def quieten_libraries() -> None:
+    """Take the terminal from libraries that grabbed it when they were imported."""
+    for name in ("transformers", "uvicorn"):
+        library = logging.getLogger(name)
+        library.handlers.clear()
+        library.propagate = True
+
+
+def keep_traceback(error: BaseException) -> Path:
+    """Write where `error` came from to the log file, or to a temporary one if there is none yet. Returns its path."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, _File):
+            record = logging.LogRecord("swarm_node", logging.ERROR, __file__, 0, "unexpected error", None, _info(error))
+            handler.handle(record)
+            return Path(handler.baseFilename)
+    descriptor, path = tempfile.mkstemp(prefix="swarm-node-", suffix=".log", text=True)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        traceback.print_exception(error, file=file)
+    return Path(path)
+
+
+def _info(error: BaseException) -> tuple[type[BaseException], BaseException, types.TracebackType | None]:
+    return type(error), error, error.__traceback__
+
+
+def _human() -> logging.Formatter:
+    formatter = logging.Formatter("%(asctime)s.%(msecs)03dZ %(levelname)-7s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S")
+    formatter.converter = time.gmtime
+    return formatter
+
+
+EXIT_FAILURE = 1
+EXIT_BUG = 70
+
+
+def told(error: Exception) -> SwarmError:
+    """`error` as something a person can act on; the traceback of a bug is kept in a file that the line names."""
+    if isinstance(error, SwarmError):
+        return error
+    readable = explain(error, "use", option="") if isinstance(error, OSError) else None
+    if readable is not None:
+        return readable
+    path = keep_traceback(error)
+    return SwarmError(
+        f"unexpected {type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason given'}",
+        remedy=f"this is a bug; please report it with {path}",
+    )
+
+
+def exit_code(error: Exception) -> int:
+    return EXIT_FAILURE if isinstance(error, SwarmError | OSError) else EXIT_BUG

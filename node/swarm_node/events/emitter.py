@@ -1,0 +1,208 @@
+"""Prints what a node is doing: JSON lines for programs on stdout, short lines for people on stderr.
+
+`swarm_node.events.event_contract` has the names and fields. The command creates one `Emitter` and hands it down. Any
+task or thread may call it, because a line is written in one piece. `LiveLine` draws the status line of a terminal.
+"""
+
+from __future__ import annotations
+
+import json as json_module
+import logging
+import math
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TextIO
+
+from swarm_protocol.errors import SwarmError
+
+from swarm_node.formatting import clean, progress
+
+logger = logging.getLogger(__name__)
+
+_MARKS = {"ready": "●", "serving": "●", "training": "●", "warning": "!", "draining": "○", "stopped": "○"}
+
+
+Listener = Callable[[str, Mapping[str, object]], None]
+"""`listener(event, fields)`. Must neither block nor raise."""
+
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
+_TOLD_AGAIN = frozenset(10**power for power in range(1, 10))
+
+
+@dataclass(frozen=True, slots=True)
+class _Complaint:
+    """What was last complained of, its numbers aside, and how often in a row."""
+
+    reason: str
+    number: int
+
+
+class Emitter:
+    """With `json` people's lines stay on stderr, and programs read stdout. Without, stdout stays empty."""
+
+    def __init__(self, *, json: bool, out: TextIO | None = None, err: TextIO | None = None) -> None:
+        self.json = json
+        self._out = out or sys.stdout
+        self._err = err or sys.stderr
+        self._line = LiveLine(self._err)
+        self._complaints: dict[str, _Complaint] = {}
+        self._listeners: list[Listener] = []
+
+    @contextmanager
+    def also(self, listener: Listener) -> Iterator[None]:
+        """Within this, `listener` hears of each event as well."""
+        self._listeners.append(listener)
+        try:
+            yield
+        finally:
+            self._listeners.remove(listener)
+
+    def emit(self, event: str, **fields: object) -> None:
+        """Print one event of the contract. AssertionError if it is not in the contract."""
+        line = {"event": event, "time": round(time.time(), 3)} | {name: _plain(v) for name, v in fields.items()}
+        found = event_contract.problems(line)
+        assert not found, "; ".join(found)
+        logger.debug("%s %s", event, fields)
+        for listener in tuple(self._listeners):
+            listener(event, fields)
+        if self.json:
+            self._print(json_module.dumps(line, allow_nan=False), self._out)
+        if event == "stopped":
+            self._guarded(self._line.end)
+        spec, text = event_contract.EVENTS[event], _text(event, fields)
+        if spec.complaint:
+            text = self._counted(event, str(fields[spec.complaint]), text)
+        if text and spec.live:
+            self.status(event, text)
+        elif text:
+            self._print(text, self._err)
+
+    def error(self, error: SwarmError) -> None:
+        """One `error: …` line and, below it, the remedy."""
+        text = f"error: {error.message}"
+        self._print(f"{text}\n  → {error.remedy}" if error.remedy else text, self._err)
+        self.emit("error", message=error.message, remedy=error.remedy)
+
+    def status(self, kind: str, text: str) -> None:
+        """How it goes: the line at the foot of a terminal, or a line now and then for each `kind`."""
+        self._guarded(lambda: self._line.show(kind, text))
+
+    def say(self, text: str) -> None:
+        """A line for people that programs have no use for."""
+        self._print(text, self._err)
+
+    def result(self, text: str) -> None:
+        """What a person asked for: on stdout, unless that is the programs'."""
+        self._print(text, self._err if self.json else self._out)
+
+    def _counted(self, event: str, reason: str, text: str) -> str:
+        """`text`, but for a complaint that was the last of its kind too: then it is told the 10th, 100th… time."""
+        same = _NUMBER.sub("#", reason)  # what only differs in a number is the same to whoever reads it
+        last = self._complaints.get(event)
+        number = last.number + 1 if last and last.reason == same else 1
+        self._complaints[event] = _Complaint(same, number)
+        if number == 1:
+            return text
+        return f"{text} ({number} times by now)" if number in _TOLD_AGAIN else ""
+
+    def _print(self, text: str, stream: TextIO) -> None:
+        self._guarded(lambda: self._line.above(text) if stream is self._err else _write(stream, text))
+
+    def _guarded(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except OSError as error:
+            # the reader went away (a closed pipe, a full disk); a daemon goes on without it
+            logger.warning("output is lost: %s", error)
+
+
+def _write(stream: TextIO, text: str) -> None:
+    stream.write(text + "\n")
+    stream.flush()
+
+
+def _plain(value: object) -> object:
+    """`value` as JSON can hold it: tuples become lists, non-finite numbers null."""
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return {str(name): _plain(item) for name, item in value.items()}
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def _text(event: str, fields: Mapping[str, object]) -> str:
+    template = event_contract.EVENTS[event].text
+    if not template:
+        return ""
+    known: dict[str, object] = dict(fields)
+    known |= {f"num_{name}": len(v) for name, v in fields.items() if isinstance(v, list | tuple)}
+    known |= {name: math.nan for name, v in fields.items() if v is None}
+    if event == "downloading":
+        known["bar"] = progress(int(str(fields["num_bytes"])), int(str(fields["total_bytes"])))
+    text = template.format_map(known)
+    if event == "warning" and fields.get("remedy"):
+        text += f"\n  → {fields['remedy']}"
+    mark = _MARKS.get(event)
+    return f"{mark} {text}" if mark else text
+
+
+EVERY_S = 60.0
+"""Between two lines of the same kind where there is no terminal."""
+
+WIPE = "\r\x1b[K"
+
+
+class LiveLine:
+    """Writes to `stream`. What the stream raises goes to the caller."""
+
+    def __init__(self, stream: TextIO, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream = stream
+        self._clock = clock
+        self._is_terminal = stream.isatty() and os.environ.get("TERM") != "dumb"
+        self._shown = ""
+        self._due_s: dict[str, float] = {}
+        self._lock = threading.Lock()
+
+    def show(self, kind: str, text: str) -> None:
+        """`text` takes the place of the one before; without a terminal it is printed if its `kind` is due."""
+        with self._lock:
+            if self._is_terminal:
+                self._shown = text
+                self._write(self._drawn())
+            elif self._clock() >= self._due_s.get(kind, 0.0):
+                self._due_s[kind] = self._clock() + EVERY_S
+                self._write(text + "\n")
+
+    def above(self, text: str) -> None:
+        """A line that stays."""
+        with self._lock:
+            self._write(f"{WIPE}{text}\n{self._drawn()}" if self._shown else text + "\n")
+
+    def end(self) -> None:
+        """Nothing goes on any more that it could tell of."""
+        with self._lock:
+            if self._shown:
+                self._shown = ""
+                self._write(WIPE)
+
+    def _drawn(self) -> str:
+        # the cursor waits at the line's beginning, so that whatever else writes here does not go on behind it
+        return f"{WIPE}{clean(self._shown, self._width() - 1)}\r"
+
+    def _width(self) -> int:
+        try:
+            return os.get_terminal_size(self._stream.fileno()).columns or 80
+        except OSError:
+            return 80
+
+    def _write(self, text: str) -> None:
+        self._stream.write(text)
+        self._stream.flush()

@@ -1,0 +1,99 @@
+"""Writes how a run goes as TensorBoard's event files, from the events that the node emits (`--tensorboard DIR`).
+
+The files lie in DIR/RUN/NAME, so that several members and several runs are told apart. torch's writer queues and writes
+in a thread of its own; what the disk refuses costs a warning and the rest of the curves, not the training.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from swarm_protocol.errors import ConfigError
+
+from swarm_node.events.emitter import Emitter
+from swarm_node.storage.home import explained
+
+FLUSH_S = 5
+"""How old what the files show may be."""
+
+SCALARS: Mapping[str, Mapping[str, str]] = {
+    "outer_step": {
+        "loss": "loss/training",
+        "tokens_per_s": "speed/tokens_per_s",
+        "num_tokens": "round/tokens",
+        "group": "round/members",
+        "seconds": "round/seconds",
+        "round_s": "round/seconds_after_interval",
+        "bytes_sent": "round/bytes_sent",
+    },
+    "committed": {
+        "loss": "loss/training",
+        "tokens_per_s": "speed/tokens_per_s",
+        "num_tokens": "round/tokens",
+        "group": "round/members",
+    },
+    "interval": {"loss": "loss/training_here"},
+    "validated": {"loss": "loss/validation"},
+    "round_aborted": {"attempt": "round/aborted_attempt"},
+}
+"""By event and field the curve that the field's values make; of a list, its length. The axis is the outer step."""
+
+
+@contextmanager
+def recorded(emitter: Emitter, folder: Path | None, run_id: str, name: str) -> Iterator[None]:
+    """Within this, what `emitter` emits is also written below `folder`; nothing is if that is None.
+
+    Raises ConfigError if it cannot be.
+    """
+    if folder is None:
+        yield
+        return
+    try:
+        from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415 - an extra, and a second
+    except ImportError as error:
+        raise ConfigError(
+            "--tensorboard needs the tensorboard library", remedy="pip install 'swarm-node[tensorboard]'"
+        ) from error
+    with explained("write TensorBoard's files", option="--tensorboard"):
+        writer = SummaryWriter(str(folder / run_id / name.replace("/", "-")), flush_secs=FLUSH_S)
+    curves = _Curves(writer, emitter)
+    try:
+        with emitter.also(curves.take):
+            yield
+    finally:
+        curves.close()
+
+
+class _Curves:
+    def __init__(self, writer: Any, emitter: Emitter) -> None:
+        self._writer: Any = writer
+        self._emitter = emitter
+
+    def take(self, event: str, fields: Mapping[str, object]) -> None:
+        step = fields.get("step")
+        if event not in SCALARS or not isinstance(step, int) or self._writer is None:
+            return
+        try:
+            for field, tag in SCALARS[event].items():
+                value = fields[field]
+                number = len(value) if isinstance(value, list | tuple) else value
+                if isinstance(number, int | float) and math.isfinite(number):
+                    self._writer.add_scalar(tag, number, step)
+        except OSError as error:
+            self._fail(error)
+
+    def close(self) -> None:
+        try:
+            if self._writer is not None:
+                self._writer.close()
+        except OSError as error:
+            self._fail(error)
+
+    def _fail(self, error: OSError) -> None:
+        self._writer = None
+        message = f"TensorBoard's files are written no more: {error.strerror or error}"
+        self._emitter.emit("warning", message=message, remedy="free space there, or name another --tensorboard")

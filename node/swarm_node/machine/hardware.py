@@ -1,0 +1,165 @@
+"""The machine: its device, cores, speeds and memory, and the share of the memory that serving may use.
+
+A node that computes is examined by `swarm_node.machine.probe`, which imports torch. A node that does not is described
+by `survey`. Nothing here imports torch.
+
+The constants were measured on Linux with a 44M Llama: Python, torch, transformers, numba and libp2p hold about 560 MiB
+before the first weight is loaded; loading, computing and answering take up to 85 MiB beside weights and cache
+(`bench/test_bench_serving_memory.py`).
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+from swarm_protocol import limits
+from swarm_protocol.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speeds:
+    """Tokens a second through the reference block; 0 where not measured."""
+
+    prefill_tokens_per_s: float = 0.0
+    decode_tokens_per_s: float = 0.0
+    training_tokens_per_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for value in (self.prefill_tokens_per_s, self.decode_tokens_per_s, self.training_tokens_per_s):
+            if not (isinstance(value, int | float) and 0 <= value <= limits.MAX_TOKENS_PER_S):
+                raise ValueError(f"{value!r} is not a speed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """`device` is torch's name for it (`cpu`, `cuda`, `mps`), `device_name` the maker's."""
+
+    device: str
+    device_name: str
+    num_cores: int
+    memory_bytes: int
+    free_memory_bytes: int
+    read_memory: Callable[[], tuple[int, int]] = field(repr=False, compare=False)
+    """Free and total bytes as of now."""
+
+    speeds: Speeds
+
+    @classmethod
+    def of(cls, device: str, name: str, read_memory: Callable[[], tuple[int, int]], speeds: Speeds) -> Hardware:
+        free_bytes, total_bytes = read_memory()
+        return cls(
+            device=device,
+            device_name=name[: limits.MAX_DEVICE_CHARS],
+            num_cores=psutil.cpu_count(logical=False) or os.cpu_count() or 1,
+            memory_bytes=total_bytes,
+            free_memory_bytes=free_bytes,
+            read_memory=read_memory,
+            speeds=speeds,
+        )
+
+    def __str__(self) -> str:
+        memory = f"{self.free_memory_bytes / 2**30:.1f} of {self.memory_bytes / 2**30:.1f} GiB free"
+        speeds = self.speeds
+        if not speeds.prefill_tokens_per_s:
+            return f"{self.device_name}, {self.num_cores} cores, {memory}, speed not measured"
+        return (
+            f"{self.device_name}, {self.num_cores} cores, {memory}; tokens/s through one block: "
+            f"{speeds.prefill_tokens_per_s:.0f} prefill, {speeds.decode_tokens_per_s:.0f} decode, "
+            f"{speeds.training_tokens_per_s:.0f} training"
+        )
+
+
+def survey() -> Hardware:
+    """The processor and its memory. Blocks for a moment."""
+    return Hardware.of("cpu", cpu_name(), machine_memory, Speeds())
+
+
+def cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names and names[0].isprintable() else platform.processor() or platform.machine() or "CPU"
+
+
+def machine_memory() -> tuple[int, int]:
+    """Free and total bytes. A container's own limit counts, where there is one."""
+    found = psutil.virtual_memory()
+    limit = _container_limit()
+    if limit is None:
+        return found.available, found.total
+    limit_bytes, used_bytes = limit
+    return min(found.available, max(0, limit_bytes - used_bytes)), min(found.total, limit_bytes)
+
+
+def _container_limit() -> tuple[int, int] | None:
+    """The memory limit and use of our cgroup (version 2), in bytes."""
+    root = Path("/sys/fs/cgroup")
+    try:
+        return int((root / "memory.max").read_text()), int((root / "memory.current").read_text())
+    except (OSError, ValueError):  # no such file, or "max"
+        return None
+
+
+WORKING_BYTES = 96 * 2**20
+"""For loading, for what a step computes and for what libraries keep, beside the share that grows with the model."""
+
+PROCESS_BYTES = 560 * 2**20
+"""Of a node that has not started yet: Python, torch, transformers, numba and libp2p."""
+
+TOLD_SHARE = 0.9  # of what the owner allowed and the process does not hold yet; the rest is for activations
+FREE_SHARE = 0.8  # of what is free, where the owner said nothing; the rest is also for the machine's owner
+MAX_CACHE_BYTES = 4 * 2**30  # where nobody said how much may be used
+MAX_WAITING_BYTES = 256 * 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """Bytes for weights and cache together, of these at most for the cache, and for what waits to be computed."""
+
+    model_bytes: int
+    cache_bytes: int
+    waiting_bytes: int = MAX_WAITING_BYTES
+
+
+def held_bytes() -> int:
+    """Resident bytes of this process and its children (the libp2p daemon)."""
+    process = psutil.Process()
+    total = 0
+    for part in (process, *process.children(recursive=True)):
+        try:
+            total += part.memory_info().rss
+        except psutil.NoSuchProcess:
+            continue  # it ended while we were counting
+    return total
+
+
+def share_of_free(free_bytes: int) -> Share:
+    """Where the owner said nothing."""
+    model_bytes = int(free_bytes * FREE_SHARE)
+    return Share(model_bytes=model_bytes, cache_bytes=max(1, min(model_bytes, MAX_CACHE_BYTES)))
+
+
+def share_of_told(told_bytes: int, held: int) -> Share:
+    """`held` of what was told is in use already. Raises ConfigError if that leaves nothing to serve with."""
+    left_bytes = int((told_bytes - held) * TOLD_SHARE)
+    model_bytes = left_bytes - WORKING_BYTES
+    waiting_bytes = min(MAX_WAITING_BYTES, max(limits.MAX_MESSAGE_BYTES, (told_bytes - held - left_bytes) // 2))
+    if model_bytes <= 0:
+        raise ConfigError(
+            f"of {told_bytes // 2**20} MiB of memory the node itself takes {held // 2**20} MiB and needs "
+            f"{WORKING_BYTES // 2**20} MiB to work with; nothing is left for a model",
+            remedy="allow more with --max-memory",
+        )
+    return Share(model_bytes=model_bytes, cache_bytes=model_bytes, waiting_bytes=waiting_bytes)
+
+
+def told_for(model_bytes: int) -> int:
+    """What has to be allowed so that a node that starts has so much for a model: the reverse of `share_of_told`."""
+    return int((model_bytes + WORKING_BYTES) / TOLD_SHARE) + PROCESS_BYTES + 1

@@ -1,0 +1,191 @@
+"""Determines what this machine computes with, and measures how fast.
+
+A speed is in tokens per second through one real transformer block: a Llama block of a fixed size in fp32, so that the
+figures of different nodes are comparable. Planners scale them to a real model. Speeds are cached in the home for the
+same device, library versions and number of threads; `swarm_node.machine.measuring` has them measured again later.
+Memory is read anew each time.
+
+Imports torch, which takes seconds. All functions block; the caller runs them off its event loop.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import platform
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+
+import torch
+from swarm_protocol.errors import ConfigError
+
+from swarm_node.machine.hardware import Hardware, Speeds, cpu_name, machine_memory
+
+# one block of about 5M parameters: large enough to be compute-bound, small enough to be measured in a moment
+HIDDEN, HEADS, INTERMEDIATE = 512, 8, 1376
+PREFILL_TOKENS = 128
+TRAINING_ROWS, TRAINING_TOKENS = 2, 128
+BUDGET_S = 0.4  # for each of the three figures
+
+
+def measure(device: str) -> Speeds:
+    """Run the reference block on torch's `device`; about 1.5 s in all."""
+    # it takes a second to import, which most starts can save: their speeds are remembered
+    from transformers import DynamicCache, LlamaConfig, LlamaModel  # noqa: PLC0415
+
+    config = LlamaConfig(
+        vocab_size=8,
+        hidden_size=HIDDEN,
+        intermediate_size=INTERMEDIATE,
+        num_hidden_layers=1,
+        num_attention_heads=HEADS,
+        num_key_value_heads=HEADS,
+        max_position_embeddings=2**16,
+    )
+    model = LlamaModel(config).to(device)
+    prompt_BTD = torch.zeros(1, PREFILL_TOKENS, HIDDEN, device=device)
+    batch_BTD = torch.randn(TRAINING_ROWS, TRAINING_TOKENS, HIDDEN, device=device)
+    cache = DynamicCache(config=config)
+
+    def prefill() -> None:
+        with torch.inference_mode():
+            model(inputs_embeds=prompt_BTD, use_cache=False)
+
+    def decode() -> None:
+        with torch.inference_mode():
+            model(inputs_embeds=prompt_BTD[:, :1], past_key_values=cache, use_cache=True)
+
+    def train() -> None:
+        model(inputs_embeds=batch_BTD, use_cache=False).last_hidden_state.square().mean().backward()
+
+    def finished() -> None:
+        if device == "cuda":
+            torch.cuda.synchronize()
+        elif device == "mps":
+            torch.mps.synchronize()
+
+    return Speeds(
+        prefill_tokens_per_s=PREFILL_TOKENS / _best_s(prefill, finished),
+        decode_tokens_per_s=1 / _best_s(decode, finished),
+        training_tokens_per_s=TRAINING_ROWS * TRAINING_TOKENS / _best_s(train, finished),
+    )
+
+
+def _best_s(run: Callable[[], None], finished: Callable[[], None]) -> float:
+    """Seconds of the fastest `run` within BUDGET_S, after one to warm up: the slower ones shared the machine."""
+    run()
+    finished()
+    best_s = float("inf")
+    until = time.perf_counter() + BUDGET_S
+    while time.perf_counter() < until or best_s == float("inf"):
+        start = time.perf_counter()
+        run()
+        finished()
+        best_s = min(best_s, time.perf_counter() - start)
+    return best_s
+
+
+logger = logging.getLogger(__name__)
+
+
+def examine(device: str, cache: Path, *, probe: str, threads: int) -> Hardware:
+    """Look at the machine. `probe`: `auto` uses what the directory `cache` remembers, `fresh` measures, `off` does not.
+
+    Raises ConfigError if `device` is not there.
+    """
+    if threads:
+        torch.set_num_threads(threads)
+    chosen = choose_device(device)
+    name = device_name(chosen)
+    return Hardware.of(
+        chosen,
+        name,
+        partial(memory, chosen),
+        speeds=Speeds() if probe == "off" else _remembered(chosen, name, cache / "probe.json", fresh=probe == "fresh"),
+    )
+
+
+def choose_device(wanted: str) -> str:
+    """`auto` is the first of CUDA (which ROCm builds also answer to), MPS and CPU that is there."""
+    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if wanted == "auto":
+        return next(name for name, is_there in there.items() if is_there)
+    if not there[wanted]:
+        found = " or ".join(name for name, is_there in there.items() if is_there)
+        raise ConfigError(
+            f"there is no {wanted} device that torch {torch.__version__} can use", remedy=f"give --device {found}"
+        )
+    return wanted
+
+
+def device_name(device: str) -> str:
+    if device == "cuda":
+        return f"{'ROCm' if torch.version.hip else 'CUDA'} {torch.cuda.get_device_name()}"
+    if device == "mps":
+        return f"MPS {platform.machine()}"
+    return cpu_name()
+
+
+def memory(device: str) -> tuple[int, int]:
+    """Free and total bytes of where `device` computes."""
+    if device == "cuda":
+        free_bytes, total_bytes = torch.cuda.mem_get_info()
+        return free_bytes, total_bytes
+    return machine_memory()
+
+
+def measure_again(device: str, cache: Path, threads: int) -> Speeds:
+    """The better figures of those in `cache` and of a new measurement, kept there: other work only makes them worse."""
+    if threads:
+        torch.set_num_threads(threads)
+    path, key = cache / "probe.json", _key(device, device_name(device))
+    known, found = _read(path, key), measure(device)
+    best = (
+        Speeds(**{name: max(value, asdict(known)[name]) for name, value in asdict(found).items()}) if known else found
+    )
+    _write(path, key, best)
+    return best
+
+
+def main() -> None:
+    """`measure_again` as a process of its own: device, cache and threads are its arguments, JSON is its answer."""
+    device, cache, threads = sys.argv[1:]
+    sys.stdout.write(json.dumps(asdict(measure_again(device, Path(cache), int(threads)))))
+
+
+def _remembered(device: str, name: str, path: Path, *, fresh: bool) -> Speeds:
+    key = _key(device, name)
+    if not fresh and (speeds := _read(path, key)) is not None:
+        measured = time.strftime("%Y-%m-%d %H:%M", time.localtime(path.stat().st_mtime))
+        logger.info("speeds are those measured on %s; --probe fresh measures again", measured)
+        return speeds
+    speeds = measure(device)
+    _write(path, key, speeds)
+    return speeds
+
+
+def _key(device: str, name: str) -> str:
+    versions = f"torch {torch.__version__} transformers {metadata.version('transformers')}"
+    return f"{device} {name} {versions} threads {torch.get_num_threads()}"
+
+
+def _read(path: Path, key: str) -> Speeds | None:
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        return Speeds(**kept["speeds"]) if kept["key"] == key else None
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        logger.warning("the remembered speeds in %s are unusable, measuring again: %s", path, error)
+        return None
+
+
+def _write(path: Path, key: str, speeds: Speeds) -> None:
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps({"key": key, "speeds": asdict(speeds)}), encoding="utf-8")
+    part.replace(path)

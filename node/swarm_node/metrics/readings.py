@@ -1,0 +1,175 @@
+"""Fills the metrics of a node, of its network, of a model server and of a member of a run.
+
+Most values are read at the moment of a scrape (`read_…`). `ServerMetrics` counts each step and `TrainerMetrics` each
+event.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import psutil
+from swarm.network.libp2p.libp2p_network import Libp2pNetwork
+from swarm.network.traffic import PEER_CLASSES
+from swarm.training.member.trainer_events import (
+    IntervalDone,
+    IntervalFailed,
+    OuterStep,
+    RoundAborted,
+    StateFetched,
+    TrainingEvent,
+    Validated,
+)
+from swarm_protocol.records import RoundReport
+from swarm_protocol.version import software_version
+
+from swarm_node.metrics.metric_registry import Reading, Registry
+
+if TYPE_CHECKING:
+    # these import torch, which a node that neither serves nor trains must not load
+    from swarm.serving.server.span_volunteer import Volunteer
+    from swarm.training.member.trainer import RunMember
+
+    from swarm_node.node import Node
+
+STATES = ("starting", "seeding", "idle", "training", "serving", "gateway", "dashboard", "draining")
+
+
+def read_node(node: Node) -> Iterator[Reading]:
+    network = node.network
+    about = {"version": software_version(), "network_id": network.network_id, "peer_id": network.peer_id}
+    yield Reading("swarm_node_info", 1, about)
+    yield Reading("swarm_node_num_peers", node.num_peers)
+    yield Reading("swarm_node_start_time_seconds", node.started_at)
+    state = "draining" if node.departure.leaving.is_set() else node.activity.state
+    for each in (*STATES, "other"):
+        yield Reading("swarm_node_state", each == (state if state in STATES else "other"), {"state": each})
+    rtts_s = node.membership.all_known_rtts_s()
+    for stat, of in (("min", min), ("median", statistics.median), ("max", max)):
+        if rtts_s:
+            yield Reading("swarm_peer_rtt_seconds", of(rtts_s), {"stat": stat})
+    counters = node.membership.counters
+    yield Reading("swarm_membership_publish_failures_total", counters.num_publish_failures)
+    yield Reading("swarm_membership_records_malformed_total", counters.num_malformed)
+    yield Reading("swarm_membership_records_dropped_total", counters.num_dropped)
+
+
+def read_network(network: Libp2pNetwork) -> Iterator[Reading]:
+    traffic, dht, relay = network.traffic, network.dht_counts, network.relay_counts
+    for peer_class in PEER_CLASSES:
+        peer = {"peer": str(peer_class)}
+        yield Reading("swarm_network_sent_bytes_total", traffic.sent_bytes[peer_class], peer)
+        yield Reading("swarm_network_received_bytes_total", traffic.received_bytes[peer_class], peer)
+        yield Reading("swarm_network_num_connected_peers", traffic.num_connected[peer_class], peer)
+    yield Reading("swarm_dht_num_records", dht.num_records)
+    yield Reading("swarm_dht_num_peers", dht.num_peers)
+    yield Reading("swarm_dht_records_refused_total", dht.num_refused)
+    yield Reading("swarm_relay_num_reservations", relay.reservations)
+    yield Reading("swarm_relay_num_circuits", relay.circuits)
+    yield Reading("swarm_relay_bytes_total", relay.relayed_bytes)
+    for reason, number in (("refused", relay.num_refused), ("failed", relay.num_failed), ("idle", relay.num_idle)):
+        yield Reading("swarm_relay_refusals_total", number, {"reason": reason})
+    with suppress(psutil.Error):  # it has just ended, and so will we
+        yield Reading("swarm_libp2p_memory_bytes", psutil.Process(network.daemon_pid).memory_info().rss)
+
+
+class ServerMetrics:
+    """Give `step` to the server as its options' `on_step`. One at a time in a registry, made once."""
+
+    def __init__(self, registry: Registry) -> None:
+        seconds = registry.histogram("swarm_server_step_seconds")
+        self._prompt_tokens = registry.counter("swarm_server_prompt_tokens_total")
+        self._generation_tokens = registry.counter("swarm_server_generation_tokens_total")
+        # found here and not at each step, which would cost more than all else
+        self._prompt = [seconds.labels(phase, "prompt") for phase in ("compute", "queue")]
+        self._generation = [seconds.labels(phase, "generation") for phase in ("compute", "queue")]
+
+    def step(self, num_positions: int, compute_ms: float, queue_ms: float) -> None:
+        if num_positions == 1:
+            self._generation_tokens.inc()
+            compute, queue = self._generation
+        else:
+            self._prompt_tokens.inc(num_positions)
+            compute, queue = self._prompt
+        compute.observe(compute_ms / 1000)
+        queue.observe(queue_ms / 1000)
+
+
+def read_server(volunteer: Volunteer) -> Iterator[Reading]:
+    """Nothing before the first blocks are served, nor while they are exchanged for others."""
+    yield Reading("swarm_server_move_failures_total", volunteer.num_failed_moves)
+    server = volunteer.server
+    if server is None:
+        return
+    for reason, number in server.lanes.num_refused.items():
+        yield Reading("swarm_server_refusals_total", number, {"reason": reason})
+    yield Reading("swarm_server_num_sessions", len(server.sessions))
+    yield Reading("swarm_server_num_lanes", server.lanes.num_lanes)
+    yield Reading("swarm_server_backlog_bytes", server.lanes.backlog.num_bytes)
+    yield Reading("swarm_server_start_block", server.start_block)
+    yield Reading("swarm_server_end_block", server.end_block)
+    load = server.load
+    yield Reading("swarm_server_num_requests_running", load.num_running)
+    yield Reading("swarm_server_num_requests_waiting", load.num_waiting)
+    yield Reading("swarm_server_kv_cache_usage_perc", load.cache_usage)
+
+
+class TrainerMetrics:
+    """Give it every event of the trainer. One in a registry."""
+
+    def __init__(self, registry: Registry, num_outer_steps: int) -> None:
+        self._outer_step = registry.gauge("swarm_trainer_outer_step")
+        self._loss = registry.gauge("swarm_trainer_loss")
+        self._validation_loss = registry.gauge("swarm_trainer_validation_loss")
+        self._group_size = registry.gauge("swarm_trainer_group_size")
+        self._tokens_per_s = registry.gauge("swarm_trainer_tokens_per_second")
+        self._tokens = registry.counter("swarm_trainer_tokens_total")
+        rounds = registry.counter("swarm_trainer_rounds_total")
+        self._committed, self._aborted = rounds.labels("committed"), rounds.labels("aborted")
+        self._failed = registry.counter("swarm_trainer_intervals_failed_total")
+        self._step_s = registry.histogram("swarm_trainer_outer_step_seconds")
+        self._phase_s = registry.histogram("swarm_trainer_phase_seconds")
+        self._refusals = registry.counter("swarm_trainer_refusals_total")
+        self._sent = registry.counter("swarm_trainer_sent_bytes_total")
+        self._fetched = registry.counter("swarm_trainer_fetched_bytes_total")
+        registry.gauge("swarm_trainer_num_outer_steps").set(num_outer_steps)
+
+    def tell(self, event: TrainingEvent) -> None:
+        match event:
+            case IntervalDone():
+                self._tokens.inc(event.num_tokens)
+                self._tokens_per_s.set(event.tokens_per_s)
+            case IntervalFailed():
+                self._failed.inc()
+            case RoundAborted():
+                self._aborted.inc()
+            case StateFetched():
+                self._outer_step.set(event.step)
+                self._fetched.inc(event.num_bytes)
+            case Validated():
+                self._validation_loss.set(event.loss)
+            case OuterStep():
+                self._commit(event)
+            case _:
+                pass
+
+    def report(self, report: RoundReport) -> None:
+        """What the member measured of a committed round."""
+        for phase, seconds in report.phases_s.items():
+            self._phase_s.labels(phase).observe(seconds)
+        self._refusals.inc(len(report.refused))
+
+    def _commit(self, event: OuterStep) -> None:
+        self._committed.inc()
+        self._outer_step.set(event.step)
+        self._loss.set(event.loss)
+        self._group_size.set(len(event.group))
+        self._sent.inc(event.bytes_sent)
+        self._step_s.observe(event.seconds)
+
+
+def read_trainer(trainer: RunMember) -> Iterator[Reading]:
+    yield Reading("swarm_trainer_digest_mismatches_total", trainer.num_mismatches)

@@ -1,0 +1,59 @@
+"""Joins a network for a short while, as a host of its own with a temporary identity: also beside a running daemon."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+from swarm.network.libp2p.libp2p_network import Libp2pNetwork, Libp2pOptions
+from swarm.network.membership import Membership
+from swarm.temporary_folder import temporary_folder
+from swarm_protocol.errors import PeerTimeout
+from swarm_protocol.identity import Identity
+
+from swarm_node.settings.config import Config
+
+T = TypeVar("T")
+
+LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
+FIND_S = 20.0
+"""Members that are alive are seen within a second or two."""
+POLL_S = 1.0
+
+
+@asynccontextmanager
+async def visiting(
+    config: Config, *, listen: tuple[str, ...] = LOOPBACK, announce: tuple[str, ...] = ()
+) -> AsyncIterator[tuple[Libp2pNetwork, Membership]]:
+    """Join the network of `config` through its peers. Raises StartError or PeerError."""
+    with temporary_folder("visit") as folder:
+        identity = folder / "identity.key"
+        Identity.generate().save(identity)
+        options = Libp2pOptions(
+            identity_path=identity,
+            network_id=config.network_id,
+            peers=config.peers,
+            listen=listen,
+            announce=announce,
+        )
+        network = await Libp2pNetwork.create(options)
+        try:
+            async with Membership(network) as membership:
+                yield network, membership
+        finally:
+            await network.close()
+
+
+async def retried(look_up: Callable[[], Awaitable[T]]) -> T:
+    """Return the result of `look_up`, which is repeated while it raises PeerTimeout, for at most FIND_S."""
+    loop = asyncio.get_running_loop()
+    until_s = loop.time() + FIND_S
+    while True:
+        try:
+            return await look_up()
+        except PeerTimeout:
+            if loop.time() > until_s:
+                raise
+        await asyncio.sleep(POLL_S)

@@ -1,0 +1,216 @@
+"""Volunteers without a given task: `Helper` looks for work that the network lacks, `StandBy` takes none.
+
+`needs` ranks what the network lacks, thinnest first: models by the servers of their least served block, runs by their
+members. It follows from signed records, which only say what their peers claim; `swarm_node.roles.volunteer.prepared`
+checks a need before it becomes work. Work that cannot be taken here is left alone for a while, with the reason. The
+role's task owns everything. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import accumulate
+
+from swarm.network.multiaddr import is_loopback
+from swarm_protocol.errors import SwarmError
+from swarm_protocol.records import ServeRecord, TrainerRecord
+
+from swarm_node.dashboard.poller import Looking
+from swarm_node.dashboard.snapshot import Look
+from swarm_node.node import Node, RelayUse, RoleName
+from swarm_node.settings.config import Config
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelNeed:
+    """A model whose least served block has `num_helpers` servers. `revision` is the one that most servers have;
+    `sources` are the hub commits that these servers name, the most named first."""
+
+    name: str
+    revision: str
+    sources: tuple[str, ...]
+    num_helpers: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunNeed:
+    """A run with `num_helpers` members that have not finished it."""
+
+    name: str
+    num_helpers: int
+    why: str
+
+
+Need = ModelNeed | RunNeed
+
+
+def needs(look: Look, me: str) -> list[Need]:
+    """What anyone could help with, thinnest first; of equals models, then by name. `me` counts for nothing."""
+    found: list[Need] = []
+    for name, servers in look.models.items():
+        found += _model_need(name, {peer: each for peer, each in servers.records.items() if peer != me})
+    for name, trainers in look.runs.items():
+        found += _run_need(name, {peer: each for peer, each in trainers.records.items() if peer != me})
+    return sorted(found, key=lambda need: (need.num_helpers, isinstance(need, RunNeed), need.name))
+
+
+def _model_need(name: str, servers: Mapping[str, ServeRecord]) -> Iterable[Need]:
+    there = [record for record in servers.values() if record.state != "draining"]
+    if not there:
+        return
+    (revision, num_blocks), _ = Counter((each.revision, each.num_blocks) for each in there).most_common(1)[0]
+    same = [each for each in there if (each.revision, each.num_blocks) == (revision, num_blocks)]
+    changes = [0] * (num_blocks + 1)
+    for record in same:
+        changes[record.start] += 1
+        changes[record.end] -= 1
+    counts = list(accumulate(changes[:-1]))
+    least = min(counts)
+    thin = sum(count == least for count in counts)
+    yield ModelNeed(
+        name=name,
+        revision=revision,
+        sources=tuple(source for source, _ in Counter(each.source for each in same if each.source).most_common()),
+        num_helpers=least,
+        why=f"{thin} of the {num_blocks} blocks of {name} {'has' if thin == 1 else 'have'} {_counted(least, 'server')}",
+    )
+
+
+def _run_need(name: str, trainers: Mapping[str, TrainerRecord]) -> Iterable[Need]:
+    active = [record for record in trainers.values() if record.state in {"joining", "training"}]
+    if active:
+        yield RunNeed(name=name, num_helpers=len(active), why=f"run {name} has {_counted(len(active), 'member')}")
+
+
+def _counted(count: int, what: str) -> str:
+    return f"no {what}" if not count else f"only {count} {what}{'' if count == 1 else 's'}"
+
+
+class StandBy:
+    """A role that ends only when told to."""
+
+    name: RoleName = "volunteer"
+    num_steps = 2
+
+    def __init__(self, config: Config) -> None:
+        self.computes = config.device != "cpu" or config.probe != "off"
+
+    def relay(self, config: Config) -> RelayUse:
+        return relay_use(config)
+
+    async def run(self, node: Node) -> None:
+        node.activity.state = "idle"
+        node.steps.done("takes", f"no work: as told by {node.config.origin('take')}")
+        node.steps.done("standing by", "join again without it, or with --run RUN to train or --model MODEL to serve")
+        await node.departure.leaving.wait()
+
+
+def relay_use(config: Config) -> RelayUse:
+    """Unless told, a relay is used where a peer beyond this machine could be one and nobody else's way is open."""
+    if config.relay != "auto":
+        return "use" if config.relay == "use" else "none"
+    is_local = all(map(is_loopback, config.peers))
+    return "none" if is_local or config.announce else "use"
+
+
+LOOK_S = 5.0
+"""Between looks while there is nothing to do: records are renewed every 30 s."""
+RETRY_S = 300.0
+"""How long work that could not be taken is left alone."""
+MAX_LEFT_ALONE = 256
+"""Names of such work that are remembered: anyone can make up more."""
+MAX_TOLD = 3
+"""Of these in one line, the newest."""
+
+
+@dataclass(frozen=True, slots=True)
+class _LeftAlone:
+    until: float
+    reason: str
+
+
+class Helper:
+    """A role that ends only when told to."""
+
+    name: RoleName = "volunteer"
+    num_steps = 5  # looks, then those of a volunteer with work
+
+    def __init__(self, config: Config) -> None:
+        self.computes = config.device != "cpu" or config.probe != "off"
+        self._left_alone: dict[str, _LeftAlone] = {}
+        self._told = ""
+        self._num_taken = 0
+
+    def relay(self, config: Config) -> RelayUse:
+        return relay_use(config)
+
+    async def run(self, node: Node) -> None:
+        looking = Looking(node.network, node.membership)
+        while not node.departure.leaving.is_set():
+            for need in await self._look(node, looking):
+                if await self._helped(node, need) or node.departure.leaving.is_set():
+                    break
+            else:
+                self._tell_waiting(node)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_S):
+                        await node.departure.leaving.wait()
+
+    async def _look(self, node: Node, looking: Looking) -> list[Need]:
+        try:
+            found = await looking.look()
+        except SwarmError:  # nobody answers yet, or any more: the next look may find them
+            return []
+        now = asyncio.get_running_loop().time()
+        self._left_alone = {name: each for name, each in self._left_alone.items() if each.until > now}
+        kinds = {"models": ModelNeed, "runs": RunNeed, "any": ModelNeed | RunNeed}[node.config.take]
+        wanted = [need for need in needs(found.look, node.network.peer_id) if isinstance(need, kinds)]
+        return [need for need in wanted if need.name not in self._left_alone]
+
+    async def _helped(self, node: Node, need: Need) -> bool:
+        """Whether the work was taken, and done or ended by leaving."""
+        # what trains and serves brings torch, which a node that only waits does without
+        from swarm_node.roles import volunteer  # noqa: PLC0415
+
+        try:
+            work = await volunteer.prepared(node, need)
+        except SwarmError as error:
+            self._leave_alone(need.name, error.message, RETRY_S)
+            return False
+        if self._num_taken:
+            node.steps.more(self.num_steps)
+        self._num_taken += 1
+        self._told = ""
+        node.steps.done("looks", need.why)
+        try:
+            await work()
+        except SwarmError as error:
+            if node.departure.leaving.is_set():
+                raise
+            self._leave_alone(need.name, error.message, RETRY_S)
+            node.emitter.emit("warning", message=f"{need.name} is given up: {error.message}", remedy=error.remedy)
+            return False
+        self._leave_alone(need.name, "it is finished here", math.inf)
+        return True
+
+    def _leave_alone(self, name: str, reason: str, seconds: float) -> None:
+        if len(self._left_alone) >= MAX_LEFT_ALONE:
+            del self._left_alone[next(iter(self._left_alone))]
+        self._left_alone[name] = _LeftAlone(asyncio.get_running_loop().time() + seconds, reason)
+
+    def _tell_waiting(self, node: Node) -> None:
+        node.activity.state = "idle"
+        newest = list(self._left_alone.items())[-MAX_TOLD:]
+        reasons = "; ".join(f"{name}: {each.reason}" for name, each in newest)
+        if num_more := len(self._left_alone) - len(newest):
+            reasons += f"; and {num_more} more"
+        told = reasons or "nobody serves a model or trains a run that this node could help with"
+        if told != self._told:
+            self._told = told
+            node.emitter.emit("waiting", reason=told)

@@ -1,0 +1,39 @@
+"""A seed: it stays, so that others find each other through it, it relays for those behind a NAT, and it dials back."""
+
+from __future__ import annotations
+
+import shlex
+
+from swarm.network.multiaddr import is_loopback
+
+from swarm_node.machine import reachability
+from swarm_node.node import Node, RelayUse, RoleName
+from swarm_node.settings.config import Config
+
+DEFAULT_NETWORK = Config.__dataclass_fields__["network_id"].default
+
+
+class Seed:
+    """A role that ends only when told to."""
+
+    name: RoleName = "seed"
+    num_steps = 0
+    computes = False
+
+    def relay(self, _config: Config) -> RelayUse:
+        return "serve"
+
+    async def run(self, node: Node) -> None:
+        await reachability.serve(node.network, node.membership)
+        node.activity.state = "seeding"
+        node.emitter.emit("invite", command=join_command(await node.network.addrs(), node.config.network_id))
+        await node.departure.leaving.wait()
+
+
+def join_command(addrs: tuple[str, ...], network_id: str) -> str:
+    """What to run elsewhere. The first address that other machines can use, else the first."""
+    best = sorted(addrs, key=is_loopback)[:1]
+    words = ["swarm-node", "join", "--peers", *best]
+    if network_id != DEFAULT_NETWORK:
+        words += ["--network-id", network_id]
+    return shlex.join(words)

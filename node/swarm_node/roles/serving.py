@@ -1,0 +1,192 @@
+"""Serves a model's blocks on this node until it leaves; `swarm.serving.server.span_volunteer` chooses the blocks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import replace
+from pathlib import Path
+
+from swarm.router.placement import Decision
+from swarm.serving.model import lean
+from swarm.serving.server.capability import VolunteerOptions
+from swarm.serving.server.server_options import DTYPES, Dtype, ServerOptions
+from swarm.serving.server.span_volunteer import Volunteer
+from swarm_protocol.checks import check_name
+from swarm_protocol.control_messages import ServingStatus
+from swarm_protocol.errors import ConfigError, SessionError
+
+from swarm_node.formatting import rate, size
+from swarm_node.machine.hardware import held_bytes, share_of_free, share_of_told
+from swarm_node.metrics.readings import ServerMetrics, read_server
+from swarm_node.node import Node
+from swarm_node.roles.model_source import Bring, Reports, find_source
+from swarm_node.settings.parsers import HubId
+
+RATE_S = 5.0
+
+
+class TokenRate:
+    """Tokens a second over the last RATE_S, from a counter that only grows."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def update(self, now_s: float, num_tokens: int) -> float:
+        self._seen.append((now_s, num_tokens))
+        while now_s - self._seen[0][0] > RATE_S:
+            self._seen.popleft()
+        since_s, since_tokens = self._seen[0]
+        return (num_tokens - since_tokens) / (now_s - since_s) if now_s > since_s else 0.0
+
+
+def model_name(model: Path | HubId) -> str:
+    """What clients call a model: its directory's own name, or that on its hub. Raises ConfigError."""
+    try:
+        return check_name(model.name, "name")
+    except ValueError as error:
+        raise ConfigError(
+            f"{model} cannot be served under its own name: {error}", remedy="serve a directory of another name"
+        ) from error
+
+
+class Serving:
+    """A model's part on one node, owned by the task in `until_leaving`. `numbered`: its start is reported as steps.
+    `dtype` is the kind of weights, where it is not the config's."""
+
+    def __init__(
+        self, node: Node, model: Path | HubId, name: str, *, numbered: bool, dtype: Dtype | None = None
+    ) -> None:
+        self._node = node
+        self._model = model
+        self._name = name
+        self._numbered = numbered
+        self._dtype = dtype or node.config.dtype
+        self._rate = TokenRate()
+        self._num_bytes = 0  # of the first download, as far as it is
+        self._is_chosen = False
+        self._volunteer: Volunteer | None = None
+
+    async def until_leaving(self) -> None:
+        """Raises ConfigError or IntegrityError if the model cannot be served here, SessionError if it no longer can."""
+        self._node.emitter.emit("loading", model=self._name)
+        source = await asyncio.to_thread(find_source, self._model, self._node.home, Reports(self._downloading))
+        options = await asyncio.to_thread(_options, self._node, self._dtype)
+        volunteer = self._volunteer = Volunteer(
+            self._node.network,
+            self._node.membership,
+            source.directory,
+            name=self._name,
+            options=replace(options, bring=self._bringing(source.bring)),
+            on_choice=self._chosen,
+            on_decision=self._decided,
+        )
+        with self._node.metrics.reading(lambda: read_server(volunteer)):
+            await self._serve(volunteer)
+
+    async def _serve(self, volunteer: Volunteer) -> None:
+        try:
+            await volunteer.start()
+            while not self._node.departure.leaving.is_set():
+                if failure := volunteer.failure:
+                    raise failure
+                self._say(volunteer)
+                try:
+                    async with asyncio.timeout(1.0):
+                        await self._node.departure.leaving.wait()
+                except TimeoutError:
+                    continue
+            await volunteer.drain(within_s=self._node.departure.grace_s)
+        except SessionError:
+            if not self._node.departure.leaving.is_set():
+                raise
+        finally:
+            await volunteer.close()
+            self._node.activity.serving = None
+
+    def _downloading(self, num_bytes: int, total_bytes: int) -> None:
+        """Called in the thread that downloads."""
+        if self._node.departure.leaving.is_set():
+            raise SessionError(f"the node leaves, and {self._name} is not whole")
+        self._num_bytes = num_bytes
+        self._node.emitter.emit("downloading", model=self._name, num_bytes=num_bytes, total_bytes=total_bytes)
+
+    def _chosen(self, decision: Decision) -> None:
+        self._is_chosen = True
+        if self._numbered:
+            blocks = f"blocks {decision.start}:{decision.end} of {self._name}"
+            self._node.steps.done("takes", f"{blocks}: {decision.reason}")
+
+    def _bringing(self, bring: Bring) -> Bring:
+        """`bring`, a step once the span is chosen: a block that comes before is measured. Called in a thread."""
+
+        def brought(start: int, end: int) -> None:
+            bring(start, end)
+            if self._numbered and self._is_chosen:
+                had = f"{size(self._num_bytes)} came from the hub" if self._num_bytes else "everything is here already"
+                self._node.steps.done("weights", had)
+
+        return brought
+
+    def _decided(self, decision: Decision) -> None:
+        assert self._volunteer is not None
+        server = self._volunteer.server
+        assert server is not None
+        if self._numbered:
+            self._numbered = False
+            self._node.steps.done("warm-up", f"{decision.end - decision.start} blocks are loaded and measured")
+            self._node.steps.done("serving", "open for sessions")
+        self._node.activity.state = "serving"
+        self._node.emitter.emit(
+            "serving",
+            model=self._name,
+            start=decision.start,
+            end=decision.end,
+            revision=server.record.revision,
+            reason=decision.reason,
+        )
+
+    def _say(self, volunteer: Volunteer) -> None:
+        server = volunteer.server
+        assert server is not None
+        status = self._node.activity.serving = ServingStatus(
+            model=self._name,
+            start=server.start_block,
+            end=server.end_block,
+            num_sessions=len(server.sessions),
+            tokens_per_s=self._rate.update(asyncio.get_running_loop().time(), server.num_tokens),
+        )
+        self._node.emitter.status("serving", told(status, server.record.num_blocks))
+
+
+def told(status: ServingStatus, num_blocks: int) -> str:
+    """`SERVING blocks 12:20 of 32, 41 tok/s`."""
+    blocks = f"blocks {status.start}:{status.end} of {num_blocks}"
+    sessions = f", {status.num_sessions} sessions" if status.num_sessions > 1 else ""
+    return f"SERVING {blocks}, {rate(status.tokens_per_s)}{sessions}"
+
+
+def _options(node: Node, dtype: Dtype) -> VolunteerOptions:
+    """Blocking, for seconds the first time on a machine."""
+    config, device = node.config, node.hardware.device
+    if lean.is_for(DTYPES[dtype], device):
+        lean.kernels()  # they stay in memory, which is counted now
+    if not config.max_memory:
+        share = share_of_free(node.hardware.free_memory_bytes)
+    else:
+        # on an accelerator this process's own memory is not what was told of
+        held = held_bytes() if device == "cpu" else 0
+        share = share_of_told(min(config.max_memory, node.hardware.memory_bytes), held)
+    return VolunteerOptions(
+        span=config.blocks,
+        max_blocks=config.max_blocks or None,
+        max_bytes=share.model_bytes,
+        server=ServerOptions(
+            device=device,
+            dtype=dtype,
+            kv_bytes=share.cache_bytes,
+            max_backlog_bytes=share.waiting_bytes,
+            on_step=ServerMetrics(node.metrics).step,
+        ),
+        is_relayed=lambda: node.reachability == "relay",
+    )

@@ -1,0 +1,344 @@
+"""Trains one run on this node: resumes it, tells how it goes, keeps checkpoints, and exports the result.
+
+`swarm.training.member.trainer` does the training; this is its owner, which has the disk. A checkpoint that cannot be
+written is a warning and not the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from swarm.trainer.start_checkpoint import bringing
+from swarm.training.data import LocalData, PreparationStopped, Progress
+from swarm.training.data.local import shared_cache
+from swarm.training.inner.inner_loop import InnerLoop
+from swarm.training.inner.interval import Materials, prepare
+from swarm.training.member.linger import let_others_finish
+from swarm.training.member.trainer import RunMember, RunMemberOptions
+from swarm.training.member.trainer_events import (
+    Admitted,
+    ContributionLate,
+    IntervalDone,
+    IntervalFailed,
+    OuterStep,
+    RoundAborted,
+    RunResumed,
+    StateFetched,
+    TrainingEvent,
+    Validated,
+)
+from swarm.training.round.coordinator import short
+from swarm.training.round.promise import PromiseFile
+from swarm.training.run.local_options import LocalOptions
+from swarm.training.run.signed_run import SignedRun
+from swarm.training.state.checkpoint import Checkpoint, load_newest
+from swarm.training.state.export import export_hf
+from swarm.training.state.layout import fragment_of
+from swarm.training.state.replica_state import ReplicaState
+from swarm_protocol.control_messages import TrainingStatus
+from swarm_protocol.errors import ConfigError, SessionError
+from torch import Tensor
+
+from swarm_node.commands.run_pinning import checkpoint_source
+from swarm_node.events.tensorboard_files import recorded
+from swarm_node.formatting import rate
+from swarm_node.metrics.readings import TrainerMetrics, read_trainer
+from swarm_node.node import Node
+from swarm_node.roles.training_files import ChunkFolder, Saving, Snapshot
+from swarm_node.settings.config import Config
+from swarm_node.storage.home import explained
+
+QUICK_S = 1.0
+"""What takes longer than this is told."""
+
+_EVENTS = {
+    StateFetched: "state_fetched",
+    RoundAborted: "round_aborted",
+    RunResumed: "run_resumed",
+    Validated: "validated",
+}
+_LATE = {True: "came {late_s:.1f} s after the round's group was formed", False: "was still computed"}
+_MAX_NAMED = 8
+
+
+class Training:
+    """One run on one node. Whoever enters `taking_part` owns it."""
+
+    def __init__(self, node: Node, run: SignedRun) -> None:
+        self._node = node
+        self._run = run
+        self._folder = node.home.checkpoints / run.run_id
+        self._inner: InnerLoop | None = None
+        self._trainer: RunMember | None = None
+        self._saving = Saving(
+            self._folder,
+            keep=node.config.keep_checkpoints,
+            keep_every=node.config.keep_every,
+            on_saved=lambda step, path: self._emit("checkpoint", outer_step=step, path=str(path)),
+            on_failure=self._warn,
+        )
+        self._metrics = TrainerMetrics(node.metrics, run.config.outer_steps)
+        self._saved = b""
+        self._begun = False
+        self._tells_tokens = False
+
+    @asynccontextmanager
+    async def taking_part(self) -> AsyncIterator[None]:
+        """Be a member of the run, ready to `finish` it; whoever is late gets the state from here until this ends.
+
+        Raises SwarmError if the run cannot be trained here, PreparationStopped if the node leaves before its data is
+        ready.
+        """
+        trainer = self._trainer = await self._make_trainer()
+        try:
+            self._node.activity.waits = self._with_waiting
+            with self._node.metrics.reading(lambda: read_trainer(trainer)), self._recorded():
+                yield
+        finally:
+            try:
+                await self._saving.finish()
+            finally:
+                await trainer.close()
+
+    async def _make_trainer(self) -> RunMember:
+        """From the newest checkpoint, which nothing keeps once the trainer has it, or from the run's start."""
+        resumed = await asyncio.to_thread(load_newest, self._folder)
+        materials = await asyncio.to_thread(self._prepare, resumed)
+        self._show(resumed.state.outer_step if resumed else 0)
+        start = self._run.config.start.checkpoint and f", the checkpoint {self._run.config.start.checkpoint}"
+        here = f"from the run's start{start}"
+        found = f"from the checkpoint of outer step {resumed.state.outer_step}" if resumed else here
+        self._node.steps.done("warm-up", f"data and model are ready; {found}, unless others are further")
+        return RunMember(
+            self._node.network,
+            self._node.membership,
+            self._node.identity,
+            self._run,
+            on_event=self._tell,
+            options=RunMemberOptions(
+                materials=materials,
+                state=resumed.state if resumed else None,
+                certificate=resumed.certificate if resumed else b"",
+                promises=PromiseFile(self._folder / "votes"),
+                chunks=ChunkFolder(
+                    self._node.home.cache / "chunks" / self._run.run_id, max_bytes=8 * materials.theta_N.numel()
+                ),
+            ),
+        )
+
+    def _recorded(self) -> AbstractContextManager[None]:
+        node = self._node
+        return recorded(node.emitter, node.config.tensorboard, self._run.run_id, node.config.name)
+
+    async def finish(self) -> Path | None:
+        """Train until the run's last outer step is committed: its model's directory; None if told to leave before."""
+        assert self._trainer is not None
+        stopping = asyncio.create_task(self._stop_when_leaving(self._trainer), name="stop training")
+        try:
+            await self._trainer.run()
+        finally:
+            stopping.cancel()
+        self._node.activity.training = None
+        state = self._trainer.state
+        if state is None or state.outer_step < self._run.config.outer_steps:
+            return None
+        digest = await asyncio.to_thread(lambda: state.manifest().digest())
+        self._emit("run_finished", outer_step=state.outer_step, digest=digest.hex())
+        return await asyncio.to_thread(self._export, state, digest.hex())
+
+    async def let_others_finish(self) -> None:
+        """Stay until all other members have the last state too, but not for ever."""
+        node = self._node
+
+        def tell(peers: tuple[str, ...], seconds: float) -> None:
+            self._emit("lingering", peers=peers, seconds=seconds)
+
+        await let_others_finish(
+            node.membership, self._run.run_id, node.network.peer_id, node.departure.leaving, on_wait=tell
+        )
+
+    def _prepare(self, resumed: Checkpoint | None) -> Materials:
+        config = self._node.config
+        data = LocalData(
+            path=config.data,
+            tokenizer=config.tokenizer,
+            on_progress=self._tokenizing,
+            stop=self._node.departure.leaving.is_set,
+        )
+        options = local_options(config, self._node.hardware.device)
+        materials = prepare(self._run.config, options, data, self._bring_start)
+        assert isinstance(materials.inner, InnerLoop)
+        self._inner = materials.inner
+        if resumed is not None:
+            try:
+                materials.inner.load_state(resumed.inner)
+            except BaseException:
+                materials.inner.close()
+                raise
+        return materials
+
+    def _bring_start(self) -> Tensor:
+        """The weights of the run's checkpoint. Raises PreparationStopped if the node leaves while they come."""
+        node, run = self._node, self._run.config
+        source = checkpoint_source(run, node.config, node.emitter)
+
+        def downloading(num_bytes: int, total_bytes: int) -> None:
+            if node.departure.leaving.is_set():
+                raise SessionError(f"the node leaves, and {run.start.checkpoint} is not whole")
+            source.on_progress(num_bytes, total_bytes)
+
+        try:
+            return bringing(run, replace(source, on_progress=downloading))()
+        except SessionError as error:
+            raise PreparationStopped from error
+
+    async def _stop_when_leaving(self, trainer: RunMember) -> None:
+        await self._node.departure.leaving.wait()
+        trainer.stop()
+        await asyncio.sleep(QUICK_S)
+        self._node.emitter.say("  waiting for the step that is under way; Ctrl-C again ends it now")
+
+    # --- what others hear -------------------------------------------------------------------------------------------
+
+    def _tell(self, event: TrainingEvent) -> None:
+        self._tell_begin(event)
+        self._measure(event)
+        match event:
+            case IntervalDone():
+                self._say(event.step, event.tokens_per_s)
+                told = {name: value for name, value in asdict(event).items() if name != "num_steps"}
+                self._emit("interval", **told)
+            case ContributionLate():
+                when = _LATE[event.late_s is not None].format(late_s=event.late_s)
+                self._emit("contribution_late", when=when, **asdict(event))
+            case IntervalFailed():
+                message = f"this node brings nothing to outer step {event.step}: {event.reason}"
+                self._node.emitter.emit("warning", message=message, remedy="")
+            case OuterStep():
+                fragment = fragment_of(event.step, self._run.config.fragments)
+                self._emit("outer_step", fragment=fragment, **asdict(event))
+            case StateFetched() | RoundAborted() | Validated():
+                self._emit(_EVENTS[type(event)], **asdict(event))
+            case RunResumed():
+                self._emit(_EVENTS[type(event)], **asdict(event))
+                self._saved = b""  # the same state, and another certificate
+                self._save_soon()
+            case Admitted():
+                # a member that votes from a state has to find it again when it is started anew
+                self._save_soon()
+        if isinstance(event, OuterStep):
+            self._show(event.step, loss=event.loss, tokens_per_s=event.tokens_per_s)
+            self._say(event.step, event.tokens_per_s)
+            self._save_soon()
+
+    def _measure(self, event: TrainingEvent) -> None:
+        assert self._trainer is not None
+        self._metrics.tell(event)
+        report = self._trainer.report
+        if isinstance(event, RoundAborted):
+            self._node.traces.round_aborted(event, time.time())
+        elif isinstance(event, OuterStep) and report is not None:
+            self._metrics.report(report)
+            self._node.traces.outer_step(self._run.run_id, event, report.phases_s, time.time())
+
+    def _tell_begin(self, event: TrainingEvent) -> None:
+        """The first event of a trainer means that it has the state."""
+        if self._begun:
+            return
+        self._begun = True
+        has_step = isinstance(event, StateFetched | Validated | RunResumed)
+        self._node.activity.state = "training"
+        step = event.step if has_step else event.step - 1
+        self._node.steps.done("training", f"from outer step {step} of {self._run.config.outer_steps}")
+        self._emit("training", outer_step=step)
+
+    def _tokenizing(self, progress: Progress) -> None:
+        if not self._tells_tokens:
+            self._tells_tokens = True
+            self._node.emitter.say(f"  tokens are kept in {shared_cache()}, for every home of this user")
+        if progress.waiting:
+            self._node.emitter.say("  another process on this machine tokenizes the same data: waiting for its tokens")
+            return
+        self._emit(
+            "tokenizing",
+            share=progress.share,
+            num_tokens=progress.num_tokens,
+            tokens_per_s=progress.tokens_per_s,
+            folder=str(shared_cache()),
+        )
+
+    def _emit(self, name: str, **fields: object) -> None:
+        self._node.emitter.emit(name, run=self._run.run_id, **fields)
+
+    def _say(self, step: int, tokens_per_s: float) -> None:
+        of = self._run.config.outer_steps
+        self._node.emitter.status("training", f"TRAINING step {step} of {of}, {rate(tokens_per_s)} here")
+
+    def _with_waiting(self, training: TrainingStatus) -> TrainingStatus:
+        waiting = self._trainer.waiting if self._trainer else None
+        if waiting is None:
+            return training
+        return replace(training, waits_for=_named(waiting.peers), waits_s=waiting.seconds)
+
+    def _show(self, step: int, *, loss: float | None = None, tokens_per_s: float = 0.0) -> None:
+        self._node.activity.training = TrainingStatus(
+            run=self._run.run_id,
+            outer_step=step,
+            num_outer_steps=self._run.config.outer_steps,
+            loss=loss,
+            tokens_per_s=tokens_per_s,
+        )
+
+    # --- what is kept -----------------------------------------------------------------------------------------------
+
+    def _save_soon(self) -> None:
+        """Save the state that was just committed, unless it is the last one again: rounds can admit the same members.
+
+        The moments are copied before the next interval changes them.
+        """
+        assert self._trainer is not None
+        assert self._inner is not None
+        state = self._trainer.state
+        assert state is not None
+        certificate, digest = self._trainer.certificate, self._trainer.digest
+        if digest == self._saved:
+            return
+        self._saved = digest
+        inner = self._trainer.between_intervals(self._inner.state)
+        self._saving.soon(Snapshot(state=state, certificate=certificate, digest=digest, inner=inner))
+
+    def _warn(self, error: ConfigError) -> None:
+        self._node.emitter.emit("warning", message=error.message, remedy=error.remedy)
+
+    def _export(self, state: ReplicaState, digest: str) -> Path:
+        """Write the model anew; a former one of the same run goes first."""
+        place = self._folder / self._run.run_id  # whoever serves it later serves it under this name
+        with explained("write the model"):
+            if place.exists():
+                shutil.rmtree(place)
+            export_hf(state.theta_N, self._run.config, place, tokenizer=self._node.config.tokenizer)
+        self._emit("exported", path=str(place), outer_step=state.outer_step, digest=digest)
+        return place
+
+
+def local_options(config: Config, device: str) -> LocalOptions:
+    """How this node computes its inner steps: on `device` unless it was told which. Raises ConfigError."""
+    return LocalOptions(
+        devices=config.devices or (device,),
+        micro_batch_windows=config.micro_batch,
+        autocast=config.autocast,
+        activation_checkpointing=config.checkpoint_activations,
+        compile=config.compile,
+    )
+
+
+def _named(peers: Sequence[str]) -> str:
+    """A few of `peers`, by the ends that people tell them apart by; of nobody: the round itself."""
+    more = f" and {len(peers) - _MAX_NAMED} more" if len(peers) > _MAX_NAMED else ""
+    return ", ".join(map(short, peers[:_MAX_NAMED])) + more if peers else "the round's result"

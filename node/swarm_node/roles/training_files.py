@@ -1,0 +1,169 @@
+"""What a node that trains keeps on disk: checkpoints of the run, and chunks of a state that is being fetched.
+
+`CheckpointWriter` writes one checkpoint at a time, always of the newest state. While one is written, newer states
+replace each other; the newest is written next, so the last one is never skipped. Checkpoints that are kept for good
+wait for their turn, unless the disk is too slow for the run. A failed write is reported once, and again after a write
+that succeeded: a full disk stays full for many outer steps. It owns one task.
+
+`ChunkFolder` keeps one file per chunk, named by its digest, so that a node that is killed continues with what it has.
+Its readers check each chunk against its digest, so files are neither flushed nor renamed: a chunk that a crash tore is
+fetched again. A failing disk costs a warning and the ability to continue, not the download. It blocks, and belongs to
+one process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+
+from swarm.training.inner.optimizers import NO_MOMENTS
+from swarm.training.state.checkpoint import Checkpoint, is_kept, save_checkpoint
+from swarm.training.state.manifest import CHUNK_BYTES
+from swarm.training.state.replica_state import ReplicaState
+from swarm_protocol.errors import ConfigError, RoundError
+from torch import Tensor
+
+logger = logging.getLogger(__name__)
+
+MAX_WAITING = 3
+"""States that wait for the disk, each of which takes 8 bytes a parameter of memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Snapshot:
+    """A committed state and its digest. `inner` will be the inner optimizer's moments as they were then."""
+
+    state: ReplicaState
+    certificate: bytes
+    digest: bytes = b""
+    inner: Future[dict[str, Tensor]]
+
+
+class Saving:
+    """`on_saved` hears of each checkpoint, `on_failure` of the first that could not be written; the next is tried."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        keep: int,
+        keep_every: int = 0,
+        on_saved: Callable[[int, Path], None],
+        on_failure: Callable[[ConfigError], None],
+    ) -> None:
+        self._folder = folder
+        self._keep = keep
+        self._keep_every = keep_every
+        self._on_saved = on_saved
+        self._on_failure = on_failure
+        self._is_failing = False
+        self._waiting: list[Snapshot] = []
+        self._task: asyncio.Task[None] | None = None
+
+    def soon(self, snapshot: Snapshot) -> None:
+        """Save `snapshot`, unless a newer one comes before its turn. Raises what a defect in an earlier one raised."""
+        kept = [each for each in self._waiting if self._outlives(each, snapshot)]
+        for each in self._waiting:
+            if each not in kept:
+                each.inner.cancel()
+        self._waiting = [*kept, snapshot]
+        if len(self._waiting) > MAX_WAITING:
+            self._give_up(self._waiting.pop(0))
+        if self._task is not None and self._task.done():
+            self._task.result()
+            self._task = None
+        if self._task is None:
+            self._task = asyncio.create_task(self._save_all(), name="save")
+
+    async def finish(self) -> None:
+        """Wait until the newest snapshot is saved."""
+        if self._task is not None:
+            await self._task
+
+    def _outlives(self, waiting: Snapshot, newer: Snapshot) -> bool:
+        step = waiting.state.outer_step
+        return is_kept(step, self._keep_every) and step != newer.state.outer_step
+
+    def _give_up(self, snapshot: Snapshot) -> None:
+        snapshot.inner.cancel()
+        message = (
+            f"the checkpoint of outer step {snapshot.state.outer_step} is not kept: the disk is slower than the run"
+        )
+        self._on_failure(ConfigError(message, remedy="keep fewer with --keep-every"))
+
+    async def _save_all(self) -> None:
+        while self._waiting:
+            snapshot = self._waiting.pop(0)
+            inner = await _moments(snapshot.inner)
+            found = Checkpoint(
+                state=snapshot.state, inner=inner, certificate=snapshot.certificate, digest=snapshot.digest
+            )
+            try:
+                path = await asyncio.to_thread(
+                    save_checkpoint, self._folder, found, keep=self._keep, keep_every=self._keep_every
+                )
+            except ConfigError as error:
+                if not self._is_failing:
+                    self._on_failure(error)
+                self._is_failing = True
+            else:
+                self._is_failing = False
+                self._on_saved(found.state.outer_step, path)
+
+
+async def _moments(inner: Future[dict[str, Tensor]]) -> Mapping[str, Tensor]:
+    """None where the worker processes that had them have ended: the state is worth a checkpoint without them."""
+    try:
+        return await asyncio.wrap_future(inner)
+    except RoundError as error:
+        logger.warning("a checkpoint is written without the inner optimizer's moments: %s", error)
+        return NO_MOMENTS
+
+
+class ChunkFolder:
+    """Implements `download.ChunkStore`. Never holds more than `max_bytes`."""
+
+    def __init__(self, folder: Path, *, max_bytes: int) -> None:
+        self._folder = folder
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+        self._has_failed = False
+
+    def resume(self, digests: Collection[bytes]) -> Iterator[bytes]:
+        wanted = {digest.hex() for digest in digests}
+        self._num_bytes = 0
+        for path in sorted(self._folder.iterdir()) if self._folder.is_dir() else []:
+            try:
+                size = path.stat().st_size
+                if path.name not in wanted or size > CHUNK_BYTES or self._num_bytes + size > self._max_bytes:
+                    path.unlink()
+                    continue
+                self._num_bytes += size
+                yield path.read_bytes()
+            except OSError as error:
+                self._warn(error)
+
+    def keep(self, digest: bytes, data: bytes) -> None:
+        if self._has_failed or self._num_bytes + len(data) > self._max_bytes:
+            return
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            (self._folder / digest.hex()).write_bytes(data)
+        except OSError as error:
+            self._warn(error)
+        else:
+            self._num_bytes += len(data)
+
+    def clear(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._num_bytes = 0
+
+    def _warn(self, error: OSError) -> None:
+        if not self._has_failed:
+            logger.warning("what is fetched does not outlive a restart: %s cannot be used (%s)", self._folder, error)
+        self._has_failed = True

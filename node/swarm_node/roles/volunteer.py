@@ -1,0 +1,176 @@
+"""A volunteer with a task: it trains a run, and serves a model that it was given or has trained.
+
+`prepared` makes a need that others announce into such a task. Work that nobody asked this node for by name must not
+cost it much: only models of a hub, checked against the revision that their servers announce, or models trained here;
+only runs whose data is on this machine and whose state fits into its memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+from swarm.serving.model.model_files import hub_revision, open_model
+from swarm.serving.server.server_options import DTYPES, Dtype
+from swarm.trainer.start_checkpoint import check_source
+from swarm.training.data import LocalData, PreparationStopped
+from swarm.training.data.corpus_loading import check_meaning
+from swarm.training.inner.run_model import check_model
+from swarm.training.run.module_run import refuse_module_run
+from swarm.training.run.run_config import RunConfig
+from swarm.training.run.run_file import load_run
+from swarm.training.run.signed_run import SignedRun
+from swarm_protocol.errors import ConfigError
+
+from swarm_node.formatting import size
+from swarm_node.node import Node, RelayUse, RoleName
+from swarm_node.roles.helper import ModelNeed, Need, RunNeed, relay_use
+from swarm_node.roles.model_source import check_served
+from swarm_node.roles.run_source import keep_copy, run_of_id
+from swarm_node.roles.serving import Serving, model_name
+from swarm_node.roles.training import Training, local_options
+from swarm_node.settings.config import Config
+from swarm_node.settings.parsers import HubId, RunId, parse_model
+from swarm_node.storage.home import Home
+
+
+class Volunteer:
+    """A role for a config with a run or a model. Raises ConfigError or IntegrityError for one that cannot be."""
+
+    name: RoleName = "volunteer"
+    num_steps = 4  # takes, what is needed for it, warm-up, and that it goes
+    computes = True
+
+    def __init__(self, config: Config) -> None:
+        self._run: SignedRun | None = None
+        if config.run:
+            local_options(config, "cpu")
+        if isinstance(config.run, Path):
+            self._run = load_run(config.run)
+            check_run(self._run.config, config)
+        self._model_name = ""
+        if config.model:
+            self._model_name = model_name(config.model)
+            check_served(config.model, Home(config.home), config.blocks)
+
+    def relay(self, config: Config) -> RelayUse:
+        return relay_use(config)
+
+    async def run(self, node: Node) -> None:
+        if node.config.model is not None:
+            await Serving(node, node.config.model, self._model_name, numbered=True).until_leaving()
+            return
+        why = f"as told by {node.config.origin('run')}"
+        run = self._run
+        if isinstance(node.config.run, RunId):
+            run, origin = await run_of_id(node.network, node.membership, node.home, node.config.run.run_id)
+            check_run(run.config, node.config)
+            why = f"{why}, {origin}"
+        assert run is not None
+        await train(node, run, why)
+
+
+async def train(node: Node, run: SignedRun, why: str) -> None:
+    """Train `run` to its end, and then serve its result if the node was told to. Raises SwarmError."""
+    keep_copy(node.home, run)
+    node.steps.done("takes", f"run {run.run_id}, signed by {run.peer_id}: {why}")
+    node.steps.done("course", course(run.config))
+    training = Training(node, run)
+    with suppress(PreparationStopped):
+        async with training.taking_part():
+            directory = await training.finish()
+            if directory is None or node.departure.leaving.is_set():
+                return
+            if node.config.then_serve:
+                await Serving(node, directory, run.run_id, numbered=False).until_leaving()
+            else:
+                await training.let_others_finish()
+
+
+def check_run(run: RunConfig, config: Config) -> None:
+    """Raises ConfigError for a run that a node told `config` cannot train."""
+    refuse_module_run(run.model)
+    check_meaning(run.data, LocalData(path=config.data, tokenizer=config.tokenizer))
+    check_source(run.start, config.start)
+
+
+def course(run: RunConfig) -> str:
+    """How a run goes, in a line."""
+    steps = f"{run.outer_steps} outer steps of {run.interval_steps} inner steps"
+    streaming = f", each of which moves one of {run.fragments} fragments" if run.fragments > 1 else ""
+    overlap = f", beside the next {run.overlap_steps} inner steps" if run.overlap_steps else ""
+    return f"{steps}{streaming}{overlap}"
+
+
+TRAINING_BYTES = 40
+"""Of memory for each parameter, in fp32: weights, gradient and two moments; the committed state twice; the round."""
+
+Work = Callable[[], Awaitable[None]]
+
+
+async def prepared(node: Node, need: Need) -> Work:
+    """The work that meets `need`. Raises SwarmError, with the reason, if it is not for this node."""
+    return await _training(node, need) if isinstance(need, RunNeed) else await _serving(node, need)
+
+
+async def _serving(node: Node, need: ModelNeed) -> Work:
+    model, dtype = await asyncio.to_thread(_origin, need, node.home.checkpoints / need.name / need.name)
+    await asyncio.to_thread(check_served, model, node.home, node.config.blocks)
+    return Serving(node, model, need.name, numbered=True, dtype=dtype).until_leaving
+
+
+def _origin(need: ModelNeed, trained: Path) -> tuple[Path | HubId, Dtype]:
+    """Where the weights are to be had that the servers have, and as what they hold them. Blocks."""
+    if (trained / "config.json").is_file():
+        files = open_model(trained)
+        for dtype in DTYPES:
+            if files.revision(dtype) == need.revision:
+                return trained, dtype
+    for source in need.sources:
+        model = parse_model(source)
+        if isinstance(model, HubId) and model.name == need.name:
+            for dtype in DTYPES:
+                if hub_revision(model.revision, dtype) == need.revision:
+                    return model, dtype
+    raise ConfigError(
+        "its servers have it from a directory of their own, and name no hub",
+        remedy="give --model the directory that holds it",
+    )
+
+
+async def _training(node: Node, need: RunNeed) -> Work:
+    run, origin = await run_of_id(node.network, node.membership, node.home, need.name)
+    config = run.config
+    check_run(config, node.config)
+    if config.admission and node.network.peer_id not in config.admission:
+        raise ConfigError("it admits only the peers that it names", remedy="ask its author to name this one")
+    if need.num_helpers >= config.max_group:
+        raise ConfigError(f"its group of {config.max_group} is full", remedy="wait until a member leaves")
+    _check_data(config, node)
+    num_bytes = TRAINING_BYTES * await asyncio.to_thread(check_model, config)
+    if num_bytes > node.hardware.free_memory_bytes:
+        raise ConfigError(f"it needs about {size(num_bytes)} of memory", remedy="free some")
+    return partial(train, node, run, origin)
+
+
+def _check_data(config: RunConfig, node: Node) -> None:
+    """Raises ConfigError for data that would have to be downloaded, or that the user would have to name."""
+    lacking = {
+        "--data PATH": config.data.source == "files" and node.config.data is None,
+        "--tokenizer PATH": config.data.tokenizer == "local" and node.config.tokenizer is None,
+    }
+    if missing := [option for option, lacks in lacking.items() if lacks]:
+        raise ConfigError("it trains on each member's own data", remedy=f"give {' and '.join(missing)}")
+    if config.data.source == "hub" or "/" in config.data.tokenizer:
+        raise ConfigError(
+            "its data has to be downloaded from a hub, which is done for a run that this node was told to train",
+            remedy="give --run its id",
+        )
+    if config.start.checkpoint and node.config.start is None:
+        raise ConfigError(
+            "its checkpoint has to be brought, which is done for a run that this node was told to train",
+            remedy="give --run its id",
+        )

@@ -1,0 +1,242 @@
+"""Turns what people write (a flag, a line of TOML, an environment variable) into typed values, or says what is wrong.
+
+Each parser takes text and returns a value, or raises ValueError with the end of a sentence ("is not …").
+Which settings there are is `swarm_node.settings.config`'s.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from urllib.parse import urlsplit
+
+from swarm.network.multiaddr import parse_peer_addr
+from swarm.router.revision_names import MIN_PIN_CHARS, split_pin
+from swarm_protocol import limits
+from swarm_protocol.version import check_network_id
+
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+_MAX_SIZE_CHARS = 20
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
+
+
+def parse_node_name(text: str) -> str:
+    """A name that other people will see."""
+    if not text or len(text) > limits.MAX_NODE_NAME_CHARS or not text.isprintable():
+        raise ValueError(f"is not a name of 1 to {limits.MAX_NODE_NAME_CHARS} printable characters")
+    return text
+
+
+def parse_network_id(text: str) -> str:
+    try:
+        return check_network_id(text)
+    except ValueError as error:
+        raise ValueError("is not a network id: letters, digits and ._:@+-") from error
+
+
+def parse_path(text: str) -> Path:
+    if not text or "\0" in text:
+        raise ValueError("is not a path")
+    try:
+        return Path(text).expanduser().absolute()
+    except RuntimeError:
+        raise ValueError("is not a path: whose home that is, nobody knows") from None
+
+
+@dataclass(frozen=True, slots=True)
+class HubId:
+    """A model on a Hugging Face hub, at a branch, tag or commit."""
+
+    model_id: str
+    revision: str = "main"
+
+    @property
+    def name(self) -> str:
+        """The last part of its id, as a clone of it would be called."""
+        return self.model_id.rpartition("/")[2]
+
+    def __str__(self) -> str:
+        return self.model_id if self.revision == "main" else f"{self.model_id}@{self.revision}"
+
+
+@dataclass(frozen=True, slots=True)
+class RunId:
+    """A run whose signed file its members have."""
+
+    run_id: str
+
+    def __str__(self) -> str:
+        return self.run_id
+
+
+RUN_ID_FORM = "the run's id, which is its name and 12 hexadecimal digits, such as my-run-0123456789ab"
+_RUN_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}-[0-9a-f]{12}")
+
+
+def is_run_id(text: str) -> bool:
+    return _RUN_ID.fullmatch(text) is not None
+
+
+def parse_run(text: str) -> Path | RunId:
+    """The id of a run, unless there is a file of that name; all else is a file."""
+    path = parse_path(text)
+    return RunId(text) if is_run_id(text) and not path.exists() else path
+
+
+_HUB_ID = re.compile(r"([A-Za-z0-9_][\w.-]*/[A-Za-z0-9_][\w.-]*)(?:@([A-Za-z0-9_][\w./-]*))?", re.ASCII)
+
+
+def parse_model(text: str) -> Path | HubId:
+    """OWNER/NAME[@REVISION] is a hub's, unless there is a directory of that name; all else is a directory."""
+    path = parse_path(text)
+    match = _HUB_ID.fullmatch(text)
+    return path if match is None or path.exists() else HubId(match[1], match[2] or "main")
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """The only revision that is used of a model, by the beginning of its digest."""
+
+    model: str
+    revision: str
+
+    def __str__(self) -> str:
+        return f"{self.model}@{self.revision}"
+
+
+def parse_pin(text: str) -> Pin:
+    name, revision = split_pin(text)
+    if not revision:
+        raise ValueError(f"is not NAME@REVISION, with {MIN_PIN_CHARS} or more of the revision's digits")
+    return Pin(name, revision)
+
+
+def parse_device(text: str) -> str:
+    """A device of torch's; whether it is there is found out where training begins."""
+    if not re.fullmatch(r"cpu|mps|cuda(?::\d{1,3})?", text):
+        raise ValueError("is not cpu, mps, cuda or cuda:N")
+    return text
+
+
+def parse_bool(text: str) -> bool:
+    if text.lower() in {"1", "true", "yes", "on"}:
+        return True
+    if text.lower() in {"0", "false", "no", "off"}:
+        return False
+    raise ValueError("is neither true nor false")
+
+
+def parse_size(text: str) -> int:
+    """`6GiB`, `500 MB` or plain bytes; 0 means no limit."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None or len(match[1]) > _MAX_SIZE_CHARS or match[2].upper() not in _UNITS:
+        raise ValueError("is not a size such as 6GiB or 500MB")
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def parse_span(text: str) -> tuple[int, int]:
+    """`A:B`, the half-open span of blocks from A up to but not including B."""
+    match = re.fullmatch(r"(\d{1,6}):(\d{1,6})", text.strip())
+    if match is None or int(match[1]) >= int(match[2]):
+        raise ValueError("is not a span START:END with START below END, such as 0:8")
+    return int(match[1]), int(match[2])
+
+
+def whole_number(low: int, high: int) -> Callable[[str], int]:
+    """A parser of integers in `[low, high]`."""
+
+    def parse(text: str) -> int:
+        if not re.fullmatch(r"-?\d{1,12}", text.strip()) or not low <= int(text) <= high:
+            raise ValueError(f"is not a whole number from {low} to {high}")
+        return int(text)
+
+    return parse
+
+
+def seconds(low: float, high: float) -> Callable[[str], float]:
+    """A parser of durations in `[low, high]`."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = float("nan")
+        if not low <= value <= high:
+            raise ValueError(f"is not a number of seconds from {low:g} to {high:g}")
+        return value
+
+    return parse
+
+
+_NO_SYNONYMS: Mapping[str, str] = MappingProxyType({})
+
+
+def one_of(*choices: str, synonyms: Mapping[str, str] = _NO_SYNONYMS) -> Callable[[str], str]:
+    """A parser of a fixed set of words, some of which may be written otherwise."""
+
+    def parse(text: str) -> str:
+        chosen = synonyms.get(text, text)
+        if chosen not in choices:
+            raise ValueError(f"is not one of {', '.join(choices)}")
+        return chosen
+
+    return parse
+
+
+def parse_url(text: str) -> str:
+    """The address of a web page, as of a dashboard, without its last slash."""
+    try:
+        found = urlsplit(text)
+        is_one = found.scheme in {"http", "https"} and bool(found.hostname) and found.port != 0 and text.isprintable()
+    except ValueError:  # of a port that is none
+        is_one = False
+    if not is_one:
+        raise ValueError("is not an address such as http://127.0.0.1:8000")
+    return text.rstrip("/")
+
+
+_HOST_NAME = re.compile(r"\*|(?:\*\.)?[a-z0-9_](?:[a-z0-9_.-]*[a-z0-9_])?")
+
+
+def parse_host_name(text: str) -> str:
+    """A name by which a server is asked for, `*.NAME` for all directly below one, `*` for any."""
+    name = text.strip().lower()
+    if not _HOST_NAME.fullmatch(name) or len(name) > 255:
+        raise ValueError("is not a host name, without a scheme and a port")
+    return name
+
+
+def parse_proxy(text: str) -> str:
+    """An address, or a network such as 10.0.0.0/8."""
+    try:
+        return str(ipaddress.ip_network(text, strict=False))
+    except ValueError:
+        raise ValueError("is not an address or network") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where to listen. Port 0: any free one."""
+
+    host: str
+    port: int
+
+
+_ENDPOINT = re.compile(r"(?:\[([0-9A-Fa-f:.%]+)\]|([A-Za-z0-9.-]+)):(\d{1,5})")
+
+
+def parse_endpoint(text: str) -> Endpoint:
+    """`HOST:PORT`, an IPv6 address in brackets."""
+    match = _ENDPOINT.fullmatch(text.strip())
+    if match is None or int(match[3]) > 65535:
+        raise ValueError("is not HOST:PORT")
+    return Endpoint(match[1] or match[2], int(match[3]))
+
+
+def parse_peer(text: str) -> str:
+    """The address of a peer. ConfigError says what is wrong with it."""
+    return str(parse_peer_addr(text))

@@ -1,0 +1,187 @@
+"""One node's directory on disk, the lock that keeps it to one daemon, and the small JSON files in it.
+
+    HOME/identity.key   the Ed25519 key (0600)
+    HOME/daemon.lock    locked while a daemon lives; holds its pid
+    HOME/control.sock   the daemon's control socket
+    HOME/peers.json     the peers that the node remembers (see `remembered_peers`); may be deleted at any time
+    HOME/revisions.json the weights of models that its clients have used (see `used_models`); may be deleted, too
+    HOME/cache/         measurements and downloaded files; may be deleted at any time
+    HOME/checkpoints/   one directory per run
+    HOME/log/           rotated log files
+
+The lock is the kernel's (`flock`), so a daemon that was killed leaves none behind.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from swarm_protocol.errors import ConfigError
+
+MAX_SOCKET_PATH_BYTES = 100  # the kernel's sun_path holds 108 on Linux and 104 on macOS, with its ending zero
+_PID_BYTES = 10  # a fixed width, so that a shorter pid leaves nothing of a longer one
+
+_REMEDIES = {
+    errno.EACCES: "make it writable for this user, or choose another directory{option}",
+    errno.EPERM: "make it writable for this user, or choose another directory{option}",
+    errno.EROFS: "the file system is read-only: choose another directory{option}",
+    errno.ENOTDIR: "a file is in the way: remove it, or choose another directory{option}",
+    errno.EEXIST: "a file is in the way: remove it, or choose another directory{option}",
+    errno.EISDIR: "a directory is in the way: remove it, or choose another directory{option}",
+    errno.ENOENT: "this place cannot hold files: choose another directory{option}",
+    errno.ENOSPC: "the disk is full: free some space, or choose another disk{option}",
+    errno.EDQUOT: "your disk quota is used up: free some space, or choose another disk{option}",
+    errno.EFBIG: "files may not grow that large here: raise the limit, or choose another disk{option}",
+    errno.EMFILE: "too many open files: raise the limit with `ulimit -n 4096`",
+    errno.ENAMETOOLONG: "choose a shorter directory{option}",
+}
+
+
+def explain(error: OSError, doing: str, *, option: str = "--home") -> ConfigError | None:
+    """`error` as a line with a remedy, or None if the operating system's reason is not one a user can act on.
+
+    `option` is the one that chose the place; empty if none did.
+    """
+    remedy = _REMEDIES.get(error.errno or 0)
+    if remedy is None:
+        return None
+    told = remedy.format(option=f" with {option}" if option else "")
+    what = f" {error.filename}" if error.filename else ""
+    return ConfigError(f"cannot {doing}{what}: {(error.strerror or str(error)).lower()}", remedy=told)
+
+
+@contextmanager
+def explained(doing: str, *, option: str = "--home") -> Iterator[None]:
+    """Raise ConfigError for whatever the disk refuses while `doing`."""
+    try:
+        yield
+    except OSError as error:
+        told = explain(error, doing, option=option)
+        if told is None:
+            raise
+        raise told from error
+
+
+class Home:
+    """The paths of one node. Nothing is touched before `create`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.identity = path / "identity.key"
+        self.peers = path / "peers.json"
+        self.revisions = path / "revisions.json"
+        self.cache = path / "cache"
+        self.checkpoints = path / "checkpoints"
+        self.log = path / "log"
+        self._lock = path / "daemon.lock"
+
+    def create(self) -> None:
+        """Make the directories, readable by their owner only. Raises ConfigError."""
+        with explained("use the home directory"):
+            for directory in (self.path, self.cache, self.checkpoints, self.log):
+                directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+                with tempfile.TemporaryFile(dir=directory) as probe:
+                    probe.write(b"is there room, and may we write?")
+
+    @property
+    def socket(self) -> Path:
+        """The control socket: in the home, or, where that path is too long for a socket, in the runtime directory."""
+        path = self.path / "control.sock"
+        if len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES:
+            return path
+        digest = hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
+        return _runtime_directory() / f"{digest}.sock"
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the home for this process. Raises ConfigError that names the daemon which has it already."""
+        with explained("lock the home directory"):
+            descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise self._taken(os.pread(descriptor, _PID_BYTES, 0).strip()) from None
+            with explained("write to the home directory"):
+                os.pwrite(descriptor, b"%-*d" % (_PID_BYTES, os.getpid()), 0)
+            self._clear_socket()
+            yield
+        finally:
+            os.close(descriptor)
+
+    def owner(self) -> int | None:
+        """The pid of the daemon that lives here now."""
+        try:
+            descriptor = os.open(self._lock, os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            text = os.pread(descriptor, _PID_BYTES, 0).strip()
+            return int(text) if text.isdigit() else 0
+        finally:
+            os.close(descriptor)
+        return None
+
+    def _taken(self, pid: bytes) -> ConfigError:
+        who = f"pid {int(pid)}" if pid.isdigit() else "another process"
+        return ConfigError(
+            f"a daemon ({who}) is already running in {self.path}",
+            remedy=f"give this one another --home, or end that one: swarm-node stop --home {self.path}",
+        )
+
+    def _clear_socket(self) -> None:
+        # we hold the lock, so whoever made this socket is gone
+        with explained("remove the old control socket"):
+            self.socket.unlink(missing_ok=True)
+
+
+def _runtime_directory() -> Path:
+    given = os.environ.get("XDG_RUNTIME_DIR")
+    path = Path(given) / "swarm-node" if given else Path(tempfile.gettempdir()) / f"swarm-node-{os.getuid()}"
+    with explained("use the runtime directory"):
+        path.mkdir(mode=0o700, exist_ok=True)
+        found = path.lstat()
+    if found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise ConfigError(
+            f"{path} is open to other users, so it cannot hold the control socket",
+            remedy="remove it, set XDG_RUNTIME_DIR, or choose a shorter --home",
+        )
+    return path
+
+
+def read_json(path: Path, *, max_bytes: int) -> Any:
+    """None where there is no file. Raises OSError, ValueError, RecursionError for one that no node wrote."""
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        text = file.read(max_bytes + 1)
+    if len(text) > max_bytes:
+        raise ValueError(f"it has more than {max_bytes} bytes")
+    return json.loads(text)
+
+
+def replace_json(path: Path, value: Any) -> None:
+    """Raises OSError; then the file is as it was."""
+    beside = path.with_name(f"{path.name}.new")
+    try:
+        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            json.dump(value, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except OSError:
+        with suppress(OSError):
+            beside.unlink()
+        raise

@@ -1,0 +1,196 @@
+"""The peers that a node remembers in its home, so that it finds its network again when its seeds are gone.
+
+    HOME/peers.json   {"network_id": …, "peers": [{"peer_id", "addrs", "first_seen", "last_seen", "relays"}, …]}
+
+The file is a convenience: one that is missing, broken or made by somebody else costs the node its memory, and nothing
+more. A remembered peer is dialled at its address, where only the holder of its key can answer, and says hello as a
+given one does. Owned by the daemon's task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from swarm.network.multiaddr import dialable
+from swarm_protocol import limits
+from swarm_protocol.checks import check_choice, check_count, check_float
+from swarm_protocol.dht_messages import Contact
+from swarm_protocol.errors import ConfigError
+from swarm_protocol.identity import check_peer_id
+
+from swarm_node.settings.config import Config
+from swarm_node.storage.home import Home, read_json, replace_json
+
+if TYPE_CHECKING:
+    from swarm.network.libp2p.libp2p_network import Libp2pNetwork
+
+MAX_PEERS = 32
+"""Enough that some live; all of them are dialled at once when no given peer answers."""
+
+MAX_FILE_BYTES = 128 * 2**10
+"""MAX_PEERS with the longest addresses, twice over."""
+
+MAX_AGE_S = 30 * 86400.0
+"""A peer that was not seen for so long is forgotten."""
+
+RECENT_S = 86400.0
+"""A peer that was seen within a day keeps its place, so that a flood of newcomers pushes out none."""
+
+FIRST_SAVE_S = 1.0
+SAVE_S = 60.0
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acquaintance:
+    """A peer, its addresses without the final /p2p/<peer_id>, and when it was first and last seen, in Unix seconds.
+
+    `relays`: it has relayed for this node. Raises ValueError for values that no node writes.
+    """
+
+    peer_id: str
+    addrs: tuple[str, ...]
+    first_seen: float
+    last_seen: float
+    relays: bool = False
+
+    def __post_init__(self) -> None:
+        check_peer_id(self.peer_id)
+        check_count(self.addrs, "addrs", max_items=limits.MAX_CONTACT_ADDRS)
+        if not self.addrs or dialable(self.addrs) != self.addrs:
+            raise ValueError("addrs has none, or one that cannot be dialled")
+        check_float(self.first_seen, "first_seen", high=limits.MAX_TIME_S)
+        check_float(self.last_seen, "last_seen", high=limits.MAX_TIME_S)
+        check_choice(repr(self.relays), "relays", ("True", "False"))
+
+    @property
+    def contact(self) -> Contact:
+        return Contact(peer_id=self.peer_id, addrs=self.addrs)
+
+
+def read(path: Path, network_id: str, now_s: float) -> tuple[Acquaintance, ...]:
+    """The peers of that network in the file at `path`, the likeliest to live first."""
+    try:
+        entries = _entries(path, network_id)
+    except (OSError, ValueError, RecursionError) as error:
+        logger.warning("the peers that were remembered in %s are lost: %s", path, error)
+        return ()
+    found = [each for entry in entries[: 2 * MAX_PEERS] if (each := _parsed(entry)) is not None]
+    return kept(found, {}, (), now_s)
+
+
+def _entries(path: Path, network_id: str) -> list[Any]:
+    """Raises OSError, ValueError, RecursionError for a file that is none of ours."""
+    told = read_json(path, max_bytes=MAX_FILE_BYTES)
+    if told is None:
+        return []
+    if not (isinstance(told, dict) and isinstance(told.get("peers"), list)):
+        raise ValueError("it has no list of peers")  # noqa: TRY004 - a file's fault, not a caller's
+    return told["peers"] if told.get("network_id") == network_id else []
+
+
+def _parsed(entry: Any) -> Acquaintance | None:
+    try:
+        return Acquaintance(**{**entry, "addrs": tuple(entry["addrs"])})
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        logger.warning("skipped a remembered peer: %s", error)
+        return None
+
+
+def kept(
+    known: Iterable[Acquaintance], present: Mapping[str, tuple[str, ...]], relays: Iterable[str], now_s: float
+) -> tuple[Acquaintance, ...]:
+    """Of those `known` and those `present` now, by peer id with their addresses, the MAX_PEERS to remember.
+
+    Relays come first, then those seen within a day from the one known longest on, then the others.
+    """
+    relaying = frozenset(relays)
+    # a clock that was ahead must not keep anybody for ever
+    seen = [replace(each, last_seen=min(each.last_seen, now_s)) for each in known]
+    by_id = {each.peer_id: each for each in seen if each.last_seen > now_s - MAX_AGE_S}
+    for peer_id, addrs in present.items():
+        old = by_id.get(peer_id)
+        by_id[peer_id] = Acquaintance(
+            peer_id=peer_id,
+            addrs=addrs,
+            first_seen=min(old.first_seen, now_s) if old else now_s,
+            last_seen=now_s,
+            relays=peer_id in relaying or (old is not None and old.relays),
+        )
+
+    def rank(each: Acquaintance) -> tuple[bool, bool, float]:
+        return not each.relays, each.last_seen <= now_s - RECENT_S, each.first_seen
+
+    return tuple(sorted(by_id.values(), key=rank)[:MAX_PEERS])
+
+
+def write(path: Path, network_id: str, peers: Sequence[Acquaintance]) -> None:
+    """Replace the file at `path` in one step. A disk that refuses is warned of."""
+    try:
+        replace_json(path, {"network_id": network_id, "peers": [asdict(each) for each in peers]})
+    except OSError as error:
+        logger.warning("cannot remember peers in %s: %s", path, error)
+
+
+def remembered(config: Config) -> tuple[Acquaintance, ...]:
+    """The peers that the home of `config` remembers of its network."""
+    return read(Home(config.home).peers, config.network_id, time.time())
+
+
+def way_in(config: Config) -> tuple[str, ...]:
+    """Addresses of peers to join through: those given, or else those remembered. Raises ConfigError for none."""
+    check_way_in(config)
+    return config.peers or tuple(f"{addr}/p2p/{each.peer_id}" for each in remembered(config) for addr in each.addrs)
+
+
+def check_way_in(config: Config) -> None:
+    """Raises ConfigError for a node that is to join and neither was given a peer nor remembers one."""
+    if not config.peers and not remembered(config):
+        raise ConfigError(
+            "no peer to join through is named, and none is remembered from earlier days",
+            remedy="give --peers the address that a seed printed; swarm-node seed starts a network, "
+            "swarm-node demo shows it all on this machine",
+        )
+
+
+@asynccontextmanager
+async def keeping(home: Home, network: Libp2pNetwork) -> AsyncIterator[None]:
+    """Remember the peers of `network`: soon, again every minute, and when the context is left."""
+
+    left = asyncio.Event()
+
+    async def save() -> None:
+        # the network's tables are read here: they change in this thread
+        present, relays = {contact.peer_id: contact.addrs for contact in network.known_peers}, network.relays
+        await asyncio.to_thread(_merge, home.peers, network.network_id, present, relays)
+
+    async def keep() -> None:
+        pause_s = FIRST_SAVE_S
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await left.wait()
+                    return
+            await save()
+            pause_s = SAVE_S
+
+    keeper = asyncio.create_task(keep(), name="remember peers")
+    try:
+        yield
+    finally:
+        left.set()
+        await keeper
+        await save()
+
+
+def _merge(path: Path, network_id: str, present: Mapping[str, tuple[str, ...]], relays: Iterable[str]) -> None:
+    now_s = time.time()
+    write(path, network_id, kept(read(path, network_id, now_s), present, relays, now_s))

@@ -1,0 +1,46 @@
+"""The revisions of models that a home's clients have had answers from, kept across restarts (see `UsedRevisions`).
+
+    HOME/revisions.json   {"network_id": …, "used": {MODEL: [REVISION, …], …}}
+
+A file that is missing, broken or made by somebody else costs the home its memory, and nothing more.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from swarm.client.used_revisions import MAX_MODELS, MAX_REVISIONS, Used, UsedRevisions
+from swarm_protocol import limits
+
+from swarm_node.storage.home import read_json, replace_json
+
+MAX_FILE_BYTES = 2 * MAX_MODELS * (limits.MAX_NAME_BYTES + MAX_REVISIONS * limits.MAX_REVISION_BYTES)
+"""MAX_MODELS with the longest names, twice over."""
+
+logger = logging.getLogger(__name__)
+
+
+def used_in(path: Path, network_id: str) -> UsedRevisions:
+    """What the file at `path` tells of that network; what is used from now on is written there."""
+
+    def keep(used: Used) -> None:
+        try:
+            replace_json(path, {"network_id": network_id, "used": used})
+        except OSError as error:
+            logger.warning("cannot remember in %s which models were used: %s", path, error)
+
+    return UsedRevisions(_read(path, network_id), keep)
+
+
+def _read(path: Path, network_id: str) -> Used:
+    try:
+        told = read_json(path, max_bytes=MAX_FILE_BYTES)
+        if told is None or told["network_id"] != network_id:
+            return {}
+        used = {name: list(digests) for name, digests in told["used"].items()}
+        UsedRevisions(used)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        logger.warning("which models were used is lost with %s: %s", path, error)
+        return {}
+    return used

@@ -1,0 +1,321 @@
+"""Draws which servers hold which blocks of a model, and how a loss went, in rows of characters.
+
+A model may have more blocks than a row has cells: a cell then stands for several blocks, and tells of the worst.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from rich.text import Text
+
+from swarm_node.dashboard.views import (
+    Happening,
+    ModelDetail,
+    ModelView,
+    NodeDetail,
+    Overview,
+    RunDetail,
+    RunView,
+    ServerView,
+)
+from swarm_node.formatting import UNKNOWN, clean, count, duration, rate, size
+
+FULL, PART, NONE = "█", "▒", "·"
+BARS = "▁▂▃▄▅▆▇█"
+
+
+def cell_spans(num_blocks: int, width: int) -> list[tuple[int, int]]:
+    """The blocks `[start, end)` of each cell, at most `width` of them; none is empty."""
+    cells = max(0, min(num_blocks, width))
+    return [(num_blocks * cell // cells, num_blocks * (cell + 1) // cells) for cell in range(cells)]
+
+
+def span_row(start: int, end: int, num_blocks: int, width: int) -> str:
+    """A server's blocks `[start, end)`: a full cell is served in whole, a grey one in part."""
+    return "".join(_filled(start, end, cell) for cell in cell_spans(num_blocks, width))
+
+
+def _filled(start: int, end: int, cell: tuple[int, int]) -> str:
+    covered = min(end, cell[1]) - max(start, cell[0])
+    if covered <= 0:
+        return NONE
+    return FULL if covered == cell[1] - cell[0] else PART
+
+
+def replica_row(replicas: Sequence[int], width: int) -> str:
+    """How many servers the worst block of each cell has: a digit, `+` for more than nine, `·` for none."""
+    worst = [min(replicas[start:end]) for start, end in cell_spans(len(replicas), width)]
+    return "".join(NONE if number <= 0 else str(number) if number < 10 else "+" for number in worst)
+
+
+def missing_row(missing: Sequence[tuple[int, int]], num_blocks: int, width: int) -> str:
+    """A model's blocks where only the gaps are known: full where each block has a server."""
+    return "".join(
+        NONE if any(start < cell[1] and cell[0] < end for start, end in missing) else FULL
+        for cell in cell_spans(num_blocks, width)
+    )
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """The newest `width` values as bars, the lowest being the shortest; those that are no numbers are left out."""
+    shown = [value for value in values if math.isfinite(value)][-width:] if width > 0 else []
+    if not shown:
+        return ""
+    low, high = min(shown), max(shown)
+    scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(BARS[round((value - low) * scale)] for value in shown)
+
+
+STYLES = {
+    "whole": "green", "thin": "yellow", "incomplete": "red",
+    "training": "green", "finished": "green", "waiting": "yellow", "gone": "red",
+    "serving": "green", "alive": "green", "joining": "yellow", "draining": "yellow", "leaving": "yellow",
+}  # fmt: skip
+NAME_CELLS = 24
+STATE_CELLS = 11
+MAP_CELLS = 64
+MIN_MAP_CELLS = 8
+MAX_LINES = 200
+"""Of servers or members in one detail: nobody reads more, and a terminal has no room for them."""
+
+Line = Text
+
+
+def state(word: str) -> tuple[str, str]:
+    return f"{word:<{STATE_CELLS}}", STYLES.get(word, "")
+
+
+def overview(view: Overview, width: int) -> Text:
+    """Everything at a glance."""
+    return _joined(_overview_lines(view, width))
+
+
+def _overview_lines(view: Overview, width: int) -> Iterator[Line]:
+    nodes = f"{_plural(view.num_volunteers, 'volunteer')} among {_plural(view.num_nodes, 'node')}"
+    yield _fitted(Text(f"{nodes}: {_counted(view.nodes_by_state)}"), width)
+    reached = f"reached: {_counted(view.nodes_by_reachability)}"
+    turnover = f"24 h: {view.joins_24h} joined, {view.leaves_24h} left"
+    yield _fitted(Text(f"{reached} · {turnover}", "dim"), width)
+    first_token = f"{duration(view.first_token_p50_s)} p50, {duration(view.first_token_p95_s)} p95"
+    speeds = f"{rate(view.tokens_per_s)} answered, {rate(view.training_tokens_per_s)} trained"
+    yield _fitted(Text(f"{speeds} · first token {first_token}"), width)
+    # before all that grows, so that no terminal is too low for it; a long one is folded
+    yield _title("JOIN WITH")
+    yield Text(clean(view.join_command, 1000))
+    yield _title("MODELS")
+    for model in view.models:
+        yield from _model_lines(model, width)
+    if not view.models:
+        yield Text("no model is served", "dim")
+    yield _title("RUNS")
+    for run in view.runs:
+        yield from _run_lines(run, width)
+    if not view.runs:
+        yield Text("no run is trained", "dim")
+    yield _title("NEWEST")
+    for happening in view.happenings:
+        yield _happening(happening, width)
+    if not view.happenings:
+        yield Text("nothing has changed yet", "dim")
+
+
+def _model_lines(model: ModelView, width: int) -> Iterator[Line]:
+    facts = f"{model.num_blocks} blocks, {_plural(model.num_servers, 'server')}, {rate(model.tokens_per_s)}"
+    yield _fitted(Text.assemble(state(model.health), _name(model.name), " ", facts), width)
+    cells = _map_cells(width, STATE_CELLS)
+    yield Text.assemble(" " * STATE_CELLS, missing_row(model.missing, model.num_blocks, cells))
+    yield Text(" " * STATE_CELLS + clean(model.words, max(1, width - STATE_CELLS)), "dim")
+
+
+def _run_lines(run: RunView, width: int) -> Iterator[Line]:
+    step = f"step {run.outer_step}" + (f" of {run.outer_steps}" if run.outer_steps else "")
+    loss = UNKNOWN if run.loss is None else f"{run.loss:.3f}"
+    yield _fitted(Text.assemble(state(run.state), _name(run.name or run.run), f" {step}, loss {loss}"), width)
+    facts = f"{_plural(run.num_members, 'member')}, {_agreement(run)}, {rate(run.tokens_per_s)}"
+    bars = sparkline(run.losses, max(0, width - STATE_CELLS - 2 - len(facts)))
+    yield _fitted(Text.assemble(" " * STATE_CELLS, (bars, "cyan"), "  " if bars else "", facts), width)
+    yield Text(" " * STATE_CELLS + clean(run.words, max(1, width - STATE_CELLS)), "dim")
+
+
+def _agreement(run: RunView) -> str:
+    """Members at the newest committed step, and how many of them say that they hold the same state."""
+    if not run.num_at_step:
+        return "no digest yet"
+    agree = f"{run.num_agreeing} of {run.num_at_step}"
+    return f"{agree} agree" if run.num_agreeing == run.num_at_step else f"only {agree} AGREE"
+
+
+def _happening(happening: Happening, width: int) -> Line:
+    head = f"{_clock(happening.at)} {happening.kind:<6}"
+    return Text.assemble((head, "dim"), clean(happening.words, max(1, width - len(head))))
+
+
+# --- details ----------------------------------------------------------------------------------------------------------
+
+
+def model(view: ModelDetail, width: int) -> Text:
+    """The map of blocks and servers, replicas per block, and the chains in use."""
+    return _joined(_model_detail_lines(view, width))
+
+
+def _model_detail_lines(view: ModelDetail, width: int) -> Iterator[Line]:
+    shown, blocks = view.model, view.model.num_blocks
+    yield _fitted(Text.assemble(state(shown.health), clean(shown.name, width), " · ", clean(shown.words, width)), width)
+    cells = _map_cells(width, NAME_CELLS + 1)
+    pad = NAME_CELLS + 1
+    yield Text.assemble(("replicas per block".ljust(pad), "dim"), replica_row(view.replicas, cells))
+    for server in view.servers[:MAX_LINES]:
+        yield Text.assemble(_name(server.name), " ", (span_row(server.start, server.end, blocks, cells), "cyan"))
+        yield _fitted(Text.assemble(" " * pad, _server_facts(server)), width)
+    yield from _left_out(len(view.servers), "servers")
+    if shown.weakest_block is not None:
+        weakest = f"weakest: block {shown.weakest_block}, {_plural(shown.weakest_replicas, 'server')}"
+        yield Text(weakest, STYLES.get(shown.health, ""))
+    for other in shown.other_revisions:
+        whole = "whole" if other.is_whole else "incomplete"
+        servers = f"{_plural(other.num_servers, 'server')}, {whole}"
+        yield _fitted(Text(f"also under this name: revision {clean(other.revision, 64)}, {servers}", "yellow"), width)
+    for chain in view.chains:
+        hops = " → ".join(f"{clean(span.name, NAME_CELLS)} {span.start}:{span.end}" for span in chain.spans)
+        assumed = f" ({chain.assumed_ms:.0f} ms assumed)" if chain.assumed_ms else ""
+        yield _fitted(Text(f"chain {chain.ms_per_token:.0f} ms a token{assumed}: {hops}"), width)
+
+
+def _server_facts(server: ServerView) -> Text:
+    moving = "" if server.next_start is None else f", moves to {server.next_start}:{server.next_end}"
+    return Text.assemble(
+        (server.state, STYLES.get(server.state, "")),
+        f" {server.start}:{server.end}, {server.queue_depth} waiting, {server.decode_ms_per_block:.1f} ms a block, "
+        f"{rate(server.tokens_per_s)}, {'relayed' if server.relayed else 'direct'}{moving}",
+    )
+
+
+def run(view: RunDetail, width: int) -> Text:
+    """The loss, the newest steps, who trains, and what was refused."""
+    return _joined(_run_detail_lines(view, width))
+
+
+def _run_detail_lines(view: RunDetail, width: int) -> Iterator[Line]:
+    shown = view.run
+    yield _fitted(Text.assemble(state(shown.state), clean(shown.name or shown.run, width)), width)
+    yield Text(clean(shown.words, width))
+    signed = clean(shown.signed_by or UNKNOWN, 60)
+    yield _fitted(Text(f"{shown.run} · {count(view.num_parameters)} parameters · signed by {signed}"), width)
+    losses = [step.loss for step in view.steps] or list(shown.losses)
+    yield Text.assemble(("loss ", "dim"), (sparkline(losses, max(1, width - 5)), "cyan"))
+    if shown.projected_end is not None:
+        yield Text(f"expected to end at {moment(shown.projected_end)}")
+    yield Text(f"{_agreement(shown)} on {clean(shown.digest[:12], 12) or UNKNOWN}")
+    yield _title("STEPS")
+    for step in reversed(view.steps[-8:]):
+        phases = ", ".join(f"{clean(name, 12)} {duration(took)}" for name, took in step.phases_s.items())
+        facts = f"step {step.outer_step}: loss {step.loss:.3f}, {_plural(step.num_members, 'member')}, {phases}"
+        yield _fitted(Text(facts.removesuffix(", ")), width)
+    yield _title("CONTRIBUTORS")
+    for each in view.contributors[:MAX_LINES]:
+        facts = f"step {each.outer_step}, {count(each.tokens)} tokens seen, {rate(each.tokens_per_s)}"
+        yield _fitted(Text.assemble(state(each.state), _name(each.name), " ", facts), width)
+    yield from _left_out(len(view.contributors), "contributors")
+    if view.refusals:
+        yield _title("REFUSED")
+    for refusal in view.refusals[:20]:
+        told = f"step {refusal.outer_step}: {clean(refusal.name, NAME_CELLS)}: {clean(refusal.reason, width)}"
+        yield _fitted(Text(told, "yellow"), width)
+
+
+def node(view: NodeDetail, width: int) -> Text:
+    """What one node is, and what it does."""
+    return _joined(_node_detail_lines(view, width))
+
+
+def _node_detail_lines(view: NodeDetail, width: int) -> Iterator[Line]:
+    shown = view.node
+    yield _fitted(Text.assemble(state(shown.state), clean(shown.name, width)), width)
+    yield Text(clean(shown.peer_id, width), "dim")
+    memory = f"{size(shown.free_memory_bytes)} of {size(shown.memory_bytes)} free"
+    yield _fitted(Text(f"{clean(shown.device, width)}, {memory}, version {clean(shown.version, 20)}"), width)
+    yield _fitted(
+        Text(
+            f"through one block: {rate(shown.prefill_tokens_per_s)} prefill, {rate(shown.decode_tokens_per_s)} decode, "
+            f"{rate(shown.training_tokens_per_s)} training; reached: {shown.reachability}"
+        ),
+        width,
+    )
+    uptime = UNKNOWN if view.uptime_share is None else f"{view.uptime_share:.0%}"
+    yield _fitted(
+        Text(f"there {uptime} of the time; trained {count(view.tokens_trained)} tokens in {view.rounds} rounds seen"),
+        width,
+    )
+    for server in view.serving[:MAX_LINES]:
+        yield _fitted(Text.assemble("serves ", _name(server.model), " ", _server_facts(server)), width)
+    for each in view.training[:MAX_LINES]:
+        facts = f"step {each.outer_step}, {rate(each.tokens_per_s)}"
+        yield _fitted(Text.assemble("trains ", _name(each.run), " ", facts), width)
+
+
+# --- pieces -----------------------------------------------------------------------------------------------------------
+
+
+def freshness(view: Overview, age_s: float, *, late_s: float) -> tuple[str, str]:
+    """How old the picture is, in words, and their style; `age_s` since it last changed here."""
+    ago = f"last update {duration(round(age_s))} ago"
+    if view.stale:
+        return f"{clean(view.stale, 120)} · {ago}", "bold red"
+    if age_s > late_s:
+        return f"no news · {ago}", "bold yellow"
+    return f"updated {duration(round(age_s))} ago", "dim"
+
+
+def _title(text: str) -> Line:
+    return Text(f"\n{text}", "bold")
+
+
+def _name(text: str) -> str:
+    """Padded to a column."""
+    shown = clean(text, NAME_CELLS)
+    return shown + " " * (NAME_CELLS - Text(shown).cell_len)
+
+
+def _plural(number: int, word: str) -> str:
+    return f"{number:,} {word}" if number == 1 else f"{number:,} {word}s"
+
+
+def _counted(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{number:,} {clean(word, 24)}" for word, number in counts.items() if number) or "none"
+
+
+def _map_cells(width: int, used: int) -> int:
+    return max(MIN_MAP_CELLS, min(MAP_CELLS, width - used))
+
+
+def _left_out(number: int, what: str) -> Iterator[Line]:
+    if number > MAX_LINES:
+        yield Text(f"and {number - MAX_LINES:,} more {what}", "dim")
+
+
+def _fitted(line: Line, width: int) -> Line:
+    line.truncate(max(1, width), overflow="ellipsis")
+    return line
+
+
+def _joined(lines: Iterable[Line]) -> Text:
+    return Text("\n").join(lines)
+
+
+def moment(at: float) -> str:
+    """A time in full, the same for all readers. One that no calendar holds is told as the first of all."""
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", _calendar(at, time.gmtime))
+
+
+def _clock(at: float) -> str:
+    return time.strftime("%H:%M:%S", _calendar(at, time.localtime))
+
+
+def _calendar(at: float, read: Callable[[float], time.struct_time]) -> time.struct_time:
+    try:
+        return read(at)
+    except (OverflowError, ValueError, OSError):
+        return read(0)

@@ -1,0 +1,57 @@
+"""What `join` asks of torch's threads, which is read when torch is loaded."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from swarm.training.data.token_file import TokenWriter
+from swarm_node.commands import daemons
+from swarm_node.commands.command_options import Flags
+from swarm_node.commands.daemons import _check_work
+from swarm_node.settings.parsers import config
+from swarm_protocol.errors import ConfigError
+
+
+@pytest.mark.parametrize(("asked", "expected"), [(None, "passive"), ("active", "active")])
+def test_join_that_serves_has_threads_sleep_between_steps_unless_told_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str | None, expected: str
+) -> None:
+    monkeypatch.setenv("OMP_WAIT_POLICY", asked or "")
+    if asked is None:
+        monkeypatch.delenv("OMP_WAIT_POLICY")
+    monkeypatch.setattr(daemons, "live", lambda *_arguments, **_options: 0)
+    (tmp_path / "config.json").write_text("{}")
+    flags = Flags(values={"home": str(tmp_path / "home"), "model": str(tmp_path)}, json=False, file=None, extra={})
+    assert daemons.join(flags) == 0
+    assert os.environ["OMP_WAIT_POLICY"] == expected
+
+
+def test_join_that_does_not_serve_leaves_them_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_WAIT_POLICY", "")
+    monkeypatch.delenv("OMP_WAIT_POLICY")
+    monkeypatch.setattr(daemons, "live", lambda *_arguments, **_options: 0)
+    assert daemons.join(Flags(values={"home": str(tmp_path / "home")}, json=False, file=None, extra={})) == 0
+    assert "OMP_WAIT_POLICY" not in os.environ
+
+
+def test_join_does_without_data_that_is_gone_if_the_tokens_that_the_run_pins_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    cache = tmp_path / "swarm" / "tokens"
+    cache.mkdir(parents=True)
+    (cache / "broken.tokens").write_text("")
+    writer = TokenWriter(cache / "one.tokens", 256)
+    writer.add(np.arange(9), held_out=False)
+    digest = writer.finish().digest
+    writer.close()
+    run = tmp_path / "run.toml"
+    told = config.resolve({"home": str(tmp_path), "run": str(run), "data": "/no/such"}, env={})
+    run.write_text('[data]\ndigest = "another"\n')
+    with pytest.raises(ConfigError, match="/no/such is not there"):
+        _check_work(told)
+    run.write_text(f'[data]\ndigest = "{digest}"\n')
+    _check_work(told)

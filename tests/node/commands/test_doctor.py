@@ -1,0 +1,117 @@
+"""The doctor's local checks, each with something broken."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from swarm_node.commands import doctor
+from swarm_node.commands.doctor import Finding
+from swarm_node.settings.config import Config
+from swarm_node.storage.home import Home
+
+
+class Usage(NamedTuple):
+    free: int
+
+
+def config(home: Path, **more: object) -> Config:
+    return Config(home=home, name="test", **more)  # type: ignore[arg-type]
+
+
+def only(findings: object) -> Finding:
+    [finding] = findings  # type: ignore[misc]
+    assert isinstance(finding, Finding)
+    assert bool(finding.remedy) == (finding.result != "ok")
+    return finding
+
+
+def test_local_checks_of_a_sound_machine_fail_nowhere(tmp_path: Path) -> None:
+    found = [finding for check in doctor.local_checks() for finding in check(config(tmp_path))]
+    assert [finding for finding in found if finding.result == "fail"] == []
+
+
+def test_check_versions_names_what_is_too_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "LIBRARIES", {"torch": (99,), "no-such-thing": (1,)})
+    found = only(doctor.check_versions(config(tmp_path)))
+    assert found.result == "fail"
+    assert "is older than 99" in found.message
+    assert "no-such-thing is not installed" in found.message
+
+
+@pytest.mark.parametrize("script", ["#!/bin/sh\nexit 3\n", "not a program"])
+def test_check_libp2p_that_does_not_run_fails(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    binary = tmp_path / "p2pd"
+    binary.write_text(script)
+    binary.chmod(0o700)
+    monkeypatch.setattr(doctor, "p2pd_path", lambda: binary)
+    assert only(doctor.check_libp2p(config(tmp_path))).result == "fail"
+
+
+def test_check_libp2p_that_hangs_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def hang(*_arguments: object, **_options: object) -> None:
+        raise subprocess.TimeoutExpired("p2pd", 10)
+
+    monkeypatch.setattr(subprocess, "run", hang)
+    assert only(doctor.check_libp2p(config(tmp_path))).result == "fail"
+
+
+def test_check_home_that_cannot_be_written_fails() -> None:
+    found = only(doctor.check_home(config(Path("/proc/no-such"))))
+    assert found.result == "fail"
+    assert "/proc" in found.message
+
+
+def test_check_home_names_the_running_daemon(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    home.create()
+    with home.locked():
+        assert f"pid {os.getpid()}" in only(doctor.check_home(config(tmp_path))).message
+
+
+@pytest.mark.parametrize(("free", "result"), [(10**12, "ok"), (2**30, "warn"), (2**20, "fail")])
+def test_check_disk_by_what_is_free(free: int, result: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(free=free))
+    assert only(doctor.check_disk(config(tmp_path / "not" / "yet"))).result == result
+
+
+def test_check_clock_before_this_software_was_made_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.time", lambda: 0.0)
+    found = only(doctor.check_clock(config(tmp_path)))
+    assert found.result == "fail"
+    assert "1970" in found.message
+
+
+def test_check_ports_that_are_taken_fail(tmp_path: Path) -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        taken = f"/ip4/127.0.0.1/tcp/{holder.getsockname()[1]}"
+        found = list(doctor.check_ports(config(tmp_path, listen=(taken, "/ip4/127.0.0.1/udp/0/quic-v1"))))
+    assert [finding.result for finding in found] == ["fail", "ok"]
+    assert taken in found[0].message
+    assert "port 0" in found[0].remedy
+
+
+def test_check_ports_of_a_family_that_the_machine_lacks_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lacking(*_arguments: object) -> None:
+        raise OSError(97, "Address family not supported by protocol")
+
+    monkeypatch.setattr(socket, "socket", lacking)
+    found = only(doctor.check_ports(config(tmp_path, listen=("/ip6/::/tcp/0",))))
+    assert found.result == "fail"
+    assert "address family not supported" in found.message
+
+
+def test_check_gpu_with_a_driver_that_torch_cannot_use_warns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("torch.backends.mps.is_available", lambda: False)
+    monkeypatch.setattr(shutil, "which", lambda name: "/usr/bin/nvidia-smi")
+    assert only(doctor.check_gpu(config(tmp_path))).result == "warn"
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert only(doctor.check_gpu(config(tmp_path))).result == "ok"

@@ -1,0 +1,157 @@
+"""`swarm-node run export`: a state that is there, as a model that transformers loads, or which are there instead."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from support.training_swarm import AUTHOR, WINDOW_TOKENS, Swarm, SyntheticInner
+from swarm.network.membership import Membership
+from swarm.testing import virtual_time
+from swarm.training.inner.run_model import check_model
+from swarm.training.member.trainer_events import OuterStep
+from swarm.training.run.run_config import DataConfig, InnerConfig, RunConfig
+from swarm.training.run.run_file import write_run
+from swarm.training.run.signed_run import SignedRun
+from swarm.training.state.checkpoint import Checkpoint, save_checkpoint
+from swarm.training.state.layout import Layout
+from swarm.training.state.replica_state import ReplicaState
+from swarm_node import cli
+from swarm_node.commands import run_export
+from swarm_node.commands.run_export import newest_state
+from swarm_node.events.emitter import event_contract
+from swarm_protocol.errors import ConfigError
+from swarm_protocol.identity import Identity
+from transformers import AutoModelForCausalLM
+
+MODEL = {"model_type": "gpt2", "vocab_size": 256, "n_embd": 8, "n_layer": 1, "n_head": 1, "n_positions": 128}
+CONFIG = RunConfig(
+    name="tiny",
+    outer_steps=6,
+    interval_steps=2,
+    min_group=2,
+    model=MODEL,
+    data=DataConfig(window_tokens=WINDOW_TOKENS),
+    inner=InnerConfig(batch_windows=2),
+)
+NUM_VALUES = check_model(CONFIG)
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    state: ReplicaState
+    certificate: bytes
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SignedRun:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SWARM_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("SWARM_NETWORK_ID", "test")
+    return write_run(tmp_path / "run.toml", CONFIG, AUTHOR)
+
+
+def trained(run: SignedRun) -> tuple[list[Committed], float]:
+    """The states of a run of two members, step by step, and when it ended."""
+    found: dict[int, Committed] = {}
+
+    async def main() -> float:
+        async with Swarm(CONFIG) as swarm:
+            swarm.run = run
+            for name in ("m0", "m1"):
+                await swarm.join(name, inner=SyntheticInner(num_values=NUM_VALUES, virtual_step_s=0.5))
+            member = swarm.members["m0"]
+            while CONFIG.outer_steps not in found:
+                await asyncio.sleep(0.05)
+                if (state := member.trainer.state) is not None and member.of(OuterStep):
+                    found.setdefault(state.outer_step, Committed(state, member.trainer.certificate))
+            return member.network.now()
+
+    now = virtual_time.run(main())
+    return [found[step] for step in sorted(found)], now
+
+
+def keep(run: SignedRun, states: Sequence[Committed]) -> None:
+    folder = Path("home", "checkpoints", run.run_id)
+    for each in states:
+        checkpoint = Checkpoint(state=each.state, inner={}, certificate=each.certificate)
+        save_checkpoint(folder, checkpoint, keep=2, keep_every=3)
+
+
+def events(capsys: pytest.CaptureFixture[str]) -> list[dict[str, object]]:
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [problem for event in found for problem in event_contract.problems(event)] == []
+    return found
+
+
+def test_export_of_a_kept_step_is_that_state_as_a_model(
+    run: SignedRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    states, now = trained(run)
+    monkeypatch.setattr(run_export, "time", SimpleNamespace(time=lambda: now))
+    keep(run, states)
+    assert cli.run(["run", "export", "--step", "3", "--out", "third", "--json"]) == 0
+    [told] = events(capsys)
+    state = states[2].state
+    assert (told["outer_step"], told["digest"]) == (3, state.manifest().digest().hex())
+    model = AutoModelForCausalLM.from_pretrained("third")
+    assert torch.equal(Layout.of(model).flatten(model), state.theta_N)
+    assert cli.run(["run", "export", "--json"]) == 0
+    [told] = events(capsys)
+    assert (told["outer_step"], told["path"]) == (6, f"{run.run_id}-step-6")
+    assert cli.run(["run", "export", "--step", "4", "--json"]) == 1
+    [error] = events(capsys)
+    assert str(error["message"]).endswith("keeps no checkpoint of outer step 4, only of 3, 5, 6")
+
+
+def test_export_of_what_nothing_certifies_says_so(run: SignedRun, capsys: pytest.CaptureFixture[str]) -> None:
+    keep(run, [Committed(ReplicaState.initial(torch.zeros(NUM_VALUES)), b"")])
+    assert cli.run(["run", "export", "--json"]) == 0
+    warning, _ = events(capsys)
+    assert "nothing proves that the run's members committed outer step 0" in str(warning["message"])
+
+
+def test_export_with_another_state_s_certificate_is_refused(
+    run: SignedRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    states, now = trained(run)
+    monkeypatch.setattr(run_export, "time", SimpleNamespace(time=lambda: now))
+    keep(run, [Committed(states[2].state, states[3].certificate)])
+    assert cli.run(["run", "export", "--json"]) == 1
+    assert "is of another state" in str(events(capsys)[0]["message"])
+
+
+def test_export_without_any_checkpoint_says_where_to_look(run: SignedRun, capsys: pytest.CaptureFixture[str]) -> None:
+    for named in ("run.toml", run.run_id):
+        assert cli.run(["run", "export", named, "--json"]) == 1
+        [error] = events(capsys)
+        assert f"keeps no checkpoint of {run.run_id}" in str(error["message"])
+        assert "--peers" in str(error["remedy"])
+
+
+def test_newest_state_comes_from_the_members_while_they_train(run: SignedRun) -> None:
+    async def main() -> None:
+        async with Swarm(CONFIG) as swarm:
+            swarm.run = run
+            for name in ("m0", "m1"):
+                await swarm.join(name, inner=SyntheticInner(num_values=NUM_VALUES, virtual_step_s=0.5))
+            member = swarm.members["m0"]
+            while len(member.of(OuterStep)) < 2:
+                await asyncio.sleep(0.05)
+            network = swarm.internet.network(Identity(b"visitor".ljust(32)))
+            async with Membership(network) as membership:
+                state = await newest_state(network, membership, run, NUM_VALUES, None)
+                digests = {event.step: event.digest for event in member.of(OuterStep)}
+                assert state.outer_step >= 2
+                assert state.manifest().digest().hex() == digests[state.outer_step]
+                with pytest.raises(ConfigError, match=r"members hold outer step \d alone, and not 1"):
+                    await newest_state(network, membership, run, NUM_VALUES, 1)
+            await network.close()
+
+    virtual_time.run(main())

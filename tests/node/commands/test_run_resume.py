@@ -1,0 +1,155 @@
+"""What `swarm-node run resume` finds, tells and signs: beside real trainers on a simulated network, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from pathlib import Path
+
+import pytest
+from support.training_swarm import AUTHOR, Swarm, config
+from swarm.network.membership import Membership
+from swarm.testing import virtual_time
+from swarm.training.member.trainer_events import OuterStep, RunResumed
+from swarm.training.run.resume import survey
+from swarm_node.commands import run_resume
+from swarm_node.commands.run_resume import Resuming, read_members
+from swarm_node.events.emitter import Emitter
+from swarm_protocol.errors import ConfigError, PeerTimeout, PeerUnreachable
+from swarm_protocol.identity import Identity
+
+ONLOOKER = Identity(b"onlooker".ljust(32))
+NUM_STEPS = 6
+PEERS = tuple(Identity(bytes([number]) * 32).peer_id for number in (1, 2))
+
+
+async def waiting_run(swarm: Swarm) -> None:
+    """A run of four members of whom two are gone for good, without whom it cannot go on."""
+    for index in range(4):
+        await swarm.join(f"m{index}")
+    while not all(member.of(OuterStep) for member in swarm.members.values()):
+        await asyncio.sleep(0.05)
+    swarm.kill("m0")
+    swarm.kill("m1")
+    await asyncio.sleep(10.0)
+
+
+async def resume(
+    swarm: Swarm, *, is_certain: bool, author: Identity = AUTHOR, named: tuple[str, ...] = ()
+) -> list[dict[str, object]]:
+    """The events that the command emits, once it has looked and, if it is certain, signed."""
+    out = io.StringIO()
+    asked = Resuming(path=Path("run.toml"), author=author, members=None, is_certain=is_certain)
+    network = swarm.internet.network(ONLOOKER)
+    try:
+        async with Membership(network) as membership:
+            peers = named or await membership.trainers(swarm.run.run_id)
+            situation = await survey(network, swarm.run, peers)
+        emitter = Emitter(json=True, out=out, err=io.StringIO())
+        await run_resume._order(network, swarm.run, asked, named, situation, emitter)
+    finally:
+        await network.close()
+    return [json.loads(line) for line in out.getvalue().splitlines()]
+
+
+def _cost(function: object) -> float:
+    """An interval takes a second, all else no time."""
+    return 1.0 if getattr(function, "__name__", "") == "_stretch" else 0.0
+
+
+@pytest.fixture(autouse=True)
+def quiet(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("ERROR", logger="swarm")
+
+
+def test_resume_tells_who_would_go_on_and_signs_nothing_unless_it_is_told_to() -> None:
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=NUM_STEPS)) as swarm:
+            await waiting_run(swarm)
+            living = sorted(swarm.members[name].peer_id for name in ("m2", "m3"))
+            gone = sorted(swarm.members[name].peer_id for name in ("m0", "m1"))
+            planned, ended = await resume(swarm, is_certain=False)
+            assert (planned["event"], planned["roster"], planned["left_out"]) == ("resume_planned", living, gone)
+            assert ended["event"] == "resume_not_signed"
+            await asyncio.sleep(5.0)
+            assert not any(member.of(RunResumed) for member in swarm.members.values())
+            planned, delivered = await resume(swarm, is_certain=True)
+            assert (delivered["event"], delivered["peers"]) == ("resume_delivered", living)
+            await swarm.finish()
+            assert swarm.members["m2"].of(OuterStep)[-1].step == NUM_STEPS
+
+    virtual_time.run(main(), compute_s=_cost)
+
+
+def test_resume_of_a_run_that_goes_on_says_that_it_needs_no_order() -> None:
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=NUM_STEPS)) as swarm:
+            for index in range(3):
+                await swarm.join(f"m{index}")
+            while not all(member.of(OuterStep) for member in swarm.members.values()):
+                await asyncio.sleep(0.05)
+            members = sorted(member.peer_id for member in swarm.members.values())
+            planned, ended = await resume(swarm, is_certain=False)
+            assert ended["event"] == "resume_not_needed"
+            assert (ended["members"], ended["answered"]) == (members, members)
+            assert ended["outer_step"] == planned["outer_step"]
+            _, delivered = await resume(swarm, is_certain=True)
+            assert delivered["event"] == "resume_delivered"
+
+    virtual_time.run(main(), compute_s=_cost)
+
+
+def test_resume_of_another_author_or_among_nobody_is_refused() -> None:
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=NUM_STEPS)) as swarm:
+            await waiting_run(swarm)
+            with pytest.raises(ConfigError, match="only that key can resume it"):
+                await resume(swarm, is_certain=True, author=ONLOOKER)
+            # only the word of those who are named counts, and these show nothing
+            with pytest.raises(PeerTimeout, match="shows a certified state"):
+                await resume(swarm, is_certain=True, named=PEERS)
+            assert not any(member.of(RunResumed) for member in swarm.members.values())
+
+    virtual_time.run(main(), compute_s=_cost)
+
+
+def test_resume_that_no_member_takes_is_an_error() -> None:
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=NUM_STEPS)) as swarm:
+            await waiting_run(swarm)
+            network = swarm.internet.network(ONLOOKER)
+            async with Membership(network) as membership:
+                situation = await survey(network, swarm.run, await membership.trainers(swarm.run.run_id))
+            swarm.kill("m2")
+            swarm.kill("m3")
+            asked = Resuming(path=Path("run.toml"), author=AUTHOR, members=None, is_certain=True)
+            emitter = Emitter(json=False, out=io.StringIO(), err=io.StringIO())
+            with pytest.raises(PeerUnreachable, match="no member took the resume order"):
+                await run_resume._order(network, swarm.run, asked, (), situation, emitter)
+            await network.close()
+
+    virtual_time.run(main(), compute_s=_cost)
+
+
+def test_members_file_names_peers_and_may_have_comments(tmp_path: Path) -> None:
+    path = tmp_path / "members"
+    path.write_text(f"# those who go on\n{PEERS[0]}  # the big one\n\n{PEERS[1]}\n{PEERS[0]}\n")
+    assert read_members(path) == PEERS
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (b"# nobody\n", "names nobody"),
+        (b"somebody\n", "no peer id: 'somebody'"),
+        (b"\xff\n", "cannot be read"),
+        (None, "cannot be read"),
+    ],
+)
+def test_members_file_that_names_no_peers_is_refused(tmp_path: Path, content: bytes | None, complaint: str) -> None:
+    path = tmp_path / "members"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ConfigError, match=complaint):
+        read_members(path)

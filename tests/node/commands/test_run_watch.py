@@ -1,0 +1,162 @@
+"""What `run watch` tells, and when it ends: over a scripted observer, in virtual time."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from swarm.testing import virtual_time
+from swarm.training.member.observer import CommittedStep
+from swarm.training.run.module_run import module_run
+from swarm.training.run.run_config import RunConfig
+from swarm.training.run.run_file import write_run
+from swarm.training.run.signed_run import SignedRun
+from swarm_node.commands.run_watch import Watching
+from swarm_node.events.emitter import Emitter
+from swarm_node.roles.volunteer import Volunteer, course
+from swarm_node.settings.config import Config
+from swarm_protocol.errors import ConfigError, PeerTimeout
+from swarm_protocol.identity import Identity
+from swarm_protocol.records import TrainerRecord, ValidationReport
+
+RUN = SignedRun(config=RunConfig(name="x", outer_steps=2), peer_id="author", issued_at=1, signature=b"")
+
+
+def member(state: str = "training") -> TrainerRecord:
+    return TrainerRecord(run=RUN.run_id, outer_step=1, digest=bytes(32), tokens_per_s=50.0, state=state)  # type: ignore[arg-type]
+
+
+def step(number: int) -> CommittedStep:
+    return CommittedStep(outer_step=number, loss=1.5, digest="ab" * 32, group=("a", "b"), num_tokens=10)
+
+
+class Scripted:
+    """Plays back what an observer would find, one look after the other; the last for ever."""
+
+    def __init__(self, *looks: tuple[Mapping[str, TrainerRecord], list[CommittedStep] | PeerTimeout]) -> None:
+        self._looks = list(looks)
+        self.outer_step = 0
+
+    async def members(self) -> Mapping[str, TrainerRecord]:
+        return self._looks[0][0]
+
+    async def look(self, _members: Mapping[str, TrainerRecord]) -> list[CommittedStep]:
+        found = self._looks.pop(0)[1] if len(self._looks) > 1 else self._looks[0][1]
+        if isinstance(found, PeerTimeout):
+            raise found
+        self.outer_step = max([self.outer_step, *(each.outer_step for each in found)])
+        return found
+
+
+def told(observer: Scripted) -> list[dict[str, object]]:
+    out = io.StringIO()
+    watching = Watching(observer, RUN, Emitter(json=True, out=out, err=io.StringIO()))  # type: ignore[arg-type]
+    try:
+        virtual_time.run(watching.until_finished())
+    finally:
+        observer.told = [json.loads(line) for line in out.getvalue().splitlines()]  # type: ignore[attr-defined]
+    return observer.told  # type: ignore[attr-defined, no-any-return]
+
+
+def test_watching_tells_members_and_steps_until_the_run_is_finished() -> None:
+    both = {"a": member(), "b": member("joining")}
+    events = told(Scripted(({}, []), (both, []), (both, [step(1)]), ({"a": member("finished")}, [step(2)])))
+    assert [event["event"] for event in events] == ["members", "committed", "members", "committed", "run_finished"]
+    assert events[0]["summary"] == "1 joining, 1 training"
+    assert (events[1]["step"], events[1]["of"], events[1]["tokens_per_s"]) == (1, 2, 50.0)
+    assert events[-1]["digest"] == "ab" * 32
+
+
+def test_watching_tells_a_measurement_once_as_most_members_say_it() -> None:
+    def says(outer_step: int, loss: float) -> TrainerRecord:
+        return replace(member(), validation=ValidationReport(outer_step=outer_step, loss=loss))
+
+    first = {"a": says(1, 2.5), "b": says(1, 2.5), "liar": says(9, 0.0), "new": member()}
+    second = {"a": says(2, 1.5), "b": says(2, 1.5), "liar": says(2, 99.0)}
+    events = told(Scripted((first, []), (first, [step(1)]), (second, [step(2)])))
+    assert [(each["step"], each["loss"]) for each in events if each["event"] == "validated"] == [(1, 2.5), (2, 1.5)]
+
+
+def test_watching_is_told_of_no_measurement_of_a_step_that_was_not_committed() -> None:
+    """One of two members could else be the last that anybody hears of."""
+    liar = replace(member(), validation=ValidationReport(outer_step=10**6, loss=0.0))
+    honest = [replace(member(), validation=ValidationReport(outer_step=number, loss=2.5)) for number in (1, 2)]
+    looks = [({"a": each, "liar": liar}, [step(number)]) for number, each in enumerate(honest, 1)]
+    events = told(Scripted(*looks))
+    assert [each["step"] for each in events if each["event"] == "validated"] == [1, 2]
+
+
+def test_watching_nobody_ends_with_one_line() -> None:
+    with pytest.raises(PeerTimeout, match=f"nobody trains {RUN.run_id} on this network"):
+        told(Scripted(({}, [])))
+
+
+def test_watching_a_run_that_everybody_leaves_says_where_it_stands() -> None:
+    observer = Scripted(({"a": member()}, [step(1)]), ({}, []))
+    with pytest.raises(PeerTimeout, match="any more: it stands at outer step 1 of 2"):
+        told(observer)
+    assert [event["event"] for event in observer.told] == ["members", "committed", "members"]  # type: ignore[attr-defined]
+
+
+def test_watching_members_that_do_not_answer_says_so_once() -> None:
+    silent = ({"a": member()}, PeerTimeout("no answer"))
+    events = told(Scripted(silent, silent, silent, ({"a": member()}, [step(2)])))
+    warnings = [event["message"] for event in events if event["event"] == "warning"]
+    assert warnings == ["cannot see where the run is: no answer"]
+
+
+def test_watching_a_run_whose_last_members_have_just_left_ends_well_with_what_they_said() -> None:
+    """A record proves nothing, so that it is not told as `run_finished`."""
+    done = replace(member("finished"), outer_step=2, loss=1.25)
+    observer = Scripted(({"a": member()}, [step(1)]), ({"a": done}, PeerTimeout("it is gone")), ({}, []))
+    events = told(observer)
+    assert [event["event"] for event in events] == [
+        *("members", "committed", "members", "members", "run_left"),
+    ]
+    last = events[-1]
+    assert (last["outer_step"], last["loss"], last["digest"], last["checked"]) == (2, 1.25, bytes(32).hex(), 1)
+
+
+@pytest.mark.parametrize(
+    "other", [member(), member("joining"), replace(member("finished"), outer_step=2, digest=b"")], ids=lambda m: m.state
+)
+def test_watching_a_run_that_only_some_say_is_finished_does_not_end_well(other: TrainerRecord) -> None:
+    """Anybody may say so."""
+    done = replace(member("finished"), outer_step=2)
+    observer = Scripted(
+        ({"a": done}, PeerTimeout("silent")), ({"a": done, "b": other}, PeerTimeout("silent")), ({}, [])
+    )
+    with pytest.raises(PeerTimeout, match="nobody trains"):
+        told(observer)
+
+
+def test_watching_members_that_are_gone_in_two_ways_says_each_once() -> None:
+    looks = [({"a": member()}, PeerTimeout(reason)) for reason in ("gone", "refused", "gone", "refused")]
+    events = told(Scripted(*looks, ({"a": member()}, [step(2)])))
+    warnings = [event["message"] for event in events if event["event"] == "warning"]
+    assert [warning.rpartition(": ")[2] for warning in warnings] == ["gone", "refused"]
+
+
+def test_node_refuses_a_module_run_before_it_joins(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    write_run(path, module_run(RunConfig(name="own"), torch.nn.Linear(2, 1)), Identity.generate())
+    with pytest.raises(ConfigError, match=r"module of its author's own.*swarm\.Trainer"):
+        Volunteer(Config(home=tmp_path, name="test", run=path))
+
+
+def test_node_refuses_data_that_the_run_does_not_use_before_it_joins(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    write_run(path, RunConfig(name="x"), Identity.generate())
+    with pytest.raises(ConfigError, match="the run trains on the standard library"):
+        Volunteer(Config(home=tmp_path, name="test", run=path, data=tmp_path))
+
+
+def test_course_says_how_a_run_streams() -> None:
+    assert course(RunConfig(name="x")) == "40 outer steps of 20 inner steps"
+    streaming = RunConfig(name="x", fragments=4, overlap_steps=2)
+    assert course(streaming).endswith(", each of which moves one of 4 fragments, beside the next 2 inner steps")

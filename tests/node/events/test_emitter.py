@@ -1,0 +1,198 @@
+"""The contract in code, in docs/events.md, and in what an Emitter prints are one."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from pathlib import Path
+
+import pytest
+from swarm_node.events.emitter import EVERY_S, WIPE, Emitter, LiveLine, event_contract
+from swarm_node.formatting import progress
+from swarm_node.roles.serving import told
+from swarm_protocol.control_messages import ServingStatus
+from swarm_protocol.errors import ConfigError
+
+SAMPLES = {"text": "word", "int": 3, "number": 1.5, "bool": True, "list": ["a", "b"], "object": {"a": 1}}
+
+
+def sample(event: str, *, with_nulls: bool = False) -> dict[str, object]:
+    spec = event_contract.EVENTS[event]
+    types = {field: spec.field_type(field) for field in spec.fields}
+    return {field: None if nullable and with_nulls else SAMPLES[name] for field, (name, nullable) in types.items()}
+
+
+def emitted(event: str, *, as_json: bool, **fields: object) -> tuple[str, str]:
+    out, err = io.StringIO(), io.StringIO()
+    Emitter(json=as_json, out=out, err=err).emit(event, **fields)
+    return out.getvalue(), err.getvalue()
+
+
+def test_docs_of_events_are_what_the_code_says() -> None:
+    page = Path(__file__).parents[2] / "docs" / "events.md"
+    assert page.read_text(encoding="utf-8") == event_contract.render(), (
+        "run python -m swarm_node.events.event_contract > docs/events.md"
+    )
+
+
+@pytest.mark.parametrize("event", event_contract.EVENTS)
+@pytest.mark.parametrize("with_nulls", [False, True])
+def test_emit_each_event_prints_json_for_programs_and_text_for_people(event: str, with_nulls: bool) -> None:
+    fields = sample(event, with_nulls=with_nulls)
+    out, err = emitted(event, as_json=True, **fields)
+    line = json.loads(out)
+    assert line["event"] == event
+    assert event_contract.problems(line) == []
+    assert bool(err) == bool(event_contract.EVENTS[event].text)
+    assert emitted(event, as_json=False, **fields) == ("", err), "without --json stdout is left to results"
+
+
+def test_tokens_per_second_of_a_run_say_whose_they_are() -> None:
+    def line(event: str) -> str:
+        return emitted(event, as_json=False, **sample(event))[1]
+
+    assert "tokens/s here," in line("outer_step")
+    assert "tokens/s in all," in line("committed")
+
+
+def test_emit_beside_the_contract_is_a_bug() -> None:
+    with pytest.raises(AssertionError, match="unknown event"):
+        emitted("no_such", as_json=True)
+    with pytest.raises(AssertionError, match="ready lacks addrs"):
+        emitted("ready", as_json=True, peer_id="x", name="", network_id="", home="")
+    with pytest.raises(AssertionError, match="undocumented field more"):
+        emitted("left", as_json=True, pid=1, more=2)
+    with pytest.raises(AssertionError, match="not int"):
+        emitted("left", as_json=True, pid="one")
+    with pytest.raises(AssertionError, match="not int"):
+        emitted("left", as_json=True, pid=True)
+
+
+def test_emit_of_a_number_that_json_lacks_prints_null() -> None:
+    fields = sample("interval") | {"loss": math.nan}
+    assert json.loads(emitted("interval", as_json=True, **fields)[0])["loss"] is None
+
+
+def test_error_prints_one_line_and_its_remedy() -> None:
+    out, err = io.StringIO(), io.StringIO()
+    Emitter(json=True, out=out, err=err).error(ConfigError("it is broken", remedy="mend it"))
+    assert err.getvalue() == "error: it is broken\n  → mend it\n"
+    assert json.loads(out.getvalue()) | {"time": 0} == {
+        "event": "error",
+        "time": 0,
+        "message": "it is broken",
+        "remedy": "mend it",
+    }
+
+
+def test_emit_to_a_reader_that_is_gone_goes_on() -> None:
+    class Gone(io.StringIO):
+        def write(self, _text: str) -> int:
+            raise BrokenPipeError
+
+    Emitter(json=True, out=Gone(), err=io.StringIO()).emit("left", pid=1)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+    def screen(self) -> list[str]:
+        """What a person sees: the lines that stayed, and the last one."""
+        lines = self.getvalue().replace("\r\x1b[K", "\x00").split("\n")
+        return [line.rpartition("\x00")[2].rstrip("\r") for line in lines]
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture(autouse=True)
+def able_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+
+
+def test_line_on_a_terminal_is_drawn_over_itself_and_stays_below_others() -> None:
+    terminal = Terminal()
+    line = LiveLine(terminal)
+    line.show("a", "one")
+    line.show("b", "two")
+    line.above("[1/2] done")
+    assert terminal.screen() == ["[1/2] done", "two"]
+    line.end()
+    line.above("stopped")
+    assert terminal.screen() == ["[1/2] done", "stopped", ""]
+
+
+def test_line_is_cut_to_the_terminal_and_cleaned() -> None:
+    terminal = Terminal()
+    LiveLine(terminal).show("a", "x\x1b[2J" + "y" * 500)
+    [shown] = terminal.screen()
+    assert len(shown) == 79
+    assert "\x1b" not in shown
+
+
+def test_line_without_a_terminal_is_printed_now_and_then_for_each_kind() -> None:
+    log, clock = io.StringIO(), Clock()
+    line = LiveLine(log, clock=clock)
+    for text in ("a 1", "a 2"):
+        line.show("a", text)
+    line.show("b", "b 1")
+    clock.now_s = EVERY_S
+    line.show("a", "a 3")
+    line.end()
+    assert log.getvalue() == "a 1\nb 1\na 3\n"
+
+
+def test_dumb_terminal_gets_log_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    terminal = Terminal()
+    LiveLine(terminal).show("a", "one")
+    assert terminal.getvalue() == "one\n"
+
+
+def test_emitter_draws_a_download_over_itself_and_wipes_it_when_it_stops() -> None:
+    terminal = Terminal()
+    emitter = Emitter(json=False, err=terminal)
+    for done in (0, 50, 100):
+        emitter.emit("downloading", model="tiny", num_bytes=done, total_bytes=100)
+    assert terminal.screen() == [f"downloading tiny: {progress(100, 100)}"]
+    emitter.emit("step", number=6, of=8, title="weights", detail="all here")
+    assert terminal.screen()[0] == "[6/8] weights: all here"
+    emitter.emit("stopped", reason="done", clean=True)
+    assert WIPE not in terminal.getvalue().rpartition("stopped")[2], "nothing is drawn after the last word"
+
+
+def test_same_complaint_is_told_once_and_then_counted() -> None:
+    out, err = io.StringIO(), io.StringIO()
+    emitter = Emitter(json=True, out=out, err=err)
+    for attempt in range(25):
+        emitter.emit("round_aborted", run="x", step=3, attempt=attempt, reason=f"waited {attempt}.5 s", missing=())
+    emitter.emit("round_aborted", run="x", step=3, attempt=25, reason="the owner is gone", missing=())
+    assert err.getvalue().splitlines() == [
+        "step 3, attempt 0: waited 0.5 s",
+        "step 3, attempt 9: waited 9.5 s (10 times by now)",
+        "step 3, attempt 25: the owner is gone",
+    ]
+    assert len(out.getvalue().splitlines()) == 26, "programs are told each time"
+
+
+def test_line_that_cannot_be_written_is_let_go() -> None:
+    class Gone(Terminal):
+        def write(self, _text: str) -> int:
+            raise BrokenPipeError
+
+    emitter = Emitter(json=False, err=Gone())
+    emitter.status("serving", "SERVING")
+    emitter.error(ConfigError("it cannot be", remedy="mend it"))
+
+
+def test_progress_and_serving_in_words() -> None:
+    assert progress(1.2e9, 2.4e9, 4) == "[██··] 50 %, 1.2 GB of 2.4 GB"
+    assert progress(0, 0, 2) == "[██] 100 %, 0 B of 0 B"
+    status = ServingStatus(model="m", start=12, end=20, num_sessions=1, tokens_per_s=41.2)
+    assert told(status, 32) == "SERVING blocks 12:20 of 32, 41 tok/s"

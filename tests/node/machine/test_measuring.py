@@ -1,0 +1,99 @@
+"""A machine that was measured while others kept it busy is measured again when its node has nothing to do."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from swarm.testing import virtual_time
+from swarm_node.machine import measuring, probe
+from swarm_node.machine.hardware import Hardware, Speeds
+from swarm_node.node import Activity
+from swarm_node.shutdown import Departure
+from swarm_protocol.control_messages import ServingStatus, TrainingStatus
+
+SLOW = Speeds(prefill_tokens_per_s=60.0, decode_tokens_per_s=42.0, training_tokens_per_s=5000.0)
+FAST = Speeds(prefill_tokens_per_s=9000.0, decode_tokens_per_s=1890.0, training_tokens_per_s=4000.0)
+BEST = Speeds(prefill_tokens_per_s=9000.0, decode_tokens_per_s=1890.0, training_tokens_per_s=5000.0)
+
+
+def node_of(folder: Path) -> Any:
+    """All of a node that measuring needs."""
+    announced: list[Speeds] = []
+
+    async def announce() -> None:
+        announced.append(node.hardware.speeds)
+
+    node = SimpleNamespace(
+        activity=Activity(),
+        announce=announce,
+        announced=announced,
+        config=SimpleNamespace(threads=1),
+        departure=Departure(),
+        hardware=Hardware.of("cpu", "any", lambda: (1, 1), SLOW),
+        home=SimpleNamespace(cache=folder),
+    )
+    return node
+
+
+@pytest.mark.parametrize("drawn", [1.0, 1.5, 2.0])
+def test_idle_node_tells_the_better_figures(drawn: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def measured(_node: object) -> Speeds:
+        return FAST
+
+    async def scenario() -> None:
+        node = node_of(tmp_path)
+        node.activity.training = TrainingStatus(run="r", outer_step=1, num_outer_steps=2, loss=None, tokens_per_s=1.0)
+        task = asyncio.create_task(measuring.keep_measuring(node))
+        await asyncio.sleep(9.5 * measuring.FIRST_S)
+        assert node.announced == [], "it trains"
+        node.activity.training = None
+        await asyncio.sleep(2 * measuring.FIRST_S)
+        assert node.announced == [FAST]
+        await asyncio.sleep(measuring.AGAIN_S - 2 * measuring.FIRST_S)
+        assert node.announced == [FAST], "that was not long ago"
+        await asyncio.sleep(measuring.AGAIN_S + 2 * measuring.FIRST_S)
+        assert len(node.announced) > 1
+        task.cancel()
+
+    monkeypatch.setattr(measuring, "measured_apart", measured)
+    monkeypatch.setattr("random.uniform", lambda _low, _high: drawn)
+    virtual_time.run(scenario())
+
+
+@pytest.mark.parametrize(("num_sessions", "tokens_per_s", "idle"), [(0, 0.0, True), (1, 0.0, False), (0, 3.0, False)])
+def test_server_is_idle_while_it_answers_nobody(
+    tmp_path: Path, num_sessions: int, tokens_per_s: float, idle: bool
+) -> None:
+    node = node_of(tmp_path)
+    node.activity.serving = ServingStatus(
+        model="m", start=0, end=1, num_sessions=num_sessions, tokens_per_s=tokens_per_s
+    )
+    assert measuring.is_idle(node) is idle
+
+
+def test_measured_again_the_better_figures_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for found, told in ((SLOW, SLOW), (FAST, BEST), (SLOW, BEST)):
+        monkeypatch.setattr(probe, "measure", lambda _device, found=found: found)
+        assert probe.measure_again("cpu", tmp_path, 0) == told
+    assert probe.examine("cpu", tmp_path, probe="auto", threads=0).speeds == BEST
+
+
+def test_a_process_of_its_own_measures(tmp_path: Path) -> None:
+    speeds = asyncio.run(measuring.measured_apart(node_of(tmp_path)))
+    assert speeds is not None
+    assert min(speeds.prefill_tokens_per_s, speeds.decode_tokens_per_s, speeds.training_tokens_per_s) > 0
+    assert (
+        json.loads((tmp_path / "probe.json").read_text())["speeds"]["decode_tokens_per_s"] == speeds.decode_tokens_per_s
+    )
+
+
+def test_a_process_that_fails_is_no_measurement(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    node = node_of(tmp_path)
+    node.config.threads = -1
+    assert asyncio.run(measuring.measured_apart(node)) is None
+    assert "could not be measured again: RuntimeError" in caplog.text

@@ -1,0 +1,200 @@
+"""A model by its name on a hub: what of it comes to the node's home, and what is said meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from unittest.mock import AsyncMock, MagicMock
+
+import pytest
+from support.local_hub import COMMIT, MODEL, Hub, local_hub
+from swarm.serving.model.model_files import open_model
+from swarm.serving.model.span import load_span
+from swarm.serving.server.capability import VolunteerOptions
+from swarm.serving.server.server_options import DTYPES
+from swarm_node import cli
+from swarm_node.roles.model_source import REPORT_S, Reports, find_source
+from swarm_node.roles.serving import Serving, _options, model_name
+from swarm_node.settings.config import resolve
+from swarm_node.settings.parsers import HubId, parse_model
+from swarm_node.shutdown import Departure
+from swarm_node.storage.home import Home
+from swarm_protocol.errors import ConfigError, SessionError
+from transformers import LlamaConfig, LlamaForCausalLM
+
+NUM_BLOCKS = 4
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=NUM_BLOCKS, num_attention_heads=4
+    )
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "made", max_shard_size="40KB")
+    with local_hub(tmp_path / "made", tmp_path / "hub") as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+        yield hub
+
+
+@pytest.mark.parametrize(
+    ("text", "model"),
+    [
+        ("someone/tiny", HubId("someone/tiny")),
+        ("someone/Tiny-1.5_b@v2", HubId("someone/Tiny-1.5_b", "v2")),
+        ("tiny", Path("tiny").absolute()),
+        ("./someone/tiny", Path("someone/tiny").absolute()),
+        ("/models/tiny", Path("/models/tiny")),
+        ("a/b/c", Path("a/b/c").absolute()),
+        ("../tiny", Path("../tiny").absolute()),
+        ("-x/tiny", Path("-x/tiny").absolute()),
+    ],
+)
+def test_parse_model_tells_directories_from_ids(text: str, model: Path | HubId) -> None:
+    assert parse_model(text) == model
+    assert model_name(model) == model.name
+
+
+def test_parse_model_of_a_directory_that_is_there_is_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "someone" / "tiny").mkdir(parents=True)
+    assert parse_model("someone/tiny") == tmp_path / "someone" / "tiny"
+
+
+def test_every_dtype_of_a_server_can_be_chosen() -> None:
+    for name in DTYPES:
+        assert resolve({"dtype": name}, env={}).dtype == name
+    for short, name in {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}.items():
+        assert resolve({"dtype": short}, env={}).dtype == name
+    with pytest.raises(ConfigError, match=", ".join(DTYPES)):
+        resolve({"dtype": "float8"}, env={})
+
+
+def test_source_on_a_hub_brings_what_is_asked_for_and_says_so(hub: Hub, tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    source = find_source(HubId(MODEL), Home(tmp_path / "home"), lambda *progress: seen.append(progress))
+    assert source.directory == tmp_path / "home" / "cache" / "models" / MODEL.replace("/", "--") / COMMIT
+    assert not seen
+    source.bring(1, 3)
+    num_shards = len(list(source.directory.glob("*.safetensors")))
+    assert 0 < num_shards < len(list(hub.directory.glob("*.safetensors")))
+    assert seen[0][0] == 0
+    assert seen[-1][0] == seen[-1][1] > 0
+
+
+def test_source_that_no_hub_has_could_have_been_a_directory(hub: Hub, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="the hub has no model modles/tiny: check its name") as caught:
+        find_source(HubId("modles/tiny"), Home(tmp_path / "home"), lambda *_: None)
+    assert caught.value.remedy.endswith("there is no directory modles/tiny here either")
+
+
+def test_source_on_this_machine_is_used_as_it_is(tmp_path: Path) -> None:
+    source = find_source(tmp_path, Home(tmp_path / "home"), lambda *_: pytest.fail("nothing is brought"))
+    source.bring(0, 1)
+    assert source.directory == tmp_path
+
+
+def test_reports_say_the_beginning_the_end_and_little_in_between() -> None:
+    seen: list[int] = []
+    now_s = 0.0
+    reports = Reports(lambda num_bytes, _total: seen.append(num_bytes), clock=lambda: now_s)
+    reports(100, 100)
+    assert not seen, "all was there"
+    for num_bytes in range(0, 101, 10):
+        now_s += REPORT_S / 4
+        reports(num_bytes, 100)
+    assert seen == [0, 40, 80, 100]
+    reports(100, 100)
+    assert seen == [0, 40, 80, 100]
+
+
+Scene = Callable[[VolunteerOptions, Path], None]
+
+
+def serve(monkeypatch: pytest.MonkeyPatch, node: MagicMock, scene: Scene) -> None:
+    """Let `Serving` serve MODEL, with `scene` in place of the volunteer's start; it is left right after."""
+
+    def volunteer(*arguments: object, options: VolunteerOptions, **_others: object) -> AsyncMock:
+        directory = arguments[2]
+        assert isinstance(directory, Path)
+
+        async def start() -> None:
+            await asyncio.to_thread(scene, options, directory)
+            node.departure.request("done")
+
+        return AsyncMock(start=start, failure=None)
+
+    monkeypatch.setattr("swarm_node.roles.serving.Volunteer", volunteer)
+    asyncio.run(Serving(node, HubId(MODEL), "tiny", numbered=False).until_leaving())
+
+
+def node_in(tmp_path: Path) -> MagicMock:
+    config = resolve({"home": str(tmp_path / "home"), "dtype": "int8", "max_memory": "64GiB"}, env={})
+    return MagicMock(
+        departure=Departure(),
+        config=config,
+        home=Home(config.home),
+        hardware=MagicMock(device="cpu", memory_bytes=2**36),
+    )
+
+
+@pytest.mark.usefixtures("hub")
+def test_serving_a_model_of_a_hub_has_its_blocks_and_tells_of_the_download(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = node_in(tmp_path)
+
+    def scene(options: VolunteerOptions, directory: Path) -> None:
+        assert options.server.dtype == "int8"
+        options.bring(1, 3)
+        assert load_span(open_model(directory), 1, 3).end == 3
+
+    serve(monkeypatch, node, scene)
+    events = [call.args[0] for call in node.emitter.emit.call_args_list]
+    assert events[0] == "loading"
+    assert set(events[1:]) == {"downloading"}
+    last = node.emitter.emit.call_args_list[-1].kwargs
+    assert last["num_bytes"] == last["total_bytes"] > 0
+
+
+@pytest.mark.usefixtures("hub")
+def test_serving_that_is_left_while_it_downloads_ends_without_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = node_in(tmp_path)
+    given_up = []
+
+    def scene(options: VolunteerOptions, _directory: Path) -> None:
+        node.departure.request("Ctrl-C")
+        with pytest.raises(SessionError, match="the node leaves") as caught:
+            options.bring(0, NUM_BLOCKS)
+        given_up.append(caught)
+        raise caught.value
+
+    serve(monkeypatch, node, scene)
+    assert given_up
+
+
+@pytest.mark.usefixtures("hub")
+def test_plan_of_a_model_of_a_hub_needs_no_weights_and_knows_their_dtype(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes = tmp_path / "nodes.toml"
+    nodes.write_text('[[nodes]]\nname = "attic"\nmemory = "1GB"\ndecode_ms_per_block = 2.0\n')
+    home = tmp_path / "home"
+    for dtype in ("float32", "bfloat16"):
+        told = ["plan", "--home", str(home), "--model", MODEL, "--dtype", dtype, "--nodes", str(nodes)]
+        assert cli.run(told) == 0
+    whole, half = [line for line in capsys.readouterr().out.splitlines() if "tokens of cache" in line]
+    assert whole != half
+    assert not list((home / "cache").rglob("*.safetensors"))
+    assert cli.run(["plan", "--home", str(home), "--model", "no/such", "--nodes", str(nodes)]) != 0
+    assert "the hub has no model no/such" in capsys.readouterr().err
+
+
+def test_serving_takes_no_more_than_the_machine_has_whatever_it_is_told(tmp_path: Path) -> None:
+    node = node_in(tmp_path)
+    node.hardware.memory_bytes = 2**33
+    assert _options(node, "float32").max_bytes < 2**33
+    node.hardware.memory_bytes = 2**40
+    assert 2**33 < _options(node, "float32").max_bytes < 2**36

@@ -1,0 +1,57 @@
+"""The steps that a node tells while it starts to serve, in their order, and once only."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from pathlib import Path
+from typing import Any
+from unittest.mock import AsyncMock, MagicMock
+
+import pytest
+from swarm.router.placement import Decision
+from swarm.serving.server.capability import VolunteerOptions
+from swarm_node.events.emitter import Emitter
+from swarm_node.node import Steps
+from swarm_node.roles.serving import Serving
+from swarm_node.roles.volunteer import Volunteer
+from swarm_node.shutdown import Departure
+
+
+@pytest.mark.parametrize("numbered", [True, False])
+def test_serving_tells_what_it_takes_before_it_loads_it(numbered: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    err = io.StringIO()
+    emitter = Emitter(json=False, err=err)
+    node = MagicMock(departure=Departure(), emitter=emitter, steps=Steps(emitter, Volunteer.num_steps))
+
+    def volunteer(*_: object, options: VolunteerOptions, on_choice: Any, on_decision: Any, **__: object) -> AsyncMock:
+        server = MagicMock(start_block=12, end_block=20, sessions=(), num_tokens=0)
+        server.record.num_blocks, server.record.revision = 32, "ab"
+
+        async def start() -> None:
+            await asyncio.to_thread(options.bring, 15, 16)  # to be measured
+            decision = Decision(start=12, end=20, reason="as told")
+            on_choice(decision)
+            await asyncio.to_thread(options.bring, 12, 20)
+            on_decision(decision)
+            on_decision(Decision(start=0, end=8, reason="it moved"))
+            asyncio.get_running_loop().call_later(0.01, node.departure.request, "done")
+
+        return AsyncMock(start=start, failure=None, server=server)
+
+    monkeypatch.setattr("swarm_node.roles.serving.Volunteer", volunteer)
+    monkeypatch.setattr("swarm_node.roles.serving._options", lambda *_: VolunteerOptions())
+    asyncio.run(Serving(node, Path("tiny"), "tiny", numbered=numbered).until_leaving())
+    steps = [
+        "[1/4] takes: blocks 12:20 of tiny: as told",
+        "[2/4] weights: everything is here already",
+        "[3/4] warm-up: 8 blocks are loaded and measured",
+        "[4/4] serving: open for sessions",
+    ]
+    assert err.getvalue().splitlines() == [
+        "finding and loading blocks of tiny",
+        *(steps if numbered else []),
+        "● serving blocks 12:20 of tiny: as told",
+        "● serving blocks 0:8 of tiny: it moved",
+        "SERVING blocks 12:20 of 32, 0 tok/s",
+    ]

@@ -1,0 +1,122 @@
+"""What a node tells of its training: events that scripts read, and whom it waits for."""
+
+from __future__ import annotations
+
+import io
+import json
+from concurrent.futures import Future
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from swarm.training.member.trainer_events import Admitted, ContributionLate, RunResumed
+from swarm.training.member.waiting import Waiting
+from swarm.training.run.run_config import RunConfig
+from swarm.training.run.signed_run import SignedRun
+from swarm.training.state.replica_state import ReplicaState
+from swarm_node.events.emitter import Emitter
+from swarm_node.metrics.metric_registry import Registry
+from swarm_node.node import Activity
+from swarm_node.roles.training import Training
+from swarm_node.roles.training_files import Snapshot
+from swarm_node.storage.home import Home
+from swarm_protocol.control_messages import TrainingStatus
+
+PEERS = tuple(f"12D3KooW{number:06d}" for number in range(70))
+SHOWN = TrainingStatus(run="r", outer_step=1, num_outer_steps=2, tokens_per_s=533.0)
+
+
+class Emitted:
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+
+    def emit(self, name: str, **fields: object) -> None:
+        self.events.append({"event": name, **fields})
+
+
+def training_of(emitter: Emitted, waiting: Waiting | None = None) -> Training:
+    training = Training.__new__(Training)
+    training._node = cast(Any, SimpleNamespace(emitter=emitter, activity=Activity()))
+    training._run = cast(Any, SimpleNamespace(run_id="r"))
+    training._trainer = cast(Any, SimpleNamespace(waiting=waiting, report=None))
+    training._metrics = cast(Any, SimpleNamespace(tell=lambda event: None))
+    training._begun = True
+    return training
+
+
+@pytest.mark.parametrize(
+    ("late_s", "when"), [(2.04, "came 2.0 s after the round's group was formed"), (None, "was still computed")]
+)
+def test_contribution_that_comes_too_late_is_an_event(late_s: float | None, when: str) -> None:
+    emitter = Emitted()
+    training_of(emitter)._tell(ContributionLate(step=7, num_tokens=2560, late_s=late_s))
+    expected = {"event": "contribution_late", "run": "r", "step": 7, "num_tokens": 2560, "late_s": late_s, "when": when}
+    assert emitter.events == [expected]
+
+
+@pytest.mark.parametrize(
+    ("waiting", "waits_for"),
+    [
+        (None, ""),
+        (Waiting(peers=(), seconds=3.0), "the round's result"),
+        (Waiting(peers=PEERS[:2], seconds=3.0), "000000, 000001"),
+        (
+            Waiting(peers=PEERS, seconds=3.0),
+            "000000, 000001, 000002, 000003, 000004, 000005, 000006, 000007 and 62 more",
+        ),
+    ],
+)
+def test_status_names_a_few_of_those_that_the_run_waits_for(waiting: Waiting | None, waits_for: str) -> None:
+    status = training_of(Emitted(), waiting)._with_waiting(SHOWN)
+    assert (status.waits_for, status.waits_s) == (waits_for, waiting.seconds if waiting else 0.0)
+
+
+RUN = SignedRun(config=RunConfig(name="x", outer_steps=9), peer_id="author", issued_at=1, signature=b"")
+DIGEST = "ab" * 32
+RESUMED = RunResumed(step=4, digest=DIGEST, roster=("a", "b"), sequence=7)
+
+
+def make_training(folder: Path, out: io.StringIO, saved: list[Snapshot]) -> Training:
+    node = SimpleNamespace(
+        home=Home(folder),
+        config=SimpleNamespace(keep_checkpoints=2, keep_every=0, tensorboard=None),
+        metrics=Registry(),
+        emitter=Emitter(json=True, out=out, err=io.StringIO()),
+        steps=SimpleNamespace(done=lambda *_: None),
+        activity=Activity(),
+    )
+    training = Training(cast("Any", node), RUN)
+    training._inner = cast("Any", SimpleNamespace(state=dict))
+    training._trainer = cast(
+        "Any",
+        SimpleNamespace(
+            report=None,
+            state=ReplicaState.initial(torch.zeros(2)),
+            certificate=b"before",
+            digest=DIGEST,
+            between_intervals=lambda _function: Future(),
+        ),
+    )
+    training._saving = cast("Any", SimpleNamespace(soon=saved.append))
+    return training
+
+
+def test_state_that_the_run_goes_on_from_is_saved_again_with_the_resume_order(tmp_path: Path) -> None:
+    """A member that forgets the order at a restart has promised votes that it then cannot keep."""
+    saved: list[Snapshot] = []
+    training = make_training(tmp_path, io.StringIO(), saved)
+    training._tell(Admitted(step=5, group=("a", "b")))
+    training._tell(Admitted(step=5, group=("a", "b")))
+    assert [each.certificate for each in saved] == [b"before"], "the same state again is not written again"
+    cast("Any", training._trainer).certificate = b"order"
+    training._tell(RESUMED)
+    assert [each.certificate for each in saved] == [b"before", b"order"]
+
+
+def test_training_that_begins_with_a_resume_order_tells_the_step_of_its_state(tmp_path: Path) -> None:
+    out = io.StringIO()
+    make_training(tmp_path, out, [])._tell(RESUMED)
+    told = {each["event"]: each for each in map(json.loads, out.getvalue().splitlines())}
+    assert told["training"]["outer_step"] == told["run_resumed"]["step"] == RESUMED.step

@@ -1,0 +1,252 @@
+"""Checkpoints in the background: the newest state is saved at last, whatever was skipped before it."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import shutil
+import threading
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from support.donor_world import DonorWorld
+from support.training_swarm import SyntheticInner
+from swarm.testing import virtual_time
+from swarm.training.inner.interval import Intervals
+from swarm.training.inner.optimizers import InnerOptimizer
+from swarm.training.run.run_config import InnerConfig
+from swarm.training.state.checkpoint import Checkpoint, load_newest, steps_in
+from swarm.training.state.replica_state import ReplicaState
+from swarm_node.roles import training_files
+from swarm_node.roles.training_files import ChunkFolder, Saving, Snapshot
+from swarm_protocol.errors import ConfigError, PeerUnreachable, RoundError
+from torch import Tensor
+
+
+def snapshot(step: int) -> Snapshot:
+    inner: Future[dict[str, Tensor]] = Future()
+    inner.set_result({"num_steps": torch.tensor([step])})
+    state = replace(ReplicaState.initial(torch.full((10,), float(step))), outer_step=step)
+    return Snapshot(state=state, certificate=b"c%d" % step, inner=inner)
+
+
+def make_saving(folder: Path, saved: list[int], failed: list[ConfigError]) -> Saving:
+    return Saving(folder, keep=2, on_saved=lambda step, path: saved.append(step), on_failure=failed.append)
+
+
+def test_soon_while_one_is_written_skips_to_the_newest_and_always_saves_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go, begun, write = threading.Event(), threading.Event(), training_files.save_checkpoint
+
+    def slow(folder: Path, checkpoint: Checkpoint, *, keep: int, keep_every: int) -> Path:
+        begun.set()
+        assert go.wait(20)
+        return write(folder, checkpoint, keep=keep, keep_every=keep_every)
+
+    async def main() -> list[int]:
+        saved: list[int] = []
+        keeper = make_saving(tmp_path, saved, [])
+        keeper.soon(snapshot(1))
+        assert await asyncio.to_thread(begun.wait, 20)
+        for step in (2, 3, 4):
+            keeper.soon(snapshot(step))
+        go.set()
+        await keeper.finish()
+        return saved
+
+    monkeypatch.setattr(training_files, "save_checkpoint", slow)
+    assert asyncio.run(main()) == [1, 4]
+    newest = load_newest(tmp_path)
+    assert newest is not None
+    assert (newest.state.outer_step, newest.certificate, newest.inner["num_steps"].item()) == (4, b"c4", 4)
+
+
+def test_soon_keeps_what_stays_for_good_until_its_turn_and_says_what_the_disk_was_too_slow_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go, begun, write = threading.Event(), threading.Event(), training_files.save_checkpoint
+
+    def slow(folder: Path, checkpoint: Checkpoint, *, keep: int, keep_every: int) -> Path:
+        begun.set()
+        assert go.wait(20)
+        return write(folder, checkpoint, keep=keep, keep_every=keep_every)
+
+    async def main() -> tuple[list[int], list[str]]:
+        saved: list[int] = []
+        failed: list[ConfigError] = []
+        on_saved = lambda step, _path: saved.append(step)  # noqa: E731
+        keeper = Saving(tmp_path, keep=1, keep_every=3, on_saved=on_saved, on_failure=failed.append)
+        keeper.soon(snapshot(1))
+        assert await asyncio.to_thread(begun.wait, 20)
+        for step in range(2, 12):
+            keeper.soon(snapshot(step))
+        go.set()
+        await keeper.finish()
+        return saved, [error.message for error in failed]
+
+    monkeypatch.setattr(training_files, "save_checkpoint", slow)
+    saved, failed = asyncio.run(main())
+    assert saved == [1, 6, 9, 11]
+    assert failed == ["the checkpoint of outer step 3 is not kept: the disk is slower than the run"]
+    assert steps_in(tmp_path) == [6, 9, 11]
+
+
+def test_soon_after_one_that_could_not_be_written_saves_the_next(tmp_path: Path) -> None:
+    async def main() -> None:
+        saved: list[int] = []
+        failed: list[ConfigError] = []
+        folder = tmp_path / "checkpoints"
+        folder.write_text("in the way")
+        keeper = make_saving(folder, saved, failed)
+        keeper.soon(snapshot(1))
+        await keeper.finish()
+        folder.unlink()
+        keeper.soon(snapshot(2))
+        await keeper.finish()
+        assert (saved, len(failed)) == ([2], 1)
+
+    asyncio.run(main())
+
+
+def test_soon_on_a_disk_that_stays_full_warns_once_and_again_after_it_was_freed(tmp_path: Path) -> None:
+    async def main() -> None:
+        saved: list[int] = []
+        failed: list[ConfigError] = []
+        folder = tmp_path / "checkpoints"
+        keeper = make_saving(folder, saved, failed)
+        for step in range(1, 10):
+            if step in {1, 6}:
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.write_text("in the way")
+            if step == 5:
+                folder.unlink()
+            keeper.soon(snapshot(step))
+            await keeper.finish()
+        assert (saved, len(failed)) == ([5], 2)
+        assert "no checkpoint could be written" in failed[0].message
+
+    asyncio.run(main())
+
+
+def test_soon_without_moments_saves_the_state_and_those_of_no_step(tmp_path: Path) -> None:
+    """As where a replica's worker processes have just ended."""
+
+    async def main() -> None:
+        saved: list[int] = []
+        keeper = make_saving(tmp_path, saved, [])
+        inner: Future[dict[str, Tensor]] = Future()
+        inner.set_exception(RoundError("the worker processes have ended"))
+        for step in (1, 2):
+            keeper.soon(replace(snapshot(step), inner=inner))
+            await keeper.finish()
+        assert saved == [1, 2]
+
+    asyncio.run(main())
+    newest = load_newest(tmp_path)
+    assert newest is not None
+    layer = torch.nn.Linear(2, 2)
+    optimizer = InnerOptimizer(InnerConfig(), dict(layer.named_parameters()))
+    optimizer.load_state(newest.inner)
+    assert optimizer.state().keys() == {"num_steps"}
+
+
+def test_between_intervals_comes_before_the_interval_that_is_asked_for_next() -> None:
+    """In the thread that trains, so that copying moments neither holds up the loop nor sees them change."""
+    inner, seen = SyntheticInner(), list[tuple[int, bool]]()
+
+    def copy() -> None:
+        seen.append((len(inner.trained), threading.current_thread() is threading.main_thread()))
+
+    async def main() -> None:
+        intervals = Intervals(inner)
+        await intervals.begin().train(range(4), 2)
+        copied = intervals.between(copy)
+        await intervals.begin().train(range(4), 2)
+        assert copied.done()
+        intervals.close()
+
+    asyncio.run(main())
+    assert seen == [(1, False)]
+
+
+CHUNK = b"chunk" * 100
+DIGEST = hashlib.sha256(CHUNK).digest()
+NUM_VALUES = 1 << 20
+NUM_CHUNKS = 8
+
+
+def test_chunks_are_there_for_the_next_process_and_gone_when_done(tmp_path: Path) -> None:
+    ChunkFolder(tmp_path / "chunks", max_bytes=1 << 20).keep(DIGEST, CHUNK)
+    folder = ChunkFolder(tmp_path / "chunks", max_bytes=1 << 20)
+    assert list(folder.resume([DIGEST, bytes(32)])) == [CHUNK]
+    folder.clear()
+    assert list(tmp_path.iterdir()) == []
+    assert list(folder.resume([DIGEST])) == []
+
+
+def test_resume_forgets_what_is_of_another_state(tmp_path: Path) -> None:
+    folder = ChunkFolder(tmp_path, max_bytes=1 << 20)
+    folder.keep(DIGEST, CHUNK)
+    (tmp_path / "foreign").write_bytes(b"x")
+    assert list(folder.resume([bytes(32)])) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_keep_stays_within_its_bytes_over_restarts(tmp_path: Path) -> None:
+    chunks = [bytes([number]) * 500 for number in range(4)]
+    digests = [hashlib.sha256(chunk).digest() for chunk in chunks]
+    for _ in range(2):
+        folder = ChunkFolder(tmp_path, max_bytes=1200)
+        assert len(list(folder.resume(digests))) in {0, 2}
+        for digest, chunk in zip(digests, chunks, strict=True):
+            folder.keep(digest, chunk)
+        assert sum(path.stat().st_size for path in tmp_path.iterdir()) == 1000
+
+
+def test_folder_that_cannot_be_used_is_one_warning_and_no_failure(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    folder = ChunkFolder(tmp_path / "file", max_bytes=1 << 20)
+    for _ in range(3):
+        folder.keep(DIGEST, CHUNK)
+    assert list(folder.resume([DIGEST])) == []
+    folder.clear()
+    assert caplog.text.count("does not outlive a restart") == 1
+
+
+def test_download_that_was_killed_goes_on_with_what_it_had(tmp_path: Path) -> None:
+    """The second fetcher is another one: all that the two share is the folder."""
+    asked: list[int] = []
+
+    async def first() -> None:
+        async with DonorWorld(NUM_VALUES, store=ChunkFolder(tmp_path / "chunks", max_bytes=8 * NUM_VALUES)) as world:
+
+            async def dies(peer: str, request: bytes) -> bytes:
+                if world.num_asked[0] > NUM_CHUNKS - 3:
+                    raise PeerUnreachable("the joiner is killed here", peer_id=peer)
+                return await honest.chunk(peer, request)
+
+            honest = await world.donor(20.0, chunk=dies)
+            with pytest.raises(Exception, match="cannot be had"):
+                await world.fetch()
+
+    async def second() -> None:
+        async with DonorWorld(NUM_VALUES, store=ChunkFolder(tmp_path / "chunks", max_bytes=8 * NUM_VALUES)) as world:
+            await world.donor(20.0)
+            fetched, _ = await world.fetch()
+            asked.extend((world.num_asked[0], fetched.num_bytes))
+
+    virtual_time.run(first())
+    kept = len(list((tmp_path / "chunks").iterdir()))
+    assert 1 <= kept <= NUM_CHUNKS - 3
+    torn, spoiled = sorted((tmp_path / "chunks").iterdir())[:2]
+    torn.write_bytes(torn.read_bytes()[:1000])
+    spoiled.write_bytes(bytes(1 << 20))
+    virtual_time.run(second())
+    assert asked == [NUM_CHUNKS - kept + 2, (NUM_CHUNKS - kept + 2) << 20]
+    assert not (tmp_path / "chunks").exists()

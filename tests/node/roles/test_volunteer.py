@@ -1,0 +1,182 @@
+"""What a node takes that nobody told it to take, and what it leaves alone, with the reason."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+from unittest.mock import MagicMock
+
+import pytest
+from support.tiny_models import FAMILIES, write_model
+from swarm.network.interface import Network
+from swarm.network.membership import Membership
+from swarm.network.memory.memory_network import MemoryInternet
+from swarm.serving.model.model_files import hub_revision, open_model
+from swarm.testing import virtual_time
+from swarm.training.run.run_config import DataConfig, RunConfig
+from swarm.training.run.run_copy import serve_run
+from swarm.training.run.run_file import sign_run
+from swarm.training.run.start_config import StartConfig
+from swarm_node.events.emitter import Emitter
+from swarm_node.node import Node, Steps
+from swarm_node.roles import volunteer
+from swarm_node.roles.helper import MAX_LEFT_ALONE, Helper, ModelNeed, RunNeed
+from swarm_node.settings.config import Config, resolve
+from swarm_node.settings.parsers import HubId
+from swarm_node.shutdown import Departure
+from swarm_node.storage.home import Home
+from swarm_protocol.errors import ConfigError, SessionError
+from swarm_protocol.identity import Identity
+from swarm_protocol.records import NodeRecord, TrainerRecord
+
+COMMIT = "c0ffee" * 6 + "c0ff"
+RUN = RunConfig(name="open", min_group=1)
+Scene = Callable[[Node, Network, Membership], Awaitable[None]]
+
+
+def need(*sources: str, revision: str = hub_revision(COMMIT, "bfloat16")) -> ModelNeed:
+    return ModelNeed(name="tiny", revision=revision, sources=sources, num_helpers=0, why="")
+
+
+def test_a_model_comes_from_the_hub_that_its_revision_proves_in_the_dtype_that_it_names(tmp_path: Path) -> None:
+    wrong = ("someone/other@" + COMMIT, "someone/tiny@main", "no-hub", "/etc/tiny", "someone/tiny")
+    found = volunteer._origin(need(*wrong, f"someone/tiny@{COMMIT}"), tmp_path / "none")
+    assert found == (HubId("someone/tiny", COMMIT), "bfloat16")
+    with pytest.raises(ConfigError, match="from a directory of their own"):
+        volunteer._origin(need(*wrong), tmp_path / "none")
+
+
+def test_a_model_that_this_node_has_trained_is_served_from_here(tmp_path: Path) -> None:
+    place = write_model(tmp_path / "tiny", FAMILIES["llama"]())
+    revision = open_model(place).revision("float16")
+    assert volunteer._origin(need(revision=revision), place) == (place, "float16")
+    with pytest.raises(ConfigError, match="from a directory of their own"):
+        volunteer._origin(need(), place)
+
+
+def in_a_network(test: Scene, tmp_path: Path, config: Config) -> None:
+    """Play `test` with a node, and another one's network and membership, on virtual time."""
+
+    async def scene() -> None:
+        internet = MemoryInternet()
+        async with AsyncExitStack() as stack:
+            mine, other = internet.network(), internet.network()
+            membership, others = [await stack.enter_async_context(Membership(each)) for each in (mine, other)]
+            emitter = Emitter(json=True, out=io.StringIO(), err=io.StringIO())
+            node = Node(
+                config=config,
+                home=Home(tmp_path),
+                identity=Identity.generate(),
+                emitter=emitter,
+                departure=Departure(),
+                hardware=MagicMock(free_memory_bytes=1 << 32),
+                network=mine,
+                membership=membership,
+                steps=Steps(emitter, 9),
+            )
+            await test(node, other, others)
+        await internet.close()
+
+    virtual_time.run(scene())
+
+
+@pytest.fixture
+def told(tmp_path: Path) -> Config:
+    return resolve({"home": str(tmp_path)}, env={})
+
+
+@pytest.mark.parametrize(
+    ("run", "reason"),
+    [
+        (replace(RUN, max_group=2), "its group of 2 is full"),
+        (replace(RUN, admission=(Identity(bytes(32)).peer_id,)), "admits only the peers that it names"),
+        (replace(RUN, data=DataConfig(source="files")), "trains on each member's own data"),
+        (replace(RUN, data=DataConfig(tokenizer="local")), "trains on each member's own data"),
+        (replace(RUN, data=DataConfig(source="hub", hub_id="a/b")), "downloaded from a hub"),
+        (replace(RUN, data=DataConfig(tokenizer="a/b")), "downloaded from a hub"),
+        (replace(RUN, start=StartConfig(checkpoint="a/b", digest="ab" * 32)), "its checkpoint has to be brought"),
+        (replace(RUN, model={**RUN.model, "hidden_size": 1 << 14, "intermediate_size": 1 << 14}), "of memory"),
+    ],
+    ids=["full", "closed", "files", "tokenizer", "hub data", "hub tokenizer", "checkpoint", "huge"],
+)
+def test_a_run_that_is_not_for_this_node_says_why(run: RunConfig, reason: str, told: Config, tmp_path: Path) -> None:
+    async def scene(node: Node, other: Network, others: Membership) -> None:
+        signed = sign_run(run, Identity(bytes(32)), issued_at=1)
+        others.announce(TrainerRecord(run=signed.run_id, outer_step=0, state="training"))
+        await serve_run(other, signed)
+        with pytest.raises(ConfigError, match=reason):
+            await volunteer.prepared(node, RunNeed(name=signed.run_id, num_helpers=2, why=""))
+
+    in_a_network(scene, tmp_path, told)
+
+
+def test_a_node_without_work_waits_takes_what_comes_and_leaves_alone_what_fails(
+    told: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+
+    async def prepared(_node: Node, what: RunNeed) -> volunteer.Work:
+        async def work() -> None:
+            done.append(what.name)
+            if what.name == "bad":
+                raise SessionError("it broke")
+
+        return work
+
+    async def scene(node: Node, other: Network, others: Membership) -> None:
+        monkeypatch.setattr(volunteer, "prepared", prepared)
+        helping = asyncio.create_task(Helper(told).run(node))
+        await asyncio.sleep(12)
+        others.announce(_named_node())
+        for run in ("bad", "good"):
+            others.announce(TrainerRecord(run=run, outer_step=0, state="training"))
+        await asyncio.sleep(60)
+        assert done == ["bad", "good"], "each once"
+        await asyncio.sleep(300)
+        assert done == ["bad", "good", "bad"]
+        node.departure.request("Ctrl-C")
+        await helping
+        events = [json.loads(line) for line in node.emitter._out.getvalue().splitlines()]  # type: ignore[attr-defined]
+        assert [event["event"] for event in events[:5]] == ["waiting", "step", "warning", "step", "waiting"]
+        assert events[0]["reason"].startswith("nobody serves a model or trains a run")
+        assert events[1]["detail"] == "run bad has only 1 member"
+        assert events[4]["reason"] == "bad: it broke; good: it is finished here"
+
+    in_a_network(scene, tmp_path, told)
+
+
+def _named_node() -> NodeRecord:
+    return NodeRecord(
+        name="other",
+        version="1",
+        addrs=(),
+        device="cpu",
+        memory_bytes=1,
+        free_memory_bytes=1,
+        reachability="public",
+        started_at=1.0,
+        role="volunteer",
+    )
+
+
+def test_work_without_end_that_strangers_make_up_is_forgotten_and_told_in_one_short_line() -> None:
+    out = io.StringIO()
+    node = MagicMock(emitter=Emitter(json=True, out=out, err=io.StringIO()))
+    helper = Helper(MagicMock())
+
+    async def main() -> None:
+        for number in range(2 * MAX_LEFT_ALONE):
+            helper._leave_alone(f"made-up-{number}", "nobody gives its file", 300.0)
+        helper._tell_waiting(node)
+
+    asyncio.run(main())
+    assert len(helper._left_alone) == MAX_LEFT_ALONE
+    reason = json.loads(out.getvalue())["reason"]
+    assert f"made-up-{2 * MAX_LEFT_ALONE - 1}: nobody gives its file" in reason
+    assert reason.endswith(f"; and {MAX_LEFT_ALONE - 3} more")
+    assert len(reason) < 200

@@ -1,0 +1,191 @@
+"""Where a setting's value comes from, and what is said about one that makes no sense."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from swarm_node.settings.config import SETTINGS, Config, resolve
+from swarm_node.settings.parsers import config
+from swarm_protocol.errors import ConfigError
+
+SEED = "/ip4/127.0.0.1/tcp/4001/p2p/12D3KooWHoK2zDpTB25vHJF4swgbFQqKcK3ruE4pJzSFjXSEDigi"
+
+
+def told(error: pytest.ExceptionInfo[ConfigError]) -> str:
+    return f"{error.value.message} → {error.value.remedy}"
+
+
+def test_settings_explain_every_field_of_config_in_order() -> None:
+    assert list(SETTINGS) == [field.name for field in fields(Config) if field.name != "origins"]
+
+
+def test_resolve_later_sources_win_and_are_remembered(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text('name = "file"\nthreads = 1\ndrain_s = 2.5\nthen_serve = true\n')
+    env = {"SWARM_HOME": str(tmp_path), "SWARM_NAME": "env", "SWARM_THREADS": "2"}
+    found = resolve({"name": "flag", "device": None}, env=env)
+    assert (found.name, found.threads, found.drain_s, found.then_serve) == ("flag", 2, 2.5, True)
+    assert found.device == "auto"
+    origins = [found.origin(name) for name in ("name", "threads", "drain_s", "device")]
+    assert origins == ["--name", "SWARM_THREADS", f"drain_s in {tmp_path / 'config.toml'}", "the default"]
+
+
+def test_resolve_without_a_home_uses_the_platforms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    monkeypatch.setattr("sys.platform", "linux")
+    found = resolve({}, env={})
+    assert found.home == tmp_path / "swarm-node"
+    assert found.name, "a node has a name"
+
+
+def test_resolve_for_a_user_without_a_home_asks_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", nowhere)
+    with pytest.raises(ConfigError, match="no home directory") as error:
+        resolve({}, env={})
+    assert "--home" in error.value.remedy
+
+
+@pytest.mark.parametrize("given", [[SEED, SEED], [f"{SEED},{SEED}"], [f"{SEED} {SEED}"]])
+def test_resolve_repeated_setting_is_a_list(given: list[str], tmp_path: Path) -> None:
+    assert resolve({"home": str(tmp_path), "peers": given}, env={}).peers == (SEED, SEED)
+
+
+def test_resolve_lists_in_file_and_environment(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text(f'peers = ["{SEED}"]\n')
+    env = {"SWARM_LISTEN": "/ip4/127.0.0.1/tcp/1,/ip6/::1/tcp/2"}
+    found = resolve({"home": str(tmp_path)}, env=env)
+    assert found.peers == (SEED,)
+    assert found.listen == ("/ip4/127.0.0.1/tcp/1", "/ip6/::1/tcp/2")
+
+
+@pytest.mark.parametrize(
+    ("toml", "expected"),
+    [
+        ("peeers = []", "unknown setting 'peeers'"),
+        ("peeers = []", "did you mean peers?"),
+        ("home = '/tmp'", "unknown setting 'home'"),
+        ("peers = 'x'", "peers in"),
+        ("threads = [1]", "is not a single value"),
+        ("threads = 1.5", "is not a whole number from 0 to 4096"),
+        ("threads = true", "is not a whole number"),
+        ("max_memory = 'lots'", "is not a size such as 6GiB"),
+        ("name = ", "cannot be read"),
+        ("blocks = '4:2'", "is not a span START:END"),
+        ("[table]\nx = 1", "unknown setting 'table'"),
+    ],
+)
+def test_resolve_bad_file_names_file_and_fault(tmp_path: Path, toml: str, expected: str) -> None:
+    (tmp_path / "config.toml").write_text(toml)
+    with pytest.raises(ConfigError) as error:
+        resolve({"home": str(tmp_path)}, env={})
+    assert expected in told(error)
+    assert str(tmp_path / "config.toml") in told(error)
+
+
+def test_resolve_file_that_was_named_has_to_be_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no config file"):
+        resolve({"home": str(tmp_path)}, env={}, file=tmp_path / "no.toml")
+    with pytest.raises(ConfigError, match="there is no config file"):
+        resolve({"home": str(tmp_path)}, env={"SWARM_CONFIG": str(tmp_path / "no.toml")})
+    with pytest.raises(ConfigError, match="cannot be read"):
+        resolve({"home": str(tmp_path)}, env={}, file=tmp_path)
+
+
+@pytest.mark.parametrize("variable", ["SWARM_PEEERS", "SWARM_Peers"])
+def test_resolve_unknown_environment_variable_is_refused_with_a_suggestion(variable: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        resolve({}, env={variable: "x"})
+    assert told(error) == f"unknown environment variable {variable} → did you mean SWARM_PEERS?"
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "expected"),
+    [
+        ("peers", ["/ip4/1.2.3.4/tcp/4001"], "does not end in /p2p/<peer id>"),
+        ("peers", ["seed.example.org"], "does not start with /"),
+        ("listen", ["/ip4/1.2.3.4"], "a port is missing"),
+        ("listen", ["/ip4/1.2.3.4/tcp/70000"], "is not a port"),
+        ("network_id", "a b", "is not a network id"),
+        ("name", "bell\a", "printable"),
+        ("device", "gpu", "is not one of auto, cpu, cuda, mps"),
+        ("drain_s", "soon", "is not a number of seconds"),
+        ("drain_s", "nan", "is not a number of seconds"),
+        ("then_serve", "perhaps", "is neither true nor false"),
+        ("run", "", "is not a path"),
+        ("metrics", "9401", "is not HOST:PORT"),
+        ("metrics", "::1:9401", "is not HOST:PORT"),
+        ("metrics", "localhost:99999", "is not HOST:PORT"),
+        ("otlp", "collector:4318", "is not an address such as"),
+        ("max_memory", "9" * 400, "is not a size"),
+        ("home", "~no-such-user/node", "whose home that is"),
+    ],
+)
+def test_resolve_bad_flag_names_flag_and_fault(flag: str, value: str | list[str], expected: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        resolve({flag: value}, env={})
+    assert expected in error.value.message
+    assert error.value.message.startswith(f"--{flag.replace('_', '-')}: ")
+    assert error.value.remedy
+
+
+def test_resolve_long_bad_value_is_told_in_a_line() -> None:
+    with pytest.raises(ConfigError) as error:
+        resolve({"name": "A" * 10_000}, env={})
+    assert len(error.value.message) < 300
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes"),
+    [("0", 0), ("4096", 4096), ("6GiB", 6 * 2**30), ("1.5 GB", 1_500_000_000), ("500mb", 500_000_000), ("2tib", 2**41)],
+)
+def test_resolve_size_with_units_is_in_bytes(text: str, num_bytes: int) -> None:
+    assert resolve({"max_memory": text}, env={}).max_memory == num_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [("127.0.0.1:0", "127.0.0.1", 0), ("attic.example:9401", "attic.example", 9401), ("[::1]:65535", "::1", 65535)],
+)
+def test_resolve_endpoint_is_host_and_port(text: str, host: str, port: int) -> None:
+    found = resolve({}, env={"SWARM_METRICS": text}).metrics
+    assert found is not None
+    assert (found.host, found.port) == (host, port)
+
+
+def test_default_text_is_empty_where_it_says_nothing() -> None:
+    assert {
+        name: config.default_text(name) for name in ("listen", "drain_s", "device", "peers", "max_blocks", "home")
+    } == {
+        "listen": "/ip4/127.0.0.1/tcp/0",
+        "drain_s": "30",
+        "device": "auto",
+        "peers": "",
+        "max_blocks": "",
+        "home": "",
+    }
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_resolve_example_of_each_setting_can_be_written(name: str, tmp_path: Path) -> None:
+    setting = SETTINGS[name]
+    if setting.many:
+        return  # their parsers say themselves how to write them
+    example = setting.example or config.default_text(name)
+    assert example
+    setting.parse(example)
+
+
+def test_resolve_remedy_is_written_as_the_setting_was(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text('drain_s = "soon"\n')
+    for flags, env, expected in (
+        ({"threads": "x"}, {}, "write --threads 4"),
+        ({}, {"SWARM_BLOCKS": "x"}, "write SWARM_BLOCKS=0:8"),
+        ({"home": str(tmp_path)}, {}, "write drain_s = 30"),
+    ):
+        with pytest.raises(ConfigError) as error:
+            resolve(flags, env=env)
+        assert error.value.remedy == expected

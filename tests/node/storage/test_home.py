@@ -1,0 +1,100 @@
+"""The directory of a node: whose it is, and what is said when it cannot be used."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from swarm_node.storage.home import MAX_SOCKET_PATH_BYTES, Home
+from swarm_protocol.errors import ConfigError
+
+HOLD = """
+import sys, time, pathlib, swarm_node.storage.home
+with swarm_node.storage.home.Home(pathlib.Path(sys.argv[1])).locked():
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def made(path: Path) -> Home:
+    home = Home(path)
+    home.create()
+    return home
+
+
+def test_create_makes_private_directories(tmp_path: Path) -> None:
+    home = made(tmp_path / "deep" / "home")
+    for directory in (home.path, home.cache, home.checkpoints, home.log):
+        assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    home.create()
+
+
+@pytest.mark.parametrize("place", ["/proc/no-such", "/sys/kernel", "/dev/null", "/dev/null/home"])
+def test_create_where_nothing_can_be_written_says_what_to_do(place: str) -> None:
+    with pytest.raises(ConfigError, match=r"cannot use the home directory") as error:
+        Home(Path(place)).create()
+    assert place.split("/")[1] in error.value.message
+    assert "--home" in error.value.remedy
+
+
+def test_locked_twice_names_the_daemon_that_has_it(tmp_path: Path) -> None:
+    home = made(tmp_path)
+    assert home.owner() is None
+    with home.locked():
+        assert home.owner() == os.getpid()
+        with (
+            pytest.raises(ConfigError, match=rf"pid {os.getpid()}\) is already running in {tmp_path}"),
+            Home(tmp_path).locked(),
+        ):
+            pass
+    assert home.owner() is None
+
+
+def test_locked_after_its_owner_was_killed_is_free(tmp_path: Path) -> None:
+    home = made(tmp_path)
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        assert home.owner() == holder.pid
+        (tmp_path / "control.sock").touch()
+        holder.kill()
+    with home.locked():
+        assert not home.socket.exists(), "a dead daemon's socket is cleared"
+        assert home.owner() == os.getpid()
+
+
+def test_locked_on_a_full_disk_says_so(tmp_path: Path) -> None:
+    home = made(tmp_path)
+    (tmp_path / "daemon.lock").symlink_to("/dev/full")
+    with pytest.raises(ConfigError, match="no space left on device") as error, home.locked():
+        pass
+    assert "free some space" in error.value.remedy
+
+
+def test_socket_with_a_long_path_moves_to_the_runtime_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # pytest's own folder may be too deep for a socket
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:
+        runtime = Path(short)
+        monkeypatch.setenv("XDG_RUNTIME_DIR", short)
+        assert Home(runtime).socket == runtime / "control.sock"
+        long = Home(tmp_path / ("x" * 120))
+        assert long.socket.parent == runtime / "swarm-node"
+        assert len(os.fsencode(long.socket)) <= MAX_SOCKET_PATH_BYTES
+        assert long.socket == Home(long.path).socket != Home(tmp_path / ("y" * 120)).socket
+
+
+def test_socket_in_a_runtime_directory_open_to_others_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    (tmp_path / "swarm-node").mkdir()
+    (tmp_path / "swarm-node").chmod(0o777)
+    with pytest.raises(ConfigError, match="open to other users"):
+        _ = Home(tmp_path / ("x" * 120)).socket

@@ -1,0 +1,172 @@
+"""Which peers a home remembers, and what a broken or hostile file of them costs: only the memory."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from support.network_worlds import eventually
+from swarm_node.settings.config import resolve
+from swarm_node.storage import remembered_peers
+from swarm_node.storage.home import Home
+from swarm_node.storage.remembered_peers import MAX_AGE_S, MAX_PEERS, RECENT_S, Acquaintance, kept, read, write
+from swarm_protocol.dht_messages import Contact
+from swarm_protocol.errors import ConfigError
+from swarm_protocol.identity import Identity
+
+NOW = 1_800_000_000.0
+ADDR = "/ip4/192.0.2.7/tcp/4001"
+
+
+def peer(number: int) -> str:
+    return Identity(number.to_bytes(2, "big") * 16).peer_id
+
+
+def entry(number: int, *, first_seen: float = NOW, last_seen: float = NOW, relays: bool = False) -> Acquaintance:
+    return Acquaintance(peer_id=peer(number), addrs=(ADDR,), first_seen=first_seen, last_seen=last_seen, relays=relays)
+
+
+def as_json(**changes: Any) -> dict[str, Any]:
+    return {"peer_id": peer(1), "addrs": [ADDR], "first_seen": NOW, "last_seen": NOW, "relays": False, **changes}
+
+
+def test_what_is_written_is_read_again_by_its_network_alone(tmp_path: Path) -> None:
+    path = tmp_path / "peers.json"
+    peers = (entry(1, relays=True), entry(2))
+    write(path, "net", peers)
+    assert read(path, "net", NOW) == peers
+    assert read(path, "other", NOW) == ()
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert [each.name for each in tmp_path.iterdir()] == ["peers.json"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"{",
+        b"\xff\xfe",
+        b"[]",
+        b'{"network_id": "net"}',
+        b'{"network_id": "net", "peers": {"a": 1}}',
+        b'{"network_id": "net", "peers": ' + b"[" * 50_000,
+        b" " * (remembered_peers.MAX_FILE_BYTES + 1),
+    ],
+    ids=["empty", "cut off", "binary", "a list", "no peers", "a table", "deep", "large"],
+)
+def test_file_that_is_broken_costs_the_memory_and_a_warning(
+    tmp_path: Path, text: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "peers.json"
+    path.write_bytes(text)
+    assert read(path, "net", NOW) == ()
+    assert "are lost" in caplog.text
+
+
+def test_place_that_is_no_file_is_no_memory(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert read(tmp_path / "none", "net", NOW) == ()
+    (tmp_path / "peers.json").mkdir()
+    assert read(tmp_path / "peers.json", "net", NOW) == ()
+    assert not caplog.records
+    write(tmp_path / "peers.json", "net", (entry(1),))
+    assert "cannot remember" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"peer_id": "12D3KooWnone"},
+        {"peer_id": 7},
+        {"addrs": []},
+        {"addrs": [ADDR] * 2},
+        {"addrs": ["/unix/tmp/x"]},
+        {"addrs": [f"{ADDR}/p2p/{peer(2)}"]},
+        {"addrs": [7]},
+        {"addrs": None},
+        {"addrs": [f"/ip4/192.0.2.7/tcp/{port}" for port in range(9)]},
+        {"last_seen": float("nan")},
+        {"first_seen": -1.0},
+        {"first_seen": "yesterday"},
+        {"relays": "no"},
+        {"more": 1},
+    ],
+    ids=str,
+)
+def test_entry_that_no_node_writes_is_left_out(tmp_path: Path, bad: dict[str, Any]) -> None:
+    path = tmp_path / "peers.json"
+    entries = [as_json(**bad), as_json(peer_id=peer(3)), None, "x"]
+    path.write_text(json.dumps({"network_id": "net", "peers": entries}))
+    assert [each.peer_id for each in read(path, "net", NOW)] == [peer(3)]
+
+
+def test_flood_of_newcomers_pushes_out_nobody_who_was_seen_within_a_day() -> None:
+    friends = [entry(number, first_seen=NOW - 10, last_seen=NOW - RECENT_S + 60) for number in range(10)]
+    flood = {peer(number): (ADDR,) for number in range(100, 300)}
+    remembered = kept(friends, flood, (), NOW)
+    assert len(remembered) == MAX_PEERS
+    assert {each.peer_id for each in friends} <= {each.peer_id for each in remembered}
+
+
+def test_peer_that_is_not_seen_gives_way_and_is_forgotten() -> None:
+    stale, gone = entry(1, last_seen=NOW - RECENT_S), entry(2, last_seen=NOW - MAX_AGE_S)
+    assert kept([stale, gone], {}, (), NOW) == (stale,)
+    newcomers = {peer(number): (ADDR,) for number in range(10, 10 + MAX_PEERS)}
+    assert stale.peer_id not in {each.peer_id for each in kept([stale], newcomers, (), NOW)}
+
+
+def test_peer_that_relays_comes_first_and_one_from_the_future_ages() -> None:
+    relay, ahead = entry(2), entry(1, first_seen=NOW + 9e9, last_seen=NOW + 9e9)
+    found = kept([ahead, relay], {relay.peer_id: (ADDR,)}, [relay.peer_id], NOW)
+    assert [each.peer_id for each in found] == [relay.peer_id, ahead.peer_id]
+    assert found[0].relays
+    assert found[1].last_seen == NOW
+
+
+def test_node_that_remembers_nobody_needs_a_peer(tmp_path: Path) -> None:
+    config = resolve({"home": str(tmp_path), "network_id": "net"}, env={})
+    with pytest.raises(ConfigError, match="no peer to join through is named, and none is remembered"):
+        remembered_peers.check_way_in(config)
+    write(tmp_path / "peers.json", "net", (entry(1, first_seen=0.0, last_seen=4e9),))
+    remembered_peers.check_way_in(config)
+    (tmp_path / "peers.json").unlink()
+    remembered_peers.check_way_in(resolve({"home": str(tmp_path), "peers": [f"{ADDR}/p2p/{peer(1)}"]}, env={}))
+
+
+class Network:
+    """Its tables change in the loop's thread, so that only this one may read them."""
+
+    network_id = "net"
+    relays: frozenset[str] = frozenset()
+
+    def __init__(self) -> None:
+        self.contacts: tuple[Contact, ...] = ()
+        self._thread = threading.get_ident()
+
+    @property
+    def known_peers(self) -> tuple[Contact, ...]:
+        assert threading.get_ident() == self._thread
+        return self.contacts
+
+
+def test_peers_are_kept_soon_and_when_the_node_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remembered_peers, "FIRST_SAVE_S", 0.0)
+    home = Home(tmp_path)
+
+    def kept_peers() -> list[str]:
+        return [each.peer_id for each in read(home.peers, "net", time.time())]
+
+    async def main() -> None:
+        network = Network()
+        network.contacts = (Contact(peer_id=peer(1), addrs=(ADDR,)),)
+        async with remembered_peers.keeping(home, cast("Any", network)):
+            await eventually(lambda: asyncio.to_thread(home.peers.exists))
+            assert kept_peers() == [peer(1)]
+            network.contacts = (*network.contacts, Contact(peer_id=peer(2), addrs=(ADDR,)))
+        assert kept_peers() == [peer(1), peer(2)]
+
+    asyncio.run(main())

@@ -1,0 +1,85 @@
+"""Log lines: bounded, in one place, and never a traceback about logging itself."""
+
+from __future__ import annotations
+
+import json
+import logging
+import warnings
+from pathlib import Path
+
+import pytest
+from swarm_node import diagnostics
+from swarm_protocol.errors import ConfigError
+
+
+def test_set_up_sends_libraries_to_the_file_and_our_errors_to_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = diagnostics.set_up(tmp_path, log_format="human", level="info")
+    logging.getLogger("some_library").error("theirs")
+    logging.getLogger("swarm.network").info("ours, quiet")
+    logging.getLogger("swarm_node.daemon").error("ours, loud")
+    logging.getLogger("swarm_node.daemon").debug("ours, silent")
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.warn("a warning", stacklevel=1)
+    text = path.read_text()
+    assert "theirs" in text
+    assert "ours, quiet" in text
+    assert "a warning" in text
+    assert "silent" not in text
+    assert capsys.readouterr().err == "ERROR: ours, loud\n"
+
+
+def test_set_up_twice_writes_each_line_once(tmp_path: Path) -> None:
+    diagnostics.set_up(tmp_path, log_format="human", level="info")
+    path = diagnostics.set_up(tmp_path, log_format="json", level="debug")
+    logging.getLogger("swarm").debug("once")
+    [line] = path.read_text().splitlines()
+    assert json.loads(line) | {"time": 0} == {"time": 0, "level": "debug", "logger": "swarm", "message": "once"}
+
+
+def test_log_files_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(diagnostics, "MAX_FILE_BYTES", 1000)
+    diagnostics.set_up(tmp_path, log_format="human", level="info")
+    for number in range(200):
+        logging.getLogger("swarm").info("line %d %s", number, "x" * 50)
+    files = list(tmp_path.iterdir())
+    assert len(files) == 1 + diagnostics.NUM_OLD_FILES
+    assert all(file.stat().st_size <= 1000 for file in files)
+
+
+def test_log_on_a_full_disk_says_so_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "swarm-node.log").symlink_to("/dev/full")
+    diagnostics.set_up(tmp_path, log_format="human", level="info")
+    for _ in range(3):
+        logging.getLogger("swarm").info("lost")
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert "No space left on device" in err
+
+
+def test_set_up_where_no_file_can_be_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "swarm-node.log").mkdir()
+    with pytest.raises(ConfigError, match="cannot write the log"):
+        diagnostics.set_up(tmp_path, log_format="human", level="info")
+
+
+def test_keep_traceback_before_and_after_set_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    error = ValueError("the cause")
+    early = diagnostics.keep_traceback(error)
+    assert early.parent == tmp_path
+    assert "the cause" in early.read_text()
+    path = diagnostics.set_up(tmp_path, log_format="json", level="info")
+    assert diagnostics.keep_traceback(error) == path
+    assert "the cause" in json.loads(path.read_text())["traceback"]
+
+
+def test_quieten_libraries_takes_their_handlers(capsys: pytest.CaptureFixture[str]) -> None:
+    library = logging.getLogger("transformers")
+    library.addHandler(logging.StreamHandler())
+    library.propagate = False
+    diagnostics.quieten_libraries()
+    assert library.handlers == []
+    assert library.propagate

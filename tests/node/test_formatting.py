@@ -1,0 +1,42 @@
+"""What reachability is called, the same everywhere: a seed's word, and what the announced addresses allow."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from support.plain_records import node_record
+from swarm_node.dashboard.node_views import counted, node_view
+from swarm_node.formatting import REACHES, reach
+
+LOOPBACK = "/ip4/127.0.0.1/tcp/1"
+PRIVATE = ["/ip4/10.1.2.3/tcp/1", "/ip4/172.31.0.1/udp/1/quic-v1", "/ip6/fd00::7/tcp/1", "/ip4/100.64.0.9/tcp/1"]
+FAR = "/ip4/203.0.113.7/tcp/1"
+
+
+@pytest.mark.parametrize(
+    ("found", "addrs", "said"),
+    [
+        ("public", [LOOPBACK, "/ip6/::1/tcp/1"], "this machine only"),
+        ("unknown", [LOOPBACK], "this machine only"),
+        ("relay", [LOOPBACK], "relay"),
+        ("public", [LOOPBACK, *PRIVATE], "local network only"),
+        ("unknown", PRIVATE, "unknown"),
+        ("public", [*PRIVATE, FAR], "public"),
+        ("public", ["/dns4/node.example/tcp/1"], "public"),
+        ("public", ["/ip4/no address/tcp/1"], "public"),
+        ("public", ["x"], "public"),
+        ("public", [], "public"),
+        ("unknown", [FAR], "unknown"),
+    ],
+)
+def test_reach_is_no_further_than_the_announced_addresses(found: str, addrs: list[str], said: str) -> None:
+    assert reach(found, addrs) == said
+
+
+def test_dashboard_counts_what_only_its_machine_reaches_apart_from_public_nodes() -> None:
+    record = replace(node_record("here"), addrs=(LOOPBACK,), reachability="public")
+    view = node_view("peer", record)
+    assert view.reachability == "this machine only"
+    _, by_reachability = counted([view])
+    assert by_reachability == {**dict.fromkeys(REACHES, 0), "this machine only": 1}

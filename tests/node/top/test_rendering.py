@@ -1,0 +1,130 @@
+"""What the pictures say, at every size of swarm and terminal, and with names that mean harm."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from rich.cells import cell_len
+from support.dashboard_swarms import HOSTILE_NAMES
+from swarm_node.formatting import clean, count, duration, rate, size
+from swarm_node.top import rendering
+from swarm_node.top.command import picture
+from swarm_node.top.rendering import missing_row, replica_row, span_row, sparkline
+
+from .conftest import swarm
+
+
+@pytest.mark.parametrize("width", [1, 8, 40])
+@pytest.mark.parametrize("name", [*HOSTILE_NAMES, "名前" * 40, "[bold red]markup[/]", "\x1b]0;title\x07", "a\u2028b"])
+def test_clean_leaves_a_line_that_fits_and_moves_nothing(name: str, width: int) -> None:
+    shown = clean(name, width)
+    assert cell_len(shown) <= width
+    assert shown.isprintable()
+
+
+def test_clean_leaves_what_is_harmless() -> None:
+    assert clean("grün [x] 名", 20) == "grün [x] 名"
+    assert clean("exactly", 7) == "exactly"
+    assert clean("exactly.", 7) == "exactl…"
+
+
+def test_rows_tell_of_each_block_where_there_is_room() -> None:
+    assert span_row(1, 3, 4, 10) == "·██·"
+    assert replica_row((0, 1, 9, 12), 10) == "·19+"
+    assert missing_row(((1, 3),), 4, 10) == "█··█"
+
+
+def test_rows_of_a_large_model_tell_of_the_worst_block_of_a_cell() -> None:
+    assert span_row(0, 3, 8, 4) == "█▒··"
+    assert replica_row((3, 1, 2, 2, 5, 0, 7, 7), 4) == "12·7"
+    assert missing_row(((7, 8),), 8, 4) == "███·"
+    assert replica_row((), 4) == missing_row((), 0, 4) == span_row(0, 0, 0, 4) == ""
+
+
+def test_sparkline_shows_the_newest_values_and_no_nonsense() -> None:
+    assert sparkline([3.0, 2.0, 1.0], 24) == "█▅▁"
+    assert sparkline([9.0, 2.0, 2.0], 2) == "▁▁"
+    assert sparkline([float("nan"), 1.0, float("inf"), 2.0], 9) == "▁█"
+    assert sparkline([], 9) == sparkline([1.0], 0) == ""
+
+
+def test_amounts_are_told_in_a_few_characters() -> None:
+    assert [rate(each) for each in (None, 0.0, 4.13, 41.2, 999.7, 3100.0, 2.4e6)] == [
+        *("–", "0 tok/s", "4.1 tok/s", "41 tok/s", "1.0k tok/s", "3.1k tok/s", "2.4M tok/s")
+    ]
+    assert [size(each) for each in (0, 512, 4.8e9, 250e9)] == ["0 B", "512 B", "4.8 GB", "250 GB"]
+    assert [duration(each) for each in (-5, 0.415, 41.9, 200, 7500, 360000)] == [
+        *("0 s", "415 ms", "42 s", "3 min 20 s", "2 h 5 min", "4 days")
+    ]
+    assert count(float("nan")) == duration(float("inf")) == duration(None) == "–"
+
+
+SNAPSHOT = """\
+6 volunteers among 8 nodes: 8 alive
+reached: 6 public, 2 relay · 24 h: 2 joined, 1 left
+52 tok/s answered, 3.1k tok/s trained · first token 410 ms p50, 1.4 s p95
+
+JOIN WITH
+swarm-node join --peers /dns4/seed.example.org/tcp/4001/p2p/12D3KooWD3eckifWpRn9wQpMG9R9hX3sD158z7EqHWmweQAJU5SA
+
+MODELS
+thin       Qwen/Qwen3-8B            36 blocks, 6 servers, 52 tok/s
+           ████████████████████████████████████
+           One more would make it safe.
+
+RUNS
+training   stories-110m             step 118 of 300, loss 2.161
+           █▄▁  5 members, 5 of 5 agree, 3.1k tok/s
+           It goes.
+"""
+
+
+def test_overview_of_a_small_swarm_is_as_it_was() -> None:
+    view = swarm(8).overview()
+    [model], [run] = view.models, view.runs
+    model = model.model_copy(update={"health": "thin", "tokens_per_s": 52.0, "words": "One more would make it safe."})
+    run = run.model_copy(
+        update={"loss": 2.161, "losses": (3.0, 2.5, 2.161), "tokens_per_s": 3100.0, "words": "It goes."}
+    )
+    speeds = {"tokens_per_s": 52.0, "training_tokens_per_s": 3100.0}
+    shown = view.model_copy(update={"models": (model,), "runs": (run,), **speeds})
+    assert rendering.overview(shown, 100).plain.startswith(SNAPSHOT)
+
+
+@pytest.mark.parametrize("num_nodes", [0, 1, 8, 1000])
+@pytest.mark.parametrize("hostile", [False, True])
+@pytest.mark.parametrize("width", [20, 40, 100, 240])
+def test_whole_picture_keeps_to_its_width_and_holds_nothing_that_moves_the_cursor(
+    num_nodes: int, hostile: bool, width: int
+) -> None:
+    source = swarm(num_nodes, hostile=hostile)
+    lines = rendering.overview(source.overview(), width).plain.splitlines()
+    del lines[lines.index("JOIN WITH") + 1]  # the command is whole: a terminal folds it
+    for model in source.overview().models:
+        detail = source.model(model.name)
+        assert detail is not None
+        lines += rendering.model(detail, width).plain.splitlines()
+    for found in source.nodes()[:12]:
+        detail = asyncio.run(source.node(found.peer_id))
+        lines += rendering.node(detail, width).plain.splitlines()
+    assert [line for line in lines if not line.isprintable()] == []
+    # the map has its least width, beside a name
+    least = rendering.NAME_CELLS + 1 + rendering.MIN_MAP_CELLS
+    assert [line for line in lines if cell_len(line) > max(width, least)] == []
+
+
+def test_once_tells_everything_of_a_swarm_and_that_it_is_old() -> None:
+    source = swarm(8)
+    source.shown = source.overview().model_copy(update={"stale": "no node\nanswers"})
+    text = asyncio.run(picture(source, 100))
+    head, *_ = text.splitlines()
+    assert head == (
+        "network a-swarm-of-friends · version 0.1.0 · as of 2023-11-14 22:13:20 UTC · STALE: no node�answers"
+    )
+    for said in ("replicas per block", "████████████····", "CONTRIBUTORS", "REFUSED", "JOIN WITH"):
+        assert said in text
+
+
+def test_picture_of_a_time_that_no_calendar_holds() -> None:
+    assert rendering.moment(1e300) == "1970-01-01 00:00:00 UTC"

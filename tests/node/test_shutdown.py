@@ -180,8 +180,8 @@ def test_signals_first_drain_then_force(number: signal.Signals, reason: str) -> 
 
 STUCK = """
 import os, time
-from swarm_node import tether
-tether.watch_stdin(lambda: os.write(1, b"ended\\n"), limit_s=0.1)  # one write a line: two threads say one each
+from swarm_node import shutdown
+shutdown.watch_stdin(lambda: os.write(1, b"ended\\n"), limit_s=0.1)  # one write a line: two threads say one each
 os.write(1, b"up\\n")
 time.sleep(100)
 """

@@ -30,7 +30,7 @@ def emitted(event: str, *, as_json: bool, **fields: object) -> tuple[str, str]:
 
 
 def test_docs_of_events_are_what_the_code_says() -> None:
-    page = Path(__file__).parents[2] / "docs" / "events.md"
+    page = Path(__file__).parents[3] / "docs" / "events.md"
     assert page.read_text(encoding="utf-8") == event_contract.render(), (
         "run python -m swarm_node.events.event_contract > docs/events.md"
     )

@@ -18,8 +18,8 @@ import typer
 from rich.markup import escape
 from swarm_protocol.errors import ConfigError
 
+from swarm_node.settings import config
 from swarm_node.settings.config import SETTINGS, Config, Value
-from swarm_node.settings.parsers import config
 
 MAX_OFFERED = 200
 

@@ -6,16 +6,22 @@ import os
 import shlex
 import time
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from swarm_protocol.control_messages import ServingStatus, StatusReply, TrainingStatus
 from swarm_protocol.errors import ConfigError, PeerTimeout
 from swarm_protocol.identity import Identity
 
 from swarm_node.commands.command_options import Flags
-from swarm_node.control import ControlClient
 from swarm_node.events.emitter import Emitter
 from swarm_node.formatting import duration, reach
 from swarm_node.storage.home import Home
+
+if TYPE_CHECKING:
+    from swarm_node.control import ControlClient
+
+MARGIN_S = 10.0  # time to close, beyond the time that work in flight gets
+POLL_S = 0.05
 
 
 def identity(flags: Flags) -> int:
@@ -35,22 +41,24 @@ def identity(flags: Flags) -> int:
     return 0
 
 
-MARGIN_S = 10.0  # what closing takes, beyond the time that work in flight gets
-POLL_S = 0.05
+def _client(home: Home) -> ControlClient:
+    from swarm_node.control import ControlClient  # noqa: PLC0415 - gRPC, which `identity` does without
+
+    return ControlClient(home)
 
 
 def drain(flags: Flags) -> int:
-    return _leave(flags, drained=True)
+    return _leave(flags, is_drain=True)
 
 
 def stop(flags: Flags) -> int:
-    return _leave(flags, drained=False)
+    return _leave(flags, is_drain=False)
 
 
-def _leave(flags: Flags, *, drained: bool) -> int:
+def _leave(flags: Flags, *, is_drain: bool) -> int:
     home = Home(flags.home())
     emitter = Emitter(json=flags.json)
-    reply = ControlClient(home).leave(drain=drained)
+    reply = _client(home).leave(drain=is_drain)
     emitter.emit("leaving", pid=reply.pid, seconds=reply.seconds)
     until = time.monotonic() + reply.seconds + MARGIN_S
     while home.owner() == reply.pid:
@@ -62,7 +70,7 @@ def _leave(flags: Flags, *, drained: bool) -> int:
 
 
 def status(flags: Flags) -> int:
-    reply = ControlClient(Home(flags.home())).status()
+    reply = _client(Home(flags.home())).status()
     emitter = Emitter(json=flags.json)
     if flags.json:
         emitter.emit("status", **{**asdict(reply), "reachability": reach(reply.reachability, reply.addrs)})

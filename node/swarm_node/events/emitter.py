@@ -21,6 +21,7 @@ from typing import TextIO
 
 from swarm_protocol.errors import SwarmError
 
+from swarm_node.events import event_contract
 from swarm_node.formatting import clean, progress
 
 logger = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from swarm.training.data.token_file import TokenWriter
 from swarm_node.commands import daemons
 from swarm_node.commands.command_options import Flags
 from swarm_node.commands.daemons import _check_work
-from swarm_node.settings.parsers import config
+from swarm_node.settings import config
 from swarm_protocol.errors import ConfigError
 
 

@@ -14,7 +14,7 @@ from swarm.training.run.module_run import module_run
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_file import load_run, read_config, write_run
 from swarm_node import cli
-from swarm_node.events.emitter import event_contract
+from swarm_node.events import event_contract
 from swarm_protocol.identity import Identity
 
 TINY = """\

@@ -25,7 +25,7 @@ from swarm.training.state.replica_state import ReplicaState
 from swarm_node import cli
 from swarm_node.commands import run_export
 from swarm_node.commands.run_export import newest_state
-from swarm_node.events.emitter import event_contract
+from swarm_node.events import event_contract
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.identity import Identity
 from transformers import AutoModelForCausalLM

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from swarm_node.events.emitter import event_contract
+from swarm_node.events import event_contract
 
 COMMAND = (str(Path(sys.executable).with_name("swarm-node")),)
 START_S = 60.0  # imports take 2 s on an idle machine; this is for one that is not

@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
-from swarm_node.events.emitter import event_contract
+from swarm_node.events import event_contract
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 SHORT = ("--nodes", "4", "--outer-steps", "2", "--interval-steps", "8", "--min-tokens", "40", "--json")

@@ -6,8 +6,8 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from swarm_node.settings import config
 from swarm_node.settings.config import SETTINGS, Config, resolve
-from swarm_node.settings.parsers import config
 from swarm_protocol.errors import ConfigError
 
 SEED = "/ip4/127.0.0.1/tcp/4001/p2p/12D3KooWHoK2zDpTB25vHJF4swgbFQqKcK3ruE4pJzSFjXSEDigi"

@@ -16,7 +16,7 @@ from functools import partial
 import pytest
 from bench.report import Report
 from swarm.router.placement import Capacity, choose_move, choose_span, rank
-from swarm.router.routing import Outlook, find_chain
+from swarm.router.routing import RoutingContext, find_chain
 from swarm_protocol.identity import peer_id_of
 from swarm_protocol.limits import MAX_RTT_PEERS
 from swarm_protocol.records import ServeRecord
@@ -67,7 +67,7 @@ def test_bench_router() -> None:
     for num_servers in (100, 1000):
         servers = swarm(num_servers)
         rng = random.Random(0)
-        outlook = Outlook(
+        outlook = RoutingContext(
             rtt_ms={peer_id: rng.uniform(1, 100) for peer_id in servers}, load={}, max_tokens=500, salt="x"
         )
         me = Capacity(peer_id="me", num_blocks=20, max_blocks=24, block_ms=2.0)

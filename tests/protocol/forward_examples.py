@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from swarm_protocol.forward_messages import Compute, TensorPiece
 from swarm_protocol.rows import Rows
+from swarm_protocol.serving_messages import Compute, TensorPiece
 
 EXAMPLES = (
     Compute(

@@ -26,8 +26,8 @@ from swarm.testing.faults import Fault, FaultScript
 from swarm.testing.leaks import no_leaks
 from swarm_compression import get_row_codec
 from swarm_protocol.errors import PeerRefused
-from swarm_protocol.handover_messages import KV_METHOD
 from swarm_protocol.rows import Rows
+from swarm_protocol.serving_messages import KV_METHOD
 from swarm_protocol.session_frames import (
     SESSION_METHOD,
     Frame,

@@ -9,7 +9,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from swarm.router.revision_names import short
+from swarm.router.revisions import short_revision
 from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError, SwarmError
 
@@ -135,7 +135,7 @@ class Chat:
             self._emitter.say(f"{self._told.model} has no chat template: it continues the text of the conversation")
         if status is not None:
             servers = plural(status.num_servers, "server")
-            self._emitter.say(f"{status.name}, revision {short(status.revision)}, on {servers}")
+            self._emitter.say(f"{status.name}, revision {short_revision(status.revision)}, on {servers}")
 
     def converse(self) -> None:
         """Until the input ends. Ctrl-C stops an answer; while a question is written it raises KeyboardInterrupt."""

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swarm.router.revision_names import short
+from swarm.router.revisions import short_revision
 from swarm_protocol.errors import ConfigError, SwarmError
 
 from swarm_node import diagnostics, interrupts
@@ -106,7 +106,7 @@ def _lines(models: Sequence[ModelStatus], contexts: Mapping[str, int | None]) ->
     for model in models:
         rows.append((model.name, *_cells(model), str(contexts.get(model.name) or "-"), _state(model.missing)))
         for other in model.others:
-            name = f"{model.name}@{short(other.revision)}"
+            name = f"{model.name}@{short_revision(other.revision)}"
             rows.append((name, *_cells(other), "-", f"other weights, {_state(other.missing)}"))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
@@ -115,7 +115,7 @@ def _lines(models: Sequence[ModelStatus], contexts: Mapping[str, int | None]) ->
 
 def _cells(each: ModelStatus | OtherRevision) -> tuple[str, str, str]:
     spans = ", ".join(f"{start}:{end}" for start, end in served(each.missing, each.num_blocks)) or "none"
-    return short(each.revision), f"{spans} of {each.num_blocks}", str(each.num_servers)
+    return short_revision(each.revision), f"{spans} of {each.num_blocks}", str(each.num_servers)
 
 
 def _state(missing: Spans) -> str:

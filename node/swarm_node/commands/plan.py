@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from swarm.router.planner import Plan, PlannedNode, Taken, plan
+from swarm.router.planner import PlacementPlan, PlannedNode, PlannedSpan, plan
 from swarm.router.room import COMFORTABLE_SESSIONS
 from swarm.router.routing import format_spans
 from swarm_protocol import limits
@@ -71,7 +71,7 @@ def _for_model(node: PlannedNode) -> PlannedNode:
     return replace(node, memory_bytes=model_bytes)
 
 
-def _emit(emitter: Emitter, model: str, num_blocks: int, found: Plan) -> None:
+def _emit(emitter: Emitter, model: str, num_blocks: int, found: PlacementPlan) -> None:
     hops = found.chain.hops if found.chain else ()
     emitter.emit(
         "plan",
@@ -85,7 +85,7 @@ def _emit(emitter: Emitter, model: str, num_blocks: int, found: Plan) -> None:
     )
 
 
-def _fields(taken: Taken) -> dict[str, object]:
+def _fields(taken: PlannedSpan) -> dict[str, object]:
     start, end = taken.span or (None, None)
     return {
         "name": taken.name,
@@ -96,7 +96,7 @@ def _fields(taken: Taken) -> dict[str, object]:
     }
 
 
-def _lines(model: str, num_blocks: int, found: Plan) -> Iterator[str]:
+def _lines(model: str, num_blocks: int, found: PlacementPlan) -> Iterator[str]:
     yield f"{model}: {num_blocks} blocks"
     width = max(len(taken.name) for taken in found.taken)
     for taken in found.taken:

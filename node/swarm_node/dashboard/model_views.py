@@ -7,9 +7,8 @@ from itertools import pairwise
 from statistics import median
 
 import numpy as np
-from swarm.router.cover import runs
 from swarm.router.revisions import Revision, revisions
-from swarm.router.routing import DEFAULT_RTT_MS, Chain, NoChain, Outlook, find_chain
+from swarm.router.routing import DEFAULT_RTT_MS, Chain, NoChain, RoutingContext, find_chain, runs
 from swarm_protocol.records import ServeRecord
 
 from swarm_node.dashboard.memo import Made
@@ -152,7 +151,7 @@ def _chains(
     found: list[ChainView] = []
     while len(found) < MAX_CHAINS:
         try:
-            chain = find_chain(servers, 0, num_blocks, Outlook(rtt_ms=rtts_ms, load={}, barred=used))
+            chain = find_chain(servers, 0, num_blocks, RoutingContext(rtt_ms=rtts_ms, load={}, barred=used))
         except NoChain:
             break
         used.update(hop.peer_id for hop in chain.hops)

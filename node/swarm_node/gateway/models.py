@@ -6,7 +6,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from swarm.router.revision_names import short, split_pin
+from swarm.router.revisions import short_revision, split_pin
 
 from swarm_node.gateway import http_limits
 from swarm_node.gateway.api_errors import ApiError
@@ -102,13 +102,16 @@ def _names(model: ModelStatus, asked: str) -> list[str]:
     name, pin = split_pin(asked)
     if not pin or model.name != name:
         return [model.name]
-    return [f"{name}@{short(revision)}" for revision in (model.revision, *(other.revision for other in model.others))]
+    return [
+        f"{name}@{short_revision(revision)}"
+        for revision in (model.revision, *(other.revision for other in model.others))
+    ]
 
 
 def _describe(model: ModelStatus, gaps: Spans) -> str:
     if not gaps:
         return f"{model.name}: all {model.num_blocks} blocks are served"
     written = ", ".join(f"{start}:{end}" for start, end in gaps)
-    others = ", ".join(f"{model.name}@{short(other.revision)}" for other in model.others if other.is_whole)
-    of_these = f" with the weights of revision {short(model.revision)}; whole is {others}" if others else ""
+    others = ", ".join(f"{model.name}@{short_revision(other.revision)}" for other in model.others if other.is_whole)
+    of_these = f" with the weights of revision {short_revision(model.revision)}; whole is {others}" if others else ""
     return f"{model.name}: nobody serves blocks {written} of {model.num_blocks}{of_these}"

@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import replace
 from pathlib import Path
 
-from swarm.router.placement import Decision
+from swarm.router.placement import PlacementDecision
 from swarm.serving.model import lean
 from swarm.serving.server.capability import VolunteerOptions
 from swarm.serving.server.server_options import DTYPES, Dtype, ServerOptions
@@ -111,7 +111,7 @@ class Serving:
         self._num_bytes = num_bytes
         self._node.emitter.emit("downloading", model=self._name, num_bytes=num_bytes, total_bytes=total_bytes)
 
-    def _chosen(self, decision: Decision) -> None:
+    def _chosen(self, decision: PlacementDecision) -> None:
         self._is_chosen = True
         if self._numbered:
             blocks = f"blocks {decision.start}:{decision.end} of {self._name}"
@@ -128,7 +128,7 @@ class Serving:
 
         return brought
 
-    def _decided(self, decision: Decision) -> None:
+    def _decided(self, decision: PlacementDecision) -> None:
         assert self._volunteer is not None
         server = self._volunteer.server
         assert server is not None

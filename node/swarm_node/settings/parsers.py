@@ -15,7 +15,7 @@ from types import MappingProxyType
 from urllib.parse import urlsplit
 
 from swarm.network.multiaddr import parse_peer_addr
-from swarm.router.revision_names import MIN_PIN_CHARS, split_pin
+from swarm.router.revisions import MIN_PIN_CHARS, split_pin
 from swarm_protocol import limits
 from swarm_protocol.version import check_network_id
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from swarm.client.used_revisions import MAX_MODELS, MAX_REVISIONS, Used, UsedRevisions
+from swarm.client.catalog import MAX_MODELS, MAX_REVISIONS, Used, UsedRevisions
 from swarm_protocol import limits
 
 from swarm_node.storage.home import read_json, replace_json

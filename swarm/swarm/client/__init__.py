@@ -5,11 +5,9 @@ A client holds its tokenizers and what it has learnt about servers; each generat
 
 from __future__ import annotations
 
-from swarm.client.async_client import AsyncClient
-from swarm.client.catalog import ModelStatus, OtherRevision
-from swarm.client.generation import Generation
+from swarm.client.async_client import AsyncClient, Generation
+from swarm.client.catalog import ModelStatus, OtherRevision, UsedRevisions
 from swarm.client.sync_client import Client
-from swarm.client.used_revisions import UsedRevisions
 from swarm.serving.session.generate import Token
 
 __all__ = ["AsyncClient", "Client", "Generation", "ModelStatus", "OtherRevision", "Token", "UsedRevisions"]

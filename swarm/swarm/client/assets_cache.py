@@ -15,7 +15,7 @@ from swarm_protocol.records import ServeRecord
 from swarm.child_process import ChildProcess
 from swarm.network.interface import Network
 from swarm.serving.model.model_assets import ModelKit, fetch_files, open_kit
-from swarm.serving.session.peer_health import Links
+from swarm.serving.session.peer_health import PeerHealth
 from swarm.serving.tokenizer.tokenizer_process import TokenizerLimits, TokenizerProcess, start_child
 
 MAX_MODELS = 8
@@ -30,9 +30,9 @@ MAX_REMEMBERED = 1024
 
 
 class Kits:
-    def __init__(self, network: Network, links: Links, limits: TokenizerLimits) -> None:
+    def __init__(self, network: Network, health: PeerHealth, limits: TokenizerLimits) -> None:
         self._network = network
-        self._links = links
+        self._health = health
         self._limits = limits
         self._kits: dict[tuple[str, str], ModelKit] = {}
         self._loading: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
@@ -77,7 +77,7 @@ class Kits:
             except PeerError as error:
                 failure = error
                 if isinstance(error, PeerUnreachable | PeerTimeout):
-                    self._links.failed(peer_id, error)
+                    self._health.failed(peer_id, error)
             except IntegrityError as error:
                 failure = error
                 num_bad += 1
@@ -96,7 +96,7 @@ class Kits:
     def _by_trust(self, model: str, revision: str, peer_ids: Sequence[str]) -> list[str]:
         now_s = asyncio.get_running_loop().time()
         self._bad_since = {key: at_s for key, at_s in self._bad_since.items() if now_s - at_s < BAD_FILES_S}
-        failing = self._links.failing()
+        failing = self._health.failing()
         return sorted(
             peer_ids,
             key=lambda peer_id: (self._bad_since.get((model, revision, peer_id), 0.0), peer_id in failing),

@@ -15,23 +15,53 @@ from swarm_protocol.records import ServeRecord
 from torch import Tensor
 
 from swarm.client.assets_cache import Kits
-from swarm.client.catalog import Catalog, Chosen, ModelStatus
-from swarm.client.encoding import check_fits, checked, encode, room_for
-from swarm.client.generation import Generation, joined
-from swarm.client.request import Asked, Question, Request
-from swarm.client.used_revisions import UsedRevisions
+from swarm.client.catalog import Catalog, Chosen, ModelStatus, UsedRevisions
+from swarm.client.request import Asked, Question, Request, check_fits, checked, encode, room_for
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
 from swarm.remote.blocks import RemoteBlocks
 from swarm.remote.gradient import Ran, Wanted, attach, embed, run, waiting_for
 from swarm.router.routing import NoChain
 from swarm.serving.model.model_assets import Message, ModelKit
-from swarm.serving.session.client_state import Shared
+from swarm.serving.session.client_state import ClientState
 from swarm.serving.session.generate import Token, generate, sampler_for
 from swarm.serving.session.session import Session, SessionOptions
 from swarm.serving.session.trace import Trace
 from swarm.serving.tokenizer.tokenizer_process import TokenizerLimits
 from swarm.temporary_folder import temporary_folder
+
+
+class Generation:
+    """Nothing happens before the first token is asked for; `aclose` frees the chain at any time."""
+
+    def __init__(self, start: Callable[[Trace], AsyncGenerator[Token, None]], model: str) -> None:
+        self._trace = Trace(model=model)
+        self._tokens = start(self._trace)
+
+    def __aiter__(self) -> AsyncIterator[Token]:
+        return self._tokens
+
+    async def aclose(self) -> None:
+        await self._tokens.aclose()
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """0 until the first token has come."""
+        return self._trace.num_prompt_tokens
+
+    def trace(self) -> dict[str, Any]:
+        """What has happened so far: `hops` (servers, spans, milliseconds), `replays`, `failover_ms`, token counts."""
+        return self._trace.to_dict()
+
+
+async def joined(tokens: AsyncGenerator[Token, None]) -> AsyncGenerator[Token, None]:
+    """All tokens as one, with the whole text."""
+    async with aclosing(tokens):
+        all_tokens = [token async for token in tokens]
+    last = all_tokens[-1]
+    text = "".join(token.text for token in all_tokens)
+    yield Token(text=text, token_id=last.token_id, finish_reason=last.finish_reason)
+
 
 DEFAULT_NETWORK_ID = "swarm"
 
@@ -62,9 +92,9 @@ class AsyncClient(Asked[Generation]):
         self._network = network
         self._membership = membership
         self._session = session or SessionOptions()
-        self._shared = Shared(network, membership)
-        self._catalog = Catalog(membership, self._shared.links, pins=pins or {}, used=used or UsedRevisions())
-        self._kits = Kits(network, self._shared.links, tokenizers or TokenizerLimits())
+        self._state = ClientState(network, membership)
+        self._catalog = Catalog(membership, self._state.health, pins=pins or {}, used=used or UsedRevisions())
+        self._kits = Kits(network, self._state.health, tokenizers or TokenizerLimits())
         self._last: Generation | None = None
 
     @classmethod
@@ -109,7 +139,7 @@ class AsyncClient(Asked[Generation]):
     async def aclose(self) -> None:
         """Close the lanes to servers and end the tokenizers' processes. Generations should have been closed before."""
         self._kits.close()
-        await self._shared.close()
+        await self._state.close()
 
     async def warm_up(self) -> None:
         """Start what the first request would wait a second for: a process for its tokenizer."""
@@ -206,11 +236,11 @@ class AsyncClient(Asked[Generation]):
         return answer
 
     async def _blocks(self, chosen: Chosen, wanted: Wanted) -> RemoteBlocks:
-        self._shared.links.measure(chosen.servers)
+        self._state.health.measure(chosen.servers)
         return RemoteBlocks(
             self._network,
             self._membership,
-            self._shared.links,
+            self._state.health,
             (await self._kits.kit(chosen.name, chosen.servers)).shape,
             chosen.servers,
             head=wanted.head,
@@ -249,12 +279,12 @@ class AsyncClient(Asked[Generation]):
         self, request: Request, chosen: Chosen, trace: Trace, since_s: float
     ) -> AsyncGenerator[Token, None]:
         trace.model, trace.revision = chosen.name, chosen.revision.digest
-        self._shared.links.measure(chosen.servers)
+        self._state.health.measure(chosen.servers)
         kit = await self._kits.kit(chosen.name, chosen.servers)
         prompt_ids = await encode(kit, request.question)
         max_tokens = room_for(kit, len(prompt_ids), request.max_tokens, min_tokens=request.sampling.min_tokens)
         session = Session(
-            self._shared,
+            self._state,
             self._membership,
             kit.shape,
             max_tokens=len(prompt_ids) + max_tokens,

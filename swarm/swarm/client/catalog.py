@@ -7,19 +7,67 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
+from swarm_protocol import limits
+from swarm_protocol.checks import check_name
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.records import ServeRecord
 
-from swarm.client.used_revisions import UsedRevisions
 from swarm.network.membership import Membership
-from swarm.router.revision_names import MIN_PIN_CHARS, short, split_pin
-from swarm.router.revisions import Revision, choose, in_words, revisions
-from swarm.serving.session.peer_health import Links
+from swarm.router.revisions import (
+    MIN_PIN_CHARS,
+    Revision,
+    choose,
+    describe_revisions,
+    revisions,
+    short_revision,
+    split_pin,
+)
+from swarm.serving.session.peer_health import PeerHealth
+
+MAX_MODELS = 256
+MAX_REVISIONS = 4
+"""Of one model."""
+
+Used = Mapping[str, Sequence[str]]
+"""Digests by a model's name."""
+
+
+class UsedRevisions:
+    """`used` in an earlier life; `on_new` is told all of them when one is added. Raises ValueError for bad names."""
+
+    def __init__(self, used: Used | None = None, on_new: Callable[[Used], None] | None = None) -> None:
+        self._used: dict[str, list[str]] = {}
+        self._on_new = on_new
+        for model, digests in (used or {}).items():
+            for digest in digests:
+                self._add(model, digest)
+
+    def of(self, model: str) -> Sequence[str]:
+        """The one used first comes first."""
+        return self._used.get(model, ())
+
+    def add(self, model: str, digest: str) -> None:
+        """An answer came from it."""
+        if digest in self.of(model):
+            return
+        self._add(model, digest)
+        if self._on_new is not None:
+            self._on_new(self._used)
+
+    def _add(self, model: str, digest: str) -> None:
+        check_name(model, "model")
+        check_name(digest, "revision", max_bytes=limits.MAX_REVISION_BYTES)
+        digests = self._used.setdefault(model, [])
+        digests.append(digest)
+        del digests[:-MAX_REVISIONS]
+        if len(self._used) > MAX_MODELS:
+            del self._used[next(iter(self._used))]
+
 
 MAX_MODELS = 8
 
@@ -93,7 +141,9 @@ class Chosen:
 class Catalog:
     """`pins`: by a model's name the beginning of the only revision to use of it. Raises ConfigError for bad ones."""
 
-    def __init__(self, membership: Membership, links: Links, *, pins: Mapping[str, str], used: UsedRevisions) -> None:
+    def __init__(
+        self, membership: Membership, health: PeerHealth, *, pins: Mapping[str, str], used: UsedRevisions
+    ) -> None:
         for name, pin in pins.items():
             if split_pin(f"{name}@{pin}") != (name, pin):
                 raise ConfigError(
@@ -101,7 +151,7 @@ class Catalog:
                     remedy=f"give {MIN_PIN_CHARS} or more of its digits, as `swarm-node models` shows it",
                 )
         self._membership = membership
-        self._links = links
+        self._health = health
         self._pins = pins
         self._used = used
         self._seen: dict[str, tuple[float, Servers]] = {}
@@ -166,14 +216,14 @@ class Catalog:
 
     def _choose(self, name: str, pin: str, servers: Servers) -> Chosen | None:
         """Raises ConfigError for a pin that fits several."""
-        failing = self._links.failing()
+        failing = self._health.failing()
         found = revisions(servers, failing)
         revision = choose(
             found,
             pin=self._pin(name, pin),
             used=self._used.of(name),
             failing=failing,
-            lost=self._links.failing(LOST_S),
+            lost=self._health.failing(LOST_S),
         )
         if revision is None:
             return None
@@ -193,8 +243,8 @@ class Catalog:
         if servers:
             found = revisions(servers)
             return ConfigError(
-                f"nobody serves that revision of {name}; served are {in_words(found)}",
-                remedy=f"use one of these, as in {name}@{short(found[0].digest)}",
+                f"nobody serves that revision of {name}; served are {describe_revisions(found)}",
+                remedy=f"use one of these, as in {name}@{short_revision(found[0].digest)}",
             )
         known = ", ".join(await self._membership.models())
         return ConfigError(
@@ -211,13 +261,13 @@ class Catalog:
         logger.warning(
             "%s is served with several weights: revision %s, which is used here, and %s; to be sure of one, ask for %s",
             chosen.name,
-            in_words([chosen.revision]),
-            in_words(others),
-            f"{chosen.name}@{short(chosen.revision.digest)}",
+            describe_revisions([chosen.revision]),
+            describe_revisions(others),
+            f"{chosen.name}@{short_revision(chosen.revision.digest)}",
         )
 
     def _status(self, chosen: Chosen) -> ModelStatus:
-        revision, avoid = chosen.revision, self._links.avoid
+        revision, avoid = chosen.revision, self._health.avoid
         ages_s = self._membership.ages_s("serve", chosen.name)
         return ModelStatus(
             name=chosen.name,

@@ -15,11 +15,9 @@ from weakref import WeakSet
 from swarm_protocol.errors import SessionError, SwarmError
 from torch import Tensor
 
-from swarm.client.async_client import DEFAULT_NETWORK_ID, AsyncClient
-from swarm.client.catalog import ModelStatus
-from swarm.client.generation import Generation
+from swarm.client.async_client import DEFAULT_NETWORK_ID, AsyncClient, Generation
+from swarm.client.catalog import ModelStatus, UsedRevisions
 from swarm.client.request import Asked, Request
-from swarm.client.used_revisions import UsedRevisions
 from swarm.remote.gradient import Wanted, attach
 from swarm.serving.model.model_assets import Message
 from swarm.serving.session.generate import Token

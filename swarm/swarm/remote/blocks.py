@@ -7,30 +7,162 @@ Legend of shapes: B sequences, T positions, H hidden size, V vocabulary, C colum
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from uuid import uuid4
 
-from swarm_protocol.errors import PeerError, SessionError
-from swarm_protocol.forward_messages import BACKWARD_METHOD, FORWARD_METHOD, Compute
+from swarm_compression import CodecError
+from swarm_protocol import limits
+from swarm_protocol.errors import (
+    ConfigError,
+    PeerError,
+    PeerRefused,
+    PeerTimeout,
+    PeerUnreachable,
+    PeerViolation,
+    SessionError,
+    SwarmError,
+)
 from swarm_protocol.records import ServeRecord
+from swarm_protocol.rows import TOKENS
+from swarm_protocol.serving_messages import BACKWARD_METHOD, FORWARD_METHOD, Compute
 from torch import Tensor
 
-from swarm.network.interface import Network
+from swarm.network.interface import EndOfStream, Network
 from swarm.network.membership import Membership
-from swarm.remote.call import compute, deadline_s
-from swarm.remote.search import Search
-from swarm.router.routing import Hop
+from swarm.router.routing import Hop, NoChain
 from swarm.serving.model.shape import ModelShape
-from swarm.serving.session.known_servers import Candidate, KnownServers
-from swarm.serving.session.peer_health import Links
+from swarm.serving.session.peer_health import PeerHealth
+from swarm.serving.session.route_finder import RETRY_S, KnownServers
+from swarm.serving.session.session_decisions import MAX_FAILURES
+from swarm.serving.wire.tensor_stream import receive_floats, send_tensor
+
+logger = logging.getLogger(__name__)
+
+PATIENCE_S = 20.0
+"""How long to look for one, or for room, before a call fails."""
+
+
+class Search:
+    """Of one call."""
+
+    def __init__(self, known: KnownServers, health: PeerHealth, *, salt: str) -> None:
+        self._known = known
+        self._health = health
+        self._salt = salt
+        self._failed: set[str] = set()
+        self._num_failures = 0
+        self._last: SwarmError | None = None
+        self._give_up_at_s = asyncio.get_running_loop().time() + PATIENCE_S
+
+    async def find(self, start: int, end: int) -> list[Hop]:
+        """The cheapest chain over `[start, end)`, of servers that have not refused this call.
+
+        Raises NoChain, or why the last server would not or could not do it.
+        """
+        while True:
+            outlook = self._health.routing_context(self._known.servers, 1, self._salt)
+            is_last = asyncio.get_running_loop().time() >= self._give_up_at_s
+            barred = self._failed.union(outlook.avoid if is_last else outlook.barred)
+            try:
+                return self._known.find_chain(start, end, replace(outlook, barred=barred))
+            except NoChain:
+                if is_last:
+                    raise
+                await self._wait()
+
+    async def _wait(self) -> None:
+        """Until another look may find more. Raises what it is no use to wait for."""
+        left_s = self._give_up_at_s - asyncio.get_running_loop().time()
+        match self._last:
+            case PeerRefused(retry_after_s=retry_after_s) if 0 < retry_after_s <= left_s:
+                await asyncio.sleep(retry_after_s)
+                self._failed.clear()
+            case PeerRefused() | SessionError():
+                raise self._last
+            case _:
+                await asyncio.sleep(RETRY_S)
+        await self._known.look_up()
+
+    def failed(self, peer_id: str, error: SwarmError) -> None:
+        """Do not ask it again in this call. Raises `error` if so many failed that the call itself must be at fault."""
+        logger.info("%s failed a call on blocks of %s: %s", peer_id, self._known.model, error)
+        # a refusal of this call says nothing of others, and a server that could not be reached may come back
+        if isinstance(error, PeerUnreachable | PeerTimeout | PeerViolation):
+            self._health.failed(peer_id, error)
+        else:
+            self._failed.add(peer_id)
+        self._last = error
+        self._num_failures += 1
+        if self._num_failures > MAX_FAILURES:
+            raise error
+
+
+FLOOR_S = 10.0
+"""Dialling through a relay and a server's slow moment."""
+
+FACTOR = 16.0
+"""Over what the server's record says: the calls and sessions of others come between."""
+
+BACKWARD_FACTOR = 4.0
+"""The forward pass is run twice again at worst, and the backward pass takes as long as two."""
+
+MAX_COMPUTE_S = 600.0
+
+SLOWEST_BYTES_PER_S = 250_000.0
+"""A mobile uplink."""
+
+
+async def compute(
+    network: Network,
+    peer_id: str,
+    method: str,
+    asked: Compute,
+    tensors: Sequence[Tensor],
+    *,
+    num_columns: int,
+) -> Tensor:
+    """What the server made of `tensors` (int64 [B, T] or float32 [B, T, …] each): float32 [B, T, num_columns].
+
+    Raises PeerError, SessionError if the server could not compute it, and ConfigError for numbers that are not finite.
+    """
+    limit_s = asked.deadline_s
+    shape = asked.num_sequences, asked.num_positions, num_columns
+    try:
+        async with asyncio.timeout(limit_s), network.stream(peer_id, method, timeout_s=limit_s) as stream:
+            await stream.send(asked.to_bytes())
+            for x in tensors:
+                await send_tensor(stream, x.flatten(0, 1), asked.codec if x.is_floating_point() else TOKENS)
+            return await receive_floats(stream, shape)
+    except CodecError as error:
+        raise ConfigError(f"the numbers cannot be sent: {error}", remedy="check the loss") from error
+    except TimeoutError:
+        raise PeerTimeout("the server did not answer in time", peer_id=peer_id) from None
+    except EndOfStream:
+        raise PeerUnreachable("the server ended the call", peer_id=peer_id) from None
+    except SwarmError as error:
+        if not isinstance(error, PeerError | SessionError):
+            # its own trouble, whatever it calls it
+            raise PeerError(error.message, peer_id=peer_id) from error
+        error.peer_id = error.peer_id or peer_id
+        raise
+
+
+def deadline_s(record: ServeRecord, method: str, *, num_blocks: int, num_rows: int, num_bytes: int) -> float:
+    """How long a call may take, from the server's own claim within bounds."""
+    expected_s = num_blocks * num_rows * record.prefill_ms_per_token / 1000
+    factor = FACTOR * (BACKWARD_FACTOR if method.startswith(BACKWARD_METHOD) else 1.0)
+    limit_s = FLOOR_S + min(factor * expected_s, MAX_COMPUTE_S) + num_bytes / SLOWEST_BYTES_PER_S
+    return min(limit_s, limits.MAX_STEP_MS / 1000)
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
     """A server's share in a forward pass, and what it was given: [B, T, H], or token ids [B, T]."""
 
-    by: Candidate
+    by: Hop
     x: Tensor
 
 
@@ -41,7 +173,7 @@ class RemoteBlocks:
         self,
         network: Network,
         membership: Membership,
-        links: Links,
+        health: PeerHealth,
         model: ModelShape,
         servers: Mapping[str, ServeRecord],
         *,
@@ -51,7 +183,7 @@ class RemoteBlocks:
         self.model = model
         self._network = network
         self._membership = membership
-        self._links = links
+        self._health = health
         self._servers = servers
         self._head = head
         self._codec = codec
@@ -62,8 +194,7 @@ class RemoteBlocks:
         search = self._search()
         while True:
             first = (await search.find(0, 1))[0]
-            no_blocks = Hop(peer_id=first.planned.peer_id, start=0, end=0, cost_ms=0.0)
-            part = Part(Candidate(planned=no_blocks, record=first.record), tokens_BT)
+            part = Part(replace(first, end=0), tokens_BT)
             if (embeddings := await self._ask(search, FORWARD_METHOD, part)) is not None:
                 return embeddings
 
@@ -89,11 +220,11 @@ class RemoteBlocks:
 
     def _search(self) -> Search:
         known = KnownServers(self._membership, self._servers, model=self.model.name, revision=self.model.revision)
-        return Search(known, self._links, salt=self._salt)
+        return Search(known, self._health, salt=self._salt)
 
     async def _forward(self, search: Search, x: Tensor, start: int, end: int) -> tuple[Tensor, list[Part]]:
         parts: list[Part] = []
-        chain: list[Candidate] = []
+        chain: list[Hop] = []
         while start < end:
             chain = chain or await search.find(start, end)
             part = Part(chain.pop(0), x)
@@ -102,23 +233,23 @@ class RemoteBlocks:
                 chain = []
                 continue
             parts.append(part)
-            x, start = output, part.by.planned.end
+            x, start = output, part.by.end
         return x, parts
 
     async def _replaced(self, search: Search, part: Part) -> list[Part]:
         """The same blocks on other servers, with the input of each."""
-        start, end = part.by.planned.start, part.by.planned.end
+        start, end = part.by.start, part.by.end
         *others, last = await search.find(start, end)
         if not others:
             return [Part(last, part.x)]
-        x, parts = await self._forward(search, part.x, start, last.planned.start)
+        x, parts = await self._forward(search, part.x, start, last.start)
         return [*parts, Part(last, x)]
 
     async def _ask(self, search: Search, method: str, part: Part, *grads: Tensor) -> Tensor | None:
         """float32 [B, T, …], or None if the server failed, which the search then knows. Raises ConfigError."""
-        peer_id = part.by.planned.peer_id
+        peer_id = part.by.peer_id
         asked, num_columns = self._asked(method, part)
-        self._links.opened(peer_id)
+        self._health.opened(peer_id)
         try:
             output = await compute(
                 self._network, peer_id, f"{method}/{self.model.name}", asked, (part.x, *grads), num_columns=num_columns
@@ -127,19 +258,19 @@ class RemoteBlocks:
             search.failed(peer_id, error)
             return None
         finally:
-            self._links.closed(peer_id)
-        self._links.worked(peer_id)
+            self._health.closed(peer_id)
+        self._health.worked(peer_id)
         return output
 
     def _asked(self, method: str, part: Part) -> tuple[Compute, int]:
         """And the number of columns that the server answers with."""
-        model, hop, x = self.model, part.by.planned, part.x
+        model, hop, x = self.model, part.by, part.x
         has_logits = self._head and hop.end == model.num_blocks
         num_rows = x.shape[0] * x.shape[1]
         # as much comes back of one method as is sent to the other
         num_bytes = 4 * num_rows * (model.hidden_size + (model.vocab_size if has_logits else model.hidden_size))
         num_blocks = hop.end - hop.start
-        limit_s = deadline_s(part.by.record, method, num_blocks=num_blocks, num_rows=num_rows, num_bytes=num_bytes)
+        limit_s = deadline_s(hop.record, method, num_blocks=num_blocks, num_rows=num_rows, num_bytes=num_bytes)
         asked = Compute(
             revision=model.revision,
             start=hop.start,

@@ -16,7 +16,7 @@ import torch
 from swarm_protocol import limits
 from swarm_protocol.checks import check_choice
 from swarm_protocol.errors import ConfigError, SessionError
-from swarm_protocol.forward_messages import FORWARD_CODECS
+from swarm_protocol.serving_messages import FORWARD_CODECS
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 

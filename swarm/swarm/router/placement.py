@@ -17,10 +17,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 from swarm_protocol.records import ServeRecord
 
-from swarm.router.cover import Cover, Floats, Health, runs
-from swarm.router.routing import DEFAULT_RTT_MS, MIN_BLOCK_MS, RELAY_MS
+from swarm.router.routing import DEFAULT_RTT_MS, MIN_BLOCK_MS, RELAY_MS, Floats, runs
+
+Indices = NDArray[np.intp]
 
 MIN_GAIN = 0.75
 """A node moves, or takes fewer blocks than it could, only if throughput now / throughput then is below this."""
@@ -36,9 +38,108 @@ MAX_PROPOSALS = 12
 
 Span = tuple[int, int]
 
+ENOUGH_SERVERS = 2
+"""Of one block, before speed counts: the second takes over when the first is lost."""
+
+SAME_SPEED = 1.1
+_LOWEST = 1e-9  # tokens/s: below any server's, whatever it claims
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class CoverageSummary:
+    """Of a model: blocks with no server, blocks with one only, and tokens a second of its slowest block."""
+
+    num_missing: int
+    num_single: int
+    slowest: float
+
+
+class Coverage:
+    """For each block how many servers it has and how many tokens a second they do together."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self.servers_B = np.zeros(num_blocks, dtype=np.int64)
+        self.rate_B = np.zeros(num_blocks)
+
+    def copy(self) -> Coverage:
+        twin = Coverage(self.num_blocks)
+        twin.servers_B, twin.rate_B = self.servers_B.copy(), self.rate_B.copy()
+        return twin
+
+    def add(self, span: tuple[int, int], tokens_per_s: float) -> None:
+        self.servers_B[slice(*span)] += 1
+        self.rate_B[slice(*span)] += tokens_per_s
+
+    def health(self, *, beside: tuple[tuple[int, int], float] | None = None) -> CoverageSummary:
+        """As it is, or with one more server `beside`: its span and its tokens/s."""
+        cover = self
+        if beside is not None:
+            cover = self.copy()
+            cover.add(*beside)
+        return CoverageSummary(
+            num_missing=int((cover.servers_B == 0).sum()),
+            num_single=int((cover.servers_B == 1).sum()),
+            slowest=float(cover.rate_B.min()),
+        )
+
+    def best_window(self, length: int, tokens_per_s: float, rtt_B: Floats, keep: tuple[int, int]) -> tuple[int, int]:
+        """The window of `length` that helps most, of those that hold the blocks `keep` (empty: any).
+
+        Compared from the worst block up, then by the round trips `rtt_B` to the nearest server of the blocks before and
+        after, then by exact speed. The first of equal windows, so that everyone finds the same one.
+        """
+        starts_W = np.arange(self.num_blocks - length + 1)
+        if keep[0] < keep[1]:
+            starts_W = starts_W[(starts_W <= keep[0]) & (keep[1] <= starts_W + length)]
+        starts_W = starts_W[_highest(self._coverage(starts_W, length))]
+        block_B = np.arange(self.num_blocks)
+        inside_WB = (starts_W[:, None] <= block_B) & (block_B < starts_W[:, None] + length)
+        rate_WB = np.sort(self.rate_B + inside_WB * tokens_per_s, axis=1)
+        rough_WB = np.rint(np.log(np.maximum(rate_WB, _LOWEST) / _LOWEST) / np.log(SAME_SPEED))
+        kept = _highest(rough_WB)
+        kept = kept[_highest(-np.round(_way(starts_W[kept], length, rtt_B))[:, None])]
+        # sums of the same speeds in another order differ in the last digits, and must still tie
+        best = int(starts_W[kept[_highest(np.round(rate_WB[kept], 6))[0]]])
+        return best, best + length
+
+    def _coverage(self, starts_W: Indices, length: int) -> NDArray[np.int64]:
+        """How many blocks have servers, and then how many have enough, with the window: higher is better. [W, 2]"""
+        none_B, one_B = self.servers_B == 0, self.servers_B == 1
+        num_none_W = none_B.sum() - _within(none_B, starts_W, length)
+        num_one_W = one_B.sum() - _within(one_B, starts_W, length) + _within(none_B, starts_W, length)
+        return -np.stack([num_none_W, num_one_W], axis=1)
+
+
+def _within(is_so_B: NDArray[np.bool_], starts_W: Indices, length: int) -> NDArray[np.int64]:
+    total_B = np.concatenate(([0], np.cumsum(is_so_B)))
+    found: NDArray[np.int64] = total_B[starts_W + length] - total_B[starts_W]
+    return found
+
+
+def _highest(keys: NDArray[np.int64] | Floats) -> Indices:
+    """Indices of the rows that are highest, compared column by column."""
+    rows: Indices = np.arange(len(keys))
+    for column in range(keys.shape[1]):
+        values = keys[rows, column]
+        rows = rows[values == values.max()]
+        if len(rows) == 1:
+            break
+    return rows
+
+
+def _way(starts_W: Indices, length: int, rtt_B: Floats) -> Floats:
+    """The mean round trip to the nearest neighbours of each window; the model's ends have one neighbour only."""
+    ends_W = starts_W + length
+    has_before_W, has_after_W = starts_W > 0, ends_W < len(rtt_B)
+    before_W = np.where(has_before_W, rtt_B[starts_W - 1], 0.0)
+    after_W = np.where(has_after_W, rtt_B[np.minimum(ends_W, len(rtt_B) - 1)], 0.0)
+    mean_W: Floats = (before_W + after_W) / np.maximum(has_before_W.astype(int) + has_after_W, 1)
+    return mean_W
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacementDecision:
     """Take blocks `[start, end)`, because of `reason`."""
 
     start: int
@@ -80,7 +181,7 @@ def is_proposal(record: ServeRecord) -> bool:
     return record.state == "joining" and record.free_kv_tokens == 0
 
 
-def choose_span(servers: Mapping[str, ServeRecord], num_blocks: int, me: Capacity) -> Decision:
+def choose_span(servers: Mapping[str, ServeRecord], num_blocks: int, me: Capacity) -> PlacementDecision:
     """My span, given what the others serve or intend. `servers` are of one revision; an entry of my own is ignored.
 
     Deterministic: equal views give equal plans, whoever computes them.
@@ -98,14 +199,16 @@ def choose_span(servers: Mapping[str, ServeRecord], num_blocks: int, me: Capacit
     if _with(cover, me, span).num_missing:
         tight = _tight(cover, me, rtt_B)
         span = span if _with(cover, me, tight).num_missing else tight
-    return Decision(start=span[0], end=span[1], reason=_reason(cover, span, me))
+    return PlacementDecision(start=span[0], end=span[1], reason=_reason(cover, span, me))
 
 
-def choose_move(servers: Mapping[str, ServeRecord], num_blocks: int, me: Capacity, current: Span) -> Decision | None:
+def choose_move(
+    servers: Mapping[str, ServeRecord], num_blocks: int, me: Capacity, current: Span
+) -> PlacementDecision | None:
     """A better span than `current`, or None if there is none that is worth the move."""
     cover = _cover_of(servers, num_blocks, me)
     rtt_B = _rtts(servers, num_blocks, me)
-    alone = only_here(servers, num_blocks, me.peer_id, current)
+    alone = sole_spans(servers, num_blocks, me.peer_id, current)
     keep = (alone[0][0], alone[-1][1]) if alone else (0, 0)
     now = _with(cover, me, current)
     spans = [_best(cover, me, rtt_B, keep)] if keep[1] - keep[0] <= min(me.num_blocks, num_blocks) else []
@@ -113,11 +216,11 @@ def choose_move(servers: Mapping[str, ServeRecord], num_blocks: int, me: Capacit
         spans.append(_tight(cover, me, rtt_B, keep))
     for span in spans:
         if span != current and (reason := _worth(now, _with(cover, me, span), current, span)):
-            return Decision(start=span[0], end=span[1], reason=reason)
+            return PlacementDecision(start=span[0], end=span[1], reason=reason)
     return None
 
 
-def only_here(servers: Mapping[str, ServeRecord], num_blocks: int, peer_id: str, span: Span) -> tuple[Span, ...]:
+def sole_spans(servers: Mapping[str, ServeRecord], num_blocks: int, peer_id: str, span: Span) -> tuple[Span, ...]:
     """The blocks of `span` that nobody but `peer_id` serves, or that all others are about to leave."""
     is_served_B = np.zeros(num_blocks, dtype=np.bool_)
     for other, record in servers.items():
@@ -129,9 +232,9 @@ def only_here(servers: Mapping[str, ServeRecord], num_blocks: int, peer_id: str,
 # --- who counts where -----------------------------------------------------------------------------------------------
 
 
-def _cover_of(servers: Mapping[str, ServeRecord], num_blocks: int, me: Capacity) -> Cover:
+def _cover_of(servers: Mapping[str, ServeRecord], num_blocks: int, me: Capacity) -> Coverage:
     """Everyone but me and the proposals. Who moves counts where it goes, but not for me if I am the first to choose."""
-    cover = Cover(num_blocks)
+    cover = Coverage(num_blocks)
     for peer_id, record in servers.items():
         if peer_id == me.peer_id or record.state == "draining" or is_proposal(record):
             continue
@@ -166,20 +269,20 @@ def _rtts(servers: Mapping[str, ServeRecord], num_blocks: int, me: Capacity) -> 
 # --- which window ---------------------------------------------------------------------------------------------------
 
 
-def _with(cover: Cover, me: Capacity, span: Span) -> Health:
+def _with(cover: Coverage, me: Capacity, span: Span) -> CoverageSummary:
     return cover.health(beside=(span, tokens_per_s(me.block_ms, span[1] - span[0])))
 
 
-def _most(cover: Cover, me: Capacity) -> int:
+def _most(cover: Coverage, me: Capacity) -> int:
     return min(max(me.num_blocks, me.max_blocks, 1), cover.num_blocks)
 
 
-def _tight(cover: Cover, me: Capacity, rtt_B: Floats, keep: Span = (0, 0)) -> Span:
+def _tight(cover: Coverage, me: Capacity, rtt_B: Floats, keep: Span = (0, 0)) -> Span:
     length = _most(cover, me)
     return cover.best_window(length, tokens_per_s(me.block_ms, length), rtt_B, keep)
 
 
-def _best(cover: Cover, me: Capacity, rtt_B: Floats, keep: Span = (0, 0)) -> Span:
+def _best(cover: Coverage, me: Capacity, rtt_B: Floats, keep: Span = (0, 0)) -> Span:
     """The best window of all blocks that fit, or of fewer where the slowest block gains much and no block loses."""
     full = min(max(me.num_blocks, 1), cover.num_blocks)
     best = cover.best_window(full, tokens_per_s(me.block_ms, full), rtt_B, keep)
@@ -201,7 +304,7 @@ def _best(cover: Cover, me: Capacity, rtt_B: Floats, keep: Span = (0, 0)) -> Spa
 # --- in words -------------------------------------------------------------------------------------------------------
 
 
-def _worth(now: Health, then: Health, current: Span, span: Span) -> str:
+def _worth(now: CoverageSummary, then: CoverageSummary, current: Span, span: Span) -> str:
     """Why to move, or empty. A second server for few blocks is not worth loading many."""
     if then.num_missing < now.num_missing:
         return f"blocks without a server go from {now.num_missing} to {then.num_missing}"
@@ -215,7 +318,7 @@ def _worth(now: Health, then: Health, current: Span, span: Span) -> str:
     return ""
 
 
-def _reason(cover: Cover, span: Span, me: Capacity) -> str:
+def _reason(cover: Coverage, span: Span, me: Capacity) -> str:
     start, end = span
     for num_servers, have in ((0, "no server"), (1, "one server only")):
         num_short = int((cover.servers_B == num_servers).sum())

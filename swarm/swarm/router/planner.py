@@ -14,10 +14,17 @@ from swarm_protocol.errors import ConfigError
 from swarm_protocol.identity import peer_id_of
 from swarm_protocol.records import ServeRecord
 
-from swarm.router.cover import Cover
-from swarm.router.placement import Capacity, Decision, choose_move, choose_span, tokens_per_s, work_ms
-from swarm.router.room import Needs, comfortable_bytes, kv_bytes_beside, room_within
-from swarm.router.routing import Chain, NoChain, Outlook, find_chain, missing_spans
+from swarm.router.placement import (
+    Capacity,
+    Coverage,
+    PlacementDecision,
+    choose_move,
+    choose_span,
+    tokens_per_s,
+    work_ms,
+)
+from swarm.router.room import ModelNeeds, block_budget, comfortable_bytes, kv_bytes_beside
+from swarm.router.routing import Chain, NoChain, RoutingContext, find_chain, missing_spans
 
 MAX_ROUNDS = 50
 """Of moves. A swarm comes to rest after a few; this is for the case that one should not."""
@@ -42,7 +49,7 @@ class PlannedNode:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Taken:
+class PlannedSpan:
     """`span` is None for a node that cannot hold a block."""
 
     name: str
@@ -52,19 +59,19 @@ class Taken:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class PlacementPlan:
     """`lacking`: for each span that nobody would serve, the bytes of memory of a node that would close it.
 
     `tokens_per_s`: of the slowest block, all requests together and one at a time; 0 while blocks are missing.
     """
 
-    taken: tuple[Taken, ...]
+    taken: tuple[PlannedSpan, ...]
     lacking: tuple[tuple[tuple[int, int], int], ...]
     tokens_per_s: float
     chain: Chain | None
 
 
-def plan(needs: Needs, nodes: Sequence[PlannedNode]) -> Plan:
+def plan(needs: ModelNeeds, nodes: Sequence[PlannedNode]) -> PlacementPlan:
     """Nodes join in the order given."""
     swarm = _Swarm(needs, nodes)
     for node in nodes:
@@ -76,7 +83,7 @@ def plan(needs: Needs, nodes: Sequence[PlannedNode]) -> Plan:
 
 
 class _Swarm:
-    def __init__(self, needs: Needs, nodes: Sequence[PlannedNode]) -> None:
+    def __init__(self, needs: ModelNeeds, nodes: Sequence[PlannedNode]) -> None:
         self._needs = needs
         self._nodes = nodes
         self._peer_ids = {node.name: node.peer_id for node in nodes}
@@ -86,7 +93,7 @@ class _Swarm:
 
     def join(self, node: PlannedNode) -> None:
         try:
-            room = room_within(self._needs, node.memory_bytes, node.memory_bytes)
+            room = block_budget(self._needs, node.memory_bytes, node.memory_bytes)
         except ConfigError as error:
             self._reasons[node.name] = error.message
             return
@@ -110,7 +117,7 @@ class _Swarm:
             self._put(node, move, f"moved when the others had joined: {move.reason}")
         return move is not None
 
-    def _put(self, node: PlannedNode, decision: Decision, reason: str) -> None:
+    def _put(self, node: PlannedNode, decision: PlacementDecision, reason: str) -> None:
         num_blocks = decision.end - decision.start
         cache_bytes = kv_bytes_beside(self._needs, num_blocks, node.memory_bytes, node.memory_bytes)
         nearest = sorted(self._capacities[node.name].rtt_ms.items(), key=lambda item: item[1])
@@ -129,18 +136,18 @@ class _Swarm:
             relayed=node.relayed,
         )
 
-    def plan(self) -> Plan:
+    def plan(self) -> PlacementPlan:
         missing = missing_spans(self._servers, self._needs.num_blocks)
-        return Plan(
+        return PlacementPlan(
             taken=tuple(self._taken(node) for node in self._nodes),
             lacking=tuple((span, comfortable_bytes(self._needs, span[1] - span[0])) for span in missing),
             tokens_per_s=self._slowest(),
             chain=self._chain(),
         )
 
-    def _taken(self, node: PlannedNode) -> Taken:
+    def _taken(self, node: PlannedNode) -> PlannedSpan:
         record = self._servers.get(node.peer_id)
-        return Taken(
+        return PlannedSpan(
             name=node.name,
             span=None if record is None else (record.start, record.end),
             kv_tokens=0 if record is None else record.free_kv_tokens,
@@ -148,7 +155,7 @@ class _Swarm:
         )
 
     def _slowest(self) -> float:
-        cover = Cover(self._needs.num_blocks)
+        cover = Coverage(self._needs.num_blocks)
         for name, capacity in self._capacities.items():
             record = self._servers[self._peer_ids[name]]
             cover.add((record.start, record.end), tokens_per_s(capacity.block_ms, record.end - record.start))
@@ -157,7 +164,7 @@ class _Swarm:
     def _chain(self) -> Chain | None:
         """As the first client would get it, with names instead of peer ids."""
         rtts = {node.peer_id: node.client_rtt_ms for node in self._nodes}
-        outlook = Outlook(rtt_ms={peer_id: ms for peer_id, ms in rtts.items() if ms is not None}, load={})
+        outlook = RoutingContext(rtt_ms={peer_id: ms for peer_id, ms in rtts.items() if ms is not None}, load={})
         try:
             chain = find_chain(self._servers, 0, self._needs.num_blocks, outlook)
         except NoChain:

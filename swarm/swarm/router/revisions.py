@@ -6,17 +6,40 @@ goes before what has more servers. That a server computes with the weights it na
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.records import ServeRecord
 
-from swarm.router.revision_names import short
-from swarm.router.routing import missing_spans
+from swarm.router.routing import NoChain, missing_spans
+
+MIN_PIN_CHARS = 8
+"""Of a revision's digest, where it is pinned by its beginning: few enough to type, and no two are alike by chance."""
+
+SHORT_REVISION = 12
 
 MAX_TOLD = 4
 """Revisions in one message."""
+
+_PINNED = re.compile(rf"(.+)@([0-9a-f]{{{MIN_PIN_CHARS},{limits.MAX_REVISION_BYTES}}})")
+
+
+def split_pin(model: str) -> tuple[str, str]:
+    """The name in `NAME@REVISION`, and the beginning of the digest that is pinned; empty if none is.
+
+    A name is never looked up with what looks like a pin, so that nobody can take a pinned one over by its full name.
+    """
+    pinned = _PINNED.fullmatch(model)
+    return (pinned[1], pinned[2]) if pinned else (model, "")
+
+
+def short_revision(revision: str) -> str:
+    """As much of a revision as people tell apart."""
+    return revision[:SHORT_REVISION]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,10 +110,10 @@ def _pinned(found: Sequence[Revision], pin: str) -> Revision | None:
     return fitting[0] if fitting else None
 
 
-def in_words(found: Sequence[Revision]) -> str:
+def describe_revisions(found: Sequence[Revision]) -> str:
     """`1a2b3c4d5e6f by 2 servers, …`"""
     told = [
-        f"{short(each.digest)} by {each.num_servers} server{'' if each.num_servers == 1 else 's'}"
+        f"{short_revision(each.digest)} by {each.num_servers} server{'' if each.num_servers == 1 else 's'}"
         for each in found[:MAX_TOLD]
     ]
     more = len(found) - MAX_TOLD
@@ -99,3 +122,22 @@ def in_words(found: Sequence[Revision]) -> str:
 
 def _num_blocks(spans: Sequence[tuple[int, int]]) -> int:
     return sum(high - low for low, high in spans)
+
+
+def with_other_revisions(error: NoChain, revision: str, others: Mapping[str, ServeRecord]) -> NoChain:
+    """`error` of one revision, which names the other one that most servers serve the missing blocks of, if there is."""
+    num_servers = Counter(
+        record.revision
+        for record in others.values()
+        if record.state == "serving" and any(record.start < high and low < record.end for low, high in error.missing)
+    )
+    if not num_servers:
+        return error
+    ((other, count),) = num_servers.most_common(1)
+    they = "1 server serves" if count == 1 else f"{count} servers serve"
+    return NoChain(
+        f"{error.message} (weights of revision {short_revision(revision)}); "
+        f"{they} them with other weights, revision {short_revision(other)}",
+        remedy=error.remedy,
+        missing=error.missing,
+    )

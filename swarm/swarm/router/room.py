@@ -21,7 +21,7 @@ PAGE_TOKENS = limits.PAGE_TOKENS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Needs:
+class ModelNeeds:
     """Bytes of the largest block, of embedding and head together, and of one token's cache on one block.
 
     `loading_bytes` come on top of a span's weights until it is loaded; then the cache may have them.
@@ -40,7 +40,7 @@ class Needs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
+class BlockBudget:
     """`num_blocks` leave room for many sessions, `max_blocks` for one; `reason` says what set the number."""
 
     num_blocks: int
@@ -54,7 +54,7 @@ class Room:
         return self.reason
 
 
-def room_within(needs: Needs, max_bytes: int, max_kv_bytes: int) -> Room:
+def block_budget(needs: ModelNeeds, max_bytes: int, max_kv_bytes: int) -> BlockBudget:
     """Of `max_bytes` no more than `max_kv_bytes` is for the cache. Raises ConfigError if not even one block fits."""
     tokens = min(SESSION_TOKENS, needs.context_tokens)
     for num_sessions in range(COMFORTABLE_SESSIONS, 0, -1):
@@ -72,10 +72,10 @@ def room_within(needs: Needs, max_bytes: int, max_kv_bytes: int) -> Room:
         )
     reason = _in_words(needs, num_blocks, min(max_bytes - needs.weight_bytes(num_blocks), max_kv_bytes))
     max_blocks = max(num_blocks, _fitting(needs, max_bytes, max_kv_bytes, tokens))
-    return Room(num_blocks=num_blocks, max_blocks=max_blocks, reason=reason)
+    return BlockBudget(num_blocks=num_blocks, max_blocks=max_blocks, reason=reason)
 
 
-def kv_bytes_beside(needs: Needs, num_blocks: int, max_bytes: int, max_kv_bytes: int) -> int:
+def kv_bytes_beside(needs: ModelNeeds, num_blocks: int, max_bytes: int, max_kv_bytes: int) -> int:
     """What is left for the cache beside a span of `num_blocks`. Raises ConfigError if that is nothing."""
     left_bytes = max_bytes - needs.weight_bytes(num_blocks)
     if left_bytes < max(needs.loading_bytes, PAGE_TOKENS * needs.kv_bytes * num_blocks):
@@ -88,13 +88,13 @@ def kv_bytes_beside(needs: Needs, num_blocks: int, max_bytes: int, max_kv_bytes:
     return min(left_bytes, max_kv_bytes)
 
 
-def comfortable_bytes(needs: Needs, num_blocks: int) -> int:
+def comfortable_bytes(needs: ModelNeeds, num_blocks: int) -> int:
     """What a node needs for `num_blocks` with the cache of as many sessions as it should be able to hold."""
     num_tokens = COMFORTABLE_SESSIONS * min(SESSION_TOKENS, needs.context_tokens)
     return needs.weight_bytes(num_blocks) + max(num_tokens * needs.kv_bytes * num_blocks, needs.loading_bytes)
 
 
-def _in_words(needs: Needs, num_blocks: int, cache_bytes: int) -> str:
+def _in_words(needs: ModelNeeds, num_blocks: int, cache_bytes: int) -> str:
     fits = f"{num_blocks} block{'s fit' if num_blocks > 1 else ' fits'}"
     if num_blocks == needs.num_blocks:
         fits = "the whole model fits"
@@ -106,7 +106,7 @@ def _in_words(needs: Needs, num_blocks: int, cache_bytes: int) -> str:
     return f"{fits} beside the cache of {room}"
 
 
-def _fitting(needs: Needs, max_bytes: int, max_kv_bytes: int, num_tokens: int) -> int:
+def _fitting(needs: ModelNeeds, max_bytes: int, max_kv_bytes: int, num_tokens: int) -> int:
     """The most blocks that fit beside a cache for `num_tokens`, or beside the most cache that is allowed."""
     for num_blocks in range(needs.num_blocks, 0, -1):
         cache_bytes = min(num_tokens * needs.kv_bytes * num_blocks, max_kv_bytes)

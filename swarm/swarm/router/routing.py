@@ -11,9 +11,8 @@ Legend of shapes: B blocks, P servers.
 from __future__ import annotations
 
 import zlib
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 
 import numpy as np
@@ -21,9 +20,9 @@ from numpy.typing import NDArray
 from swarm_protocol.errors import SessionError
 from swarm_protocol.records import ServeRecord
 
-from swarm.router.cheapest import Bools, Costs, Floats, cheapest_walk, promising
-from swarm.router.cover import runs
-from swarm.router.revision_names import short
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
 
 DEFAULT_RTT_MS = 50.0
 """A link not yet measured counts as one across a continent: neither shunned nor preferred to a measured fibre."""
@@ -37,7 +36,7 @@ RELAY_MS = 10.0
 MIN_BLOCK_MS = 0.01
 """No block is faster than this, whatever a peer claims."""
 
-MAX_RIVALS = 16
+MAX_CANDIDATES = 16
 """Servers that compete for a block, for a decision in milliseconds. Of more, those with the cheapest blocks and the
 shortest way to the client, drawn by salt among equals; up to so many the chain is the cheapest there is."""
 
@@ -52,12 +51,13 @@ class NoChain(SessionError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hop:
-    """Blocks `[start, end)` on one peer."""
+    """Blocks `[start, end)` on one peer, and the record by which it announced itself."""
 
     peer_id: str
     start: int
     end: int
     cost_ms: float
+    record: ServeRecord = field(compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ class Chain:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outlook:
+class RoutingContext:
     """What the asking client knows: links, its own open sessions by peer, whom to avoid for now, and who just had no
     room for so many tokens.
 
@@ -93,7 +93,7 @@ class Outlook:
 Usable = Sequence[tuple[str, ServeRecord]]
 
 
-def find_chain(servers: Mapping[str, ServeRecord], start: int, end: int, outlook: Outlook) -> Chain:
+def find_chain(servers: Mapping[str, ServeRecord], start: int, end: int, outlook: RoutingContext) -> Chain:
     """The cheapest chain for blocks `[start, end)`; a server may be used for a part of its span.
 
     `servers` are of one revision. Considers those in state "serving", with cache room, neither barred nor full.
@@ -105,7 +105,7 @@ def find_chain(servers: Mapping[str, ServeRecord], start: int, end: int, outlook
     if missing := runs(np.logical_not(covers_PB.any(axis=0)), start):
         raise _no_chain(servers, missing, outlook)
     block_P = _block_ms(usable, outlook)
-    kept_P = promising(covers_PB, _by_merit(usable, block_P, covers_PB, outlook), MAX_RIVALS)
+    kept_P = shortlist(covers_PB, _by_merit(usable, block_P, covers_PB, outlook), MAX_CANDIDATES)
     usable = [usable[p] for p in kept_P]
     walk, done_ms = cheapest_walk(covers_PB[kept_P], _costs(servers, usable, block_P[kept_P], outlook))
 
@@ -114,7 +114,8 @@ def find_chain(servers: Mapping[str, ServeRecord], start: int, end: int, outlook
         first, *rest = blocks
         last = rest[-1] if rest else first
         cost_ms = done_ms[last] - (done_ms[first - 1] if first else 0.0)
-        hops.append(Hop(peer_id=usable[p][0], start=start + first, end=start + last + 1, cost_ms=cost_ms))
+        peer_id, record = usable[p]
+        hops.append(Hop(peer_id=peer_id, start=start + first, end=start + last + 1, cost_ms=cost_ms, record=record))
     reason = f"{done_ms[-1]:.1f} ms a token over {len(hops)} of {num_usable} usable servers"
     return Chain(hops=tuple(hops), cost_ms=done_ms[-1], reason=reason)
 
@@ -128,7 +129,7 @@ def missing_spans(servers: Mapping[str, ServeRecord], num_blocks: int) -> tuple[
     return runs(is_missing_B)
 
 
-def _usable(servers: Mapping[str, ServeRecord], start: int, end: int, outlook: Outlook) -> Usable:
+def _usable(servers: Mapping[str, ServeRecord], start: int, end: int, outlook: RoutingContext) -> Usable:
     """Who can serve some of the blocks; of those to avoid only who has a block that no other can serve."""
     able = [
         (peer_id, record)
@@ -156,7 +157,7 @@ def _covers(usable: Usable, start: int, end: int) -> Bools:
     return (start_P[:, None] <= block_B) & (block_B < end_P[:, None])
 
 
-def _block_ms(usable: Usable, outlook: Outlook) -> Floats:
+def _block_ms(usable: Usable, outlook: RoutingContext) -> Floats:
     """Milliseconds a block, with what others and this session ask of the server."""
     load, max_tokens = outlook.load, outlook.max_tokens
     return np.array(
@@ -169,7 +170,7 @@ def _block_ms(usable: Usable, outlook: Outlook) -> Floats:
     )
 
 
-def _by_merit(usable: Usable, block_P: Floats, covers_PB: Bools, outlook: Outlook) -> NDArray[np.intp]:
+def _by_merit(usable: Usable, block_P: Floats, covers_PB: Bools, outlook: RoutingContext) -> NDArray[np.intp]:
     """Indices of the servers: by what a block costs there with its share of the way to the client, then by salt."""
     rtt_ms = outlook.rtt_ms
     way_P = np.array([rtt_ms.get(peer_id, DEFAULT_RTT_MS) for peer_id, _ in usable])
@@ -178,7 +179,7 @@ def _by_merit(usable: Usable, block_P: Floats, covers_PB: Bools, outlook: Outloo
     return np.lexsort((draw_P, merit_P))
 
 
-def _costs(servers: Mapping[str, ServeRecord], usable: Usable, block_P: Floats, outlook: Outlook) -> Costs:
+def _costs(servers: Mapping[str, ServeRecord], usable: Usable, block_P: Floats, outlook: RoutingContext) -> Costs:
     overhead_P = np.array([HOP_OVERHEAD_MS + (RELAY_MS if record.relayed else 0.0) for _, record in usable])
     link_PP = _links(usable) / 2 + overhead_P
     np.fill_diagonal(link_PP, 0.0)
@@ -190,7 +191,7 @@ def _costs(servers: Mapping[str, ServeRecord], usable: Usable, block_P: Floats, 
     )
 
 
-def _way(servers: Mapping[str, ServeRecord], usable: Usable, outlook: Outlook, peer_id: str) -> Floats:
+def _way(servers: Mapping[str, ServeRecord], usable: Usable, outlook: RoutingContext, peer_id: str) -> Floats:
     """Round trips between the servers and `peer_id`, or the client if that is empty."""
     if not peer_id:
         return np.array([outlook.rtt_ms.get(server, DEFAULT_RTT_MS) for server, _ in usable])
@@ -211,7 +212,9 @@ def _links(usable: Usable) -> Floats:
     return np.where(known_PP < 0, DEFAULT_RTT_MS, known_PP)
 
 
-def _no_chain(servers: Mapping[str, ServeRecord], missing: tuple[tuple[int, int], ...], outlook: Outlook) -> NoChain:
+def _no_chain(
+    servers: Mapping[str, ServeRecord], missing: tuple[tuple[int, int], ...], outlook: RoutingContext
+) -> NoChain:
     low, high = missing[0]
     candidates = {p: r for p, r in servers.items() if r.start < high and low < r.end and r.state == "serving"}
     if not candidates:
@@ -226,23 +229,55 @@ def _no_chain(servers: Mapping[str, ServeRecord], missing: tuple[tuple[int, int]
     return NoChain(f"blocks {format_spans(missing)} are not available: {cause}", remedy=remedy, missing=missing)
 
 
-def beside_others(error: NoChain, revision: str, others: Mapping[str, ServeRecord]) -> NoChain:
-    """`error` of one revision, which names the other one that most servers serve the missing blocks of, if there is."""
-    num_servers = Counter(
-        record.revision
-        for record in others.values()
-        if record.state == "serving" and any(record.start < high and low < record.end for low, high in error.missing)
-    )
-    if not num_servers:
-        return error
-    ((other, count),) = num_servers.most_common(1)
-    they = "1 server serves" if count == 1 else f"{count} servers serve"
-    return NoChain(
-        f"{error.message} (weights of revision {short(revision)}); "
-        f"{they} them with other weights, revision {short(other)}",
-        remedy=error.remedy,
-        missing=error.missing,
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """Milliseconds: to enter a server first, from one (row) to the next (column), of a block, to leave the last."""
+
+    enter_P: Floats
+    link_PP: Floats
+    block_P: Floats
+    leave_P: Floats
+
+
+def cheapest_walk(covers_PB: Bools, costs: Costs) -> tuple[list[int], list[float]]:
+    """For each block its server, and the cost up to and with it; the last entry is with leaving.
+
+    Each block must be covered by somebody. Of equal costs the server with the lowest index wins.
+    """
+    servers = [column.nonzero()[0] for column in np.ascontiguousarray(covers_PB.T)]
+    now_P = servers[0]
+    cost_P = costs.enter_P[now_P] + costs.block_P[now_P]
+    came: list[NDArray[np.intp]] = []
+    totals = [cost_P]
+    for b in range(1, len(servers)):
+        before_P, now_P = now_P, servers[b]
+        step_PP = cost_P[:, None] + costs.link_PP[before_P[:, None], now_P]
+        best_P = step_PP.argmin(axis=0)
+        came.append(best_P)
+        cost_P = step_PP[best_P, np.arange(len(now_P))] + costs.block_P[now_P]
+        totals.append(cost_P)
+    totals[-1] = cost_P = cost_P + costs.leave_P[now_P]
+    at = int(cost_P.argmin())
+    walk: list[int] = []
+    done_ms: list[float] = []
+    for b in range(len(servers) - 1, -1, -1):
+        walk.append(int(servers[b][at]))
+        done_ms.append(float(totals[b][at]))
+        at = int(came[b - 1][at]) if b else 0
+    return walk[::-1], done_ms[::-1]
+
+
+def shortlist(covers_PB: Bools, order_P: NDArray[np.intp], num_each: int) -> NDArray[np.intp]:
+    """The servers that are among the first `num_each` of a block's in `order_P`, for any block; in that order."""
+    ordered_PB = covers_PB[order_P]
+    rank_PB = ordered_PB.cumsum(axis=0, dtype=np.int16)
+    return order_P[(ordered_PB & (rank_PB <= num_each)).any(axis=1)]
+
+
+def runs(is_so_B: Sequence[bool] | NDArray[np.bool_], start: int = 0) -> tuple[tuple[int, int], ...]:
+    """Return the half-open spans of the True entries, counted from `start`."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([0], np.asarray(is_so_B, dtype=np.int8), [0]))))
+    return tuple((start + int(low), start + int(high)) for low, high in zip(edges[::2], edges[1::2], strict=True))
 
 
 def format_spans(spans: Collection[tuple[int, int]]) -> str:

@@ -412,11 +412,11 @@ def test_health_does_not_trust_the_record_of_a_server_that_could_not_be_reached(
             url = str(swarm.openai.base_url).replace("/v1/", "/health")
             assert (await swarm.openai._client.get(url)).status_code == 200
             last = next(peer_id for peer_id, server in swarm.servers.items() if server.end_block == 4)
-            swarm.client._shared.links.failed(last, PeerUnreachable("gone", peer_id=last))
+            swarm.client._state.health.failed(last, PeerUnreachable("gone", peer_id=last))
             health = await swarm.openai._client.get(url)
             assert health.status_code == 503
             assert health.json()["models"][0]["missing_blocks"] == [[2, 4]]
-            swarm.client._shared.links.worked(last)
+            swarm.client._state.health.worked(last)
             assert (await swarm.openai._client.get(url)).status_code == 200
 
     asyncio.run(main())

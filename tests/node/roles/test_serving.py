@@ -9,7 +9,7 @@ from typing import Any
 from unittest.mock import AsyncMock, MagicMock
 
 import pytest
-from swarm.router.placement import Decision
+from swarm.router.placement import PlacementDecision
 from swarm.serving.server.capability import VolunteerOptions
 from swarm_node.events.emitter import Emitter
 from swarm_node.node import Steps
@@ -30,11 +30,11 @@ def test_serving_tells_what_it_takes_before_it_loads_it(numbered: bool, monkeypa
 
         async def start() -> None:
             await asyncio.to_thread(options.bring, 15, 16)  # to be measured
-            decision = Decision(start=12, end=20, reason="as told")
+            decision = PlacementDecision(start=12, end=20, reason="as told")
             on_choice(decision)
             await asyncio.to_thread(options.bring, 12, 20)
             on_decision(decision)
-            on_decision(Decision(start=0, end=8, reason="it moved"))
+            on_decision(PlacementDecision(start=0, end=8, reason="it moved"))
             asyncio.get_running_loop().call_later(0.01, node.departure.request, "done")
 
         return AsyncMock(start=start, failure=None, server=server)

@@ -7,8 +7,16 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from swarm.router.cover import ENOUGH_SERVERS, SAME_SPEED
-from swarm.router.placement import Capacity, choose_move, choose_span, only_here, rank, work_ms
+from swarm.router.placement import (
+    ENOUGH_SERVERS,
+    SAME_SPEED,
+    Capacity,
+    choose_move,
+    choose_span,
+    rank,
+    sole_spans,
+    work_ms,
+)
 from swarm_protocol.identity import peer_id_of
 from swarm_protocol.records import ServeRecord, ServeState
 
@@ -230,7 +238,7 @@ def test_move_small_gain_is_not_worth_it() -> None:
 
 def test_move_that_would_open_a_gap_is_refused() -> None:
     assert choose_move({"a": record(2, 4, ms=50.0)}, 4, me(), (0, 2)) is None
-    assert only_here({"a": record(1, 4, ms=50.0)}, 4, "me", (0, 2)) == ((0, 1),)
+    assert sole_spans({"a": record(1, 4, ms=50.0)}, 4, "me", (0, 2)) == ((0, 1),)
 
 
 def test_move_second_server_for_single_blocks_is_worth_it_and_few_of_many_are_not() -> None:

@@ -8,8 +8,17 @@ from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from swarm.router.cover import Cover, Health
-from swarm.router.placement import MIN_GAIN, Capacity, Decision, choose_move, choose_span, only_here, tokens_per_s
+from swarm.router.placement import (
+    MIN_GAIN,
+    Capacity,
+    Coverage,
+    CoverageSummary,
+    PlacementDecision,
+    choose_move,
+    choose_span,
+    sole_spans,
+    tokens_per_s,
+)
 from swarm_protocol.records import ServeRecord
 
 Span = tuple[int, int]
@@ -35,10 +44,10 @@ class Swarm:
     def span(self, peer_id: str) -> Span:
         return self.servers[peer_id].start, self.servers[peer_id].end
 
-    def wish(self, peer_id: str) -> Decision | None:
+    def wish(self, peer_id: str) -> PlacementDecision | None:
         return choose_move(self.servers, self.num_blocks, self.capacities[peer_id], self.span(peer_id))
 
-    def announce(self, peer_id: str, move: Decision) -> None:
+    def announce(self, peer_id: str, move: PlacementDecision) -> None:
         self.servers[peer_id] = replace(self.servers[peer_id], next_start=move.start, next_end=move.end)
 
     def finish(self, peer_id: str) -> bool:
@@ -66,7 +75,7 @@ class Swarm:
                 return num_moves
             assert num_moves < 200, "ping-pong"
 
-    def health(self) -> Health:
+    def health(self) -> CoverageSummary:
         return health_of(self.num_blocks, {p: self.span(p) for p in self.servers}, self.capacities)
 
     def _put(self, peer_id: str, span: Span) -> None:
@@ -83,14 +92,14 @@ class Swarm:
         )
 
 
-def health_of(num_blocks: int, spans: dict[str, Span], capacities: dict[str, Capacity]) -> Health:
-    cover = Cover(num_blocks)
+def health_of(num_blocks: int, spans: dict[str, Span], capacities: dict[str, Capacity]) -> CoverageSummary:
+    cover = Coverage(num_blocks)
     for peer_id, span in spans.items():
         cover.add(span, tokens_per_s(capacities[peer_id].block_ms, span[1] - span[0]))
     return cover.health()
 
 
-def is_better(before: Health, after: Health) -> bool:
+def is_better(before: CoverageSummary, after: CoverageSummary) -> bool:
     """What makes moves end: each goes up in this order, which has no circles."""
     was, now = (before.num_missing, before.num_single), (after.num_missing, after.num_single)
     return now < was or (now == was and before.slowest < MIN_GAIN * after.slowest)
@@ -102,7 +111,7 @@ def could_close(swarm: Swarm) -> list[str]:
     found = []
     for peer_id, capacity in swarm.capacities.items():
         length = min(max(capacity.num_blocks, capacity.max_blocks), swarm.num_blocks)
-        alone = only_here(swarm.servers, swarm.num_blocks, peer_id, swarm.span(peer_id))
+        alone = sole_spans(swarm.servers, swarm.num_blocks, peer_id, swarm.span(peer_id))
         for start in range(swarm.num_blocks - length + 1):
             spans = {p: swarm.span(p) for p in swarm.servers} | {peer_id: (start, start + length)}
             opens = any(not start <= block < start + length for low, high in alone for block in range(low, high))
@@ -158,7 +167,7 @@ def test_swarm_moves_at_the_same_time_never_open_a_gap(data: st.DataObject) -> N
         missing = swarm.health().num_missing
 
 
-def best_slowest(num_blocks: int, nodes: list[Capacity], found: Health) -> float:
+def best_slowest(num_blocks: int, nodes: list[Capacity], found: CoverageSummary) -> float:
     """Of all ways to place `nodes` that cover the model as well, the fastest slowest block."""
     options = []
     for node in nodes:

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from swarm.router.planner import PlannedNode, plan
-from swarm.router.room import Needs, comfortable_bytes
+from swarm.router.room import ModelNeeds, comfortable_bytes
 
 GIB = 2**30
-NEEDS = Needs(num_blocks=12, block_bytes=GIB, ends_bytes=GIB, kv_bytes=2**13, context_tokens=4096)
+NEEDS = ModelNeeds(num_blocks=12, block_bytes=GIB, ends_bytes=GIB, kv_bytes=2**13, context_tokens=4096)
 
 
 def node(name: str, memory: float, ms: float = 1.0, **more: object) -> PlannedNode:

@@ -3,8 +3,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 import pytest
-from swarm.router.revision_names import split_pin
-from swarm.router.revisions import Revision, choose, in_words, revisions
+from swarm.router.revisions import Revision, choose, describe_revisions, revisions, split_pin
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.records import ServeRecord
 
@@ -93,8 +92,8 @@ def test_split_pin(text: str, expected: tuple[str, str]) -> None:
 
 
 def test_in_words_names_a_few_with_their_servers() -> None:
-    assert in_words(found(("a", 0, 8, OLD), ("b", 0, 8, NEW), ("c", 0, 8, NEW))) == (
+    assert describe_revisions(found(("a", 0, 8, OLD), ("b", 0, 8, NEW), ("c", 0, 8, NEW))) == (
         "bbbbbbbbbbbb by 2 servers, aaaaaaaaaaaa by 1 server"
     )
     many = found(*((f"p{i}", 0, 8, f"{i}" * 32) for i in range(6)))
-    assert in_words(many).endswith(" and 2 more")
+    assert describe_revisions(many).endswith(" and 2 more")

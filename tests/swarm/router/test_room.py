@@ -5,42 +5,49 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from swarm.router.room import COMFORTABLE_SESSIONS, PAGE_TOKENS, SESSION_TOKENS, Needs, kv_bytes_beside, room_within
+from swarm.router.room import (
+    COMFORTABLE_SESSIONS,
+    PAGE_TOKENS,
+    SESSION_TOKENS,
+    ModelNeeds,
+    block_budget,
+    kv_bytes_beside,
+)
 from swarm_protocol.errors import ConfigError
 
 GIB = 2**30
-NEEDS = Needs(num_blocks=32, block_bytes=400 * 2**20, ends_bytes=GIB, kv_bytes=4096, context_tokens=8192)
+NEEDS = ModelNeeds(num_blocks=32, block_bytes=400 * 2**20, ends_bytes=GIB, kv_bytes=4096, context_tokens=8192)
 SESSION_BYTES = SESSION_TOKENS * NEEDS.kv_bytes
 
 
 def test_room_leaves_the_cache_of_many_sessions_and_less_where_a_gap_would_stay() -> None:
-    room = room_within(NEEDS, 8 * GIB, 8 * GIB)
+    room = block_budget(NEEDS, 8 * GIB, 8 * GIB)
     assert room.num_blocks == 7 * GIB // (NEEDS.block_bytes + COMFORTABLE_SESSIONS * SESSION_BYTES)
     assert room.max_blocks == 7 * GIB // (NEEDS.block_bytes + SESSION_BYTES) > room.num_blocks
     assert room.reason == f"{room.num_blocks} blocks fit beside the cache of 9 sessions of 2048 tokens"  # by rounding
 
 
 def test_room_for_the_whole_model_says_so() -> None:
-    room = room_within(NEEDS, 80 * GIB, 80 * GIB)
+    room = block_budget(NEEDS, 80 * GIB, 80 * GIB)
     assert (room.num_blocks, room.max_blocks) == (32, 32)
     num_sessions = (80 * GIB - NEEDS.weight_bytes(32)) // (32 * SESSION_BYTES)
     assert room.reason == f"the whole model fits beside the cache of {num_sessions} sessions of 2048 tokens"
-    capped = room_within(NEEDS, 80 * GIB, 32 * SESSION_BYTES)
+    capped = block_budget(NEEDS, 80 * GIB, 32 * SESSION_BYTES)
     assert capped.reason == "the whole model fits beside the cache of 1 session of 2048 tokens"
 
 
 def test_room_short_context_needs_less_cache() -> None:
     short = replace(NEEDS, context_tokens=128)
-    assert room_within(short, 8 * GIB, 8 * GIB).num_blocks > room_within(NEEDS, 8 * GIB, 8 * GIB).num_blocks
+    assert block_budget(short, 8 * GIB, 8 * GIB).num_blocks > block_budget(NEEDS, 8 * GIB, 8 * GIB).num_blocks
 
 
 def test_room_too_small_for_many_sessions_holds_one_block_for_fewer() -> None:
     three = NEEDS.ends_bytes + NEEDS.block_bytes + 3 * SESSION_BYTES
-    assert room_within(NEEDS, three, three).reason == "1 block fits beside the cache of 3 sessions of 2048 tokens"
+    assert block_budget(NEEDS, three, three).reason == "1 block fits beside the cache of 3 sessions of 2048 tokens"
     little = NEEDS.ends_bytes + NEEDS.block_bytes + PAGE_TOKENS * NEEDS.kv_bytes
-    assert room_within(NEEDS, little, little).num_blocks == 1
+    assert block_budget(NEEDS, little, little).num_blocks == 1
     with pytest.raises(ConfigError, match="not one block fits"):
-        room_within(NEEDS, little - 1, little)
+        block_budget(NEEDS, little - 1, little)
 
 
 def test_kv_bytes_are_what_is_left_up_to_what_is_allowed() -> None:
@@ -56,7 +63,7 @@ def test_room_any_machine_never_takes_more_than_it_may(
 ) -> None:
     needs = replace(NEEDS, block_bytes=block_bytes, kv_bytes=kv_bytes)
     try:
-        room = room_within(needs, max_bytes, max_kv_bytes)
+        room = block_budget(needs, max_bytes, max_kv_bytes)
     except ConfigError:
         return
     assert 1 <= room.num_blocks <= room.max_blocks <= needs.num_blocks
@@ -76,7 +83,7 @@ def test_room_counts_what_comes_on_top_while_a_span_is_loaded() -> None:
     assert kv_bytes_beside(needs, 5, told, told) == needs.loading_bytes
     with pytest.raises(ConfigError, match=r"6 blocks .* 4294967296 more while they are loaded"):
         kv_bytes_beside(needs, 6, told, told)
-    assert room_within(needs, told, 1).max_blocks == 5
-    assert room_within(needs, 80 * GIB, 80 * GIB) == room_within(NEEDS, 80 * GIB, 80 * GIB)
+    assert block_budget(needs, told, 1).max_blocks == 5
+    assert block_budget(needs, 80 * GIB, 80 * GIB) == block_budget(NEEDS, 80 * GIB, 80 * GIB)
     with pytest.raises(ConfigError, match="and 4294967296 more while it is loaded"):
-        room_within(needs, NEEDS.weight_bytes(1) + needs.loading_bytes - 1, GIB)
+        block_budget(needs, NEEDS.weight_bytes(1) + needs.loading_bytes - 1, GIB)

@@ -7,15 +7,15 @@ import time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from swarm.router.revisions import with_other_revisions
 from swarm.router.routing import (
     DEFAULT_RTT_MS,
     HOP_OVERHEAD_MS,
-    MAX_RIVALS,
+    MAX_CANDIDATES,
     MIN_BLOCK_MS,
     RELAY_MS,
     NoChain,
-    Outlook,
-    beside_others,
+    RoutingContext,
     find_chain,
     format_spans,
     missing_spans,
@@ -41,8 +41,8 @@ def record(start: int, end: int, num_blocks: int = 8, **changes: object) -> Serv
     return ServeRecord(**{**values, **changes})  # type: ignore[arg-type]
 
 
-def outlook(**changes: object) -> Outlook:
-    return Outlook(**{"rtt_ms": {}, "load": {}, **changes})  # type: ignore[arg-type]
+def outlook(**changes: object) -> RoutingContext:
+    return RoutingContext(**{"rtt_ms": {}, "load": {}, **changes})  # type: ignore[arg-type]
 
 
 def spans(servers: dict[str, ServeRecord], num_blocks: int = 8, **changes: object) -> list[tuple[str, int, int]]:
@@ -125,12 +125,12 @@ def test_chain_repair_counts_the_way_to_its_neighbours_and_not_to_the_client() -
 
 
 def test_chain_more_servers_than_can_compete_still_finds_a_cheap_one() -> None:
-    slow = {f"slow{i}": record(0, 8, decode_ms_per_block=9.0) for i in range(4 * MAX_RIVALS)}
+    slow = {f"slow{i}": record(0, 8, decode_ms_per_block=9.0) for i in range(4 * MAX_CANDIDATES)}
     servers = {**slow, "fast": record(0, 5), "faster": record(5, 8, decode_ms_per_block=0.5)}
     seen = outlook(rtt_ms=dict.fromkeys(servers, 1.0))
     assert [hop.peer_id for hop in find_chain(servers, 0, 8, seen).hops] == ["fast", "faster"]
-    equal = {f"p{i}": record(0, 8) for i in range(4 * MAX_RIVALS)}
-    assert len({spans(equal, salt=str(i))[0][0] for i in range(200)}) > 2 * MAX_RIVALS
+    equal = {f"p{i}": record(0, 8) for i in range(4 * MAX_CANDIDATES)}
+    assert len({spans(equal, salt=str(i))[0][0] for i in range(200)}) > 2 * MAX_CANDIDATES
 
 
 def test_chain_queue_at_a_server_sends_new_sessions_elsewhere() -> None:
@@ -208,13 +208,13 @@ def test_chain_blocks_that_other_weights_have_are_told_with_both_revisions() -> 
         "e": record(0, 4, revision="c" * 32),
         "f": record(0, 8, revision="c" * 32, state="joining"),
     }
-    told = beside_others(caught.value, "a" * 32, others)
+    told = with_other_revisions(caught.value, "a" * 32, others)
     assert told.missing == ((4, 8),)
     assert told.message == (
         "blocks 4:8 are not available: nobody serves them (weights of revision aaaaaaaaaaaa); "
         "2 servers serve them with other weights, revision bbbbbbbbbbbb"
     )
-    assert beside_others(caught.value, "a", {"e": others["e"]}) is caught.value
+    assert with_other_revisions(caught.value, "a", {"e": others["e"]}) is caught.value
 
 
 def test_chain_only_server_full_says_there_is_no_room() -> None:
@@ -239,7 +239,7 @@ def test_chain_no_servers_names_all_blocks() -> None:
     assert caught.value.missing == ((0, 8),)
 
 
-def link_ms(servers: dict[str, ServeRecord], seen: Outlook, one: str, other: str) -> float:
+def link_ms(servers: dict[str, ServeRecord], seen: RoutingContext, one: str, other: str) -> float:
     """Half a round trip between two servers, or a server and the client (empty)."""
     if not one or not other:
         return seen.rtt_ms.get(one or other, DEFAULT_RTT_MS) / 2
@@ -247,7 +247,7 @@ def link_ms(servers: dict[str, ServeRecord], seen: Outlook, one: str, other: str
     return (max(said) if max(said) >= 0 else DEFAULT_RTT_MS) / 2
 
 
-def cheapest(servers: dict[str, ServeRecord], num_blocks: int, seen: Outlook) -> float:
+def cheapest(servers: dict[str, ServeRecord], num_blocks: int, seen: RoutingContext) -> float:
     """All ways to give each block to a server that has it, tried one by one."""
     having = [
         [p for p, s in servers.items() if s.start <= block < s.end and p not in seen.barred]
@@ -268,7 +268,7 @@ def cheapest(servers: dict[str, ServeRecord], num_blocks: int, seen: Outlook) ->
 
 
 @st.composite
-def swarms(draw: st.DrawFn) -> tuple[dict[str, ServeRecord], int, Outlook]:
+def swarms(draw: st.DrawFn) -> tuple[dict[str, ServeRecord], int, RoutingContext]:
     num_blocks = draw(st.integers(1, 5))
     peer_ids = PEERS[: draw(st.integers(1, 5))]
     servers = {}
@@ -292,7 +292,7 @@ def swarms(draw: st.DrawFn) -> tuple[dict[str, ServeRecord], int, Outlook]:
 @given(swarms())
 @settings(max_examples=150, deadline=None)
 def test_chain_any_swarm_is_as_cheap_as_the_best_found_by_trying_all(
-    swarm: tuple[dict[str, ServeRecord], int, Outlook],
+    swarm: tuple[dict[str, ServeRecord], int, RoutingContext],
 ) -> None:
     servers, num_blocks, seen = swarm
     best = cheapest(servers, num_blocks, seen)

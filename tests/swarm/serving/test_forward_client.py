@@ -224,7 +224,7 @@ def test_cancelled_call_frees_its_server(boxes: Any, llama_dir: Path) -> None:
                     await swarm.client.forward(x, model="tiny")
             await asyncio.sleep(1)
             assert used(swarm) == [(0, 0)]
-            assert swarm.client._shared.links.load == {}
+            assert swarm.client._state.health.load == {}
 
     virtual_time.run(scenario())
 

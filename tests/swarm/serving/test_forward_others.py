@@ -15,15 +15,15 @@ import pytest
 import torch
 from swarm.network.interface import Stream
 from swarm.network.membership import Membership
+from swarm.remote.blocks import PATIENCE_S
 from swarm.remote.gradient import Wanted
-from swarm.remote.search import PATIENCE_S
 from swarm.serving.server import forward_server
 from swarm.serving.server.forward_admission import ForwardBounds
 from swarm.serving.server.forward_pieces import PIECE_MS, Pace
 from swarm.testing import virtual_time
 from swarm_protocol.errors import ConfigError, PeerRefused, SwarmError
-from swarm_protocol.forward_messages import TensorPiece
 from swarm_protocol.rows import Rows
+from swarm_protocol.serving_messages import TensorPiece
 
 TOKENS = torch.tensor([[5, 80, 33, 21, 90, 7, 7, 12, 60, 61, 3, 140], [9, 8, 7, 6, 5, 4, 3, 2, 200, 201, 202, 203]])
 
@@ -61,9 +61,9 @@ def test_server_that_lies_is_passed_over(
                 membership.announce(dataclasses.replace(honest, decode_ms_per_block=0.0001))
                 await swarm.known(2)
                 await asyncio.sleep(2)
-                with caplog.at_level(logging.INFO, logger="swarm.remote.search"):
+                with caplog.at_level(logging.INFO, logger="swarm.remote.blocks"):
                     for _ in range(4):
-                        swarm.client._shared.links.worked(liar.peer_id)
+                        swarm.client._state.health.worked(liar.peer_id)
                         found = await swarm.client.forward(x, model="tiny", end=3)
                         assert torch.equal(found, await swarm.client.forward(TOKENS, model="tiny", end=3))
             assert f"{liar.peer_id} failed" in caplog.text

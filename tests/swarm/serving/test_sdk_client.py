@@ -22,9 +22,8 @@ import numpy as np
 import pytest
 import torch
 from support.tokenizer_here import TokenizerHere
-from swarm.client import encoding
 from swarm.client.assets_cache import MAX_BAD_FILES
-from swarm.client.request import Question
+from swarm.client.request import Question, encode
 from swarm.network.memory.memory_network import MemoryInternet
 from swarm.router.routing import NoChain
 from swarm.serving.model.model_assets import ModelKit, fetch_files, open_kit
@@ -135,7 +134,7 @@ def test_generate_cancelled_at_any_moment_frees_the_whole_chain(boxes: Any, llam
             task.cancel()
             await asyncio.wait([task])
             await box.all_freed()
-            assert not box.client._shared.links.load
+            assert not box.client._state.health.load
 
     virtual_time.run(scenario(), compute_s=lambda function: 0.004)
 
@@ -779,8 +778,8 @@ def test_text_of_which_the_tokenizer_makes_tokens_that_the_model_has_not_is_refu
         (a,), (z,) = [await kit.encode(text) for text in "az"]
         small = replace(kit, shape=replace(kit.shape, vocab_size=max(a, z)))
         fewer, more = ("a", "z") if a < z else ("z", "a")
-        assert await encoding.encode(small, Question(prompt=fewer)) == [min(a, z)]
+        assert await encode(small, Question(prompt=fewer)) == [min(a, z)]
         with pytest.raises(ConfigError, match="gives tokens for this text that the model does not know"):
-            await encoding.encode(small, Question(prompt=more))
+            await encode(small, Question(prompt=more))
 
     asyncio.run(scenario())

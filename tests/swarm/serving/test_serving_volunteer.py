@@ -11,7 +11,7 @@ from unittest.mock import patch
 import pytest
 from swarm.network.membership import Membership
 from swarm.network.memory.memory_network import Link, MemoryInternet
-from swarm.router.placement import Decision, choose_move
+from swarm.router.placement import PlacementDecision, choose_move
 from swarm.serving.model.measure import SpanSpeed
 from swarm.serving.model.span_loading import LoadedSpan, load
 from swarm.serving.server.capability import VolunteerOptions
@@ -32,7 +32,7 @@ class Town:
         self.stack = stack
         self.directory = directory
         self.volunteers: list[Volunteer] = []
-        self.decisions: dict[int, list[Decision]] = {}
+        self.decisions: dict[int, list[PlacementDecision]] = {}
         # equal machines: what they measure under test would differ with the load of the moment
         stack.enter_context(patch("swarm.serving.server.capability.measure_block", lambda files, options: EQUAL))
         stack.enter_context(patch("swarm.serving.model.span_loading.measure", lambda span: EQUAL))
@@ -192,7 +192,7 @@ def test_volunteer_moves_to_blocks_that_lost_their_server_before_leaving_its_own
 def test_volunteer_places_itself_by_what_it_observes(llama_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen_with: list[float] = []
 
-    def choose(*arguments: Any) -> Decision | None:
+    def choose(*arguments: Any) -> PlacementDecision | None:
         chosen_with.append(arguments[2].block_ms)
         return choose_move(*arguments)
 
@@ -301,7 +301,7 @@ def test_volunteer_that_alone_has_its_blocks_and_no_memory_for_both_spans_stays(
 ) -> None:
     """It moves as soon as another takes them."""
     caplog.set_level("INFO", logger="swarm.serving.server.span_volunteer")
-    elsewhere = Decision(start=3, end=6, reason="it would help")
+    elsewhere = PlacementDecision(start=3, end=6, reason="it would help")
 
     async def scenario() -> None:
         async with AsyncExitStack() as stack:

@@ -12,7 +12,7 @@ from pathlib import Path
 from swarm_protocol.errors import ConfigError
 
 from swarm.router.placement import Capacity, work_ms
-from swarm.router.room import Needs, Room, kv_bytes_beside, room_within
+from swarm.router.room import BlockBudget, ModelNeeds, block_budget, kv_bytes_beside
 from swarm.serving.model.measure import SpanSpeed
 from swarm.serving.model.model_files import ModelFiles, open_model
 from swarm.serving.model.span_loading import measure_block, middle_block, weigh
@@ -52,8 +52,8 @@ class Capability:
     revision: str
     speed: SpanSpeed
     capacity: Capacity
-    needs: Needs | None
-    room: Room | None
+    needs: ModelNeeds | None
+    room: BlockBudget | None
 
     @property
     def is_whole(self) -> bool:
@@ -73,7 +73,7 @@ def measure_capability(model_dir: Path, peer_id: str, options: VolunteerOptions)
     needs = room = None
     if options.max_bytes is not None:
         needs = needs_of(files, speed.kv_bytes_per_token, options.server)
-        room = room_within(needs, options.max_bytes, options.server.kv_bytes)
+        room = block_budget(needs, options.max_bytes, options.server.kv_bytes)
         is_told_fewer = room.num_blocks > num_blocks
         num_blocks, max_blocks = min(num_blocks, room.num_blocks), min(max_blocks, room.max_blocks)
         room = None if is_told_fewer else room
@@ -87,10 +87,10 @@ def measure_capability(model_dir: Path, peer_id: str, options: VolunteerOptions)
     return Capability(files=files, revision=revision, speed=speed, capacity=capacity, needs=needs, room=room)
 
 
-def needs_of(files: ModelFiles, kv_bytes: int, options: ServerOptions) -> Needs:
+def needs_of(files: ModelFiles, kv_bytes: int, options: ServerOptions) -> ModelNeeds:
     """`kv_bytes`: of one token on one block. Raises IntegrityError."""
     weights = weigh(files, options)
-    return Needs(
+    return ModelNeeds(
         num_blocks=files.num_blocks,
         block_bytes=weights.block_bytes,
         ends_bytes=weights.ends_bytes,
@@ -100,7 +100,7 @@ def needs_of(files: ModelFiles, kv_bytes: int, options: ServerOptions) -> Needs:
     )
 
 
-def planned_needs(model_dir: Path, options: ServerOptions) -> Needs:
+def planned_needs(model_dir: Path, options: ServerOptions) -> ModelNeeds:
     """As `needs_of`, with the cache counted from the config: no block is run. Raises ConfigError or IntegrityError."""
     files = open_model(model_dir)
     config = files.config.get_text_config()

@@ -17,7 +17,7 @@ from typing import Literal, get_args
 
 from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable, PeerViolation, SwarmError
 from swarm_protocol.failure_messages import encode_failure
-from swarm_protocol.handover_messages import KvRequest
+from swarm_protocol.serving_messages import KvRequest
 from swarm_protocol.session_frames import (
     AllowHandover,
     AnswerTokens,

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable
-from swarm_protocol.handover_messages import KV_METHOD, KvHeader, KvRequest
+from swarm_protocol.serving_messages import KV_METHOD, KvHeader, KvRequest
 from swarm_protocol.session_frames import SequenceRef
 
 from swarm.network.failpoints import FaultHook

@@ -47,7 +47,7 @@ from swarm.serving.server.forwarder import Pushes
 from swarm.serving.server.result_batcher import Reports, Ticks
 from swarm.serving.server.session_sampler import SeatSampler
 from swarm.serving.wire.multiplexed_connection import MultiplexedConnection
-from swarm.serving.wire.tensor_rows import hidden_of, rows_of, tokens_of
+from swarm.serving.wire.tensor_stream import hidden_of, rows_of, tokens_of
 
 logger = logging.getLogger(__name__)
 

@@ -13,9 +13,8 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from pathlib import Path
 
 from swarm_protocol.errors import ConfigError, PeerRefused, SessionError, SwarmError
-from swarm_protocol.handover_messages import KV_METHOD
 from swarm_protocol.records import ServeRecord, ServeState
-from swarm_protocol.serving_messages import FILES_METHOD, FilesRequest
+from swarm_protocol.serving_messages import FILES_METHOD, KV_METHOD, FilesRequest
 from swarm_protocol.session_frames import SESSION_METHOD
 
 from swarm.network.interface import Network

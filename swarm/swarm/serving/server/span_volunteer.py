@@ -19,7 +19,7 @@ from swarm_protocol.records import ServeRecord
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
 from swarm.own_thread import in_own_thread
-from swarm.router.placement import Capacity, Decision, choose_move, choose_span, only_here, rank, work_ms
+from swarm.router.placement import Capacity, PlacementDecision, choose_move, choose_span, rank, sole_spans, work_ms
 from swarm.router.routing import format_spans
 from swarm.serving.server.capability import Capability, VolunteerOptions, measure_capability, options_for
 from swarm.serving.server.server_options import ServerOptions
@@ -53,8 +53,8 @@ class Volunteer:
         *,
         name: str,
         options: VolunteerOptions,
-        on_choice: Callable[[Decision], None] | None = None,
-        on_decision: Callable[[Decision], None] | None = None,
+        on_choice: Callable[[PlacementDecision], None] | None = None,
+        on_decision: Callable[[PlacementDecision], None] | None = None,
     ) -> None:
         self.server: SpanServer | None = None
         self.num_failed_moves = 0
@@ -68,7 +68,7 @@ class Volunteer:
         self._watch: asyncio.Task[None] | None = None
         self._failure: SessionError | None = None
 
-    async def start(self) -> Decision:
+    async def start(self) -> PlacementDecision:
         """Decide, load and serve. Raises ConfigError or IntegrityError, and then nothing is left behind."""
         able: Capability | None = None
         try:
@@ -77,7 +77,7 @@ class Volunteer:
                 decision = await self._decide(able)
             else:
                 start, end = self._options.span
-                decision = Decision(start=start, end=end, reason="as told")
+                decision = PlacementDecision(start=start, end=end, reason="as told")
             if self._on_choice is not None:
                 self._on_choice(decision)
             await asyncio.to_thread(self._options.bring, decision.start, decision.end)
@@ -101,7 +101,7 @@ class Volunteer:
         self._watch.add_done_callback(self._watch_ended)
         return decision
 
-    def _tell(self, decision: Decision) -> None:
+    def _tell(self, decision: PlacementDecision) -> None:
         logger.info("serving blocks %d:%d of %s: %s", decision.start, decision.end, self._name, decision.reason)
         if self._on_decision is not None:
             self._on_decision(decision)
@@ -136,7 +136,7 @@ class Volunteer:
 
     # --- which blocks -----------------------------------------------------------------------------------------------
 
-    async def _decide(self, able: Capability) -> Decision:
+    async def _decide(self, able: Capability) -> PlacementDecision:
         files, revision = able.files, able.revision
         capacity = await self._with_links(able.capacity, revision)
         if not able.is_whole:
@@ -148,7 +148,7 @@ class Volunteer:
             return decision
         return replace(decision, reason=f"{decision.reason}; {able.room.why(decision.end - decision.start)}")
 
-    def _server_options(self, decision: Decision, able: Capability | None) -> ServerOptions:
+    def _server_options(self, decision: PlacementDecision, able: Capability | None) -> ServerOptions:
         return options_for(decision.end - decision.start, self._model_dir, able, self._options)
 
     async def _with_links(self, capacity: Capacity, revision: str) -> Capacity:
@@ -163,7 +163,7 @@ class Volunteer:
             return {}
         return {peer_id: record for peer_id, record in servers.items() if record.revision == revision}
 
-    def _announce_joining(self, decision: Decision, able: Capability, *, is_settled: bool = False) -> None:
+    def _announce_joining(self, decision: PlacementDecision, able: Capability, *, is_settled: bool = False) -> None:
         """A proposal has no cache room yet (see `placement.is_proposal`)."""
         record = ServeRecord(
             model=self._name,
@@ -234,7 +234,9 @@ class Volunteer:
         if moved:
             self._tell(move)
 
-    def _fits_beside(self, server: SpanServer, options: ServerOptions, move: Decision, able: Capability) -> bool:
+    def _fits_beside(
+        self, server: SpanServer, options: ServerOptions, move: PlacementDecision, able: Capability
+    ) -> bool:
         """Whether the new blocks and their cache fit beside the old ones, which go on until then."""
         if able.needs is None or self._options.max_bytes is None:
             return True
@@ -242,14 +244,16 @@ class Volunteer:
         new_bytes = able.needs.weight_bytes(move.end - move.start) + max(options.kv_bytes, able.needs.loading_bytes)
         return old_bytes + new_bytes <= self._options.max_bytes
 
-    async def _move_alone(self, server: SpanServer, options: ServerOptions, move: Decision, able: Capability) -> None:
+    async def _move_alone(
+        self, server: SpanServer, options: ServerOptions, move: PlacementDecision, able: Capability
+    ) -> None:
         """Without memory for both: leave first, if others have every block; else stay, and say why."""
         server.moving_to = move.start, move.end
         server.announce()
         await asyncio.sleep(SETTLE_S)
         record = server.record
         span = record.start, record.end
-        alone = only_here(await self._servers(record.revision), record.num_blocks, self._network.peer_id, span)
+        alone = sole_spans(await self._servers(record.revision), record.num_blocks, self._network.peer_id, span)
         again = await self._better(server, able)
         if not alone and again is not None and (again.start, again.end) == (move.start, move.end):
             await server.leave_and_move(move.start, move.end, options=options, within_s=MOVE_WITHIN_S)
@@ -264,7 +268,7 @@ class Volunteer:
                 format_spans(alone),
             )
 
-    async def _better(self, server: SpanServer, able: Capability) -> Decision | None:
+    async def _better(self, server: SpanServer, able: Capability) -> PlacementDecision | None:
         record = server.record
         servers = await self._servers(record.revision)
         block_ms = work_ms(record.decode_ms_per_block, record.prefill_ms_per_token)

@@ -17,7 +17,7 @@ from typing import Any
 from swarm_protocol.errors import PeerRefused, PeerViolation, SwarmError
 
 from swarm.network.membership import Membership
-from swarm.router.routing import Outlook
+from swarm.router.routing import RoutingContext
 
 FIRST_BACKOFF_S = 1.0
 MAX_BACKOFF_S = 60.0
@@ -59,7 +59,7 @@ class _Refusal:
     until_s: float
 
 
-class Links:
+class PeerHealth:
     def __init__(self, membership: Membership) -> None:
         self._membership = membership
         self._measuring: asyncio.Task[object] | None = None
@@ -76,7 +76,7 @@ class Links:
         """Find out in the background how far these are, for the sessions that come; nothing while that goes on."""
         if self._measuring is None or self._measuring.done():
             measuring = self._membership.rtts_ms(list(peer_ids), timeout_s=MEASURE_S)
-            self._measuring = asyncio.create_task(measuring, name="links")
+            self._measuring = asyncio.create_task(measuring, name="measure round trips")
 
     @property
     def avoid(self) -> set[str]:
@@ -109,17 +109,11 @@ class Links:
         """Open sessions by peer."""
         return self._load
 
-    def outlook(
-        self,
-        peer_ids: Iterable[str],
-        max_tokens: int,
-        salt: str,
-        *,
-        previous_peer_id: str = "",
-        next_peer_id: str = "",
-    ) -> Outlook:
-        """For blocks of these servers whose inputs come from `previous_peer_id` and whose outputs go to the next."""
-        return Outlook(
+    def routing_context(
+        self, peer_ids: Iterable[str], max_tokens: int, salt: str, *, between: tuple[str, str] = ("", "")
+    ) -> RoutingContext:
+        """Return what is known of these servers, for blocks whose inputs and outputs the two peers `between` handle."""
+        return RoutingContext(
             rtt_ms=self._membership.known_rtts_ms(peer_ids),
             load=self._load,
             avoid=self.avoid,
@@ -127,8 +121,8 @@ class Links:
             full=self.full(max_tokens),
             max_tokens=max_tokens,
             salt=salt,
-            previous_peer_id=previous_peer_id,
-            next_peer_id=next_peer_id,
+            previous_peer_id=between[0],
+            next_peer_id=between[1],
         )
 
     def opened(self, peer_id: str) -> None:

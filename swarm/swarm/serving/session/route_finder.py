@@ -1,48 +1,79 @@
-"""Which servers could take blocks that nobody runs: routing over what a client knows, looked up again when that fails.
+"""Find the servers for a span of blocks: routing over the records that a client knows.
 
-Leaves the choice of a chain to `router`, and what to do with it to `course`. Used by the tasks of one session.
+Records are looked up again when they do not suffice. `swarm.router.routing` chooses the chain, and the session decides
+what to do with it. Used by the tasks of one session or call.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Mapping
 from dataclasses import replace
 
-from swarm.router.routing import NoChain, Outlook
-from swarm.serving.session.hop import Neighbours
-from swarm.serving.session.known_servers import RETRY_S, Candidate, KnownServers
-from swarm.serving.session.peer_health import Links
+from swarm_protocol.errors import PeerTimeout
+from swarm_protocol.records import ServeRecord
+
+from swarm.network.membership import Membership
+from swarm.router.revisions import with_other_revisions
+from swarm.router.routing import Hop, NoChain, RoutingContext, find_chain
+from swarm.serving.session.peer_health import PeerHealth
+
+logger = logging.getLogger(__name__)
+
+RETRY_S = 0.5
+"""Pause between two searches for a server that could take over."""
 
 
-class Finder:
-    """Of one session with room for `max_tokens`."""
+class KnownServers:
+    """The servers of one revision of a model by peer id, at first those that the caller knows already."""
 
     def __init__(
-        self,
-        known: KnownServers,
-        links: Links,
-        *,
-        max_tokens: int,
-        salt: str,
-        patience_s: float,
+        self, membership: Membership, servers: Mapping[str, ServeRecord], *, model: str, revision: str
+    ) -> None:
+        self.servers = servers
+        self.model = model
+        self._others: Mapping[str, ServeRecord] = {}
+        self._membership = membership
+        self._revision = revision
+
+    async def look_up(self) -> None:
+        """Look the servers up again; keep those that are known if nobody answers."""
+        try:
+            servers = await self._membership.servers(self.model)
+        except PeerTimeout as error:
+            logger.info("looking up servers of %s: %s", self.model, error)
+            return
+        self.servers = {peer_id: record for peer_id, record in servers.items() if record.revision == self._revision}
+        self._others = {peer_id: record for peer_id, record in servers.items() if record.revision != self._revision}
+
+    def find_chain(self, start: int, end: int, context: RoutingContext) -> list[Hop]:
+        """Return the cheapest chain over `[start, end)`. Raises NoChain, naming other revisions that are served."""
+        try:
+            return list(find_chain(self.servers, start, end, context).hops)
+        except NoChain as error:
+            raise with_other_revisions(error, self._revision, self._others) from None
+
+
+class RouteFinder:
+    """Find chains for one session with room for `max_tokens`; give up `patience_s` after a server was lost."""
+
+    def __init__(
+        self, known: KnownServers, health: PeerHealth, *, max_tokens: int, salt: str, patience_s: float
     ) -> None:
         self._known = known
-        self._links = links
+        self._health = health
         self._max_tokens = max_tokens
         self._salt = salt
         self._patience_s = patience_s
         self._began_s: float | None = None
 
-    @property
-    def model(self) -> str:
-        return self._known.model
+    async def find(self, start: int, end: int, between: tuple[str, str], *, since_s: float | None) -> list[Hop]:
+        """Return the cheapest chain over `[start, end)` between two peers, the one before and the one after ("": none).
 
-    async def find(self, start: int, end: int, beside: Neighbours, *, since_s: float | None) -> list[Candidate]:
-        """The cheapest chain over `[start, end)` beside these servers.
-
-        Looked for until `patience_s` after `since_s`, or twice if that is None. Until then servers to avoid are asked
-        again where there are no others; without `since_s`, until `patience_s` after the session's first search. Raises
-        NoChain.
+        The search ends `patience_s` after `since_s`, or after two tries if that is None. Until then servers to avoid
+        are asked again where there are no others; without `since_s`, until `patience_s` after the session's first
+        search. Raises NoChain.
         """
         clock = asyncio.get_running_loop().time
         self._began_s = clock() if self._began_s is None else self._began_s
@@ -50,11 +81,11 @@ class Finder:
         insist_until_s = self._began_s + self._patience_s if since_s is None else give_up_at_s
         looked_up = False
         while True:
-            outlook = self._outlook(beside)
+            context = self._health.routing_context(self._known.servers, self._max_tokens, self._salt, between=between)
             if clock() >= insist_until_s:
-                outlook = replace(outlook, barred=outlook.avoid)
+                context = replace(context, barred=context.avoid)
             try:
-                return self._known.find_chain(start, end, outlook)
+                return self._known.find_chain(start, end, context)
             except NoChain:
                 # what was known at the start of the session may be old
                 if looked_up and clock() >= give_up_at_s:
@@ -62,12 +93,3 @@ class Finder:
                 await asyncio.sleep(RETRY_S if looked_up else 0)
                 await self._known.look_up()
                 looked_up = True
-
-    def _outlook(self, beside: Neighbours) -> Outlook:
-        return self._links.outlook(
-            self._known.servers,
-            self._max_tokens,
-            self._salt,
-            previous_peer_id=beside.previous_peer_id,
-            next_peer_id=beside.next_peer_id,
-        )

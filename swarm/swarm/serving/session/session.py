@@ -21,9 +21,8 @@ from torch import Tensor
 from swarm.network.membership import Membership
 from swarm.serving.model.shape import ModelShape
 from swarm.serving.session.chain import Limits
-from swarm.serving.session.client_state import Shared
-from swarm.serving.session.known_servers import KnownServers
-from swarm.serving.session.route_finder import Finder
+from swarm.serving.session.client_state import ClientState
+from swarm.serving.session.route_finder import KnownServers, RouteFinder
 from swarm.serving.session.session_decisions import Course
 from swarm.serving.session.session_messages import Speech
 from swarm.serving.session.session_runner import Pilot
@@ -58,7 +57,7 @@ class Session:
 
     def __init__(
         self,
-        shared: Shared,
+        state: ClientState,
         membership: Membership,
         model: ModelShape,
         *,
@@ -74,15 +73,15 @@ class Session:
         self._num_tokens = 0
         self._speech = Speech(
             model,
-            shared.store,
+            state.prefixes,
             session_id=trace.session_id,
             max_tokens=max_tokens,
             codec=options.codec,
             sampler=sampler,
         )
-        finder = Finder(
+        finder = RouteFinder(
             KnownServers(membership, servers, model=model.name, revision=model.revision),
-            shared.links,
+            state.health,
             max_tokens=max_tokens,
             salt=trace.session_id,
             patience_s=options.patience_s,
@@ -96,7 +95,7 @@ class Session:
         self._pilot = Pilot(
             self._course,
             self._speech,
-            shared,
+            state,
             finder,
             max_replay_bytes=options.max_replay_bytes,
             trace=trace,

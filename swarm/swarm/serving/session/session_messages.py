@@ -38,8 +38,7 @@ from swarm.serving.model.batch import PAGE_TOKENS
 from swarm.serving.model.shape import ModelShape
 from swarm.serving.session.actions import Feed, Hand, OpenSeat
 from swarm.serving.session.hop import Hop, Ran
-from swarm.serving.session.prefix_store import PrefixStore
-from swarm.serving.session.replay_buffer import Ledger
+from swarm.serving.session.replay_buffer import Ledger, PrefixStore
 
 Output: TypeAlias = SampledToken | Tensor
 """A token, or logits [T, V]."""
@@ -86,6 +85,7 @@ class Speech:
         self.draw: TokenDraw | None = None
         self.sampler = sampler
         self.drawn: list[int] = []
+        self.model = model.name
         self._model = model
         self._store = store
         self._session_id = session_id

@@ -20,6 +20,7 @@ from swarm_protocol.errors import ConfigError, PeerError, PeerRefused, PeerViola
 from swarm_protocol.session_frames import Frame, LinkAck, SampledToken
 from torch import Tensor
 
+from swarm.router import routing
 from swarm.router.routing import NoChain
 from swarm.serving.session.actions import (
     Action,
@@ -35,11 +36,10 @@ from swarm.serving.session.actions import (
     Relink,
     Repaired,
 )
-from swarm.serving.session.client_state import Shared
+from swarm.serving.session.client_state import ClientState
 from swarm.serving.session.connection_pool import ClientConnection, ConnectionLost
 from swarm.serving.session.hop import Hop, StepTimer
-from swarm.serving.session.known_servers import Candidate
-from swarm.serving.session.route_finder import Finder
+from swarm.serving.session.route_finder import RouteFinder
 from swarm.serving.session.session_decisions import Course
 from swarm.serving.session.session_messages import Heard, Left, Opened, Output, Speech
 from swarm.serving.session.trace import HopTrace, Replay, Trace
@@ -54,17 +54,18 @@ class Pilot:
         self,
         course: Course,
         speech: Speech,
-        shared: Shared,
-        finder: Finder,
+        state: ClientState,
+        finder: RouteFinder,
         *,
         max_replay_bytes: int,
         trace: Trace,
     ) -> None:
         self._course = course
         self._speech = speech
-        self._lanes = shared.lanes
-        self._links = shared.links
+        self._lanes = state.connections
+        self._health = state.health
         self._finder = finder
+        self._model = speech.model
         self._max_replay_bytes = max_replay_bytes
         self._trace = trace
         self._loop = asyncio.get_running_loop()
@@ -183,9 +184,9 @@ class Pilot:
             # who finds fault with us is not at fault
             error = PeerError(error.message, peer_id=blame.peer_id)
         if isinstance(error, PeerRefused) and error.retry_after_s:
-            self._links.refused(blame.peer_id, self._speech.max_tokens, error.retry_after_s)
+            self._health.refused(blame.peer_id, self._speech.max_tokens, error.retry_after_s)
         else:
-            self._links.failed(blame.peer_id, error)
+            self._health.failed(blame.peer_id, error)
 
     def _note_repair(self, action: Repaired) -> None:
         repair = action.repair
@@ -214,7 +215,7 @@ class Pilot:
     async def _open_seat(self, action: OpenSeat) -> None:
         hop = action.hop
         try:
-            lane = await self._lanes.get(hop.peer_id, self._finder.model)
+            lane = await self._lanes.get(hop.peer_id, self._model)
             lane.attach(hop.sequence_id, partial(self._hear, hop))
         except SwarmError as error:
             del self._opening[hop]
@@ -222,7 +223,7 @@ class Pilot:
             return
         del self._opening[hop]
         self._lane_of[hop] = lane
-        self._links.opened(hop.peer_id)
+        self._health.opened(hop.peer_id)
         hop.since_s = self._loop.time()
         lane.send(self._speech.open(action))
 
@@ -233,7 +234,7 @@ class Pilot:
             opening.add_done_callback(self._tasks.discard)
         lane = self._lane_of.pop(hop, None)
         if lane is not None:
-            self._links.closed(hop.peer_id)
+            self._health.closed(hop.peer_id)
             lane.send(self._speech.close(hop))
             lane.detach(hop.sequence_id)
 
@@ -255,12 +256,12 @@ class Pilot:
                 self._heard = heard.output
                 self._trace.codec_error = max(self._trace.codec_error, heard.codec_error)
                 actions = self._course.ran(hop, heard.ran, now_s)
-                self._links.worked(hop.peer_id)
+                self._health.worked(hop.peer_id)
                 return actions
             case LinkAck(num_links=num_links, position=position):
                 return self._course.linked(hop, num_links, position, now_s)
             case Opened(length, max_step_tokens):
-                self._links.worked(hop.peer_id)
+                self._health.worked(hop.peer_id)
                 return self._course.ready(hop, length, max_step_tokens, now_s)
             case Left(error):
                 return self._left(hop, error, now_s)
@@ -279,16 +280,18 @@ class Pilot:
         repair = find.repair
         try:
             since_s = repair.begun_s if repair.has_patience else None
-            candidates = await self._finder.find(repair.start, repair.end, self._course.beside(repair), since_s=since_s)
-            self._check_memory({candidate.planned.start for candidate in candidates})
+            beside = self._course.beside(repair)
+            between = beside.previous_peer_id, beside.next_peer_id
+            chain = await self._finder.find(repair.start, repair.end, between, since_s=since_s)
+            self._check_memory({hop.start for hop in chain})
         except (NoChain, ConfigError) as error:
             self._carry_out(self._course.not_found(repair, error, self._loop.time()))
         else:
             if repair.old is not None:
                 # dialled before the seat that is handed over has to stand still
-                dialling = [self._lanes.get(found.planned.peer_id, self._finder.model) for found in candidates]
+                dialling = [self._lanes.get(found.peer_id, self._model) for found in chain]
                 await asyncio.gather(*dialling, return_exceptions=True)
-            hops = [self._new_hop(candidate) for candidate in candidates]
+            hops = [self._new_hop(candidate) for candidate in chain]
             self._carry_out(self._course.found(repair, hops, self._loop.time()))
 
     def _check_memory(self, starts: set[int]) -> None:
@@ -301,14 +304,13 @@ class Pilot:
                 remedy="ask for fewer tokens or allow more memory",
             )
 
-    def _new_hop(self, candidate: Candidate) -> Hop:
-        planned = candidate.planned
+    def _new_hop(self, planned: routing.Hop) -> Hop:
         return Hop(
             peer_id=planned.peer_id,
             start=planned.start,
             end=planned.end,
             sequence_id=secrets.token_bytes(16),
-            timer=StepTimer(candidate.record, planned.end - planned.start),
+            timer=StepTimer(planned.record, planned.end - planned.start),
             row_bytes=self._speech.row_bytes(planned.start),
             trace=HopTrace(peer_id=planned.peer_id, start=planned.start, end=planned.end),
         )

@@ -26,8 +26,8 @@ from swarm.serving.server.forward_server import Computer, ForwardServer
 from swarm.testing import virtual_time
 from swarm.testing.leaks import no_leaks
 from swarm_protocol.errors import ConfigError, PeerRefused, PeerTimeout, PeerViolation, SessionError, SwarmError
-from swarm_protocol.forward_messages import BACKWARD_METHOD, FORWARD_METHOD, Compute, TensorPiece
 from swarm_protocol.rows import Rows
+from swarm_protocol.serving_messages import BACKWARD_METHOD, FORWARD_METHOD, Compute, TensorPiece
 
 # --- cutting and room, on their own ----------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from support.served_chain import MODEL, Talk, World, floats, opening, sequence_i
 from swarm.serving.server.dial_limiter import MAX_PEERS_PER_CLIENT, REST_S
 from swarm.testing.faults import Fault
 from swarm_protocol.errors import IntegrityError, PeerError, PeerRefused, PeerUnreachable
-from swarm_protocol.handover_messages import KV_METHOD, KvHeader, KvRequest
+from swarm_protocol.serving_messages import KV_METHOD, KvHeader, KvRequest
 from swarm_protocol.session_frames import AllowHandover, SequenceRef
 
 PROMPT = prompt_of(40)

@@ -148,7 +148,7 @@ def test_grammar_that_cannot_be_used_fails_the_request_and_blames_nobody(boxes: 
             with pytest.raises(ConfigError, match="grammar"):
                 await box.tokens(grammar=Grammar(kind="lark", text="start: missing"))
             client: AsyncClient = box.client
-            assert not client._shared.links.avoid
+            assert not client._state.health.avoid
             assert await box.tokens() == box.expected(), "the server is asked again"
             await box.all_freed()
 

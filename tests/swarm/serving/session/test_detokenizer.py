@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from swarm.serving.session.detokenizer import MAX_HELD_TOKENS, Detokenizer, StopFinder
+from swarm.serving.session.generate import MAX_HELD_TOKENS, Detokenizer, StopFinder
 from tokenizers import Tokenizer, decoders, models
 
 # Bytes as tokens, with U+FFFD for what is no character: what byte-level tokenizers decode to.

@@ -69,7 +69,7 @@ def test_tokens_that_the_model_does_not_have_are_refused_and_nobody_is_blamed(
             object.__setattr__(await box.kit(), "end_ids", frozenset())
             with pytest.raises(ConfigError, match=why):
                 await box.tokens(**asked)
-            assert not box.client._shared.links.avoid
+            assert not box.client._state.health.avoid
             assert await box.tokens() == box.expected()
 
     virtual_time.run(scenario())

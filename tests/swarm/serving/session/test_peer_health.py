@@ -13,7 +13,7 @@ from swarm.serving.session.peer_health import (
     MAX_PEERS,
     REST_S,
     VIOLATION_BACKOFF_S,
-    Links,
+    PeerHealth,
 )
 from swarm.testing import virtual_time
 from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerViolation, SwarmError
@@ -24,82 +24,82 @@ def membership() -> MagicMock:
     return MagicMock(known_rtts_ms=lambda peer_ids: {"a": 7.0} if "a" in peer_ids else {}, rtts_ms=AsyncMock())
 
 
-def run(scenario: Callable[[Links], object]) -> None:
+def run(scenario: Callable[[PeerHealth], object]) -> None:
     async def main() -> None:
-        links = Links(membership())
-        result = scenario(links)
+        health = PeerHealth(membership())
+        result = scenario(health)
         if asyncio.iscoroutine(result):
             await result
-        await links.close()
+        await health.close()
 
     virtual_time.run(main())
 
 
-def is_avoided(links: Links, peer_id: str = "a") -> bool:
-    return peer_id in links.avoid
+def is_avoided(health: PeerHealth, peer_id: str = "a") -> bool:
+    return peer_id in health.avoid
 
 
-async def avoided_s(links: Links, peer_id: str = "a") -> float:
+async def avoided_s(health: PeerHealth, peer_id: str = "a") -> float:
     since_s = asyncio.get_running_loop().time()
-    while is_avoided(links, peer_id):
+    while is_avoided(health, peer_id):
         await asyncio.sleep(0.5)
     return asyncio.get_running_loop().time() - since_s
 
 
 def test_failure_again_and_again_is_avoided_twice_as_long_up_to_a_bound() -> None:
-    async def scenario(links: Links) -> None:
+    async def scenario(health: PeerHealth) -> None:
         times = []
         for _ in range(8):
-            links.failed("a", PeerTimeout("late"))
-            times.append(await avoided_s(links))
+            health.failed("a", PeerTimeout("late"))
+            times.append(await avoided_s(health))
         assert times == [1, 2, 4, 8, 16, 32, MAX_BACKOFF_S, MAX_BACKOFF_S]
 
     run(scenario)
 
 
-async def barred_s(links: Links, peer_id: str = "a") -> float:
+async def barred_s(health: PeerHealth, peer_id: str = "a") -> float:
     since_s = asyncio.get_running_loop().time()
-    while peer_id in links.barred:
+    while peer_id in health.barred:
         await asyncio.sleep(0.5)
     return asyncio.get_running_loop().time() - since_s
 
 
 def test_failure_again_and_again_bars_for_two_seconds_at_most() -> None:
-    async def scenario(links: Links) -> None:
+    async def scenario(health: PeerHealth) -> None:
         times = []
         for _ in range(8):
-            links.failed("a", PeerTimeout("late"))
-            times.append(await barred_s(links))
+            health.failed("a", PeerTimeout("late"))
+            times.append(await barred_s(health))
         assert times == [1, *[REST_S] * 7]
 
     run(scenario)
 
 
 def test_failing_are_those_whose_last_call_failed_and_has_for_so_long() -> None:
-    async def scenario(links: Links) -> None:
-        links.failed("a", PeerTimeout("late"))
-        assert (links.failing(), links.failing(10)) == ({"a"}, set())
+    async def scenario(health: PeerHealth) -> None:
+        health.failed("a", PeerTimeout("late"))
+        assert (health.failing(), health.failing(10)) == ({"a"}, set())
         await asyncio.sleep(10)
-        assert (links.failing(), links.failing(10)) == ({"a"}, set()), "it was not asked since"
-        links.failed("a", PeerTimeout("late"))
-        assert (links.failing(), links.failing(10)) == ({"a"}, {"a"})
+        assert (health.failing(), health.failing(10)) == ({"a"}, set()), "it was not asked since"
+        health.failed("a", PeerTimeout("late"))
+        assert (health.failing(), health.failing(10)) == ({"a"}, {"a"})
         await asyncio.sleep(FAILING_S)
-        assert links.failing() == set()
-        links.failed("a", PeerTimeout("late"))
-        links.worked("a")
-        assert links.failing() == set()
+        assert health.failing() == set()
+        health.failed("a", PeerTimeout("late"))
+        health.worked("a")
+        assert health.failing() == set()
 
     run(scenario)
 
 
 def test_success_forgets_failures() -> None:
-    async def scenario(links: Links) -> None:
+    async def scenario(health: PeerHealth) -> None:
         for _ in range(3):
-            links.failed("a", PeerTimeout("late"))
-        links.worked("a")
-        assert not is_avoided(links)
-        links.failed("a", PeerTimeout("late"))
-        assert await avoided_s(links) == 1
+            health.failed("a", PeerTimeout("late"))
+        health.worked("a")
+        assert not is_avoided(health)
+        health.failed("a", PeerTimeout("late"))
+        assert await avoided_s(health) == 1
 
     run(scenario)
 
@@ -113,42 +113,42 @@ def test_success_forgets_failures() -> None:
     ids=["left", "violation"],
 )
 def test_failure_of_each_kind_is_avoided_for_its_time(error: SwarmError, rest_s: float, wait_s: float) -> None:
-    async def scenario(links: Links) -> None:
-        links.failed("a", error)
-        assert await barred_s(links) == rest_s
-        assert rest_s + await avoided_s(links) == wait_s
-        assert not is_avoided(links, "b")
+    async def scenario(health: PeerHealth) -> None:
+        health.failed("a", error)
+        assert await barred_s(health) == rest_s
+        assert rest_s + await avoided_s(health) == wait_s
+        assert not is_avoided(health, "b")
 
     run(scenario)
 
 
 def test_refusal_counts_for_as_many_tokens_or_more_and_for_as_long_as_was_said() -> None:
-    async def scenario(links: Links) -> None:
-        links.refused("a", 500, 7.0)
-        assert not is_avoided(links)
-        assert [bool(links.outlook(["a"], num_tokens, "").full) for num_tokens in (499, 500, 501)] == [
+    async def scenario(health: PeerHealth) -> None:
+        health.refused("a", 500, 7.0)
+        assert not is_avoided(health)
+        assert [bool(health.routing_context(["a"], num_tokens, "").full) for num_tokens in (499, 500, 501)] == [
             False,
             True,
             True,
         ]
         await asyncio.sleep(3)
-        links.refused("a", 100, 7.0)
-        links.refused("a", 300, 7.0)
-        assert (links.full(99), links.full(100)) == (set(), {"a"})
+        health.refused("a", 100, 7.0)
+        health.refused("a", 300, 7.0)
+        assert (health.full(99), health.full(100)) == (set(), {"a"})
         await asyncio.sleep(7)
-        assert links.full(1000) == set()
-        links.refused("a", 500, 7.0)
-        assert links.full(100) == set()
-        links.worked("a")
-        assert links.full(500) == set()
+        assert health.full(1000) == set()
+        health.refused("a", 500, 7.0)
+        assert health.full(100) == set()
+        health.worked("a")
+        assert health.full(500) == set()
 
     run(scenario)
 
 
 def test_rtt_is_what_is_known_of_the_servers_in_question() -> None:
-    def scenario(links: Links) -> None:
-        assert links.outlook(["a", "b"], 1, "").rtt_ms == {"a": 7.0}
-        assert links.outlook(["b"], 1, "").rtt_ms == {}
+    def scenario(health: PeerHealth) -> None:
+        assert health.routing_context(["a", "b"], 1, "").rtt_ms == {"a": 7.0}
+        assert health.routing_context(["b"], 1, "").rtt_ms == {}
 
     run(scenario)
 
@@ -162,40 +162,40 @@ def test_measuring_goes_on_once_at_a_time_and_ends_with_the_links() -> None:
             await measured.wait()
 
         known.rtts_ms = AsyncMock(side_effect=measure)
-        links = Links(known)
-        links.measure(["a"])
-        links.measure(["b"])
+        health = PeerHealth(known)
+        health.measure(["a"])
+        health.measure(["b"])
         await asyncio.sleep(1)
         assert [call.args for call in known.rtts_ms.await_args_list] == [(["a"],)]
         measured.set()
         await asyncio.sleep(1)
         measured.clear()
-        links.measure(["b"])
+        health.measure(["b"])
         await asyncio.sleep(1)
         assert [call.args for call in known.rtts_ms.await_args_list] == [(["a"],), (["b"],)]
-        await links.close()
+        await health.close()
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     virtual_time.run(main())
 
 
 def test_load_counts_open_sessions_and_forgets_closed_ones() -> None:
-    def scenario(links: Links) -> None:
-        links.opened("a")
-        links.opened("a")
-        links.closed("a")
-        assert dict(links.load) == {"a": 1}
-        links.closed("a")
-        assert dict(links.load) == {}
+    def scenario(health: PeerHealth) -> None:
+        health.opened("a")
+        health.opened("a")
+        health.closed("a")
+        assert dict(health.load) == {"a": 1}
+        health.closed("a")
+        assert dict(health.load) == {}
 
     run(scenario)
 
 
 def test_memory_of_strangers_is_bounded() -> None:
-    def scenario(links: Links) -> None:
+    def scenario(health: PeerHealth) -> None:
         for index in range(2 * MAX_PEERS):
-            links.failed(f"q{index}", PeerTimeout("late"))
-            links.refused(f"q{index}", 1, 7.0)
-        assert len(links.avoid) == len(links.full(1)) == MAX_PEERS
+            health.failed(f"q{index}", PeerTimeout("late"))
+            health.refused(f"q{index}", 1, 7.0)
+        assert len(health.avoid) == len(health.full(1)) == MAX_PEERS
 
     run(scenario)

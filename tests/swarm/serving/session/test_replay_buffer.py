@@ -3,8 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 from swarm.serving.model.batch import PAGE_TOKENS
-from swarm.serving.session.prefix_store import PrefixStore
-from swarm.serving.session.replay_buffer import Ledger
+from swarm.serving.session.replay_buffer import Ledger, PrefixStore
 
 PAGE_BYTES = 2 * PAGE_TOKENS
 

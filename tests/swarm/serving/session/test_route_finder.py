@@ -65,7 +65,7 @@ def test_recovery_answer_goes_on_when_its_only_server_is_back(boxes: Any, llama_
         async with boxes(llama_dir, HALVES, detection_s=1e6) as box, asyncio.TaskGroup() as tasks:
             assert await box.tokens() == box.expected()
             for _ in range(6):  # it has failed before
-                box.client._shared.links.failed(box.who["s1"], SwarmError("late"))
+                box.client._state.health.failed(box.who["s1"], SwarmError("late"))
             await asyncio.sleep(3)
             healed_s = [0.0]
 

@@ -16,7 +16,7 @@ from swarm.network.memory.memory_link import Link
 from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
 from swarm.router.routing import NoChain
 from swarm.serving.model.shape import ModelShape
-from swarm.serving.session.client_state import Shared
+from swarm.serving.session.client_state import ClientState
 from swarm.serving.session.hop import FLOOR_S, KNOWN_FLOOR_S, KNOWN_STEPS, MAX_TOKEN_S
 from swarm.serving.session.session import MAX_STEP_BYTES, Session, SessionOptions
 from swarm.serving.session.trace import Trace
@@ -38,7 +38,7 @@ class World:
     network: MemoryNetwork
     membership: Membership
     servers: dict[str, ToyServer]
-    shared: Shared
+    state: ClientState
 
     def hop(self, session: Session, index: int) -> ToyServer:
         """The server of a hop."""
@@ -49,7 +49,7 @@ class World:
         self, trace: Trace | None = None, *, max_tokens: int = 200, **options: Any
     ) -> AsyncIterator[Session]:
         session = Session(
-            self.shared,
+            self.state,
             self.membership,
             ModelShape(name=MODEL, revision="r", num_blocks=NUM_BLOCKS, hidden_size=COLUMNS, vocab_size=VOCAB),
             max_tokens=max_tokens,
@@ -64,7 +64,7 @@ class World:
         async with asyncio.timeout(5):
             while any(server.seats for server in self.servers.values()):
                 await asyncio.sleep(0.01)
-        assert not self.shared.links.load
+        assert not self.state.health.load
 
 
 @asynccontextmanager
@@ -82,9 +82,9 @@ async def world(spans: Sequence[tuple[int, int]] = THIRDS * 2) -> AsyncIterator[
             servers[node.peer_id], server.others = server, servers
         while len(await membership.servers(MODEL)) < len(spans):
             await asyncio.sleep(0.1)
-        shared = Shared(network, membership)
-        stack.push_async_callback(shared.close)
-        yield World(internet, network, membership, servers, shared)
+        state = ClientState(network, membership)
+        stack.push_async_callback(state.close)
+        yield World(internet, network, membership, servers, state)
 
 
 async def generate(
@@ -140,11 +140,11 @@ def test_session_many_share_the_lanes() -> None:
             sessions = [await stack.enter_async_context(w.session()) for _ in range(8)]
             answers = await asyncio.gather(*(generate(session) for session in sessions))
             assert answers == [EXPECTED] * 8
-            assert len(w.shared.lanes._tasks) == 3
+            assert len(w.state.connections._tasks) == 3
             await stack.aclose()
             await w.all_freed()
             await asyncio.sleep(40)
-            assert not w.shared.lanes._tasks, "an idle lane is closed"
+            assert not w.state.connections._tasks, "an idle lane is closed"
 
     run(scenario())
 
@@ -155,9 +155,9 @@ def test_session_does_not_begin_on_a_lane_that_is_just_being_closed() -> None:
             async with w.session() as session:
                 assert await generate(session) == EXPECTED
             (peer_id,) = w.servers
-            old = await w.shared.lanes.get(peer_id, MODEL)
+            old = await w.state.connections.get(peer_id, MODEL)
             old._lane.end()  # its time is over at this very moment
-            assert await w.shared.lanes.get(peer_id, MODEL) is not old
+            assert await w.state.connections.get(peer_id, MODEL) is not old
             trace = Trace(model=MODEL)
             async with w.session(trace) as session:
                 assert await generate(session) == EXPECTED
@@ -627,7 +627,7 @@ def test_session_refused_for_want_of_room_keeps_no_smaller_one_from_the_server()
                         await generate(session)
             async with w.session(max_tokens=100) as session:
                 assert await generate(session) == EXPECTED
-            assert not w.shared.links.avoid
+            assert not w.state.health.avoid
             await w.all_freed()
 
     run(scenario())

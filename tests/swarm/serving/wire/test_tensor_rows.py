@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from swarm.serving.wire.tensor_rows import hidden_of, rows_of, tokens_of
+from swarm.serving.wire.tensor_stream import hidden_of, rows_of, tokens_of
 from swarm_compression import row_codec_names
 from swarm_protocol.errors import PeerViolation, SessionError
 from swarm_protocol.rows import Rows

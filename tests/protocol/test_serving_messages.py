@@ -9,8 +9,8 @@ import pytest
 from protocol.forward_examples import EXAMPLES
 from swarm_protocol import limits
 from swarm_protocol.errors import PeerViolation
-from swarm_protocol.forward_messages import Compute, TensorPiece
 from swarm_protocol.rows import Rows
+from swarm_protocol.serving_messages import Compute, TensorPiece
 
 COMPUTE, EMBED = (example for example in EXAMPLES if isinstance(example, Compute))
 

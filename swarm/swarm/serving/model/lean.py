@@ -27,7 +27,7 @@ from swarm.serving.model import lean_kernels
 from swarm.serving.model.batch import PAGE_TOKENS, Slice
 from swarm.serving.model.kv_pool import KVPool
 from swarm.serving.model.lean_kernels import Floats, Ints, LeanKernels, Pair
-from swarm.serving.model.packing import PackedLinear, joint
+from swarm.serving.model.packing import joint
 
 logger = logging.getLogger(__name__)
 
@@ -143,9 +143,6 @@ class _LeanBlock:
 
 
 def _apply(module: Any, x: Floats) -> Floats:
-    """`module(x)`, past torch's own steps where there is a way."""
-    if isinstance(module, PackedLinear) and (product := module.for_few(len(x))) is not None:
-        return product(x)
     out: Tensor = module(torch.from_numpy(x))
     return out.numpy()
 

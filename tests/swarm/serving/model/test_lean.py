@@ -93,7 +93,6 @@ def test_run_lean_computes_layers_of_the_same_rows_together(
         return product(self, x)
 
     monkeypatch.setattr(PackedLinear, "forward", counted)
-    monkeypatch.setattr(PackedLinear, "for_few", lambda _self, _num_rows: None)
     with torch.inference_mode():
         span.run_lean(rows(span, len(POSITIONS)), decodes(), filled_pool(span))
     assert len(widths) == 3 * 4  # queries, keys and values; what gathers them; gate and up; down

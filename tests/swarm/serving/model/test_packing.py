@@ -13,12 +13,6 @@ from torch import nn
 pytestmark = pytest.mark.skipif(not can_pack(), reason="no packed kernels on this processor")
 
 
-@pytest.fixture(autouse=True)
-def through_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever else there is for few rows on one thread (test_row_product.py)."""
-    monkeypatch.setattr(packing, "few_rows", lambda *_: None)
-
-
 def linear(num_in: int, num_out: int, *, bias: bool, dtype: torch.dtype = torch.float32) -> nn.Linear:
     torch.manual_seed(0)
     return nn.Linear(num_in, num_out, bias=bias, dtype=dtype).requires_grad_(False)

@@ -5,8 +5,7 @@ It has no state.
 
 from __future__ import annotations
 
-from swarm_compression.codec import Codec, CodecError
-from swarm_compression.floats import FloatCodec
+from swarm_compression.codec import Codec, CodecError, FloatCodec
 from swarm_compression.four_bits import E3M0, INT4, FourBitCodec
 from swarm_compression.int8 import Int8Codec
 from swarm_compression.row_codecs import FlatRows, Int8Rows, RawRows, RowCodec

@@ -14,9 +14,9 @@ import torch
 from swarm_protocol.errors import ConfigError
 from torch import Tensor, nn
 
-from swarm.serving.model.header import read_header
 from swarm.serving.model.hub_download import OnProgress, download_blocks, find_model
 from swarm.serving.model.model_files import ModelFiles, open_model
+from swarm.serving.model.safetensors_reader import read_header
 from swarm.serving.model.weights import empty_model, needed_shards, read_model
 from swarm.training.inner.run_model import check_model
 from swarm.training.run.module_run import weights_digest

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from support.text_models import byte_tokenizer
-from swarm.serving.grammar.grammar_process import GrammarProcess, GrammarProcesses
+from swarm.serving.grammar.grammar_masks import GrammarProcess, GrammarProcesses
 from swarm_node.gateway.tool_grammar import CallableTool, calls_grammar
 
 # as pydantic's models say it

@@ -703,7 +703,7 @@ WARM = """
 import sys
 from pathlib import Path
 sys.modules["torch"] = None  # as in the tokenizer's process
-from swarm.serving.tokenizer.loaded import load_tokenizer, warm_up
+from swarm.serving.tokenizer.tokenizer_worker import load_tokenizer, warm_up
 warm_up()
 loaded = set(sys.modules)
 assert load_tokenizer("tiny", Path(sys.argv[1])).table() is not None

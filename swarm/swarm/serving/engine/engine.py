@@ -20,14 +20,13 @@ from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerViolation, Swarm
 from swarm.serving.engine.compute import Computed, Piece, Runs, compute, needed
 from swarm.serving.engine.observed_speed import ObservedSpeed
 from swarm.serving.engine.page_allocator import Holding, PageBook
-from swarm.serving.engine.prefault import Residency
 from swarm.serving.engine.prefix import KEY_BYTES, PageNames
 from swarm.serving.engine.scheduler import Plan, Scheduler
 from swarm.serving.engine.sequence import Done, Seat, Step
 from swarm.serving.engine.sequence_admission import RETRY_AFTER_S, Admission
 from swarm.serving.engine.step_cost import StepCost
 from swarm.serving.model.batch import PAGE_TOKENS, Slice, Want
-from swarm.serving.model.kv_pool import KVPool
+from swarm.serving.model.kv_pool import KVPool, Prefault
 from swarm.serving.model.measure import PREFILL_TOKENS, SpanSpeed
 from swarm.serving.server.server_options import ServerOptions
 
@@ -66,7 +65,7 @@ class Engine:
         self.span = span
         self.pool = pool
         self.book = PageBook(pool.num_pages)
-        self._residency = Residency(pool)
+        self._prefault = Prefault(pool)
         self.num_done = 0
         self.num_tokens = 0
         self.num_passes = 0
@@ -122,7 +121,7 @@ class Engine:
 
     def close(self, *, wait: bool = True) -> None:
         """Compute nothing more; with `wait`, block until what runs in the thread has ended. After `run` has."""
-        self._residency.close(wait=wait)
+        self._prefault.close(wait=wait)
         self._thread.shutdown(wait=wait, cancel_futures=True)
 
     # --- seats ------------------------------------------------------------------------------------------------------
@@ -202,7 +201,7 @@ class Engine:
     async def run(self) -> None:
         """Until cancelled. Every seat is ended then, and when a defect ends it."""
         try:
-            self._residency.keep_ahead(0)
+            self._prefault.keep_ahead(0)
             while True:
                 await self._ready.wait()
                 # steps that came in one message are submitted one after another, and belong in one pass
@@ -229,7 +228,7 @@ class Engine:
             logger.debug("%s", plan.reason)
         began_s = loop.time()
         pieces = [self._piece(step, num_tokens, began_s) for step, num_tokens in plan.parts]
-        self._residency.keep_ahead(self.book.num_touched)
+        self._prefault.keep_ahead(self.book.num_touched)
         self._running = frozenset(step.seat for step, _ in plan.parts)
         computed, pass_ms = await self.in_thread(compute, self.span, self.pool, pieces, plan.parts[0][0].blocks)
         self._running = frozenset()

@@ -1,20 +1,184 @@
-"""Grammars of a server's sessions: which tokens each allows next, worked out off the loop and apart from the model.
+"""The server's side of grammars: which tokens each session's grammar allows next, computed off the event loop.
 
-Each is compiled and followed by a process of its own, which a thread waits for, so that neither the loop nor the passes
-over the weights nor another session wait for a grammar. Used in the server's loop.
+Each grammar is compiled and followed by a process of its own, forked from one that holds the tokenizer (see
+`grammar_worker`), and a thread waits for it. A grammar that takes too long or too much memory costs its own session
+only; the event loop, the passes over the weights and other sessions do not wait for it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 
-from swarm_protocol.errors import PeerRefused
+from swarm_protocol.errors import ConfigError, PeerRefused
 from swarm_protocol.sampler import Grammar
 
-from swarm.serving.grammar.grammar_process import GrammarProcess, GrammarProcesses, Mask
+from swarm.child_process import ChildFailure, ChildProcess
+
+START_S = 30.0
+"""A tokenizer of 256k tokens takes two seconds to read."""
+
+FORK_S = 5.0
+
+ANSWER_S = 4.0
+"""A hundred times what a large schema takes: for a busy machine. A client waits ten seconds for a session."""
+
+TOKENS_PER_S = 20_000.0
+"""The slowest that tokens of a long answer are read again, by a server that takes it over."""
+
+GRACE_S = 1.0
+"""How much later than the process itself, which ends at its limit, its answer is given up."""
+
+ENVIRONMENT = {"RAYON_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
+TOKENIZER_BYTES = 4 * 2**30
+"""Of the process that holds the tokenizer, which is the server's own file."""
+
+MAX_ANSWER_BYTES = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """A bit for each token id that the grammar allows next, the lowest first; `may_end`: it is fulfilled."""
+
+    allowed: bytes
+    may_end: bool
+
+
+class GrammarProcesses:
+    """Forks processes from one that has read `tokenizer`, a tokenizer.json. Used by any thread."""
+
+    def __init__(self, tokenizer: Path) -> None:
+        self._tokenizer = tokenizer
+        self._lock = threading.Lock()
+        self._origin: ChildProcess | None = None
+
+    def fork(self) -> Connection:
+        """A connection to a new process, which ends with it. Raises ConfigError for a tokenizer that cannot be used,
+        and PeerRefused where no process could be had."""
+        with self._lock:
+            if self._origin is None:
+                self._origin = self._start()
+            ours, theirs = Pipe()
+            with theirs:
+                try:
+                    self._origin.ask(b"", fd=theirs.fileno(), within_s=FORK_S, max_bytes=MAX_ANSWER_BYTES)
+                except ChildFailure as failure:
+                    ours.close()
+                    self._origin = None
+                    raise _no_process(failure) from None
+            return ours
+
+    def close(self) -> None:
+        """End the process that others are forked from; these go on."""
+        with self._lock:
+            if self._origin is not None:
+                self._origin.kill()
+                self._origin = None
+
+    def _start(self) -> ChildProcess:
+        try:
+            tokenizer = self._tokenizer.read_bytes()
+        except OSError:
+            raise ConfigError(
+                "the model has no tokenizer.json, which grammars need", remedy="ask without a grammar"
+            ) from None
+        origin = ChildProcess(
+            "swarm.serving.grammar.grammar_worker",
+            environment=ENVIRONMENT,
+            memory_bytes=TOKENIZER_BYTES,
+            without=["torch"],
+        )
+        try:
+            answer = origin.ask(tokenizer, within_s=START_S, max_bytes=MAX_ANSWER_BYTES)
+        except ChildFailure as failure:
+            raise _no_process(failure) from None
+        if answer != b"ready":
+            origin.kill()
+            why = answer.decode(errors="replace")
+            raise ConfigError(f"this server cannot use grammars: {why}", remedy="ask without a grammar")
+        return origin
+
+
+class GrammarProcess:
+    """Follows one grammar. Used by any thread, and by one at a time."""
+
+    def __init__(self, processes: GrammarProcesses, grammar: Grammar) -> None:
+        self._processes = processes
+        self._grammar = grammar
+        self._lock = threading.Lock()
+        self._pipe: Connection | None = None
+        self._num_told = 0
+        self._has_ended = False
+
+    def mask(self, tokens: Sequence[int]) -> Mask:
+        """What may follow `tokens`, which go on from those of the last call.
+
+        Raises ConfigError for a grammar that cannot be used, or takes too much, and PeerRefused without a process.
+        After any of these, nothing can be asked.
+        """
+        with self._lock:
+            try:
+                return self._mask(tokens)
+            except BaseException:
+                self._end()
+                raise
+
+    def close(self) -> None:
+        """Let its process end. Idempotent."""
+        with self._lock:
+            self._end()
+
+    def _mask(self, tokens: Sequence[int]) -> Mask:
+        if self._has_ended:
+            raise PeerRefused("the session has ended", remedy="open it again", retry_after_s=1.0)
+        new = list(tokens[self._num_told :])
+        within_s = ANSWER_S + len(new) / TOKENS_PER_S
+        request: dict[str, object] = {"tokens": new, "within_s": within_s}
+        if self._pipe is None:
+            self._pipe = self._processes.fork()
+            request |= {"kind": self._grammar.kind, "grammar": self._grammar.text}
+        answer = _ask(self._pipe, json.dumps(request).encode(), within_s + GRACE_S)
+        if not answer:
+            raise ConfigError(
+                "the grammar takes too much time or memory", remedy="use a simpler grammar or JSON schema"
+            )
+        if answer[:1] == b"x":
+            raise ConfigError(
+                f"the grammar cannot be used: {answer[1:].decode(errors='replace')}",
+                remedy="use a simpler or another grammar or JSON schema",
+            )
+        self._num_told += len(new)
+        return Mask(answer[1:], may_end=answer[:1] == b"e")
+
+    def _end(self) -> None:
+        self._has_ended = True
+        if self._pipe is not None:
+            self._pipe.close()
+            self._pipe = None
+
+
+def _ask(pipe: Connection, message: bytes, within_s: float) -> bytes:
+    """Nothing if the process is late or has died."""
+    with suppress(EOFError, OSError):
+        pipe.send_bytes(message)
+        if pipe.poll(within_s):
+            return pipe.recv_bytes(MAX_ANSWER_BYTES)
+    return b""
+
+
+def _no_process(failure: ChildFailure) -> PeerRefused:
+    return PeerRefused(
+        f"the server's process for grammars {failure}", remedy="ask again later, or another server", retry_after_s=1.0
+    )
+
 
 MAX_GRAMMARS = 32
 """Sessions with one at a time: each has a process, and a thread while it waits for it."""

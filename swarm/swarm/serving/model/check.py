@@ -14,10 +14,9 @@ from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError
 
 from swarm.building import BUILDING
-from swarm.serving.model.cut import causal_lm_class, cut
-from swarm.serving.model.header import one_line
+from swarm.serving.model.cut import causal_lm_class, cut, quiet_transformers
 from swarm.serving.model.model_files import check_is_model, read_config
-from swarm.serving.model.quiet import quiet_transformers
+from swarm.serving.model.safetensors_reader import one_line
 from swarm.serving.model.shape import check_span
 from swarm.serving.model.trial import NotTriedError, try_in_parts
 

@@ -14,8 +14,8 @@ from swarm_protocol.errors import ConfigError
 from torch import Tensor
 
 from swarm.serving.model.batch import Batch, Slice, Want
-from swarm.serving.model.header import one_line
 from swarm.serving.model.ragged import is_close
+from swarm.serving.model.safetensors_reader import one_line
 
 if TYPE_CHECKING:
     from swarm.serving.model.kv_pool import KVPool

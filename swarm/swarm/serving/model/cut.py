@@ -1,20 +1,23 @@
-"""Cuts a transformers model down to some of its blocks.
+"""Cut a transformers model down to some of its blocks.
 
-The model is built whole on the meta device, where it costs no memory, and then cut: building first keeps what a family
-derives from a block's absolute index (which blocks are experts, how attention is scaled) as in the whole model.
-Leaves reading weights to `blocks`. Pure but for changing the model it is given.
+The model is built whole on the meta device, where it takes no memory, and then cut. Building it whole keeps what a
+family derives from a block's absolute index (which blocks are experts, how attention is scaled). `weights` reads the
+tensors. The functions keep no state; `cut` changes the model it is given.
 """
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from swarm_protocol.errors import ConfigError
 from torch import Tensor, nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.utils import logging as transformers_logging
 
 from swarm.serving.model.formats.format_registry import format_of
 
@@ -130,3 +133,27 @@ class _Absent(nn.Module):
         if self._is_embedding:
             return torch.zeros((), device=given[0].device)
         return next((value for value in given if value.is_floating_point()), given[0])
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Without the library's own progress bars and load reports: failures are raised, and named, here.
+
+    Nor what torchao, which it imports, logs of kernels for other machines.
+    """
+    loggers = [logging.getLogger(name) for name in ("torchao", "torch.utils._pytree")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    had_bars = transformers_logging.is_progress_bar_enabled()
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+        transformers_logging.set_verbosity(verbosity)
+        if had_bars:
+            transformers_logging.enable_progress_bar()

@@ -33,9 +33,9 @@ from huggingface_hub.file_download import hf_hub_url, http_get
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 from swarm_protocol.errors import ConfigError, IntegrityError, SwarmError
 
-from swarm.serving.model.header import one_line, read_header
 from swarm.serving.model.model_files import CONFIG, DOWNLOAD, INDEX, MAX_CONFIG_BYTES, SINGLE, ModelFiles, open_model
-from swarm.serving.model.small_files import SMALL_FILES
+from swarm.serving.model.safetensors_reader import one_line, read_header
+from swarm.serving.model.shape import SMALL_FILES
 from swarm.serving.model.weights import needed_shards
 
 OnProgress = Callable[[int, int], None]

@@ -1,7 +1,8 @@
-"""Keys and values of all seats on a span, in pages of PAGE_TOKENS positions.
+"""Keys and values of all sequences on a span, in pages of PAGE_TOKENS positions.
 
-One tensor of keys and one of values per block, as each block says: families differ in heads and widths, some from
-block to block. Which page belongs to whom is the engine's bookkeeping. Not thread-safe: one thread owns a pool.
+There is one tensor of keys and one of values per block, of the shape that each block declares: families differ in heads
+and widths, some from block to block. The engine keeps the books of which page belongs to which sequence. A pool is not
+thread-safe: one thread owns it. `Prefault` has a thread of its own, which only touches memory.
 Legend of shapes: S slots (a slot is one position of one page), K heads of keys and values, D width of a head.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -142,3 +144,31 @@ def _zeros(num_slots: int, num_heads: int, width: int, dtype: torch.dtype, devic
 def _by_page(tensor_SKD: Tensor) -> Tensor:
     """[number of pages, values in a page], sharing memory."""
     return tensor_SKD.view(tensor_SKD.shape[0] // PAGE_TOKENS, -1)
+
+
+class Prefault:
+    """Make the next pages of `pool` resident before a step has to wait for them. Owns the thread that does it.
+
+    A pool takes no memory until it is written. The system clears what it gives, some megabytes for each tensor of each
+    block, and on a virtual machine it may have to ask its host. Decoding would see that as one step in dozens that
+    takes many times as long as the others. Pages are first used in order. A long prompt waits for pages beyond those
+    ahead.
+    """
+
+    def __init__(self, pool: KVPool) -> None:
+        self._pool = pool
+        self._num_ahead = pool.num_pages_at_once
+        self._num_asked = 0
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="swarm-prefault")
+
+    def keep_ahead(self, num_touched: int) -> None:
+        """Beyond the first `num_touched` pages have as many as the system gives at once, or half of them. Returns at
+        once."""
+        first, end = max(self._num_asked, num_touched), min(num_touched + self._num_ahead, self._pool.num_pages)
+        if end - first >= min(-(-self._num_ahead // 2), self._pool.num_pages - first) > 0:
+            self._num_asked = end
+            self._thread.submit(self._pool.make_resident, first, end)
+
+    def close(self, *, wait: bool) -> None:
+        """Ask for nothing more; with `wait`, block until what is asked for has come."""
+        self._thread.shutdown(wait=wait, cancel_futures=True)

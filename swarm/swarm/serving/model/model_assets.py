@@ -20,8 +20,7 @@ from swarm_protocol.errors import IntegrityError, PeerError, SessionError, Swarm
 from swarm_protocol.serving_messages import FILES_METHOD, FilesRequest, FilesResponse
 
 from swarm.network.interface import Network
-from swarm.serving.model.shape import ModelShape
-from swarm.serving.model.small_files import SMALL_FILES
+from swarm.serving.model.shape import SMALL_FILES, ModelShape
 from swarm.serving.tokenizer.token_table import TokenTable, table_from_json
 
 FILES_TIMEOUT_S = 60.0

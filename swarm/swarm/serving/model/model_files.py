@@ -18,9 +18,8 @@ from transformers import AutoConfig
 
 from swarm.serving.model.formats.format import CheckpointFormat, group, num_values
 from swarm.serving.model.formats.format_registry import format_of
-from swarm.serving.model.header import one_line, read_header
-from swarm.serving.model.shape import check_counts, context_tokens
-from swarm.serving.model.small_files import SMALL_FILES
+from swarm.serving.model.safetensors_reader import one_line, read_header
+from swarm.serving.model.shape import SMALL_FILES, check_counts, context_tokens
 
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"

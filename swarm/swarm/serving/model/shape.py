@@ -1,4 +1,7 @@
-"""The numbers of a model that say how large what crosses the network is."""
+"""The sizes of a model that bound messages and caches, the limits on its config, and its small files.
+
+Imports neither torch nor transformers: the tokenizer process uses it.
+"""
 
 from __future__ import annotations
 
@@ -77,3 +80,20 @@ def _original_context(settings: Mapping[str, Any]) -> int | None:
     if settings.get("rope_type") not in _FOLLOWS_THE_LONGEST:
         return None
     return settings.get("original_max_position_embeddings")
+
+
+SMALL_FILES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+"""Enough to tokenize and to know the model's shape. Never code, never weights."""

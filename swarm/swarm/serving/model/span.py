@@ -21,7 +21,6 @@ from swarm_protocol.errors import ConfigError
 from torch import Tensor, nn
 
 from swarm.serving.model.batch import Batch, Slice, Want
-from swarm.serving.model.blockwise import read_quantized
 from swarm.serving.model.caches import RAGGED, GatheredCache, PoolCache, RaggedCache, ShapeRecorder
 from swarm.serving.model.comparison import check_computes
 from swarm.serving.model.cut import block_list
@@ -33,7 +32,7 @@ from swarm.serving.model.quantization import Bits
 from swarm.serving.model.ragged import can_be_lean, can_be_ragged
 from swarm.serving.model.shape import check_span, context_tokens
 from swarm.serving.model.threads import STEPS, step_like, threads
-from swarm.serving.model.weights import block_of_tensors, read_model
+from swarm.serving.model.weights import block_of_tensors, read_model, read_quantized
 
 __all__ = ["Span", "block_of_tensors", "load_span"]
 

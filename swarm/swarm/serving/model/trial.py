@@ -16,12 +16,11 @@ from torch import Tensor
 
 from swarm.building import BUILDING
 from swarm.serving.model.batch import PAGE_TOKENS, Batch, Slice, Want
-from swarm.serving.model.cut import causal_lm_class
-from swarm.serving.model.header import one_line
+from swarm.serving.model.cut import causal_lm_class, quiet_transformers
 from swarm.serving.model.kv_pool import KVPool
 from swarm.serving.model.miniature import VOCAB, miniature
 from swarm.serving.model.model_files import open_model
-from swarm.serving.model.quiet import quiet_transformers
+from swarm.serving.model.safetensors_reader import one_line
 from swarm.serving.model.shape import context_tokens
 from swarm.serving.model.span import OTHER_FAMILY, Span, load_span
 from swarm.serving.model.threads import threads

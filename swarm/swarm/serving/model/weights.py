@@ -1,6 +1,8 @@
-"""Reads one span's weights: builds the model without memory, cuts it, and fills what is left from the shards.
+"""Read the weights of one span: build the model without memory, cut it, and fill the rest from the shards.
 
-transformers' own loader reads, so that old checkpoint layouts are converted. What `cut` cut off is never read.
+transformers' own loader reads, so that old checkpoint layouts are converted. Tensors outside the span are never read. A
+quantized span is read block by block, and each block is quantized before the next one is read: at most one block, the
+embedding and the head are in memory at full size. Blocking.
 """
 
 from __future__ import annotations
@@ -12,14 +14,13 @@ from typing import Any
 
 import torch
 from swarm_protocol.errors import ConfigError, IntegrityError
-from torch import Tensor
+from torch import Tensor, nn
 
 from swarm.building import BUILDING
-from swarm.serving.model.cut import block_pattern, causal_lm_class, cut
+from swarm.serving.model.cut import block_list, block_pattern, causal_lm_class, cut, quiet_transformers
 from swarm.serving.model.formats.format import FLOATS, QuantizedTensor, quantized_tensor
 from swarm.serving.model.model_files import ModelFiles
-from swarm.serving.model.quantization import is_quantizable
-from swarm.serving.model.quiet import quiet_transformers
+from swarm.serving.model.quantization import Bits, Int8Linear, is_quantizable, quantize
 from swarm.serving.model.safetensors_reader import StoredTensor, stored_tensors
 
 _PLAIN = (*FLOATS, torch.float64)
@@ -202,3 +203,36 @@ def _check_finite(files: ModelFiles, model: Any, needed: dict[str, str], start: 
             f"{shard.name if shard else files.directory}: {whole} has numbers that are not finite in {parameter.dtype}",
             remedy="download it again, or serve in float32 or bfloat16 if they are too large for float16",
         )
+
+
+def read_quantized(
+    files: ModelFiles, start: int, end: int, dtype: torch.dtype, device: torch.device | str, bits: Bits
+) -> Any:
+    """A transformers model of blocks `[start, end)` on `device`, frozen. Raises as `read_model` and `quantize`."""
+    model = empty_model(files, start, end)
+    for block in range(start, end):
+        part = read_model(files, block, block + 1, dtype, held=_ends(model)).to(device).eval().requires_grad_(False)
+        quantize(part, block_list(part)[2], bits)
+        _put(part, model, block - start)
+    check_whole(files, model)
+    return model.eval()
+
+
+def _ends(model: Any) -> dict[str, torch.Tensor]:
+    """Tensors that were read with an earlier block, outside of the blocks: tied ones are the last block's, too."""
+    pattern = block_pattern(model)
+    return {name: t for name, t in model.state_dict().items() if not t.is_meta and not pattern.match(name)}
+
+
+def _put(part: Any, model: Any, index: int) -> None:
+    """Move the values of `part`, a model of one block, into `model`: the block's to the block at `index`."""
+    list_name = next(name for name, module in part.named_modules() if module is block_list(part)[2])
+    for name, module in part.named_modules():
+        if name.startswith(f"{list_name}.0"):
+            name = f"{list_name}.{index}{name.removeprefix(f'{list_name}.0')}"  # noqa: PLW2901
+        if isinstance(module, Int8Linear):
+            model.set_submodule(name, module)
+            continue
+        into: nn.Module = model.get_submodule(name)
+        into._parameters.update(module._parameters)
+        into._buffers.update(module._buffers)

@@ -40,8 +40,7 @@ from torch import Tensor
 from swarm.network.failpoints import FaultHook
 from swarm.serving.engine.sequence import Seat
 from swarm.serving.model.batch import Want
-from swarm.serving.sampling.logit_edits import LogitEdits
-from swarm.serving.sampling.sampling import Pick, Picked, Sampling
+from swarm.serving.sampling.sampling import LogitEdits, Pick, Picked, Sampling
 from swarm.serving.server.backpressure import Backlog
 from swarm.serving.server.forwarder import Pushes
 from swarm.serving.server.result_batcher import Reports, Ticks

@@ -13,9 +13,8 @@ import numpy as np
 from swarm_protocol.errors import ConfigError, PeerRefused, PeerTimeout, PeerViolation
 from swarm_protocol.sampler import Sampler
 
-from swarm.serving.grammar.grammar_masks import Grammars
-from swarm.serving.grammar.grammar_process import Mask
-from swarm.serving.sampling.logit_edits import LogitEdits
+from swarm.serving.grammar.grammar_masks import Grammars, Mask
+from swarm.serving.sampling.sampling import LogitEdits
 
 RECALL_S = 10.0
 """How long a draw waits for the answer's earlier tokens, which the client sends at the same time."""

@@ -16,7 +16,7 @@ from weakref import finalize
 from swarm_protocol.errors import ConfigError, IntegrityError, SessionError, SwarmError
 
 from swarm.child_process import ChildFailure, ChildProcess
-from swarm.serving.model.small_files import SMALL_FILES
+from swarm.serving.model.shape import SMALL_FILES
 from swarm.temporary_folder import make_folder
 
 MAX_ANSWER_BYTES = 48 * 2**20

@@ -1,27 +1,48 @@
-"""The process that holds one model's tokenizer and chat template, which are a stranger's: the program of `process`.
+"""The process that holds one model's tokenizer and chat template, which are untrusted input.
 
-It answers one request after another, as JSON, until its pipe ends. Its limits are set before the first of the
-stranger's bytes is read: memory for good, and for each request the processor's time, so that a request that nobody
-waits for any more ends by itself, too.
+It answers one request after another, as JSON, until its pipe ends. Its limits are set before it reads the first
+untrusted byte: memory once, and CPU time for each request, so that a request whose caller gave up ends as well. It runs
+no code from the files, opens no other file that they name, and builds no list as long as they claim. Everything else
+that transformers, the tokenizers library and jinja do with them is bounded by these limits only.
+`tokenizer_process` is the parent's side.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import resource
 import select
 import threading
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+from jinja2.meta import find_undeclared_variables
 from swarm_protocol import limits
-from swarm_protocol.errors import ConfigError, SwarmError
+from swarm_protocol.errors import ConfigError, IntegrityError, SwarmError
+from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
+from transformers.tokenization_utils_tokenizers import TokenizersBackend
+from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from swarm.child_process import OUT_OF_MEMORY
-from swarm.serving.tokenizer.loaded import LoadedTokenizer, load_tokenizer, one_line, warm_up
+from swarm.serving.model.shape import SMALL_FILES, check_counts, context_tokens
+from swarm.serving.tokenizer.token_table import (
+    MAX_TABLE_BYTES,
+    MAX_TABLE_TOKENS,
+    SPACE,
+    TokenTable,
+    byte_level_bytes,
+    fallback_byte,
+    table_of,
+    token_bytes,
+)
+from swarm.temporary_folder import temporary_folder
 
 MAX_OPEN_FILES = 64
 
@@ -105,3 +126,206 @@ def _limit_processor(within_s: float) -> None:
     most_s = int(used.ru_utime + used.ru_stime + within_s) + 2
     with suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_CPU, (most_s, resource.RLIM_INFINITY))
+
+
+MAX_PROMPT_TOKENS = 2 * limits.MAX_SESSION_TOKENS
+"""A prompt with more is refused here: it fits no model, and its ids would fill the pipe."""
+
+MAX_ERROR_CHARS = 300
+NUM_COMPARED = 256
+"""Tokens whose text the table and the tokenizer are compared by."""
+
+Message = Mapping[str, Any]
+NOTHING: Message = MappingProxyType({})
+_RESERVED = frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters) | {"messages"}
+"""Names that mean something to transformers, and are no values for a template."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedTokenizer:
+    """`about` are the numbers of the config that a client needs, unchecked."""
+
+    model: str
+    about: Mapping[str, Any]
+    tokenizer: Any
+
+    def encode(self, prompt: str) -> list[int]:
+        """With what the tokenizer puts before a text, if anything."""
+        return self._bounded(self.tokenizer(prompt)["input_ids"])
+
+    def encode_chat(
+        self, messages: Sequence[Message], tools: Sequence[Message] = (), template_kwargs: Message = NOTHING
+    ) -> list[int]:
+        """By the model's chat template; without one, as lines `role: content`, ending in `assistant:`.
+
+        Raises ConfigError if the template refuses these messages, or has no place for tools or for a name in
+        `template_kwargs`.
+        """
+        try:
+            names = self._template_names(tools)
+        except MemoryError:
+            raise
+        except Exception as error:
+            raise ConfigError(
+                f"the chat template of {self.model} cannot be used: {one_line(error)}",
+                remedy="send a prompt, or use another model",
+            ) from error
+        for name in template_kwargs:
+            if name not in names or (name in _RESERVED and name != "add_generation_prompt"):
+                raise ConfigError(f"the chat template of {self.model} knows no {name}", remedy="leave it out")
+        if tools and "tools" not in names:
+            raise ConfigError(f"the chat template of {self.model} takes no tools", remedy="leave them out")
+        if not self.tokenizer.chat_template:
+            lines = [f"{message.get('role', 'user')}: {message.get('content', '')}" for message in messages]
+            return self.encode("\n".join([*lines, "assistant:"]))
+        try:
+            encoded = self.tokenizer.apply_chat_template(
+                [dict(message) for message in messages],
+                tools=[dict(tool) for tool in tools] or None,
+                tokenize=True,
+                return_dict=False,
+                **{"add_generation_prompt": True, **template_kwargs},
+            )
+        except MemoryError:
+            raise
+        except Exception as error:  # the template is the model's, and raises what it likes
+            raise ConfigError(
+                f"the model's chat template refuses these messages: {one_line(error)}",
+                remedy="send roles and an order that the model knows, such as user and assistant in turn",
+            ) from error
+        return self._bounded(encoded)
+
+    def _template_names(self, tools: Sequence[Message]) -> Collection[str]:
+        """The names that the chat template looks up; what it merely contains as text is none."""
+        if not self.tokenizer.chat_template:
+            return ()
+        template = self.tokenizer.get_chat_template(tools=list(tools) or None)
+        return find_undeclared_variables(_compile_jinja_template(template).environment.parse(template))
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        text: str = self.tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return text
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """A token's own bytes; those of half a character too, where the tokenizer writes bytes."""
+        return token_bytes(self.tokenizer, token_id)
+
+    def table(self) -> TokenTable | None:
+        """None for a tokenizer whose decoder is not a list of bytes or texts, or has been changed."""
+        # a class of its own may decode as it likes
+        is_plain = getattr(type(self.tokenizer), "_decode", None) is TokenizersBackend._decode
+        if not (is_plain and type(self.tokenizer).decode is PreTrainedTokenizerBase.decode):
+            return None
+        parts = _decoder_parts(self.tokenizer.backend_tokenizer.decoder)
+        num_tokens = 1 + max(self.tokenizer.backend_tokenizer.get_vocab().values(), default=-1)
+        if parts is None or num_tokens > MAX_TABLE_TOKENS:
+            return None
+        table = _make_table(self.tokenizer.backend_tokenizer, parts, num_tokens)
+        sample = range(0, num_tokens, max(1, num_tokens // NUM_COMPARED))
+        sequences = [list(sample), *([token_id] for token_id in sample)]
+        if len(table.data) > MAX_TABLE_BYTES or any(table.decode(ids) != self.decode(ids) for ids in sequences):
+            return None
+        return table
+
+    def _bounded(self, token_ids: Sequence[int]) -> list[int]:
+        if len(token_ids) > MAX_PROMPT_TOKENS:
+            raise ConfigError(
+                f"the tokenizer of {self.model} makes {len(token_ids)} tokens of this prompt",
+                remedy=f"shorten the prompt: no model takes over {limits.MAX_SESSION_TOKENS}",
+            )
+        return [int(token_id) for token_id in token_ids]
+
+
+def load_tokenizer(model: str, directory: Path) -> LoadedTokenizer:
+    """Load what SMALL_FILES of `model` in `directory` say. Raises IntegrityError if they make no sense."""
+    try:
+        files = {path.name: path.read_bytes() for path in directory.iterdir() if path.name in SMALL_FILES}
+        if "tokenizer_config.json" in files:
+            (directory / "tokenizer_config.json").write_bytes(_without_paths(files["tokenizer_config.json"]))
+        check_counts(json.loads(files.get("config.json", b"{}")))
+        config = AutoConfig.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
+        tokenizer("a")  # a tokenizer that cannot take even this is refused here
+        about = {
+            "num_blocks": int(config.num_hidden_layers),
+            "hidden_size": int(config.hidden_size),
+            "vocab_size": int(config.vocab_size),
+            "context_tokens": context_tokens(config),
+            "end_ids": _end_ids(files, config, tokenizer),
+            "has_chat_template": bool(tokenizer.chat_template),
+        }
+        return LoadedTokenizer(model=model, about=about, tokenizer=tokenizer)
+    except (MemoryError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # whatever a library makes of a stranger's files; a panic of Rust is no Exception
+        raise IntegrityError(
+            f"the files of {model} cannot be used: {one_line(error)}",
+            remedy="its servers may be broken; use another model",
+        ) from error
+
+
+def warm_up() -> None:
+    """Load what the first tokenizer of a process would wait for, with one that is made up."""
+    words = {"version": "1.0", "added_tokens": [], "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}
+    files = {
+        "config.json": b'{"model_type": "llama"}',
+        "tokenizer.json": json.dumps(words).encode(),
+        "tokenizer_config.json": b'{"tokenizer_class": "PreTrainedTokenizerFast"}',
+    }
+    with temporary_folder("warm-up") as folder:
+        for name, payload in files.items():
+            (folder / name).write_bytes(payload)
+        load_tokenizer("warm-up", folder).table()
+
+
+def one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:MAX_ERROR_CHARS]
+
+
+def _without_paths(settings: bytes) -> bytes:
+    """Tokenizer settings without the files that they name, which transformers would read wherever they are."""
+    kept = {key: value for key, value in json.loads(settings).items() if not key.endswith(("_file", "_files"))}
+    return json.dumps(kept).encode()
+
+
+def _end_ids(files: Mapping[str, bytes], config: Any, tokenizer: Any) -> list[int]:
+    """From the generation config, else the config, else the tokenizer: as transformers' generate decides."""
+    generation = json.loads(files.get("generation_config.json", b"{}"))
+    ends = generation.get("eos_token_id", getattr(config, "eos_token_id", None))
+    if ends is None:
+        ends = tokenizer.eos_token_id
+    if ends is None:
+        return []
+    return [int(end) for end in (ends if isinstance(ends, list) else [ends])]
+
+
+_FALLBACK = [
+    {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
+    {"type": "ByteFallback"},
+    {"type": "Fuse"},
+]
+_STRIP = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+
+
+def _decoder_parts(decoder: Any) -> str | None:
+    """Which of the decoders that a table can stand for this is, if any."""
+    if decoder is None:
+        return None
+    told = json.loads(decoder.__getstate__())
+    parts = told["decoders"] if told["type"] == "Sequence" else [told]
+    if [part.get("type") for part in parts] == ["ByteLevel"]:
+        return "bytes"
+    if parts == _FALLBACK:
+        return "fallback"
+    return "stripped" if parts == [*_FALLBACK, _STRIP] else None
+
+
+def _make_table(backend: Any, parts: str, num_tokens: int) -> TokenTable:
+    written = [backend.id_to_token(token_id) or "" for token_id in range(num_tokens)]
+    special_texts = {added.content for added in backend.get_added_tokens_decoder().values() if added.special}
+    special = [token_id for token_id, text in enumerate(written) if text in special_texts]
+    if parts == "bytes":
+        return table_of([byte_level_bytes(text) or text.encode() for text in written], special, None)
+    single = {token_id: byte for token_id, text in enumerate(written) if (byte := fallback_byte(text))}
+    pieces = [single.get(token_id) or text.replace(SPACE, " ").encode() for token_id, text in enumerate(written)]
+    return table_of(pieces, special, single, strips_first=parts == "stripped")

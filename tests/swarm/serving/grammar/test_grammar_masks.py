@@ -16,7 +16,8 @@ import pytest
 from support.text_models import byte_tokenizer
 from swarm.serving.grammar import grammar_process
 from swarm.serving.grammar.grammar_masks import MAX_GRAMMARS, Grammars
-from swarm.serving.grammar.grammar_process import GrammarProcess, GrammarProcesses, Mask
+from swarm.serving.grammar import grammar_masks
+from swarm.serving.grammar.grammar_masks import MAX_GRAMMARS, GrammarProcess, GrammarProcesses, Grammars, Mask
 from swarm.serving.grammar.grammar_worker import GRAMMAR_BYTES
 from swarm_protocol.errors import ConfigError, PeerRefused
 from swarm_protocol.sampler import Grammar
@@ -127,7 +128,7 @@ def test_grammar_that_takes_too_long_holds_up_no_other(
     processes: GrammarProcesses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process that has stopped stands for a grammar that never comes to an end."""
-    monkeypatch.setattr(grammar_process, "ANSWER_S", 600.0)
+    monkeypatch.setattr(grammar_masks, "ANSWER_S", 600.0)
     with ThreadPoolExecutor(1) as thread, following(processes, "json_schema", "{}") as endless:
         endless.mask([])
         [fork] = forks(processes)
@@ -146,8 +147,8 @@ def test_grammar_that_is_late_is_given_up(processes: GrammarProcesses, monkeypat
     with following(processes, "json_schema", "{}") as late:
         late.mask([])
         forks(processes)[0].suspend()
-        monkeypatch.setattr(grammar_process, "ANSWER_S", 0.05)
-        monkeypatch.setattr(grammar_process, "GRACE_S", 0.05)
+        monkeypatch.setattr(grammar_masks, "ANSWER_S", 0.05)
+        monkeypatch.setattr(grammar_masks, "GRACE_S", 0.05)
         with pytest.raises(ConfigError, match="too much time or memory"):
             late.mask(ids("["))
     forks(processes)[0].kill()
@@ -216,7 +217,7 @@ def test_grammar_that_means_harm_stays_within_its_time_and_memory(processes: Gra
                 held = max(held, fork.memory_info().rss)
         except (ConfigError, IndexError):
             pass
-    assert slowest < grammar_process.ANSWER_S
+    assert slowest < grammar_masks.ANSWER_S
     assert held < 4 * GRAMMAR_BYTES
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from swarm.serving.model.model_files import open_model, weight_sizes
-from swarm.serving.model.small_files import SMALL_FILES
+from swarm.serving.model.shape import SMALL_FILES
 from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError, IntegrityError
 

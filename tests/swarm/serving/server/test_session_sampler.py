@@ -13,7 +13,7 @@ import pytest
 import torch
 from support.served_chain import World, floats, opening, token_rows, with_servers
 from swarm.client import AsyncClient
-from swarm.serving.grammar import grammar_process
+from swarm.serving.grammar import grammar_masks
 from swarm.testing import virtual_time
 from swarm.testing.faults import Fault
 from swarm_protocol.errors import ConfigError, PeerRefused, PeerTimeout, PeerViolation, SwarmError
@@ -173,7 +173,7 @@ def test_grammar_that_hangs_holds_up_neither_another_answer_nor_the_server(
     """In real time: while one session waits for its grammar's process, which stands still, another is answered."""
     hung = asyncio.Event()
 
-    def hang(self: grammar_process.GrammarProcess, *_: object) -> grammar_process.Mask:
+    def hang(self: grammar_masks.GrammarProcess, *_: object) -> grammar_masks.Mask:
         loop.call_soon_threadsafe(hung.set)
         asyncio.run_coroutine_threadsafe(answered.wait(), loop).result(30)
         raise ConfigError("the grammar takes too much time or memory")
@@ -194,7 +194,7 @@ def test_grammar_that_hangs_holds_up_neither_another_answer_nor_the_server(
 
     loop: asyncio.AbstractEventLoop
     answered: asyncio.Event
-    monkeypatch.setattr(grammar_process.GrammarProcess, "mask", hang)
+    monkeypatch.setattr(grammar_masks.GrammarProcess, "mask", hang)
     asyncio.run(scenario())
 
 

@@ -162,7 +162,7 @@ def test_other_models_and_streams_go_on_while_a_template_loops(files: Files) -> 
 PARENT = """
 import asyncio, sys
 from pathlib import Path
-from swarm.serving.model.small_files import SMALL_FILES
+from swarm.serving.model.shape import SMALL_FILES
 from swarm.serving.model.model_assets import open_kit
 from swarm.serving.tokenizer.tokenizer_process import TokenizerLimits, TokenizerProcess
 

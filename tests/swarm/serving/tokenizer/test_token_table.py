@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from swarm.serving.tokenizer.token_bytes import token_bytes
+from swarm.serving.tokenizer.token_table import token_bytes
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 

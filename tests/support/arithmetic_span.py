@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from swarm.serving.engine.engine import Engine
 from swarm.serving.engine.sequence import Seat
+from swarm.serving.engine.span_speed import SpanSpeed
 from swarm.serving.model.batch import PAGE_TOKENS, Batch, Want
 from swarm.serving.model.kv_pool import KVPool, KVShape
-from swarm.serving.model.measure import SpanSpeed
 from swarm.serving.sampling.sampling import Pick, Sampling
 from swarm.serving.server.server_options import ServerOptions
 from swarm.testing import virtual_time

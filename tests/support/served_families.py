@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
-from swarm.serving.model.check import check_config
+from swarm.serving.model.family_check import check_config
 from swarm_protocol.errors import ConfigError
 from transformers import CONFIG_MAPPING, __version__
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES

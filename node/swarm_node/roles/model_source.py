@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from swarm.serving.model.check import Checked, check_directory
+from swarm.serving.model.family_check import Checked, check_directory
 from swarm.serving.model.hub_download import OnProgress, download_blocks, find_config, find_model
 from swarm_protocol.errors import ConfigError
 

@@ -18,8 +18,7 @@ from swarm.network.membership import Membership
 from swarm.remote.blocks import PATIENCE_S
 from swarm.remote.gradient import Wanted
 from swarm.serving.server import forward_server
-from swarm.serving.server.forward_admission import ForwardBounds
-from swarm.serving.server.forward_pieces import PIECE_MS, Pace
+from swarm.serving.server.forward_server import PIECE_MS, ForwardBounds, Pace
 from swarm.testing import virtual_time
 from swarm_protocol.errors import ConfigError, PeerRefused, SwarmError
 from swarm_protocol.rows import Rows
@@ -145,6 +144,6 @@ def test_tokens_of_others_keep_coming_while_a_large_backward_runs(boxes: Any, ll
 
     with (
         patch("swarm.serving.server.forward_server._timed", counted),
-        patch("swarm.serving.server.forward_pieces.Pace.took"),
+        patch("swarm.serving.server.forward_server.Pace.took"),
     ):
         asyncio.run(scenario())

@@ -19,8 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from support.served_chain import Talk, floats, hidden_rows, sequence_id, token_rows
 from swarm.serving.engine import engine
-from swarm.serving.engine.observed_speed import ObservedSpeed
-from swarm.serving.model.measure import SpanSpeed
+from swarm.serving.engine.span_speed import ObservedSpeed, SpanSpeed
 from swarm.serving.model.model_files import open_model
 from swarm.serving.server.deployment import Deployment
 from swarm.serving.server.server_options import ServerOptions

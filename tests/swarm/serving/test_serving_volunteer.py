@@ -11,8 +11,8 @@ from unittest.mock import patch
 import pytest
 from swarm.network.membership import Membership
 from swarm.network.memory.memory_network import Link, MemoryInternet
-from swarm.router.placement import PlacementDecision, choose_move
-from swarm.serving.model.measure import SpanSpeed
+from swarm.router.placement import (PlacementDecision, choose_move)
+from swarm.serving.engine.span_speed import SpanSpeed
 from swarm.serving.model.span_loading import LoadedSpan, load
 from swarm.serving.server.capability import VolunteerOptions
 from swarm.serving.server.server_options import ServerOptions

@@ -18,16 +18,13 @@ import torch
 from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerViolation, SwarmError
 
 from swarm.serving.engine.compute import Computed, Piece, Runs, compute, needed
-from swarm.serving.engine.observed_speed import ObservedSpeed
-from swarm.serving.engine.page_allocator import Holding, PageBook
+from swarm.serving.engine.page_allocator import RETRY_AFTER_S, Admission, Holding, PageBook
 from swarm.serving.engine.prefix import KEY_BYTES, PageNames
 from swarm.serving.engine.scheduler import Plan, Scheduler
 from swarm.serving.engine.sequence import Done, Seat, Step
-from swarm.serving.engine.sequence_admission import RETRY_AFTER_S, Admission
-from swarm.serving.engine.step_cost import StepCost
+from swarm.serving.engine.span_speed import PREFILL_TOKENS, ObservedSpeed, SpanSpeed, StepCost
 from swarm.serving.model.batch import PAGE_TOKENS, Slice, Want
 from swarm.serving.model.kv_pool import KVPool, Prefault
-from swarm.serving.model.measure import PREFILL_TOKENS, SpanSpeed
 from swarm.serving.server.server_options import ServerOptions
 
 logger = logging.getLogger(__name__)

@@ -1,16 +1,19 @@
-"""Who holds which page of the KV pool: reservations, pages that several seats share, and those kept for later prefixes.
+"""Which sequence holds which page of the KV pool: admission, reservations, shared pages, and pages kept for prefixes.
 
-A seat reserves all the pages it may ever need and is given them one by one, so that it never lacks room half way, and
-a page that waits for a prefix to come again is given up only when its room is really used. Pages hold what their key
-says once they are registered, and are never written again.
+A sequence reserves all the pages it may ever need and is given them one by one, so it never lacks room half way. A page
+kept for a prefix is given up only when its room is really used. Once registered under a key, a page holds what the key
+says and is never written again. `Admission` decides how the peers that ask a server for sessions share it.
 
-Bookkeeping only: `KVPool` has the memory. No clock and no tasks of its own; the engine uses it in its loop.
+This is bookkeeping only: `KVPool` has the memory. It has no clock and no tasks; the engine uses it in its loop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Protocol
+
+from swarm_protocol.errors import PeerRefused
 
 
 @dataclass(slots=True, eq=False)
@@ -134,3 +137,64 @@ class PageBook:
         del self._kept[page]
         del self._page_of[self._key_of.pop(page)]
         self._blank.append(page)
+
+
+RETRY_AFTER_S = 5.0
+"""A usual answer takes some seconds, and then its pages are free."""
+
+WAIT_S = 2 * RETRY_AFTER_S
+"""Who was refused counts as waiting for this long: until it has asked again, and some more."""
+
+
+class Held(Protocol):
+    """What an open seat holds."""
+
+    @property
+    def client(self) -> str: ...
+
+    @property
+    def num_pages(self) -> int: ...
+
+
+class Admission:
+    """For a server of `max_seats` and `num_pages`."""
+
+    def __init__(self, max_seats: int, num_pages: int) -> None:
+        self.max_seats = max_seats
+        self._num_pages = num_pages
+        self._waiting = ""
+        self._waits_until_s = 0.0
+
+    def check(self, client: str, num_pages: int, held: Collection[Held], *, now_s: float) -> None:
+        """Whether the client may have another seat of `num_pages` beside those `held`, if there is room.
+
+        Raises PeerRefused.
+        """
+        if num_pages > self._num_pages:
+            raise PeerRefused(
+                f"a session of {num_pages} pages is over the {self._num_pages} that this server has",
+                remedy="ask another server, or for fewer tokens",
+            )
+        own = [seat for seat in held if seat.client == client]
+        wanted = num_pages + sum(seat.num_pages for seat in own)
+        is_over_half = 2 * (len(own) + 1) > self.max_seats or 2 * wanted > self._num_pages
+        if own and is_over_half and (len(own) < len(held) or self._others_wait(client, now_s)):
+            raise PeerRefused(
+                f"others ask too, and {len(own)} sessions of yours hold what one peer may then have here",
+                remedy="ask another server, or later",
+                retry_after_s=RETRY_AFTER_S,
+            )
+
+    def refused(self, client: str, num_pages: int, held: Collection[Held], *, now_s: float) -> PeerRefused:
+        """What to tell a client for whom there is no room now. If it has nothing here, it counts as waiting."""
+        if all(seat.client != client for seat in held):
+            self._waiting, self._waits_until_s = client, now_s + WAIT_S
+        return PeerRefused(
+            f"the server is full: {len(held)} of {self.max_seats} sessions are open, and {num_pages} more pages of "
+            "cache are asked for than are free",
+            remedy="ask another server, or later",
+            retry_after_s=RETRY_AFTER_S,
+        )
+
+    def _others_wait(self, client: str, now_s: float) -> bool:
+        return self._waiting != client and now_s < self._waits_until_s

@@ -16,10 +16,9 @@ from swarm_protocol.errors import IntegrityError, PeerRefused, PeerViolation, Se
 from torch import Tensor
 
 from swarm.serving.engine.compute import Computed, Runs
-from swarm.serving.engine.page_allocator import Holding, PageBook
+from swarm.serving.engine.page_allocator import RETRY_AFTER_S, Holding, PageBook
 from swarm.serving.engine.prefix import PageNames
 from swarm.serving.engine.scheduler import Work
-from swarm.serving.engine.sequence_admission import RETRY_AFTER_S
 from swarm.serving.model.batch import PAGE_TOKENS, Want
 from swarm.serving.model.kv_pool import KVPool
 from swarm.serving.sampling.sampling import Pick, Picked

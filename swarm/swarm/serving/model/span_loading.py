@@ -10,9 +10,9 @@ from swarm_protocol.errors import ConfigError
 from swarm_protocol.serving_messages import FilesResponse
 
 from swarm.heap import give_back
+from swarm.serving.engine.span_speed import SpanSpeed, measure
 from swarm.serving.model.batch import PAGE_TOKENS
-from swarm.serving.model.check import check_config
-from swarm.serving.model.measure import SpanSpeed, measure
+from swarm.serving.model.family_check import check_config
 from swarm.serving.model.model_files import ModelFiles, open_model, weight_sizes
 from swarm.serving.model.quantization import PASSING_BYTES, Bits, quantized_bytes
 from swarm.serving.model.span import Span, load_span

@@ -12,8 +12,8 @@ from pathlib import Path
 from swarm_protocol.errors import ConfigError
 
 from swarm.router.placement import Capacity, work_ms
-from swarm.router.room import BlockBudget, ModelNeeds, block_budget, kv_bytes_beside
-from swarm.serving.model.measure import SpanSpeed
+from swarm.router.room import (BlockBudget, ModelNeeds, block_budget, kv_bytes_beside)
+from swarm.serving.engine.span_speed import SpanSpeed
 from swarm.serving.model.model_files import ModelFiles, open_model
 from swarm.serving.model.span_loading import measure_block, middle_block, weigh
 from swarm.serving.server.server_options import DTYPES, ServerOptions

@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 
 from swarm.serving.engine.engine import Engine
+from swarm.serving.engine.span_speed import PREFILL_TOKENS, SpanSpeed, step_again_ms
 from swarm.serving.model.batch import PAGE_TOKENS
 from swarm.serving.model.kv_pool import KVPool
-from swarm.serving.model.measure import PREFILL_TOKENS, SpanSpeed, step_again_ms
 from swarm.serving.model.span_loading import LoadedSpan, load
 from swarm.serving.server.server_options import ServerOptions
 

@@ -1,32 +1,148 @@
-"""A span as a function of whole sequences, for clients that train something of their own around it. Keeps nothing.
+"""Run a span on whole sequences, for clients that train something of their own around it. Keeps no state for a client.
 
 A call's tensors are received, computed piece by piece in the engine's thread between the passes of sessions, and sent
-back. `ForwardServer` holds the room of all calls; a call lives in the network's handler task, and ends with it.
-Legend of shapes: B sequences, T positions, H hidden size, C columns: H, or the vocabulary after the head.
+back. A piece runs some blocks on some sequences. It takes about PIECE_MS, or one block on one sequence where that is
+longer; a sequence for which one block takes over MAX_PIECE_MS is refused. A session's token waits for at most one
+piece. `ForwardServer` bounds the memory and number of all calls; each call runs in the network's handler task and ends
+with it. Legend of shapes: B sequences, T positions, H hidden size, C columns: H, or the vocabulary after the head.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Literal, TypeAlias
 from weakref import WeakKeyDictionary
 
 import torch
 from swarm_compression import CodecError
-from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerViolation, SessionError, SwarmError
-from swarm_protocol.serving_messages import BACKWARD_METHOD, FORWARD_METHOD, Compute
+from swarm_protocol.errors import (PeerRefused, PeerTimeout, PeerViolation, SessionError, SwarmError, ConfigError)
+from swarm_protocol.serving_messages import (BACKWARD_METHOD, FORWARD_METHOD, Compute)
 from torch import Tensor
 
 from swarm.network.failpoints import FaultHook, no_faults
 from swarm.network.interface import EndOfStream, Network, Stream
 from swarm.serving.model.span import Span
-from swarm.serving.server.forward_admission import ForwardBounds, ForwardRoom
-from swarm.serving.server.forward_pieces import Cut, Direction, Pace, cut_call
 from swarm.serving.wire.tensor_stream import receive_floats, receive_tokens, send_tensor
+
+RETRY_AFTER_S = 1.0
+"""Most calls take less."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardBounds:
+    """`max_bytes` of tensors for all calls, half of it for one client's. Raises ConfigError."""
+
+    max_bytes: int = 2**30
+    max_calls: int = 32
+    max_client_calls: int = 4
+
+    def __post_init__(self) -> None:
+        if min(self.max_bytes, self.max_calls, self.max_client_calls) < 1:
+            raise ConfigError("bounds of calls on whole sequences must be above 0", remedy="use 1 or more")
+
+
+class ForwardRoom:
+    """What is in use. `num_bytes` and `num_calls` are 0 when nobody calls."""
+
+    def __init__(self, bounds: ForwardBounds) -> None:
+        self._bounds = bounds
+        self._calls: list[tuple[str, int]] = []
+
+    @property
+    def num_calls(self) -> int:
+        return len(self._calls)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(num_bytes for _, num_bytes in self._calls)
+
+    @contextmanager
+    def reserved(self, client: str, num_bytes: int) -> Iterator[None]:
+        """Raises PeerRefused, with `retry_after_s` if there may be room later."""
+        most = self._bounds.max_bytes // 2
+        if num_bytes > most:
+            raise PeerRefused(
+                f"the call takes {num_bytes} bytes, and a client may have {most} here",
+                remedy="use fewer or shorter sequences, or no logits",
+            )
+        own = [taken for peer_id, taken in self._calls if peer_id == client]
+        if len(own) >= self._bounds.max_client_calls or sum(own) + num_bytes > most:
+            raise self._busy("other calls of yours are under way")
+        if self.num_calls >= self._bounds.max_calls or self.num_bytes + num_bytes > self._bounds.max_bytes:
+            raise self._busy("others call, too")
+        call = (client, num_bytes)
+        self._calls.append(call)
+        try:
+            yield
+        finally:
+            self._calls.remove(call)
+
+    def _busy(self, why: str) -> PeerRefused:
+        return PeerRefused(
+            f"no room for another call on whole sequences: {why}",
+            remedy="wait, or ask another server",
+            retry_after_s=RETRY_AFTER_S,
+        )
+
+
+PIECE_MS = 50.0
+"""About the time of a token's pass on a volunteer's machine: who decodes beside a call gets every other pass."""
+
+MAX_PIECE_MS = 1000.0
+
+MIN_POSITION_MS = 1e-6
+"""Of a clock that is too coarse."""
+
+BACKWARD_FACTOR = 3.0
+"""A block is run again, and then each product with a weight once more for the gradient of its input."""
+
+Direction: TypeAlias = Literal["forward", "backward"]
+
+
+class Pace:
+    """Milliseconds that a position takes on one block; at first from `forward_ms`, then as measured."""
+
+    def __init__(self, forward_ms: float) -> None:
+        forward_ms = max(forward_ms, MIN_POSITION_MS)
+        self.ms: dict[Direction, float] = {"forward": forward_ms, "backward": BACKWARD_FACTOR * forward_ms}
+
+    def took(self, direction: Direction, num_positions: int, num_blocks: float, elapsed_ms: float) -> None:
+        measured_ms = elapsed_ms / (num_positions * num_blocks)
+        self.ms[direction] = max(MIN_POSITION_MS, 0.8 * self.ms[direction] + 0.2 * measured_ms)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """Each piece runs one of `spans`, of which the last has the head, on `num_sequences`."""
+
+    num_sequences: int
+    spans: tuple[tuple[int, int], ...]
+
+
+def cut_call(num_positions: int, start: int, end: int, *, head_blocks: float, position_ms: float) -> Cut:
+    """For sequences of `num_positions`, when the head takes as long as `head_blocks` blocks (0: without it).
+
+    Raises PeerRefused if one block takes too long.
+    """
+    block_ms = num_positions * position_ms
+    if block_ms * max(1.0, head_blocks) > MAX_PIECE_MS:
+        raise PeerRefused(
+            f"a block takes {block_ms:.0f} ms for {num_positions} positions here, and others would wait for it",
+            remedy="use shorter sequences",
+        )
+    num_blocks = end - start
+    num_fitting = PIECE_MS / block_ms
+    whole = max(1.0, num_blocks + head_blocks)
+    if num_fitting >= whole:
+        return Cut(num_sequences=int(num_fitting // whole), spans=((start, end),))
+    each = max(1, int(num_fitting))
+    return Cut(num_sequences=1, spans=tuple((low, min(low + each, end)) for low in range(start, end, each)))
+
 
 OPEN_S = 10.0
 """What a new stream gets to say what it wants."""

@@ -1,10 +1,11 @@
-"""Lanes to the servers that come next: what one server's seats hand on to others.
+"""Connections to the servers that come next: what one server's sessions forward to others.
 
-A lane is opened when the first seat is linked to a peer, so that it is there when the first rows are, and closed a
-while after the last one is unlinked. Clients name whom we dial: each may name only so many, and a peer that could not
-be reached, or has left, is not dialled again at once. A push that cannot be sent, or is refused, is told to its seat by
-the callback that it was linked with; nothing is sent twice, for the client has a copy and feeds the next server itself.
-`run` owns the lanes. Everything else is called in its loop and does not wait, but for `room`.
+A connection is opened when the first session is linked to a peer, so that it is there when the first rows are, and
+closed some time after the last session is unlinked. Clients name the peers that a server dials, so the number of peers
+is bounded for each client and for all, and a peer that could not be reached, or has left, is not dialled again at once.
+A push that cannot be sent, or is refused, is reported to its session by the callback that it was linked with. Nothing
+is sent twice: the client has a copy and feeds the next server itself. `run` owns the connections. Everything else is
+called in its loop and does not wait, except `room`.
 """
 
 from __future__ import annotations
@@ -21,10 +22,49 @@ from swarm_protocol.frames import num_bytes
 from swarm_protocol.session_frames import Frame, Push, PushRefused
 
 from swarm.network.interface import Network
-from swarm.serving.server.dial_limiter import Dials
-from swarm.serving.wire.multiplexed_connection import MultiplexedConnection, open_stream
+from swarm.serving.wire.multiplexed_connection import (MultiplexedConnection, open_stream)
 
 logger = logging.getLogger(__name__)
+
+MAX_PEERS = 256
+"""Peers at once. Clients name them, and each costs a stream."""
+
+MAX_PEERS_PER_CLIENT = 32
+"""A gateway's chains go on from here to a few; nobody may take all the lanes that there are for others."""
+
+REST_S = 5.0
+"""Half of what clients leave a broken link alone: before that only somebody who wants us to dial asks again."""
+
+
+class Dials:
+    def __init__(self) -> None:
+        self._clients: dict[str, list[str]] = {}  # of each dialled peer, one for each time that it is
+        self._resting: dict[str, tuple[str, float]] = {}  # for which client they were dialled, and until when
+
+    def begin(self, peer_id: str, client: str) -> bool:
+        """Whether `client` may have us dial the peer now; if so, `end` must follow."""
+        now_s = asyncio.get_running_loop().time()
+        self._resting = {peer: rest for peer, rest in self._resting.items() if rest[1] > now_s}
+        if peer_id in self._resting:
+            return False
+        if peer_id not in self._clients:
+            named = [clients[0] for clients in self._clients.values()]
+            named += [for_client for for_client, _ in self._resting.values()]
+            if len(named) >= MAX_PEERS or named.count(client) >= MAX_PEERS_PER_CLIENT:
+                logger.warning("%d peers are dialled, and %d of them for %s", len(named), named.count(client), client)
+                return False
+        self._clients.setdefault(peer_id, []).append(client)
+        return True
+
+    def end(self, peer_id: str, client: str, *, rests: bool) -> None:
+        """`rests`: it could not be reached, or has left."""
+        clients = self._clients[peer_id]
+        clients.remove(client)
+        if not clients:
+            del self._clients[peer_id]
+        if rests:
+            self._resting[peer_id] = client, asyncio.get_running_loop().time() + REST_S
+
 
 LINGER_S = 30.0
 """How long a lane stays open without a seat that is linked: the next session is often soon."""

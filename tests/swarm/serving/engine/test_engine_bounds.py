@@ -22,8 +22,8 @@ from support.arithmetic_span import (
 )
 from swarm.serving.engine.engine import Engine
 from swarm.serving.engine.prefix import page_keys
+from swarm.serving.engine.span_speed import PREFILL_TOKENS, SpanSpeed
 from swarm.serving.model.batch import PAGE_TOKENS, Batch, Want
-from swarm.serving.model.measure import PREFILL_TOKENS, SpanSpeed
 from swarm_protocol.errors import PeerRefused, SwarmError
 
 

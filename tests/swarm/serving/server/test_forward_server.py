@@ -20,9 +20,16 @@ from swarm.network.memory.memory_network import MemoryInternet
 from swarm.serving.model.model_files import open_model
 from swarm.serving.model.span import load_span
 from swarm.serving.server import forward_server
-from swarm.serving.server.forward_admission import ForwardBounds, ForwardRoom
-from swarm.serving.server.forward_pieces import MAX_PIECE_MS, PIECE_MS, Pace, cut_call
-from swarm.serving.server.forward_server import Computer, ForwardServer
+from swarm.serving.server.forward_server import (
+    MAX_PIECE_MS,
+    PIECE_MS,
+    Computer,
+    ForwardBounds,
+    ForwardRoom,
+    ForwardServer,
+    Pace,
+    cut_call,
+)
 from swarm.testing import virtual_time
 from swarm.testing.leaks import no_leaks
 from swarm_protocol.errors import ConfigError, PeerRefused, PeerTimeout, PeerViolation, SessionError, SwarmError
@@ -295,7 +302,7 @@ def test_steps_of_sessions_come_between_any_two_pieces(llama_dir: Path, num_call
 
     with (
         patch("swarm.serving.server.forward_server._timed", piece),
-        patch("swarm.serving.server.forward_pieces.Pace.took"),
+        patch("swarm.serving.server.forward_server.Pace.took"),
         rigs(llama_dir, forward_ms=PIECE_MS / 8) as rig,
     ):
         asyncio.run(served(rig, scenario))

@@ -23,8 +23,7 @@ from support.served_chain import (
     with_servers,
 )
 from swarm.network.interface import Network, Stream
-from swarm.serving.server.dial_limiter import MAX_PEERS_PER_CLIENT, REST_S
-from swarm.serving.server.forwarder import LINGER_S
+from swarm.serving.server.forwarder import LINGER_S, MAX_PEERS_PER_CLIENT, REST_S
 from swarm.serving.server.server_session import MAX_REFUSED, refuse_push
 from swarm.serving.wire.multiplexed_connection import MultiplexedConnection, open_stream
 from swarm.testing.faults import Fault

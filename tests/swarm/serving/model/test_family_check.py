@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from swarm.serving.model import cut
-from swarm.serving.model.check import _untried, check_config, check_directory
+from swarm.serving.model.family_check import _untried, check_config, check_directory
 from swarm.serving.model.model_files import MAX_CONFIG_BYTES
 from swarm_protocol.errors import ConfigError
 from transformers import CONFIG_MAPPING, LlamaConfig, OPTConfig

@@ -22,7 +22,7 @@ from swarm_protocol.frames import num_bytes
 from swarm_protocol.session_frames import Frame, Push, PushRefused
 
 from swarm.network.interface import Network
-from swarm.serving.wire.multiplexed_connection import (MultiplexedConnection, open_stream)
+from swarm.serving.wire.multiplexed_connection import MultiplexedConnection, open_stream
 
 logger = logging.getLogger(__name__)
 

@@ -14,8 +14,6 @@ from pathlib import Path
 import psutil
 import pytest
 from support.text_models import byte_tokenizer
-from swarm.serving.grammar import grammar_process
-from swarm.serving.grammar.grammar_masks import MAX_GRAMMARS, Grammars
 from swarm.serving.grammar import grammar_masks
 from swarm.serving.grammar.grammar_masks import MAX_GRAMMARS, GrammarProcess, GrammarProcesses, Grammars, Mask
 from swarm.serving.grammar.grammar_worker import GRAMMAR_BYTES

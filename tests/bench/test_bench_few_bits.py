@@ -21,8 +21,9 @@ from swarm.serving.model.batch import PAGE_TOKENS, Batch, Slice, Want
 from swarm.serving.model.kv_pool import KVPool
 from swarm.serving.model.model_files import open_model
 from swarm.serving.model.quantization import Bits
-from swarm.serving.model.span import Span, load_span
-from swarm.serving.model.span_loading import weigh
+from swarm.serving.model.span import Span
+from swarm.serving.model.span_loading import load_span
+from swarm.serving.server.capability import weigh
 from swarm.serving.server.server_options import Dtype, ServerOptions
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(1200)]

@@ -23,7 +23,8 @@ from swarm.serving.engine.engine import Engine
 from swarm.serving.engine.sequence import Seat
 from swarm.serving.model.batch import Want
 from swarm.serving.model.model_files import open_model
-from swarm.serving.model.span import Span, load_span
+from swarm.serving.model.span import Span
+from swarm.serving.model.span_loading import load_span
 from swarm.serving.sampling.sampling import Pick, Sampling
 from swarm.serving.server.server_options import ServerOptions
 from swarm_node.metrics.metric_registry import Registry

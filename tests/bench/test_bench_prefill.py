@@ -18,8 +18,8 @@ import torch
 from bench.report import Report, aim
 from swarm.serving.engine.engine import Engine
 from swarm.serving.model.batch import PAGE_TOKENS, Want
-from swarm.serving.model.span_loading import LoadedSpan, load
 from swarm.serving.sampling.sampling import Pick, Sampling
+from swarm.serving.server.deployment import LoadedSpan, load
 from swarm.serving.server.server_options import ServerOptions
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging

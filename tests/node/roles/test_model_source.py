@@ -10,7 +10,7 @@ from unittest.mock import AsyncMock, MagicMock
 import pytest
 from support.local_hub import COMMIT, MODEL, Hub, local_hub
 from swarm.serving.model.model_files import open_model
-from swarm.serving.model.span import load_span
+from swarm.serving.model.span_loading import load_span
 from swarm.serving.server.capability import VolunteerOptions
 from swarm.serving.server.server_options import DTYPES
 from swarm_node import cli

@@ -20,7 +20,7 @@ from swarm.client import AsyncClient, Generation
 from swarm.network.membership import Membership
 from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
 from swarm.serving.model.model_assets import ModelKit
-from swarm.serving.model.span_loading import LoadedSpan, load
+from swarm.serving.server.deployment import LoadedSpan, load
 from swarm.serving.server.server_options import ServerOptions
 from swarm.serving.server.span_server import SpanServer
 from swarm.serving.session.session import SessionOptions

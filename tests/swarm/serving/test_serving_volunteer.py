@@ -13,8 +13,8 @@ from swarm.network.membership import Membership
 from swarm.network.memory.memory_network import Link, MemoryInternet
 from swarm.router.placement import (PlacementDecision, choose_move)
 from swarm.serving.engine.span_speed import SpanSpeed
-from swarm.serving.model.span_loading import LoadedSpan, load
 from swarm.serving.server.capability import VolunteerOptions
+from swarm.serving.server.deployment import LoadedSpan, load
 from swarm.serving.server.server_options import ServerOptions
 from swarm.serving.server.span_server import SpanServer
 from swarm.serving.server.span_volunteer import SETTLE_S, WATCH_S, Volunteer
@@ -35,7 +35,7 @@ class Town:
         self.decisions: dict[int, list[PlacementDecision]] = {}
         # equal machines: what they measure under test would differ with the load of the moment
         stack.enter_context(patch("swarm.serving.server.capability.measure_block", lambda files, options: EQUAL))
-        stack.enter_context(patch("swarm.serving.model.span_loading.measure", lambda span: EQUAL))
+        stack.enter_context(patch("swarm.serving.server.deployment.measure", lambda span: EQUAL))
         stack.enter_context(patch("swarm.serving.server.deployment.step_again_ms", lambda *_arguments: EQUAL.decode_ms))
 
     async def add(self, **options: Any) -> Volunteer:

@@ -1,11 +1,10 @@
 """Blocks `[start, end)` of a transformers model, with only their own weights in memory.
 
-The family's own modules compute. Batches of many seats go through them in one pass, each row with its own position,
-attention reading a KV pool (`caches`). Whether a family can go that way is tried out when it is loaded, against
-transformers' own attention and masks one seat at a time, which serves the families that cannot.
-
-Leaves scheduling to `engine` and the wire to `session`. Not thread-safe: one thread runs a span.
-Legend of shapes: N rows of a batch, B sequences, T positions of each, H hidden size, V vocabulary.
+The family's own modules compute. A batch of many sequences goes through them in one pass, each row with its own
+position, and attention reads a KV pool (`caches`). Families that cannot be run so are run one sequence at a time,
+through transformers' own attention and masks; `span_loading` finds out which. `engine` schedules. A span is not
+thread-safe: one thread runs it. Legend of shapes: N rows of a batch, B sequences, T positions of each, H hidden size, V
+vocabulary.
 """
 
 from __future__ import annotations
@@ -22,25 +21,21 @@ from torch import Tensor, nn
 
 from swarm.serving.model.batch import Batch, Slice, Want
 from swarm.serving.model.caches import RAGGED, GatheredCache, PoolCache, RaggedCache, ShapeRecorder
-from swarm.serving.model.comparison import check_computes
 from swarm.serving.model.cut import block_list
 from swarm.serving.model.kv_pool import KVPool, KVShape
 from swarm.serving.model.lean import LeanBlocks, lean_blocks
-from swarm.serving.model.model_files import ModelFiles
-from swarm.serving.model.packing import pack_linears
-from swarm.serving.model.quantization import Bits
-from swarm.serving.model.ragged import can_be_lean, can_be_ragged
-from swarm.serving.model.shape import check_span, context_tokens
+from swarm.serving.model.shape import context_tokens
 from swarm.serving.model.threads import STEPS, step_like, threads
-from swarm.serving.model.weights import block_of_tensors, read_model, read_quantized
-
-__all__ = ["Span", "block_of_tensors", "load_span"]
 
 OTHER_FAMILY = "serve another family"
 
 
 class Span:
-    """Blocks `[start, end)` of a model of `num_blocks`, ready to run. Raises ConfigError for a family it cannot run."""
+    """Blocks `[start, end)` of a model of `num_blocks`, ready to run. Raises ConfigError for a family it cannot run.
+
+    `is_ragged`: all slices of a batch go through this family's blocks in one pass. `is_lean`: steps of decodes alone go
+    past the family's modules (see `lean`). `span_loading` finds out and sets both.
+    """
 
     def __init__(self, model: Any, start: int, end: int, num_blocks: int) -> None:
         self._model = model
@@ -58,6 +53,8 @@ class Span:
         self._chosen = (start, end)
         self._local_attention = model.config._attn_implementation
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self.is_ragged = False
+        self.is_lean = False
         self.num_threads = torch.get_num_threads()
         self.step_threads = dict.fromkeys(STEPS, self.num_threads)  # `measure` finds out how many are worth it
 
@@ -95,17 +92,7 @@ class Span:
         return tuple(recorder.shapes[layer] for layer in sorted(recorder.shapes))
 
     @cached_property
-    def is_ragged(self) -> bool:
-        """Whether the slices of a batch go through this family's blocks in one pass."""
-        return can_be_ragged(self, self._model.config)
-
-    @cached_property
-    def is_lean(self) -> bool:
-        """Whether steps of decodes alone go past the family's modules (see `lean`)."""
-        return self._lean is not None and can_be_lean(self, self._model.config)
-
-    @cached_property
-    def _lean(self) -> LeanBlocks | None:
+    def lean(self) -> LeanBlocks | None:
         return lean_blocks(list(self._blocks), self._model.base_model, self.dtype, self.device)
 
     @torch.inference_mode()
@@ -127,10 +114,10 @@ class Span:
 
     def run_lean(self, x: Tensor, slices: Sequence[Slice], pool: KVPool) -> list[Tensor | None]:
         """Decodes, in one pass past the family's modules."""
-        assert self._lean is not None
+        assert self.lean is not None
         start, end = self._chosen
         x_NH = x if x.is_floating_point() else self._model.get_input_embeddings()(x)
-        hidden_NH = self._lean.run(x_NH, slices, pool, start - self.start, end - self.start)
+        hidden_NH = self.lean.run(x_NH, slices, pool, start - self.start, end - self.start)
         if end < self.num_blocks or all(piece.want is Want.NOTHING for piece in slices):
             return _split(hidden_NH, slices)
         logits_NV = self._model.get_output_embeddings()(self._model.base_model.norm(hidden_NH[_kept(slices)]))
@@ -283,34 +270,3 @@ def _entering(block: nn.Module, hidden_BTH: Tensor) -> Iterator[None]:
         yield
     finally:
         handle.remove()
-
-
-def load_span(
-    files: ModelFiles,
-    start: int,
-    end: int,
-    *,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | str = "cpu",
-    bits: Bits | None = None,
-) -> Span:
-    """Read blocks `[start, end)`, the embedding for block 0 and the norm and head for the last block.
-
-    With `bits` each block's weights are made smaller before the next one is read; `dtype` is what is computed with.
-
-    Raises ConfigError for a span or a family that cannot be served, IntegrityError for a missing, misshapen or
-    unreadable tensor or one that is not finite, naming it and its file.
-    """
-    num_blocks = files.num_blocks
-    check_span(start, end, num_blocks)
-    if bits:
-        model = read_quantized(files, start, end, dtype, device, bits)
-    else:
-        model = read_model(files, start, end, dtype).to(device).eval().requires_grad_(False)
-        pack_linears(model)
-    span = Span(model, start, end, num_blocks)
-    # tried out now, so that a family that cannot be served is refused before it is announced
-    _ = span.is_ragged and span.is_lean
-    check_computes(span, str(files.config.model_type))
-    span._choose(start, end)
-    return span

@@ -1,122 +1,186 @@
-"""A span that is ready to be served, with what was measured on it and the room it leaves for sessions. Blocking."""
+"""Load a span of a model, and check what it computes against transformers' own modules before it is announced.
+
+A ragged batch is computed past a family's own masks and biases, which transformers does not declare. So a loaded span
+is tried once on random rows over the same random cache, near and far beyond every window: through one ragged pass, by
+decodes alone, and through transformers' own attention and masks. Then each block computes the same few rows twice:
+through the paged cache, as a prompt and then a token, and as a whole sequence without a cache. Blocks are compared one
+by one, so that the error of half precision does not add up; this takes two passes over the weights more than reading
+them. Blocking.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from swarm_protocol import limits
+import torch
 from swarm_protocol.errors import ConfigError
-from swarm_protocol.serving_messages import FilesResponse
+from torch import Tensor
 
-from swarm.heap import give_back
-from swarm.serving.engine.span_speed import SpanSpeed, measure
-from swarm.serving.model.batch import PAGE_TOKENS
-from swarm.serving.model.family_check import check_config
-from swarm.serving.model.model_files import ModelFiles, open_model, weight_sizes
-from swarm.serving.model.quantization import PASSING_BYTES, Bits, quantized_bytes
-from swarm.serving.model.span import Span, load_span
-from swarm.serving.model.weights import block_of_tensors, linear_tensors
-from swarm.serving.server.server_options import DTYPES, ServerOptions
+from swarm.serving.model.batch import PAGE_TOKENS, Batch, Slice, Want
+from swarm.serving.model.kv_pool import KVPool
+from swarm.serving.model.model_files import ModelFiles
+from swarm.serving.model.packing import pack_linears
+from swarm.serving.model.quantization import Bits
+from swarm.serving.model.safetensors_reader import one_line
+from swarm.serving.model.shape import check_span, context_tokens
+from swarm.serving.model.span import Span
+from swarm.serving.model.weights import read_model, read_quantized
 
+_NUM_PAGES = 9
+_BEHIND_PAGE = 8
+"""What lies behind a window, where there is one. Its values are so large that whoever looks there shows it."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedSpan:
-    """`kv_tokens` fit into the allowed cache. `files` is the FilesResponse for clients, made once: it may be large.
-    `source` is `ModelFiles.source`."""
+_FAR_TOKENS = 64  # as many positions are behind the windows
+_MAX_LOUD = 8192  # in half precision numbers end at 65504
 
-    span: Span
-    speed: SpanSpeed
-    kv_tokens: int
-    max_step_tokens: int
-    revision: str
-    source: str
-    files: bytes
+_NUM_ROWS, _NUM_DECODED = 6, 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Weights:
-    """Bytes of a model's largest block, and of embedding and head together, as they are held in memory.
+def load_span(
+    files: ModelFiles,
+    start: int,
+    end: int,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    bits: Bits | None = None,
+) -> Span:
+    """Read blocks `[start, end)`, the embedding for block 0 and the norm and head for the last block.
 
-    `loading_bytes` come on top of a span's weights while it is loaded; 0 where that is a few tensors on their way.
+    With `bits` each block's weights are made smaller before the next one is read; `dtype` is what is computed with.
+
+    Raises ConfigError for a span or a family that cannot be served, IntegrityError for a missing, misshapen or
+    unreadable tensor or one that is not finite, naming it and its file.
     """
-
-    block_bytes: int
-    ends_bytes: int
-    loading_bytes: int = 0
-
-
-def load(model_dir: Path, start: int, end: int, options: ServerOptions) -> LoadedSpan:
-    """Read, run and measure. Raises ConfigError or IntegrityError."""
-    files = open_model(model_dir)
-    check_config(files.config)
-    span = _load_span(files, start, end, options)
-    row_bytes = 4 * max(files.hidden_size, files.vocab_size)
-    room_bytes = limits.MAX_MESSAGE_BYTES - limits.MAX_OPEN_BYTES
-    if row_bytes > room_bytes:
-        raise ConfigError(f"{model_dir} is too wide for the messages of this network", remedy="serve another model")
-    speed = measure(span)
-    give_back()  # what was measured with
-    page_bytes = PAGE_TOKENS * speed.kv_bytes_per_token
-    kv_tokens = options.kv_bytes // page_bytes * PAGE_TOKENS
-    if not kv_tokens:
-        raise ConfigError(
-            f"{PAGE_TOKENS} tokens take {page_bytes} bytes of cache, and {options.kv_bytes} are allowed",
-            remedy="allow more memory or serve fewer blocks",
-        )
-    revision = files.revision(options.dtype)
-    response = FilesResponse(revision=revision, files=files.small_files()).to_bytes()
-    if len(response) > limits.MAX_MESSAGE_BYTES:
-        raise ConfigError(
-            f"the config and tokenizer in {model_dir} are larger than a message of {limits.MAX_MESSAGE_BYTES} bytes",
-            remedy="remove the files that no tokenizer needs",
-        )
-    return LoadedSpan(
-        span=span,
-        speed=speed,
-        kv_tokens=min(kv_tokens, limits.MAX_KV_TOKENS),
-        max_step_tokens=min(options.max_step_tokens, room_bytes // (4 * files.hidden_size)),
-        revision=revision,
-        source=files.source,
-        files=response,
-    )
+    num_blocks = files.num_blocks
+    check_span(start, end, num_blocks)
+    if bits:
+        model = read_quantized(files, start, end, dtype, device, bits)
+    else:
+        model = read_model(files, start, end, dtype).to(device).eval().requires_grad_(False)
+        pack_linears(model)
+    span = Span(model, start, end, num_blocks)
+    # checked now, so that a family that cannot be served is refused before it is announced
+    span.is_ragged = can_be_ragged(span, model.config)
+    span.is_lean = span.is_ragged and can_be_lean(span, model.config)
+    check_computes(span, str(files.config.model_type))
+    span._choose(start, end)
+    return span
 
 
-def measure_block(files: ModelFiles, options: ServerOptions) -> SpanSpeed:
-    """The speed of one block from the model's middle, for deciding how many to take."""
-    return measure(_load_span(files, *middle_block(files), options))
+def can_be_ragged(span: Span, config: Any) -> bool:
+    if "chunked_attention" in (getattr(config, "layer_types", None) or ()):
+        return False
+    window = _window(config)
+    return _agree(span, span.run_ragged, _slices(config, window), window)
 
 
-def middle_block(files: ModelFiles) -> tuple[int, int]:
-    """The span of the block that `measure_block` reads."""
-    return files.num_blocks // 2, files.num_blocks // 2 + 1
+def can_be_lean(span: Span, config: Any) -> bool:
+    """For a span that can be ragged: compare decodes alone."""
+    if span.lean is None:
+        return False
+    window = _window(config)
+    return _agree(span, span.run_lean, [piece for piece in _slices(config, window) if piece.num_tokens == 1], window)
 
 
-def _load_span(files: ModelFiles, start: int, end: int, options: ServerOptions) -> Span:
-    dtype, bits = DTYPES[options.dtype], _bits(options)
-    return load_span(files, start, end, dtype=dtype, device=options.device, bits=bits)
+def _agree(
+    span: Span,
+    run: Callable[[Tensor, Sequence[Slice], KVPool], list[Tensor | None]],
+    slices: Sequence[Slice],
+    window: int,
+) -> bool:
+    """Whether `run` gives what transformers' own attention and masks do."""
+    num_rows = sum(piece.num_tokens for piece in slices)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(num_rows, span.hidden_size, generator=generator)
+    if span.is_first:
+        x = torch.randint(span.vocab_size, (num_rows,), generator=generator)
+    x = x.to(span.device, span.dtype if x.is_floating_point() else None)
+    pools = [span.new_pool(_NUM_PAGES) for _ in range(2)]
+    for tensors in zip(*([*pool.keys_SKD, *pool.values_SKD] for pool in pools), strict=True):
+        values = torch.randn(tensors[0].shape, generator=generator)
+        for tensor in tensors:
+            tensor.copy_(values)
+    for pool in pools:
+        for values_SKD in pool.values_SKD:
+            values_SKD[_BEHIND_PAGE * PAGE_TOKENS :] *= max(1, min(window, _MAX_LOUD))
+    with torch.inference_mode():
+        expected = span.run_alone(x, slices, pools[0])
+        try:
+            found = run(x, slices, pools[1])
+        except Exception:  # a family's own code raises what it likes when it is given what it does not expect
+            return False
+    return all(map(is_close, found, expected))
 
 
-def _bits(options: ServerOptions) -> Bits | None:
-    smaller: dict[str, Bits] = {"int8": "int8", "int4": "int4"}
-    return smaller.get(options.dtype)
+def _window(config: Any) -> int:
+    """What some or all blocks look back at most; 0: nothing is said."""
+    return max(getattr(config, "sliding_window", None) or 0, 0)
 
 
-def weigh(files: ModelFiles, options: ServerOptions) -> Weights:
-    """From the headers of the shards, without reading weights. Raises IntegrityError."""
-    bits, item_bytes = _bits(options), DTYPES[options.dtype].itemsize
-    held, read, ends_bytes, largest = [0] * files.num_blocks, [0] * files.num_blocks, 0, 0
-    blocks = block_of_tensors(files)
-    rows = linear_tensors(files) if bits else {}
-    for name, num_values in weight_sizes(files).items():
-        if (block := blocks[name]) is None:
-            ends_bytes += num_values * item_bytes
-            continue
-        num_bytes = num_values * item_bytes
-        read[block] += num_bytes
-        if bits and name in rows:
-            num_bytes, largest = quantized_bytes(bits, num_values, rows[name]), max(largest, num_values)
-        held[block] += num_bytes
-    # a span is read block by block, and each of a block's tensors is made smaller alone
-    loading_bytes = max(read) - min(held) + PASSING_BYTES * largest if bits else 0
-    return Weights(block_bytes=max(held), ends_bytes=ends_bytes, loading_bytes=loading_bytes)
+def _slices(config: Any, window: int) -> list[Slice]:
+    """A start, a middle, decodes near and far. Far ones see the same few pages again and again, and others behind the
+    window."""
+    far = window + _FAR_TOKENS - 1
+    far = min(far, context_tokens(config) - 4)
+    num_behind = max(0, far + 1 - window) // PAGE_TOKENS if window else 0
+
+    def piece(num_tokens: int, position: int, pages: Sequence[int], num_behind: int = 0) -> Slice:
+        num_pages = -(-(position + num_tokens) // PAGE_TOKENS)
+        seen = [_BEHIND_PAGE if i < num_behind else pages[i % len(pages)] for i in range(num_pages)]
+        return Slice(num_tokens=num_tokens, position=position, pages=seen, want=Want.ALL)
+
+    near = [piece(3, 0, [0]), piece(2, 5, [1]), piece(1, 7, [2]), piece(1, 17, [4, 3])]
+    return [*near, piece(3, far, [5, 6], num_behind), piece(1, far, [7], num_behind)]
+
+
+def is_close(found: Tensor | None, expected: Tensor | None) -> bool:
+    """By the middle row: in half precision a router may send one or another row to another expert."""
+    assert found is not None
+    assert expected is not None
+    tolerance = 1e-3 if expected.dtype == torch.float32 else 5e-2
+    scale = expected.float().abs().amax(-1).clamp(min=1e-6)
+    errors = (found.float() - expected.float()).abs().amax(-1) / scale
+    return bool(errors.median() <= tolerance)
+
+
+def check_computes(span: Span, family: str) -> None:
+    """Raises ConfigError, which names the family and the block, if one gives something else than transformers'."""
+    generator = torch.Generator().manual_seed(0)
+    pool = span.new_pool(1)
+    for block in range(span.start, span.end):
+        try:
+            with torch.inference_mode():
+                is_same = _gives_the_same(span, pool, block, generator)
+        except Exception as error:  # a family's own code raises what it likes
+            raise ConfigError(
+                f"block {block} of this {family} does not run: {one_line(error)}", remedy="serve another family"
+            ) from error
+        if not is_same:
+            raise ConfigError(
+                f"block {block} of this {family} gives something else than transformers' own modules",
+                remedy="serve another family",
+            )
+
+
+def _gives_the_same(span: Span, pool: KVPool, block: int, generator: torch.Generator) -> bool:
+    num_rows = min(_NUM_ROWS, span.context_tokens)
+    if block == 0:
+        x = torch.randint(span.vocab_size, (num_rows,), generator=generator)
+    else:
+        x = torch.randn(num_rows, span.hidden_size, generator=generator)
+    expected = span.forward(x[None], block, block + 1)[0]
+    if not expected.isfinite().all():
+        return True  # numbers too large for half precision, which made-up rows may give
+    num_prompt = max(1, num_rows - _NUM_DECODED)
+    parts = [(0, num_prompt), *((row, row + 1) for row in range(num_prompt, num_rows))]
+    found = torch.cat([_served(span, pool, block, x[low:high], low) for low, high in parts])
+    return is_close(found, expected)
+
+
+def _served(span: Span, pool: KVPool, block: int, x: Tensor, position: int) -> Tensor:
+    piece = Slice(num_tokens=len(x), position=position, pages=[0], want=Want.ALL)
+    (output,) = span.run(Batch(x=x, slices=(piece,), start=block, end=block + 1), pool)
+    assert output is not None
+    return output

@@ -13,10 +13,12 @@ from swarm_protocol.errors import ConfigError
 
 from swarm.router.placement import Capacity, work_ms
 from swarm.router.room import (BlockBudget, ModelNeeds, block_budget, kv_bytes_beside)
-from swarm.serving.engine.span_speed import SpanSpeed
-from swarm.serving.model.model_files import ModelFiles, open_model
-from swarm.serving.model.span_loading import measure_block, middle_block, weigh
-from swarm.serving.server.server_options import DTYPES, ServerOptions
+from swarm.serving.engine.span_speed import (SpanSpeed, measure)
+from swarm.serving.model.model_files import (ModelFiles, open_model, weight_sizes)
+from swarm.serving.server.server_options import (DTYPES, ServerOptions)
+from swarm.serving.model.quantization import (PASSING_BYTES, quantized_bytes)
+from swarm.serving.model.span_loading import load_span
+from swarm.serving.model.weights import (block_of_tensors, linear_tensors)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +109,7 @@ def planned_needs(model_dir: Path, options: ServerOptions) -> ModelNeeds:
     num_heads = config.num_attention_heads
     num_kv_heads = getattr(config, "num_key_value_heads", None) or num_heads
     head_size = getattr(config, "head_dim", None) or config.hidden_size // num_heads
-    return needs_of(files, 2 * num_kv_heads * head_size * DTYPES[options.dtype].itemsize, options)
+    return needs_of(files, 2 * num_kv_heads * head_size * options.compute_dtype.itemsize, options)
 
 
 def options_for(
@@ -122,3 +124,47 @@ def options_for(
     num_blocks = min(num_blocks, needs.num_blocks)  # whether there are so many is checked when they are loaded
     kv_bytes = kv_bytes_beside(needs, num_blocks, options.max_bytes, options.server.kv_bytes)
     return replace(options.server, kv_bytes=kv_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """Bytes of a model's largest block, and of embedding and head together, as they are held in memory.
+
+    `loading_bytes` come on top of a span's weights while it is loaded; 0 where that is a few tensors on their way.
+    """
+
+    block_bytes: int
+    ends_bytes: int
+    loading_bytes: int = 0
+
+
+def measure_block(files: ModelFiles, options: ServerOptions) -> SpanSpeed:
+    """The speed of one block from the model's middle, for deciding how many to take."""
+    return measure(
+        load_span(files, *middle_block(files), dtype=options.compute_dtype, device=options.device, bits=options.bits)
+    )
+
+
+def middle_block(files: ModelFiles) -> tuple[int, int]:
+    """The span of the block that `measure_block` reads."""
+    return files.num_blocks // 2, files.num_blocks // 2 + 1
+
+
+def weigh(files: ModelFiles, options: ServerOptions) -> Weights:
+    """From the headers of the shards, without reading weights. Raises IntegrityError."""
+    bits, item_bytes = options.bits, options.compute_dtype.itemsize
+    held, read, ends_bytes, largest = [0] * files.num_blocks, [0] * files.num_blocks, 0, 0
+    blocks = block_of_tensors(files)
+    rows = linear_tensors(files) if bits else {}
+    for name, num_values in weight_sizes(files).items():
+        if (block := blocks[name]) is None:
+            ends_bytes += num_values * item_bytes
+            continue
+        num_bytes = num_values * item_bytes
+        read[block] += num_bytes
+        if bits and name in rows:
+            num_bytes, largest = quantized_bytes(bits, num_values, rows[name]), max(largest, num_values)
+        held[block] += num_bytes
+    # a span is read block by block, and each of a block's tensors is made smaller alone
+    loading_bytes = max(read) - min(held) + PASSING_BYTES * largest if bits else 0
+    return Weights(block_bytes=max(held), ends_bytes=ends_bytes, loading_bytes=loading_bytes)

@@ -4,17 +4,75 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import torch
+from swarm_protocol import limits
+from swarm_protocol.errors import ConfigError
+from swarm_protocol.serving_messages import FilesResponse
 
+from swarm.heap import give_back
 from swarm.serving.engine.engine import Engine
-from swarm.serving.engine.span_speed import PREFILL_TOKENS, SpanSpeed, step_again_ms
+from swarm.serving.engine.span_speed import PREFILL_TOKENS, SpanSpeed, measure, step_again_ms
 from swarm.serving.model.batch import PAGE_TOKENS
+from swarm.serving.model.family_check import check_config
 from swarm.serving.model.kv_pool import KVPool
-from swarm.serving.model.span_loading import LoadedSpan, load
+from swarm.serving.model.model_files import open_model
+from swarm.serving.model.span import Span
+from swarm.serving.model.span_loading import load_span
 from swarm.serving.server.server_options import ServerOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedSpan:
+    """`kv_tokens` fit into the allowed cache. `files` is the FilesResponse for clients, made once: it may be large.
+    `source` is `ModelFiles.source`."""
+
+    span: Span
+    speed: SpanSpeed
+    kv_tokens: int
+    max_step_tokens: int
+    revision: str
+    source: str
+    files: bytes
+
+
+def load(model_dir: Path, start: int, end: int, options: ServerOptions) -> LoadedSpan:
+    """Read, run and measure. Raises ConfigError or IntegrityError."""
+    files = open_model(model_dir)
+    check_config(files.config)
+    span = load_span(files, start, end, dtype=options.compute_dtype, device=options.device, bits=options.bits)
+    row_bytes = 4 * max(files.hidden_size, files.vocab_size)
+    room_bytes = limits.MAX_MESSAGE_BYTES - limits.MAX_OPEN_BYTES
+    if row_bytes > room_bytes:
+        raise ConfigError(f"{model_dir} is too wide for the messages of this network", remedy="serve another model")
+    speed = measure(span)
+    give_back()  # what was measured with
+    page_bytes = PAGE_TOKENS * speed.kv_bytes_per_token
+    kv_tokens = options.kv_bytes // page_bytes * PAGE_TOKENS
+    if not kv_tokens:
+        raise ConfigError(
+            f"{PAGE_TOKENS} tokens take {page_bytes} bytes of cache, and {options.kv_bytes} are allowed",
+            remedy="allow more memory or serve fewer blocks",
+        )
+    revision = files.revision(options.dtype)
+    response = FilesResponse(revision=revision, files=files.small_files()).to_bytes()
+    if len(response) > limits.MAX_MESSAGE_BYTES:
+        raise ConfigError(
+            f"the config and tokenizer in {model_dir} are larger than a message of {limits.MAX_MESSAGE_BYTES} bytes",
+            remedy="remove the files that no tokenizer needs",
+        )
+    return LoadedSpan(
+        span=span,
+        speed=speed,
+        kv_tokens=min(kv_tokens, limits.MAX_KV_TOKENS),
+        max_step_tokens=min(options.max_step_tokens, room_bytes // (4 * files.hidden_size)),
+        revision=revision,
+        source=files.source,
+        files=response,
+    )
 
 
 class Deployment:

@@ -70,3 +70,13 @@ class ServerOptions:
                 raise ConfigError(f"{name} must be above 0", remedy="use 1 or more")
         if not 1 <= self.max_step_tokens <= limits.MAX_STEP_TOKENS:
             raise ConfigError(f"max_step_tokens = {self.max_step_tokens}", remedy=f"use 1 to {limits.MAX_STEP_TOKENS}")
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """The dtype that products are computed in."""
+        return DTYPES[self.dtype]
+
+    @property
+    def bits(self) -> Literal["int8", "int4"] | None:
+        """What the weights of linear layers are quantized to, if anything."""
+        return self.dtype if self.dtype in ("int8", "int4") else None

@@ -16,8 +16,8 @@ from support.local_hub import MODEL, Hub, digest, local_hub
 from swarm.serving.model import hub_download
 from swarm.serving.model.hub_download import HubModel, download_blocks, find_model
 from swarm.serving.model.model_files import open_model
-from swarm.serving.model.span import load_span
-from swarm.serving.model.span_loading import weigh
+from swarm.serving.model.span_loading import load_span
+from swarm.serving.server.capability import weigh
 from swarm.serving.server.server_options import ServerOptions
 from swarm_protocol.errors import ConfigError, IntegrityError
 

@@ -13,7 +13,8 @@ from swarm.serving.model.batch import PAGE_TOKENS, Batch, Slice, Want
 from swarm.serving.model.kv_pool import KVPool
 from swarm.serving.model.model_files import open_model
 from swarm.serving.model.packing import PackedLinear, can_pack
-from swarm.serving.model.span import Span, load_span
+from swarm.serving.model.span import Span
+from swarm.serving.model.span_loading import load_span
 from torch import Tensor
 from transformers import GraniteConfig, LlamaConfig, Ministral3Config, Qwen2Config, Qwen3Config
 from transformers.models.llama.modeling_llama import LlamaAttention

@@ -31,7 +31,8 @@ from pathlib import Path
 import torchao.prototype.quantization.int4
 import transformers.models.llama.modeling_llama
 from swarm.serving.model.model_files import open_model
-from swarm.serving.model.span_loading import load, weigh
+from swarm.serving.server.deployment import load
+from swarm.serving.server.capability import weigh
 from swarm.serving.server.server_options import ServerOptions
 
 def status(name):

@@ -12,9 +12,10 @@ import torch
 from swarm.serving.model.batch import Batch, Slice, Want
 from swarm.serving.model.model_files import open_model
 from swarm.serving.model.quantization import Bits, Int8Linear
-from swarm.serving.model.span import Span, load_span
-from swarm.serving.model.span_loading import load, weigh
-from swarm.serving.server.capability import VolunteerOptions, measure_capability
+from swarm.serving.model.span import Span
+from swarm.serving.model.span_loading import load_span
+from swarm.serving.server.capability import VolunteerOptions, measure_capability, weigh
+from swarm.serving.server.deployment import load
 from swarm.serving.server.server_options import ServerOptions
 from swarm_protocol.errors import ConfigError
 from torch import nn

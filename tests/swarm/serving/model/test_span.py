@@ -16,7 +16,9 @@ from swarm.serving.model.batch import Batch, Slice, Want
 from swarm.serving.model.kv_pool import KVPool
 from swarm.serving.model.model_files import open_model
 from swarm.serving.model.safetensors_reader import StoredTensor
-from swarm.serving.model.span import Span, block_of_tensors, load_span
+from swarm.serving.model.span import Span
+from swarm.serving.model.span_loading import load_span
+from swarm.serving.model.weights import block_of_tensors
 from swarm_protocol.errors import ConfigError, IntegrityError
 from transformers import AutoModelForCausalLM, BertConfig, BloomConfig, OPTConfig, PreTrainedModel
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 from swarm.serving.model.batch import Batch, Slice, Want
 from swarm.serving.model.model_files import open_model
-from swarm.serving.model.span import Span, load_span
+from swarm.serving.model.span import Span
+from swarm.serving.model.span_loading import load_span
 from swarm_protocol.errors import ConfigError
 from transformers import AutoModelForCausalLM
 

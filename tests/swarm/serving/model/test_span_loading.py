@@ -1,62 +1,322 @@
+"""Batches of many seats through spans of every family, against transformers alone on one machine."""
+
 from __future__ import annotations
 
-import shutil
+import itertools
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
-from swarm.serving.model.model_files import open_model, weight_sizes
-from swarm.serving.model.span_loading import Weights, load, measure_block, weigh
+import torch
+from swarm.serving.model import cut, span_loading
+from swarm.serving.model.batch import PAGE_TOKENS, Batch, Slice, Want
+from swarm.serving.model.caches import GatheredCache
+from swarm.serving.model.kv_pool import KVPool
+from swarm.serving.model.model_files import open_model
+from swarm.serving.model.span import Span
+from swarm.serving.model.span_loading import load_span
+from swarm.serving.server.deployment import load
 from swarm.serving.server.server_options import ServerOptions
-from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError
+from transformers import (
+    BertConfig,
+    BloomConfig,
+    CTRLConfig,
+    FalconConfig,
+    Gemma2Config,
+    GPTNeoConfig,
+    GptOssConfig,
+    GraniteConfig,
+    ModernBertDecoderConfig,
+    NanoChatConfig,
+    OlmoConfig,
+    OPTConfig,
+    Phi3Config,
+)
 
-BLOCK_BYTES = 4 * (32 * 32 * 2 + 32 * 16 * 2 + 3 * 32 * 64 + 2 * 32)
-ENDS_BYTES = 4 * (2 * 256 * 32 + 32)
-
-
-def test_load_measures_and_counts_the_room(llama_dir: Path) -> None:
-    loaded = load(llama_dir, 0, 3, ServerOptions(kv_bytes=384 * 47))
-    assert loaded.kv_tokens == 32
-    assert loaded.speed.kv_bytes_per_token == 384
-    assert loaded.speed.prefill_ms > 0
-    assert loaded.speed.decode_ms > 0
-    assert loaded.revision == open_model(llama_dir).revision()
-    assert loaded.max_step_tokens == ServerOptions().max_step_tokens
-
-
-def test_load_wide_model_takes_shorter_steps(llama_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "MAX_MESSAGE_BYTES", limits.MAX_OPEN_BYTES + 4 * 32 * 100)
-    assert load(llama_dir, 0, 3, ServerOptions()).max_step_tokens == 100
-
-
-def test_load_model_too_wide_for_one_row_is_refused(llama_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "MAX_MESSAGE_BYTES", limits.MAX_OPEN_BYTES + 4 * 255)
-    with pytest.raises(ConfigError, match="too wide"):
-        load(llama_dir, 0, 3, ServerOptions())
+FAMILIES = ["llama", "llama-tied", "qwen3", "mistral", "mixtral", "gpt2"]
+CUTS = [(0, 6), (0, 2, 6), (0, 1, 4, 6)]
+NUM_TOKENS = 12
+CHUNK = 7
+PROMPTS = [[(7 * seat + 3 * i) % 250 + 2 for i in range(3 + 5 * seat)] for seat in range(16)]
 
 
-def test_load_files_too_large_for_one_message_are_refused_before_any_client_asks(
-    llama_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+class Seat:
+    """A prompt that is fed in uneven chunks, then its own greedy tokens."""
+
+    def __init__(self, prompt: Sequence[int], pages: Sequence[int], chunk: int) -> None:
+        self.tokens = list(prompt)
+        self.num_prompt = len(prompt)
+        self.position = 0
+        self.pages = pages
+        self.chunk = chunk
+
+    def piece(self) -> Slice:
+        num_tokens = min(self.chunk, len(self.tokens) - self.position)
+        return Slice(num_tokens=num_tokens, position=self.position, pages=self.pages, want=Want.LAST)
+
+    @property
+    def generated(self) -> list[int]:
+        return self.tokens[self.num_prompt :]
+
+
+def run_step(spans: Sequence[Span], pools: Sequence[KVPool], seats: Sequence[Seat]) -> None:
+    pieces = [seat.piece() for seat in seats]
+    x = torch.tensor([t for s, p in zip(seats, pieces, strict=True) for t in s.tokens[s.position :][: p.num_tokens]])
+    for span, pool in zip(spans, pools, strict=True):
+        want = Want.LAST if span.is_last else Want.ALL
+        slices = tuple(Slice(num_tokens=p.num_tokens, position=p.position, pages=p.pages, want=want) for p in pieces)
+        outputs = span.run(Batch(x=x, slices=slices, start=span.start, end=span.end), pool)
+        x = torch.cat([output for output in outputs if output is not None])
+    for seat, piece, logits in zip(seats, pieces, outputs, strict=True):
+        assert logits is not None
+        seat.position += piece.num_tokens
+        if seat.position == len(seat.tokens):
+            seat.tokens.append(int(logits[-1].argmax()))
+
+
+def generate(spans: Sequence[Span], prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Seats take pages that lie scattered, one after another, or backwards."""
+    num_pages = -(-(max(map(len, prompts)) + NUM_TOKENS) // PAGE_TOKENS)
+    order = torch.randperm(num_pages * len(prompts), generator=torch.Generator().manual_seed(0)).tolist()
+    seats = []
+    for seat, prompt in enumerate(prompts):
+        run = range(seat * num_pages, (seat + 1) * num_pages)
+        pages = [order[page] for page in run] if len(prompts) > 1 and seat % 2 else list(run)
+        seats.append(Seat(prompt, pages, CHUNK + seat))
+    if len(prompts) > 1:
+        taken = {page for seat in seats[1::2] for page in seat.pages}
+        free = iter(sorted(set(order) - taken))
+        for seat in seats[::2]:
+            seat.pages = [next(free) for _ in seat.pages]
+    pools = [span.new_pool(num_pages * len(prompts)) for span in spans]
+    while any(len(seat.generated) < NUM_TOKENS for seat in seats):
+        run_step(spans, pools, [seat for seat in seats if len(seat.generated) < NUM_TOKENS])
+    return [seat.generated for seat in seats]
+
+
+@pytest.mark.parametrize("cuts", CUTS, ids=["1-span", "2-spans", "3-spans"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_run_batch_of_mixed_lengths_in_uneven_chunks_gives_the_tokens_of_local_generate(
+    model_dirs: Callable[[str], Path], local_tokens: Any, family: str, cuts: tuple[int, ...]
 ) -> None:
-    """Each of them is within its own bound."""
-    directory = shutil.copytree(llama_dir, tmp_path / "model")
-    monkeypatch.setattr(limits, "MAX_MESSAGE_BYTES", limits.MAX_OPEN_BYTES + 2**20)
-    for name in ("vocab.json", "vocab.txt"):
-        (directory / name).write_bytes(bytes(2**20 - 2**10))
-    with pytest.raises(ConfigError, match="larger than a message"):
-        load(directory, 0, 1, ServerOptions())
+    directory = model_dirs(family)
+    files = open_model(directory)
+    assert len(set(files.shards.values())) > 3
+    spans = [load_span(files, start, end) for start, end in itertools.pairwise(cuts)]
+    assert all(span.is_ragged for span in spans)
+    expected = [local_tokens(directory, prompt, NUM_TOKENS) for prompt in PROMPTS]
+    assert generate(spans, PROMPTS) == expected
+    assert generate(spans, PROMPTS[5:6]) == expected[5:6]
 
 
-def test_measure_block_needs_one_block_only(llama_dir: Path) -> None:
-    assert measure_block(open_model(llama_dir), ServerOptions()).kv_bytes_per_token == 128
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_run_batch_on_pages_that_a_failed_seat_left_gives_the_same_tokens(
+    model_dirs: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    span = load_span(open_model(model_dirs(family)), 0, 6)
+    expected = generate([span], PROMPTS[:4])
+    new_pool = span.new_pool
+    spoilt = []
+
+    def spoilt_pool(num_pages: int) -> KVPool:
+        pool = new_pool(num_pages)
+        for tensor in (*pool.keys_SKD, *pool.values_SKD):
+            tensor.fill_(torch.nan)
+        spoilt.append(pool)
+        return pool
+
+    monkeypatch.setattr(span, "new_pool", spoilt_pool)
+    assert generate([span], PROMPTS[:4]) == expected
+    assert len(spoilt) == 1
 
 
-def test_weigh_counts_each_tensor_once(llama_dir: Path) -> None:
+def whole_batch(span: Span, x: torch.Tensor, *, start: int, end: int, want: Want = Want.ALL) -> torch.Tensor:
+    """One seat alone on a pool of its own, from position 0."""
+    pages = range(-(-len(x) // PAGE_TOKENS))
+    piece = Slice(num_tokens=len(x), position=0, pages=pages, want=want)
+    (output,) = span.run(Batch(x=x, slices=(piece,), start=start, end=end), span.new_pool(len(pages)))
+    assert output is not None
+    return output
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_run_some_blocks_of_a_span_equals_a_span_of_those(model_dirs: Callable[[str], Path], family: str) -> None:
+    files = open_model(model_dirs(family))
+    whole, tokens = load_span(files, 0, 6), torch.tensor(PROMPTS[4])
+    logits = whole_batch(whole, tokens, start=0, end=6)
+    x = tokens
+    for start, end in [(0, 2), (2, 5), (5, 6)]:
+        alone = whole_batch(load_span(files, start, end), x, start=start, end=end)
+        x = whole_batch(whole, x, start=start, end=end)
+        assert torch.equal(x, alone)
+    torch.testing.assert_close(x, logits, rtol=1e-4, atol=1e-4)
+    assert torch.equal(whole_batch(whole, tokens, start=0, end=6), logits)
+
+
+def test_run_gives_each_slice_what_it_wants(llama_dir: Path) -> None:
     files = open_model(llama_dir)
-    assert sum(weight_sizes(files).values()) * 4 == 6 * BLOCK_BYTES + ENDS_BYTES
-    assert weigh(files, ServerOptions()) == Weights(block_bytes=BLOCK_BYTES, ends_bytes=ENDS_BYTES)
+    for start in (0, 4):
+        for end in (5, 6):
+            span = load_span(files, start, 6)
+            x = torch.tensor(PROMPTS[2][:6]) if start == 0 else torch.randn(6, 32)
+            slices = tuple(
+                Slice(num_tokens=2, position=0, pages=[page], want=want)
+                for page, want in enumerate([Want.ALL, Want.NOTHING, Want.LAST])
+            )
+            everything, nothing, last = span.run(Batch(x=x, slices=slices, start=start, end=end), span.new_pool(3))
+            assert nothing is None
+            assert everything is not None
+            assert last is not None
+            alone = [whole_batch(span, x[at : at + 2], start=start, end=end) for at in (0, 4)]
+            torch.testing.assert_close(everything, alone[0], rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(last, alone[1][-1:], rtol=1e-4, atol=1e-4)
 
 
-def test_weigh_half_precision_takes_half(llama_dir: Path) -> None:
-    weights = weigh(open_model(llama_dir), ServerOptions(dtype="bfloat16"))
-    assert weights == Weights(block_bytes=BLOCK_BYTES // 2, ends_bytes=ENDS_BYTES // 2)
+def test_run_seat_is_not_changed_by_anothers_broken_numbers(llama_dir: Path) -> None:
+    """Short decodes share a call, whose padding must not let them see each other."""
+    span = load_span(open_model(llama_dir), 2, 4)
+    x = torch.randn(2, 32)
+    slices = tuple(
+        Slice(num_tokens=1, position=p, pages=pages, want=Want.ALL) for p, pages in [(3, [2]), (40, [0, 1, 3])]
+    )
+    outputs = []
+    for number in (0.0, torch.nan):
+        pool = span.new_pool(4)
+        for tensor in (*pool.keys_SKD, *pool.values_SKD):
+            tensor[PAGE_TOKENS] = number  # the second seat's
+        outputs.append(span.run(Batch(x=x, slices=slices, start=2, end=4), pool))
+    (ours, theirs), (ours_after, theirs_after) = outputs
+    assert ours is not None
+    assert theirs_after is not None
+    assert theirs is not None
+    assert torch.equal(ours, ours_after)  # type: ignore[arg-type]
+    assert theirs.isfinite().all()
+    assert theirs_after.isnan().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_pool_of_a_span_takes_what_it_says(llama_dir: Path, dtype: torch.dtype) -> None:
+    """Theory: keys and values of 2 heads of width 8 on 3 blocks."""
+    span = load_span(open_model(llama_dir), 1, 4, dtype=dtype)
+    assert span.kv_bytes_per_token == 2 * 2 * 8 * 3 * dtype.itemsize
+    pool = span.new_pool(5)
+    assert pool.num_bytes == 5 * PAGE_TOKENS * span.kv_bytes_per_token
+    assert pool.page_bytes == PAGE_TOKENS * span.kv_bytes_per_token
+    assert whole_batch(span, torch.randn(20, 32), start=1, end=4).dtype == dtype
+
+
+SHAPE = {
+    "vocab_size": 256,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+}
+LONG_ROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0] * 4,
+    "long_factor": [2.0] * 4,
+}
+NEO_SHAPE = {
+    **{name: value for name, value in SHAPE.items() if not name.startswith("num_")},
+    "num_layers": 6,
+    "num_heads": 4,
+    "attention_types": [[["global", "local"], 3]],
+    "window_size": 16,
+}
+CTRL_SHAPE = {"vocab_size": 256, "n_embd": 32, "dff": 64, "n_layer": 6, "n_head": 4, "n_positions": 256}
+
+
+def phi3(original_context: int) -> Any:
+    return Phi3Config(**SHAPE, rope_parameters=LONG_ROPE, original_max_position_embeddings=original_context)
+
+
+OTHERS = {
+    "capped logits": (True, lambda: Gemma2Config(**SHAPE, head_dim=8, sliding_window=8)),
+    "sinks": (True, lambda: GptOssConfig(**SHAPE, head_dim=8, num_local_experts=4, sliding_window=8)),
+    "norm without weights": (True, lambda: OlmoConfig(**SHAPE)),
+    "scaled embeddings": (True, lambda: GraniteConfig(**SHAPE, embedding_multiplier=3.0, logits_scaling=2.0)),
+    "frequencies of the longest": (True, lambda: phi3(original_context=128)),
+    "normed before the first block": (True, lambda: NanoChatConfig(**SHAPE)),
+    "blocks that are numbered otherwise": (False, lambda: GPTNeoConfig(**NEO_SHAPE)),
+    "embeddings with a norm": (True, lambda: ModernBertDecoderConfig(**SHAPE, local_attention=16)),
+    "scales what it is given in place": (True, lambda: CTRLConfig(**CTRL_SHAPE)),
+    "a head of several layers": (True, lambda: BertConfig(**SHAPE, is_decoder=True)),
+    "last norm written first": (True, lambda: OPTConfig(**SHAPE, ffn_dim=64)),
+    "bias by position": (False, lambda: BloomConfig(**SHAPE, n_layer=6, n_head=4)),
+    "attention of its own": (False, lambda: FalconConfig(**SHAPE, new_decoder_architecture=True, num_kv_heads=2)),
+}
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_run_families_that_differ_in_one_pass_or_seat_by_seat_gives_the_tokens_of_local_generate(
+    tmp_path: Path, write_config: Callable[[Path, Any], Path], local_tokens: Any, what: str
+) -> None:
+    is_ragged, config = OTHERS[what]
+    directory = write_config(tmp_path / "model", config())
+    spans = [load_span(open_model(directory), start, end) for start, end in [(0, 2), (2, 6)]]
+    assert [span.is_ragged for span in spans] == [is_ragged, is_ragged]
+    prompts = PROMPTS[2:12:3]
+    assert generate(spans, prompts) == [local_tokens(directory, prompt, NUM_TOKENS) for prompt in prompts]
+
+
+def test_context_ends_where_rotary_embeddings_would_change_for_all_positions(
+    tmp_path: Path, write_config: Callable[[Path, Any], Path]
+) -> None:
+    files = open_model(write_config(tmp_path / "model", phi3(original_context=40)))
+    assert (files.context_tokens, load_span(files, 0, 2).context_tokens) == (40, 40)
+
+
+def test_load_of_a_span_whose_cache_gives_something_else_names_family_and_block(
+    llama_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All ways through the cache are wrong alike, as where a family keeps what the cache does not."""
+    seen = GatheredCache.update
+
+    def shifted(cache: GatheredCache, keys: torch.Tensor, values: torch.Tensor, layer: int, *others: Any) -> Any:
+        keys, values = seen(cache, keys, values, layer, *others)
+        return keys, 1.1 * values if layer == 1 else values
+
+    monkeypatch.setattr(GatheredCache, "update", shifted)
+    monkeypatch.setattr(span_loading, "can_be_ragged", lambda *_: False)
+    load_span(open_model(llama_dir), 2, 3)
+    with pytest.raises(ConfigError, match="block 3 of this llama gives something else than transformers' own modules"):
+        load_span(open_model(llama_dir), 2, 4)
+
+
+def test_load_of_a_span_that_does_not_run_says_why(llama_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_span: Span, *_others: Any) -> None:
+        raise IndexError("list index out of range")
+
+    monkeypatch.setattr(Span, "run", broken)
+    with pytest.raises(ConfigError, match="block 2 of this llama does not run: list index out of range"):
+        load_span(open_model(llama_dir), 2, 4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("family", ["llama-tied", "mixtral", "gpt2"])
+def test_load_of_a_span_that_gives_the_same_leaves_it_whole(
+    model_dirs: Callable[[str], Path], family: str, dtype: torch.dtype
+) -> None:
+    span = load_span(open_model(model_dirs(family)), 2, 6, dtype=dtype)
+    assert span._chosen == (2, 6)
+
+
+def test_load_of_a_family_that_is_cut_wrongly_is_refused_by_every_span_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write_config: Callable[[Path, Any], Path]
+) -> None:
+    """Also by one whose own blocks compute rightly."""
+    config = OPTConfig(vocab_size=256, hidden_size=32, num_hidden_layers=4, ffn_dim=64, num_attention_heads=4)
+    directory = write_config(tmp_path / "model", config)
+    monkeypatch.setattr(cut, "_BEFORE_BLOCKS", {("opt", "final_layer_norm"): True})
+    load_span(open_model(directory), 1, 2)
+    with pytest.raises(ConfigError, match="opt gives other answers in parts than whole"):
+        load(directory, 1, 2, ServerOptions())

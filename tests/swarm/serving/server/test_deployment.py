@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
 import torch
-from swarm.serving.server.deployment import Deployment
+from swarm.serving.model.model_files import open_model, weight_sizes
+from swarm.serving.server.capability import Weights, measure_block, weigh
+from swarm.serving.server.deployment import Deployment, load
 from swarm.serving.server.server_options import ServerOptions
+from swarm_protocol import limits
+from swarm_protocol.errors import ConfigError
 
 
 def test_load_while_another_span_steps_with_fewer_threads_may_use_all(llama_dir: Path) -> None:
@@ -25,3 +31,55 @@ def test_load_while_another_span_steps_with_fewer_threads_may_use_all(llama_dir:
             assert asyncio.run(load()) == usual
         finally:
             stepping.submit(torch.set_num_threads, usual).result()
+
+
+BLOCK_BYTES = 4 * (32 * 32 * 2 + 32 * 16 * 2 + 3 * 32 * 64 + 2 * 32)
+ENDS_BYTES = 4 * (2 * 256 * 32 + 32)
+
+
+def test_load_measures_and_counts_the_room(llama_dir: Path) -> None:
+    loaded = load(llama_dir, 0, 3, ServerOptions(kv_bytes=384 * 47))
+    assert loaded.kv_tokens == 32
+    assert loaded.speed.kv_bytes_per_token == 384
+    assert loaded.speed.prefill_ms > 0
+    assert loaded.speed.decode_ms > 0
+    assert loaded.revision == open_model(llama_dir).revision()
+    assert loaded.max_step_tokens == ServerOptions().max_step_tokens
+
+
+def test_load_wide_model_takes_shorter_steps(llama_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_MESSAGE_BYTES", limits.MAX_OPEN_BYTES + 4 * 32 * 100)
+    assert load(llama_dir, 0, 3, ServerOptions()).max_step_tokens == 100
+
+
+def test_load_model_too_wide_for_one_row_is_refused(llama_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_MESSAGE_BYTES", limits.MAX_OPEN_BYTES + 4 * 255)
+    with pytest.raises(ConfigError, match="too wide"):
+        load(llama_dir, 0, 3, ServerOptions())
+
+
+def test_load_files_too_large_for_one_message_are_refused_before_any_client_asks(
+    llama_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of them is within its own bound."""
+    directory = shutil.copytree(llama_dir, tmp_path / "model")
+    monkeypatch.setattr(limits, "MAX_MESSAGE_BYTES", limits.MAX_OPEN_BYTES + 2**20)
+    for name in ("vocab.json", "vocab.txt"):
+        (directory / name).write_bytes(bytes(2**20 - 2**10))
+    with pytest.raises(ConfigError, match="larger than a message"):
+        load(directory, 0, 1, ServerOptions())
+
+
+def test_measure_block_needs_one_block_only(llama_dir: Path) -> None:
+    assert measure_block(open_model(llama_dir), ServerOptions()).kv_bytes_per_token == 128
+
+
+def test_weigh_counts_each_tensor_once(llama_dir: Path) -> None:
+    files = open_model(llama_dir)
+    assert sum(weight_sizes(files).values()) * 4 == 6 * BLOCK_BYTES + ENDS_BYTES
+    assert weigh(files, ServerOptions()) == Weights(block_bytes=BLOCK_BYTES, ends_bytes=ENDS_BYTES)
+
+
+def test_weigh_half_precision_takes_half(llama_dir: Path) -> None:
+    weights = weigh(open_model(llama_dir), ServerOptions(dtype="bfloat16"))
+    assert weights == Weights(block_bytes=BLOCK_BYTES // 2, ends_bytes=ENDS_BYTES // 2)

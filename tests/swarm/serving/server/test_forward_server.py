@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from swarm.network.memory.memory_network import MemoryInternet
 from swarm.serving.model.model_files import open_model
-from swarm.serving.model.span import load_span
+from swarm.serving.model.span_loading import load_span
 from swarm.serving.server import forward_server
 from swarm.serving.server.forward_server import (
     MAX_PIECE_MS,

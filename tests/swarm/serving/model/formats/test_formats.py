@@ -19,8 +19,10 @@ from swarm.serving.model.batch import Batch, Slice, Want
 from swarm.serving.model.family_check import check_directory
 from swarm.serving.model.model_files import ModelFiles, open_model, weight_sizes
 from swarm.serving.model.safetensors_reader import StoredTensor
-from swarm.serving.model.span import Span, block_of_tensors, load_span
-from swarm.serving.model.span_loading import weigh
+from swarm.serving.model.span import Span
+from swarm.serving.model.span_loading import load_span
+from swarm.serving.model.weights import block_of_tensors
+from swarm.serving.server.capability import weigh
 from swarm.serving.server.server_options import ServerOptions
 from swarm_protocol.errors import ConfigError, IntegrityError
 from transformers import GptOssConfig

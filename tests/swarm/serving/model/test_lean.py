@@ -232,7 +232,7 @@ def test_load_of_a_family_with_the_same_parts_that_puts_them_together_otherwise_
     write_config: Callable[[object], Path],
 ) -> None:
     span = load_span(open_model(write_config(GraniteConfig(**SMALL, residual_multiplier=0.5))), 0, 3)
-    assert span._lean is not None
+    assert span.lean is not None
     assert span.is_ragged
     assert not span.is_lean
 
@@ -243,7 +243,7 @@ def test_load_with_a_window_in_its_config_that_its_blocks_do_not_have_is_not_lea
     """As files have it that were another family's: seen where positions behind the window are few among many."""
     config = LlamaConfig(**{**SMALL, "max_position_embeddings": 8192}, sliding_window=4096)
     span = load_span(open_model(write_config(config)), 0, 3)
-    assert span._lean is not None
+    assert span.lean is not None
     assert span.is_ragged
     assert not span.is_lean
 

@@ -11,7 +11,7 @@ from unittest.mock import patch
 import pytest
 from swarm.network.membership import Membership
 from swarm.network.memory.memory_network import Link, MemoryInternet
-from swarm.router.placement import (PlacementDecision, choose_move)
+from swarm.router.placement import PlacementDecision, choose_move
 from swarm.serving.engine.span_speed import SpanSpeed
 from swarm.serving.server.capability import VolunteerOptions
 from swarm.serving.server.deployment import LoadedSpan, load

@@ -12,13 +12,13 @@ from pathlib import Path
 from swarm_protocol.errors import ConfigError
 
 from swarm.router.placement import Capacity, work_ms
-from swarm.router.room import (BlockBudget, ModelNeeds, block_budget, kv_bytes_beside)
-from swarm.serving.engine.span_speed import (SpanSpeed, measure)
-from swarm.serving.model.model_files import (ModelFiles, open_model, weight_sizes)
-from swarm.serving.server.server_options import (DTYPES, ServerOptions)
-from swarm.serving.model.quantization import (PASSING_BYTES, quantized_bytes)
+from swarm.router.room import BlockBudget, ModelNeeds, block_budget, kv_bytes_beside
+from swarm.serving.engine.span_speed import SpanSpeed, measure
+from swarm.serving.model.model_files import ModelFiles, open_model, weight_sizes
+from swarm.serving.model.quantization import PASSING_BYTES, quantized_bytes
 from swarm.serving.model.span_loading import load_span
-from swarm.serving.model.weights import (block_of_tensors, linear_tensors)
+from swarm.serving.model.weights import block_of_tensors, linear_tensors
+from swarm.serving.server.server_options import ServerOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

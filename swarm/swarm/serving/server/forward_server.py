@@ -20,8 +20,8 @@ from weakref import WeakKeyDictionary
 
 import torch
 from swarm_compression import CodecError
-from swarm_protocol.errors import (PeerRefused, PeerTimeout, PeerViolation, SessionError, SwarmError, ConfigError)
-from swarm_protocol.serving_messages import (BACKWARD_METHOD, FORWARD_METHOD, Compute)
+from swarm_protocol.errors import ConfigError, PeerRefused, PeerTimeout, PeerViolation, SessionError, SwarmError
+from swarm_protocol.serving_messages import BACKWARD_METHOD, FORWARD_METHOD, Compute
 from torch import Tensor
 
 from swarm.network.failpoints import FaultHook, no_faults

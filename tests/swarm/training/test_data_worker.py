@@ -37,7 +37,7 @@ def workers_of(pid: int) -> list[psutil.Process]:
 
 def _is_worker(process: psutil.Process) -> bool:
     try:
-        return "swarm.training.data.tokenizing_worker" in " ".join(process.cmdline())
+        return tokenizing_worker.__name__ in " ".join(process.cmdline())
     except psutil.NoSuchProcess:  # it has just ended, or nobody has waited for its end yet
         return False
 
@@ -98,7 +98,7 @@ def test_tokenize_worker_that_cannot_start_says_why(tmp_path: Path, monkeypatch:
 def test_worker_ends_with_whoever_started_it(tmp_path: Path) -> None:
     job = endless_job(tmp_path)
     program = (
-        "import pickle, sys; from swarm.training.data import LocalData, worker; "
+        "import pickle, sys; from swarm.training.data import LocalData, tokenizing_worker; "
         "assert 'torch' not in sys.modules, 'which takes seconds and hundreds of MB'; "
         "tokenizing_worker.tokenize(pickle.load(sys.stdin.buffer), LocalData())"
     )

@@ -18,6 +18,7 @@ import pytest
 from support.text_models import byte_tokenizer
 from swarm.serving.model.model_assets import ModelKit, open_kit
 from swarm.serving.model.model_files import open_model
+from swarm.serving.tokenizer import tokenizer_worker
 from swarm.serving.tokenizer.tokenizer_process import TokenizerLimits, TokenizerProcess
 from swarm.testing.leaks import no_leaks
 from swarm_protocol.errors import ConfigError, IntegrityError, SessionError
@@ -34,9 +35,8 @@ def files(llama_dir: Path) -> Files:
 
 
 def children() -> list[psutil.Process]:
-    return [
-        child for child in psutil.Process().children() if any("tokenizer.worker" in part for part in child.cmdline())
-    ]
+    name = tokenizer_worker.__name__
+    return [child for child in psutil.Process().children() if any(name in part for part in child.cmdline())]
 
 
 def with_tokenizer(files: Files, **parts: Any) -> Files:
@@ -145,13 +145,16 @@ def test_other_models_and_streams_go_on_while_a_template_loops(files: Files) -> 
         other = await open_kit("other", "r", TokenizerProcess("other", files, LIMITS))
         # more than the default executor has threads
         asked = [asyncio.create_task(slow.encode_chat(MESSAGES)) for _ in range(40)]
-        while not any(child.cpu_times().user > 0 and child.status() == "running" for child in children()):
-            await asyncio.sleep(0.01)
-        assert await other.encode("x") == byte_tokenizer()("x")["input_ids"]
-        assert await slow.decode(byte_tokenizer()("xy")["input_ids"]) == "xy"
-        assert not any(task.done() for task in asked)
-        slow.close()
-        other.close()
+        try:
+            async with asyncio.timeout(60):
+                while not any(child.cpu_times().user > 0 and child.status() == "running" for child in children()):
+                    await asyncio.sleep(0.01)
+            assert await other.encode("x") == byte_tokenizer()("x")["input_ids"]
+            assert await slow.decode(byte_tokenizer()("xy")["input_ids"]) == "xy"
+            assert not any(task.done() for task in asked)
+        finally:
+            slow.close()
+            other.close()
         ended = await asyncio.gather(*asked, return_exceptions=True)
         assert all(isinstance(each, SessionError) and "closed" in str(each) for each in ended)
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from swarm.training.data import ByteCorpus
+from swarm.training.data.corpus_loading import ByteCorpus
 from swarm.training.inner.inner_loop import InnerLoop
 from swarm.training.inner.lease import Cursor, advance, leases, sample_ids
-from swarm.training.inner.run_model import build_model, initial_theta
 from swarm.training.run.run_config import RunConfig
-from swarm.training.state.outer_step import apply_outer_step
+from swarm.training.run.run_model import build_model, initial_theta
+from swarm.training.state.replica import apply_outer_step
 from swarm.training.state.replica_state import ReplicaState
 from swarm_compression import get_codec
 

@@ -13,11 +13,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from swarm.training.data import ByteCorpus
+from swarm.training.data.corpus_loading import ByteCorpus
 from swarm.training.inner.inner_loop import InnerLoop
-from swarm.training.inner.run_model import build_model, initial_theta
-from swarm.training.run.local_options import LocalOptions
+from swarm.training.inner.one_device import LocalOptions
 from swarm.training.run.run_config import InnerConfig, RunConfig
+from swarm.training.run.run_model import build_model, initial_theta
 
 ADAMW = InnerConfig(batch_windows=8)
 NUM_STEPS = 10

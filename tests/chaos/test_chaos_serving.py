@@ -19,8 +19,8 @@ from pathlib import Path
 import pytest
 from support.serving_fleet import ServingFleet, serving_fleet
 from swarm.client import Generation
-from swarm.training.inner.run_model import initial_theta
 from swarm.training.run.run_config import DEFAULT_MODEL, RunConfig
+from swarm.training.run.run_model import initial_theta
 from swarm.training.state.export import export_hf
 from swarm_node.demo import reference
 from swarm_node.demo.demo_state import NodeView

@@ -13,7 +13,7 @@ from swarm.serving.session import chain, session_decisions
 from swarm.training.allreduce import bandwidth, exchange, frame_inbox, parts, peer_connections
 from swarm.training.round import certificate_history, claims, coordinator, round_context, round_state
 from swarm.training.run import signed_run
-from swarm.training.state import manifest, state_transfer
+from swarm.training.state import replica_state, state_transfer
 from swarm_protocol import limits
 
 PAGES = {path.rsplit("/", 1)[-1]: " ".join(text.split()) for path, text in written("reference/protocol").items()}
@@ -49,8 +49,8 @@ SAID = [
     ("sessions.md", f"tried again after {chain.RELINK_S:.0f} s, doubling up to {chain.MAX_RELINK_S / 60:.0f} minutes"),
     ("sessions.md", f"After {session_decisions.MAX_FAILURES} failures of servers"),
     ("sessions.md", f"and {forward_server.MAX_CALL_S:.0f} s"),
-    ("rounds.md", f"chunks of {manifest.CHUNK_BYTES // MIB} MiB"),
-    ("rounds.md", f"head has at most {manifest.MAX_HEAD_BYTES // MIB} MiB"),
+    ("rounds.md", f"chunks of {replica_state.CHUNK_BYTES // MIB} MiB"),
+    ("rounds.md", f"head has at most {replica_state.MAX_HEAD_BYTES // MIB} MiB"),
     ("rounds.md", f"({round_state.FIRST_REST_S} s, doubling to {round_state.MAX_REST_S:.0f} s)"),
     ("rounds.md", f"at least {round_context.FOUNDING_GRACE_S:.0f} s for a run's first group"),
     (

@@ -21,8 +21,7 @@ from hypothesis import strategies as st
 from swarm.network import framing
 from swarm.serving.engine.prefix import page_keys
 from swarm.serving.sampling.sampling import Sampling, pick
-from swarm.training.inner.lease import Cursor
-from swarm.training.inner.lease_stripe import Lane
+from swarm.training.inner.lease import Cursor, Lane
 from swarm.training.round.coordinator import coordinator_of, part_sizes
 from swarm.training.round.vote import quorum
 from swarm.training.run.run_config import RunConfig

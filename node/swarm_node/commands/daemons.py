@@ -85,7 +85,7 @@ def _check_data(config: Config) -> None:
 
 
 def _keeps_tokens_of(config: Config) -> bool:
-    from swarm.training.data.local import shared_cache  # noqa: PLC0415
+    from swarm.training.data.local_data import shared_cache  # noqa: PLC0415
     from swarm.training.data.token_file import digests_in  # noqa: PLC0415
 
     if not isinstance(config.run, Path):

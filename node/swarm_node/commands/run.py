@@ -37,9 +37,9 @@ def sign(flags: Flags) -> int:
     path, told = _existing(flags), flags.resolve()
     emitter = Emitter(json=flags.json)
     # torch and transformers take seconds to import: what is refused above is refused at once
+    from swarm.training.run.run_cost import warnings_of  # noqa: PLC0415
     from swarm.training.run.run_file import Inspected, read_config, sign_file  # noqa: PLC0415
-    from swarm.training.run.run_warnings import warnings_of  # noqa: PLC0415
-    from swarm.training.run.setting_checks import ImpossibleRun  # noqa: PLC0415
+    from swarm.training.run.settings import ImpossibleRun  # noqa: PLC0415
 
     from swarm_node.commands.run_pinning import data_pins, start_pins  # noqa: PLC0415
 
@@ -186,7 +186,7 @@ def _tell(emitter: Emitter, path: Path, found: Inspected) -> None:
 
 
 def _lines(found: Inspected, cost: Cost) -> Iterator[str]:
-    from swarm.training.run.module_run import is_module_run  # noqa: PLC0415
+    from swarm.training.run.run_model import is_module_run  # noqa: PLC0415
 
     from swarm_node.commands.run_pinning import described_data  # noqa: PLC0415
 
@@ -229,7 +229,7 @@ def _start(config: RunConfig) -> str:
 
 def _interval(config: RunConfig) -> str:
     limit = f", {config.interval_s:g} s at most" if config.interval_s else ""
-    from swarm.training.run.module_run import is_module_run  # noqa: PLC0415
+    from swarm.training.run.run_model import is_module_run  # noqa: PLC0415
 
     optimizer = "" if is_module_run(config) else f" ({config.inner.optimizer})"
     return f"{config.interval_steps} inner steps{optimizer}{limit}"
@@ -272,9 +272,9 @@ def init(flags: Flags) -> int:
 def _starting_from(config: RunConfig, checkpoint: str, home: Path) -> RunConfig:
     """`config` for the model of a checkpoint, with its weights and tokenizer. Raises ConfigError, IntegrityError."""
     from swarm.serving.model.model_files import open_model  # noqa: PLC0415
+    from swarm.start_checkpoint import model_settings  # noqa: PLC0415
     from swarm.training.data.tokenizer import TOKENIZER_FILE  # noqa: PLC0415
     from swarm.training.run.start_config import LOCAL, StartConfig  # noqa: PLC0415
-    from swarm.training.state.start_weights import model_settings  # noqa: PLC0415
 
     from swarm_node.roles.model_source import find_source  # noqa: PLC0415
 

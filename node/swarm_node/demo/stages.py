@@ -7,8 +7,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from swarm.training.inner.run_model import check_model
 from swarm.training.run.run_file import write_run
+from swarm.training.run.run_model import check_model
 from swarm_protocol.identity import Identity
 
 from swarm_node.demo import reference

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
-from swarm.training.inner.run_model import check_model
 from swarm.training.run.run_copy import find_run
 from swarm.training.run.run_file import load_run
+from swarm.training.run.run_model import check_model
 from swarm.training.run.signed_run import SignedRun
 from swarm_protocol.errors import ConfigError, IntegrityError
 

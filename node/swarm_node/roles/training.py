@@ -14,11 +14,12 @@ from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from swarm.trainer.start_checkpoint import bringing
-from swarm.training.data import LocalData, PreparationStopped, Progress
-from swarm.training.data.local import shared_cache
+from swarm.start_checkpoint import bringing
+from swarm.training.data.local_data import LocalData, Progress, shared_cache
+from swarm.training.data.tokenizing import PreparationStopped
 from swarm.training.inner.inner_loop import InnerLoop
 from swarm.training.inner.interval import Materials, prepare
+from swarm.training.inner.one_device import LocalOptions
 from swarm.training.member.linger import let_others_finish
 from swarm.training.member.trainer import RunMember, RunMemberOptions
 from swarm.training.member.trainer_events import (
@@ -35,7 +36,6 @@ from swarm.training.member.trainer_events import (
 )
 from swarm.training.round.coordinator import short
 from swarm.training.round.promise import PromiseFile
-from swarm.training.run.local_options import LocalOptions
 from swarm.training.run.signed_run import SignedRun
 from swarm.training.state.checkpoint import Checkpoint, load_newest
 from swarm.training.state.export import export_hf

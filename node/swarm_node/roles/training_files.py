@@ -23,8 +23,7 @@ from pathlib import Path
 
 from swarm.training.inner.optimizers import NO_MOMENTS
 from swarm.training.state.checkpoint import Checkpoint, is_kept, save_checkpoint
-from swarm.training.state.manifest import CHUNK_BYTES
-from swarm.training.state.replica_state import ReplicaState
+from swarm.training.state.replica_state import CHUNK_BYTES, ReplicaState
 from swarm_protocol.errors import ConfigError, RoundError
 from torch import Tensor
 

@@ -15,13 +15,13 @@ from pathlib import Path
 
 from swarm.serving.model.model_files import hub_revision, open_model
 from swarm.serving.server.server_options import DTYPES, Dtype
-from swarm.trainer.start_checkpoint import check_source
-from swarm.training.data import LocalData, PreparationStopped
+from swarm.start_checkpoint import check_source
 from swarm.training.data.corpus_loading import check_meaning
-from swarm.training.inner.run_model import check_model
-from swarm.training.run.module_run import refuse_module_run
+from swarm.training.data.local_data import LocalData
+from swarm.training.data.tokenizing import PreparationStopped
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_file import load_run
+from swarm.training.run.run_model import check_model, refuse_module_run
 from swarm.training.run.signed_run import SignedRun
 from swarm_protocol.errors import ConfigError
 

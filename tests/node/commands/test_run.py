@@ -10,9 +10,9 @@ import torch
 from support.local_data_hub import DATA_SET, TOKENIZER, local_data_hub
 from support.local_hub import COMMIT, MODEL, local_hub
 from support.tiny_models import FAMILIES, write_model
-from swarm.training.run.module_run import module_run
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_file import load_run, read_config, write_run
+from swarm.training.run.run_model import module_run
 from swarm_node import cli
 from swarm_node.events import event_contract
 from swarm_protocol.identity import Identity

@@ -14,10 +14,10 @@ import torch
 from support.training_swarm import AUTHOR, WINDOW_TOKENS, Swarm, SyntheticInner
 from swarm.network.membership import Membership
 from swarm.testing import virtual_time
-from swarm.training.inner.run_model import check_model
 from swarm.training.member.trainer_events import OuterStep
 from swarm.training.run.run_config import DataConfig, InnerConfig, RunConfig
 from swarm.training.run.run_file import write_run
+from swarm.training.run.run_model import check_model
 from swarm.training.run.signed_run import SignedRun
 from swarm.training.state.checkpoint import Checkpoint, save_checkpoint
 from swarm.training.state.layout import Layout

@@ -12,9 +12,9 @@ import pytest
 import torch
 from swarm.testing import virtual_time
 from swarm.training.member.observer import CommittedStep
-from swarm.training.run.module_run import module_run
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_file import write_run
+from swarm.training.run.run_model import module_run
 from swarm.training.run.signed_run import SignedRun
 from swarm_node.commands.run_watch import Watching
 from swarm_node.events.emitter import Emitter

@@ -13,8 +13,8 @@ from node.gateway.scripted_client import ScriptedClient, ScriptedModel, converse
 from openai import AsyncOpenAI
 from swarm.client import AsyncClient, OtherRevision, UsedRevisions
 from swarm.serving.model.model_files import open_model
-from swarm.training.inner.run_model import initial_theta
 from swarm.training.run.run_config import DEFAULT_MODEL, RunConfig
+from swarm.training.run.run_model import initial_theta
 from swarm.training.state.export import export_hf
 from swarm_node.storage.used_models import used_in
 

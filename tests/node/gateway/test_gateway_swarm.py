@@ -18,8 +18,8 @@ from openai.types.chat import ChatCompletion
 from swarm.serving.server.server_options import ServerOptions
 from swarm.serving.tokenizer.tokenizer_process import TokenizerLimits
 from swarm.testing.leaks import no_leaks
-from swarm.training.inner.run_model import initial_theta
 from swarm.training.run.run_config import DEFAULT_MODEL, RunConfig
+from swarm.training.run.run_model import initial_theta
 from swarm.training.state.export import export_hf
 from swarm_node.demo import reference
 from swarm_protocol.errors import PeerUnreachable

@@ -13,12 +13,11 @@ from safetensors.torch import load_file, save_file
 from support.local_hub import COMMIT, MODEL, Hub, local_hub
 from support.tiny_models import FAMILIES, write_model
 from swarm.serving.model.model_files import open_model
-from swarm.trainer.start_checkpoint import CheckpointSource, bringing, pin_of
-from swarm.training.run.module_run import module_run
+from swarm.start_checkpoint import CheckpointSource, bringing, model_settings, pin_of
 from swarm.training.run.run_config import DataConfig, RunConfig
+from swarm.training.run.run_model import module_run
 from swarm.training.run.start_config import StartConfig
 from swarm.training.state.layout import Layout
-from swarm.training.state.start_weights import model_settings
 from swarm_protocol.errors import ConfigError, IntegrityError
 from transformers import AutoModelForCausalLM
 
@@ -90,8 +89,8 @@ def test_bring_from_the_hub_downloads_nothing_that_does_not_fit(
         small = replace(run, model={**run.model, "num_hidden_layers": 5})
         with pytest.raises(ConfigError, match="does not fit"):
             bringing(small, copy_at(None, tmp_path))()
-        monkeypatch.setattr("swarm.trainer.start_checkpoint.SPARE_BYTES", 0)
-        monkeypatch.setattr("swarm.trainer.start_checkpoint.MAX_VALUE_BYTES", 2)
+        monkeypatch.setattr("swarm.start_checkpoint.SPARE_BYTES", 0)
+        monkeypatch.setattr("swarm.start_checkpoint.MAX_VALUE_BYTES", 2)
         with pytest.raises(ConfigError, match=r"far more than the run's \d+ parameters"):
             bringing(run, copy_at(None, tmp_path))()
     assert not list((tmp_path / "cache").rglob("*.safetensors"))

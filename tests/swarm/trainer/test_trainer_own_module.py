@@ -10,11 +10,10 @@ import pytest
 import torch
 from support.training_swarm import Swarm, assert_equal_steps, config
 from swarm.testing import virtual_time
-from swarm.trainer.own_module import ModuleInner, OwnModule
 from swarm.training.inner.interval import Materials
-from swarm.training.inner.run_model import build_model, check_model
-from swarm.training.run.module_run import module_run
+from swarm.training.inner.own_module import ModuleInner, OwnModule
 from swarm.training.run.run_config import InnerConfig, RunConfig
+from swarm.training.run.run_model import build_model, check_model, module_run
 from swarm_protocol.errors import ConfigError, IntegrityError, RoundError
 from torch import Tensor, nn
 

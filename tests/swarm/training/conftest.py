@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from swarm.training.data import ByteCorpus
+from swarm.training.data.corpus_loading import ByteCorpus
 from swarm.training.run.run_config import DataConfig, InnerConfig, RunConfig
 
 TINY_MODEL = {

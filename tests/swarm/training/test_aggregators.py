@@ -14,7 +14,7 @@ from support.training_swarm import Member, Swarm, SyntheticInner, assert_equal_s
 from swarm.testing import virtual_time
 from swarm.training.member.trainer_events import OuterStep, RoundAborted
 from swarm.training.run.run_config import RunConfig
-from swarm.training.run.run_warnings import warnings_of
+from swarm.training.run.run_cost import warnings_of
 from swarm_protocol.errors import ConfigError
 from torch import Tensor
 

@@ -13,7 +13,7 @@ import pytest
 from pyarrow import feather, ipc, parquet
 from swarm.training.data import document_files
 from swarm.training.data.document_files import FileSource
-from swarm.training.data.passages import PASSAGE_LENGTH
+from swarm.training.data.source import PASSAGE_LENGTH
 from swarm_protocol.errors import ConfigError, IntegrityError
 
 STORIES = ["Es war einmal ein König.\n", "", "Öl und Wasser\nmischen sich nicht", "drei\r\n"]

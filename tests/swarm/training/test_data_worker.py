@@ -12,10 +12,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-from swarm.training.data import LocalData, PreparationStopped, Progress, load_corpus, tokenizing_worker
+from swarm.training.data import tokenizing
+from swarm.training.data.corpus_loading import load_corpus
 from swarm.training.data.document_files import File, FileSource
+from swarm.training.data.local_data import LocalData, Progress
 from swarm.training.data.tokenizer import TokenizerFiles
-from swarm.training.data.tokenizing_worker import Job, tokenize
+from swarm.training.data.tokenizing import Job, PreparationStopped, tokenize
 from swarm.training.run.run_config import DataConfig
 from swarm_protocol.errors import ConfigError, IntegrityError
 
@@ -37,7 +39,7 @@ def workers_of(pid: int) -> list[psutil.Process]:
 
 def _is_worker(process: psutil.Process) -> bool:
     try:
-        return tokenizing_worker.__name__ in " ".join(process.cmdline())
+        return tokenizing.__name__ in " ".join(process.cmdline())
     except psutil.NoSuchProcess:  # it has just ended, or nobody has waited for its end yet
         return False
 
@@ -100,11 +102,11 @@ def test_worker_ends_with_whoever_started_it(tmp_path: Path) -> None:
     program = (
         "import pickle, sys; from swarm.training.data import LocalData, tokenizing_worker; "
         "assert 'torch' not in sys.modules, 'which takes seconds and hundreds of MB'; "
-        "tokenizing_worker.tokenize(pickle.load(sys.stdin.buffer), LocalData())"
+        "tokenizing.tokenize(pickle.load(sys.stdin.buffer), LocalData())"
     )
     parent = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE)
     assert parent.stdin is not None
-    parent.stdin.write(tokenizing_worker.pickle.dumps(job))
+    parent.stdin.write(tokenizing.pickle.dumps(job))
     parent.stdin.close()
     child = one_worker_of(parent.pid)
     until_s = time.monotonic() + DEADLINE_S

@@ -15,12 +15,14 @@ import numpy as np
 import pytest
 from filelock import FileLock
 from support.text_models import byte_tokenizer
-from swarm.training.data import Corpus, LocalData, Progress, corpus_loading, load_corpus, python_source, tokenizing
-from swarm.training.data.passages import Passage
+from swarm.training.data import corpus_loading, source, tokenizing
+from swarm.training.data.corpus import Corpus
+from swarm.training.data.corpus_loading import load_corpus
+from swarm.training.data.local_data import LocalData, Progress
+from swarm.training.data.source import Passage
 from swarm.training.data.token_file import TokenFile, TokenWriter
 from swarm.training.data.tokenizer import ByteTokenizer, _end_in_config, check_vocabulary
-from swarm.training.data.tokenizing import write_tokens
-from swarm.training.data.tokenizing_worker import Job
+from swarm.training.data.tokenizing import Job, write_tokens
 from swarm.training.run.run_config import DataConfig
 from swarm_protocol.errors import ConfigError, IntegrityError
 
@@ -117,7 +119,7 @@ def test_load_tokenizer_parts_documents_by_its_end_of_text(jobs: list[Job], stor
 def test_load_python_source_with_a_tokenizer_has_its_files(
     jobs: list[Job], corpus_folder: Path, tokenizer_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(python_source, "standard_library", lambda: corpus_folder)
+    monkeypatch.setattr(source, "standard_library", lambda: corpus_folder)
     config = DataConfig(tokenizer="local", window_tokens=16)
     corpus = load_corpus(config, seed=3, local=LocalData(tokenizer=tokenizer_dir, cache=corpus_folder.parent / "cache"))
     train, validation = both(corpus_folder)

@@ -11,7 +11,7 @@ import torch
 from support.training_swarm import NUM_VALUES, Member, Swarm, assert_equal_steps, config
 from swarm.testing import virtual_time
 from swarm.training.member.trainer_events import OuterStep, RoundAborted, StateFetched
-from swarm.training.state import manifest, replica_state
+from swarm.training.state import replica_state
 
 CHUNK_BYTES = 1 << 12
 """Smaller than real ones, so that a small state has six, of which theta ends in the third."""
@@ -20,7 +20,7 @@ LAST_CHUNK_BYTES = 8 * NUM_VALUES - 5 * CHUNK_BYTES
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (manifest, replica_state):
+    for module in (replica_state, replica_state):
         monkeypatch.setattr(module, "CHUNK_BYTES", CHUNK_BYTES)
 
 

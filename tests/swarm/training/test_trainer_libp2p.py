@@ -12,13 +12,13 @@ import pytest
 from support.training_swarm import signed
 from swarm.network.libp2p.libp2p_network import Libp2pNetwork, Libp2pOptions
 from swarm.network.membership import Membership
-from swarm.training.data import ByteCorpus
+from swarm.training.data.corpus_loading import ByteCorpus
 from swarm.training.inner.inner_loop import InnerLoop
 from swarm.training.inner.interval import Materials
-from swarm.training.inner.run_model import build_model, initial_theta
 from swarm.training.member.trainer import RunMember, RunMemberOptions
 from swarm.training.member.trainer_events import OuterStep, StateFetched, TrainingEvent, Validated
 from swarm.training.run.run_config import RunConfig
+from swarm.training.run.run_model import build_model, initial_theta
 from swarm_protocol.identity import Identity
 
 

@@ -9,12 +9,12 @@ from dataclasses import replace
 import torch
 from support.training_swarm import Swarm
 from swarm.testing import virtual_time
-from swarm.training.data import Corpus
+from swarm.training.data.corpus import Corpus
 from swarm.training.inner.inner_loop import InnerLoop
 from swarm.training.inner.interval import Materials
 from swarm.training.inner.one_device import OneDevice, next_token_loss
-from swarm.training.inner.run_model import build_model, initial_theta
 from swarm.training.run.run_config import RunConfig
+from swarm.training.run.run_model import build_model, initial_theta
 from swarm.training.state.layout import Layout
 from torch import Tensor, nn
 

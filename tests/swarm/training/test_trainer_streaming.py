@@ -14,10 +14,9 @@ from swarm.network.memory.memory_link import Link
 from swarm.testing import virtual_time
 from swarm.testing.faults import Fault, FaultScript
 from swarm.testing.leaks import no_leaks
-from swarm.training.data import ByteCorpus
+from swarm.training.data.corpus_loading import ByteCorpus
 from swarm.training.inner.inner_loop import InnerLoop
 from swarm.training.inner.interval import Materials
-from swarm.training.inner.run_model import build_model, initial_theta
 from swarm.training.member.trainer_events import (
     IntervalDone,
     IntervalFailed,
@@ -27,6 +26,7 @@ from swarm.training.member.trainer_events import (
     Validated,
 )
 from swarm.training.run.run_config import OuterConfig, RunConfig
+from swarm.training.run.run_model import build_model, initial_theta
 from swarm.training.state.layout import Layout
 
 STEP_S = 0.1

@@ -23,7 +23,7 @@ from swarm.training.round.coordinator import short
 from swarm.training.round.round_context import Seat
 from swarm.training.round.round_events import Event, Reduced, ReduceFailed, Signed
 from swarm.training.round.round_log import LESSENED, RoundLog
-from swarm.training.state.state_repair import mend
+from swarm.training.state.state_sync import mend
 
 logger = logging.getLogger(__name__)
 

@@ -25,8 +25,7 @@ from swarm_protocol.errors import SwarmError
 from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from swarm.training.inner.one_device import OneDevice
-from swarm.training.run.local_options import LocalOptions
+from swarm.training.inner.one_device import LocalOptions, OneDevice
 from swarm.training.run.run_config import InnerConfig
 from swarm.training.state.layout import Layout
 

@@ -19,11 +19,17 @@ import torch
 from swarm_protocol.errors import RoundError
 from torch import Tensor, nn
 
-from swarm.training.data import Corpus
-from swarm.training.inner.learning_rate import schedule_factor
-from swarm.training.inner.one_device import VALIDATION_WINDOWS, LossFunction, OneDevice, next_token_loss
+from swarm.training.data.corpus import Corpus
+from swarm.training.inner.one_device import (
+    ONE_CPU,
+    VALIDATION_WINDOWS,
+    LocalOptions,
+    LossFunction,
+    OneDevice,
+    next_token_loss,
+)
+from swarm.training.inner.optimizers import schedule_factor
 from swarm.training.inner.several_devices import SeveralDevices
-from swarm.training.run.local_options import ONE_CPU, LocalOptions
 from swarm.training.run.run_config import RunConfig
 
 

@@ -1,12 +1,8 @@
-"""One replica's inner optimizer, as its run describes it, and its state for a checkpoint.
-
-"adamw" moves everything by AdamW. "muon" moves the hidden layers' matrices by Muon (Jordan et al. 2024; torch's), with
-the learning rate scaled so that its updates are as large as AdamW's (Liu et al. 2025, arXiv 2502.16982, section 2.2),
-and the embeddings, the head and all vectors by AdamW: one learning rate and weight decay serve both.
-"""
+"""The inner learning rate's factor: a pure function of the run's progress and of the replica's own steps."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,9 +10,31 @@ import torch
 from swarm_protocol.errors import IntegrityError
 from torch import Tensor, nn
 
-from swarm.training.inner.learning_rate import warmup_factor
 from swarm.training.run.run_config import InnerConfig
 from swarm.training.state.layout import layer_of
+
+
+def schedule_factor(config: InnerConfig, done_steps: int, total_steps: int) -> float:
+    """For the run's inner step `done_steps`, from 0 on, of `total_steps`: from 1 down to `final_ratio` in the last one.
+
+    "cosine" is half a period (Loshchilov and Hutter 2017, arXiv 1608.03983, without restarts). Steps after the last
+    one, which members that are overtaken may take, have the last one's.
+    """
+    progress = min(1.0, done_steps / max(1, total_steps - 1))
+    match config.schedule:
+        case "linear":
+            left = 1.0 - progress
+        case "cosine":
+            left = 0.5 * (1.0 + math.cos(math.pi * progress))
+        case _:
+            return 1.0
+    return config.final_ratio + (1.0 - config.final_ratio) * left
+
+
+def warmup_factor(config: InnerConfig, own_steps: int) -> float:
+    """For a replica that has taken `own_steps` steps: its optimizer has to find its moments first."""
+    return min(1.0, (own_steps + 1) / (config.warmup_steps + 1))
+
 
 NO_MOMENTS: Mapping[str, Tensor] = {"num_steps": torch.tensor([0])}
 """The state of an optimizer that has taken no step."""

@@ -30,8 +30,7 @@ from torch import Tensor, nn
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from swarm.training.inner.device_worker import Assignment, work
-from swarm.training.inner.one_device import LossFunction, check_fits, next_token_loss
-from swarm.training.run.local_options import LocalOptions
+from swarm.training.inner.one_device import LocalOptions, LossFunction, check_fits, next_token_loss
 from swarm.training.run.run_config import InnerConfig
 from swarm.training.state.layout import Layout
 

@@ -25,8 +25,7 @@ from swarm.network.failpoints import FaultHook, no_faults
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
 from swarm.training.allreduce.residuals import Residuals
-from swarm.training.inner.interval import Intervals, Materials
-from swarm.training.inner.validation import Validating
+from swarm.training.inner.interval import Intervals, Materials, Validating
 from swarm.training.member.first_state import bring_weights, recall
 from swarm.training.member.interval_loop import Course
 from swarm.training.member.progress_reports import StepCost, aborted, committed, record, state_fetched

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+import torch
 from swarm_protocol.errors import ConfigError, PeerTimeout, SwarmError
 from swarm_protocol.identity import Identity
 from swarm_protocol.training_messages import Certificate, ResumeOrder, Standing, StandingRequest
@@ -19,6 +21,9 @@ from swarm.training.round.certificate import Notary, Proof
 from swarm.training.round.claims import most_supported, whom_to_ask
 from swarm.training.round.methods import Methods
 from swarm.training.run.signed_run import SignedRun
+from swarm.training.state.replica import Held
+from swarm.training.state.replica_state import ReplicaState
+from swarm.training.state.state_transfer import Fetcher
 
 CALL_TIMEOUT_S = 5.0
 
@@ -122,3 +127,16 @@ async def deliver(network: Network, run: SignedRun, certificate: bytes, peers: C
         for peer in peers:
             tasks.create_task(give(peer))
     return answers
+
+
+async def fetch_state(network: Network, run: SignedRun, situation: Situation, num_values: int) -> ReplicaState:
+    """The state of `situation`, from those who hold it, checked against its certificate. The run's model has
+    `num_values` parameters.
+
+    Raises RoundError if they do not give it, as when they have gone on meanwhile.
+    """
+    with ThreadPoolExecutor(1, thread_name_prefix="swarm-fetch") as executor:
+        fetcher = Fetcher(network, Methods(run.run_id), executor)
+        blank = Held.of(ReplicaState.initial(torch.zeros(num_values)))
+        digest = situation.proof.outcome.state_digest
+        return (await fetcher.state(digest, situation.holders, [blank])).state

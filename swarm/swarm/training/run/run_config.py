@@ -13,9 +13,9 @@ from typing import Any
 
 from swarm_protocol import limits
 
-from swarm.training.data.byte_text import BYTE_VOCABULARY, END_OF_TEXT
+from swarm.training.data.source import BYTE_VOCABULARY, END_OF_TEXT
 from swarm.training.round.vote import Succession
-from swarm.training.run.setting_checks import (
+from swarm.training.run.settings import (
     ImpossibleRun,
     ImpossibleValues,
     SettingChecks,

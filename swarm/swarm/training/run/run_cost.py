@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from swarm_compression import get_codec
 
-from swarm.training.inner.run_model import check_model
-from swarm.training.run.run_config import RunConfig
+from swarm.training.run.run_config import DEFAULT_AGGREGATOR, RunConfig
+from swarm.training.run.run_model import check_model
 
 PROGRAM_BYTES = 600 * 2**20
 """A trainer before it has a model: Python, torch, transformers, numba and libp2p, as measured on Linux."""
@@ -47,3 +47,19 @@ def cost_of(config: RunConfig) -> Cost:
         member_bytes=2 * get_codec(config.codec).encoded_bytes(largest_fragment),
         memory_bytes=PROGRAM_BYTES + PARAMETER_BYTES * num_parameters,
     )
+
+
+def warnings_of(config: RunConfig) -> list[tuple[str, str]]:
+    """Each with what to do about it."""
+    if config.min_group == 1:
+        return []
+    found, needs = list[tuple[str, str]](), f"a round needs {config.min_group} members (min_group)"
+    fewest = config.make_aggregator().fewest_members()
+    if len(config.admission) == config.min_group:
+        found.append((f"{needs}, and the run admits no more: it stops when one is lost", "admit more, or need fewer"))
+    elif config.max_group == config.min_group:
+        found.append((f"{needs}, and takes no more: it waits for another one when one is lost", "raise max_group"))
+    if not config.fallback and fewest > 1:
+        message = f"{config.aggregator} needs {fewest} contributions: with one fewer a round takes no step"
+        found.append((message, f'set fallback = "{DEFAULT_AGGREGATOR}"'))
+    return found

@@ -17,8 +17,8 @@ from typing import Any
 from swarm_protocol.errors import ConfigError, IntegrityError
 from swarm_protocol.identity import Identity
 
-from swarm.training.inner.run_model import check_model
 from swarm.training.run.run_config import RunConfig
+from swarm.training.run.run_model import check_model
 from swarm.training.run.run_text import template, with_missing, with_signature, with_value
 from swarm.training.run.signed_run import (
     MAX_RUN_FILE_BYTES,

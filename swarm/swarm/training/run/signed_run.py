@@ -30,7 +30,7 @@ from swarm_protocol.identity import Identity, verify
 
 from swarm.training.run.run_config import LATER_SETTINGS, RunConfig
 from swarm.training.run.run_text import to_toml
-from swarm.training.run.setting_checks import refuse_unknown_keys
+from swarm.training.run.settings import refuse_unknown_keys
 
 MAX_RUN_FILE_BYTES = 1 << 16
 MAX_KEY_WORDS = 32

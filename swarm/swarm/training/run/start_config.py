@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from swarm.training.run.setting_checks import SettingChecks, is_digest, is_hub_id, is_revision
+from swarm.training.run.settings import SettingChecks, is_digest, is_hub_id, is_revision
 
 LOCAL = "local"
 

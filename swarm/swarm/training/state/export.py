@@ -11,10 +11,10 @@ from safetensors import SafetensorError
 from swarm_protocol.errors import ConfigError
 from torch import Tensor
 
-from swarm.training.data.byte_text import BYTE_VOCABULARY
+from swarm.training.data.source import BYTE_VOCABULARY
 from swarm.training.data.tokenizer import TokenizerFiles, tokenizer_files
-from swarm.training.inner.run_model import build_model
 from swarm.training.run.run_config import RunConfig
+from swarm.training.run.run_model import build_model
 from swarm.training.state.layout import Layout
 
 MAX_SHARD_BYTES = 4 << 30

@@ -1,10 +1,7 @@
-"""One member's copy of the run: the committed state, what proves it, and what may be committed next.
+"""The outer step: Nesterov momentum on the group's mean pseudo-gradient, or plain averaging, bit-identical everywhere.
 
-Nothing here changes tensors that others may be reading: a proposal is a copy, and takes the committed state's place
-when its certificate is there. The last results stay for a while, for those who are late, and so does the former state
-if a peer had begun to fetch it: a state takes 8 bytes a parameter, as much as the local model with its gradient.
-`trainer` owns it. Proposals are computed in threads, one at a time, and taken in on the event loop: of one whose caller
-was cancelled nothing is kept, however long its thread goes on.
+Leaves to others: how the mean was agreed on. The tensors belong to the caller's ReplicaState.
+Shapes: N values of the flat parameter vector.
 """
 
 from __future__ import annotations
@@ -15,21 +12,49 @@ import math
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 
+import torch
 from swarm_compression import get_codec
 from swarm_compression.codec import Data, magnitude
 from swarm_protocol.errors import RoundError
 from swarm_protocol.training_messages import Group, Outcome, ResumeOrder, Standing
+from torch import Tensor
 
 from swarm.training.allreduce.parts import decoded_frames
-from swarm.training.inner.lease import Lease
-from swarm.training.inner.lease_stripe import admitted, committed, index_of, lease_of
+from swarm.training.inner.lease import Lease, admitted, committed, index_of, lease_of
 from swarm.training.round.certificate import Proof, Rank
 from swarm.training.round.certificate_history import History
-from swarm.training.run.run_config import RunConfig
+from swarm.training.run.run_config import OuterConfig, RunConfig
 from swarm.training.state.layout import fragment_of
-from swarm.training.state.manifest import Manifest
-from swarm.training.state.outer_step import apply_outer_step
-from swarm.training.state.replica_state import ReplicaState
+from swarm.training.state.replica_state import Manifest, ReplicaState
+
+_BLOCK_VALUES = 1 << 16  # the temporary fits a core's cache, whatever the size of the model
+
+
+def apply_outer_step(theta_N: Tensor, momentum_N: Tensor, delta_N: Tensor, config: OuterConfig) -> None:
+    """m <- mu m + delta, then theta <- theta - eta (delta + mu m), both in place, all fp32 on the CPU.
+
+    "average" is theta <- theta - delta, the members' mean weighted by tokens (local SGD; FedAvg, McMahan et al. 2017,
+    arXiv 1602.05629, algorithm 1), and leaves the momentum as it is.
+
+    `delta_N` is the mean of theta_start - theta_local. DiLoCo (Douillard et al. 2023, arXiv 2311.08105, algorithm 1)
+    with the Nesterov form of torch.optim.SGD. Replicas that put in equal bits get equal bits out, on any machine and
+    with any number of threads: each product and each sum is rounded on its own. (Given an `alpha`, torch fuses them in
+    some lanes and not in others.) Raises RoundError, with both tensors untouched, if `delta_N` is not finite.
+    """
+    for x_N in (theta_N, momentum_N, delta_N):
+        if x_N.dtype != torch.float32 or x_N.device.type != "cpu" or x_N.shape != (theta_N.numel(),):
+            raise ValueError("the outer step needs three flat fp32 CPU tensors of one size")
+    blocks = [torch.split(x_N, _BLOCK_VALUES) for x_N in (theta_N, momentum_N, delta_N)]
+    if not all(bool(torch.isfinite(delta_C).all()) for delta_C in blocks[2]):
+        raise RoundError("the group's pseudo-gradient is not finite", remedy="the round is tried again")
+    if config.optimizer == "average":
+        theta_N.sub_(delta_N)
+        return
+    for theta_C, momentum_C, delta_C in zip(*blocks, strict=True):
+        momentum_C.mul_(config.momentum).add_(delta_C)
+        step_C = (momentum_C * config.momentum).add_(delta_C).mul_(config.learning_rate)
+        theta_C.sub_(step_C)
+
 
 NUM_PROPOSALS = 2
 """Proposals kept: one outcome may be resumed while another is tried."""

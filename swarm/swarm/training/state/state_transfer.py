@@ -23,9 +23,8 @@ from swarm_protocol.transfer_messages import ChunkRequest, ManifestRequest, Part
 from swarm.network.interface import EndOfStream, Network, Stream
 from swarm.training.allreduce.parts import part_bytes
 from swarm.training.round.methods import Methods
-from swarm.training.state.manifest import CHUNK_BYTES, MAX_HEAD_BYTES, Manifest
 from swarm.training.state.replica import Held, Replica
-from swarm.training.state.replica_state import ReplicaState
+from swarm.training.state.replica_state import CHUNK_BYTES, MAX_HEAD_BYTES, Manifest, ReplicaState
 from swarm.training.state.state_download import NO_STORE, ChunkStore, Download
 
 T = TypeVar("T")

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from swarm.training.data import ByteCorpus, python_source
+from swarm.training.data import source
+from swarm.training.data.corpus_loading import ByteCorpus
 from swarm.training.run.run_config import DataConfig
 from swarm_protocol.errors import ConfigError, IntegrityError
 
@@ -106,9 +107,9 @@ def test_batch_files_that_shrink_or_vanish_afterwards_change_nothing(
 
 
 def test_load_file_that_vanishes_meanwhile_is_named(corpus_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = sorted(python_source._find(corpus_folder))
+    found = sorted(source._find(corpus_folder))
     found[3][1].unlink()
-    monkeypatch.setattr(python_source, "_find", lambda root: iter(found))
+    monkeypatch.setattr(source, "_find", lambda root: iter(found))
     with pytest.raises(IntegrityError, match=f"{found[3][1].name} cannot be read: No such file"):
         ByteCorpus.load(TINY, seed=0, folder=corpus_folder)
 
@@ -121,7 +122,7 @@ def test_load_file_that_shrinks_meanwhile_is_named(corpus_folder: Path, monkeypa
         fields[6] += 1  # st_size
         return os.stat_result(fields)
 
-    monkeypatch.setattr(python_source.os, "fstat", grown_fstat)
+    monkeypatch.setattr(source.os, "fstat", grown_fstat)
     with pytest.raises(IntegrityError, match=r"sums_\d+.py changed while it was read"):
         ByteCorpus.load(TINY, seed=0, folder=corpus_folder)
 
@@ -132,7 +133,7 @@ def test_load_too_little_text_is_refused(tmp_path: Path) -> None:
 
 
 def test_load_too_much_text_is_refused(corpus_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(python_source, "MAX_CORPUS_BYTES", 20_000)
+    monkeypatch.setattr(source, "MAX_CORPUS_BYTES", 20_000)
     with pytest.raises(ConfigError, match="over 20000 bytes"):
         ByteCorpus.load(TINY, seed=0, folder=corpus_folder)
 

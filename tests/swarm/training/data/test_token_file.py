@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from swarm.training.data import token_file
-from swarm.training.data.token_corpus import TokenCorpus
+from swarm.training.data.corpus_loading import TokenCorpus
 from swarm.training.data.token_file import BLOCK_BYTES, TokenFile, TokenWriter, read_header
 from swarm.training.run.run_config import DataConfig
 from swarm_protocol.errors import ConfigError, IntegrityError

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from swarm.training.data import ByteCorpus
+from swarm.training.data.corpus_loading import ByteCorpus
 from swarm.training.inner.inner_loop import InnerLoop
-from swarm.training.inner.run_model import build_model, initial_theta
-from swarm.training.run.local_options import LocalOptions
+from swarm.training.inner.one_device import LocalOptions
 from swarm.training.run.run_config import InnerConfig, RunConfig
+from swarm.training.run.run_model import build_model, initial_theta
 from swarm.training.state.layout import Layout
 from swarm_protocol.errors import IntegrityError, RoundError
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from swarm.training.inner.learning_rate import schedule_factor, warmup_factor
+from swarm.training.inner.optimizers import schedule_factor, warmup_factor
 from swarm.training.run.run_config import InnerConfig
 
 

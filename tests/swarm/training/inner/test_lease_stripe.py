@@ -5,8 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from swarm.training.inner.lease import Cursor, sample_ids
-from swarm.training.inner.lease_stripe import Lane, admitted, committed, first_lanes, lease_of
+from swarm.training.inner.lease import Cursor, Lane, admitted, committed, first_lanes, lease_of, sample_ids
 
 NUM_HISTORIES = 1500
 PEERS = tuple(f"peer-{index}" for index in range(6))

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support.small_net import SmallNet, loss_that_fails_on_the_last_token, small_loss, windows
-from swarm.training.inner.one_device import OneDevice
-from swarm.training.run.local_options import LocalOptions
+from swarm.training.inner.one_device import LocalOptions, OneDevice
 from swarm.training.run.run_config import InnerConfig
 from swarm.training.state.layout import Layout
 from swarm_protocol.errors import ConfigError

@@ -19,9 +19,8 @@ import pytest
 import torch
 from support.small_net import VOCABULARY, SmallNet, loss_that_fails_on_the_last_token, small_loss, windows
 from swarm.training.inner import several_devices
-from swarm.training.inner.one_device import OneDevice
+from swarm.training.inner.one_device import LocalOptions, OneDevice
 from swarm.training.inner.several_devices import SeveralDevices
-from swarm.training.run.local_options import LocalOptions
 from swarm.training.run.run_config import InnerConfig
 from swarm.training.state.layout import Layout
 from swarm_protocol.errors import ConfigError, IntegrityError, RoundError

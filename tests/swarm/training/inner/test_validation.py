@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 import torch
 from support.training_swarm import config
-from swarm.training.inner.validation import Validating
+from swarm.training.inner.interval import Validating
 from swarm.training.member.trainer_events import Validated
 from swarm.training.state.replica_state import ReplicaState
 from swarm_protocol import limits

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 import torch
 from support.training_swarm import NUM_VALUES, Swarm, SyntheticInner, assert_equal_steps, config
+from swarm.start_checkpoint import CheckpointSource, bringing, pin_of
 from swarm.testing import virtual_time
-from swarm.trainer.start_checkpoint import CheckpointSource, bringing, pin_of
-from swarm.training.data import ByteCorpus
+from swarm.training.data.corpus_loading import ByteCorpus
 from swarm.training.inner.inner_loop import InnerLoop
 from swarm.training.inner.interval import Materials, prepare
-from swarm.training.inner.run_model import build_model
+from swarm.training.inner.one_device import ONE_CPU
 from swarm.training.member.trainer_events import OuterStep, StateFetched, Validated
-from swarm.training.run.local_options import ONE_CPU
 from swarm.training.run.run_config import RunConfig
+from swarm.training.run.run_model import build_model
 from swarm.training.run.start_config import StartConfig
 from swarm.training.state.layout import Layout
 from swarm.training.state.replica_state import ReplicaState

@@ -12,7 +12,7 @@ from support.training_swarm import SyntheticInner, config, materials_of
 from swarm.network.failpoints import no_faults
 from swarm.testing import virtual_time
 from swarm.training.inner.interval import Intervals
-from swarm.training.inner.lease_stripe import Lane
+from swarm.training.inner.lease import Lane
 from swarm.training.member.interval_loop import Course
 from swarm.training.member.trainer_events import IntervalDone, IntervalFailed, TrainingEvent
 from swarm.training.run.run_config import RunConfig

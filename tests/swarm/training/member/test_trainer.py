@@ -15,10 +15,9 @@ from swarm.network.memory.memory_link import Link
 from swarm.network.memory.memory_network import MemoryInternet
 from swarm.testing import virtual_time
 from swarm.testing.leaks import no_leaks
-from swarm.training.data import ByteCorpus
+from swarm.training.data.corpus_loading import ByteCorpus
 from swarm.training.inner.inner_loop import InnerLoop
 from swarm.training.inner.interval import Materials
-from swarm.training.inner.run_model import build_model, initial_theta
 from swarm.training.member.trainer import RunMember, RunMemberOptions
 from swarm.training.member.trainer_events import (
     Admitted,
@@ -32,6 +31,7 @@ from swarm.training.member.trainer_events import (
 )
 from swarm.training.round.round_driver import RoundDriver
 from swarm.training.run.run_config import RunConfig
+from swarm.training.run.run_model import build_model, initial_theta
 from swarm_compression import warm_up
 from swarm_protocol.errors import ConfigError, IntegrityError, RoundError
 from swarm_protocol.identity import Identity

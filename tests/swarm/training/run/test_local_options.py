@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from swarm.training.run.local_options import LocalOptions
+from swarm.training.inner.one_device import LocalOptions
 from swarm_protocol.errors import ConfigError
 
 

@@ -20,8 +20,7 @@ from swarm.training.round.methods import Methods
 from swarm.training.round.round_context import CALL_TIMEOUT_S, Seat
 from swarm.training.run.resume import deliver, sign_order, survey
 from swarm.training.state import replica
-from swarm.training.state.catch_up import MAX_LINKS, catch_up
-from swarm.training.state.state_sync import Reached
+from swarm.training.state.state_sync import MAX_LINKS, Reached, catch_up
 from swarm_protocol.errors import RoundError
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import TrainerRecord

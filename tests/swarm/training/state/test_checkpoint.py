@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from swarm.training.inner.lease import Cursor
-from swarm.training.inner.lease_stripe import Lane
+from swarm.training.inner.lease import Cursor, Lane
 from swarm.training.state import checkpoint as checkpoint_module
 from swarm.training.state.checkpoint import Checkpoint, load_newest, load_step, save_checkpoint, steps_in
 from swarm.training.state.replica_state import ReplicaState

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from swarm.training.state.chunk_schedule import ASSUMED_S, MAX_BYTES, MAX_DONOR_BYTES, ChunkSchedule
-from swarm.training.state.manifest import CHUNK_BYTES
+from swarm.training.state.replica_state import CHUNK_BYTES
+from swarm.training.state.state_download import ASSUMED_S, MAX_BYTES, MAX_DONOR_BYTES, ChunkSchedule
 
 
 def asked(schedule: ChunkSchedule, now: float = 0.0) -> list[tuple[str, int]]:

@@ -11,9 +11,9 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
-from swarm.training.data.byte_text import END_OF_TEXT
-from swarm.training.inner.run_model import build_model, initial_theta
+from swarm.training.data.source import END_OF_TEXT
 from swarm.training.run.run_config import RunConfig
+from swarm.training.run.run_model import build_model, initial_theta
 from swarm.training.state.export import export_hf
 from swarm.training.state.layout import Layout
 from swarm_protocol.errors import ConfigError

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from swarm.training.inner.lease import Cursor
-from swarm.training.inner.lease_stripe import Lane
-from swarm.training.state.manifest import CHUNK_BYTES, MAX_MANIFEST_BYTES, Manifest
+from swarm.training.inner.lease import Cursor, Lane
+from swarm.training.state.replica_state import CHUNK_BYTES, MAX_MANIFEST_BYTES, Manifest
 from swarm_protocol.errors import PeerViolation
 from swarm_protocol.identity import Identity
 

@@ -7,9 +7,9 @@ import hashlib
 import numpy as np
 import pytest
 import torch
-from swarm.training.inner.permutation import stream
+from swarm.training.data.corpus import stream
 from swarm.training.run.run_config import OuterConfig
-from swarm.training.state.outer_step import apply_outer_step
+from swarm.training.state.replica import apply_outer_step
 from swarm_protocol.errors import RoundError
 from torch import Tensor
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 import torch
 from support.training_swarm import config
-from swarm.training.inner.lease_stripe import admitted
+from swarm.training.inner.lease import admitted
 from swarm.training.state import replica as module
 from swarm.training.state.replica import Held, Replica
 from swarm.training.state.replica_state import ReplicaState

@@ -8,10 +8,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from swarm.training.inner.lease import Cursor
-from swarm.training.inner.lease_stripe import Lane
-from swarm.training.state.manifest import CHUNK_BYTES
-from swarm.training.state.replica_state import Assembly, ReplicaState
+from swarm.training.inner.lease import Cursor, Lane
+from swarm.training.state.replica_state import CHUNK_BYTES, Assembly, ReplicaState
 from swarm_protocol.errors import IntegrityError
 from swarm_protocol.identity import Identity
 

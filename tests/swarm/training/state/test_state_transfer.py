@@ -15,13 +15,13 @@ from support.training_swarm import config
 from swarm.network.interface import Stream
 from swarm.network.memory.memory_network import MemoryInternet
 from swarm.testing import virtual_time
-from swarm.training.inner.lease_stripe import Lane
+from swarm.training.inner.lease import Lane
 from swarm.training.round.coordinator import part_values
 from swarm.training.round.methods import Methods
 from swarm.training.state import state_transfer
-from swarm.training.state.manifest import Manifest
 from swarm.training.state.replica import Held, Replica
 from swarm.training.state.replica_state import (
+    Manifest,
     ReplicaState,
 )
 from swarm.training.state.state_transfer import Donor, Fetcher

@@ -1,8 +1,4 @@
-"""The Python files of a folder, read once, wholly, into bounded memory: what the default corpus is made of.
-
-`PythonSource` is the same for tokenizers, one file a document. What happens to the files on the disk afterwards cannot
-change a sample; a file that changes or vanishes while it is read is an IntegrityError that names it. No state.
-"""
+"""Texts as they come out of a source: documents in passages of a bounded length, in a fixed order. Values only."""
 
 from __future__ import annotations
 
@@ -12,10 +8,51 @@ import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from swarm_protocol.errors import ConfigError, IntegrityError
 
-from swarm.training.data.passages import Passage, cut
+PASSAGE_LENGTH = 1 << 16
+"""A document is cut at the first end of a line after so many characters, or at twice as many without one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A piece of a document; with `ends` its last. `share` of the source has been read with it."""
+
+    text: str
+    ends: bool
+    share: float
+
+
+class Source(Protocol):
+    """Documents in an order that depends on nothing but what they are called or where they stand."""
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+
+    @property
+    def key(self) -> str:
+        """Another one whenever the content may be another one."""
+
+    def passages(self) -> Iterator[Passage]:
+        """Raises ConfigError for what is no text, IntegrityError if the source changes meanwhile."""
+
+
+def cut(text: str) -> Iterator[tuple[str, bool]]:
+    """The passages of a whole document, and whether each is its last."""
+    start = 0
+    while len(text) - start > 2 * PASSAGE_LENGTH:
+        end = text.find("\n", start + PASSAGE_LENGTH, start + 2 * PASSAGE_LENGTH) + 1 or start + 2 * PASSAGE_LENGTH
+        yield text[start:end], False
+        start = end
+    yield text[start:], True
+
+
+BYTE_VOCABULARY = 256
+END_OF_TEXT = 0
+"""The byte between two documents. It does not occur in text, so a byte-level model needs no further token."""
 
 MAX_CORPUS_BYTES = 1 << 28
 """All of it is held in memory: enough for small runs, and a bound for a mistyped folder."""

@@ -1,0 +1,368 @@
+"""The SDK for training: take part in a run from Python, with the run's own model or with a module of one's own.
+
+A run for a module of one's own is made with `module_run`, signed with `swarm.training.run.run_file.write_run`, and
+given to the members as a file, together with the module's code and first weights.
+
+`Trainer` needs no event loop: it runs one in a thread of its own, which owns the network and all training.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import queue
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+from swarm_compression import warm_up
+from swarm_protocol.errors import ConfigError, SessionError
+from swarm_protocol.identity import Identity
+from torch import nn
+from torch.utils.data import default_collate
+
+from swarm.network.libp2p.libp2p_network import Libp2pNetwork, Libp2pOptions
+from swarm.network.membership import Membership
+from swarm.start_checkpoint import CheckpointSource, bringing
+from swarm.temporary_folder import temporary_folder
+from swarm.training.data.local_data import DEFAULT_DATA, LocalData, shared_cache
+from swarm.training.data.tokenizing import PreparationStopped
+from swarm.training.inner.interval import Materials, prepare
+from swarm.training.inner.one_device import ONE_CPU, LocalOptions
+from swarm.training.inner.own_module import Batches, Dataset, LossOf, ModuleInner, OptimizerFactory, OwnModule
+from swarm.training.member.linger import let_others_finish
+from swarm.training.member.root_cause import cause
+from swarm.training.member.trainer import RunMember, RunMemberOptions
+from swarm.training.member.trainer_events import IntervalFailed, OuterStep, RoundAborted, TrainingEvent
+from swarm.training.run.run_file import load_run
+from swarm.training.run.run_model import build_model, module_run, refuse_module_run
+from swarm.training.run.signed_run import SignedRun
+from swarm.training.state.layout import Layout, fragment_of
+from swarm.training.state.replica_state import ReplicaState
+
+__all__ = ["MemberOptions", "Step", "Trainer", "module_run"]
+
+logger = logging.getLogger(__name__)
+
+NETWORK_ID = "swarm"
+LEAVE_S = 30.0
+"""How long a member that leaves waits for its step under way."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberOptions:
+    """What a member that trains from Python chooses for itself.
+
+    `identity` is the file with the key that names this member to others; it is created if it does not exist. None makes
+    a key for this session, which does not work where the run admits only certain peers.
+
+    `listen`, `announce` and `relay` are those of `Libp2pOptions`: others must reach this member to train with it.
+    `local` and `data` say how, and on which files, to train a run that its file describes; `start` is this member's
+    copy of the checkpoint that the run starts from, which is otherwise downloaded from the hub. `collate` makes a batch
+    of samples of one's own data set.
+    """
+
+    network_id: str = NETWORK_ID
+    identity: Path | None = None
+    listen: tuple[str, ...] = ("/ip4/127.0.0.1/tcp/0",)
+    announce: tuple[str, ...] = ()
+    relay: Literal["none", "use"] = "none"
+    local: LocalOptions = ONE_CPU
+    data: LocalData = DEFAULT_DATA
+    start: Path | None = None
+    collate: Callable[[list[Any]], Any] = default_collate
+
+
+DEFAULT_OPTIONS = MemberOptions()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """An outer step that the run has taken, and this member with it: all its replicas have this `digest` now.
+
+    `loss` is the group's mean training loss, weighted by tokens. `tokens_per_s` is this member's own speed. `fragment`
+    is the part of the model that the step moved; it is 0 where every step moves the whole model.
+    """
+
+    outer_step: int
+    loss: float
+    digest: str
+    group: tuple[str, ...]
+    num_tokens: int
+    tokens_per_s: float
+    seconds: float
+    fragment: int
+
+
+class Trainer:
+    """Takes part in a run, as `swarm-node join --run` does. A context manager, and an iterator over outer steps.
+
+        with Trainer("run.toml", peers=["/ip4/…/p2p/…"]) as trainer:
+            for step in trainer:
+                print(step.outer_step, step.loss, step.digest)
+        print(trainer.module)
+
+    Training begins with the `with` block and continues in the background. The iterator waits for the next step and ends
+    with the run. Leaving the block leaves the run after the step under way; `module` then holds the committed weights.
+    If training raises an exception, the iterator raises it.
+
+    For a run of a module of one's own (`module_run`) give `model`, `optimizer`, `data` and `loss`, see `OwnModule`:
+    the module is trained in place, and must not be used meanwhile. Otherwise leave them out: the run's file describes
+    everything. Checkpoints are not kept; a member that starts again gets the state from the others.
+    """
+
+    def __init__(
+        self,
+        run: str | Path,
+        *,
+        peers: Sequence[str],
+        model: nn.Module | None = None,
+        optimizer: OptimizerFactory | None = None,
+        data: Dataset | Batches | None = None,
+        loss: LossOf | None = None,
+        options: MemberOptions = DEFAULT_OPTIONS,
+    ) -> None:
+        """`peers` are addresses of members or seeds; with none, the others join through this member.
+
+        Raises ConfigError or IntegrityError if the run or the module cannot be trained.
+        """
+        self._run = load_run(Path(run))
+        self._peers = tuple(peers)
+        self._options = options
+        given = {"model": model, "optimizer": optimizer, "data": data, "loss": loss}
+        self._own = _own_module(self._run, given, options)
+        self._inner = ModuleInner(self._run.config, self._own) if self._own else None
+        self._state: ReplicaState | None = None
+        self._addrs: tuple[str, ...] = ()
+        self._steps: queue.SimpleQueue[Step | None] = queue.SimpleQueue()  # None: there are no more
+        self._failure: BaseException | None = None
+        self._joined: Future[None] = Future()
+        self._thread: threading.Thread | None = None
+        self._begun = threading.Event()
+        self._loop: asyncio.AbstractEventLoop
+        self._leaving = asyncio.Event()
+        self._warned_of: tuple[int, str] | None = None
+
+    def __enter__(self) -> Trainer:
+        """Join. Raises StartError, ConfigError or IntegrityError."""
+        if self._thread is not None:
+            raise SessionError("the trainer has been used already", remedy="make a new one")
+        self._thread = threading.Thread(target=asyncio.run, args=(self._live(),), name="swarm-trainer", daemon=True)
+        self._thread.start()
+        try:
+            self._joined.result()
+            self._raise_failure()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+        if error is None:
+            self._raise_failure()
+
+    def __iter__(self) -> Iterator[Step]:
+        """Yield each outer step from now on, until the run is finished. Raises what ended the training."""
+        if self._thread is None:
+            raise SessionError("the trainer has not joined", remedy="use it as: with Trainer(…) as trainer")
+        while (step := self._steps.get()) is not None:
+            yield step
+        self._steps.put(None)
+        self._raise_failure()
+
+    def close(self) -> None:
+        """Leave the run after the step under way, and end the thread. Idempotent."""
+        if self._thread is None:
+            return
+        self._begun.wait()
+        with contextlib.suppress(RuntimeError):  # its loop has ended
+            self._loop.call_soon_threadsafe(self._leaving.set)
+        self._thread.join()
+
+    @property
+    def run(self) -> SignedRun:
+        return self._run
+
+    @property
+    def addrs(self) -> tuple[str, ...]:
+        """The addresses at which others reach this member."""
+        return self._addrs
+
+    @property
+    def module(self) -> nn.Module:
+        """The module with the committed weights, once training has ended. Raises SessionError before.
+
+        It is one's own module, or the run's transformers model, which each access builds.
+        """
+        if self._state is None:
+            raise SessionError("there are no weights before the training has ended", remedy="leave the `with` block")
+        if self._own is not None:
+            return self._own.module
+        module = build_model(self._run.config.model)
+        Layout.of(module, self._run.config.fragments).set_parameters(module, self._state.theta_N)
+        return module
+
+    def _raise_failure(self) -> None:
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    async def _live(self) -> None:
+        """The thread's main function. The methods below run in its event loop or in threads that it waits for."""
+        self._loop = asyncio.get_running_loop()
+        self._begun.set()
+        try:
+            await self._take_part()
+        except PreparationStopped:
+            pass  # `close` was called before the data was ready
+        except BaseException as error:
+            self._failure = cause(error)
+        finally:
+            self._steps.put(None)
+            if not self._joined.done():
+                self._joined.set_result(None)
+
+    async def _take_part(self) -> None:
+        """Train until the run is finished and `close` was called.
+
+        Raises SwarmError, or what the author's code raises.
+        """
+        materials = await asyncio.to_thread(self._prepare)
+        try:
+            async with self._on_network() as (network, identity), Membership(network) as membership:
+                member = RunMember(
+                    network,
+                    membership,
+                    identity,
+                    self._run,
+                    on_event=self._on_event,
+                    options=RunMemberOptions(materials=materials),
+                )
+                async with member:
+                    self._addrs = await network.addrs()
+                    self._joined.set_result(None)
+                    await self._train(member, network)
+                    # in the thread that trains, where no interval runs or begins now
+                    await asyncio.wrap_future(member.between_intervals(lambda: self._keep(member.state)))
+                    if self._is_finished:
+                        self._steps.put(None)
+                        await self._leaving.wait()
+                        await let_others_finish(membership, self._run.run_id, network.peer_id)
+        finally:
+            # the member closes it too, if it came to be
+            await asyncio.to_thread(materials.inner.close)
+
+    def _prepare(self) -> Materials:
+        config = self._run.config
+        if self._inner is None:
+            data = replace(self._options.data, stop=self._leaving.is_set)
+            source = CheckpointSource(place=self._options.start, cache=shared_cache().parent / "models")
+            return prepare(config, self._options.local, data, bringing(config, source))
+        warm_up()
+        return Materials(inner=self._inner, theta_N=self._inner.flat(), bounds=self._inner.layout.bounds)
+
+    @asynccontextmanager
+    async def _on_network(self) -> AsyncIterator[tuple[Libp2pNetwork, Identity]]:
+        options = self._options
+        with temporary_folder("trainer") as folder:
+            path = options.identity or folder / "identity.key"
+            identity = Identity.load_or_create(path)
+            network = await Libp2pNetwork.create(
+                Libp2pOptions(
+                    identity_path=path,
+                    network_id=options.network_id,
+                    peers=self._peers,
+                    listen=options.listen,
+                    announce=options.announce,
+                    relay=options.relay,
+                )
+            )
+            try:
+                yield network, identity
+            finally:
+                await network.close()
+
+    async def _train(self, member: RunMember, network: Libp2pNetwork) -> None:
+        """Train until the run is finished, `close` was called or libp2p failed."""
+        training = asyncio.create_task(member.run(), name="train")
+        leaving = asyncio.create_task(self._leaving.wait(), name="leave")
+        failing = asyncio.create_task(network.wait_failed(), name="watch libp2p")
+        try:
+            await asyncio.wait({training, leaving, failing}, return_when=asyncio.FIRST_COMPLETED)
+            if leaving.done() and not training.done():
+                member.stop()
+                # others wait only for members of the state
+                is_member = member.state is not None and network.peer_id in member.state.roster
+                timeout_s = LEAVE_S if is_member else 0.0
+                await asyncio.wait({training, failing}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            if failing.done():
+                raise failing.result()
+        finally:
+            for task in (leaving, failing):
+                task.cancel()
+            cancelled = training.cancel()
+            await asyncio.wait({training})
+        if not cancelled:
+            training.result()
+
+    def _keep(self, state: ReplicaState | None) -> None:
+        """Keep the last committed state. Blocks while it is copied into one's own module."""
+        self._state = state
+        if state is not None and self._inner is not None:
+            self._inner.load(state.theta_N)
+
+    @property
+    def _is_finished(self) -> bool:
+        return self._state is not None and self._state.outer_step == self._run.config.outer_steps
+
+    def _on_event(self, event: TrainingEvent) -> None:
+        match event:
+            case OuterStep():
+                self._steps.put(
+                    Step(
+                        outer_step=event.step,
+                        loss=event.loss,
+                        digest=event.digest,
+                        group=event.group,
+                        num_tokens=event.num_tokens,
+                        tokens_per_s=event.tokens_per_s,
+                        seconds=event.seconds,
+                        fragment=fragment_of(event.step, self._run.config.fragments),
+                    )
+                )
+            case IntervalFailed():
+                if (event.step, event.reason) != self._warned_of:  # it may fail again and again
+                    self._warned_of = event.step, event.reason
+                    logger.warning("this member brings nothing to outer step %d: %s", event.step, event.reason)
+            case RoundAborted():
+                logger.info("attempt %d at outer step %d: %s", event.attempt, event.step, event.reason)
+            case _:
+                pass
+
+
+def _own_module(run: SignedRun, given: dict[str, Any], options: MemberOptions) -> OwnModule | None:
+    """The author's module, if all of it is given. Raises ConfigError if some of it is missing."""
+    missing = [name for name, value in given.items() if value is None]
+    if len(missing) == len(given):
+        refuse_module_run(run.config.model)
+        return None
+    if missing:
+        raise ConfigError(
+            f"a module of your own lacks {' and '.join(missing)}", remedy="give model, optimizer, data and loss"
+        )
+    return OwnModule(
+        module=given["model"],
+        optimizer=given["optimizer"],
+        data=given["data"],
+        loss=given["loss"],
+        collate=options.collate,
+    )

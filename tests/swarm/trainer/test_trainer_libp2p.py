@@ -103,7 +103,7 @@ import sys, torch
 from torch import nn
 from swarm import Trainer
 from swarm.trainer import MemberOptions
-from swarm.training.run.module_run import weights_digest
+from swarm.training.run.run_model import weights_digest
 
 torch.manual_seed(3)
 module = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1))

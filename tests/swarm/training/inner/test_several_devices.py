@@ -227,7 +227,7 @@ def test_worker_that_hangs_in_a_step_is_given_up_after_a_multiple_of_the_longest
 PARENT = """
     import json, sys
     from support.small_net import SmallNet, small_loss, windows
-    from swarm.training.run.local_options import LocalOptions
+    from swarm.training.inner.one_device import LocalOptions
     from swarm.training.run.run_config import InnerConfig
     from swarm.training.inner.several_devices import SeveralDevices
 

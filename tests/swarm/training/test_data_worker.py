@@ -92,7 +92,7 @@ def test_tokenize_worker_that_is_killed_is_an_integrity_error(tmp_path: Path) ->
 
 
 def test_tokenize_worker_that_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokenizing_worker, "_PROGRAM", "raise RuntimeError('no luck today')")
+    monkeypatch.setattr(tokenizing, "_PROGRAM", "raise RuntimeError('no luck today')")
     with pytest.raises(IntegrityError, match="failed: RuntimeError: no luck today"):
         tokenize(endless_job(tmp_path), LocalData())
 
@@ -100,9 +100,9 @@ def test_tokenize_worker_that_cannot_start_says_why(tmp_path: Path, monkeypatch:
 def test_worker_ends_with_whoever_started_it(tmp_path: Path) -> None:
     job = endless_job(tmp_path)
     program = (
-        "import pickle, sys; from swarm.training.data import LocalData, tokenizing_worker; "
+        "import pickle, sys; from swarm.training.data import local_data, tokenizing; "
         "assert 'torch' not in sys.modules, 'which takes seconds and hundreds of MB'; "
-        "tokenizing.tokenize(pickle.load(sys.stdin.buffer), LocalData())"
+        "tokenizing.tokenize(pickle.load(sys.stdin.buffer), local_data.LocalData())"
     )
     parent = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE)
     assert parent.stdin is not None

@@ -11,7 +11,6 @@ import logging
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
 
 import uvloop
 from swarm.network.libp2p.libp2p_network import Libp2pNetwork, Libp2pOptions
@@ -199,7 +198,7 @@ async def _on_network(config: Config, home: Home, role: Role) -> AsyncIterator[L
             relays=relays,
             listen=config.listen,
             announce=config.announce,
-            relay=role.relay(replace(config, peers=(*config.peers, *relays))),
+            relay=role.relay(config.model_copy(update={"peers": (*config.peers, *relays)})),
         )
     )
     try:

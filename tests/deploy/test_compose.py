@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 import yaml
 from support.deploy_commands import DEPLOY, ROOT, config_of, text
+from support.node_settings import resolve
 from swarm_node import daemon
-from swarm_node.settings.config import Config, resolve
+from swarm_node.settings.config import Config
 from swarm_protocol.identity import Identity
 
 COMPOSE: dict[str, Any] = yaml.safe_load(text("compose.yaml"))
@@ -94,7 +95,7 @@ def test_every_container_is_confined() -> None:
 
 
 def test_a_stop_leaves_time_to_drain() -> None:
-    needed_s = Config.__dataclass_fields__["drain_s"].default + 2 * daemon.CLOSE_S
+    needed_s = Config.model_fields["drain_s"].default + 2 * daemon.CLOSE_S
     assert {int(SERVICES[name]["stop_grace_period"].removesuffix("s")) > needed_s for name in DAEMONS} == {True}
 
 

@@ -9,7 +9,7 @@ import tomllib
 
 import pytest
 from support.deploy_commands import DEPLOY, ROOT, text
-from swarm_node.settings.config import resolve
+from support.node_settings import resolve
 
 DOCKERFILE = re.sub(r"^#.*\n", "", text("Dockerfile"), flags=re.MULTILINE).replace("\\\n", " ")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))

@@ -20,7 +20,8 @@ from typing import Any
 import pytest
 import yaml
 from support.deploy_commands import DEPLOY, PEER_ID, ROOT, text
-from swarm_node.settings.config import Config, resolve
+from support.node_settings import resolve
+from swarm_node.settings.config import Config
 
 SCRIPT = text("public-seed")
 NAME = "seed.example.org"

@@ -84,7 +84,7 @@ def test_stopping_drains() -> None:
     assert value("KillSignal") == "SIGTERM"
     # a drain needs libp2p's process, which `control-group` would end at once
     assert value("KillMode") == "mixed"
-    assert int(value("TimeoutStopSec")) > Config.__dataclass_fields__["drain_s"].default + 2 * daemon.CLOSE_S
+    assert int(value("TimeoutStopSec")) > Config.model_fields["drain_s"].default + 2 * daemon.CLOSE_S
 
 
 def test_wrong_usage_is_not_tried_again() -> None:

@@ -8,9 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import typer
+from support.node_settings import resolve
 from swarm_node import cli
 from swarm_node.commands.command_options import spread
-from swarm_node.settings.config import SETTINGS, Config, resolve
+from swarm_node.settings.config import SETTINGS, Config
 from swarm_protocol.identity import Identity
 
 ROOT = Path(__file__).parents[2]

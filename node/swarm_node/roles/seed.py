@@ -10,7 +10,7 @@ from swarm_node.machine import reachability
 from swarm_node.node import Node, RelayUse, RoleName
 from swarm_node.settings.config import Config
 
-DEFAULT_NETWORK = Config.__dataclass_fields__["network_id"].default
+DEFAULT_NETWORK = Config.model_fields["network_id"].default
 
 
 class Seed:

@@ -1,8 +1,12 @@
 """Every setting of a node: its default, its meaning, and where its value came from.
 
-One table serves the TOML file (`key = value`), the environment (`SWARM_KEY`) and the command line (`--key`). Later
-ones win, in this order, and the result is resolved once, at start. A name that nothing knows is an error with a
-suggestion, because a setting that is silently ignored is worse than none.
+One class declares the settings of the TOML file (`key = value`), of the environment (`SWARM_KEY`) and of the command
+line (`--key`). The command line wins over the environment, the environment over the file, and the file over the
+default. The result is resolved once, at start. An unknown name is an error with a suggestion, because a setting that is
+silently ignored is worse than none.
+
+pydantic-settings merges the sources. Each value carries its origin, so that a message names the flag, the variable or
+the line of the file at fault; options are declared by `swarm_node.commands.command_options`.
 """
 
 from __future__ import annotations
@@ -12,11 +16,15 @@ import os
 import socket
 import sys
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 from swarm.network.multiaddr import check_announce_addr, check_listen_addr
 from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError
@@ -46,218 +54,55 @@ from swarm_node.settings.parsers import (
     whole_number,
 )
 
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """How one field of Config is read and explained. Without a `metavar` it is a switch; `many` may be repeated.
-
-    `example` is what to write where the default would be no example.
-    """
-
-    parse: Callable[[str], object]
-    metavar: str
-    about: str
-    many: bool = False
-    example: str = ""
-
-
-SETTINGS: Mapping[str, Setting] = {
-    "home": Setting(
-        parse_path, "DIR", "The node's directory: identity, control socket, cache, checkpoints, log.", example="~/swarm"
-    ),
-    "name": Setting(parse_node_name, "NAME", "Name that others see. Default: this machine's.", example="attic"),
-    "network_id": Setting(parse_network_id, "ID", "Network to be part of; others are not spoken to."),
-    "peers": Setting(
-        parse_peer,
-        "ADDR…",
-        "Address of a peer to join through, as `seed` prints it. Not needed where peers are remembered.",
-        many=True,
-    ),
-    "url": Setting(parse_url, "URL", "Dashboard to read from, instead of peers.", example="http://127.0.0.1:8000"),
-    "listen": Setting(
-        check_listen_addr, "ADDR", "Address to listen on; port 0: any free one; 0.0.0.0: for all to reach.", many=True
-    ),
-    "announce": Setting(
-        check_announce_addr, "ADDR", "Address to tell others instead of the one listened on.", many=True
-    ),
-    "relay": Setting(
-        one_of("auto", "use", "none"), "WHEN", "Be reached through a seed: auto (unless all is local), use or none."
-    ),
-    "run": Setting(
-        parse_run,
-        "RUN",
-        "Train this run: its signed file, or its id, for which its members give the file.",
-        example="run.toml",
-    ),
-    "then_serve": Setting(parse_bool, "", "Once the run is finished, serve its result.", example="true"),
-    "model": Setting(
-        parse_model,
-        "MODEL",
-        "Serve blocks of this Hugging Face model: a directory, or OWNER/NAME[@REVISION] on a hub.",
-        example="~/models/story",
-    ),
-    "take": Setting(
-        one_of("any", "models", "runs", "nothing"),
-        "WHAT",
-        "What to help with where neither a run nor a model is named: any, models, runs or nothing.",
-    ),
-    "dtype": Setting(
-        one_of(
-            *("float32", "bfloat16", "float16", "int8", "int4"),
-            synonyms={"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"},
-        ),
-        "DTYPE",
-        "Weights as they are held: float32, "
-        "bfloat16, float16, or int8 or int4 that compute in bfloat16. Servers of different ones answer differently.",
-    ),
-    "blocks": Setting(parse_span, "START:END", "Serve exactly this half-open span of blocks.", example="0:8"),
-    "max_blocks": Setting(whole_number(0, 4096), "N", "Serve at most so many blocks; 0: no limit.", example="8"),
-    "max_memory": Setting(
-        parse_size,
-        "SIZE",
-        "At most this much memory while it serves, the program's own included; 0: most of what is free.",
-        example="6GiB",
-    ),
-    "device": Setting(one_of("auto", "cpu", "cuda", "mps"), "DEVICE", "Where to compute: auto, cpu, cuda or mps."),
-    "threads": Setting(whole_number(0, 4096), "N", "CPU threads to compute with; 0: all cores.", example="4"),
-    "probe": Setting(one_of("auto", "fresh", "off"), "WHEN", "Measure speed: auto (once), fresh or off."),
-    "keep_checkpoints": Setting(whole_number(1, 1000), "N", "Checkpoints to keep of each run."),
-    "keep_every": Setting(
-        whole_number(0, 10_000_000),
-        "N",
-        "Keep the checkpoint of every N-th outer step for good, for run export; 0: of none.",
-        example="100",
-    ),
-    "data": Setting(
-        parse_path,
-        "PATH",
-        "What to train on where the run leaves that to its members: a file, or a folder of text, .jsonl, .parquet "
-        "or .arrow files. Its tokens are kept in ~/.cache/swarm/tokens (XDG_CACHE_HOME) for all homes of this user.",
-        example="~/books",
-    ),
-    "tokenizer": Setting(
-        parse_path,
-        "PATH",
-        "The tokenizer of a run that leaves that to its members: a tokenizer.json, or its directory.",
-        example="~/models/story",
-    ),
-    "start": Setting(
-        parse_path,
-        "DIR",
-        "This machine's copy of the checkpoint that the run starts from: a Hugging Face model directory.",
-        example="~/models/story",
-    ),
-    "devices": Setting(
-        parse_device,
-        "DEVICES",
-        "Train on these together, as one member: cuda:0,cuda:1, or cpu for each process that is wanted.",
-        many=True,
-        example="cuda:0,cuda:1",
-    ),
-    "micro_batch": Setting(
-        whole_number(0, 1 << 16),
-        "N",
-        "Samples that training computes at a time; 0: a whole batch.",
-        example="1",
-    ),
-    "autocast": Setting(parse_bool, "", "Train with matrix products in bfloat16; weights stay fp32.", example="true"),
-    "checkpoint_activations": Setting(
-        parse_bool, "", "Train in less memory: compute activations again for the gradient.", example="true"
-    ),
-    "compile": Setting(parse_bool, "", "Train a model that torch has compiled; pays in long runs.", example="true"),
-    "tensorboard": Setting(
-        parse_path,
-        "DIR",
-        "Write the run's curves there as TensorBoard's event files: in a folder for each run and node.",
-        example="~/curves",
-    ),
-    "host": Setting(str, "HOST", "Address for HTTP to listen on; 0.0.0.0: for all to reach."),
-    "port": Setting(whole_number(0, 65535), "PORT", "Port for HTTP to listen on; 0: any free one."),
-    "allowed_hosts": Setting(
-        parse_host_name,
-        "NAME…",
-        "Public name that HTTP is asked for by, as through a proxy; *.NAME: those right below it; *: any. Others than "
-        "these, addresses and names without a dot are refused.",
-        many=True,
-        example="swarm.example.org",
-    ),
-    "trusted_proxies": Setting(
-        parse_proxy,
-        "ADDR…",
-        "Address or network of a proxy in front, whose X-Forwarded-For or Forwarded header says who asks. From others "
-        "these headers are ignored.",
-        many=True,
-        example="127.0.0.1",
-    ),
-    "api_keys": Setting(
-        parse_path,
-        "FILE",
-        "Ask for keys: lines of `name key [requests_per_min] [tokens_per_min]`, read again when they change.",
-        example="keys.txt",
-    ),
-    "open_to_all": Setting(parse_bool, "", "Let others than this machine in without a key.", example="true"),
-    "requests_per_min": Setting(
-        whole_number(0, 10**9),
-        "N",
-        "Requests a minute for a key without its own, or for each address; 0: no limit. Default: 600 where others "
-        "come in without a key.",
-        example="60",
-    ),
-    "tokens_per_min": Setting(
-        whole_number(0, 10**9), "N", "The same for tokens, of prompts and answers; 0: no limit.", example="100000"
-    ),
-    "pin_model": Setting(
-        parse_pin,
-        "MODEL@REVISION",
-        "Use only that revision of a model, whatever else is served under its name; as `swarm-node models` shows it.",
-        many=True,
-        example="story@1a2b3c4d5e6f",
-    ),
-    "dashboard": Setting(parse_bool, "", "Show the network at /, to whoever reaches the gateway.", example="true"),
-    "history": Setting(
-        str,
-        "FILE|URL",
-        "What the dashboard remembers in: a file, or a database such as postgresql+pg8000://user@host/swarm. Default: "
-        "history.sqlite in the home.",
-        example="postgresql+pg8000://user@host/swarm",
-    ),
-    "checkpoints": Setting(
-        parse_path,
-        "DIR",
-        "Let visitors of the dashboard download what lies here, in a folder for each run, named by its id.",
-        example="~/swarm/checkpoints",
-    ),
-    "tethered": Setting(
-        parse_bool, "", "Leave at once when standard input ends: whoever started this node is gone.", example="true"
-    ),
-    "drain_s": Setting(seconds(0, 3600), "SECONDS", "Time that work in flight gets to finish when leaving."),
-    "metrics": Setting(
-        parse_endpoint,
-        "HOST:PORT",
-        "Answer Prometheus there, under /metrics; port 0: any free one. Default: nothing listens.",
-        example="127.0.0.1:9401",
-    ),
-    "otlp": Setting(
-        parse_url,
-        "URL",
-        "Send traces of requests and rounds to this OpenTelemetry collector, by OTLP over HTTP.",
-        example="http://127.0.0.1:4318",
-    ),
-    "log_format": Setting(one_of("human", "json"), "FORMAT", "Log lines: human or json."),
-    "log_level": Setting(one_of("debug", "info", "warning", "error"), "LEVEL", "Least severe log lines that are kept."),
-}
-
-
 ENV_PREFIX = "SWARM_"
-MAX_TOLD_CHARS = 120
-"""Of a setting that is refused: a message stays a line."""
+CONFIG_FILE = "config"
+"""The settings file: given as `--config` or in the environment, but no setting itself."""
+MAX_SHOWN_CHARS = 120
+"""Maximum length of a refused value in a message, so that the message stays a line."""
 
 Value = str | bool | Sequence[str] | None
 """What a source gives for one setting, before it is parsed."""
 
 
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A value as it was written, and where: a flag, a variable, or a line of the file."""
+
+    origin: str
+    value: Value
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """How one field of Config is read. Without a `metavar` it is a switch; `many` may be repeated.
+
+    `parse` takes text and raises ValueError with the end of a sentence, or ConfigError. `example` is what to write
+    where the default is no example.
+    """
+
+    parse: Callable[[str], object]
+    metavar: str
+    many: bool = False
+    example: str = ""
+    about: str = ""
+
+
+def _setting(
+    default: object, parse: Callable[[str], object], metavar: str, *, many: bool = False, example: str = ""
+) -> Any:
+    """A field with its `Setting`; a default that is a function is called for each Config."""
+    extra: Any = {"setting": Setting(parse, metavar, many, example)}
+    if callable(default):
+        return Field(default_factory=default, json_schema_extra=extra)
+    return Field(default, json_schema_extra=extra)
+
+
+def _switch(*, default: bool = False) -> Any:
+    return _setting(default, parse_bool, "", example="true")
+
+
 def default_home() -> Path:
-    """Where a node lives if nobody says otherwise. Raises ConfigError for a user who has no home directory."""
+    """Return the platform's directory for a node's data. Raises ConfigError for a user without a home directory."""
     data = os.environ.get("XDG_DATA_HOME")
     try:
         if sys.platform == "darwin":
@@ -272,140 +117,229 @@ def _host_name() -> str:
     return name if name.isprintable() and name else "node"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Config:
-    """What a node was told; what each field means is in SETTINGS. `origins` says, by name, where each value that is
-    not a default came from."""
+class Config(BaseSettings):
+    """The settings of one node. `origins` says, by name, where each value that is not a default came from.
 
-    home: Path
-    name: str
-    network_id: str = "swarm"
-    peers: tuple[str, ...] = ()
-    url: str = ""
-    listen: tuple[str, ...] = ("/ip4/127.0.0.1/tcp/0",)
-    announce: tuple[str, ...] = ()
-    relay: str = "auto"
-    run: Path | RunId | None = None
-    then_serve: bool = False
-    model: Path | HubId | None = None
-    take: Literal["any", "models", "runs", "nothing"] = "any"
-    dtype: Literal["float32", "bfloat16", "float16", "int8", "int4"] = "float32"
-    blocks: tuple[int, int] | None = None
-    max_blocks: int = 0
-    max_memory: int = 0
-    device: str = "auto"
-    threads: int = 0
-    probe: str = "auto"
-    keep_checkpoints: int = 2
-    keep_every: int = 0
-    data: Path | None = None
-    tokenizer: Path | None = None
-    start: Path | None = None
-    devices: tuple[str, ...] = ()
-    micro_batch: int = 0
-    autocast: bool = False
-    checkpoint_activations: bool = False
-    compile: bool = False
-    tensorboard: Path | None = None
-    host: str = "127.0.0.1"
-    port: int = 8000
-    allowed_hosts: tuple[str, ...] = ()
-    trusted_proxies: tuple[str, ...] = ()
-    api_keys: Path | None = None
-    open_to_all: bool = False
-    requests_per_min: int | None = None
-    tokens_per_min: int = 0
-    pin_model: tuple[Pin, ...] = ()
-    dashboard: bool = True
-    history: str = ""
-    checkpoints: Path | None = None
-    tethered: bool = False
-    drain_s: float = 30.0
-    metrics: Endpoint | None = None
-    otlp: str = ""
-    log_format: str = "human"
-    log_level: str = "info"
-    origins: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
+    The text below a field is its help on the command line.
+    """
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX, enable_decoding=False, extra="forbid", frozen=True, use_attribute_docstrings=True
+    )
+
+    home: Path = _setting(default_home, parse_path, "DIR", example="~/swarm")
+    """The node's directory: identity, control socket, cache, checkpoints, log."""
+    name: str = _setting(_host_name, parse_node_name, "NAME", example="attic")
+    """Name that others see. Default: this machine's."""
+    network_id: str = _setting("swarm", parse_network_id, "ID")
+    """Network to be part of; others are not spoken to."""
+    peers: tuple[str, ...] = _setting((), parse_peer, "ADDR…", many=True)
+    """Address of a peer to join through, as `seed` prints it. Not needed where peers are remembered."""
+    url: str = _setting("", parse_url, "URL", example="http://127.0.0.1:8000")
+    """Dashboard to read from, instead of peers."""
+    listen: tuple[str, ...] = _setting(("/ip4/127.0.0.1/tcp/0",), check_listen_addr, "ADDR", many=True)
+    """Address to listen on; port 0: any free one; 0.0.0.0: for all to reach."""
+    announce: tuple[str, ...] = _setting((), check_announce_addr, "ADDR", many=True)
+    """Address to tell others instead of the one listened on."""
+    relay: str = _setting("auto", one_of("auto", "use", "none"), "WHEN")
+    """Be reached through a seed: auto (unless all is local), use or none."""
+    run: Path | RunId | None = _setting(None, parse_run, "RUN", example="run.toml")
+    """Train this run: its signed file, or its id, for which its members give the file."""
+    then_serve: bool = _switch()
+    """Once the run is finished, serve its result."""
+    model: Path | HubId | None = _setting(None, parse_model, "MODEL", example="~/models/story")
+    """Serve blocks of this Hugging Face model: a directory, or OWNER/NAME[@REVISION] on a hub."""
+    take: Literal["any", "models", "runs", "nothing"] = _setting(
+        "any", one_of("any", "models", "runs", "nothing"), "WHAT"
+    )
+    """What to help with where neither a run nor a model is named: any, models, runs or nothing."""
+    dtype: Literal["float32", "bfloat16", "float16", "int8", "int4"] = _setting(
+        "float32",
+        one_of(
+            *("float32", "bfloat16", "float16", "int8", "int4"),
+            synonyms={"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"},
+        ),
+        "DTYPE",
+    )
+    """Weights as they are held: float32, bfloat16, float16, or int8 or int4 that compute in bfloat16. Servers of
+    different ones answer differently."""
+    blocks: tuple[int, int] | None = _setting(None, parse_span, "START:END", example="0:8")
+    """Serve exactly this half-open span of blocks."""
+    max_blocks: int = _setting(0, whole_number(0, 4096), "N", example="8")
+    """Serve at most so many blocks; 0: no limit."""
+    max_memory: int = _setting(0, parse_size, "SIZE", example="6GiB")
+    """At most this much memory while it serves, the program's own included; 0: most of what is free."""
+    device: str = _setting("auto", one_of("auto", "cpu", "cuda", "mps"), "DEVICE")
+    """Where to compute: auto, cpu, cuda or mps."""
+    threads: int = _setting(0, whole_number(0, 4096), "N", example="4")
+    """CPU threads to compute with; 0: all cores."""
+    probe: str = _setting("auto", one_of("auto", "fresh", "off"), "WHEN")
+    """Measure speed: auto (once), fresh or off."""
+    keep_checkpoints: int = _setting(2, whole_number(1, 1000), "N")
+    """Checkpoints to keep of each run."""
+    keep_every: int = _setting(0, whole_number(0, 10_000_000), "N", example="100")
+    """Keep the checkpoint of every N-th outer step for good, for run export; 0: of none."""
+    data: Path | None = _setting(None, parse_path, "PATH", example="~/books")
+    """What to train on where the run leaves that to its members: a file, or a folder of text, .jsonl, .parquet or
+    .arrow files. Its tokens are kept in ~/.cache/swarm/tokens (XDG_CACHE_HOME) for all homes of this user."""
+    tokenizer: Path | None = _setting(None, parse_path, "PATH", example="~/models/story")
+    """The tokenizer of a run that leaves that to its members: a tokenizer.json, or its directory."""
+    start: Path | None = _setting(None, parse_path, "DIR", example="~/models/story")
+    """This machine's copy of the checkpoint that the run starts from: a Hugging Face model directory."""
+    devices: tuple[str, ...] = _setting((), parse_device, "DEVICES", many=True, example="cuda:0,cuda:1")
+    """Train on these together, as one member: cuda:0,cuda:1, or cpu for each process that is wanted."""
+    micro_batch: int = _setting(0, whole_number(0, 1 << 16), "N", example="1")
+    """Samples that training computes at a time; 0: a whole batch."""
+    autocast: bool = _switch()
+    """Train with matrix products in bfloat16; weights stay fp32."""
+    checkpoint_activations: bool = _switch()
+    """Train in less memory: compute activations again for the gradient."""
+    compile: bool = _switch()
+    """Train a model that torch has compiled; pays in long runs."""
+    tensorboard: Path | None = _setting(None, parse_path, "DIR", example="~/curves")
+    """Write the run's curves there as TensorBoard's event files: in a folder for each run and node."""
+    host: str = _setting("127.0.0.1", str, "HOST")
+    """Address for HTTP to listen on; 0.0.0.0: for all to reach."""
+    port: int = _setting(8000, whole_number(0, 65535), "PORT")
+    """Port for HTTP to listen on; 0: any free one."""
+    allowed_hosts: tuple[str, ...] = _setting((), parse_host_name, "NAME…", many=True, example="swarm.example.org")
+    """Public name that HTTP is asked for by, as through a proxy; *.NAME: those right below it; *: any. Others than
+    these, addresses and names without a dot are refused."""
+    trusted_proxies: tuple[str, ...] = _setting((), parse_proxy, "ADDR…", many=True, example="127.0.0.1")
+    """Address or network of a proxy in front, whose X-Forwarded-For or Forwarded header says who asks. From others
+    these headers are ignored."""
+    api_keys: Path | None = _setting(None, parse_path, "FILE", example="keys.txt")
+    """Ask for keys: lines of `name key [requests_per_min] [tokens_per_min]`, read again when they change."""
+    open_to_all: bool = _switch()
+    """Let others than this machine in without a key."""
+    requests_per_min: int | None = _setting(None, whole_number(0, 10**9), "N", example="60")
+    """Requests a minute for a key without its own, or for each address; 0: no limit. Default: 600 where others come in
+    without a key."""
+    tokens_per_min: int = _setting(0, whole_number(0, 10**9), "N", example="100000")
+    """The same for tokens, of prompts and answers; 0: no limit."""
+    pin_model: tuple[Pin, ...] = _setting((), parse_pin, "MODEL@REVISION", many=True, example="story@1a2b3c4d5e6f")
+    """Use only that revision of a model, whatever else is served under its name; as `swarm-node models` shows it."""
+    dashboard: bool = _switch(default=True)
+    """Show the network at /, to whoever reaches the gateway."""
+    history: str = _setting("", str, "FILE|URL", example="postgresql+pg8000://user@host/swarm")
+    """What the dashboard remembers in: a file, or a database such as postgresql+pg8000://user@host/swarm. Default:
+    history.sqlite in the home."""
+    checkpoints: Path | None = _setting(None, parse_path, "DIR", example="~/swarm/checkpoints")
+    """Let visitors of the dashboard download what lies here, in a folder for each run, named by its id."""
+    tethered: bool = _switch()
+    """Leave at once when standard input ends: whoever started this node is gone."""
+    drain_s: float = _setting(30.0, seconds(0, 3600), "SECONDS")
+    """Time that work in flight gets to finish when leaving."""
+    metrics: Endpoint | None = _setting(None, parse_endpoint, "HOST:PORT", example="127.0.0.1:9401")
+    """Answer Prometheus there, under /metrics; port 0: any free one. Default: nothing listens."""
+    otlp: str = _setting("", parse_url, "URL", example="http://127.0.0.1:4318")
+    """Send traces of requests and rounds to this OpenTelemetry collector, by OTLP over HTTP."""
+    log_format: str = _setting("human", one_of("human", "json"), "FORMAT")
+    """Log lines: human or json."""
+    log_level: str = _setting("info", one_of("debug", "info", "warning", "error"), "LEVEL")
+    """Least severe log lines that are kept."""
+    origins: Mapping[str, str] = Field(default_factory=dict, repr=False)
 
     def origin(self, name: str) -> str:
         """Where the value of `name` came from, for messages."""
         return self.origins.get(name, "the default")
 
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - the signature is the library's
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return init_settings, _Environment(settings_cls), _File(settings_cls)
 
-_DEFAULTS: Mapping[str, object] = {item.name: item.default for item in fields(Config)}
+    @model_validator(mode="before")
+    @classmethod
+    def _note_origins(cls, values: dict[str, Any]) -> dict[str, Any]:
+        origins = {name: each.origin for name, each in values.items() if isinstance(each, Given)}
+        return {"origins": origins} | {name: value for name, value in values.items() if name != CONFIG_FILE}
+
+    @field_validator("*", mode="plain")
+    @classmethod
+    def _parse(cls, value: object, info: ValidationInfo) -> object:
+        return _parsed(info.field_name or "", value) if isinstance(value, Given) else value
 
 
-def resolve(flags: Mapping[str, Value], *, env: Mapping[str, str] | None = None, file: Path | None = None) -> Config:
-    """Defaults, then the file, then the environment, then `flags` (None: not given).
+def _settings() -> Iterator[tuple[str, Setting]]:
+    for name, field in Config.model_fields.items():
+        extra: Any = field.json_schema_extra
+        if extra:
+            yield name, replace(extra["setting"], about=" ".join((field.description or "").split()))
 
-    The file is `file`, or HOME/config.toml if there is one. Raises ConfigError, which names the source at fault.
+
+SETTINGS: Mapping[str, Setting] = dict(_settings())
+
+
+def resolve(flags: Mapping[str, Value], *, file: Path | None = None) -> Config:
+    """The settings from `flags` (None: not given), the environment and a file, which is `file` or HOME/config.toml.
+
+    Raises ConfigError, which names the source at fault.
     """
-    env = os.environ if env is None else env
-    sources = [_from_env(env), _from_flags(flags)]
-    given = _merge(sources)
-    home = _parse_home(given)
-    path = file or (Path(env["SWARM_CONFIG"]) if env.get("SWARM_CONFIG") else None)
-    given = _merge([_from_file(path or home / "config.toml", required=path is not None), *sources])
-    values = {name: _parse(name, origin, value) for name, (origin, value) in given.items()}
-    values |= {"home": home, "name": values.get("name") or _host_name()}
-    return Config(**values, origins={name: origin for name, (origin, _) in given.items()})
+    given: dict[str, Any] = {**_flags(flags), **({CONFIG_FILE: Given("--config", str(file))} if file else {})}
+    return Config(**given)
 
 
-def resolve_home(flags: Mapping[str, Value], *, env: Mapping[str, str] | None = None) -> Path:
-    """Where the node lives, whatever its file says by now: a daemon can be ended, too, that could not start any more.
+def resolve_home(flags: Mapping[str, Value]) -> Path:
+    """The node's directory, whatever its file says by now: a daemon that could not start again can still be ended.
 
     Raises ConfigError for a home that cannot be, and for unknown variables.
     """
-    return _parse_home(_merge([_from_env(os.environ if env is None else env), _from_flags(flags)]))
+    return _home({**_Environment(Config)(), **_flags(flags)})
 
 
-def _parse_home(given: _Given) -> Path:
-    home: Path = _parse("home", *given["home"]) if "home" in given else default_home()
-    return home
+def _flags(flags: Mapping[str, Value]) -> dict[str, Given]:
+    return {name: Given("--" + name.replace("_", "-"), value) for name, value in flags.items() if value is not None}
 
 
-_Given = dict[str, tuple[str, Value]]  # setting -> (where it was given, what was given)
+def _home(given: Mapping[str, object]) -> Path:
+    home = given.get("home")
+    return _parsed("home", home) if isinstance(home, Given) else home if isinstance(home, Path) else default_home()
 
 
-def _merge(sources: Iterable[_Given]) -> _Given:
-    return {name: given for source in sources for name, given in source.items()}
+class _Environment(EnvSettingsSource):
+    """The variables SWARM_…. Raises ConfigError for one that names no setting."""
+
+    def __call__(self) -> dict[str, Any]:
+        for variable in sorted(os.environ):
+            name = variable.removeprefix(ENV_PREFIX).lower()
+            is_known = name in SETTINGS and variable.isupper()
+            if variable.startswith(ENV_PREFIX) and name != CONFIG_FILE and not is_known:
+                what = f"environment variable {variable}"
+                raise _unknown(what, name, tuple(SETTINGS), lambda known: ENV_PREFIX + known.upper())
+        return {name: Given(ENV_PREFIX + name.upper(), value) for name, value in super().__call__().items()}
 
 
-def _from_flags(flags: Mapping[str, Value]) -> _Given:
-    return {name: ("--" + name.replace("_", "-"), value) for name, value in flags.items() if value is not None}
+class _File(PydanticBaseSettingsSource):
+    """The TOML file that was named, or config.toml in the home if there is one. Raises ConfigError, as `resolve`."""
 
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
+        """Not used: the file is read as a whole."""
+        raise NotImplementedError
 
-def _from_env(env: Mapping[str, str]) -> _Given:
-    given: _Given = {}
-    for variable in sorted(env):
-        if not variable.startswith(ENV_PREFIX) or variable == "SWARM_CONFIG":
-            continue
-        name = variable.removeprefix(ENV_PREFIX).lower()
-        if name not in SETTINGS or variable != variable.upper():
-            raise _unknown(
-                f"environment variable {variable}", name, tuple(SETTINGS), lambda at: ENV_PREFIX + at.upper()
-            )
-        value = env[variable]
-        given[name] = (variable, _split(value) if SETTINGS[name].many else value)
-    return given
-
-
-def _from_file(path: Path, *, required: bool) -> _Given:
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        if required:
-            raise ConfigError(f"there is no config file {path}", remedy="check --config, or leave it out") from None
-        return {}
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"config file {path} cannot be read: {error}", remedy="fix it or move it away") from error
-    given: _Given = {}
-    for name, value in table.items():
-        if name not in SETTINGS or name == "home":
-            known = [setting for setting in SETTINGS if setting != "home"]
-            raise _unknown(f"setting {name!r} in {path}", name, known)
-        given[name] = (f"{name} in {path}", _toml_value(name, path, value))
-    return given
+    def __call__(self) -> dict[str, Any]:
+        flag = self.current_state.get(CONFIG_FILE)
+        named = flag.value if flag else os.environ.get("SWARM_CONFIG")
+        path = Path(named) if named else _home(self.current_state) / "config.toml"
+        try:
+            table = tomllib.loads(path.read_text(encoding="utf-8"))
+        except (FileNotFoundError, NotADirectoryError):
+            if named:
+                raise ConfigError(f"there is no config file {path}", remedy="check --config, or leave it out") from None
+            return {}
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise ConfigError(f"config file {path} cannot be read: {error}", remedy="fix it or move it away") from error
+        known = [setting for setting in SETTINGS if setting != "home"]
+        for name in table:
+            if name not in known:
+                raise _unknown(f"setting {name!r} in {path}", name, known)
+        return {name: Given(f"{name} in {path}", _toml_value(name, path, value)) for name, value in table.items()}
 
 
 def _toml_value(name: str, path: Path, value: object) -> Value:
@@ -422,8 +356,9 @@ def _split(text: str) -> list[str]:
     return text.replace(",", " ").split()
 
 
-def _parse(name: str, origin: str, value: Value) -> Any:
-    setting = SETTINGS[name]
+def _parsed(name: str, given: Given) -> Any:
+    """Raises ConfigError, which names the origin."""
+    setting, origin, value = SETTINGS[name], given.origin, given.value
     texts = [str(value)] if isinstance(value, str | bool) else list(value or ())
     if setting.many:
         texts = [part for text in texts for part in _split(text)]
@@ -434,8 +369,8 @@ def _parse(name: str, origin: str, value: Value) -> Any:
         except ConfigError as error:
             raise ConfigError(f"{origin}: {error.message}", remedy=error.remedy) from error
         except ValueError as error:
-            told = text if len(text) <= MAX_TOLD_CHARS else f"{text[:MAX_TOLD_CHARS]}…"
-            raise ConfigError(f"{origin}: {told!r} {error}", remedy=f"write {_spelled(name, origin)}") from error
+            shown = text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}…"
+            raise ConfigError(f"{origin}: {shown!r} {error}", remedy=f"write {_spelled(name, origin)}") from error
     return tuple(parsed) if setting.many else parsed[0]
 
 
@@ -457,8 +392,8 @@ def _unknown(what: str, name: str, known: Sequence[str], spelled: Callable[[str]
 
 def default_text(name: str) -> str:
     """The default as help shows it, empty where that says nothing."""
-    default = _DEFAULTS[name]
-    if default in ((), None, "", 0, MISSING):
+    default = Config.model_fields[name].default
+    if default in ((), None, "", 0, PydanticUndefined):
         return ""
     if isinstance(default, tuple):
         return " ".join(map(str, default))

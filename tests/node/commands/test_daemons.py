@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.node_settings import resolve
 from swarm.training.data.token_file import TokenWriter
 from swarm_node.commands import daemons
 from swarm_node.commands.command_options import Flags
 from swarm_node.commands.daemons import _check_work
-from swarm_node.settings import config
 from swarm_protocol.errors import ConfigError
 
 
@@ -49,7 +49,7 @@ def test_join_does_without_data_that_is_gone_if_the_tokens_that_the_run_pins_are
     digest = writer.finish().digest
     writer.close()
     run = tmp_path / "run.toml"
-    told = config.resolve({"home": str(tmp_path), "run": str(run), "data": "/no/such"}, env={})
+    told = resolve({"home": str(tmp_path), "run": str(run), "data": "/no/such"}, env={})
     run.write_text('[data]\ndigest = "another"\n')
     with pytest.raises(ConfigError, match="/no/such is not there"):
         _check_work(told)

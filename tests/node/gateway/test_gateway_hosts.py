@@ -8,8 +8,8 @@ from pathlib import Path
 import httpx
 import pytest
 from starlette.responses import PlainTextResponse
+from support.node_settings import resolve
 from swarm_node.gateway.hosts import KnownHosts
-from swarm_node.settings.config import resolve
 from swarm_protocol.errors import ConfigError
 
 

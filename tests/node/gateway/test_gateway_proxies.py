@@ -8,11 +8,11 @@ import httpx
 import pytest
 from node.gateway.scripted_client import ScriptedClient
 from starlette.types import Receive, Scope, Send
+from support.node_settings import resolve
 from swarm_node.gateway.app import GatewayOptions, create_app
 from swarm_node.gateway.http_server import listen, serving
 from swarm_node.gateway.proxies import BehindProxies
 from swarm_node.gateway.rate_limit import Rates
-from swarm_node.settings.config import resolve
 from swarm_protocol.errors import ConfigError
 
 TRUSTED = ("127.0.0.1/32", "::1/128", "10.0.0.0/8")

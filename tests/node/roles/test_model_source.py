@@ -9,6 +9,7 @@ from unittest.mock import AsyncMock, MagicMock
 
 import pytest
 from support.local_hub import COMMIT, MODEL, Hub, local_hub
+from support.node_settings import resolve
 from swarm.serving.model.model_files import open_model
 from swarm.serving.model.span_loading import load_span
 from swarm.serving.server.capability import VolunteerOptions
@@ -16,7 +17,6 @@ from swarm.serving.server.server_options import DTYPES
 from swarm_node import cli
 from swarm_node.roles.model_source import REPORT_S, Reports, find_source
 from swarm_node.roles.serving import Serving, _options, model_name
-from swarm_node.settings.config import resolve
 from swarm_node.settings.parsers import HubId, parse_model
 from swarm_node.shutdown import Departure
 from swarm_node.storage.home import Home

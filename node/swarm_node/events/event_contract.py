@@ -24,10 +24,10 @@ TYPES: Mapping[str, tuple[type, ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventSpec:
-    """`fields` maps a name to "type: meaning". `text` is the line for people, empty where they need none.
+    """One kind of event. `fields` maps a name to "type: meaning"; `text` is the line for people, or empty.
 
-    `live`: on a terminal that line takes the place of the one before. `complaint` names the field with which the same
-    line would come again and again: people then read it the first time, the 10th, the 100th….
+    `live`: on a terminal the line replaces the one before. `complaint` names the field that repeats when the same line
+    would come again and again: people then read it the first time, the 10th, the 100th….
     """
 
     about: str
@@ -42,503 +42,424 @@ class EventSpec:
         return type_name.removesuffix("?"), type_name.endswith("?")
 
 
-COMMAND_EVENTS: Mapping[str, EventSpec] = {
-    "run_written": EventSpec(
-        about="What `run init` prints: there is a new run file to edit.",
-        fields={"path": "text: where it is"},
-        text="{path} is there to edit; then: swarm-node run sign {path}",
-    ),
-    "run_problem": EventSpec(
-        about="What `run sign` finds impossible in a run file; an `error` follows.",
-        fields={"problem": "text: the setting, its value, and what to use instead"},
-        text="  {problem}",
-    ),
-    "run": EventSpec(
-        about="What `run sign` and `run show` print: what a run file describes and what it costs.",
-        fields={
-            "path": "text: the file",
-            "run": "text?: the run's id; null without a signature that holds",
-            "name": "text: the run's name",
-            "signed_by": "text?: peer id of the author; null without a signature that holds",
-            "issued_at": "int?: when it was signed, in Unix seconds",
-            "problem": "text: why the signature does not hold; empty if it does",
-            "parameters": "int: of the model",
-            "outer_steps": "int: outer steps of the run",
-            "interval_steps": "int: inner steps between two of them",
-            "data": "text: what is trained on",
-            "data_digest": "text: what pins the data; empty: any data will do",
-            "data_revision": "text: the commit of a data set on the hub; empty: the newest one, or there is none",
-            "start": "text: the checkpoint that it starts from; empty: weights drawn from its seed",
-            "start_digest": "text: what pins the checkpoint; empty: nothing does",
-            "member_tokens": "int: tokens that a member trains on for an outer step",
-            "group_tokens": "list: the same for the smallest and for the largest group",
-            "member_bytes": "int: bytes that a member of a large group sends for an outer step",
-            "memory_bytes": "int: memory that a member on a CPU needs in bytes, activations left out",
-        },
-    ),
-    "watching": EventSpec(
-        about="What `run watch` prints first: it is on the network and looks for the run.",
-        fields={
-            "run": "text: the run's id",
-            "signed_by": "text: peer id of the run's author",
-            "outer_steps": "int: outer steps of the run",
-        },
-        text="watching {run}: {outer_steps} outer steps, signed by {signed_by}",
-    ),
-    "committed": EventSpec(
-        about="The watched run has taken an outer step; the members' certificate was checked.",
-        fields={
-            "run": "text: the run's id",
-            "step": "int: the outer step",
-            "of": "int: the run's last one",
-            "loss": "number?: mean training loss of the group, weighted by tokens",
-            "digest": "text: digest of the committed state",
-            "group": "list: peer ids of the round's members",
-            "num_tokens": "int: tokens that the group trained on",
-            "tokens_per_s": "number: what the members say they do, together",
-        },
-        text="step {step}/{of}: loss {loss:.3f}, {num_group} nodes, {tokens_per_s:.0f} tokens/s in all, "
-        "state {digest:.12}",
-    ),
-    "members": EventSpec(
-        about="Who trains the watched run, whenever members or their states have changed.",
-        fields={
-            "run": "text: the run's id",
-            "members": "list: for each peer_id, state (joining, training, finished), outer_step, tokens_per_s, loss",
-            "summary": "text: how many there are in each state",
-        },
-        text="members: {summary}",
-    ),
-    "resume_planned": EventSpec(
-        about="What `run resume` found, and what it signs.",
-        fields={
-            "run": "text: the run's id",
-            "outer_step": "int: the outer step to go on from",
-            "digest": "text: digest of that state",
-            "roster": "list: peer ids of those who would decide what follows",
-            "left_out": "list: peer ids of the last members who would not",
-            "left_out_names": "text: the ends of these",
-        },
-        text="{run} would go on from outer step {outer_step}, state {digest:.12}, with {num_roster} members; left out: "
-        "{left_out_names}",
-    ),
-    "resume_not_signed": EventSpec(
-        about="`run resume` was not told --yes.",
-        fields={"run": "text: the run's id"},
-        text="nothing was signed. Whatever the members left out have done since then is lost, so be sure that they are "
-        "gone; then run it again with --yes",
-    ),
-    "resume_not_needed": EventSpec(
-        about="`run resume` was not told --yes, and enough members answered for the run to go on by itself.",
-        fields={
-            "run": "text: the run's id",
-            "outer_step": "int: its newest outer step",
-            "members": "list: peer ids of that step's members",
-            "answered": "list: peer ids of those among them that answered",
-        },
-        text="nothing was signed: {run} is alive at outer step {outer_step}, {num_answered} of its {num_members} "
-        "members answered, and its next step needs no order. One is needed only when the run cannot go on; --yes signs "
-        "it all the same",
-    ),
-    "resume_delivered": EventSpec(
-        about="Members have the resume order, and pass it on.",
-        fields={
-            "run": "text: the run's id",
-            "outer_step": "int: the outer step it goes on from",
-            "peers": "list: peer ids of those who took it",
-        },
-        text="{num_peers} members have the order: the run goes on from outer step {outer_step}",
-    ),
-    "run_left": EventSpec(
-        about="The watched run's members said that it is finished, and left before `run watch` could see the proof.",
-        fields={
-            "run": "text: the run's id",
-            "outer_step": "int: the last outer step",
-            "digest": "text: digest of the final state, as a member said it",
-            "loss": "number?: that member's training loss in its last interval",
-            "checked": "int: the last outer step whose certificate was checked; 0 for none",
-        },
-        text="its members said that run {run} is finished, and left before they could show it: {outer_step} outer "
-        "steps, loss {loss:.3f}, state {digest:.12} (checked up to step {checked})",
-    ),
-    "leaving": EventSpec(
-        about="What `drain` and `stop` print first: the daemon has agreed to leave.",
-        fields={"pid": "int: its process id", "seconds": "number: the longest that its work in flight gets"},
-        text="the daemon (pid {pid}) leaves within {seconds:.0f} s",
-    ),
-    "left": EventSpec(
-        about="What `drain` and `stop` print last: the daemon is gone.",
-        fields={"pid": "int: its process id"},
-        text="it has left",
-    ),
-    "status": EventSpec(
-        about="What `status` prints: the daemon's answer over its control socket.",
-        fields={
-            "peer_id": "text: its peer id",
-            "name": "text: its name for people",
-            "version": "text: its software version",
-            "pid": "int: its process id",
-            "uptime_s": "number: seconds since it started",
-            "network_id": "text: the network it is in",
-            "addrs": "list: multiaddrs under which others reach it",
-            "reachability": "text: public, relay, local network only, this machine only or unknown",
-            "num_peers": "int: live nodes it sees, itself included",
-            "state": "text: starting, seeding, idle, training, serving, gateway, draining",
-            "training": "object?: run, outer_step, num_outer_steps, loss, tokens_per_s",
-            "serving": "object?: model, start, end, num_sessions, tokens_per_s",
-            "memory_bytes": "int: resident memory of the daemon and its libp2p child",
-        },
-    ),
-    "overview": EventSpec(
-        about="What `top` prints: the swarm at a glance.",
-        fields={"overview": "object: what a dashboard answers at /api/v1/overview"},
-    ),
-    "finding": EventSpec(
-        about="What `doctor` found in one check.",
-        fields={
-            "check": "text: what was checked",
-            "result": "text: ok, warn or fail",
-            "message": "text: what was found",
-            "remedy": "text: what to do about it, empty if ok",
-        },
-    ),
-    "plan": EventSpec(
-        about="What `plan` found out.",
-        fields={
-            "model": "text: the model's name",
-            "num_blocks": "int: blocks that it has",
-            "nodes": "list: for each node name, start, end (null: it takes nothing), kv_tokens, reason",
-            "lacking": "list: for each span without a server start, end and the memory_bytes that would close it",
-            "tokens_per_s": "number: what the slowest block does, all requests together without batching; 0 with gaps",
-            "chain": "list: for each hop of the first request name, start, end, ms a token; empty with gaps",
-            "chain_ms": "number?: milliseconds of one token of one request",
-        },
-    ),
-    "model_check": EventSpec(
-        about="What `models check` found out about a model that can be served; `error` says why one cannot.",
-        fields={
-            "model": "text: the model's name",
-            "family": "text: its family, as transformers calls it",
-            "num_blocks": "int: blocks that it has",
-            "untried": "text: why its blocks are only tried out when they are loaded; empty: they were tried",
-        },
-    ),
-    "models": EventSpec(
-        about="What `models` prints.",
-        fields={
-            "models": "list: for each name, revision, num_blocks, served and missing (spans of blocks), num_servers, "
-            "context_tokens (null: not known), and others: the same of other weights that are served under the name",
-        },
-    ),
-    "chat_answer": EventSpec(
-        about="What a model answered in `chat`.",
-        fields={
-            "model": "text: the model's name, as it was asked for",
-            "text": "text: the answer",
-            "finish_reason": "text?: stop, or length where it was cut; null where Ctrl-C stopped it",
-        },
-    ),
-    "identity": EventSpec(
-        about="What `identity` prints.",
-        fields={
-            "peer_id": "text: the peer id",
-            "path": "text: where the private key is",
-            "created": "bool: whether it was created just now",
-        },
-    ),
-    "stage": EventSpec(
-        about="The demo begins its next stage.",
-        fields={
-            "number": "int: which stage, from 1",
-            "of": "int: how many there are",
-            "title": "text: what it is about",
-        },
-    ),
-    "progress": EventSpec(
-        about="In the demo all volunteers have committed an outer step.",
-        fields={
-            "outer_step": "int: the outer step",
-            "of": "int: the run's last one",
-            "loss": "number?: mean training loss of the interval that led to it",
-            "tokens_per_s": "number: training speed of all volunteers together",
-            "bytes_per_param": "number: mean bytes that one member sends for one outer step, by parameter",
-            "digests_equal": "bool: whether all replicas held equal states after each outer step so far",
-        },
-    ),
-    "token": EventSpec(about="A piece of the demo's completion.", fields={"text": "text: the piece"}),
-    "killed": EventSpec(
-        about="The demo has killed a node that serves, in the middle of an answer.",
-        fields={"name": "text: the node's name", "peer_id": "text: its peer id"},
-    ),
-    "summary": EventSpec(
-        about="How the demo ended. Always its last event.",
-        fields={
-            "nodes": "int: volunteers",
-            "outer_steps": "int: outer steps that were trained",
-            "parameters": "int: parameters of the model",
-            "loss_first": "number: validation loss before the first outer step",
-            "loss_last": "number: validation loss after the last one",
-            "digests_equal": "bool: whether all replicas held equal states after each outer step",
-            "digest": "text: digest of the last state",
-            "bytes_per_param_per_step": "number: mean bytes that one member sent for one outer step, by parameter",
-            "tokens_per_s": "number: training speed of all volunteers together, waiting included",
-            "failover_ms": "number: longest time between two tokens once a node was killed, as the client saw it",
-            "killed": "text: the name of the node that was killed",
-            "tokens": "int: tokens of the completion",
-            "tokens_identical": "bool: whether one undisturbed process says the same",
-            "prompt": "text: what was to be completed",
-            "completion": "text: the completion, without the prompt",
-            "seconds": "number: how long all of it took",
-            "checkpoint": "text: the trained model, a Hugging Face directory; gone unless --keep was given",
-        },
-    ),
-}
+def _event(about: str, text: str = "", /, *, live: bool = False, complaint: str = "", **fields: str) -> EventSpec:
+    return EventSpec(about=about, text=text, live=live, complaint=complaint, fields=fields)
 
 
 EVENTS: Mapping[str, EventSpec] = {
-    "step": EventSpec(
-        about="One numbered step of starting up is done.",
-        fields={
-            "number": "int: which step, from 1",
-            "of": "int: how many there are",
-            "title": "text: what the step is about",
-            "detail": "text: what came out of it",
-        },
-        text="[{number}/{of}] {title}: {detail}",
+    "step": _event(
+        "One numbered step of starting up is done.",
+        "[{number}/{of}] {title}: {detail}",
+        number="int: which step, from 1",
+        of="int: how many there are",
+        title="text: what the step is about",
+        detail="text: what came out of it",
     ),
-    "ready": EventSpec(
-        about="The node is on the network and answers `status`, `drain` and `stop`.",
-        fields={
-            "peer_id": "text: this node's peer id",
-            "addrs": "list: multiaddrs under which others reach it, each ending in /p2p/<peer_id>",
-            "name": "text: its name for people",
-            "network_id": "text: the network it joined",
-            "home": "text: its home directory",
-        },
-        text="ready as {name} ({peer_id})",
+    "ready": _event(
+        "The node is on the network and answers `status`, `drain` and `stop`.",
+        "ready as {name} ({peer_id})",
+        peer_id="text: this node's peer id",
+        addrs="list: multiaddrs under which others reach it, each ending in /p2p/<peer_id>",
+        name="text: its name for people",
+        network_id="text: the network it joined",
+        home="text: its home directory",
     ),
-    "invite": EventSpec(
-        about="What to run on another machine to join through this seed.",
-        fields={"command": "text: a shell command, ready to paste"},
-        text="others join with:\n\n  {command}\n",
+    "invite": _event(
+        "What to run on another machine to join through this seed.",
+        "others join with:\n\n  {command}\n",
+        command="text: a shell command, ready to paste",
     ),
-    "waiting": EventSpec(
-        about="A node that was given no work finds none that it can do; it takes what comes.",
-        fields={"reason": "text: what there is, and why it is not for this node"},
-        text="waiting for work: {reason}",
+    "waiting": _event(
+        "A node that was given no work finds none that it can do; it takes what comes.",
+        "waiting for work: {reason}",
+        reason="text: what there is, and why it is not for this node",
     ),
-    "loading": EventSpec(
-        about="A model is looked at: which blocks of it to take, and then their weights.",
-        fields={"model": "text: the model's name"},
-        text="finding and loading blocks of {model}",
+    "loading": _event(
+        "A model is looked at: which blocks of it to take, and then their weights.",
+        "finding and loading blocks of {model}",
+        model="text: the model's name",
     ),
-    "downloading": EventSpec(
-        about="Weights come from a hub: now and then, at the beginning and at the end.",
-        fields={
-            "model": "text: the model's name",
-            "num_bytes": "int: bytes that are there",
-            "total_bytes": "int: all that will be",
-        },
-        text="downloading {model}: {bar}",
+    "downloading": _event(
+        "Weights come from a hub: now and then, at the beginning and at the end.",
+        "downloading {model}: {bar}",
         live=True,
+        model="text: the model's name",
+        num_bytes="int: bytes that are there",
+        total_bytes="int: all that will be",
     ),
-    "serving": EventSpec(
-        about="This node answers for the span `[start, end)` of a model.",
-        fields={
-            "model": "text: the model's name",
-            "start": "int: the span's first block",
-            "end": "int: one past the span's last block",
-            "revision": "text: digest of the checkpoint; servers of different revisions never mix",
-            "reason": "text: why these blocks",
-        },
-        text="serving blocks {start}:{end} of {model}: {reason}",
+    "serving": _event(
+        "This node answers for the span `[start, end)` of a model.",
+        "serving blocks {start}:{end} of {model}: {reason}",
+        model="text: the model's name",
+        start="int: the span's first block",
+        end="int: one past the span's last block",
+        revision="text: digest of the checkpoint; servers of different revisions never mix",
+        reason="text: why these blocks",
     ),
-    "tokenizing": EventSpec(
-        about="The run's data becomes tokens, which are kept for the next start: now and then, and at the end.",
-        fields={
-            "run": "text: the run's id",
-            "share": "number: how much of the data has been read, from 0 to 1",
-            "num_tokens": "int: tokens so far",
-            "tokens_per_s": "number: how fast they come",
-            "folder": "text: where they are kept, for every home of this user",
-        },
-        text="tokenizing: {share:.0%} read, {num_tokens} tokens, {tokens_per_s:.0f} tokens/s",
+    "tokenizing": _event(
+        "The run's data becomes tokens, which are kept for the next start: now and then, and at the end.",
+        "tokenizing: {share:.0%} read, {num_tokens} tokens, {tokens_per_s:.0f} tokens/s",
         live=True,
+        run="text: the run's id",
+        share="number: how much of the data has been read, from 0 to 1",
+        num_tokens="int: tokens so far",
+        tokens_per_s="number: how fast they come",
+        folder="text: where they are kept, for every home of this user",
     ),
-    "training": EventSpec(
-        about="This node holds the run's state and takes part from the next interval on.",
-        fields={
-            "run": "text: the run's id",
-            "outer_step": "int: the committed outer step it starts from",
-        },
-        text="training {run} from outer step {outer_step}",
+    "training": _event(
+        "This node holds the run's state and takes part from the next interval on.",
+        "training {run} from outer step {outer_step}",
+        run="text: the run's id",
+        outer_step="int: the committed outer step it starts from",
     ),
-    "state_fetched": EventSpec(
-        about="This node has the run's committed state, every chunk of it checked.",
-        fields={
-            "run": "text: the run's id",
-            "step": "int: the outer step of the state",
-            "digest": "text: digest of the state",
-            "donors": "list: peer ids of those who gave chunks; empty if nothing had to be fetched",
-            "num_bytes": "int: bytes fetched",
-            "seconds": "number: how long it took",
-        },
-        text="state of step {step} ready, {num_bytes} bytes from {num_donors} peers in {seconds:.1f} s",
+    "state_fetched": _event(
+        "This node has the run's committed state, every chunk of it checked.",
+        "state of step {step} ready, {num_bytes} bytes from {num_donors} peers in {seconds:.1f} s",
+        run="text: the run's id",
+        step="int: the outer step of the state",
+        digest="text: digest of the state",
+        donors="list: peer ids of those who gave chunks; empty if nothing had to be fetched",
+        num_bytes="int: bytes fetched",
+        seconds="number: how long it took",
     ),
-    "interval": EventSpec(
-        about="This node finished its inner steps of one interval.",
-        fields={
-            "run": "text: the run's id",
-            "step": "int: the outer step that the interval leads to",
-            "num_tokens": "int: tokens trained on",
-            "loss": "number?: this node's mean training loss over the interval",
-            "seconds": "number: how long the inner steps took",
-            "tokens_per_s": "number: training speed of this node",
-        },
+    "interval": _event(
+        "This node finished its inner steps of one interval.",
+        run="text: the run's id",
+        step="int: the outer step that the interval leads to",
+        num_tokens="int: tokens trained on",
+        loss="number?: this node's mean training loss over the interval",
+        seconds="number: how long the inner steps took",
+        tokens_per_s="number: training speed of this node",
     ),
-    "outer_step": EventSpec(
-        about="A round committed: the swarm took an outer step, and every replica that says so has this digest.",
-        fields={
-            "run": "text: the run's id",
-            "step": "int: the outer step that was committed",
-            "fragment": "int: which of the run's fragments it moved, from 0",
-            "loss": "number?: mean training loss of the group, weighted by tokens",
-            "digest": "text: digest of the committed state",
-            "group": "list: peer ids of the round's members",
-            "num_tokens": "int: tokens that the group trained on",
-            "bytes_sent": "int: bytes this node sent for the step",
-            "seconds": "number: time since the step before",
-            "round_s": "number: how much of that passed after this node's interval",
-            "tokens_per_s": "number: training speed of this node in its interval",
-        },
-        text="step {step}: loss {loss:.3f}, {tokens_per_s:.0f} tokens/s here, {num_group} nodes, {seconds:.1f} s",
+    "outer_step": _event(
+        "A round committed: the swarm took an outer step, and every replica that says so has this digest.",
+        "step {step}: loss {loss:.3f}, {tokens_per_s:.0f} tokens/s here, {num_group} nodes, {seconds:.1f} s",
+        run="text: the run's id",
+        step="int: the outer step that was committed",
+        fragment="int: which of the run's fragments it moved, from 0",
+        loss="number?: mean training loss of the group, weighted by tokens",
+        digest="text: digest of the committed state",
+        group="list: peer ids of the round's members",
+        num_tokens="int: tokens that the group trained on",
+        bytes_sent="int: bytes this node sent for the step",
+        seconds="number: time since the step before",
+        round_s="number: how much of that passed after this node's interval",
+        tokens_per_s="number: training speed of this node in its interval",
     ),
-    "validated": EventSpec(
-        about="The committed parameters were tried on held-out data: by this node, or, in `run watch`, by the members, "
+    "validated": _event(
+        "The committed parameters were tried on held-out data: by this node, or, in `run watch`, by the members, "
         "of whose losses it is the median.",
-        fields={
-            "run": "text: the run's id",
-            "step": "int: the outer step of the parameters",
-            "loss": "number?: their mean loss",
-        },
-        text="step {step}: validation loss {loss:.3f}",
+        "step {step}: validation loss {loss:.3f}",
+        run="text: the run's id",
+        step="int: the outer step of the parameters",
+        loss="number?: their mean loss",
     ),
-    "round_aborted": EventSpec(
-        about="An attempt at an outer step failed. The committed state is untouched and the work is kept.",
-        fields={
-            "run": "text: the run's id",
-            "step": "int: the outer step that was attempted",
-            "attempt": "int: which attempt, from 0",
-            "reason": "text: what went wrong",
-            "missing": "list: peer ids that did not answer or were at fault, as far as is known",
-        },
-        text="step {step}, attempt {attempt}: {reason}",
+    "round_aborted": _event(
+        "An attempt at an outer step failed. The committed state is untouched and the work is kept.",
+        "step {step}, attempt {attempt}: {reason}",
         complaint="reason",
+        run="text: the run's id",
+        step="int: the outer step that was attempted",
+        attempt="int: which attempt, from 0",
+        reason="text: what went wrong",
+        missing="list: peer ids that did not answer or were at fault, as far as is known",
     ),
-    "contribution_late": EventSpec(
-        about="An outer step was committed without what this node has trained for it: that work is lost, and its "
+    "contribution_late": _event(
+        "An outer step was committed without what this node has trained for it: that work is lost, and its "
         "samples are leased again. The next interval begins from the new state.",
-        fields={
-            "run": "text: the run's id",
-            "step": "int: the outer step",
-            "num_tokens": "int: what was trained on; 0 while it was still computed",
-            "late_s": "number?: seconds after the round's group was formed, by two clocks; null: still computed",
-            "when": "text: the same in words",
-        },
-        text="step {step}: this node's contribution {when}: its work is lost, and its samples are leased again",
+        "step {step}: this node's contribution {when}: its work is lost, and its samples are leased again",
+        run="text: the run's id",
+        step="int: the outer step",
+        num_tokens="int: what was trained on; 0 while it was still computed",
+        late_s="number?: seconds after the round's group was formed, by two clocks; null: still computed",
+        when="text: the same in words",
     ),
-    "run_resumed": EventSpec(
-        about="The run goes on without some of its members, by a resume order of its author.",
-        fields={
-            "run": "text: the run's id",
-            "step": "int: the outer step it goes on from",
-            "digest": "text: digest of that state",
-            "roster": "list: peer ids of those who decide what follows",
-            "sequence": "int: the order's number; a later one is greater",
-        },
-        text="the run's author lets {num_roster} members go on from step {step} without the others",
+    "run_resumed": _event(
+        "The run goes on without some of its members, by a resume order of its author.",
+        "the run's author lets {num_roster} members go on from step {step} without the others",
+        run="text: the run's id",
+        step="int: the outer step it goes on from",
+        digest="text: digest of that state",
+        roster="list: peer ids of those who decide what follows",
+        sequence="int: the order's number; a later one is greater",
     ),
-    "checkpoint": EventSpec(
-        about="A checkpoint of the committed state is safely on disk.",
-        fields={
-            "run": "text: the run's id",
-            "outer_step": "int: the outer step it holds",
-            "path": "text: where it is",
-        },
+    "checkpoint": _event(
+        "A checkpoint of the committed state is safely on disk.",
+        run="text: the run's id",
+        outer_step="int: the outer step it holds",
+        path="text: where it is",
     ),
-    "run_finished": EventSpec(
-        about="The run's last outer step is committed.",
-        fields={
-            "run": "text: the run's id",
-            "outer_step": "int: the last outer step",
-            "digest": "text: digest of the final state",
-        },
-        text="run {run} finished after {outer_step} outer steps",
+    "run_finished": _event(
+        "The run's last outer step is committed.",
+        "run {run} finished after {outer_step} outer steps",
+        run="text: the run's id",
+        outer_step="int: the last outer step",
+        digest="text: digest of the final state",
     ),
-    "exported": EventSpec(
-        about="A run's result, or the state that `run export` was asked for, is a Hugging Face directory.",
-        fields={
-            "run": "text: the run's id",
-            "path": "text: the directory",
-            "outer_step": "int: the outer step of the state",
-            "digest": "text: digest of the state",
-        },
-        text="model of outer step {outer_step} written to {path}",
+    "exported": _event(
+        "A run's result, or the state that `run export` was asked for, is a Hugging Face directory.",
+        "model of outer step {outer_step} written to {path}",
+        run="text: the run's id",
+        path="text: the directory",
+        outer_step="int: the outer step of the state",
+        digest="text: digest of the state",
     ),
-    "lingering": EventSpec(
-        about="The run is finished here, and others say that they are not: it stays to give them its state.",
-        fields={
-            "run": "text: the run's id",
-            "peers": "list: peer ids of the others; who has died is among them until its record ends",
-            "seconds": "number: how long it stays at most",
-        },
-        text="waiting up to {seconds:.0f} s for members that have not finished ({num_peers}, dead ones among them), to "
+    "lingering": _event(
+        "The run is finished here, and others say that they are not: it stays to give them its state.",
+        "waiting up to {seconds:.0f} s for members that have not finished ({num_peers}, dead ones among them), to "
         "give them the last state; Ctrl-C leaves at once",
+        run="text: the run's id",
+        peers="list: peer ids of the others; who has died is among them until its record ends",
+        seconds="number: how long it stays at most",
     ),
-    "listening": EventSpec(
-        about="The gateway answers HTTP.",
-        fields={"url": "text: base URL; OpenAI's API is below it under /v1"},
-        text="OpenAI clients use {url}/v1",
+    "listening": _event(
+        "The gateway answers HTTP.",
+        "OpenAI clients use {url}/v1",
+        url="text: base URL; OpenAI's API is below it under /v1",
     ),
-    "dashboard": EventSpec(
-        about="The dashboard answers HTTP, beside a gateway or alone.",
-        fields={"url": "text: its base URL; the pages are at /, the JSON API below /api/v1"},
-        text="the network is shown at {url}/",
+    "dashboard": _event(
+        "The dashboard answers HTTP, beside a gateway or alone.",
+        "the network is shown at {url}/",
+        url="text: its base URL; the pages are at /, the JSON API below /api/v1",
     ),
-    "metrics": EventSpec(
-        about="Prometheus is answered: `--metrics` was given.",
-        fields={"url": "text: what to scrape"},
-        text="metrics under {url}",
+    "metrics": _event(
+        "Prometheus is answered: `--metrics` was given.", "metrics under {url}", url="text: what to scrape"
     ),
-    "warning": EventSpec(
-        about="Something is wrong that the node can live with.",
-        fields={"message": "text: what happened", "remedy": "text: what to do about it, may be empty"},
-        text="warning: {message}",
+    "warning": _event(
+        "Something is wrong that the node can live with.",
+        "warning: {message}",
         complaint="message",
+        message="text: what happened",
+        remedy="text: what to do about it, may be empty",
     ),
-    "error": EventSpec(
-        about="The command cannot go on; it exits non-zero. A daemon that had begun to start says `stopped` after it.",
-        fields={"message": "text: what happened", "remedy": "text: what to do about it, may be empty"},
+    "error": _event(
+        "The command cannot go on; it exits non-zero. A daemon that had begun to start says `stopped` after it.",
+        message="text: what happened",
+        remedy="text: what to do about it, may be empty",
     ),
-    "draining": EventSpec(
-        about="The node takes nothing new, finishes what it has and leaves.",
-        fields={
-            "reason": "text: who asked",
-            "seconds": "number: how long it waits before it stops anyway",
-        },
-        text="draining ({reason}): leaving within {seconds:.0f} s; Ctrl-C leaves at once",
+    "draining": _event(
+        "The node takes nothing new, finishes what it has and leaves.",
+        "draining ({reason}): leaving within {seconds:.0f} s; Ctrl-C leaves at once",
+        reason="text: who asked",
+        seconds="number: how long it waits before it stops anyway",
     ),
-    "stopped": EventSpec(
-        about="The node has left: it was told to, was done, or could not go on. Always the last event of a daemon.",
-        fields={
-            "reason": "text: why",
-            "clean": "bool: whether everything in flight was finished",
-        },
-        text="stopped: {reason}",
+    "stopped": _event(
+        "The node has left: it was told to, was done, or could not go on. Always the last event of a daemon.",
+        "stopped: {reason}",
+        reason="text: why",
+        clean="bool: whether everything in flight was finished",
     ),
-    **COMMAND_EVENTS,
+    "run_written": _event(
+        "What `run init` prints: there is a new run file to edit.",
+        "{path} is there to edit; then: swarm-node run sign {path}",
+        path="text: where it is",
+    ),
+    "run_problem": _event(
+        "What `run sign` finds impossible in a run file; an `error` follows.",
+        "  {problem}",
+        problem="text: the setting, its value, and what to use instead",
+    ),
+    "run": _event(
+        "What `run sign` and `run show` print: what a run file describes and what it costs.",
+        path="text: the file",
+        run="text?: the run's id; null without a signature that holds",
+        name="text: the run's name",
+        signed_by="text?: peer id of the author; null without a signature that holds",
+        issued_at="int?: when it was signed, in Unix seconds",
+        problem="text: why the signature does not hold; empty if it does",
+        parameters="int: of the model",
+        outer_steps="int: outer steps of the run",
+        interval_steps="int: inner steps between two of them",
+        data="text: what is trained on",
+        data_digest="text: what pins the data; empty: any data will do",
+        data_revision="text: the commit of a data set on the hub; empty: the newest one, or there is none",
+        start="text: the checkpoint that it starts from; empty: weights drawn from its seed",
+        start_digest="text: what pins the checkpoint; empty: nothing does",
+        member_tokens="int: tokens that a member trains on for an outer step",
+        group_tokens="list: the same for the smallest and for the largest group",
+        member_bytes="int: bytes that a member of a large group sends for an outer step",
+        memory_bytes="int: memory that a member on a CPU needs in bytes, activations left out",
+    ),
+    "watching": _event(
+        "What `run watch` prints first: it is on the network and looks for the run.",
+        "watching {run}: {outer_steps} outer steps, signed by {signed_by}",
+        run="text: the run's id",
+        signed_by="text: peer id of the run's author",
+        outer_steps="int: outer steps of the run",
+    ),
+    "committed": _event(
+        "The watched run has taken an outer step; the members' certificate was checked.",
+        "step {step}/{of}: loss {loss:.3f}, {num_group} nodes, {tokens_per_s:.0f} tokens/s in all, state {digest:.12}",
+        run="text: the run's id",
+        step="int: the outer step",
+        of="int: the run's last one",
+        loss="number?: mean training loss of the group, weighted by tokens",
+        digest="text: digest of the committed state",
+        group="list: peer ids of the round's members",
+        num_tokens="int: tokens that the group trained on",
+        tokens_per_s="number: what the members say they do, together",
+    ),
+    "members": _event(
+        "Who trains the watched run, whenever members or their states have changed.",
+        "members: {summary}",
+        run="text: the run's id",
+        members="list: for each peer_id, state (joining, training, finished), outer_step, tokens_per_s, loss",
+        summary="text: how many there are in each state",
+    ),
+    "resume_planned": _event(
+        "What `run resume` found, and what it signs.",
+        "{run} would go on from outer step {outer_step}, state {digest:.12}, with {num_roster} members; left out: "
+        "{left_out_names}",
+        run="text: the run's id",
+        outer_step="int: the outer step to go on from",
+        digest="text: digest of that state",
+        roster="list: peer ids of those who would decide what follows",
+        left_out="list: peer ids of the last members who would not",
+        left_out_names="text: the ends of these",
+    ),
+    "resume_not_signed": _event(
+        "`run resume` was not told --yes.",
+        "nothing was signed. Whatever the members left out have done since then is lost, so be sure that they are "
+        "gone; then run it again with --yes",
+        run="text: the run's id",
+    ),
+    "resume_not_needed": _event(
+        "`run resume` was not told --yes, and enough members answered for the run to go on by itself.",
+        "nothing was signed: {run} is alive at outer step {outer_step}, {num_answered} of its {num_members} "
+        "members answered, and its next step needs no order. One is needed only when the run cannot go on; --yes signs "
+        "it all the same",
+        run="text: the run's id",
+        outer_step="int: its newest outer step",
+        members="list: peer ids of that step's members",
+        answered="list: peer ids of those among them that answered",
+    ),
+    "resume_delivered": _event(
+        "Members have the resume order, and pass it on.",
+        "{num_peers} members have the order: the run goes on from outer step {outer_step}",
+        run="text: the run's id",
+        outer_step="int: the outer step it goes on from",
+        peers="list: peer ids of those who took it",
+    ),
+    "run_left": _event(
+        "The watched run's members said that it is finished, and left before `run watch` could see the proof.",
+        "its members said that run {run} is finished, and left before they could show it: {outer_step} outer "
+        "steps, loss {loss:.3f}, state {digest:.12} (checked up to step {checked})",
+        run="text: the run's id",
+        outer_step="int: the last outer step",
+        digest="text: digest of the final state, as a member said it",
+        loss="number?: that member's training loss in its last interval",
+        checked="int: the last outer step whose certificate was checked; 0 for none",
+    ),
+    "leaving": _event(
+        "What `drain` and `stop` print first: the daemon has agreed to leave.",
+        "the daemon (pid {pid}) leaves within {seconds:.0f} s",
+        pid="int: its process id",
+        seconds="number: the longest that its work in flight gets",
+    ),
+    "left": _event("What `drain` and `stop` print last: the daemon is gone.", "it has left", pid="int: its process id"),
+    "status": _event(
+        "What `status` prints: the daemon's answer over its control socket.",
+        peer_id="text: its peer id",
+        name="text: its name for people",
+        version="text: its software version",
+        pid="int: its process id",
+        uptime_s="number: seconds since it started",
+        network_id="text: the network it is in",
+        addrs="list: multiaddrs under which others reach it",
+        reachability="text: public, relay, local network only, this machine only or unknown",
+        num_peers="int: live nodes it sees, itself included",
+        state="text: starting, seeding, idle, training, serving, gateway, draining",
+        training="object?: run, outer_step, num_outer_steps, loss, tokens_per_s",
+        serving="object?: model, start, end, num_sessions, tokens_per_s",
+        memory_bytes="int: resident memory of the daemon and its libp2p child",
+    ),
+    "overview": _event(
+        "What `top` prints: the swarm at a glance.", overview="object: what a dashboard answers at /api/v1/overview"
+    ),
+    "finding": _event(
+        "What `doctor` found in one check.",
+        check="text: what was checked",
+        result="text: ok, warn or fail",
+        message="text: what was found",
+        remedy="text: what to do about it, empty if ok",
+    ),
+    "plan": _event(
+        "What `plan` found out.",
+        model="text: the model's name",
+        num_blocks="int: blocks that it has",
+        nodes="list: for each node name, start, end (null: it takes nothing), kv_tokens, reason",
+        lacking="list: for each span without a server start, end and the memory_bytes that would close it",
+        tokens_per_s="number: what the slowest block does, all requests together without batching; 0 with gaps",
+        chain="list: for each hop of the first request name, start, end, ms a token; empty with gaps",
+        chain_ms="number?: milliseconds of one token of one request",
+    ),
+    "model_check": _event(
+        "What `models check` found out about a model that can be served; `error` says why one cannot.",
+        model="text: the model's name",
+        family="text: its family, as transformers calls it",
+        num_blocks="int: blocks that it has",
+        untried="text: why its blocks are only tried out when they are loaded; empty: they were tried",
+    ),
+    "models": _event(
+        "What `models` prints.",
+        models="list: for each name, revision, num_blocks, served and missing (spans of blocks), num_servers, "
+        "context_tokens (null: not known), and others: the same of other weights that are served under the name",
+    ),
+    "chat_answer": _event(
+        "What a model answered in `chat`.",
+        model="text: the model's name, as it was asked for",
+        text="text: the answer",
+        finish_reason="text?: stop, or length where it was cut; null where Ctrl-C stopped it",
+    ),
+    "identity": _event(
+        "What `identity` prints.",
+        peer_id="text: the peer id",
+        path="text: where the private key is",
+        created="bool: whether it was created just now",
+    ),
+    "stage": _event(
+        "The demo begins its next stage.",
+        number="int: which stage, from 1",
+        of="int: how many there are",
+        title="text: what it is about",
+    ),
+    "progress": _event(
+        "In the demo all volunteers have committed an outer step.",
+        outer_step="int: the outer step",
+        of="int: the run's last one",
+        loss="number?: mean training loss of the interval that led to it",
+        tokens_per_s="number: training speed of all volunteers together",
+        bytes_per_param="number: mean bytes that one member sends for one outer step, by parameter",
+        digests_equal="bool: whether all replicas held equal states after each outer step so far",
+    ),
+    "token": _event("A piece of the demo's completion.", text="text: the piece"),
+    "killed": _event(
+        "The demo has killed a node that serves, in the middle of an answer.",
+        name="text: the node's name",
+        peer_id="text: its peer id",
+    ),
+    "summary": _event(
+        "How the demo ended. Always its last event.",
+        nodes="int: volunteers",
+        outer_steps="int: outer steps that were trained",
+        parameters="int: parameters of the model",
+        loss_first="number: validation loss before the first outer step",
+        loss_last="number: validation loss after the last one",
+        digests_equal="bool: whether all replicas held equal states after each outer step",
+        digest="text: digest of the last state",
+        bytes_per_param_per_step="number: mean bytes that one member sent for one outer step, by parameter",
+        tokens_per_s="number: training speed of all volunteers together, waiting included",
+        failover_ms="number: longest time between two tokens once a node was killed, as the client saw it",
+        killed="text: the name of the node that was killed",
+        tokens="int: tokens of the completion",
+        tokens_identical="bool: whether one undisturbed process says the same",
+        prompt="text: what was to be completed",
+        completion="text: the completion, without the prompt",
+        seconds="number: how long all of it took",
+        checkpoint="text: the trained model, a Hugging Face directory; gone unless --keep was given",
+    ),
 }
-"""Those of daemons, and then those of commands."""
+"""By name: first the events of daemons, then those of commands that end by themselves."""
 
 
 def problems(event: Mapping[str, object]) -> list[str]:
@@ -569,10 +490,8 @@ def render() -> str:
         "This page is generated: `python -m swarm_node.events.event_contract > docs/events.md`.\n"
     ]
     for name, spec in EVENTS.items():
-        rows = "\n".join(
-            f"| `{field}` | {about.split(': ', 1)[0]} | {about.split(': ', 1)[1]} |"
-            for field, about in spec.fields.items()
-        )
+        described = ((field, *about.split(": ", 1)) for field, about in spec.fields.items())
+        rows = "\n".join(f"| `{field}` | {kind} | {meaning} |" for field, kind, meaning in described)
         parts.append(f"## `{name}`\n\n{spec.about}\n\n| field | type | meaning |\n|---|---|---|\n{rows}\n")
     return "\n".join(parts)
 

@@ -20,7 +20,7 @@ from bench.report import Report
 from support.exposed_metrics import whole_registry
 from swarm.network.traffic import Traffic
 from swarm.serving.engine.engine import Engine
-from swarm.serving.engine.sequence import Seat
+from swarm.serving.engine.sequence import EngineSequence
 from swarm.serving.model.batch import Want
 from swarm.serving.model.model_files import open_model
 from swarm.serving.model.span import Span
@@ -75,7 +75,7 @@ def test_metrics_cost_a_token_less_than_a_hundredth() -> None:
 
 
 @asynccontextmanager
-async def seated(span: Span, options: ServerOptions) -> AsyncIterator[Seat]:
+async def seated(span: Span, options: ServerOptions) -> AsyncIterator[EngineSequence]:
     """One session of a server's engine."""
     num_tokens = NUM_WARM_PAIRS + NUM_PAIRS
     engine = Engine(span, span.new_pool(num_tokens // 8 + 1), options, revision="r")
@@ -88,7 +88,7 @@ async def seated(span: Span, options: ServerOptions) -> AsyncIterator[Seat]:
         engine.close()
 
 
-async def token_s(seat: Seat) -> float:
+async def token_s(seat: EngineSequence) -> float:
     """Processor time of one more token, of all threads."""
     since = time.process_time()
     await seat.step(torch.tensor([5]), Want.NOTHING, Pick(sampling=Sampling(), index=0))

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from swarm.serving.engine.engine import Engine
-from swarm.serving.engine.sequence import Seat
+from swarm.serving.engine.sequence import EngineSequence
 from swarm.serving.engine.span_speed import SpanSpeed
 from swarm.serving.model.batch import PAGE_TOKENS, Batch, Want
 from swarm.serving.model.kv_pool import KVPool, KVShape
@@ -105,7 +105,7 @@ def prompt_of(num_tokens: int, seed: int = 0) -> list[int]:
 GREEDY = Pick(sampling=Sampling(), index=0)
 
 
-async def generate(seat: Seat, prompt: Sequence[int], num_tokens: int) -> list[int]:
+async def generate(seat: EngineSequence, prompt: Sequence[int], num_tokens: int) -> list[int]:
     done = await seat.step(ids(*prompt), Want.NOTHING, GREEDY)
     tokens = []
     while True:

@@ -13,7 +13,7 @@ from swarm.network.dht.record_dht import DhtCounts
 from swarm.network.membership import MembershipCounters
 from swarm.network.relay.relay import RelayCounts
 from swarm.network.traffic import Traffic
-from swarm.serving.engine.engine import Load
+from swarm.serving.engine.engine import EngineLoad
 from swarm.training.member.trainer_events import (
     IntervalDone,
     IntervalFailed,
@@ -79,7 +79,7 @@ def whole_registry() -> Iterator[Registry]:
     network = MagicMock(traffic=Traffic(), relay_counts=RelayCounts(num_idle=4), daemon_pid=1)
     network.dht_counts = DhtCounts(num_records=5, num_refused=6, num_peers=7)
     server = MagicMock(sessions=(1, 2), start_block=4, end_block=8)
-    server.load = Load(num_running=1, num_waiting=2, cache_usage=0.5)
+    server.load = EngineLoad(num_running=1, num_waiting=2, cache_usage=0.5)
     server.lanes.num_refused = {"busy": 1, "never": 2, "violation": 3, "lanes": 4}
     server.lanes.num_lanes, server.lanes.backlog.num_bytes = 9, 10
     _count(registry)

@@ -18,7 +18,7 @@ import torch
 from support.arithmetic_span import NUM_BLOCKS, NUM_PAGES, REVISION, Sums, rows_of, sums_of
 from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
 from swarm.serving.engine.engine import Engine
-from swarm.serving.server.connection_server import LaneServer, Offer
+from swarm.serving.server.connection_server import ConnectionServer, ServedSpan
 from swarm.serving.server.server_options import ServerOptions
 from swarm.serving.wire.multiplexed_connection import MultiplexedConnection, open_stream
 from swarm.testing import virtual_time
@@ -86,16 +86,16 @@ class Server:
     is_serving: bool = True
 
     def __post_init__(self) -> None:
-        self.lanes = LaneServer(self.network, MODEL, self.options, offer=self.offer, on_changed=lambda: None)
+        self.lanes = ConnectionServer(self.network, MODEL, self.options, offer=self.offer, on_changed=lambda: None)
 
     @property
     def peer_id(self) -> str:
         return self.network.peer_id
 
-    def offer(self) -> Offer:
+    def offer(self) -> ServedSpan:
         if not self.is_serving:
             raise PeerRefused("the server takes no new sessions")
-        return Offer(engine=self.engine, revision=REVISION, max_step_tokens=MAX_STEP_TOKENS)
+        return ServedSpan(engine=self.engine, revision=REVISION, max_step_tokens=MAX_STEP_TOKENS)
 
     async def start(self) -> None:
         await self.network.serve_stream(f"{SESSION_METHOD}/{MODEL}", self.lanes.serve)

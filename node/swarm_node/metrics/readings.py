@@ -30,7 +30,7 @@ from swarm_node.metrics.metric_registry import Reading, Registry
 
 if TYPE_CHECKING:
     # these import torch, which a node that neither serves nor trains must not load
-    from swarm.serving.server.span_volunteer import Volunteer
+    from swarm.serving.server.span_volunteer import SpanVolunteer
     from swarm.training.member.trainer import RunMember
 
     from swarm_node.node import Node
@@ -98,7 +98,7 @@ class ServerMetrics:
         queue.observe(queue_ms / 1000)
 
 
-def read_server(volunteer: Volunteer) -> Iterator[Reading]:
+def read_server(volunteer: SpanVolunteer) -> Iterator[Reading]:
     """Nothing before the first blocks are served, nor while they are exchanged for others."""
     yield Reading("swarm_server_move_failures_total", volunteer.num_failed_moves)
     server = volunteer.server

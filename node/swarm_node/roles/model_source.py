@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from swarm.serving.model.family_check import Checked, check_directory
+from swarm.serving.model.family_check import CheckedFamily, check_directory
 from swarm.serving.model.hub_download import OnProgress, download_blocks, find_config, find_model
 from swarm_protocol.errors import ConfigError
 
@@ -47,7 +47,7 @@ def find_source(model: Path | HubId, home: Home, on_progress: OnProgress) -> Sou
     return Source(found.directory, bring)
 
 
-def check_served(model: Path | HubId, home: Home, blocks: tuple[int, int] | None = None) -> Checked:
+def check_served(model: Path | HubId, home: Home, blocks: tuple[int, int] | None = None) -> CheckedFamily:
     """Say from its config alone whether `model` can be served, and `blocks` of it, if named.
 
     Of a model on a hub config.json is brought, and nothing else. Raises ConfigError or IntegrityError, with the reason.

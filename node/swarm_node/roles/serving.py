@@ -11,7 +11,7 @@ from swarm.router.placement import PlacementDecision
 from swarm.serving.model import lean
 from swarm.serving.server.capability import VolunteerOptions
 from swarm.serving.server.server_options import DTYPES, Dtype, ServerOptions
-from swarm.serving.server.span_volunteer import Volunteer
+from swarm.serving.server.span_volunteer import SpanVolunteer
 from swarm_protocol.checks import check_name
 from swarm_protocol.control_messages import ServingStatus
 from swarm_protocol.errors import ConfigError, SessionError
@@ -65,14 +65,14 @@ class Serving:
         self._rate = TokenRate()
         self._num_bytes = 0  # of the first download, as far as it is
         self._is_chosen = False
-        self._volunteer: Volunteer | None = None
+        self._volunteer: SpanVolunteer | None = None
 
     async def until_leaving(self) -> None:
         """Raises ConfigError or IntegrityError if the model cannot be served here, SessionError if it no longer can."""
         self._node.emitter.emit("loading", model=self._name)
         source = await asyncio.to_thread(find_source, self._model, self._node.home, Reports(self._downloading))
         options = await asyncio.to_thread(_options, self._node, self._dtype)
-        volunteer = self._volunteer = Volunteer(
+        volunteer = self._volunteer = SpanVolunteer(
             self._node.network,
             self._node.membership,
             source.directory,
@@ -84,7 +84,7 @@ class Serving:
         with self._node.metrics.reading(lambda: read_server(volunteer)):
             await self._serve(volunteer)
 
-    async def _serve(self, volunteer: Volunteer) -> None:
+    async def _serve(self, volunteer: SpanVolunteer) -> None:
         try:
             await volunteer.start()
             while not self._node.departure.leaving.is_set():
@@ -146,7 +146,7 @@ class Serving:
             reason=decision.reason,
         )
 
-    def _say(self, volunteer: Volunteer) -> None:
+    def _say(self, volunteer: SpanVolunteer) -> None:
         server = volunteer.server
         assert server is not None
         status = self._node.activity.serving = ServingStatus(

@@ -14,7 +14,7 @@ from swarm_protocol.records import ServeRecord
 
 from swarm.child_process import ChildProcess
 from swarm.network.interface import Network
-from swarm.serving.model.model_assets import ModelKit, fetch_files, open_kit
+from swarm.serving.model.model_assets import ModelAssets, fetch_files, open_assets
 from swarm.serving.session.peer_health import PeerHealth
 from swarm.serving.tokenizer.tokenizer_process import TokenizerLimits, TokenizerProcess, start_child
 
@@ -34,10 +34,10 @@ class Kits:
         self._network = network
         self._health = health
         self._limits = limits
-        self._kits: dict[tuple[str, str], ModelKit] = {}
+        self._kits: dict[tuple[str, str], ModelAssets] = {}
         self._loading: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
         # those that others have taken the place of may be in use still
-        self._opened: WeakSet[ModelKit] = WeakSet()
+        self._opened: WeakSet[ModelAssets] = WeakSet()
         self._ready: ChildProcess | None = None
         self._bad_since: dict[tuple[str, str, str], float] = {}
 
@@ -55,7 +55,7 @@ class Kits:
             self._ready.kill()
             self._ready = None
 
-    async def kit(self, model: str, servers: Mapping[str, ServeRecord]) -> ModelKit:
+    async def kit(self, model: str, servers: Mapping[str, ServeRecord]) -> ModelAssets:
         """Of the servers' revision. Raises PeerError, IntegrityError."""
         revision = next(iter(servers.values())).revision
         key = model, revision
@@ -68,7 +68,7 @@ class Kits:
                     self._keep(key, await self._from_servers(model, revision, willing))
         return self._kits[key]
 
-    async def _from_servers(self, model: str, revision: str, peer_ids: Sequence[str]) -> ModelKit:
+    async def _from_servers(self, model: str, revision: str, peer_ids: Sequence[str]) -> ModelAssets:
         failure: SwarmError = PeerUnreachable(f"nobody gave the files of {model}", remedy="try again in a moment")
         num_bad = 0
         for peer_id in self._by_trust(model, revision, peer_ids):
@@ -86,10 +86,10 @@ class Kits:
                     break
         raise failure
 
-    async def _open(self, model: str, revision: str, files: Mapping[str, bytes]) -> ModelKit:
+    async def _open(self, model: str, revision: str, files: Mapping[str, bytes]) -> ModelAssets:
         ready, self._ready = self._ready, None
         process = await asyncio.to_thread(TokenizerProcess, model, files, self._limits, ready)
-        kit = await open_kit(model, revision, process)
+        kit = await open_assets(model, revision, process)
         self._opened.add(kit)
         return kit
 
@@ -107,7 +107,7 @@ class Kits:
         if len(self._bad_since) > MAX_REMEMBERED:
             del self._bad_since[next(iter(self._bad_since))]
 
-    def _keep(self, key: tuple[str, str], kit: ModelKit) -> None:
+    def _keep(self, key: tuple[str, str], kit: ModelAssets) -> None:
         """The oldest goes when there are too many; its process ends once no answer uses it any more."""
         if len(self._kits) >= MAX_MODELS:
             del self._kits[next(iter(self._kits))]

@@ -22,7 +22,7 @@ from swarm.network.membership import Membership
 from swarm.remote.blocks import RemoteBlocks
 from swarm.remote.gradient import Ran, Wanted, attach, embed, run, waiting_for
 from swarm.router.routing import NoChain
-from swarm.serving.model.model_assets import Message, ModelKit
+from swarm.serving.model.model_assets import Message, ModelAssets
 from swarm.serving.session.client_state import ClientState
 from swarm.serving.session.generate import Token, generate, sampler_for
 from swarm.serving.session.session import Session, SessionOptions
@@ -247,7 +247,7 @@ class AsyncClient(Asked[Generation]):
             codec=wanted.codec,
         )
 
-    async def _kit(self, model: str) -> ModelKit:
+    async def _kit(self, model: str) -> ModelAssets:
         chosen = await self._catalog.to_use(model)
         return await self._kits.kit(chosen.name, chosen.servers)
 

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.sampler import Grammar
 
-from swarm.serving.model.model_assets import Message, ModelKit
+from swarm.serving.model.model_assets import Message, ModelAssets
 from swarm.serving.sampling.sampling import Pick, Sampling
 
 DEFAULT_MAX_TOKENS = 512
@@ -191,8 +191,9 @@ class Asked(ABC, Generic[A]):
         """As `generate`."""
 
 
-async def encode(kit: ModelKit, question: Question) -> list[int]:
-    """Raises ConfigError, also if the tokenizer takes more time or memory than it may, and what `ModelKit` raises."""
+async def encode(kit: ModelAssets, question: Question) -> list[int]:
+    """Raises ConfigError, also if the tokenizer takes more time or memory than it may, and what `ModelAssets`
+    raises."""
     if question.prompt is None:
         token_ids = await kit.encode_chat(question.messages, question.tools, question.template_kwargs)
     elif isinstance(question.prompt, str):
@@ -207,7 +208,7 @@ async def encode(kit: ModelKit, question: Question) -> list[int]:
     return token_ids
 
 
-def checked(kit: ModelKit, token_ids: Sequence[int]) -> list[int]:
+def checked(kit: ModelAssets, token_ids: Sequence[int]) -> list[int]:
     """Raises ConfigError unless the model knows them all."""
     if not all(0 <= token_id < kit.shape.vocab_size for token_id in token_ids):
         raise ConfigError(
@@ -216,7 +217,7 @@ def checked(kit: ModelKit, token_ids: Sequence[int]) -> list[int]:
     return list(token_ids)
 
 
-def check_fits(kit: ModelKit, num_tokens: int) -> None:
+def check_fits(kit: ModelAssets, num_tokens: int) -> None:
     """Raises ConfigError for an empty text, and for one over the model's context."""
     if not num_tokens:
         raise ConfigError("the text is empty", remedy="give some text")
@@ -227,7 +228,7 @@ def check_fits(kit: ModelKit, num_tokens: int) -> None:
         )
 
 
-def room_for(kit: ModelKit, num_prompt_tokens: int, max_tokens: int | None, *, min_tokens: int = 0) -> int:
+def room_for(kit: ModelAssets, num_prompt_tokens: int, max_tokens: int | None, *, min_tokens: int = 0) -> int:
     """How many tokens the answer may have: `max_tokens`, or without a number the usual, or fewer if no more fit.
 
     Raises ConfigError for an empty prompt, and for one that leaves no room for the answer, saying by how much; and if

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from support.text_models import byte_tokenizer
-from swarm.serving.grammar.grammar_masks import GrammarProcess, GrammarProcesses
+from swarm.serving.grammar.grammar_masks import GrammarForkServer, GrammarProcess
 from swarm_node.gateway.tool_grammar import CallableTool, calls_grammar
 
 # as pydantic's models say it
@@ -27,10 +27,10 @@ OTHER = CALL.replace("weather", "rm")
 
 
 @pytest.fixture(scope="module")
-def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GrammarProcesses]:
+def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GrammarForkServer]:
     directory = tmp_path_factory.mktemp("tokenizer")
     byte_tokenizer().save_pretrained(directory)
-    processes = GrammarProcesses(directory / "tokenizer.json")
+    processes = GrammarForkServer(directory / "tokenizer.json")
     yield processes
     processes.close()
 
@@ -67,13 +67,13 @@ def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GrammarProce
     ids=lambda value: " ".join(f"{name}={on}" for name, on in value.items()) if isinstance(value, dict) else "",
 )
 def test_grammar_of_calls_allows_what_fits_and_nothing_else(
-    processes: GrammarProcesses, how: dict[str, Any], fit: list[str], unfit: list[str]
+    processes: GrammarForkServer, how: dict[str, Any], fit: list[str], unfit: list[str]
 ) -> None:
     found = {text: _is_allowed(processes, how, text) for text in (*fit, *unfit)}
     assert found == dict.fromkeys(fit, True) | dict.fromkeys(unfit, False)
 
 
-def _is_allowed(processes: GrammarProcesses, how: dict[str, Any], text: str) -> bool:
+def _is_allowed(processes: GrammarForkServer, how: dict[str, Any], text: str) -> bool:
     """Whether it can be written, and may end there."""
     process = GrammarProcess(processes, calls_grammar(TOOLS, **how))
     token_ids = list(byte_tokenizer()(text)["input_ids"])

@@ -19,7 +19,7 @@ from support.tokenizer_here import TokenizerHere
 from swarm.client import AsyncClient, Generation
 from swarm.network.membership import Membership
 from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
-from swarm.serving.model.model_assets import ModelKit
+from swarm.serving.model.model_assets import ModelAssets
 from swarm.serving.server.deployment import LoadedSpan, load
 from swarm.serving.server.server_options import ServerOptions
 from swarm.serving.server.span_server import SpanServer
@@ -98,7 +98,7 @@ class Box:
     async def tokens(self, num_tokens: int | None = NUM_TOKENS, **options: Any) -> list[int]:
         return [token.token_id async for token in self.generate(num_tokens, **options)]
 
-    async def kit(self) -> ModelKit:
+    async def kit(self) -> ModelAssets:
         """What the client has made of the servers' files."""
         return await self.client._kit("tiny")
 

@@ -18,7 +18,7 @@ from swarm.network.membership import Membership
 from swarm.remote.blocks import PATIENCE_S
 from swarm.remote.gradient import Wanted
 from swarm.serving.server import forward_server
-from swarm.serving.server.forward_server import PIECE_MS, ForwardBounds, Pace
+from swarm.serving.server.forward_server import PIECE_MS, ForwardLimits, ForwardPace
 from swarm.testing import virtual_time
 from swarm_protocol.errors import ConfigError, PeerRefused, SwarmError
 from swarm_protocol.rows import Rows
@@ -88,7 +88,7 @@ def test_busy_server_is_asked_again_and_a_call_that_is_too_large_is_not(boxes: A
                     assert not asked.done()
             assert torch.equal(asked.result(), expected)
             assert clock() - since_s < 5
-            server.calls.room._bounds = ForwardBounds(max_bytes=100)
+            server.calls.room._bounds = ForwardLimits(max_bytes=100)
             with pytest.raises(PeerRefused, match="a client may have 50"):
                 await swarm.client.forward(x, model="tiny")
             assert clock() - since_s < 6
@@ -124,7 +124,7 @@ def test_tokens_of_others_keep_coming_while_a_large_backward_runs(boxes: Any, ll
     async def scenario() -> None:
         async with boxes(llama_dir, [(0, 3), (3, 6)]) as swarm:
             for server in swarm.servers.values():
-                server.calls._paces[server.calls._current().span] = Pace(PIECE_MS / 8)
+                server.calls._paces[server.calls._current().span] = ForwardPace(PIECE_MS / 8)
             blocks = await swarm.client._blocks(await swarm.client._catalog.to_use("tiny"), Wanted())
             x = torch.randn(8, 8, 32, generator=torch.Generator().manual_seed(0))
             _, parts = await blocks.forward(x, 0, 6)
@@ -144,6 +144,6 @@ def test_tokens_of_others_keep_coming_while_a_large_backward_runs(boxes: Any, ll
 
     with (
         patch("swarm.serving.server.forward_server._timed", counted),
-        patch("swarm.serving.server.forward_server.Pace.took"),
+        patch("swarm.serving.server.forward_server.ForwardPace.took"),
     ):
         asyncio.run(scenario())

@@ -26,7 +26,7 @@ from swarm.client.assets_cache import MAX_BAD_FILES
 from swarm.client.request import Question, encode
 from swarm.network.memory.memory_network import MemoryInternet
 from swarm.router.routing import NoChain
-from swarm.serving.model.model_assets import ModelKit, fetch_files, open_kit
+from swarm.serving.model.model_assets import ModelAssets, fetch_files, open_assets
 from swarm.serving.model.model_files import open_model
 from swarm.serving.server.server_options import ServerOptions
 from swarm.testing import virtual_time
@@ -42,8 +42,8 @@ from swarm import client
 HALVES = [(0, 3), (3, 6)]
 
 
-def kit_of(files: Mapping[str, bytes]) -> ModelKit:
-    return asyncio.run(open_kit("tiny", "r", TokenizerHere("tiny", files)))
+def kit_of(files: Mapping[str, bytes]) -> ModelAssets:
+    return asyncio.run(open_assets("tiny", "r", TokenizerHere("tiny", files)))
 
 
 def test_generate_streams_the_tokens_of_one_machine(boxes: Any, llama_dir: Path) -> None:

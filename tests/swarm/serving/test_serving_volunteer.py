@@ -17,7 +17,7 @@ from swarm.serving.server.capability import VolunteerOptions
 from swarm.serving.server.deployment import LoadedSpan, load
 from swarm.serving.server.server_options import ServerOptions
 from swarm.serving.server.span_server import SpanServer
-from swarm.serving.server.span_volunteer import SETTLE_S, WATCH_S, Volunteer
+from swarm.serving.server.span_volunteer import SETTLE_S, WATCH_S, SpanVolunteer
 from swarm.testing import virtual_time
 from swarm_protocol.errors import ConfigError, IntegrityError
 
@@ -31,19 +31,19 @@ class Town:
         self.internet = MemoryInternet(default_link=Link(latency_s=latency_s))
         self.stack = stack
         self.directory = directory
-        self.volunteers: list[Volunteer] = []
+        self.volunteers: list[SpanVolunteer] = []
         self.decisions: dict[int, list[PlacementDecision]] = {}
         # equal machines: what they measure under test would differ with the load of the moment
         stack.enter_context(patch("swarm.serving.server.capability.measure_block", lambda files, options: EQUAL))
         stack.enter_context(patch("swarm.serving.server.deployment.measure", lambda span: EQUAL))
         stack.enter_context(patch("swarm.serving.server.deployment.step_again_ms", lambda *_arguments: EQUAL.decode_ms))
 
-    async def add(self, **options: Any) -> Volunteer:
+    async def add(self, **options: Any) -> SpanVolunteer:
         network = self.internet.network()
         membership = await self.stack.enter_async_context(Membership(network))
         index = len(self.volunteers)
         self.decisions[index] = []
-        volunteer = Volunteer(
+        volunteer = SpanVolunteer(
             network,
             membership,
             self.directory,

@@ -23,7 +23,7 @@ from swarm.serving.model.kv_pool import KVPool
 from swarm.serving.sampling.sampling import Pick, Picked, pick_all
 
 
-class Runs(Protocol):
+class RunnableSpan(Protocol):
     """What the engine needs of a span."""
 
     start: int
@@ -37,7 +37,7 @@ class Runs(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class BatchPiece:
     """One seat's rows: x int64 [T] or float [T, H]. Its slice wants what `want` and `pick` need."""
 
     x: Tensor
@@ -47,7 +47,7 @@ class Piece:
 
 
 @dataclass(slots=True, kw_only=True)
-class Computed:
+class PieceResult:
     """`output` float32 on the CPU, as wanted; `token` if one was to be picked; or why there is neither."""
 
     output: Tensor | None = None
@@ -61,8 +61,8 @@ def needed(want: Want, pick: Pick | None) -> Want:
 
 
 def compute(
-    span: Runs, pool: KVPool, pieces: Sequence[Piece], blocks: tuple[int, int]
-) -> tuple[list[Computed], float | None]:
+    span: RunnableSpan, pool: KVPool, pieces: Sequence[BatchPiece], blocks: tuple[int, int]
+) -> tuple[list[PieceResult], float | None]:
     """For each piece what came of it, and the milliseconds of the pass, if there was one for all."""
     since = time.perf_counter()
     try:
@@ -70,13 +70,15 @@ def compute(
     except Exception as error:  # a bug or an exhausted device: the session's to report
         if len(pieces) == 1:
             failure = SessionError(f"the server could not compute a step: {type(error).__name__}: {error}")
-            return [Computed(error=failure)], None
+            return [PieceResult(error=failure)], None
         return [compute(span, pool, [piece], blocks)[0][0] for piece in pieces], None
     return computed, (time.perf_counter() - since) * 1000
 
 
 @torch.inference_mode()
-def _compute_together(span: Runs, pool: KVPool, pieces: Sequence[Piece], blocks: tuple[int, int]) -> list[Computed]:
+def _compute_together(
+    span: RunnableSpan, pool: KVPool, pieces: Sequence[BatchPiece], blocks: tuple[int, int]
+) -> list[PieceResult]:
     batch = Batch(
         x=_joined([piece.x for piece in pieces]),
         slices=tuple(piece.slice for piece in pieces),
@@ -84,14 +86,14 @@ def _compute_together(span: Runs, pool: KVPool, pieces: Sequence[Piece], blocks:
         end=blocks[1],
     )
     outputs = span.run(batch, pool)
-    computed = [Computed() for _ in pieces]
+    computed = [PieceResult() for _ in pieces]
     found = [(into, piece, out) for into, piece, out in zip(computed, pieces, outputs, strict=True) if out is not None]
     _give_outputs([(into, out) for into, piece, out in found if piece.want is not Want.NOTHING])
     _give_tokens([(into, out[-1], piece.pick) for into, piece, out in found if piece.pick])
     return computed
 
 
-def _give_outputs(wanted: Sequence[tuple[Computed, Tensor]]) -> None:
+def _give_outputs(wanted: Sequence[tuple[PieceResult, Tensor]]) -> None:
     if not wanted:
         return
     rows = _joined([out for _, out in wanted]).to("cpu", torch.float32)
@@ -102,7 +104,7 @@ def _give_outputs(wanted: Sequence[tuple[Computed, Tensor]]) -> None:
         _judge(found, is_finite=is_finite)
 
 
-def _give_tokens(picking: Sequence[tuple[Computed, Tensor, Pick]]) -> None:
+def _give_tokens(picking: Sequence[tuple[PieceResult, Tensor, Pick]]) -> None:
     if not picking:
         return
     picked = pick_all([logits_V for _, logits_V, _ in picking], [pick for _, _, pick in picking])
@@ -111,7 +113,7 @@ def _give_tokens(picking: Sequence[tuple[Computed, Tensor, Pick]]) -> None:
         _judge(found, is_finite=token is not None)
 
 
-def _judge(found: Computed, *, is_finite: bool) -> None:
+def _judge(found: PieceResult, *, is_finite: bool) -> None:
     if not is_finite:
         found.error = SessionError("a step gave numbers that are not finite", remedy="use a model in a wider dtype")
 

@@ -1,4 +1,4 @@
-"""Runs the steps of all seats of one server together, in one thread of its own.
+"""Run the steps of all seats of one server together, in one thread of its own.
 
 `run` is the task that owns the seats and their pages: between two passes over the weights it takes in what has come,
 asks the scheduler what is next, and hands out what was computed. All methods are called in its loop. What touches the
@@ -17,11 +17,11 @@ from typing import TypeVar
 import torch
 from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerViolation, SwarmError
 
-from swarm.serving.engine.compute import Computed, Piece, Runs, compute, needed
-from swarm.serving.engine.page_allocator import RETRY_AFTER_S, Admission, Holding, PageBook
-from swarm.serving.engine.prefix import KEY_BYTES, PageNames
-from swarm.serving.engine.scheduler import Plan, Scheduler
-from swarm.serving.engine.sequence import Done, Seat, Step
+from swarm.serving.engine.compute import BatchPiece, PieceResult, RunnableSpan, compute, needed
+from swarm.serving.engine.page_allocator import RETRY_AFTER_S, Admission, PageAllocator, PageTable
+from swarm.serving.engine.prefix import KEY_BYTES, PageKeys
+from swarm.serving.engine.scheduler import BatchPlan, Scheduler
+from swarm.serving.engine.sequence import EngineSequence, SequenceStep, StepOutput
 from swarm.serving.engine.span_speed import PREFILL_TOKENS, ObservedSpeed, SpanSpeed, StepCost
 from swarm.serving.model.batch import PAGE_TOKENS, Slice, Want
 from swarm.serving.model.kv_pool import KVPool, Prefault
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class EngineLoad:
     """Seats whose step is computed now, those whose step waits, and the reserved share of the cache (1 is full)."""
 
     num_running: int = 0
@@ -46,7 +46,7 @@ class Engine:
 
     def __init__(
         self,
-        span: Runs,
+        span: RunnableSpan,
         pool: KVPool,
         options: ServerOptions,
         *,
@@ -61,7 +61,7 @@ class Engine:
         """
         self.span = span
         self.pool = pool
-        self.book = PageBook(pool.num_pages)
+        self.book = PageAllocator(pool.num_pages)
         self._prefault = Prefault(pool)
         self.num_done = 0
         self.num_tokens = 0
@@ -80,9 +80,9 @@ class Engine:
             num_blocks = span.end - span.start
             self._cost.measured(0, speed.decode_ms * num_blocks)
             self._cost.measured(PREFILL_TOKENS, speed.prefill_ms * num_blocks * PREFILL_TOKENS)
-        self._scheduler: Scheduler[Step] = Scheduler(max_batch=options.max_batch)
-        self._seats: dict[Seat, None] = {}
-        self._running: frozenset[Seat] = frozenset()
+        self._scheduler: Scheduler[SequenceStep] = Scheduler(max_batch=options.max_batch)
+        self._seats: dict[EngineSequence, None] = {}
+        self._running: frozenset[EngineSequence] = frozenset()
         self._ready = asyncio.Event()
         self._has_ended = False
         self._thread = thread or ThreadPoolExecutor(1, thread_name_prefix="swarm-engine")
@@ -95,9 +95,9 @@ class Engine:
         return len(self._scheduler)
 
     @property
-    def load(self) -> Load:
+    def load(self) -> EngineLoad:
         num_running = len(self._running)
-        return Load(
+        return EngineLoad(
             num_running=num_running,
             num_waiting=self.num_waiting - num_running,
             cache_usage=1 - self.book.num_free / self.pool.num_pages,
@@ -123,7 +123,9 @@ class Engine:
 
     # --- seats ------------------------------------------------------------------------------------------------------
 
-    def open(self, *, client: str, start: int, end: int, max_tokens: int, page_keys: Sequence[bytes] = ()) -> Seat:
+    def open(
+        self, *, client: str, start: int, end: int, max_tokens: int, page_keys: Sequence[bytes] = ()
+    ) -> EngineSequence:
         """A seat with room for `max_tokens` on blocks [start, end), which holds at once what is still here of
         `page_keys`. It is the caller's to close.
 
@@ -140,13 +142,13 @@ class Engine:
             )
         if max_tokens <= 0 or any(len(key) != KEY_BYTES for key in page_keys):
             raise PeerViolation(f"a session of {max_tokens} tokens, or a key of a page that is none")
-        names = PageNames(self._revision, client, start, end, page_keys[: max_tokens // PAGE_TOKENS])
+        names = PageKeys(self._revision, client, start, end, page_keys[: max_tokens // PAGE_TOKENS])
         holding = self._admit(client, -(-max_tokens // PAGE_TOKENS), names)
-        seat = Seat(self, client, (start, end), max_tokens, holding, names)
+        seat = EngineSequence(self, client, (start, end), max_tokens, holding, names)
         self._seats[seat] = None
         return seat
 
-    def _admit(self, client: str, num_pages: int, names: PageNames) -> Holding:
+    def _admit(self, client: str, num_pages: int, names: PageKeys) -> PageTable:
         now_s = asyncio.get_running_loop().time()
         self._admission.check(client, num_pages, self._seats, now_s=now_s)
         holding = self._reserve(num_pages, names)
@@ -156,7 +158,7 @@ class Engine:
             raise self._admission.refused(client, num_pages, self._seats, now_s=now_s)
         return holding
 
-    def _reserve(self, num_pages: int, names: PageNames) -> Holding | None:
+    def _reserve(self, num_pages: int, names: PageKeys) -> PageTable | None:
         if len(self._seats) >= self._admission.max_seats:
             return None
         return self.book.reserve(num_pages, names.wanted)
@@ -165,7 +167,7 @@ class Engine:
         """End others' seats that were not used for long, the longest unused first; none if that is not enough."""
         others = [seat for seat in self._seats if seat.is_idle and seat.client != client]
         idle = [seat for seat in others if now_s - seat.idle_since_s >= self._evict_idle_s]
-        num_free, chosen = self.book.num_free, list[Seat]()
+        num_free, chosen = self.book.num_free, list[EngineSequence]()
         for seat in sorted(idle, key=lambda seat: seat.idle_since_s):
             chosen.append(seat)
             num_free += self.book.num_freed_by(seat.holding)
@@ -175,16 +177,16 @@ class Engine:
                 return True
         return False
 
-    def submit(self, step: Step) -> None:
+    def submit(self, step: SequenceStep) -> None:
         """It is ready to run. Called by its seat."""
         self._scheduler.add(step)
         self._ready.set()
 
-    def withdraw(self, step: Step) -> None:
+    def withdraw(self, step: SequenceStep) -> None:
         """Nobody waits for it any more. Idempotent."""
         self._scheduler.remove(step)
 
-    def end(self, seat: Seat, error: SwarmError) -> None:
+    def end(self, seat: EngineSequence, error: SwarmError) -> None:
         """Take its pages back, once no pass writes them, and fail what it waits for. Idempotent."""
         if seat.ended is not None:
             return
@@ -231,14 +233,14 @@ class Engine:
         self._running = frozenset()
         self._hand_out(plan, computed, pass_ms, (loop.time() - began_s) * 1000)
 
-    def _fail_late(self, step: Step) -> None:
+    def _fail_late(self, step: SequenceStep) -> None:
         error = PeerTimeout("the server did not get to a step before its deadline")
         if step.begun_s is not None:
             self.end(step.seat, error)
         elif not step.future.done():
             step.future.set_exception(error)
 
-    def _piece(self, step: Step, num_tokens: int, now_s: float) -> Piece:
+    def _piece(self, step: SequenceStep, num_tokens: int, now_s: float) -> BatchPiece:
         if step.begun_s is None:
             step.begun_s = now_s
         seat = step.seat
@@ -247,10 +249,10 @@ class Engine:
         want = step.want if is_last or step.want is Want.ALL else Want.NOTHING
         pick = step.pick if is_last else None
         rows = Slice(num_tokens=num_tokens, position=seat.length, pages=seat.holding.pages, want=needed(want, pick))
-        return Piece(x=step.x[step.num_run : step.num_run + num_tokens], slice=rows, want=want, pick=pick)
+        return BatchPiece(x=step.x[step.num_run : step.num_run + num_tokens], slice=rows, want=want, pick=pick)
 
     def _hand_out(
-        self, plan: Plan[Step], computed: Sequence[Computed], pass_ms: float | None, elapsed_ms: float
+        self, plan: BatchPlan[SequenceStep], computed: Sequence[PieceResult], pass_ms: float | None, elapsed_ms: float
     ) -> None:
         self.num_passes += 1
         if pass_ms is not None:
@@ -262,7 +264,7 @@ class Engine:
             step.compute_ms += elapsed_ms if pass_ms is None else pass_ms
             self._take_in(step, num_tokens, result, len(plan.parts))
 
-    def _take_in(self, step: Step, num_tokens: int, result: Computed, batch_size: int) -> None:
+    def _take_in(self, step: SequenceStep, num_tokens: int, result: PieceResult, batch_size: int) -> None:
         seat = step.seat
         if seat.ended is not None:
             self._scheduler.remove(step)
@@ -284,9 +286,9 @@ class Engine:
             step.future.set_result(done)
 
 
-def _done(step: Step, last: Computed, batch_size: int) -> Done:
+def _done(step: SequenceStep, last: PieceResult, batch_size: int) -> StepOutput:
     output = torch.cat(step.outputs) if len(step.outputs) > 1 else next(iter(step.outputs), None)
-    return Done(
+    return StepOutput(
         output=output,
         token=last.token,
         compute_ms=step.compute_ms,

@@ -17,7 +17,7 @@ from swarm_protocol.errors import PeerRefused
 
 
 @dataclass(slots=True, eq=False)
-class Holding:
+class PageTable:
     """`pages` in the order of positions, the first `num_shared` of them not to be written; `num_promised` to come."""
 
     pages: list[int]
@@ -29,7 +29,7 @@ class Holding:
         return len(self.pages) + self.num_promised
 
 
-class PageBook:
+class PageAllocator:
     """Pages 0 … `num_pages` - 1. A page is blank, held by one holding or more, or kept for its key and held by none.
 
     The first `num_touched` of them, and no others, have ever been held.
@@ -56,7 +56,7 @@ class PageBook:
         """Pages that nobody holds and that wait for their prefix to come again."""
         return len(self._kept)
 
-    def reserve(self, num_pages: int, keys: Sequence[bytes] = ()) -> Holding | None:
+    def reserve(self, num_pages: int, keys: Sequence[bytes] = ()) -> PageTable | None:
         """Room for `num_pages`, the first of them those that hold `keys`, as far as they are here.
 
         None, and nothing has changed, if there is not so much room.
@@ -73,9 +73,9 @@ class PageBook:
             self._num_holders[page] += 1
             self._kept.pop(page, None)
         self._num_promised += num_promised
-        return Holding(pages=shared, num_shared=len(shared), num_promised=num_promised)
+        return PageTable(pages=shared, num_shared=len(shared), num_promised=num_promised)
 
-    def grow(self, holding: Holding, num_pages: int) -> None:
+    def grow(self, holding: PageTable, num_pages: int) -> None:
         """Give the holding pages to write, up to `num_pages` in all. What it reserved is always there."""
         num_new = max(0, num_pages - len(holding.pages))
         assert num_new <= holding.num_promised, "more pages than were reserved"
@@ -89,7 +89,7 @@ class PageBook:
         holding.num_promised -= num_new
         self._num_promised -= num_new
 
-    def shrink(self, holding: Holding, num_pages: int) -> bool:
+    def shrink(self, holding: PageTable, num_pages: int) -> bool:
         """Give back the pages from `num_pages` on, and reserve as many again.
 
         False, and nothing has changed, if others hold them too and there is no room for as many of one's own.
@@ -104,21 +104,21 @@ class PageBook:
         self._num_promised += len(dropped)
         return True
 
-    def register(self, holding: Holding, index: int, key: bytes) -> None:
+    def register(self, holding: PageTable, index: int, key: bytes) -> None:
         """The holding's page at `index` holds what `key` says, wholly, and is written no more."""
         page = holding.pages[index]
         if key not in self._page_of and page not in self._key_of:
             self._page_of[key] = page
             self._key_of[page] = key
 
-    def release(self, holding: Holding) -> None:
+    def release(self, holding: PageTable) -> None:
         """The holding is empty afterwards. Idempotent."""
         self._drop(holding.pages)
         holding.pages.clear()
         self._num_promised -= holding.num_promised
         holding.num_shared = holding.num_promised = 0
 
-    def num_freed_by(self, holding: Holding) -> int:
+    def num_freed_by(self, holding: PageTable) -> int:
         """By how much releasing it raises `num_free`."""
         return holding.num_promised + sum(self._num_holders[page] == 1 for page in holding.pages)
 
@@ -146,7 +146,7 @@ WAIT_S = 2 * RETRY_AFTER_S
 """Who was refused counts as waiting for this long: until it has asked again, and some more."""
 
 
-class Held(Protocol):
+class SequenceHolder(Protocol):
     """What an open seat holds."""
 
     @property
@@ -165,7 +165,7 @@ class Admission:
         self._waiting = ""
         self._waits_until_s = 0.0
 
-    def check(self, client: str, num_pages: int, held: Collection[Held], *, now_s: float) -> None:
+    def check(self, client: str, num_pages: int, held: Collection[SequenceHolder], *, now_s: float) -> None:
         """Whether the client may have another seat of `num_pages` beside those `held`, if there is room.
 
         Raises PeerRefused.
@@ -185,7 +185,7 @@ class Admission:
                 retry_after_s=RETRY_AFTER_S,
             )
 
-    def refused(self, client: str, num_pages: int, held: Collection[Held], *, now_s: float) -> PeerRefused:
+    def refused(self, client: str, num_pages: int, held: Collection[SequenceHolder], *, now_s: float) -> PeerRefused:
         """What to tell a client for whom there is no room now. If it has nothing here, it counts as waiting."""
         if all(seat.client != client for seat in held):
             self._waiting, self._waits_until_s = client, now_s + WAIT_S

@@ -17,7 +17,7 @@ KEY_BYTES = 16
 
 def page_keys(revision: str, tokens: Sequence[int]) -> list[bytes]:
     """The keys of the full pages of `tokens`, for a model of that revision; a last page that is not full has none."""
-    return KeyChain(root_key(revision)).extend(tokens)
+    return PageKeyChain(root_key(revision)).extend(tokens)
 
 
 def root_key(revision: str) -> bytes:
@@ -25,7 +25,7 @@ def root_key(revision: str) -> bytes:
     return hashlib.blake2b(revision.encode(), digest_size=KEY_BYTES, person=b"swarm-prefix").digest()
 
 
-class KeyChain:
+class PageKeyChain:
     """Keys of pages that fill up little by little, from the page after the one named `last_key`."""
 
     def __init__(self, last_key: bytes) -> None:
@@ -45,7 +45,7 @@ class KeyChain:
         return keys
 
 
-class PageNames:
+class PageKeys:
     """The names under which the pages of one seat on blocks [start, end) are registered as they fill.
 
     Before block 0 content follows from the tokens, so that all clients can share it: the names are computed from the
@@ -69,7 +69,7 @@ class PageNames:
         self._num_named = num_pages
         self._chain = None
         if self._root is not None:
-            self._chain = KeyChain(self._given[num_pages - 1] if num_pages else self._root)
+            self._chain = PageKeyChain(self._given[num_pages - 1] if num_pages else self._root)
 
     def stop(self) -> None:
         """Name nothing any more: what the pages hold came from elsewhere."""

@@ -28,7 +28,7 @@ MAX_REMEMBERED = 1024
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Work:
+class SchedulableStep:
     """One step of a seat: `num_tokens` are left to compute in `blocks`, [start, end), until `deadline_s`."""
 
     client: str
@@ -42,11 +42,11 @@ class Work:
         return self.num_tokens == 1
 
 
-W = TypeVar("W", bound=Work)
+W = TypeVar("W", bound=SchedulableStep)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan(Generic[W]):
+class BatchPlan(Generic[W]):
     """The next step: so many tokens of each work, at most once each. Empty if there is none."""
 
     parts: tuple[tuple[W, int], ...]
@@ -73,7 +73,7 @@ class Plan(Generic[W]):
 
 
 @dataclass(slots=True, eq=False)
-class _Client(Generic[W]):
+class _ClientQueue(Generic[W]):
     """`led`: when it last chose the blocks. `deficit`: the prompt tokens that are left of its turn."""
 
     led: int
@@ -87,7 +87,7 @@ class Scheduler(Generic[W]):
     def __init__(self, *, max_batch: int) -> None:
         self._max_batch = max_batch
         # in the order of their turns for prompt tokens
-        self._clients: dict[str, _Client[W]] = {}
+        self._clients: dict[str, _ClientQueue[W]] = {}
         self._turns = itertools.count(1)
         # whoever had a decode run the longest time ago first
         self._decoded: dict[str, int] = {}
@@ -100,7 +100,7 @@ class Scheduler(Generic[W]):
         """From now on it is ready. Whoever had nothing ready is the last in turn for prompt tokens."""
         work.turn = next(self._turns)
         if work.client not in self._clients:
-            self._clients[work.client] = _Client(led=work.turn)
+            self._clients[work.client] = _ClientQueue(led=work.turn)
         self._clients[work.client].works[work] = None
 
     def remove(self, work: W) -> None:
@@ -118,15 +118,15 @@ class Scheduler(Generic[W]):
             self.remove(work)
         return late
 
-    def plan(self, budget_tokens: int) -> Plan[W]:
+    def plan(self, budget_tokens: int) -> BatchPlan[W]:
         """What runs next, with at most `budget_tokens`, at least one, of prompts. Works stay until they are removed."""
         if not self._clients:
-            return Plan(parts=())
+            return BatchPlan(parts=())
         blocks = self._next_blocks()
         ready = {name: [w for w in client.works if w.blocks == blocks] for name, client in self._clients.items()}
         decodes = self._next_decodes(ready)
         chunks = self._next_chunks(ready, budget_tokens)
-        return Plan(
+        return BatchPlan(
             parts=(*((work, 1) for work in decodes), *chunks.items()),
             num_decodes=len(decodes),
             num_waiting=len(self) - len(decodes) - len(chunks),

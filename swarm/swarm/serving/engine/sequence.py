@@ -15,10 +15,10 @@ import torch
 from swarm_protocol.errors import IntegrityError, PeerRefused, PeerViolation, SessionError, SwarmError
 from torch import Tensor
 
-from swarm.serving.engine.compute import Computed, Runs
-from swarm.serving.engine.page_allocator import RETRY_AFTER_S, Holding, PageBook
-from swarm.serving.engine.prefix import PageNames
-from swarm.serving.engine.scheduler import Work
+from swarm.serving.engine.compute import PieceResult, RunnableSpan
+from swarm.serving.engine.page_allocator import RETRY_AFTER_S, PageAllocator, PageTable
+from swarm.serving.engine.prefix import PageKeys
+from swarm.serving.engine.scheduler import SchedulableStep
 from swarm.serving.model.batch import PAGE_TOKENS, Want
 from swarm.serving.model.kv_pool import KVPool
 from swarm.serving.sampling.sampling import Pick, Picked
@@ -30,7 +30,7 @@ EXPORT_BYTES = 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Done:
+class StepOutput:
     """`output` as wanted, float32 on the CPU; `token` if one was to be picked.
 
     `queue_ms` until the first of its rows ran, `compute_ms` of all steps it was part of, `batch_size` of the last.
@@ -44,43 +44,49 @@ class Done:
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Step(Work):
+class SequenceStep(SchedulableStep):
     """What a seat waits for. `since_s` and `begun_s` are of the loop's clock; `tokens` those of `x`, if it has any."""
 
-    seat: Seat
+    seat: EngineSequence
     x: Tensor
     tokens: Sequence[int]
     want: Want
     pick: Pick | None
     since_s: float
-    future: asyncio.Future[Done]
+    future: asyncio.Future[StepOutput]
     begun_s: float | None = None
     num_run: int = 0
     compute_ms: float = 0.0
     outputs: list[Tensor] = field(default_factory=list)
 
 
-class Owner(Protocol):
+class SequenceOwner(Protocol):
     """What a seat needs of its engine."""
 
-    span: Runs
+    span: RunnableSpan
     pool: KVPool
-    book: PageBook
+    book: PageAllocator
 
-    def submit(self, step: Step) -> None: ...
-    def end(self, seat: Seat, error: SwarmError) -> None: ...
-    def withdraw(self, step: Step) -> None: ...
+    def submit(self, step: SequenceStep) -> None: ...
+    def end(self, seat: EngineSequence, error: SwarmError) -> None: ...
+    def withdraw(self, step: SequenceStep) -> None: ...
     async def in_thread(self, work: Callable[..., T], *arguments: object) -> T: ...
 
 
-class Seat:
+class EngineSequence:
     """`length` positions are held, at most `max_tokens`. Once `ended`, every call raises that error.
 
     `on_ended` is called, if set, when the seat is ended by anything but `close`: eviction, a failure, the engine's end.
     """
 
     def __init__(
-        self, owner: Owner, client: str, blocks: tuple[int, int], max_tokens: int, holding: Holding, names: PageNames
+        self,
+        owner: SequenceOwner,
+        client: str,
+        blocks: tuple[int, int],
+        max_tokens: int,
+        holding: PageTable,
+        names: PageKeys,
     ) -> None:
         self.client = client
         self.blocks = blocks
@@ -94,7 +100,7 @@ class Seat:
         self._names = names
         self._names.begin(len(holding.pages))
         self._has_stepped = False
-        self._step: Step | None = None
+        self._step: SequenceStep | None = None
         self._num_moving = 0
 
     @property
@@ -130,7 +136,9 @@ class Seat:
         self.length = position
         self._names.begin(num_pages)
 
-    async def step(self, x: Tensor, want: Want, pick: Pick | None = None, *, deadline_s: float = math.inf) -> Done:
+    async def step(
+        self, x: Tensor, want: Want, pick: Pick | None = None, *, deadline_s: float = math.inf
+    ) -> StepOutput:
         """Append the rows of `x` (int64 ids [T] before block 0, else float [T, H]) and give what is wanted of them.
 
         `want` says which outputs to return: hidden states [T, H] or [1, H], after the last block logits [T, V] or
@@ -145,7 +153,7 @@ class Seat:
         assert self.is_idle, "a seat does one thing at a time"
         tokens = self._checked(x, pick)
         loop = asyncio.get_running_loop()
-        step = Step(
+        step = SequenceStep(
             client=self.client,
             blocks=self.blocks,
             num_tokens=x.shape[0],
@@ -173,7 +181,7 @@ class Seat:
             if step.future.done() and not step.future.cancelled():
                 step.future.exception()  # seen, also where a cancellation was faster
 
-    def advance(self, step: Step, num_tokens: int, computed: Computed) -> None:
+    def advance(self, step: SequenceStep, num_tokens: int, computed: PieceResult) -> None:
         """`num_tokens` more of the step's rows are in the cache. Called by the engine."""
         tokens = step.tokens[step.num_run : step.num_run + num_tokens]
         self.length += num_tokens

@@ -45,14 +45,14 @@ MAX_ANSWER_BYTES = 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Mask:
+class TokenMask:
     """A bit for each token id that the grammar allows next, the lowest first; `may_end`: it is fulfilled."""
 
     allowed: bytes
     may_end: bool
 
 
-class GrammarProcesses:
+class GrammarForkServer:
     """Forks processes from one that has read `tokenizer`, a tokenizer.json. Used by any thread."""
 
     def __init__(self, tokenizer: Path) -> None:
@@ -110,7 +110,7 @@ class GrammarProcesses:
 class GrammarProcess:
     """Follows one grammar. Used by any thread, and by one at a time."""
 
-    def __init__(self, processes: GrammarProcesses, grammar: Grammar) -> None:
+    def __init__(self, processes: GrammarForkServer, grammar: Grammar) -> None:
         self._processes = processes
         self._grammar = grammar
         self._lock = threading.Lock()
@@ -118,7 +118,7 @@ class GrammarProcess:
         self._num_told = 0
         self._has_ended = False
 
-    def mask(self, tokens: Sequence[int]) -> Mask:
+    def mask(self, tokens: Sequence[int]) -> TokenMask:
         """What may follow `tokens`, which go on from those of the last call.
 
         Raises ConfigError for a grammar that cannot be used, or takes too much, and PeerRefused without a process.
@@ -136,7 +136,7 @@ class GrammarProcess:
         with self._lock:
             self._end()
 
-    def _mask(self, tokens: Sequence[int]) -> Mask:
+    def _mask(self, tokens: Sequence[int]) -> TokenMask:
         if self._has_ended:
             raise PeerRefused("the session has ended", remedy="open it again", retry_after_s=1.0)
         new = list(tokens[self._num_told :])
@@ -156,7 +156,7 @@ class GrammarProcess:
                 remedy="use a simpler or another grammar or JSON schema",
             )
         self._num_told += len(new)
-        return Mask(answer[1:], may_end=answer[:1] == b"e")
+        return TokenMask(answer[1:], may_end=answer[:1] == b"e")
 
     def _end(self) -> None:
         self._has_ended = True
@@ -184,15 +184,15 @@ MAX_GRAMMARS = 32
 """Sessions with one at a time: each has a process, and a thread while it waits for it."""
 
 
-class Grammars:
+class GrammarPool:
     """Of one server, for the model whose `tokenizer` (a tokenizer.json) it has. `close` ends the processes."""
 
     def __init__(self, tokenizer: Path) -> None:
-        self._processes = GrammarProcesses(tokenizer)
+        self._processes = GrammarForkServer(tokenizer)
         self._threads = ThreadPoolExecutor(MAX_GRAMMARS, thread_name_prefix="swarm-grammars")
-        self._open: set[GrammarState] = set()
+        self._open: set[SessionGrammar] = set()
 
-    def open(self, grammar: Grammar) -> GrammarState:
+    def open(self, grammar: Grammar) -> SessionGrammar:
         """A state of it, to be closed. Raises PeerRefused where there are too many."""
         if len(self._open) >= MAX_GRAMMARS:
             raise PeerRefused(
@@ -200,7 +200,7 @@ class Grammars:
                 remedy="ask again later, or another server",
                 retry_after_s=1.0,
             )
-        state = GrammarState(GrammarProcess(self._processes, grammar), self._threads, self._open)
+        state = SessionGrammar(GrammarProcess(self._processes, grammar), self._threads, self._open)
         self._open.add(state)
         return state
 
@@ -212,15 +212,15 @@ class Grammars:
         self._threads.shutdown(wait=False)
 
 
-class GrammarState:
+class SessionGrammar:
     """One session's grammar. `among` are those that are open."""
 
-    def __init__(self, process: GrammarProcess, threads: ThreadPoolExecutor, among: set[GrammarState]) -> None:
+    def __init__(self, process: GrammarProcess, threads: ThreadPoolExecutor, among: set[SessionGrammar]) -> None:
         self._process = process
         self._threads = threads
         self._among = among
 
-    def mask(self, tokens: Sequence[int]) -> asyncio.Future[Mask]:
+    def mask(self, tokens: Sequence[int]) -> asyncio.Future[TokenMask]:
         """What may follow `tokens`, which go on from those of the last call, and do not change until it is done.
 
         Raises ConfigError for a grammar that cannot be used, or takes too much, and PeerRefused without a process.

@@ -49,7 +49,7 @@ def main(fd: int, _memory_bytes: int) -> None:
     """
     with suppress(*GONE), Connection(fd) as parent:
         try:
-            tokenizer = Tokenizer(parent.recv_bytes())
+            tokenizer = GrammarTokenizer(parent.recv_bytes())
         except (ValueError, KeyError, TypeError) as error:
             parent.send_bytes(_line(str(error)).encode())
             return
@@ -65,12 +65,12 @@ def main(fd: int, _memory_bytes: int) -> None:
             parent.send_bytes(b"forked")
 
 
-def _follow(tokenizer: Tokenizer, fd: int) -> None:
+def _follow(tokenizer: GrammarTokenizer, fd: int) -> None:
     """Be the process of one grammar, until its connection ends."""
     try:
         _limit_memory()
         with suppress(*GONE), Connection(fd) as session:
-            follower = Follower(tokenizer)
+            follower = GrammarFollower(tokenizer)
             while True:
                 request = json.loads(session.recv_bytes())
                 signal.setitimer(signal.ITIMER_REAL, request["within_s"])  # SIGALRM's default is to end the process
@@ -81,7 +81,7 @@ def _follow(tokenizer: Tokenizer, fd: int) -> None:
         os._exit(0)
 
 
-class Tokenizer:
+class GrammarTokenizer:
     """The model's, with a token for the end of a grammar."""
 
     def __init__(self, tokenizer_json: bytes) -> None:
@@ -90,10 +90,10 @@ class Tokenizer:
         self.tokens = LLTokenizer(json.dumps(tokenizer), eos_token=self.end_id)
 
 
-class Follower:
+class GrammarFollower:
     """The state of one grammar, which comes with the first request."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: GrammarTokenizer) -> None:
         self._tokenizer = tokenizer
         self._matcher: LLMatcher
 

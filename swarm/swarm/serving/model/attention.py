@@ -1,9 +1,9 @@
 """Attention of the slices of one batch over a paged pool: which calls compute which rows, and those calls.
 
-How keys are read was chosen by measuring decodes of 1 and 16 seats over 64, 512 and 2048 positions on a CPU. Pages that
-follow one another are read where they lie (7 times as fast as copying them at 16 x 2048); other pages are copied
-together first; decodes over few positions share one padded call (twice as fast at 16 x 64, where calls cost more than
-copies). An accelerator pads all decodes, as far as memory allows.
+How keys are read was chosen by measuring decodes of 1 and 16 seats over 64, 512 and 2048 positions on a
+CPU. Pages that follow one another are read where they lie (7 times as fast as copying them at 16 x 2048); other pages
+are copied together first; decodes over few positions share one padded call (twice as fast at 16 x 64, where calls cost
+more than copies). An accelerator pads all decodes, as far as memory allows.
 
 Pure but for reading the pool. Sources: paged attention after Kwon et al. 2023, arXiv:2309.06180; windows as in
 Mistral, arXiv:2310.06825; sinks as in gpt-oss; capped logits as in Gemma 2, arXiv:2408.00118.
@@ -30,7 +30,7 @@ MAX_PADDED_TOKENS = 2**18
 
 
 @dataclass(frozen=True, slots=True)
-class How:
+class AttentionSettings:
     """What a family's attention asks for besides softmax(scale q k) v."""
 
     scale: float | None
@@ -40,7 +40,7 @@ class How:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class AttentionCall:
     """Rows that one call computes: a slice alone, or (`is_padded`) B decodes together.
 
     `seen` is where their keys lie: slots of the pool, or the ids [B, pages] of pages. `mask` is [T, L] or
@@ -54,7 +54,7 @@ class Part:
     is_padded: bool = False
 
 
-def plan(slices: Sequence[Slice], window: int | None, device: torch.device) -> list[Part]:
+def plan(slices: Sequence[Slice], window: int | None, device: torch.device) -> list[AttentionCall]:
     """Which calls compute the rows of `slices`, together every row once."""
     longest = max(s.position + 1 for s in slices)
     is_short = longest <= SHORT_TOKENS
@@ -74,18 +74,20 @@ def plan(slices: Sequence[Slice], window: int | None, device: torch.device) -> l
     return parts
 
 
-def _alone(piece: Slice, rows: slice, window: int | None, device: torch.device) -> Part:
+def _alone(piece: Slice, rows: slice, window: int | None, device: torch.device) -> AttentionCall:
     end = piece.position + piece.num_tokens
     begin = max(0, piece.position + 1 - window) if window else 0
     seen = _where(piece, begin, end, device)
     if piece.num_tokens == 1:
-        return Part(rows, seen, None)
+        return AttentionCall(rows, seen, None)
     if not piece.position and (not window or end <= window):
-        return Part(rows, seen, None, is_causal=True)
-    return Part(rows, seen, _mask(torch.arange(piece.position, end), torch.arange(begin, end), window).to(device))
+        return AttentionCall(rows, seen, None, is_causal=True)
+    return AttentionCall(
+        rows, seen, _mask(torch.arange(piece.position, end), torch.arange(begin, end), window).to(device)
+    )
 
 
-def _together(decodes: Sequence[tuple[int, Slice]], window: int | None, device: torch.device) -> Part:
+def _together(decodes: Sequence[tuple[int, Slice]], window: int | None, device: torch.device) -> AttentionCall:
     """Padding is the slice's own first page, so that no seat's numbers ever meet another's."""
     num_pages = [piece.position // PAGE_TOKENS + 1 for _, piece in decodes]
     longest = max(num_pages)
@@ -99,7 +101,7 @@ def _together(decodes: Sequence[tuple[int, Slice]], window: int | None, device: 
     rows: slice | Tensor = slice(first, last + 1)
     if last - first + 1 != len(decodes):
         rows = torch.tensor([row for row, _ in decodes], device=device)
-    return Part(rows, torch.tensor(pages, device=device), mask_BL[:, None, None].to(device), is_padded=True)
+    return AttentionCall(rows, torch.tensor(pages, device=device), mask_BL[:, None, None].to(device), is_padded=True)
 
 
 def _mask(positions_T: Tensor, seen_L: Tensor, window: int | None) -> Tensor:
@@ -125,7 +127,9 @@ def slots_of(piece: Slice, begin: int, end: int) -> Tensor:
     return torch.tensor(list(piece.pages))[positions // PAGE_TOKENS] * PAGE_TOKENS + positions % PAGE_TOKENS
 
 
-def compute(part: Part, query_NQD: Tensor, keys_SKD: Tensor, values_SKD: Tensor, how: How) -> Tensor:
+def compute(
+    part: AttentionCall, query_NQD: Tensor, keys_SKD: Tensor, values_SKD: Tensor, how: AttentionSettings
+) -> Tensor:
     """Returns [rows of the part, Q, D]. Queries that share a head of keys are rows of one head, which saves copies."""
     num_rows, num_heads = query_NQD.shape[:2]
     keys, values = _seen(part, keys_SKD), _seen(part, values_SKD)
@@ -140,7 +144,7 @@ def compute(part: Part, query_NQD: Tensor, keys_SKD: Tensor, values_SKD: Tensor,
     return _dot_product(query, keys, values, part, how, sinks)[0].transpose(0, 1)
 
 
-def _seen(part: Part, tensor_SKD: Tensor) -> Tensor:
+def _seen(part: AttentionCall, tensor_SKD: Tensor) -> Tensor:
     """The part's keys or values as [1, K, L, D], or [B, K, L, D]."""
     if isinstance(part.seen, slice):
         return tensor_SKD[part.seen].transpose(0, 1)[None]
@@ -151,7 +155,9 @@ def _seen(part: Part, tensor_SKD: Tensor) -> Tensor:
     return by_page.view(part.seen.shape[0], -1, num_heads, width).transpose(1, 2)
 
 
-def _dot_product(query: Tensor, keys: Tensor, values: Tensor, part: Part, how: How, sinks: Tensor | None) -> Tensor:
+def _dot_product(
+    query: Tensor, keys: Tensor, values: Tensor, part: AttentionCall, how: AttentionSettings, sinks: Tensor | None
+) -> Tensor:
     """[B, heads, T, D] of queries over [B, K, L, D]."""
     num_shared = query.shape[1] // keys.shape[1]
     if not how.cap and sinks is None:

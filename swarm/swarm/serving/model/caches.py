@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, Cache
 
-from swarm.serving.model.attention import How, Part, compute, plan, slots_of
+from swarm.serving.model.attention import AttentionCall, AttentionSettings, compute, plan, slots_of
 from swarm.serving.model.batch import PAGE_TOKENS, Slice
 from swarm.serving.model.kv_pool import KVPool, KVShape
 
@@ -110,7 +110,7 @@ class RaggedCache(PoolCache):
 
     def __init__(self, pool: KVPool, slices: Sequence[Slice]) -> None:
         super().__init__(pool, slices)
-        self._parts_by_window: dict[int | None, list[Part]] = {}
+        self._parts_by_window: dict[int | None, list[AttentionCall]] = {}
         self._layer = -1
         self._keys: Tensor | None = None
 
@@ -128,7 +128,7 @@ class RaggedCache(PoolCache):
         self._layer, self._keys = layer_idx, key_states
         return key_states, value_states
 
-    def attend(self, query: Tensor, keys: Tensor, how: How) -> Tensor:
+    def attend(self, query: Tensor, keys: Tensor, how: AttentionSettings) -> Tensor:
         """`query` [1, Q, N, D] over what `update` has just written. Returns [1, N, Q, D].
 
         Raises NotImplementedError if the block has changed its keys since.
@@ -165,7 +165,7 @@ def ragged_attention(
     assert cache is not None, "ragged attention outside of a pass"
     if others.get("position_bias") is not None:
         raise NotImplementedError("attention with a bias by position")
-    return cache.attend(query, key, How(scaling, sliding_window, softcap, s_aux)), None
+    return cache.attend(query, key, AttentionSettings(scaling, sliding_window, softcap, s_aux)), None
 
 
 AttentionInterface.register(RAGGED, ragged_attention)

@@ -36,7 +36,7 @@ from swarm.temporary_folder import temporary_folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Checked:
+class CheckedFamily:
     """A model that can be served. `family` is transformers' `model_type`.
 
     `untried` says why its blocks could not be tried out from the config; then they are when they are loaded.
@@ -47,7 +47,7 @@ class Checked:
     untried: str = ""
 
 
-def check_directory(directory: Path, blocks: tuple[int, int] | None = None) -> Checked:
+def check_directory(directory: Path, blocks: tuple[int, int] | None = None) -> CheckedFamily:
     """As `check_config`, for the config.json in `directory`, and for the span of it that is to be served."""
     with quiet_transformers():
         config = read_config(directory)
@@ -56,7 +56,7 @@ def check_directory(directory: Path, blocks: tuple[int, int] | None = None) -> C
     return check_config(config)
 
 
-def check_config(config: Any) -> Checked:
+def check_config(config: Any) -> CheckedFamily:
     """Raises ConfigError for a model that cannot be served, with the reason. `config` is left as it is."""
     check_is_model(config)
     causal_lm_class(config)
@@ -64,7 +64,7 @@ def check_config(config: Any) -> Checked:
     if num_blocks > limits.MAX_BLOCKS:
         raise ConfigError(f"{num_blocks} blocks are more than {limits.MAX_BLOCKS}", remedy="serve another model")
     untried = _untried(type(config), config.to_json_string(use_diff=False))  # type: ignore[arg-type]
-    return Checked(family=str(config.model_type), num_blocks=num_blocks, untried=untried)
+    return CheckedFamily(family=str(config.model_type), num_blocks=num_blocks, untried=untried)
 
 
 @lru_cache(maxsize=64)  # `join` asks before it meets peers, and again for each span that is loaded

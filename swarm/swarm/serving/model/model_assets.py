@@ -43,7 +43,7 @@ class AsksTokenizer(Protocol):
     def close(self) -> None: ...
 
 
-class _Turns:
+class TokenizerQueue:
     """Asks a process about one thing after another, from a thread of its own: those who wait take no other's."""
 
     def __init__(self, model: str, process: AsksTokenizer) -> None:
@@ -67,7 +67,7 @@ class _Turns:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
-class ModelKit:
+class ModelAssets:
     """`table` has the tokens' bytes where a text is made of them; else the process decodes."""
 
     shape: ModelShape
@@ -75,7 +75,7 @@ class ModelKit:
     end_ids: frozenset[int]
     table: TokenTable | None
     has_chat_template: bool
-    turns: _Turns
+    turns: TokenizerQueue
 
     async def encode(self, prompt: str) -> list[int]:
         """With what the tokenizer puts before a text, if anything. Raises ConfigError as all that asks the process."""
@@ -129,12 +129,12 @@ class ModelKit:
         return told
 
 
-async def open_kit(model: str, revision: str, process: AsksTokenizer) -> ModelKit:
+async def open_assets(model: str, revision: str, process: AsksTokenizer) -> ModelAssets:
     """Load the tokenizer that `process` is for. Raises IntegrityError if the files make no sense; then it is closed."""
-    turns = _Turns(model, process)
+    turns = TokenizerQueue(model, process)
     try:
         told = await turns.ask("load")
-        return ModelKit(
+        return ModelAssets(
             shape=ModelShape(
                 name=model,
                 revision=revision,

@@ -14,7 +14,7 @@ from collections import Counter
 from swarm_protocol.errors import PeerRefused
 
 
-class Backlog:
+class Backpressure:
     """`num_bytes` are 0 when nothing waits."""
 
     def __init__(self, max_bytes: int) -> None:

@@ -127,7 +127,7 @@ def options_for(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Weights:
+class WeightBytes:
     """Bytes of a model's largest block, and of embedding and head together, as they are held in memory.
 
     `loading_bytes` come on top of a span's weights while it is loaded; 0 where that is a few tensors on their way.
@@ -150,7 +150,7 @@ def middle_block(files: ModelFiles) -> tuple[int, int]:
     return files.num_blocks // 2, files.num_blocks // 2 + 1
 
 
-def weigh(files: ModelFiles, options: ServerOptions) -> Weights:
+def weigh(files: ModelFiles, options: ServerOptions) -> WeightBytes:
     """From the headers of the shards, without reading weights. Raises IntegrityError."""
     bits, item_bytes = options.bits, options.compute_dtype.itemsize
     held, read, ends_bytes, largest = [0] * files.num_blocks, [0] * files.num_blocks, 0, 0
@@ -167,4 +167,4 @@ def weigh(files: ModelFiles, options: ServerOptions) -> Weights:
         held[block] += num_bytes
     # a span is read block by block, and each of a block's tensors is made smaller alone
     loading_bytes = max(read) - min(held) + PASSING_BYTES * largest if bits else 0
-    return Weights(block_bytes=max(held), ends_bytes=ends_bytes, loading_bytes=loading_bytes)
+    return WeightBytes(block_bytes=max(held), ends_bytes=ends_bytes, loading_bytes=loading_bytes)

@@ -34,14 +34,14 @@ from swarm_protocol.session_frames import (
 
 from swarm.network.interface import EndOfStream, Network, Stream
 from swarm.serving.engine.engine import Engine
-from swarm.serving.grammar.grammar_masks import Grammars
-from swarm.serving.server.backpressure import Backlog
-from swarm.serving.server.forwarder import Pushes
+from swarm.serving.grammar.grammar_masks import GrammarPool
+from swarm.serving.server.backpressure import Backpressure
+from swarm.serving.server.forwarder import Forwarder
 from swarm.serving.server.handover import hand_over, take_over
-from swarm.serving.server.result_batcher import Ticks
+from swarm.serving.server.result_batcher import FlushTimer
 from swarm.serving.server.server_options import ServerOptions
-from swarm.serving.server.server_session import Around, ServedSeat, Shape, refuse_push
-from swarm.serving.server.session_sampler import SeatSampler
+from swarm.serving.server.server_session import ModelSizes, ServerSession, SharedServices, refuse_push
+from swarm.serving.server.session_sampler import SessionSampler
 from swarm.serving.wire.multiplexed_connection import MultiplexedConnection
 
 logger = logging.getLogger(__name__)
@@ -62,13 +62,13 @@ REQUEST_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
+class ServedSpan:
     """What is served now; without `grammars` no session may have one."""
 
     engine: Engine
     revision: str
     max_step_tokens: int
-    grammars: Grammars | None = None
+    grammars: GrammarPool | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -79,7 +79,7 @@ class _Connection:
     tasks: asyncio.TaskGroup
     since_s: float
     heard_s: float | None = None
-    seats: set[ServedSeat] = field(default_factory=set)
+    seats: set[ServerSession] = field(default_factory=set)
 
     @property
     def last_s(self) -> float:
@@ -90,7 +90,7 @@ Refusal = Literal["busy", "never", "violation", "lanes"]
 """Why a seat was not opened: not now, not here at all, against the rules; or not even a lane."""
 
 
-class LaneServer:
+class ConnectionServer:
     """`offer` gives what new seats are opened on, or raises PeerRefused; `on_changed` hears of each opened or ended.
 
     `num_refused` counts by reason what was not opened.
@@ -102,13 +102,15 @@ class LaneServer:
         model: str,
         options: ServerOptions,
         *,
-        offer: Callable[[], Offer],
+        offer: Callable[[], ServedSpan],
         on_changed: Callable[[], None],
     ) -> None:
-        self.seats: dict[tuple[str, bytes], ServedSeat] = {}
-        self.pushes = Pushes(network, model)
-        self.backlog = Backlog(options.max_backlog_bytes)
-        self._around = Around(pushes=self.pushes, backlog=self.backlog, ticks=Ticks(), faults=options.faults)
+        self.seats: dict[tuple[str, bytes], ServerSession] = {}
+        self.pushes = Forwarder(network, model)
+        self.backlog = Backpressure(options.max_backlog_bytes)
+        self._around = SharedServices(
+            pushes=self.pushes, backlog=self.backlog, ticks=FlushTimer(), faults=options.faults
+        )
         self.num_refused: dict[Refusal, int] = dict.fromkeys(get_args(Refusal), 0)
         self._network = network
         self._model = model
@@ -244,7 +246,7 @@ class LaneServer:
             served.ready()
         self._on_changed()
 
-    def _admit(self, wanted: OpenSequence, connection: _Connection) -> ServedSeat:
+    def _admit(self, wanted: OpenSequence, connection: _Connection) -> ServerSession:
         """Raises PeerRefused."""
         lane, offer = connection.lane, self._offer()
         if wanted.revision != offer.revision:
@@ -260,23 +262,23 @@ class LaneServer:
             page_keys=() if wanted.take_over else wanted.page_keys,
         )
         try:
-            sampler = SeatSampler(wanted.sampler, span.vocab_size, offer.grammars) if wanted.sampler else None
+            sampler = SessionSampler(wanted.sampler, span.vocab_size, offer.grammars) if wanted.sampler else None
         except SwarmError:
             seat.close()
             raise
-        shape = Shape(
+        shape = ModelSizes(
             num_blocks=span.num_blocks,
             hidden_size=span.hidden_size,
             vocab_size=span.vocab_size,
             max_step_tokens=offer.max_step_tokens,
         )
 
-        def closed(served: ServedSeat) -> None:
+        def closed(served: ServerSession) -> None:
             del self.seats[lane.peer_id, wanted.sequence_id]
             connection.seats.discard(served)
             self._on_changed()
 
-        return ServedSeat(
+        return ServerSession(
             lane,
             wanted,
             seat,
@@ -286,7 +288,7 @@ class LaneServer:
             on_closed=closed,
         )
 
-    async def _run_seat(self, served: ServedSeat, wanted: OpenSequence) -> None:
+    async def _run_seat(self, served: ServerSession, wanted: OpenSequence) -> None:
         if _must_prepare(wanted):
             try:
                 await self._prepare(served, wanted)
@@ -299,14 +301,14 @@ class LaneServer:
             served.ready()
         await served.run()
 
-    async def _prepare(self, served: ServedSeat, wanted: OpenSequence) -> None:
+    async def _prepare(self, served: ServerSession, wanted: OpenSequence) -> None:
         """Raises SwarmError."""
         if served.sampler is not None:
             await served.sampler.prepare()
         if wanted.take_over is not None:
             await self._take_over(served, wanted.take_over)
 
-    async def _take_over(self, served: ServedSeat, source: SequenceRef) -> None:
+    async def _take_over(self, served: ServerSession, source: SequenceRef) -> None:
         """Raises SwarmError."""
         is_in_vain, dials = False, self.pushes.dials
         if not dials.begin(source.peer_id, served.client):
@@ -321,14 +323,14 @@ class LaneServer:
 
     # --- when seats must go -----------------------------------------------------------------------------------------
 
-    def leave(self, seats: Collection[ServedSeat], within_s: float) -> None:
+    def leave(self, seats: Collection[ServerSession], within_s: float) -> None:
         """Ask the clients of these seats to go elsewhere."""
         for served in seats:
             served.leave()
         for lane in {served.lane for served in seats if served.lane.error is None}:
             lane.send(ServerLeaving(within_s=within_s))
 
-    def end(self, seats: Collection[ServedSeat], error: SwarmError) -> None:
+    def end(self, seats: Collection[ServerSession], error: SwarmError) -> None:
         """End these seats now, and tell why."""
         for served in list(seats):
             served.end(error)
@@ -364,7 +366,9 @@ def _must_prepare(wanted: OpenSequence) -> bool:
     return wanted.take_over is not None or (wanted.sampler is not None and wanted.sampler.grammar is not None)
 
 
-def _tell(served: ServedSeat, frame: StepRequest | LinkUpdate | AllowHandover | AnswerTokens | CloseSequence) -> None:
+def _tell(
+    served: ServerSession, frame: StepRequest | LinkUpdate | AllowHandover | AnswerTokens | CloseSequence
+) -> None:
     match frame:
         case StepRequest():
             served.take_step(frame)

@@ -34,7 +34,7 @@ RETRY_AFTER_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ForwardBounds:
+class ForwardLimits:
     """`max_bytes` of tensors for all calls, half of it for one client's. Raises ConfigError."""
 
     max_bytes: int = 2**30
@@ -46,10 +46,10 @@ class ForwardBounds:
             raise ConfigError("bounds of calls on whole sequences must be above 0", remedy="use 1 or more")
 
 
-class ForwardRoom:
+class ForwardAdmission:
     """What is in use. `num_bytes` and `num_calls` are 0 when nobody calls."""
 
-    def __init__(self, bounds: ForwardBounds) -> None:
+    def __init__(self, bounds: ForwardLimits) -> None:
         self._bounds = bounds
         self._calls: list[tuple[str, int]] = []
 
@@ -104,7 +104,7 @@ BACKWARD_FACTOR = 3.0
 Direction: TypeAlias = Literal["forward", "backward"]
 
 
-class Pace:
+class ForwardPace:
     """Milliseconds that a position takes on one block; at first from `forward_ms`, then as measured."""
 
     def __init__(self, forward_ms: float) -> None:
@@ -117,14 +117,14 @@ class Pace:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
+class ForwardCut:
     """Each piece runs one of `spans`, of which the last has the head, on `num_sequences`."""
 
     num_sequences: int
     spans: tuple[tuple[int, int], ...]
 
 
-def cut_call(num_positions: int, start: int, end: int, *, head_blocks: float, position_ms: float) -> Cut:
+def cut_call(num_positions: int, start: int, end: int, *, head_blocks: float, position_ms: float) -> ForwardCut:
     """For sequences of `num_positions`, when the head takes as long as `head_blocks` blocks (0: without it).
 
     Raises PeerRefused if one block takes too long.
@@ -139,9 +139,9 @@ def cut_call(num_positions: int, start: int, end: int, *, head_blocks: float, po
     num_fitting = PIECE_MS / block_ms
     whole = max(1.0, num_blocks + head_blocks)
     if num_fitting >= whole:
-        return Cut(num_sequences=int(num_fitting // whole), spans=((start, end),))
+        return ForwardCut(num_sequences=int(num_fitting // whole), spans=((start, end),))
     each = max(1, int(num_fitting))
-    return Cut(num_sequences=1, spans=tuple((low, min(low + each, end)) for low in range(start, end, each)))
+    return ForwardCut(num_sequences=1, spans=tuple((low, min(low + each, end)) for low in range(start, end, each)))
 
 
 OPEN_S = 10.0
@@ -158,7 +158,7 @@ BLOCK_WEIGHTS = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Computer:
+class ForwardSpan:
     """What calls run on now. `in_thread(function, *arguments)` runs one piece between others' passes.
 
     `forward_ms` is what a position takes on a block, as it was measured when the span was loaded.
@@ -171,14 +171,14 @@ class Computer:
 
 
 @dataclass(slots=True)
-class _Call:
+class _ForwardCall:
     """`direction` and request, once they were checked against the computer."""
 
     asked: Compute
     direction: Direction
-    computer: Computer
-    pace: Pace
-    cut: Cut = field(init=False)
+    computer: ForwardSpan
+    pace: ForwardPace
+    cut: ForwardCut = field(init=False)
 
     def __post_init__(self) -> None:
         """Raises PeerRefused."""
@@ -230,16 +230,16 @@ class ForwardServer:
     def __init__(
         self,
         name: str,
-        current: Callable[[], Computer],
+        current: Callable[[], ForwardSpan],
         *,
-        bounds: ForwardBounds | None = None,
+        bounds: ForwardLimits | None = None,
         faults: FaultHook = no_faults,
     ) -> None:
-        self.room = ForwardRoom(bounds or ForwardBounds())
+        self.room = ForwardAdmission(bounds or ForwardLimits())
         self._name = name
         self._current = current
         self._faults = faults
-        self._paces: WeakKeyDictionary[Span, Pace] = WeakKeyDictionary()
+        self._paces: WeakKeyDictionary[Span, ForwardPace] = WeakKeyDictionary()
         # one piece at a time is with the engine, whose passes so come between any two
         self._turn = asyncio.Lock()
 
@@ -252,8 +252,8 @@ class ForwardServer:
             async with asyncio.timeout(OPEN_S):
                 asked = Compute.from_bytes(await stream.receive())
             computer = self._current()
-            pace = self._paces.setdefault(computer.span, Pace(computer.forward_ms))
-            call = _Call(asked, direction, computer, pace)
+            pace = self._paces.setdefault(computer.span, ForwardPace(computer.forward_ms))
+            call = _ForwardCall(asked, direction, computer, pace)
             with self.room.reserved(peer_id, call.num_bytes):
                 async with asyncio.timeout(min(asked.deadline_s, MAX_CALL_S)):
                     await self._serve_call(call, stream)
@@ -262,7 +262,7 @@ class ForwardServer:
         except TimeoutError:
             raise PeerTimeout("a call on whole sequences took too long") from None
 
-    async def _serve_call(self, call: _Call, stream: Stream) -> None:
+    async def _serve_call(self, call: _ForwardCall, stream: Stream) -> None:
         asked, span = call.asked, call.computer.span
         shape = asked.num_sequences, asked.num_positions
         if asked.of_tokens:
@@ -281,7 +281,7 @@ class ForwardServer:
         except CodecError as error:
             raise SessionError(f"the answer is not finite: {error}", remedy="use a model in a wider dtype") from error
 
-    async def _forward(self, call: _Call, x: Tensor) -> Tensor:
+    async def _forward(self, call: _ForwardCall, x: Tensor) -> Tensor:
         """[B, T, C]"""
         if not call.asked.end:
             async with self._turn:
@@ -295,7 +295,7 @@ class ForwardServer:
             outputs.append(rows.to("cpu", torch.float32))
         return torch.cat(outputs)
 
-    async def _backward(self, call: _Call, x_BTH: Tensor, grad_BTC: Tensor) -> Tensor:
+    async def _backward(self, call: _ForwardCall, x_BTH: Tensor, grad_BTC: Tensor) -> Tensor:
         """The gradient with respect to `x_BTH`, of its shape. The inputs of each piece are computed again."""
         each, span, head = call.cut.num_sequences, call.computer.span, call.asked.head
         grads = []
@@ -311,7 +311,12 @@ class ForwardServer:
         return torch.cat(grads)
 
     async def _piece(
-        self, call: _Call, direction: Direction, blocks: tuple[int, int], run: Callable[..., Tensor], *tensors: Tensor
+        self,
+        call: _ForwardCall,
+        direction: Direction,
+        blocks: tuple[int, int],
+        run: Callable[..., Tensor],
+        *tensors: Tensor,
     ) -> Tensor:
         """Raises SessionError if it could not be computed, PeerRefused when nothing is computed here any more."""
         async with self._turn:
@@ -321,7 +326,9 @@ class ForwardServer:
         call.pace.took(direction, num_positions, num_blocks, elapsed_ms)
         return result
 
-    async def _in_thread(self, call: _Call, run: Callable[..., Tensor], *tensors: Tensor) -> tuple[Tensor, float]:
+    async def _in_thread(
+        self, call: _ForwardCall, run: Callable[..., Tensor], *tensors: Tensor
+    ) -> tuple[Tensor, float]:
         try:
             timed: tuple[Tensor, float] = await call.computer.in_thread(_timed, run, *tensors)
         except RuntimeError:

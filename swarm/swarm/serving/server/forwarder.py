@@ -36,7 +36,7 @@ REST_S = 5.0
 """Half of what clients leave a broken link alone: before that only somebody who wants us to dial asks again."""
 
 
-class Dials:
+class DialLimiter:
     def __init__(self) -> None:
         self._clients: dict[str, list[str]] = {}  # of each dialled peer, one for each time that it is
         self._resting: dict[str, tuple[str, float]] = {}  # for which client they were dialled, and until when
@@ -92,9 +92,9 @@ class _Outgoing:
     task: asyncio.Task[None] | None = None
 
 
-class Pushes:
+class Forwarder:
     def __init__(self, network: Network, model: str) -> None:
-        self.dials = Dials()
+        self.dials = DialLimiter()
         self._network = network
         self._model = model
         self._outgoing: dict[str, _Outgoing] = {}

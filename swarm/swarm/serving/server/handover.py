@@ -16,8 +16,8 @@ from swarm_protocol.session_frames import SequenceRef
 
 from swarm.network.failpoints import FaultHook
 from swarm.network.interface import EndOfStream, Network, Stream
-from swarm.serving.engine.sequence import Seat
-from swarm.serving.server.server_session import ServedSeat
+from swarm.serving.engine.sequence import EngineSequence
+from swarm.serving.server.server_session import ServerSession
 
 MESSAGE_S = 10.0
 """A piece is about 1 MiB. A link that takes longer for it is slower than running the prompt again."""
@@ -26,7 +26,7 @@ TAKE_OVER_S = 120.0
 """For all of it. The client gives up earlier if it knows better."""
 
 
-async def take_over(network: Network, model: str, source: SequenceRef, client: str, seat: Seat) -> None:
+async def take_over(network: Network, model: str, source: SequenceRef, client: str, seat: EngineSequence) -> None:
     """Fill `seat` with what the seat at `source` holds. Raises SwarmError, and then it is empty."""
     start, end = seat.blocks
     request = KvRequest(client_peer_id=client, sequence_id=source.sequence_id, start=start, end=end)
@@ -46,7 +46,7 @@ async def take_over(network: Network, model: str, source: SequenceRef, client: s
 
 
 async def hand_over(
-    served: ServedSeat | None, request: KvRequest, peer_id: str, stream: Stream, hook: FaultHook
+    served: ServerSession | None, request: KvRequest, peer_id: str, stream: Stream, hook: FaultHook
 ) -> None:
     """Send what the seat holds, if the client allowed it. Raises PeerRefused if not; no steps run meanwhile."""
     if served is None or peer_id not in served.handed_to:

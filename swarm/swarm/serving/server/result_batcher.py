@@ -24,21 +24,21 @@ MAX_WAITING = 32
 """Results of a seat. So many within REPORT_S are a prompt in small pieces."""
 
 
-class Ticks:
+class FlushTimer:
     """The moments at which seats tell what can wait. One for all seats of a server."""
 
     def __init__(self) -> None:
-        self._waiting: dict[Reports, None] = {}
+        self._waiting: dict[ResultBatcher, None] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    def add(self, reports: Reports) -> None:
+    def add(self, reports: ResultBatcher) -> None:
         """Flush it at the next one. Idempotent."""
         self._waiting[reports] = None
         if self._timer is None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_at((math.floor(loop.time() / REPORT_S) + 1) * REPORT_S, self._tick)
 
-    def remove(self, reports: Reports) -> None:
+    def remove(self, reports: ResultBatcher) -> None:
         """Idempotent."""
         self._waiting.pop(reports, None)
         if not self._waiting and self._timer is not None:
@@ -52,10 +52,10 @@ class Ticks:
             reports.flush()
 
 
-class Reports:
+class ResultBatcher:
     """To the client at the other end of `lane`."""
 
-    def __init__(self, lane: MultiplexedConnection, ticks: Ticks) -> None:
+    def __init__(self, lane: MultiplexedConnection, ticks: FlushTimer) -> None:
         self._lane = lane
         self._ticks = ticks
         self._waiting: list[StepResult] = []

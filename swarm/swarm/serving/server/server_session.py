@@ -38,13 +38,13 @@ from swarm_protocol.session_frames import (
 from torch import Tensor
 
 from swarm.network.failpoints import FaultHook
-from swarm.serving.engine.sequence import Seat
+from swarm.serving.engine.sequence import EngineSequence
 from swarm.serving.model.batch import Want
 from swarm.serving.sampling.sampling import LogitEdits, Pick, Picked, Sampling
-from swarm.serving.server.backpressure import Backlog
-from swarm.serving.server.forwarder import Pushes
-from swarm.serving.server.result_batcher import Reports, Ticks
-from swarm.serving.server.session_sampler import SeatSampler
+from swarm.serving.server.backpressure import Backpressure
+from swarm.serving.server.forwarder import Forwarder
+from swarm.serving.server.result_batcher import FlushTimer, ResultBatcher
+from swarm.serving.server.session_sampler import SessionSampler
 from swarm.serving.wire.multiplexed_connection import MultiplexedConnection
 from swarm.serving.wire.tensor_stream import hidden_of, rows_of, tokens_of
 
@@ -63,7 +63,7 @@ _WANTS = {"nothing": Want.NOTHING, "last": Want.LAST, "all": Want.ALL, "token": 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class ModelSizes:
     """What a seat must know of the model, and the longest step that its server takes."""
 
     num_blocks: int
@@ -73,12 +73,12 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Around:
+class SharedServices:
     """What all seats of a server share."""
 
-    pushes: Pushes
-    backlog: Backlog
-    ticks: Ticks
+    pushes: Forwarder
+    backlog: Backpressure
+    ticks: FlushTimer
     faults: FaultHook
 
 
@@ -98,19 +98,19 @@ class _Work:
     upstream_ms: tuple[Spent, ...]
 
 
-class ServedSeat:
+class ServerSession:
     """`seat` is the engine's, `sampler` of the last block's only. `handed_to` may take its keys and values."""
 
     def __init__(
         self,
         lane: MultiplexedConnection,
         opened: OpenSequence,
-        seat: Seat,
-        shape: Shape,
-        around: Around,
+        seat: EngineSequence,
+        shape: ModelSizes,
+        around: SharedServices,
         *,
-        sampler: SeatSampler | None,
-        on_closed: Callable[[ServedSeat], None],
+        sampler: SessionSampler | None,
+        on_closed: Callable[[ServerSession], None],
     ) -> None:
         self.client = lane.peer_id
         self.sequence_id = opened.sequence_id
@@ -136,7 +136,7 @@ class ServedSeat:
         self.is_leaving = False
         self._inbox: deque[_Work] = deque()
         self._news = asyncio.Event()
-        self._reports = Reports(lane, around.ticks)
+        self._reports = ResultBatcher(lane, around.ticks)
         self._answered: int | None = None
         self.is_closed = False
         self._on_closed = on_closed

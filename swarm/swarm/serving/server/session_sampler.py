@@ -13,17 +13,17 @@ import numpy as np
 from swarm_protocol.errors import ConfigError, PeerRefused, PeerTimeout, PeerViolation
 from swarm_protocol.sampler import Sampler
 
-from swarm.serving.grammar.grammar_masks import Grammars, Mask
+from swarm.serving.grammar.grammar_masks import GrammarPool, TokenMask
 from swarm.serving.sampling.sampling import LogitEdits
 
 RECALL_S = 10.0
 """How long a draw waits for the answer's earlier tokens, which the client sends at the same time."""
 
 
-class SeatSampler:
+class SessionSampler:
     """`close` it. Raises PeerViolation for token ids outside the vocabulary, and PeerRefused without `grammars`."""
 
-    def __init__(self, sampler: Sampler, vocab_size: int, grammars: Grammars | None) -> None:
+    def __init__(self, sampler: Sampler, vocab_size: int, grammars: GrammarPool | None) -> None:
         prompt_ids = np.frombuffer(sampler.prompt_ids, dtype="<i4")
         _check(prompt_ids, vocab_size)
         _check(np.array((*sampler.bias_ids, *sampler.end_ids), dtype=np.int64), vocab_size)
@@ -32,7 +32,7 @@ class SeatSampler:
         self._drawn: list[int] = []
         self._counts: Counter[int] = Counter()
         self._changed = asyncio.Event()
-        self._mask: asyncio.Future[Mask] | None = None
+        self._mask: asyncio.Future[TokenMask] | None = None
         if sampler.grammar is not None and grammars is None:
             raise PeerRefused("this server follows no grammars", remedy="ask another server")
         self._grammar = grammars.open(sampler.grammar) if sampler.grammar is not None and grammars else None
@@ -91,7 +91,7 @@ class SeatSampler:
             self._mask = self._grammar.mask(self._drawn)
             self._mask.add_done_callback(_seen)
 
-    def _with_ends(self, mask: Mask) -> bytes:
+    def _with_ends(self, mask: TokenMask) -> bytes:
         """The end tokens may come where the grammar is fulfilled, and only there."""
         allowed = bytearray(mask.allowed.ljust(-(-self._vocab_size // 8), b"\0"))
         for token_id in self._sampler.end_ids:
@@ -117,7 +117,7 @@ def _no_token(*, blocked: bool) -> ConfigError:
     return ConfigError("the grammar allows no token here", remedy="use another grammar or JSON schema")
 
 
-def _seen(mask: asyncio.Future[Mask]) -> None:
+def _seen(mask: asyncio.Future[TokenMask]) -> None:
     """Its error is told by whoever waits for it, if anybody still does."""
     if not mask.cancelled():
         mask.exception()

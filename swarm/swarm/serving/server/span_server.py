@@ -19,15 +19,15 @@ from swarm_protocol.session_frames import SESSION_METHOD
 
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
-from swarm.serving.engine.engine import Load
-from swarm.serving.grammar.grammar_masks import Grammars
+from swarm.serving.engine.engine import EngineLoad
+from swarm.serving.grammar.grammar_masks import GrammarPool
 from swarm.serving.model.batch import PAGE_TOKENS
-from swarm.serving.server.connection_server import LaneServer, Offer
+from swarm.serving.server.connection_server import ConnectionServer, ServedSpan
 from swarm.serving.server.deployment import Deployment
-from swarm.serving.server.forward_server import Computer, ForwardServer
+from swarm.serving.server.forward_server import ForwardServer, ForwardSpan
 from swarm.serving.server.recent_rate import RecentRate
 from swarm.serving.server.server_options import ServerOptions
-from swarm.serving.server.server_session import ServedSeat
+from swarm.serving.server.server_session import ServerSession
 
 logger = logging.getLogger(__name__)
 
@@ -64,12 +64,12 @@ class SpanServer:
         self.rtt_ms: Mapping[str, float] = {}
         self.is_relayed = False
         self.moving_to = (0, 0)
-        self.lanes = LaneServer(network, name, self.options, offer=self._offer, on_changed=self._seats_changed)
+        self.lanes = ConnectionServer(network, name, self.options, offer=self._offer, on_changed=self._seats_changed)
         self.calls = ForwardServer(name, self._computer, faults=self.options.faults)
         self._network = network
         self._membership = membership
         self._model_dir = model_dir
-        self._grammars = Grammars(model_dir / "tokenizer.json")
+        self._grammars = GrammarPool(model_dir / "tokenizer.json")
         self._state: ServeState = "joining"
         self._deployed: Deployment | None = None
         self._retiring: set[Deployment] = set()
@@ -85,7 +85,7 @@ class SpanServer:
     # --- life -------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Load, measure, serve, announce. Raises ConfigError or IntegrityError, and then nothing is left behind.
+        """EngineLoad, measure, serve, announce. Raises ConfigError or IntegrityError, and then nothing is left behind.
 
         Once in the life of a network: a method is served once.
         """
@@ -137,7 +137,7 @@ class SpanServer:
         self.announce()
         return True
 
-    async def _retire(self, old: Deployment, leaving: Collection[ServedSeat], within_s: float) -> None:
+    async def _retire(self, old: Deployment, leaving: Collection[ServerSession], within_s: float) -> None:
         await self._let_leave(leaving, within_s)
         await self._stop(old)
 
@@ -188,7 +188,7 @@ class SpanServer:
         self.announce()
         await self._let_leave(self.sessions, within_s)
 
-    async def _let_leave(self, sessions: Collection[ServedSeat], within_s: float) -> None:
+    async def _let_leave(self, sessions: Collection[ServerSession], within_s: float) -> None:
         self.lanes.leave(sessions, within_s)
         try:
             async with asyncio.timeout(within_s):
@@ -272,14 +272,14 @@ class SpanServer:
         )
 
     @property
-    def sessions(self) -> tuple[ServedSeat, ...]:
+    def sessions(self) -> tuple[ServerSession, ...]:
         """Those that are open, also on blocks that are no longer announced."""
         return tuple(self.lanes.seats.values())
 
     @property
-    def load(self) -> Load:
+    def load(self) -> EngineLoad:
         """Of the blocks that are announced, now; nothing while there are none."""
-        return self._deployed.engine.load if self._deployed is not None else Load()
+        return self._deployed.engine.load if self._deployed is not None else EngineLoad()
 
     @property
     def revision(self) -> str:
@@ -356,24 +356,24 @@ class SpanServer:
 
     # --- what others ask for ----------------------------------------------------------------------------------------
 
-    def _offer(self) -> Offer:
+    def _offer(self) -> ServedSpan:
         """For new sessions. Raises PeerRefused."""
         if self._state != "serving" or self._deployed is None:
             raise PeerRefused("the server takes no new sessions", remedy="ask another server")
         loaded = self._deployed.loaded
-        return Offer(
+        return ServedSpan(
             engine=self._deployed.engine,
             revision=loaded.revision,
             max_step_tokens=loaded.max_step_tokens,
             grammars=self._grammars,
         )
 
-    def _computer(self) -> Computer:
+    def _computer(self) -> ForwardSpan:
         """For calls on whole sequences. Raises PeerRefused."""
         if self._state != "serving" or self._deployed is None:
             raise PeerRefused("the server takes no new calls", remedy="ask another server")
         loaded = self._deployed.loaded
-        return Computer(
+        return ForwardSpan(
             span=loaded.span,
             revision=loaded.revision,
             in_thread=self._deployed.engine.in_thread,

@@ -41,7 +41,7 @@ LINKS_WITHIN_S = 2.0
 """For measuring links before the first decision and at each look; those that take longer are able another time."""
 
 
-class Volunteer:
+class SpanVolunteer:
     """`on_choice` hears of the first span before its weights are had; `on_decision` of it and of each move, after it is
     served."""
 

@@ -13,7 +13,7 @@ from swarm_protocol.errors import ConfigError
 from swarm_protocol.sampler import Sampler
 from swarm_protocol.session_frames import SampledToken, TokenDraw
 
-from swarm.serving.model.model_assets import ModelKit
+from swarm.serving.model.model_assets import ModelAssets
 from swarm.serving.sampling.sampling import Sampling
 from swarm.serving.session.session import Session
 from swarm.serving.session.trace import Trace
@@ -124,7 +124,7 @@ class Token:
 
 async def generate(
     session: Session,
-    kit: ModelKit,
+    kit: ModelAssets,
     prompt: Sequence[int],
     sampling: Sampling,
     max_tokens: int,
@@ -164,12 +164,12 @@ async def generate(
             yield await _token(kit, picked, text, None, is_end=False)
 
 
-def end_ids(kit: ModelKit, sampling: Sampling) -> frozenset[int]:
+def end_ids(kit: ModelAssets, sampling: Sampling) -> frozenset[int]:
     """The tokens that end an answer."""
     return frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else kit.end_ids)
 
 
-def sampler_for(kit: ModelKit, sampling: Sampling, prompt: Sequence[int]) -> Sampler | None:
+def sampler_for(kit: ModelAssets, sampling: Sampling, prompt: Sequence[int]) -> Sampler | None:
     """What the last server has to know beyond a TokenDraw; None where that is nothing. Raises ConfigError."""
     ends = end_ids(kit, sampling)
     unknown = max([*ends - kit.end_ids, *(token_id for token_id, _ in sampling.logit_bias)], default=0)
@@ -194,7 +194,9 @@ def sampler_for(kit: ModelKit, sampling: Sampling, prompt: Sequence[int]) -> Sam
     return None if sampler == Sampler() else sampler
 
 
-async def _token(kit: ModelKit, picked: SampledToken, text: str, reason: FinishReason | None, *, is_end: bool) -> Token:
+async def _token(
+    kit: ModelAssets, picked: SampledToken, text: str, reason: FinishReason | None, *, is_end: bool
+) -> Token:
     if picked.logprob is None or is_end:
         return Token(text=text, token_id=picked.token_id, finish_reason=reason)
     own, *others = await kit.token_bytes([picked.token_id, *(token_id for token_id, _ in picked.top)])

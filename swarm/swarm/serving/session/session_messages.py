@@ -33,7 +33,7 @@ from swarm_protocol.session_frames import (
 )
 from torch import Tensor
 
-from swarm.serving.engine.prefix import KeyChain, root_key
+from swarm.serving.engine.prefix import PageKeyChain, root_key
 from swarm.serving.model.batch import PAGE_TOKENS
 from swarm.serving.model.shape import ModelShape
 from swarm.serving.session.actions import Feed, Hand, OpenSeat
@@ -93,7 +93,7 @@ class Speech:
         self._codec = codec
         # the first span computes from tokens; what the others hold depends on the codec before them, too
         roots = model.revision, f"{model.revision}/{codec}"
-        self._chains = [KeyChain(root_key(root)) for root in roots]
+        self._chains = [PageKeyChain(root_key(root)) for root in roots]
         self._keys: list[list[bytes]] = [[], []]
 
     @property

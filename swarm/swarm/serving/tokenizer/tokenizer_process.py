@@ -65,7 +65,7 @@ class TokenizerProcess:
     ) -> None:
         self._model = model
         self._limits = limits
-        self._held = _Held(ready)
+        self._held = _OwnedProcess(ready)
         self._end = finalize(self, self._held.end)
         for name, payload in files.items():
             assert name in SMALL_FILES
@@ -115,7 +115,7 @@ class TokenizerProcess:
         raise IntegrityError(f"the process of the tokenizer of {self._model} answers without sense")
 
 
-class _Held:
+class _OwnedProcess:
     """The process and the folder of a tokenizer: what has to be given back, whoever forgets it."""
 
     def __init__(self, child: ChildProcess | None) -> None:

@@ -21,9 +21,9 @@ from support.arithmetic_span import (
     sums_of,
     with_engine,
 )
-from swarm.serving.engine.engine import Engine, Load
+from swarm.serving.engine.engine import Engine, EngineLoad
 from swarm.serving.engine.prefix import page_keys
-from swarm.serving.engine.sequence import Seat
+from swarm.serving.engine.sequence import EngineSequence
 from swarm.serving.model.batch import PAGE_TOKENS, Want
 from swarm.serving.sampling.sampling import Pick, Sampling, pick
 from swarm_protocol.errors import PeerViolation
@@ -124,7 +124,7 @@ def test_engine_steps_that_come_together_run_together_and_waiting_is_told() -> N
     async def _look(engine: Engine) -> None:
         await asyncio.sleep(0.05)
         usage = pytest.approx(3 * 2 / engine.pool.num_pages)
-        assert engine.load == Load(num_running=1, num_waiting=0, cache_usage=usage)  # type: ignore[arg-type]
+        assert engine.load == EngineLoad(num_running=1, num_waiting=0, cache_usage=usage)  # type: ignore[arg-type]
 
     told: list[tuple[int, float, float]] = []
     with_engine(work, max_batch=2, compute_s=0.1, on_step=lambda *step: told.append(step))
@@ -197,7 +197,7 @@ def test_engine_further_on_a_client_finds_its_own_keys_only() -> None:
         keys = page_keys(REVISION, prompt_of(2 * PAGE_TOKENS))
         x = torch.rand(2 * PAGE_TOKENS + 1, 4)
 
-        def open_for(client: str, start: int = 1) -> Seat:
+        def open_for(client: str, start: int = 1) -> EngineSequence:
             return engine.open(client=client, start=start, end=3, max_tokens=60, page_keys=keys)
 
         seats = [open_for("a")]

@@ -12,7 +12,7 @@ import pytest
 from support.arithmetic_span import GREEDY, REVISION, ids
 from swarm.serving.engine.engine import Engine
 from swarm.serving.engine.prefix import page_keys
-from swarm.serving.engine.sequence import Seat
+from swarm.serving.engine.sequence import EngineSequence
 from swarm.serving.model.batch import PAGE_TOKENS, Want
 from swarm.serving.model.model_files import open_model
 from swarm.serving.model.span import Span
@@ -52,7 +52,7 @@ async def engines(spans: Sequence[Span]) -> AsyncIterator[list[Engine]]:
             assert engine.book.num_free == NUM_PAGES
 
 
-async def answer(seats: Sequence[Seat], rows: Sequence[int], num_tokens: int) -> list[int]:
+async def answer(seats: Sequence[EngineSequence], rows: Sequence[int], num_tokens: int) -> list[int]:
     """Greedy tokens of a chain of two, from the rows that it does not hold yet."""
     found: list[int] = []
     while True:
@@ -66,7 +66,7 @@ async def answer(seats: Sequence[Seat], rows: Sequence[int], num_tokens: int) ->
         rows = found[-1:]
 
 
-def opened(running: Sequence[Engine], prompt: Sequence[int], client: str = "a") -> list[Seat]:
+def opened(running: Sequence[Engine], prompt: Sequence[int], client: str = "a") -> list[EngineSequence]:
     keys = page_keys(REVISION, prompt)[: (len(prompt) - 1) // PAGE_TOKENS]
     return [
         engine.open(client=client, start=at, end=at + 3, max_tokens=len(prompt) + NUM_TOKENS, page_keys=keys)

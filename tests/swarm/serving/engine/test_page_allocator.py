@@ -9,19 +9,19 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
-from swarm.serving.engine.page_allocator import RETRY_AFTER_S, WAIT_S, Admission, Holding, PageBook
+from swarm.serving.engine.page_allocator import RETRY_AFTER_S, WAIT_S, Admission, PageAllocator, PageTable
 from swarm_protocol.errors import PeerRefused
 
 A, B, C = (letter * 16 for letter in (b"a", b"b", b"c"))
 
 
-def reserved(book: PageBook, num_pages: int, *keys: bytes) -> Holding:
+def reserved(book: PageAllocator, num_pages: int, *keys: bytes) -> PageTable:
     holding = book.reserve(num_pages, keys)
     assert holding is not None
     return holding
 
 
-def filled(book: PageBook, *keys: bytes) -> Holding:
+def filled(book: PageAllocator, *keys: bytes) -> PageTable:
     holding = reserved(book, len(keys))
     book.grow(holding, len(keys))
     for index, key in enumerate(keys):
@@ -30,7 +30,7 @@ def filled(book: PageBook, *keys: bytes) -> Holding:
 
 
 def test_reserve_what_is_promised_is_there_and_nothing_more() -> None:
-    book = PageBook(4)
+    book = PageAllocator(4)
     first = reserved(book, 3)
     assert book.num_free == 1
     assert book.reserve(2) is None
@@ -41,7 +41,7 @@ def test_reserve_what_is_promised_is_there_and_nothing_more() -> None:
 
 
 def test_num_touched_counts_pages_that_were_ever_held_once() -> None:
-    book = PageBook(4)
+    book = PageAllocator(4)
     first = reserved(book, 3)
     assert book.num_touched == 0
     book.grow(first, 2)
@@ -55,7 +55,7 @@ def test_num_touched_counts_pages_that_were_ever_held_once() -> None:
 
 
 def test_reserve_shared_pages_cost_no_room() -> None:
-    book = PageBook(4)
+    book = PageAllocator(4)
     first = filled(book, A, B)
     second = reserved(book, 4, A, B)
     assert second.pages == first.pages
@@ -63,13 +63,13 @@ def test_reserve_shared_pages_cost_no_room() -> None:
 
 
 def test_reserve_stops_at_the_first_key_that_is_missing() -> None:
-    book = PageBook(4)
+    book = PageAllocator(4)
     filled(book, A, C)
     assert reserved(book, 3, A, B, C).num_shared == 1
 
 
 def test_release_keeps_registered_pages_until_their_room_is_used() -> None:
-    book = PageBook(3)
+    book = PageAllocator(3)
     book.release(filled(book, A, B))
     assert (book.num_free, book.num_kept) == (3, 2)
     holding = reserved(book, 2)
@@ -81,7 +81,7 @@ def test_release_keeps_registered_pages_until_their_room_is_used() -> None:
 
 
 def test_release_keeps_what_was_used_last() -> None:
-    book = PageBook(2)
+    book = PageAllocator(2)
     book.release(filled(book, A))
     book.release(filled(book, B))
     book.release(reserved(book, 1, A))
@@ -92,7 +92,7 @@ def test_release_keeps_what_was_used_last() -> None:
 
 
 def test_reserve_a_kept_page_counts_as_room_once() -> None:
-    book = PageBook(2)
+    book = PageAllocator(2)
     book.release(filled(book, A))
     assert book.reserve(3, [A]) is None
     assert book.num_kept == 1
@@ -101,7 +101,7 @@ def test_reserve_a_kept_page_counts_as_room_once() -> None:
 
 
 def test_shrink_gives_shared_pages_back_only_where_own_ones_can_replace_them() -> None:
-    book = PageBook(3)
+    book = PageAllocator(3)
     filled(book, A, B)
     holding = reserved(book, 3, A, B)
     assert not book.shrink(holding, 1)
@@ -113,7 +113,7 @@ def test_shrink_gives_shared_pages_back_only_where_own_ones_can_replace_them() -
 
 
 def test_register_a_key_that_is_there_leaves_the_page_private() -> None:
-    book = PageBook(4)
+    book = PageAllocator(4)
     first, second = filled(book, A), filled(book, A)
     book.release(second)
     assert book.num_kept == 0
@@ -122,7 +122,7 @@ def test_register_a_key_that_is_there_leaves_the_page_private() -> None:
 
 
 def test_num_freed_by_counts_what_nobody_else_holds() -> None:
-    book = PageBook(6)
+    book = PageAllocator(6)
     filled(book, A)
     holding = reserved(book, 4, A)
     before = book.num_free
@@ -138,8 +138,8 @@ class Pages(RuleBasedStateMachine):
 
     @initialize(num_pages=st.integers(1, 12))
     def start(self, num_pages: int) -> None:
-        self.book = PageBook(num_pages)
-        self.held: dict[Holding, list[bytes]] = {}
+        self.book = PageAllocator(num_pages)
+        self.held: dict[PageTable, list[bytes]] = {}
         self.content: dict[int, bytes] = {}
 
     @rule(target=holdings, num_pages=st.integers(1, 8), word=st.text("xy", max_size=6))
@@ -157,7 +157,7 @@ class Pages(RuleBasedStateMachine):
         return holding
 
     @rule(holding=holdings, letters=st.text("xy", min_size=1, max_size=4), register=st.booleans())
-    def write(self, holding: Holding, letters: str, register: bool) -> None:
+    def write(self, holding: PageTable, letters: str, register: bool) -> None:
         if holding not in self.held:
             return
         for letter in letters[: holding.num_promised]:
@@ -171,12 +171,12 @@ class Pages(RuleBasedStateMachine):
                 self.book.register(holding, len(keys) - 1, keys[-1])
 
     @rule(holding=holdings, num_pages=st.integers(0, 4))
-    def shrink(self, holding: Holding, num_pages: int) -> None:
+    def shrink(self, holding: PageTable, num_pages: int) -> None:
         if holding in self.held and self.book.shrink(holding, num_pages):
             del self.held[holding][num_pages:]
 
     @rule(holding=consumes(holdings))
-    def release(self, holding: Holding) -> None:
+    def release(self, holding: PageTable) -> None:
         freed, before = self.book.num_freed_by(holding), self.book.num_free
         self.book.release(holding)
         assert self.book.num_free - before == freed

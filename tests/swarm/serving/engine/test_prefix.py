@@ -6,7 +6,7 @@ import itertools
 
 from hypothesis import given
 from hypothesis import strategies as st
-from swarm.serving.engine.prefix import KEY_BYTES, KeyChain, page_keys, root_key
+from swarm.serving.engine.prefix import KEY_BYTES, PageKeyChain, page_keys, root_key
 from swarm.serving.model.batch import PAGE_TOKENS
 
 TOKENS = list(range(100, 100 + 5 * PAGE_TOKENS))
@@ -43,7 +43,7 @@ def test_page_keys_are_pinned() -> None:
 
 @given(st.lists(st.integers(0, 2**32 - 1), max_size=70), st.lists(st.integers(0, 70), max_size=6))
 def test_key_chain_in_any_pieces_gives_the_same_keys(tokens: list[int], cuts: list[int]) -> None:
-    chain, keys = KeyChain(root_key("r")), []
+    chain, keys = PageKeyChain(root_key("r")), []
     edges = sorted({0, len(tokens), *(cut for cut in cuts if cut < len(tokens))})
     for begin, end in itertools.pairwise(edges):
         keys += chain.extend(tokens[begin:end])

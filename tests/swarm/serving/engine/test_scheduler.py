@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
-from swarm.serving.engine.scheduler import QUANTUM_TOKENS, Plan, Scheduler, Work
+from swarm.serving.engine.scheduler import QUANTUM_TOKENS, BatchPlan, SchedulableStep, Scheduler
 
 BUDGET = 100
 ALL = (0, 4)
@@ -21,19 +21,21 @@ class Machine:
     max_batch: int = 4
     budget: int = BUDGET
     served: Counter[str] = field(default_factory=Counter)
-    waits: dict[Work, int] = field(default_factory=dict)
+    waits: dict[SchedulableStep, int] = field(default_factory=dict)
     longest_wait: int = 0
 
     def __post_init__(self) -> None:
-        self.scheduler: Scheduler[Work] = Scheduler(max_batch=self.max_batch)
+        self.scheduler: Scheduler[SchedulableStep] = Scheduler(max_batch=self.max_batch)
 
-    def add(self, client: str, num_tokens: int = 1, blocks: tuple[int, int] = ALL, deadline_s: float = 1e9) -> Work:
-        work = Work(client=client, blocks=blocks, num_tokens=num_tokens, deadline_s=deadline_s)
+    def add(
+        self, client: str, num_tokens: int = 1, blocks: tuple[int, int] = ALL, deadline_s: float = 1e9
+    ) -> SchedulableStep:
+        work = SchedulableStep(client=client, blocks=blocks, num_tokens=num_tokens, deadline_s=deadline_s)
         self.scheduler.add(work)
         self.waits[work] = 0
         return work
 
-    def step(self) -> Plan[Work]:
+    def step(self) -> BatchPlan[SchedulableStep]:
         plan = self.scheduler.plan(self.budget)
         for work in self.waits:
             self.waits[work] += 1

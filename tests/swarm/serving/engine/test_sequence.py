@@ -22,7 +22,7 @@ from support.arithmetic_span import (
 )
 from swarm.serving.engine.engine import Engine
 from swarm.serving.engine.prefix import page_keys
-from swarm.serving.engine.sequence import Done, Seat
+from swarm.serving.engine.sequence import EngineSequence, StepOutput
 from swarm.serving.model.batch import PAGE_TOKENS, Batch, Want
 from swarm.serving.sampling.sampling import Pick
 from swarm.serving.server.server_options import ServerOptions
@@ -36,7 +36,7 @@ from torch import Tensor
 
 def test_engine_full_refuses_in_type_and_takes_again_what_is_given_back() -> None:
     async def work(engine: Engine, span: Sums) -> None:
-        def open_for(client: str) -> Seat:
+        def open_for(client: str) -> EngineSequence:
             return engine.open(client=client, start=0, end=4, max_tokens=20 * PAGE_TOKENS)
 
         first, second = open_for("a"), open_for("a")
@@ -58,7 +58,7 @@ def test_engine_idle_seats_make_room_for_others_the_longest_unused_first() -> No
     async def work(engine: Engine, span: Sums) -> None:
         ended: list[str] = []
 
-        def open_for(client: str, num_pages: int = 10) -> Seat:
+        def open_for(client: str, num_pages: int = 10) -> EngineSequence:
             seat = engine.open(client=client, start=0, end=4, max_tokens=num_pages * PAGE_TOKENS)
             seat.on_ended = lambda error: ended.append(f"{client} {type(error).__name__}")
             return seat
@@ -166,7 +166,7 @@ def test_engine_numbers_that_are_not_finite_end_their_seat_only() -> None:
             seats[2].step(torch.zeros(1, 4), Want.NOTHING, GREEDY),
             return_exceptions=True,
         )
-        assert [type(result) for result in results] == [Done, SessionError, Done]
+        assert [type(result) for result in results] == [StepOutput, SessionError, StepOutput]
         assert len(span.batches) == 1
         assert engine.num_seats == 2
         with pytest.raises(SessionError):
@@ -186,8 +186,8 @@ def test_engine_pass_that_fails_is_tried_seat_by_seat() -> None:
         seats = [engine.open(client="a", start=0, end=4, max_tokens=30) for _ in range(3)]
         steps = [seat.step(ids(token), Want.LAST) for seat, token in zip(seats, (1, 13, 2), strict=True)]
         first, failed, third = await asyncio.gather(*steps, return_exceptions=True)
-        assert isinstance(first, Done)
-        assert isinstance(third, Done)
+        assert isinstance(first, StepOutput)
+        assert isinstance(third, StepOutput)
         assert torch.equal(third.output, alone([2]))  # type: ignore[arg-type]
         assert isinstance(failed, SessionError)
         assert "a bug" in str(failed)

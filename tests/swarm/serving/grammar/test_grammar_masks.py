@@ -15,7 +15,7 @@ import psutil
 import pytest
 from support.text_models import byte_tokenizer
 from swarm.serving.grammar import grammar_masks
-from swarm.serving.grammar.grammar_masks import MAX_GRAMMARS, GrammarProcess, GrammarProcesses, Grammars, Mask
+from swarm.serving.grammar.grammar_masks import MAX_GRAMMARS, GrammarForkServer, GrammarPool, GrammarProcess, TokenMask
 from swarm.serving.grammar.grammar_worker import GRAMMAR_BYTES
 from swarm_protocol.errors import ConfigError, PeerRefused
 from swarm_protocol.sampler import Grammar
@@ -36,14 +36,14 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def processes(tokenizer: Path) -> Iterator[GrammarProcesses]:
-    processes = GrammarProcesses(tokenizer)
+def processes(tokenizer: Path) -> Iterator[GrammarForkServer]:
+    processes = GrammarForkServer(tokenizer)
     yield processes
     processes.close()
 
 
 @contextmanager
-def following(processes: GrammarProcesses, kind: str, text: str) -> Iterator[GrammarProcess]:
+def following(processes: GrammarForkServer, kind: str, text: str) -> Iterator[GrammarProcess]:
     process = GrammarProcess(processes, Grammar(kind=kind, text=text))
     try:
         yield process
@@ -51,12 +51,12 @@ def following(processes: GrammarProcesses, kind: str, text: str) -> Iterator[Gra
         process.close()
 
 
-def forks(processes: GrammarProcesses) -> list[psutil.Process]:
+def forks(processes: GrammarForkServer) -> list[psutil.Process]:
     assert processes._origin is not None
     return psutil.Process(processes._origin.pid).children()
 
 
-def allowed(mask: Mask) -> list[int]:
+def allowed(mask: TokenMask) -> list[int]:
     return [token_id for token_id in range(256) if mask.allowed[token_id // 8] >> token_id % 8 & 1]
 
 
@@ -77,7 +77,7 @@ def written(process: GrammarProcess, seed: int) -> str:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_grammar_of_a_schema_leads_any_tokens_to_json_that_fits(processes: GrammarProcesses, seed: int) -> None:
+def test_grammar_of_a_schema_leads_any_tokens_to_json_that_fits(processes: GrammarForkServer, seed: int) -> None:
     with following(processes, "json_schema", json.dumps(SCHEMA)) as process:
         found = json.loads(written(process, seed))
     assert set(found) == {"city", "days"}
@@ -85,7 +85,7 @@ def test_grammar_of_a_schema_leads_any_tokens_to_json_that_fits(processes: Gramm
     assert 1 <= found["days"] <= 9
 
 
-def test_grammar_goes_on_elsewhere_from_its_tokens(processes: GrammarProcesses) -> None:
+def test_grammar_goes_on_elsewhere_from_its_tokens(processes: GrammarForkServer) -> None:
     """All of its state follows from the grammar and the tokens."""
     tokens = ids('{"city": "Ro')
     schema = json.dumps(SCHEMA)
@@ -111,7 +111,7 @@ def test_grammar_goes_on_elsewhere_from_its_tokens(processes: GrammarProcesses) 
     ],
 )
 def test_grammar_that_cannot_be_used_is_refused_in_one_line(
-    processes: GrammarProcesses, kind: str, text: str, why: str
+    processes: GrammarForkServer, kind: str, text: str, why: str
 ) -> None:
     with following(processes, kind, text) as process:
         with pytest.raises(ConfigError, match=why) as caught:
@@ -123,7 +123,7 @@ def test_grammar_that_cannot_be_used_is_refused_in_one_line(
 
 
 def test_grammar_that_takes_too_long_holds_up_no_other(
-    processes: GrammarProcesses, monkeypatch: pytest.MonkeyPatch
+    processes: GrammarForkServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process that has stopped stands for a grammar that never comes to an end."""
     monkeypatch.setattr(grammar_masks, "ANSWER_S", 600.0)
@@ -141,7 +141,7 @@ def test_grammar_that_takes_too_long_holds_up_no_other(
             working.result()
 
 
-def test_grammar_that_is_late_is_given_up(processes: GrammarProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_grammar_that_is_late_is_given_up(processes: GrammarForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
     with following(processes, "json_schema", "{}") as late:
         late.mask([])
         forks(processes)[0].suspend()
@@ -152,7 +152,7 @@ def test_grammar_that_is_late_is_given_up(processes: GrammarProcesses, monkeypat
     forks(processes)[0].kill()
 
 
-def test_process_of_a_grammar_ends_by_itself_when_its_time_is_over(processes: GrammarProcesses) -> None:
+def test_process_of_a_grammar_ends_by_itself_when_its_time_is_over(processes: GrammarForkServer) -> None:
     """So none outlives a server that was killed, and one that has much to do outlives nobody."""
     with processes.fork() as pipe:
         [fork] = forks(processes)
@@ -168,7 +168,7 @@ def test_process_of_a_grammar_ends_by_itself_when_its_time_is_over(processes: Gr
 HARMFUL = json.dumps({"allOf": [{"type": "string", "pattern": f"a.{{{n}}}b"} for n in range(10, 40)]})
 
 
-def test_schema_of_many_patterns_is_refused_in_time(processes: GrammarProcesses) -> None:
+def test_schema_of_many_patterns_is_refused_in_time(processes: GrammarForkServer) -> None:
     """It took all grammars of a server 4 s, and some more until their process had started anew."""
     with (
         following(processes, "json_schema", HARMFUL) as harmful,
@@ -177,7 +177,7 @@ def test_schema_of_many_patterns_is_refused_in_time(processes: GrammarProcesses)
         harmful.mask([])
 
 
-def test_grammar_whose_process_was_killed_is_refused_and_the_next_has_a_new_one(processes: GrammarProcesses) -> None:
+def test_grammar_whose_process_was_killed_is_refused_and_the_next_has_a_new_one(processes: GrammarForkServer) -> None:
     with following(processes, "json_schema", "{}") as lost:
         lost.mask([])
         forks(processes)[0].kill()
@@ -202,7 +202,7 @@ def test_grammar_whose_process_was_killed_is_refused_and_the_next_has_a_new_one(
     ],
     ids=["states", "product", "ambiguous", "long", "complements"],
 )
-def test_grammar_that_means_harm_stays_within_its_time_and_memory(processes: GrammarProcesses, text: str) -> None:
+def test_grammar_that_means_harm_stays_within_its_time_and_memory(processes: GrammarForkServer, text: str) -> None:
     slowest, tokens, held = 0.0, list[int](), 0
     with following(processes, "lark", text) as harmful:
         try:
@@ -219,7 +219,7 @@ def test_grammar_that_means_harm_stays_within_its_time_and_memory(processes: Gra
     assert held < 4 * GRAMMAR_BYTES
 
 
-def test_process_of_a_grammar_has_little_memory_beside_the_tokenizer(processes: GrammarProcesses) -> None:
+def test_process_of_a_grammar_has_little_memory_beside_the_tokenizer(processes: GrammarForkServer) -> None:
     with following(processes, "json_schema", "{}") as fine:
         fine.mask([])
         [fork] = forks(processes)
@@ -229,7 +229,7 @@ def test_process_of_a_grammar_has_little_memory_beside_the_tokenizer(processes: 
 
 def test_grammars_are_bounded_in_number_and_given_back(tokenizer: Path) -> None:
     async def main() -> None:
-        grammars = Grammars(tokenizer)
+        grammars = GrammarPool(tokenizer)
         fine = Grammar(kind="json_schema", text="{}")
         states = [grammars.open(fine) for _ in range(MAX_GRAMMARS)]
         with pytest.raises(PeerRefused, match="at once") as caught:
@@ -250,7 +250,7 @@ def test_grammars_are_bounded_in_number_and_given_back(tokenizer: Path) -> None:
 
 
 def test_grammars_of_a_model_without_a_fit_tokenizer_are_refused(tmp_path: Path) -> None:
-    processes = GrammarProcesses(tmp_path / "tokenizer.json")
+    processes = GrammarForkServer(tmp_path / "tokenizer.json")
     with pytest.raises(ConfigError, match=r"tokenizer\.json"):
         processes.fork()
     (tmp_path / "tokenizer.json").write_text('{"model": {"vocab": {}}}')

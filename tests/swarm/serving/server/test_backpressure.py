@@ -3,13 +3,13 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from swarm.serving.server.backpressure import Backlog
+from swarm.serving.server.backpressure import Backpressure
 from swarm.testing import virtual_time
 from swarm_protocol.errors import PeerRefused
 
 
 def test_backlog_client_that_sends_too_much_keeps_nobody_else_out() -> None:
-    backlog = Backlog(100)
+    backlog = Backpressure(100)
     backlog.take("greedy", 40)
     backlog.take("greedy", 35)
     with pytest.raises(PeerRefused) as refused:
@@ -26,7 +26,7 @@ def test_backlog_client_that_sends_too_much_keeps_nobody_else_out() -> None:
 
 
 def test_backlog_one_step_of_any_size_may_wait() -> None:
-    backlog = Backlog(100)
+    backlog = Backpressure(100)
     backlog.take("a", 100)
     with pytest.raises(PeerRefused):
         backlog.take("b", 1)
@@ -34,7 +34,7 @@ def test_backlog_one_step_of_any_size_may_wait() -> None:
 
 def test_backlog_has_room_for_whoever_waits_until_half_of_its_share_is_free() -> None:
     async def main() -> None:
-        backlog = Backlog(100)
+        backlog = Backpressure(100)
         backlog.take("a", 38)
         await backlog.room("b")
         waiting = asyncio.create_task(backlog.room("a"))

@@ -23,11 +23,11 @@ from swarm.serving.server import forward_server
 from swarm.serving.server.forward_server import (
     MAX_PIECE_MS,
     PIECE_MS,
-    Computer,
-    ForwardBounds,
-    ForwardRoom,
+    ForwardAdmission,
+    ForwardLimits,
+    ForwardPace,
     ForwardServer,
-    Pace,
+    ForwardSpan,
     cut_call,
 )
 from swarm.testing import virtual_time
@@ -63,7 +63,7 @@ def test_cut_covers_the_blocks_in_pieces_of_bounded_time(
 
 
 def test_pace_follows_what_was_measured() -> None:
-    pace = Pace(1.0)
+    pace = ForwardPace(1.0)
     assert pace.ms == {"forward": 1.0, "backward": 3.0}
     for _ in range(40):
         pace.took("backward", 10, 2.0, 100.0)
@@ -72,7 +72,7 @@ def test_pace_follows_what_was_measured() -> None:
 
 
 def test_room_is_shared_and_given_back() -> None:
-    room = ForwardRoom(ForwardBounds(max_bytes=100, max_calls=3, max_client_calls=2))
+    room = ForwardAdmission(ForwardLimits(max_bytes=100, max_calls=3, max_client_calls=2))
     with pytest.raises(PeerRefused, match="51 bytes") as refused, room.reserved("a", 51):
         pass
     assert refused.value.retry_after_s == 0
@@ -89,7 +89,7 @@ def test_room_is_shared_and_given_back() -> None:
                     pass
     assert (room.num_calls, room.num_bytes) == (0, 0)
     with pytest.raises(ConfigError):
-        ForwardBounds(max_calls=0)
+        ForwardLimits(max_calls=0)
 
 
 # --- over a network --------------------------------------------------------------------------------------------------
@@ -110,7 +110,7 @@ GOOD = Compute(
 class Rig:
     """A server of blocks [3, 6) of the tiny model, and another peer that says what it likes."""
 
-    def __init__(self, directory: Path, bounds: ForwardBounds | None, forward_ms: float) -> None:
+    def __init__(self, directory: Path, bounds: ForwardLimits | None, forward_ms: float) -> None:
         internet = MemoryInternet()
         self.network, self.client = internet.network(), internet.network()
         self.thread = ThreadPoolExecutor(1)
@@ -118,8 +118,8 @@ class Rig:
         self.forward_ms = forward_ms
         self.server = ForwardServer("tiny", self.current, bounds=bounds)
 
-    def current(self) -> Computer:
-        return Computer(span=self.span, revision="r", in_thread=self.in_thread, forward_ms=self.forward_ms)
+    def current(self) -> ForwardSpan:
+        return ForwardSpan(span=self.span, revision="r", in_thread=self.in_thread, forward_ms=self.forward_ms)
 
     def in_thread(self, function: Callable[..., Any], *arguments: Any) -> Awaitable[Any]:
         return asyncio.get_running_loop().run_in_executor(self.thread, function, *arguments)
@@ -146,7 +146,7 @@ def pieces(x: torch.Tensor, codec: str = "raw") -> Iterator[bytes]:
 
 
 @contextmanager
-def rigs(directory: Path, bounds: ForwardBounds | None = None, forward_ms: float = 1e-3) -> Iterator[Rig]:
+def rigs(directory: Path, bounds: ForwardLimits | None = None, forward_ms: float = 1e-3) -> Iterator[Rig]:
     rig = Rig(directory, bounds, forward_ms)
     try:
         yield rig
@@ -201,7 +201,7 @@ def test_call_that_breaks_the_rules_is_answered_by_a_typed_error_and_frees_all(
         assert await rig.ask(GOOD.to_bytes(), *pieces(X)) == 8 * 256 * 4
 
     with no_leaks():
-        ask(llama_dir, scenario, bounds=ForwardBounds(max_bytes=2**24))
+        ask(llama_dir, scenario, bounds=ForwardLimits(max_bytes=2**24))
 
 
 def test_opening_that_is_none_and_one_that_never_comes_are_typed_errors(llama_dir: Path) -> None:
@@ -242,7 +242,7 @@ def test_client_with_too_much_under_way_is_told_when_to_ask_again(llama_dir: Pat
         await asyncio.sleep(1)
         assert await rig.call(X) == 8 * 32 * 4
 
-    ask(llama_dir, scenario, bounds=ForwardBounds(max_client_calls=1))
+    ask(llama_dir, scenario, bounds=ForwardLimits(max_client_calls=1))
 
 
 def test_engine_that_ends_within_a_call_refuses_it(llama_dir: Path) -> None:
@@ -302,7 +302,7 @@ def test_steps_of_sessions_come_between_any_two_pieces(llama_dir: Path, num_call
 
     with (
         patch("swarm.serving.server.forward_server._timed", piece),
-        patch("swarm.serving.server.forward_server.Pace.took"),
+        patch("swarm.serving.server.forward_server.ForwardPace.took"),
         rigs(llama_dir, forward_ms=PIECE_MS / 8) as rig,
     ):
         asyncio.run(served(rig, scenario))

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from swarm.serving.server.result_batcher import MAX_WAITING, REPORT_S, Reports, Ticks, together
+from swarm.serving.server.result_batcher import MAX_WAITING, REPORT_S, FlushTimer, ResultBatcher, together
 from swarm.testing import virtual_time
 from swarm_protocol.errors import PeerUnreachable
 from swarm_protocol.rows import Rows
@@ -35,7 +35,7 @@ def passed(position: int, **changes: object) -> StepResult:
 def test_reports_that_can_wait_are_told_together_within_their_time() -> None:
     async def scenario() -> None:
         lane = Told()
-        reports = Reports(lane, Ticks())  # type: ignore[arg-type]
+        reports = ResultBatcher(lane, FlushTimer())  # type: ignore[arg-type]
         for position in (5, 6, 7):
             reports.tell(passed(position, push_failed=position == 6, codec_error=position / 100), can_wait=True)
         assert not lane.results
@@ -54,7 +54,7 @@ def test_reports_that_can_wait_are_told_together_within_their_time() -> None:
 def test_reports_that_somebody_waits_for_go_at_once_after_those_before() -> None:
     async def scenario() -> None:
         lane = Told()
-        reports = Reports(lane, Ticks())  # type: ignore[arg-type]
+        reports = ResultBatcher(lane, FlushTimer())  # type: ignore[arg-type]
         reports.tell(passed(5), can_wait=True)
         reports.tell(passed(6), can_wait=True)
         reports.tell(StepResult(sequence_id=SEAT, position=9), can_wait=False)
@@ -66,7 +66,7 @@ def test_reports_that_somebody_waits_for_go_at_once_after_those_before() -> None
 def test_reports_are_bounded_in_number() -> None:
     async def scenario() -> None:
         lane = Told()
-        reports = Reports(lane, Ticks())  # type: ignore[arg-type]
+        reports = ResultBatcher(lane, FlushTimer())  # type: ignore[arg-type]
         for position in range(1, MAX_WAITING + 2):
             reports.tell(passed(position), can_wait=True)
         assert [told.position for told in lane.results] == [MAX_WAITING]
@@ -76,10 +76,10 @@ def test_reports_are_bounded_in_number() -> None:
 
 def test_reports_of_all_seats_are_told_in_the_same_moment() -> None:
     async def scenario() -> None:
-        clock, ticks, lanes, times = asyncio.get_running_loop().time, Ticks(), [Told(), Told()], list[float]()
+        clock, ticks, lanes, times = asyncio.get_running_loop().time, FlushTimer(), [Told(), Told()], list[float]()
         for lane in lanes:
             lane.send = lambda _: times.append(clock())  # type: ignore[method-assign]
-            Reports(lane, ticks).tell(passed(5), can_wait=True)  # type: ignore[arg-type]
+            ResultBatcher(lane, ticks).tell(passed(5), can_wait=True)  # type: ignore[arg-type]
             await asyncio.sleep(REPORT_S / 4)
         await asyncio.sleep(REPORT_S)
         assert len(times) == 2
@@ -92,7 +92,7 @@ def test_reports_of_all_seats_are_told_in_the_same_moment() -> None:
 def test_reports_of_what_has_ended_are_told_nobody(ending: str) -> None:
     async def scenario() -> None:
         lane = Told()
-        reports = Reports(lane, Ticks())  # type: ignore[arg-type]
+        reports = ResultBatcher(lane, FlushTimer())  # type: ignore[arg-type]
         reports.tell(passed(5), can_wait=True)
         if ending == "closed":
             reports.close()

@@ -173,7 +173,7 @@ def test_grammar_that_hangs_holds_up_neither_another_answer_nor_the_server(
     """In real time: while one session waits for its grammar's process, which stands still, another is answered."""
     hung = asyncio.Event()
 
-    def hang(self: grammar_masks.GrammarProcess, *_: object) -> grammar_masks.Mask:
+    def hang(self: grammar_masks.GrammarProcess, *_: object) -> grammar_masks.TokenMask:
         loop.call_soon_threadsafe(hung.set)
         asyncio.run_coroutine_threadsafe(answered.wait(), loop).result(30)
         raise ConfigError("the grammar takes too much time or memory")

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 from support.text_models import byte_tokenizer
-from swarm.serving.model.model_assets import ModelKit, open_kit
+from swarm.serving.model.model_assets import ModelAssets, open_assets
 from swarm.serving.model.model_files import open_model
 from swarm.serving.tokenizer import tokenizer_worker
 from swarm.serving.tokenizer.tokenizer_process import TokenizerLimits, TokenizerProcess
@@ -44,8 +44,8 @@ def with_tokenizer(files: Files, **parts: Any) -> Files:
     return {**files, "tokenizer.json": json.dumps({**json.loads(files["tokenizer.json"]), **parts}).encode()}
 
 
-def kit_of(files: Files, limits: TokenizerLimits = LIMITS) -> ModelKit:
-    return asyncio.run(open_kit("tiny", "r", TokenizerProcess("tiny", files, limits)))
+def kit_of(files: Files, limits: TokenizerLimits = LIMITS) -> ModelAssets:
+    return asyncio.run(open_assets("tiny", "r", TokenizerProcess("tiny", files, limits)))
 
 
 def growing(letter: str, times: int) -> Any:
@@ -125,7 +125,7 @@ def test_request_that_exceeds_the_limits_is_refused_and_the_next_one_answered(
     limits = replace(LIMITS, call_s=1.0 if "took" in told else 30.0)
 
     async def scenario() -> None:
-        kit = await open_kit("tiny", "r", TokenizerProcess("tiny", hostile, limits))
+        kit = await open_assets("tiny", "r", TokenizerProcess("tiny", hostile, limits))
         try:
             with pytest.raises(ConfigError, match=told) as caught:
                 await (kit.encode_chat(MESSAGES) if template else kit.encode(prompt))
@@ -141,8 +141,8 @@ def test_request_that_exceeds_the_limits_is_refused_and_the_next_one_answered(
 def test_other_models_and_streams_go_on_while_a_template_loops(files: Files) -> None:
     async def scenario() -> None:
         looping = {**files, "chat_template.jinja": LOOP.encode()}
-        slow = await open_kit("slow", "r", TokenizerProcess("slow", looping, replace(LIMITS, call_s=600.0)))
-        other = await open_kit("other", "r", TokenizerProcess("other", files, LIMITS))
+        slow = await open_assets("slow", "r", TokenizerProcess("slow", looping, replace(LIMITS, call_s=600.0)))
+        other = await open_assets("other", "r", TokenizerProcess("other", files, LIMITS))
         # more than the default executor has threads
         asked = [asyncio.create_task(slow.encode_chat(MESSAGES)) for _ in range(40)]
         try:
@@ -166,14 +166,14 @@ PARENT = """
 import asyncio, sys
 from pathlib import Path
 from swarm.serving.model.shape import SMALL_FILES
-from swarm.serving.model.model_assets import open_kit
+from swarm.serving.model.model_assets import open_assets
 from swarm.serving.tokenizer.tokenizer_process import TokenizerLimits, TokenizerProcess
 
 async def main():
     files = {name: path.read_bytes() for name in SMALL_FILES if (path := Path(sys.argv[1], name)).is_file()}
     limits = TokenizerLimits(memory_bytes=2**29, call_s=1.0)
     files["chat_template.jinja"] = sys.argv[2].encode()
-    kit = await open_kit("tiny", "r", TokenizerProcess("tiny", files, limits))
+    kit = await open_assets("tiny", "r", TokenizerProcess("tiny", files, limits))
     print("ready", flush=True)
     await kit.encode_chat([{"role": "user", "content": "hi"}])
     await asyncio.sleep(600)

@@ -38,14 +38,16 @@ _NESTED_SCALES, _NESTED_MAP = ".nested_absmax", ".nested_quant_map"
 def bitsandbytes(config: Mapping[str, Any]) -> CheckpointFormat:
     """Raises ValueError if it is neither of the two."""
     if config.get("load_in_4bit") is True:
-        return FourBits(kind=check_choice(config.get("bnb_4bit_quant_type"), "bnb_4bit_quant_type", {"nf4", "fp4"}))
+        return FourBitWeight(
+            kind=check_choice(config.get("bnb_4bit_quant_type"), "bnb_4bit_quant_type", {"nf4", "fp4"})
+        )
     if config.get("load_in_8bit") is True:
-        return Int8Rows()
+        return Int8Weight()
     raise ValueError("neither load_in_8bit nor load_in_4bit is true")
 
 
 @dataclass(frozen=True, slots=True)
-class Int8Rows:
+class Int8Weight:
     """Each row of codes has the largest value that was in it."""
 
     endings: ClassVar[Mapping[str, str]] = MappingProxyType({_ROW_SCALES: ".weight", _LAYOUT: ".weight"})
@@ -85,7 +87,7 @@ class _State:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FourBits:
+class FourBitWeight:
     """Two codes in a byte, the first in its upper half; each block of values has the largest that was in it."""
 
     kind: str

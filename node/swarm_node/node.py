@@ -20,7 +20,6 @@ from swarm_protocol.records import NodeRecord, Reachability
 from swarm_protocol.version import software_version
 
 from swarm_node.events.emitter import Emitter
-from swarm_node.gateway.first_tokens import FirstToken
 from swarm_node.machine.hardware import Hardware, held_bytes
 from swarm_node.metrics.metric_registry import Registry
 from swarm_node.metrics.otel_traces import NO_TRACES, Traces
@@ -71,6 +70,14 @@ class Steps:
         self._emitter.emit("step", number=self._num_done, of=self._num_steps, title=title, detail=detail)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstTokenWait:
+    """Seconds from a request's admission to its first token: the median, and the 95th percentile."""
+
+    p50_s: float
+    p95_s: float
+
+
 @dataclass(slots=True, kw_only=True)
 class Activity:
     """What `status` shows; written by the role, read by the control socket."""
@@ -80,7 +87,7 @@ class Activity:
     serving: ServingStatus | None = None
     waits: Callable[[TrainingStatus], TrainingStatus] = lambda training: training
     """A trainer's: adds for whom it waits at the moment."""
-    first_token: Callable[[], FirstToken | None] = lambda: None
+    first_token: Callable[[], FirstTokenWait | None] = lambda: None
     """A gateway's: how long requests of late waited for their first token."""
 
 

@@ -20,7 +20,7 @@ from swarm_node.dashboard.app import create_dashboard
 from swarm_node.dashboard.collector import Collector
 from swarm_node.dashboard.history.history import History
 from swarm_node.dashboard.remembering import Remembering
-from swarm_node.gateway.http_server import listen, serving
+from swarm_node.http.server import listen, serving
 from swarm_protocol.envelope import Envelope
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import NodeRecord, Record, publish_key

@@ -19,9 +19,8 @@ from node.gateway.scripted_client import ScriptedClient
 from openai import AsyncOpenAI
 from support.network_worlds import libp2p_node
 from swarm.testing.leaks import no_leaks
-from swarm_node.gateway import http_limits
 from swarm_node.gateway.app import create_app
-from swarm_node.gateway.http_server import listen, serving
+from swarm_node.http.server import MAX_CONNECTIONS, listen, serving
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900)]
 
@@ -88,7 +87,7 @@ def test_gateway_answers_beside_thousands_that_say_nothing(num_silent: int) -> N
                         slowest_s = max(slowest_s, time.monotonic() - since_s)
                         assert answer.choices[0].text == "hello!"
                     assert num_opened == num_silent
-                    await _eventually(lambda: process.num_fds() <= before + num_silent + http_limits.MAX_CONNECTIONS)
+                    await _eventually(lambda: process.num_fds() <= before + num_silent + MAX_CONNECTIONS)
                 await _eventually(lambda: process.num_fds() <= before)
         print(f"\n{num_opened} silent connections to a gateway: the slowest answer took {slowest_s:.2f} s")
 

@@ -8,10 +8,9 @@ from typing import Any, cast
 
 import pytest
 from swarm_node.dashboard.role import DashboardRole
-from swarm_node.gateway.first_tokens import FirstToken
 from swarm_node.gateway.role import GatewayRole
 from swarm_node.machine.hardware import Hardware, Speeds
-from swarm_node.node import Activity, Node, RoleName
+from swarm_node.node import Activity, FirstTokenWait, Node, RoleName
 from swarm_node.roles.helper import StandBy
 from swarm_node.roles.seed import Seed
 from swarm_node.roles.volunteer import Volunteer
@@ -45,7 +44,7 @@ def test_record_says_what_the_node_was_started_as(role: RoleName) -> None:
 
 
 def test_record_of_a_gateway_tells_how_long_requests_waited() -> None:
-    activity = Activity(first_token=lambda: FirstToken(p50_s=0.5, p95_s=2.0))
+    activity = Activity(first_token=lambda: FirstTokenWait(p50_s=0.5, p95_s=2.0))
     record = record_of(activity, "gateway")
     assert (record.first_token_p50_s, record.first_token_p95_s) == (0.5, 2.0)
 

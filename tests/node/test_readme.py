@@ -12,7 +12,8 @@ from support.dashboard_swarms import example_source
 from support.deploy_commands import PEER_ID, config_of, shell_commands
 from swarm.training.run.run_file import load_run
 from swarm_node import cli
-from swarm_node.dashboard import live, poller, visitors
+from swarm_node.dashboard import app as dashboard_app
+from swarm_node.dashboard import live, poller
 from swarm_node.dashboard.app import beside, create_dashboard
 from swarm_node.dashboard.history.retention_limits import DAY_S, Bounds
 from swarm_node.gateway.app import create_app
@@ -87,7 +88,7 @@ def test_readme_pictures_are_there_and_told_in_words() -> None:
 def test_security_tells_the_bounds_of_dashboard_and_metrics() -> None:
     text = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
     for said in (
-        f"{visitors.REQUESTS_PER_MIN} requests a minute",
+        f"{dashboard_app.REQUESTS_PER_MIN} requests a minute",
         f"{live.MAX_STREAMS_EACH} streams for an address",
         f"{live.MAX_STREAMS} streams in all",
         f"{live.MAX_STREAM_S / 60:.0f} minutes each",

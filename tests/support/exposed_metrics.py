@@ -23,7 +23,7 @@ from swarm.training.member.trainer_events import (
     Validated,
 )
 from swarm_node.gateway.metrics import Metrics
-from swarm_node.gateway.responses import Usage
+from swarm_node.gateway.responses import usage_of
 from swarm_node.metrics.metric_registry import Registry
 from swarm_node.metrics.readings import (
     ServerMetrics,
@@ -116,7 +116,7 @@ def _count(registry: Registry) -> None:
     with gateway.request() as times:
         times.token(0)
         times.token(0)
-    gateway.used(Usage(prompt_tokens=3, completion_tokens=5, cached_tokens=2), [TRACE])
+    gateway.used(usage_of(prompt_tokens=3, completion_tokens=5, cached_tokens=2), [TRACE])
     gateway.http.labels("/v1/completions", "POST", "200").inc()
     gateway.refusals.labels("not_found").inc()
     gateway.success.labels("stop").inc()

@@ -12,9 +12,9 @@ from fastapi import APIRouter, Path, Query
 from fastapi.responses import FileResponse, Response
 from pydantic import BaseModel, TypeAdapter
 
-from swarm_node.dashboard.answers import ErrorBody, Refused, unknown
 from swarm_node.dashboard.checkpoints import Checkpoints
-from swarm_node.dashboard.live import EventStream, Live
+from swarm_node.dashboard.dashboard_errors import DashboardError, RemedyBody, unknown
+from swarm_node.dashboard.live import Live, LiveResponse
 from swarm_node.dashboard.source import Source
 from swarm_node.dashboard.views import ModelDetail, NodeDetail, NodeView, Overview, RunDetail, Series
 
@@ -66,7 +66,7 @@ def router(source: Source, live: Live, checkpoints: Checkpoints | None = None) -
         api.events,
         methods=["GET"],
         status_code=200,
-        response_class=EventStream,
+        response_class=LiveResponse,
         response_model=None,
         description=EVENTS,
         responses={200: {"content": events}, **_failures(503)},
@@ -136,13 +136,15 @@ class Api:
         return _json(found)
 
     async def events(self) -> Response:
-        return EventStream(self._live)
+        return LiveResponse(self._live)
 
     async def checkpoint(self, run: Name, name: Name) -> Response:
         """A file of a run's checkpoint, whole or a range of it; `RunDetail.checkpoint` lists them."""
         found = None if self._checkpoints is None else await asyncio.to_thread(self._checkpoints.find, run, name)
         if found is None:
-            raise Refused(404, "there is no such file to download", remedy="/api/v1/runs/RUN lists a run's files")
+            raise DashboardError(
+                404, "there is no such file to download", remedy="/api/v1/runs/RUN lists a run's files"
+            )
         return FileResponse(found, media_type="application/octet-stream", filename=found.name)
 
 
@@ -151,7 +153,7 @@ def _json(view: BaseModel) -> Response:
 
 
 def _failures(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    return {status: {"model": ErrorBody} for status in (*statuses, 429, 500)}
+    return {status: {"model": RemedyBody} for status in (*statuses, 429, 500)}
 
 
 def _event(name: str, data: dict[str, Any]) -> dict[str, Any]:

@@ -7,11 +7,14 @@ import time
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from swarm_node.dashboard import answers, api, pages
+from swarm_node.dashboard import api, dashboard_errors, pages
 from swarm_node.dashboard.checkpoints import Checkpoints
+from swarm_node.dashboard.dashboard_errors import DashboardError
 from swarm_node.dashboard.live import Live
 from swarm_node.dashboard.source import Source
-from swarm_node.dashboard.visitors import Bounded
+from swarm_node.http.addresses import caller_of
+from swarm_node.http.http_error import HttpError
+from swarm_node.http.rate_limit import Allowances, Rates
 
 HEADERS = (
     (b"x-content-type-options", b"nosniff"),
@@ -19,16 +22,19 @@ HEADERS = (
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
     (b"cache-control", b"no-store"),
 )
-"""Of every answer that does not say otherwise, as pages do."""
+"""The headers of every answer that has none of its own, as pages have."""
+
+REQUESTS_PER_MIN = 600
+"""The limit of one address. A page with its files and its newest state is ten requests, then one every two seconds."""
 
 GATEWAY = ("/v1", "/tokenize", "/detokenize", "/health", "/metrics", "/openapi.json")
-"""What a gateway answers, with all below it, where both share a server."""
+"""The paths that a gateway answers, with all below them, where both share a server."""
 
 
 def create_dashboard(source: Source, *, has_chat: bool = False, checkpoints: Checkpoints | None = None) -> FastAPI:
-    """Over `source`, which someone else keeps fresh. `has_chat`: a gateway stands beside it, so one can try it.
+    """Create the application over `source`, which its owner keeps fresh. `has_chat`: a gateway shares the server.
 
-    Its `state.live` is to be closed before its server stops, or that waits for every open stream.
+    Close its `state.live` before its server stops, or the server waits for every open stream.
     """
     app = FastAPI(
         title="Swarm dashboard",
@@ -39,16 +45,16 @@ def create_dashboard(source: Source, *, has_chat: bool = False, checkpoints: Che
         redoc_url=None,
     )
     live = app.state.live = Live(source, time.time)
-    app.add_middleware(Bounded)
-    app.add_middleware(WithHeaders)
-    answers.install(app)
+    app.add_middleware(VisitorRates)
+    app.add_middleware(DefaultHeaders)
+    dashboard_errors.install(app)
     app.include_router(api.router(source, live, checkpoints))
     app.include_router(pages.router(source, has_chat))
     return app
 
 
 def beside(gateway: ASGIApp, dashboard: ASGIApp) -> ASGIApp:
-    """Both as one application. The gateway keeps its own keys and limits for all that is its."""
+    """Combine both in one application. The gateway keeps its own keys and limits for its paths."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "")
@@ -58,18 +64,38 @@ def beside(gateway: ASGIApp, dashboard: ASGIApp) -> ASGIApp:
     return app
 
 
-class WithHeaders:
+class VisitorRates:
+    """Middleware: 429 in words for an address that asks too often. There is no login, so that is all."""
+
+    def __init__(self, app: ASGIApp, *, requests_per_min: int = REQUESTS_PER_MIN) -> None:
+        self._app = app
+        self._rates = Rates(requests_per_min=requests_per_min)
+        self._allowances = Allowances(time.monotonic)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            try:
+                self._allowances.get(caller_of(scope), self._rates).take_request()
+            except HttpError as error:
+                remedy = "follow /api/v1/events instead"
+                refusal = DashboardError(429, error.message, remedy=remedy, retry_after_s=error.retry_after_s)
+                await refusal(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+class DefaultHeaders:
     """Middleware: HEADERS, where an answer has no such header of its own."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def say(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 given = list(message.get("headers", ()))
                 names = {name.lower() for name, _ in given}
                 message = {**message, "headers": [*given, *(each for each in HEADERS if each[0] not in names)]}
             await send(message)
 
-        await self._app(scope, receive, say)
+        await self._app(scope, receive, send_with_headers)

@@ -17,10 +17,11 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from swarm_node.dashboard.answers import Refused
+from swarm_node.dashboard.dashboard_errors import DashboardError
 from swarm_node.dashboard.source import Source
 from swarm_node.dashboard.views import Overview
-from swarm_node.dashboard.visitors import address_of
+from swarm_node.http.addresses import caller_of
+from swarm_node.http.event_stream import EventStream, event, wait_disconnected
 
 Over = asyncio.Task[Any]
 """Done when a stream is over."""
@@ -46,7 +47,6 @@ MAX_STREAM_S = 900.0
 
 RETRY_AFTER_S = 10.0
 HEADERS = {
-    "content-type": "text/event-stream; charset=utf-8",
     "cache-control": "no-store",
     "x-accel-buffering": "no",  # or a proxy would keep events until it has a page of them
 }
@@ -73,17 +73,17 @@ class Live:
         self.closed.set()
 
     @contextmanager
-    def seat(self, address: str) -> Iterator[None]:
-        """A stream's place while the context lasts. Raises Refused."""
+    def slot(self, address: str) -> Iterator[None]:
+        """Hold the place of one stream while the context lasts. Raises DashboardError."""
         if self.num_streams >= MAX_STREAMS or self.closed.is_set():
-            raise Refused(
+            raise DashboardError(
                 503,
                 f"all {MAX_STREAMS} live streams of this dashboard are taken",
                 remedy="the pages and /api/v1/overview tell the same, without being live",
                 retry_after_s=RETRY_AFTER_S,
             )
         if self._streams[address] >= MAX_STREAMS_EACH:
-            raise Refused(
+            raise DashboardError(
                 429,
                 f"this address has {MAX_STREAMS_EACH} live streams open already",
                 remedy="close some of them",
@@ -104,7 +104,7 @@ class Live:
         now, overview = asyncio.get_running_loop().time(), self._source.overview()
         if self._told is None or (overview is not self._told[0] and now >= self._next_at - EARLY_S):
             self._next_at = max(self._next_at, now - SLACK_S) + PERIOD_S
-            self._told = overview, event("overview", overview.model_dump_json())
+            self._told = overview, event(overview.model_dump_json(), "overview")
         return self._told
 
     def news(self) -> asyncio.Task[None]:
@@ -119,16 +119,11 @@ class Live:
         await asyncio.sleep(self._next_at - asyncio.get_running_loop().time())
 
     def heartbeat(self) -> bytes:
-        return event("heartbeat", f'{{"at": {self._now():.3f}}}')
+        return event(f'{{"at": {self._now():.3f}}}', "heartbeat")
 
 
-def event(kind: str, data: str) -> bytes:
-    """`data` is JSON, so it has no line breaks."""
-    return f"event: {kind}\ndata: {data}\n\n".encode(errors="replace")
-
-
-class EventStream(Response):
-    """The answer to one visitor."""
+class LiveResponse(Response):
+    """The response to one visitor."""
 
     media_type = "text/event-stream"
 
@@ -138,41 +133,34 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            with self._live.seat(address_of(scope)):
-                await self._stream(receive, send)
-        except Refused as refused:
-            await refused.response()(scope, receive, send)
+            with self._live.slot(caller_of(scope)):
+                await self._stream(receive, EventStream(send, HEADERS))
+        except DashboardError as error:
+            await error(scope, receive, send)
 
-    async def _stream(self, receive: Receive, send: Send) -> None:
-        headers = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        gone = asyncio.create_task(_gone(receive), name="visitor left")
+    async def _stream(self, receive: Receive, events: EventStream) -> None:
+        gone = asyncio.create_task(wait_disconnected(receive), name="visitor left")
         over: list[Over] = [
             gone,
             asyncio.create_task(self._live.closed.wait(), name="dashboard closes"),
             asyncio.create_task(asyncio.sleep(MAX_STREAM_S), name="stream is old"),
         ]
         try:
-            await self._send_news(send, over)
+            await self._send_news(events, over)
         finally:
             for task in over:
                 task.cancel()
         if not gone.done():
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            await events.end()
 
-    async def _send_news(self, send: Send, over: Sequence[Over]) -> None:
+    async def _send_news(self, events: EventStream, over: Sequence[Over]) -> None:
         seen: Overview | None = None
         while not any(task.done() for task in over):
             overview, data = self._live.overview()
             if overview is seen:
                 data = self._live.heartbeat()
             seen = overview
-            await send({"type": "http.response.body", "body": data, "more_body": True})
+            await events.send(data)
             if self._live.overview()[0] is seen:
                 waits = [*over, self._live.news()]
                 await asyncio.wait(waits, timeout=HEARTBEAT_S, return_when=asyncio.FIRST_COMPLETED)
-
-
-async def _gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from swarm_node.dashboard.app import create_dashboard
 from swarm_node.dashboard.showing import checkpoints, collecting
-from swarm_node.gateway.hosts import KnownHosts
-from swarm_node.gateway.http_server import is_local, listen, serving
-from swarm_node.gateway.proxies import BehindProxies
+from swarm_node.http.addresses import checked
+from swarm_node.http.server import is_local, listen, serving
 from swarm_node.node import Node, RelayUse, RoleName
 from swarm_node.settings.config import Config
 
@@ -34,8 +33,7 @@ class DashboardRole:
     async def run(self, node: Node) -> None:
         async with collecting(node) as collector:
             app = create_dashboard(collector, checkpoints=checkpoints(node.config))
-            served = BehindProxies(KnownHosts(app, node.config), node.config.trusted_proxies)
-            async with serving(served, self._listener) as url:
+            async with serving(checked(app, node.config), self._listener) as url:
                 node.activity.state = "dashboard"
                 whom = "this machine" if is_local(node.config.host) else "whoever reaches it"
                 node.steps.done("dashboard", f"{url}/ for {whom}, read-only")

@@ -1,7 +1,7 @@
-"""The OpenAI-compatible HTTP face of a swarm: any OpenAI client streams from it, over machines that come and go.
+"""The OpenAI-compatible HTTP interface of a swarm: any OpenAI client streams from it.
 
     swarm-node gateway --peers ADDR --port 8000
 
-`command` is the typer command, `app` the routes, `schema` and `shapes` what goes in and out, `streaming` the
-server-sent events and what a client's disconnect does, `errors` how failures look to a client.
+`role` is the daemon's part, `app` the routes. `admission` decides who may ask, `request_schema` and `chat_schema` what
+a client may send, `answering` runs the generations, `responses` builds what goes out, `api_errors` translates failures.
 """

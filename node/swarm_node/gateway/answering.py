@@ -1,39 +1,151 @@
-"""Runs a request's generations over the SDK: admission, the caller's tokens, traces and counters around them."""
+"""Answers one request from its running generations: at once, or token by token as server-sent events.
+
+The whole life of the generations is inside `GenerationResponse.__call__`, so a client's disconnect, a stalled reader, a
+deadline and a shutdown all end in the same place, where they are closed and their chains freed. The status is decided
+when the first token is there: failures before it are plain errors, later ones an error event.
+
+`Answerer` puts admission, the caller's tokens, traces and counters around the generations. `merged` makes one sequence
+of several.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import json
 import sys
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
-from starlette.types import Scope
-from swarm.client.request import DEFAULT_MAX_TOKENS, Request
-from swarm.client.request import Question as Prompt
+from openai.types import CompletionUsage
+from pydantic import BaseModel
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+from swarm.client import AsyncClient, Generation, Token
+from swarm.client.request import DEFAULT_MAX_TOKENS, Question, Request
 
-from swarm_node.gateway.access import ALLOWANCE
-from swarm_node.gateway.backend import Backend, Generation
-from swarm_node.gateway.choice import Choice
-from swarm_node.gateway.merging import Step, merged
-from swarm_node.gateway.metrics import Metrics, RequestTimes
+from swarm_node.gateway import http_limits
+from swarm_node.gateway.admission import ALLOWANCE, Gate
+from swarm_node.gateway.api_errors import from_exception
+from swarm_node.gateway.choice import Choice, Delta
+from swarm_node.gateway.metrics import Metrics, RequestTimes, Trace, TraceStore
 from swarm_node.gateway.models import Models
-from swarm_node.gateway.rate_limit import Allowance
-from swarm_node.gateway.request_admission import Gate
 from swarm_node.gateway.request_schema import SamplingRequest
-from swarm_node.gateway.request_traces import Trace, TraceStore
-from swarm_node.gateway.responses import Shape, Usage
-from swarm_node.gateway.streaming import Answer, Running
+from swarm_node.gateway.responses import ResponseBuilder, as_json, json_response, usage_of
+from swarm_node.http.event_stream import DONE, EventStream, cancel_on_disconnect, event
+from swarm_node.http.rate_limit import Allowance
 from swarm_node.metrics.otel_traces import NO_TRACES, Traces
+
+TRACE_HEADER = "x-swarm-trace"
+CLIENT_GONE = 499
+"""nginx's status for a client that has left."""
+
+IndexedToken = tuple[int, Token]
+"""A token with the index of its choice."""
+
+
+@dataclass(slots=True, kw_only=True)
+class RunningRequest:
+    """A request that is being answered: its tokens as they come, and what it has used so far."""
+
+    tokens: AsyncIterator[IndexedToken]
+    choices: Sequence[Choice]
+    usage: Callable[[], CompletionUsage]
+
+
+class GenerationResponse(Response):
+    """The response to one request. `begin` starts its generations; leaving its context frees them."""
+
+    def __init__(
+        self,
+        builder: ResponseBuilder,
+        begin: Callable[[Scope], AbstractAsyncContextManager[RunningRequest]],
+        *,
+        stream: bool,
+        include_usage: bool,
+    ) -> None:
+        super().__init__()
+        self._builder = builder
+        self._begin = begin
+        self._stream = stream
+        self._include_usage = include_usage
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, unless the client leaves first."""
+        async with asyncio.TaskGroup() as group:
+            answering = group.create_task(self._answer(scope, receive, send))
+            watching = group.create_task(cancel_on_disconnect(receive, answering))
+            answering.add_done_callback(lambda _done: watching.cancel())
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        trace_id = self._builder.head.id
+        events = EventStream(send, {TRACE_HEADER: trace_id})
+        try:
+            async with asyncio.timeout(http_limits.GENERATION_TIMEOUT_S), self._begin(scope) as running:
+                if self._stream:
+                    await self._send_chunks(running, events)
+                    return
+                response = json_response(await self._collect(running))
+        except Exception as error:
+            failure = from_exception(error)
+            failure.note(scope)
+            if events.started:
+                await events.send(event(json.dumps(failure.body, ensure_ascii=False)))
+                await events.end()
+                return
+            response = failure.response()
+        response.headers[TRACE_HEADER] = trace_id
+        await response(scope, receive, send)
+
+    async def _collect(self, running: RunningRequest) -> BaseModel:
+        deltas: list[list[Delta]] = [[] for _ in running.choices]
+        async for index, token in running.tokens:
+            deltas[index] += running.choices[index].push(token)
+        finished = [choice.finished(parts) for choice, parts in zip(running.choices, deltas, strict=True)]
+        return self._builder.whole(finished, running.usage())
+
+    async def _send_chunks(self, running: RunningRequest, events: EventStream) -> None:
+        async for index, token in running.tokens:
+            choice = running.choices[index]
+            chunks = [self._builder.first_chunk(index)] if choice.num_tokens == 0 else []
+            chunks += [self._builder.chunk(index, delta) for delta in choice.push(token)]
+            if token.finish_reason:
+                chunks.append(self._builder.last_chunk(index, choice.finish_reason))
+            if encoded := [event(as_json(chunk)) for chunk in chunks if chunk]:
+                await events.send(b"".join(encoded))
+        if self._include_usage:
+            await events.send(event(as_json(self._builder.usage_chunk(running.usage()))))
+        await events.end(DONE)
+
+
+async def until_gone(receive: Receive, answering: Coroutine[Any, Any, Response]) -> Response:
+    """Return the response. If the client leaves before it is there, `answering` is cancelled and the body is empty."""
+    task = asyncio.create_task(answering)
+    watching = asyncio.create_task(cancel_on_disconnect(receive, task))
+    try:
+        return await task
+    except asyncio.CancelledError:
+        if not watching.done() or watching.cancelled():
+            raise
+        return Response(status_code=CLIENT_GONE)
+    finally:
+        watching.cancel()
+
+
+# --- generations ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """A request as both endpoints come to it: `n` choices for each of `prompts`. `max_tokens` None: as many as are
-    usual and fit. The tools of these names may be called."""
+class GenerationBatch:
+    """A request as both endpoints pass it on: `request.n` choices for each of `prompts`.
+
+    `max_tokens` None: as many as are usual and fit. The tools of these names may be called.
+    """
 
     request: SamplingRequest
-    prompts: Sequence[Prompt]
+    prompts: Sequence[Question]
     max_tokens: int | None
     num_logprobs: int | None
     tools: Sequence[str] = ()
@@ -44,10 +156,10 @@ class Question:
 
 
 class Answerer:
-    """Answers questions. State: the running answers' gate and the newest traces."""
+    """Answers batches over one SDK client. State: the running answers' gate and the newest traces."""
 
     def __init__(
-        self, client: Backend, models: Models, metrics: Metrics, *, traces: Traces = NO_TRACES, max_requests: int
+        self, client: AsyncClient, models: Models, metrics: Metrics, *, traces: Traces = NO_TRACES, max_requests: int
     ) -> None:
         self.gate = Gate(max_requests)
         self.traces = TraceStore()
@@ -56,39 +168,42 @@ class Answerer:
         self._metrics = metrics
         self._traces = traces
 
-    def answer(self, shape: Shape, question: Question) -> Answer:
+    def answer(self, builder: ResponseBuilder, batch: GenerationBatch) -> GenerationResponse:
         @asynccontextmanager
-        async def begin(scope: Scope) -> AsyncIterator[Running]:
-            with self.gate.slots(question.num_choices):
-                await self._models.check_served(question.request.model)
-                async with self._run(shape.id, question, scope.get(ALLOWANCE)) as running:
+        async def begin(scope: Scope) -> AsyncIterator[RunningRequest]:
+            with self.gate.slots(batch.num_choices):
+                await self._models.check_served(batch.request.model)
+                async with self._run(builder.head.id, batch, scope.get(ALLOWANCE)) as running:
                     yield running
 
-        return Answer(shape, begin, stream=question.request.stream, include_usage=question.request.include_usage)
+        request = batch.request
+        return GenerationResponse(builder, begin, stream=request.stream, include_usage=request.include_usage)
 
     @asynccontextmanager
-    async def _run(self, trace_id: str, question: Question, allowance: Allowance | None) -> AsyncIterator[Running]:
+    async def _run(
+        self, trace_id: str, batch: GenerationBatch, allowance: Allowance | None
+    ) -> AsyncIterator[RunningRequest]:
         """Leaving the context frees all chains, and charges what was used."""
-        max_tokens = (question.max_tokens or DEFAULT_MAX_TOKENS) * question.num_choices
+        max_tokens = (batch.max_tokens or DEFAULT_MAX_TOKENS) * batch.num_choices
         reserved = allowance.reserve(max_tokens) if allowance else 0
-        num_per_prompt = question.request.n
-        choices = [Choice(question.tools) for _ in range(question.num_choices)]
+        num_per_prompt = batch.request.n
+        choices = [Choice(batch.tools) for _ in range(batch.num_choices)]
         generations: list[Generation] = []
         began_at = time.time()
 
-        def usage() -> Usage:
+        def usage() -> CompletionUsage:
             return _usage(generations[::num_per_prompt], choices)
 
         try:
             async with AsyncExitStack() as stack:
                 times = stack.enter_context(self._metrics.request())
-                for generation in self._generations(question):
+                for generation in self._generations(batch):
                     generations.append(generation)
                     stack.push_async_callback(generation.aclose)
                 self.traces.begin(trace_id, lambda: _trace(generations))
-                steps = await stack.enter_async_context(merged(generations, num_per_prompt=num_per_prompt))
-                timed = await stack.enter_async_context(aclosing(self._timed(steps, times)))
-                yield Running(steps=timed, choices=choices, usage=usage)
+                tokens = await stack.enter_async_context(merged(generations, num_per_prompt=num_per_prompt))
+                timed = await stack.enter_async_context(aclosing(self._timed(tokens, times)))
+                yield RunningRequest(tokens=timed, choices=choices, usage=usage)
         finally:
             self.traces.finish(trace_id)
             used = usage()
@@ -96,40 +211,41 @@ class Answerer:
             self._metrics.used(used, done)
             self._traces.request(
                 trace_id,
-                question.request.model,
+                batch.request.model,
                 began_at=began_at,
                 ended_at=time.time(),
                 choices=done,
                 error=sys.exception(),
             )
             if allowance:
-                allowance.settle(reserved, used.prompt_tokens + used.completion_tokens)
+                allowance.settle(reserved, used.total_tokens)
 
-    def _generations(self, question: Question) -> Iterator[Generation]:
-        asked = question.request
-        for prompt in question.prompts:
-            for sampling in asked.samplings():
+    def _generations(self, batch: GenerationBatch) -> Iterator[Generation]:
+        for prompt in batch.prompts:
+            for sampling in batch.request.samplings():
                 request = Request(
-                    model=asked.model,
+                    model=batch.request.model,
                     question=prompt,
-                    max_tokens=question.max_tokens,
+                    max_tokens=batch.max_tokens,
                     sampling=sampling,
-                    num_logprobs=question.num_logprobs,
+                    num_logprobs=batch.num_logprobs,
                     stream=True,
                 )
                 yield self._client.answer(request)
 
-    async def _timed(self, steps: AsyncIterator[Step], times: RequestTimes) -> AsyncGenerator[Step, None]:
-        async for index, token in steps:
+    async def _timed(
+        self, tokens: AsyncIterator[IndexedToken], times: RequestTimes
+    ) -> AsyncGenerator[IndexedToken, None]:
+        async for index, token in tokens:
             times.token(index)
             yield index, token
             if token.finish_reason:
                 self._metrics.success.labels(token.finish_reason).inc()
 
 
-def _usage(of_prompts: Sequence[Generation], choices: Sequence[Choice]) -> Usage:
+def _usage(of_prompts: Sequence[Generation], choices: Sequence[Choice]) -> CompletionUsage:
     """Each prompt is counted once, however many choices answer it."""
-    return Usage(
+    return usage_of(
         prompt_tokens=sum(generation.num_prompt_tokens for generation in of_prompts),
         completion_tokens=sum(choice.num_tokens for choice in choices),
         cached_tokens=sum(int(generation.trace().get("num_reused_tokens", 0)) for generation in of_prompts),
@@ -140,3 +256,70 @@ def _trace(generations: Sequence[Generation]) -> Trace:
     if len(generations) == 1:
         return generations[0].trace()
     return {"choices": [generation.trace() for generation in generations]}
+
+
+# --- several generations as one sequence ------------------------------------------------------------------------------
+
+_Queue = asyncio.Queue[IndexedToken | Exception | None]
+
+
+@asynccontextmanager
+async def merged(
+    generations: Sequence[Generation], *, num_per_prompt: int
+) -> AsyncIterator[AsyncIterator[IndexedToken]]:
+    """Run each generation in a task of its own; a failure of one ends all. How far they run ahead is bounded.
+
+    `num_per_prompt` neighbours answer the same prompt: the first begins, the others follow with its first token. So
+    these find the prompt in the servers' caches instead of all computing it at once.
+    """
+    if len(generations) == 1:
+        async with aclosing(_indexed(generations[0])) as tokens:
+            yield tokens
+        return
+    queue: _Queue = asyncio.Queue(http_limits.MAX_QUEUED_TOKENS)
+    begun = [asyncio.Event() for _ in generations]
+    async with asyncio.TaskGroup() as group:
+        tasks = []
+        for index, generation in enumerate(generations):
+            first = index - index % num_per_prompt
+            leader = begun[first] if first != index else None
+            tasks.append(group.create_task(_pump(index, generation, queue, leader, begun[index])))
+        try:
+            async with aclosing(_taken(queue, len(generations))) as tokens:
+                yield tokens
+        finally:
+            for task in tasks:
+                task.cancel()
+
+
+async def _indexed(generation: Generation) -> AsyncGenerator[IndexedToken, None]:
+    async for token in generation:
+        yield 0, token
+
+
+async def _pump(
+    index: int, generation: Generation, queue: _Queue, leader: asyncio.Event | None, begun: asyncio.Event
+) -> None:
+    if leader:
+        await leader.wait()
+    try:
+        async for token in generation:
+            begun.set()
+            await queue.put((index, token))
+    except Exception as error:
+        await queue.put(error)
+    else:
+        await queue.put(None)
+    finally:
+        begun.set()
+
+
+async def _taken(queue: _Queue, num_running: int) -> AsyncGenerator[IndexedToken, None]:
+    while num_running:
+        step = await queue.get()
+        if isinstance(step, Exception):
+            raise step
+        if step is None:
+            num_running -= 1
+        else:
+            yield step

@@ -1,7 +1,7 @@
 """The gateway's routes over one SDK client.
 
-CORS is off: pages in a browser cannot use somebody's gateway. Everything a request needs for its time is in
-`streaming.Answer`; this module says which request becomes which generations.
+CORS is off: pages in a browser cannot use somebody's gateway. This module says which request becomes which generations;
+`answering.GenerationResponse` owns everything that a request needs while it runs.
 """
 
 from __future__ import annotations
@@ -11,30 +11,29 @@ import time
 from dataclasses import dataclass, field
 
 from fastapi import FastAPI
-from fastapi.responses import JSONResponse, Response
-from swarm.client.request import Question as Prompt
+from fastapi.responses import Response
+from swarm.client import AsyncClient
+from swarm.client.request import Question
 
-from swarm_node.gateway import api_errors, http_limits, openapi
-from swarm_node.gateway.access import Access
-from swarm_node.gateway.answering import Answerer, Question
-from swarm_node.gateway.api_errors import ApiError
-from swarm_node.gateway.backend import Backend
-from swarm_node.gateway.body import BoundedBody
+from swarm_node.gateway import api_errors, http_limits, responses
+from swarm_node.gateway.admission import AccessControl, BodyLimit
+from swarm_node.gateway.answering import Answerer, GenerationBatch
 from swarm_node.gateway.chat_schema import ChatRequest
-from swarm_node.gateway.embeddings import Texts
 from swarm_node.gateway.keys import KeyRing
-from swarm_node.gateway.metrics import Counted, Metrics
+from swarm_node.gateway.metrics import Metrics, RequestCounter, Trace
 from swarm_node.gateway.models import Models
-from swarm_node.gateway.rate_limit import Allowances, Rates
 from swarm_node.gateway.request_schema import CompletionRequest
-from swarm_node.gateway.responses import ChatShape, CompletionShape, Json, Shaping
+from swarm_node.gateway.responses import ChatBuilder, CompletionBuilder, ResponseHead, json_response
+from swarm_node.gateway.texts import Texts
+from swarm_node.http.http_error import HttpError
+from swarm_node.http.rate_limit import Allowances, Rates
 from swarm_node.metrics.metric_registry import CONTENT_TYPE, Registry
 from swarm_node.metrics.otel_traces import NO_TRACES, Traces
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayOptions:
-    """`rates` are of a key without its own, or of each address where there are no `keys`."""
+    """`rates` are those of a key without its own, or of each address where there are no `keys`."""
 
     max_requests: int = http_limits.MAX_RUNNING_REQUESTS
     rates: Rates = Rates()  # noqa: RUF009 it is frozen
@@ -43,37 +42,37 @@ class GatewayOptions:
     traces: Traces = NO_TRACES
 
 
-def create_app(client: Backend, options: GatewayOptions | None = None) -> FastAPI:
+def create_app(client: AsyncClient, options: GatewayOptions | None = None) -> FastAPI:
     """The ASGI application. `client` is used, never closed."""
     options = options or GatewayOptions()
     gateway = Gateway(client, options)
     app = FastAPI(title="Swarm gateway", docs_url=None, redoc_url=None)
     app.state.first_tokens = gateway.metrics.first_tokens
-    app.add_middleware(BoundedBody)
+    app.add_middleware(BodyLimit)
     allowances = Allowances(time.monotonic)
-    app.add_middleware(Access, keys=options.keys, rates=options.rates, allowances=allowances)
-    app.add_middleware(Counted, metrics=gateway.metrics)
+    app.add_middleware(AccessControl, keys=options.keys, rates=options.rates, allowances=allowances)
+    app.add_middleware(RequestCounter, metrics=gateway.metrics)
     api_errors.install(app)
-    for path, endpoint, method, about in (
-        ("/v1/models", gateway.list_models, "GET", openapi.MODELS),
-        ("/v1/models/{model:path}", gateway.show_model, "GET", openapi.MODEL),
-        ("/v1/completions", gateway.complete, "POST", openapi.COMPLETION),
-        ("/v1/chat/completions", gateway.chat, "POST", openapi.CHAT),
-        ("/v1/embeddings", gateway.texts.embed, "POST", openapi.EMBEDDINGS),
-        ("/tokenize", gateway.texts.tokenize, "POST", openapi.TOKENS),
-        ("/detokenize", gateway.texts.detokenize, "POST", openapi.TEXT),
-        ("/v1/traces/{trace_id}", gateway.show_trace, "GET", openapi.TRACE),
-        ("/health", gateway.health, "GET", openapi.HEALTH),
-        ("/metrics", gateway.show_metrics, "GET", openapi.METRICS),
+    for path, endpoint, method, doc in (
+        ("/v1/models", gateway.list_models, "GET", responses.MODELS),
+        ("/v1/models/{model:path}", gateway.show_model, "GET", responses.MODEL),
+        ("/v1/completions", gateway.complete, "POST", responses.COMPLETION),
+        ("/v1/chat/completions", gateway.chat, "POST", responses.CHAT),
+        ("/v1/embeddings", gateway.texts.embed, "POST", responses.EMBEDDINGS),
+        ("/tokenize", gateway.texts.tokenize, "POST", responses.TOKENS),
+        ("/detokenize", gateway.texts.detokenize, "POST", responses.TEXT),
+        ("/v1/traces/{trace_id}", gateway.show_trace, "GET", responses.TRACE),
+        ("/health", gateway.health, "GET", responses.HEALTH),
+        ("/metrics", gateway.show_metrics, "GET", responses.METRICS),
     ):
-        app.add_api_route(path, endpoint, methods=[method], response_class=about.kind, responses=about.responses)
+        app.add_api_route(path, endpoint, methods=[method], response_class=doc.response_class, responses=doc.responses)
     return app
 
 
 class Gateway:
     """Turns requests into generations."""
 
-    def __init__(self, client: Backend, options: GatewayOptions) -> None:
+    def __init__(self, client: AsyncClient, options: GatewayOptions) -> None:
         self._registry = options.registry
         self.metrics = Metrics(options.registry)
         self._models = Models(client)
@@ -82,16 +81,16 @@ class Gateway:
         )
         self.texts = Texts(client, self._models, self.metrics, self._answerer.gate)
 
-    async def list_models(self) -> Json:
-        return {"object": "list", "data": await self._models.all()}
+    async def list_models(self) -> Response:
+        return json_response(await self._models.all())
 
-    async def show_model(self, model: str) -> Json:
-        return await self._models.one(model)
+    async def show_model(self, model: str) -> Response:
+        return json_response(await self._models.one(model))
 
     async def health(self) -> Response:
         """200 while some model is served whole. Else 503 with the missing blocks."""
-        body = {**await self._models.health(), "running_requests": self._answerer.gate.num_running}
-        return JSONResponse(body, status_code=200 if body["status"] == "ok" else 503)
+        health = await self._models.health(self._answerer.gate.num_running)
+        return json_response(health, 200 if health.status == "ok" else 503)
 
     async def show_metrics(self) -> Response:
         """For Prometheus."""
@@ -99,23 +98,23 @@ class Gateway:
 
     async def complete(self, body: CompletionRequest) -> Response:
         """Continue one prompt or several, each `n` times."""
-        shape = CompletionShape(_shaping("cmpl", body, with_logprobs=body.logprobs is not None))
-        question = Question(
+        builder = CompletionBuilder(_head("cmpl", body, with_logprobs=body.logprobs is not None))
+        batch = GenerationBatch(
             request=body,
-            prompts=[Prompt(prompt=prompt) for prompt in body.prompt],
+            prompts=[Question(prompt=prompt) for prompt in body.prompt],
             max_tokens=body.num_new_tokens,
             num_logprobs=body.logprobs,
         )
-        return self._answerer.answer(shape, question)
+        return self._answerer.answer(builder, batch)
 
     async def chat(self, body: ChatRequest) -> Response:
         """Answer a conversation `n` times."""
-        shape = ChatShape(_shaping("chatcmpl", body, with_logprobs=body.logprobs))
+        builder = ChatBuilder(_head("chatcmpl", body, with_logprobs=body.logprobs))
         tools = body.offered_tools()
-        question = Question(
+        batch = GenerationBatch(
             request=body,
             prompts=[
-                Prompt(
+                Question(
                     prompt=None,
                     messages=[message.flat() for message in body.messages],
                     tools=tools,
@@ -126,18 +125,18 @@ class Gateway:
             num_logprobs=body.num_logprobs,
             tools=[tool["function"]["name"] for tool in tools],
         )
-        return self._answerer.answer(shape, question)
+        return self._answerer.answer(builder, batch)
 
-    async def show_trace(self, trace_id: str) -> Json:
+    async def show_trace(self, trace_id: str) -> Trace:
         """The servers that answer, or answered, the request of this id (also in its `x-swarm-trace` header)."""
         trace = self._answerer.traces.get(trace_id)
         if trace is None:
-            raise ApiError(404, f"no trace of '{trace_id}': only the newest are kept", code="not_found")
+            raise HttpError(404, f"no trace of '{trace_id}': only the newest are kept", code="not_found")
         return {"id": trace_id, **trace}
 
 
-def _shaping(kind: str, request: CompletionRequest | ChatRequest, *, with_logprobs: bool) -> Shaping:
-    return Shaping(
+def _head(kind: str, request: CompletionRequest | ChatRequest, *, with_logprobs: bool) -> ResponseHead:
+    return ResponseHead(
         id=f"{kind}-{secrets.token_hex(12)}",
         model=request.model,
         created=int(time.time()),

@@ -1,4 +1,4 @@
-"""What a chat may ask for: messages, tools, probabilities; bounded field by field."""
+"""What a chat request may hold: messages, tools, probabilities; bounded field by field."""
 
 from __future__ import annotations
 
@@ -11,10 +11,18 @@ from pydantic_core import CoreSchema
 from swarm_protocol.sampler import Grammar
 
 from swarm_node.gateway import http_limits
-from swarm_node.gateway.request_schema import JsonObject, MaxTokens, SamplingRequest, Text
-from swarm_node.gateway.strict_body import WHOLE, Neutral, OrDefault, StrictBody, unfit
-from swarm_node.gateway.tool_calls import CLOSING
-from swarm_node.gateway.tool_grammar import CallableTool, calls_grammar
+from swarm_node.gateway.request_schema import (
+    WHOLE,
+    JsonObject,
+    MaxTokens,
+    Neutral,
+    OrDefault,
+    SamplingRequest,
+    StrictBody,
+    Text,
+    unfit,
+)
+from swarm_node.gateway.tools import CLOSING, CallableTool, calls_grammar
 
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 
@@ -29,7 +37,10 @@ class CalledFunction(StrictBody):
     arguments: Text
 
     def decoded(self) -> Any:
-        """Templates write arguments as JSON themselves. What is no JSON object stays as it was sent."""
+        """Decode the arguments, which templates write as JSON themselves.
+
+        What is no JSON object stays as it was sent.
+        """
         try:
             arguments = json.loads(self.arguments)
         except (ValueError, RecursionError):
@@ -38,7 +49,7 @@ class CalledFunction(StrictBody):
 
 
 class CallMessage(StrictBody):
-    """A call that the assistant made earlier in the conversation, or as a stream told it, with its `index`."""
+    """A call that the assistant made earlier in the conversation. A stream's form of it has its `index`."""
 
     neutral: ClassVar[Neutral] = {"index": tuple(range(http_limits.MAX_TOOL_CALLS))}
 
@@ -55,7 +66,7 @@ Content = Text | Annotated[list[TextPart], Field(max_length=http_limits.MAX_MESS
 Name = Annotated[str, Field(max_length=256)]
 
 
-class SpokenMessage(StrictBody):
+class PromptMessage(StrictBody):
     """'developer' is OpenAI's newer word for 'system'."""
 
     role: Literal["system", "developer", "user"]
@@ -67,7 +78,7 @@ class SpokenMessage(StrictBody):
 
 
 class AssistantMessage(StrictBody):
-    """It comes back as it was answered, with the fields that were empty."""
+    """An earlier answer. It comes back as it was given, with the fields that were empty."""
 
     neutral: ClassVar[Neutral] = {
         "annotations": ([],),
@@ -114,18 +125,18 @@ class ToolMessage(StrictBody):
 
 
 def _flat(role: str, content: str | list[TextPart], name: str | None) -> dict[str, Any]:
-    """As chat templates expect it: plain text."""
+    """Return the message as chat templates expect it: plain text."""
     text = content if isinstance(content, str) else "".join(part.text for part in content)
     return {"role": role, "content": text, **({} if name is None else {"name": name})}
 
 
 def _kind(message: object) -> str:
     role = message.get("role") if isinstance(message, dict) else None
-    return {"assistant": "AssistantMessage", "tool": "ToolMessage"}.get(str(role), "SpokenMessage")
+    return {"assistant": "AssistantMessage", "tool": "ToolMessage"}.get(str(role), "PromptMessage")
 
 
 ChatMessage = Annotated[
-    Annotated[SpokenMessage, Tag("SpokenMessage")]
+    Annotated[PromptMessage, Tag("PromptMessage")]
     | Annotated[AssistantMessage, Tag("AssistantMessage")]
     | Annotated[ToolMessage, Tag("ToolMessage")],
     Discriminator(_kind),
@@ -149,6 +160,8 @@ class NamedFunction(StrictBody):
 
 
 class NamedTool(StrictBody):
+    """A choice of the one tool that has to be called."""
+
     type: Literal["function"]
     function: NamedFunction
 
@@ -199,7 +212,7 @@ class ChatRequest(SamplingRequest):
 
     @property
     def num_new_tokens(self) -> int | None:
-        """None: as many as are usual and fit into the model's context."""
+        """The limit on new tokens; None for as many as are usual and fit into the model's context."""
         return self.max_completion_tokens or self.max_tokens
 
     @property
@@ -211,29 +224,29 @@ class ChatRequest(SamplingRequest):
         return self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
 
     def offered_tools(self) -> list[dict[str, Any]]:
-        """For the model's template; none if it shall call none."""
+        """Return the tools for the model's template; none if it shall call none."""
         if self.tool_choice == "none":
             return []
         return [tool.model_dump(exclude_none=True) for tool in self.tools]
 
     def grammar(self) -> Grammar | None:
-        """A call that has to come, and arguments that have to fit, are a matter of grammar, too."""
+        """Return the grammar of the answer. A call that has to come and arguments that have to fit are part of it."""
         answer = self.answer_schema()
         offered = self._callable()
         are_free = not (self._must_call or answer is not None or any(tool.function.strict for tool in self.tools))
         if not offered or are_free:
             return super().grammar()
-        # whoever names a function gets one call of it, as OpenAI's API gives it
+        # a named function is called once, as OpenAI's API does it
         may_repeat = self.parallel_tool_calls and not isinstance(self.tool_choice, NamedTool)
         return calls_grammar(offered, may_talk=not self._must_call, may_repeat=may_repeat, answer=answer)
 
     def shown_stops(self) -> tuple[str, ...]:
-        """Where one call is allowed the answer ends with it, if no grammar has it end there."""
+        """Where one call is allowed and no grammar ends the answer there, the end of a call does."""
         is_one = bool(self._callable()) and not self.parallel_tool_calls and self.grammar() is None
         return (*super().shown_stops(), *((CLOSING,) if is_one else ()))
 
     def _callable(self) -> list[CallableTool]:
-        """The tools that may be called. Arguments need not fit where that was neither asked for nor forced."""
+        """Return the tools that may be called. Arguments need not fit where that was neither asked for nor forced."""
         named = self.tool_choice.function.name if isinstance(self.tool_choice, NamedTool) else None
         tools = [] if self.tool_choice == "none" else [tool.function for tool in self.tools]
         return [

@@ -1,16 +1,20 @@
-"""One choice of an answer: from the tokens of a generation to what a client is shown of it, piece by piece. Pure."""
+"""One choice of an answer: from the tokens of a generation to what a client is shown of it, step by step. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from typing import Literal
 
-from swarm_node.gateway.backend import Token
-from swarm_node.gateway.tool_calls import ToolCall, ToolCallFinder
+from swarm.client import Token
+
+from swarm_node.gateway.tools import ToolCall, ToolCallFinder
+
+FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ScoredToken:
     """A token with its probability, `offset` characters into the text of its choice."""
 
     token: Token
@@ -22,31 +26,32 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Delta:
     """What is shown next: some text or a call, and the tokens that it came from where probabilities are wanted."""
 
     text: str = ""
     call: ToolCall | None = None
-    entries: tuple[Entry, ...] = ()
+    tokens: tuple[ScoredToken, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Whole:
-    """A choice that is complete."""
-
+class FinishedChoice:
     text: str
     calls: tuple[ToolCall, ...]
-    entries: tuple[Entry, ...]
-    finish_reason: str
+    tokens: tuple[ScoredToken, ...]
+    finish_reason: FinishReason
 
 
 @dataclass(slots=True)
 class Choice:
-    """Owned by the task that answers the request. `tools`: the names whose calls are looked for."""
+    """The state of one choice, owned by the task that answers the request.
+
+    `tools` are the names of the tools whose calls are looked for.
+    """
 
     tools: Collection[str] = ()
     num_tokens: int = 0
-    _reason: str = "stop"
+    _reason: FinishReason = "stop"
     _num_chars: int = 0
     _pending: list[Token] = field(default_factory=list)
     _finder: ToolCallFinder | None = field(init=False)
@@ -54,8 +59,8 @@ class Choice:
     def __post_init__(self) -> None:
         self._finder = ToolCallFinder(self.tools) if self.tools else None
 
-    def push(self, token: Token) -> list[Piece]:
-        """What this token makes visible. With the last one that is all that is left."""
+    def push(self, token: Token) -> list[Delta]:
+        """Return what this token makes visible. With the last one that is all that is left."""
         self.num_tokens += 1
         if token.logprob is not None:
             self._pending.append(token)
@@ -65,38 +70,38 @@ class Choice:
                 parts += self._finder.flush(is_cut=token.finish_reason == "length")
         else:
             parts = [token.text] if token.text else []
-        pieces = [self._piece(part) for part in parts]
+        deltas = [self._delta(part) for part in parts]
         if token.finish_reason:
             self._reason = token.finish_reason
             # tokens that end an answer without a text of their own spell a stop string, which is not shown
             if self._pending and token.finish_reason == "length":
-                pieces.append(self._piece(""))
-        return pieces
+                deltas.append(self._delta(""))
+        return deltas
 
     @property
-    def finish_reason(self) -> str:
-        """Of a choice whose last token has come."""
+    def finish_reason(self) -> FinishReason:
+        """The finish reason; valid once the last token has come."""
         return "tool_calls" if self._reason == "stop" and self._finder and self._finder.num_found else self._reason
 
-    def whole(self, pieces: list[Piece]) -> Whole:
-        """All of its pieces together."""
-        return Whole(
-            text="".join(piece.text for piece in pieces),
-            calls=tuple(piece.call for piece in pieces if piece.call),
-            entries=tuple(entry for piece in pieces for entry in piece.entries),
+    def finished(self, deltas: list[Delta]) -> FinishedChoice:
+        """Put all of the choice's deltas together."""
+        return FinishedChoice(
+            text="".join(delta.text for delta in deltas),
+            calls=tuple(delta.call for delta in deltas if delta.call),
+            tokens=tuple(scored for delta in deltas for scored in delta.tokens),
             finish_reason=self.finish_reason,
         )
 
-    def _piece(self, part: str | ToolCall) -> Piece:
-        offset, entries = self._num_chars, []
+    def _delta(self, part: str | ToolCall) -> Delta:
+        offset, tokens = self._num_chars, []
         for token in self._pending:
-            entries.append(Entry(token, offset))
+            tokens.append(ScoredToken(token, offset))
             offset += sum(byte & 0xC0 != 0x80 for byte in token.data)  # characters that begin here, in UTF-8
         self._pending.clear()
         if isinstance(part, ToolCall):
-            return Piece(call=part, entries=tuple(entries))
+            return Delta(call=part, tokens=tuple(tokens))
         self._num_chars += len(part)
-        return Piece(text=part, entries=tuple(entries))
+        return Delta(text=part, tokens=tuple(tokens))
 
 
 def as_text(data: bytes) -> str:

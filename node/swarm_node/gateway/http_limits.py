@@ -1,4 +1,7 @@
-"""What the gateway allows a client, each bound with its reason. Bounds between peers are `swarm_protocol.limits`'."""
+"""The limits of a request and an answer, each with its reason.
+
+Limits between peers are in `swarm_protocol.limits`, those of connections in `swarm_node.http.server`.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ MAX_PROMPT_CHARS = 2 * 2**20
 HTTP_BODY_TIMEOUT_S = 40.0
 # Longer than any name that a server can announce (limits.MAX_NAME_BYTES), so that it is simply not found.
 MAX_MODEL_NAME_CHARS = 256
-# Conversations of a day; each message costs template work.
+# A conversation of a day; each message costs template work.
 MAX_CHAT_MESSAGES = 1024
 MAX_MESSAGE_PARTS = 64
 # Tools of a request, as OpenAI bounds them; each is put before the model.
@@ -25,7 +28,7 @@ MAX_CHOICES = 16
 # As in OpenAI's interface.
 MAX_COMPLETION_LOGPROBS = 5
 MAX_CHAT_LOGPROBS = 20
-# What names a caller, a cache or a schema.
+# The name of a caller, a cache or a schema.
 MAX_LABEL_CHARS = 1024
 # Inputs of one request for embeddings: OpenAI takes 2,048, a server here computes them one after another.
 MAX_EMBEDDING_INPUTS = 64
@@ -43,8 +46,6 @@ MAX_NEW_TOKENS = 2**17
 DEFAULT_COMPLETION_TOKENS = 16
 # At 2 tokens a second, 3600 tokens; beyond it something is stuck.
 GENERATION_TIMEOUT_S = 1800.0
-# A reader that does not take what is buffered within this time is gone, or might as well be.
-HTTP_WRITE_TIMEOUT_S = 30.0
 # A tool call that is longer is text: arguments of a page or two are usual.
 MAX_TOOL_CALL_CHARS = 2**16
 # Steps of several choices that wait until the reader takes them.
@@ -56,10 +57,6 @@ LEAST_LOGPROB = -9999.0
 
 # Choices that run at once: each holds a chain of streams and a cache at every server.
 MAX_RUNNING_REQUESTS = 64
-# Open connections, most of them idle keep-alives; fewer where the system allows few open files.
-MAX_CONNECTIONS = 1024
-# From opening a connection, or the end of an answer, until the head of the next request is there.
-HTTP_HEAD_TIMEOUT_S = 20.0
 # Names in a message about an unknown model.
 MAX_LISTED_MODELS = 20
 # Models whose first appearance is remembered.
@@ -68,15 +65,11 @@ MAX_SEEN_MODELS = 4096
 RETRY_AFTER_S = 2.0
 # A trace is under 10 KiB.
 MAX_KEPT_TRACES = 256
-# What a shutdown waits for running answers.
-SHUTDOWN_GRACE_S = 5.0
 
 # --- callers -------------------------------------------------------------------------------------------------------
 
 # A caller without limits of its own, where others than this machine can reach the gateway.
 REQUESTS_PER_MIN = 600
-# Addresses and keys whose use is remembered.
-MAX_CALLERS = 4096
 # A key is compared with all of them.
 MAX_KEYS = 1024
 MAX_KEY_FILE_BYTES = 2**20

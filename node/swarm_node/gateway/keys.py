@@ -1,4 +1,4 @@
-"""The file of API keys, and who a key belongs to.
+"""The file of API keys, and whom a key belongs to.
 
 One key a line: `name key [requests_per_min] [tokens_per_min]`; 0 or nothing: the gateway's own rates; `#` begins a
 comment. Only hashes are kept, and all are compared in constant time. A file that changes is read again; one that has
@@ -20,7 +20,7 @@ from pathlib import Path
 from swarm_protocol.errors import ConfigError
 
 from swarm_node.gateway import http_limits
-from swarm_node.gateway.rate_limit import Rates
+from swarm_node.http.rate_limit import Rates
 
 log = logging.getLogger(__name__)
 
@@ -43,14 +43,14 @@ class KeyRing:
     def __init__(self, path: Path, now_s: Callable[[], float]) -> None:
         self._path = path
         self._now_s = now_s
-        self._looked_s = now_s()
+        self._checked_s = now_s()
         self._keys, self._stamp = _read(path)
 
     def __len__(self) -> int:
         return len(self._keys)
 
     def find(self, secret: str) -> Key | None:
-        """Whose it is."""
+        """Return the key with this secret."""
         self._refresh()
         digest = _digest(secret)
         found = None
@@ -60,9 +60,9 @@ class KeyRing:
         return found
 
     def _refresh(self) -> None:
-        if self._now_s() - self._looked_s < http_limits.KEYS_FRESH_S:
+        if self._now_s() - self._checked_s < http_limits.KEYS_FRESH_S:
             return
-        self._looked_s = self._now_s()
+        self._checked_s = self._now_s()
         try:
             if _stamp(self._path.stat()) != self._stamp:
                 self._keys, self._stamp = _read(self._path)

@@ -1,28 +1,37 @@
-"""What a gateway counts and times; `swarm_node.metrics.metric_contract` names it.
+"""What a gateway records of its requests: counters and times, waits for first tokens, and the newest traces.
 
-No label has a value that a client or a peer can choose. State belongs to the gateway's event loop.
+`swarm_node.metrics.metric_contract` names the metrics. No label has a value that a client or a peer can choose. State
+belongs to the gateway's event loop.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from openai.types import CompletionUsage
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from swarm_node.gateway.api_errors import REFUSAL
-from swarm_node.gateway.first_tokens import FirstTokens
-from swarm_node.gateway.responses import Usage
+from swarm_node.gateway import http_limits
+from swarm_node.http.http_error import REFUSAL
 from swarm_node.metrics.metric_registry import Registry
+from swarm_node.node import FirstTokenWait
+
+WINDOW_S = 300.0
+MAX_WAITS = 2000
+"""Enough for a 95th percentile; at seven requests a second they are all of the window."""
+
+Trace = dict[str, Any]
 
 
 class Metrics:
-    """One gateway's, in its daemon's registry."""
+    """One gateway's metrics, in its daemon's registry."""
 
     def __init__(self, registry: Registry) -> None:
-        self.first_tokens = FirstTokens()
+        self.first_tokens = FirstTokenWaits()
         self.http = registry.counter("swarm_gateway_http_requests_total")
         self.refusals = registry.counter("swarm_gateway_refusals_total")
         self.running = registry.gauge("swarm_gateway_num_requests_running")
@@ -39,10 +48,11 @@ class Metrics:
         self._replayed_tokens = registry.counter("swarm_gateway_replayed_tokens_total")
         self._failover = registry.histogram("swarm_gateway_failover_seconds")
 
-    def used(self, usage: Usage, traces: Sequence[Mapping[str, Any]]) -> None:
+    def used(self, usage: CompletionUsage, traces: Sequence[Mapping[str, Any]]) -> None:
         """`traces` are those of the request's generations, which have ended."""
+        details = usage.prompt_tokens_details
         self._prompt_tokens.inc(usage.prompt_tokens)
-        self._cached_tokens.inc(usage.cached_tokens)
+        self._cached_tokens.inc((details and details.cached_tokens) or 0)
         self._generation_tokens.inc(usage.completion_tokens)
         for trace in traces:
             for hop in trace.get("hops", ()):
@@ -56,7 +66,7 @@ class Metrics:
 
     @contextmanager
     def request(self) -> Iterator[RequestTimes]:
-        """Times one request while the context lasts."""
+        """Time one request while the context lasts."""
         times = RequestTimes(self)
         try:
             yield times
@@ -65,7 +75,7 @@ class Metrics:
 
 
 class RequestTimes:
-    """One request's clock."""
+    """Times one request from its admission to its last token."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -74,7 +84,7 @@ class RequestTimes:
         metrics.waiting.inc()
 
     def token(self, index: int) -> None:
-        """A token of the choice `index` is there."""
+        """Record that a token of the choice `index` has come."""
         now_s = time.perf_counter()
         if not self._last_s:
             self._metrics.waiting.dec()
@@ -90,7 +100,7 @@ class RequestTimes:
         self._metrics.whole.observe(time.perf_counter() - self._begun_s)
 
 
-class Counted:
+class RequestCounter:
     """Middleware: counts each request by its route, its status and the reason of a refusal."""
 
     def __init__(self, app: ASGIApp, *, metrics: Metrics) -> None:
@@ -120,3 +130,58 @@ class Counted:
             self._metrics.http.labels(route, method, status).inc()
             if REFUSAL in scope:
                 self._metrics.refusals.labels(scope[REFUSAL]).inc()
+
+
+class FirstTokenWaits:
+    """How long the newest requests waited for their first token. `clock` in seconds, never back."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._waits = deque[tuple[float, float]](maxlen=MAX_WAITS)
+
+    def add(self, seconds: float) -> None:
+        """Record a request that has its first token after `seconds`."""
+        self._waits.append((self._clock(), seconds))
+
+    def newest(self) -> FirstTokenWait | None:
+        """Summarize the requests whose first token came in the last WINDOW_S; None if there were none."""
+        since = self._clock() - WINDOW_S
+        while self._waits and self._waits[0][0] < since:
+            self._waits.popleft()
+        waits = sorted(seconds for _, seconds in self._waits)
+        return FirstTokenWait(p50_s=_rank(waits, 50), p95_s=_rank(waits, 95)) if waits else None
+
+
+def _rank(waits: list[float], percent: int) -> float:
+    """Return the nearest-rank percentile: one of the `waits`, which are sorted."""
+    return waits[-(-percent * len(waits) // 100) - 1]
+
+
+class TraceStore:
+    """The newest traces by request id.
+
+    A running request is asked for its trace each time; that of a finished one is kept as it was.
+    """
+
+    def __init__(self, capacity: int = http_limits.MAX_KEPT_TRACES) -> None:
+        self._capacity = capacity
+        self._read: OrderedDict[str, Callable[[], Trace]] = OrderedDict()
+
+    def begin(self, trace_id: str, read: Callable[[], Trace]) -> None:
+        """Keep `read`, forgetting the oldest trace beyond the capacity."""
+        self._read[trace_id] = read
+        while len(self._read) > self._capacity:
+            self._read.popitem(last=False)
+
+    def finish(self, trace_id: str) -> None:
+        """Keep the trace's last value instead of the request it came from."""
+        if trace_id in self._read:
+            last = self._read[trace_id]()
+            self._read[trace_id] = lambda: last
+
+    def get(self, trace_id: str) -> Trace | None:
+        read = self._read.get(trace_id)
+        return read() if read else None
+
+    def __len__(self) -> int:
+        return len(self._read)

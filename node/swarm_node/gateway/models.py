@@ -1,4 +1,4 @@
-"""What the gateway says of models: OpenAI's objects, and in words what nobody serves."""
+"""What the gateway reports about models: OpenAI's objects, and in words which blocks are not served."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import time
 from collections import OrderedDict
 from collections.abc import Sequence
 
+from swarm.client import AsyncClient, ModelStatus
 from swarm.router.revisions import short_revision, split_pin
 
 from swarm_node.gateway import http_limits
-from swarm_node.gateway.api_errors import ApiError
-from swarm_node.gateway.backend import Backend, ModelStatus
-from swarm_node.gateway.responses import Json
+from swarm_node.gateway.responses import GatewayHealth, ModelHealth, ModelList, ServedModel, ServedRevision
+from swarm_node.http.http_error import HttpError
 
 Spans = Sequence[tuple[int, int]]
 
@@ -19,21 +19,21 @@ Spans = Sequence[tuple[int, int]]
 class Models:
     """The swarm's models by name, and when each was first seen here."""
 
-    def __init__(self, client: Backend) -> None:
+    def __init__(self, client: AsyncClient) -> None:
         self._client = client
         self._seen: OrderedDict[str, int] = OrderedDict()
 
-    async def all(self) -> list[Json]:
-        return [self._object(model) for model in await self._client.models()]
+    async def all(self) -> ModelList:
+        return ModelList(object="list", data=[self._object(model) for model in await self._client.models()])
 
-    async def one(self, name: str) -> Json:
+    async def one(self, name: str) -> ServedModel:
         return self._object(await self.find(name))
 
     async def check_served(self, name: str) -> None:
-        """Raises ApiError: 404 for a model that nobody has, 503 with the blocks that nobody serves."""
+        """Raises HttpError: 404 for an unknown model, 503 with the blocks that no server has."""
         model = await self.find(name)
         if model.missing:
-            raise ApiError(
+            raise HttpError(
                 503,
                 _describe(model, model.missing),
                 code="model_not_served",
@@ -41,64 +41,64 @@ class Models:
                 retry_after_s=http_limits.RETRY_AFTER_S,
             )
 
-    async def health(self) -> Json:
+    async def health(self, running_requests: int) -> GatewayHealth:
         """`status` is "ok" while some model can be answered whole: anyone can announce a part of one.
 
-        A server that could not be reached just now counts as gone, whatever its record says. `age_s` tells how old the
-        rest is: a server that nobody has tried to reach since it was killed counts until its record expires (60 s);
-        the living are heard of every 30 s.
+        A server that could not be reached just now counts as gone, whatever its record says. `age_s` is the age of the
+        other servers' records: a server that nobody has tried to reach since it was killed counts until its record
+        expires (60 s); a living one renews its record every 30 s.
         """
         models = await self._client.models()
-        whole = any(not model.unreachable for model in models)
-        return {
-            "status": "ok" if whole else "unavailable",
-            "detail": "; ".join(_describe(model, model.unreachable) for model in models)
+        return GatewayHealth(
+            status="ok" if any(not model.unreachable for model in models) else "unavailable",
+            detail="; ".join(_describe(model, model.unreachable) for model in models)
             or "no server of any model is known",
-            "models": [
-                {
-                    "id": model.name,
-                    "num_blocks": model.num_blocks,
-                    "missing_blocks": [list(gap) for gap in model.unreachable],
-                    "age_s": round(model.age_s, 1),
-                }
+            models=[
+                ModelHealth(
+                    id=model.name,
+                    num_blocks=model.num_blocks,
+                    missing_blocks=list(model.unreachable),
+                    age_s=round(model.age_s, 1),
+                )
                 for model in models
             ],
-        }
+            running_requests=running_requests,
+        )
 
     async def find(self, name: str) -> ModelStatus:
-        """Raises ApiError 404 for a model that nobody has."""
+        """Raises HttpError 404 for an unknown model."""
         if found := await self._client.model(name):
             return found
         names = [f"'{served}'" for model in await self._client.models() for served in _names(model, name)]
         more = len(names) - http_limits.MAX_LISTED_MODELS
         known = ", ".join(names[: http_limits.MAX_LISTED_MODELS]) + (f" and {more} more" if more > 0 else "")
-        raise ApiError(
+        raise HttpError(
             404,
             f"the model '{name}' is not served here; served: {known or 'none'}",
             code="model_not_found",
             param="model",
         )
 
-    def _object(self, model: ModelStatus) -> Json:
+    def _object(self, model: ModelStatus) -> ServedModel:
         created = self._seen.setdefault(model.name, int(time.time()))
         self._seen.move_to_end(model.name)
         if len(self._seen) > http_limits.MAX_SEEN_MODELS:
             self._seen.popitem(last=False)
-        return {
-            "id": model.name,
-            "object": "model",
-            "created": created,
-            "owned_by": "swarm",
-            "revision": model.revision,
-            "other_revisions": [
-                {"revision": other.revision, "num_servers": other.num_servers, "is_whole": other.is_whole}
+        return ServedModel(
+            id=model.name,
+            object="model",
+            created=created,
+            owned_by="swarm",
+            revision=model.revision,
+            other_revisions=[
+                ServedRevision(revision=other.revision, num_servers=other.num_servers, is_whole=other.is_whole)
                 for other in model.others
             ],
-        }
+        )
 
 
 def _names(model: ModelStatus, asked: str) -> list[str]:
-    """What it can be asked for as: by name, or where another revision was asked for by those that there are."""
+    """The names that the model can be asked for by; where another revision of it was asked for, those that exist."""
     name, pin = split_pin(asked)
     if not pin or model.name != name:
         return [model.name]

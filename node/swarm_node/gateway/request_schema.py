@@ -1,14 +1,29 @@
-"""What a client may ask for, bounded field by field; what only chats have is `chat_schema`'s."""
+"""What a client may ask for, bounded field by field; what only chats have is in `chat_schema`.
+
+Each field is honoured or refused by its name, unknown ones too: to ignore a field silently would be to answer another
+question. A field that is known and not offered may hold what changes nothing, for clients send such values.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from swarm.client.request import schema_grammar
 from swarm.serving.sampling.sampling import MAX_STOP_TOKENS, Sampling
 from swarm_protocol import limits
@@ -16,7 +31,73 @@ from swarm_protocol.errors import ConfigError
 from swarm_protocol.sampler import Grammar
 
 from swarm_node.gateway import http_limits
-from swarm_node.gateway.strict_body import WHOLE, Neutral, OrDefault, StrictBody, unfit
+
+Neutral = Mapping[str, tuple[Any, ...]]
+"""Fields that are known and not offered, with the values beside null that change nothing."""
+
+
+def unfit(name: str, why: str) -> PydanticCustomError:
+    """Refuse a field that does not go with another."""
+    return PydanticCustomError("unfit", "{name}: {why}", {"name": name, "why": why})
+
+
+@dataclass(frozen=True, slots=True)
+class OrDefault:
+    """Takes null for the default, as OpenAI's clients send it."""
+
+    default: Any
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(
+            lambda value: self.default if value is None else value, handler(source)
+        )
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return {"anyOf": [handler(schema), {"type": "null"}]}
+
+
+def _whole(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+WHOLE = BeforeValidator(_whole)
+"""Takes 5.0 as a whole number: JSON has one kind of numbers. WHOLE and OrDefault come last, or bounds would not be
+described."""
+
+
+class StrictBody(BaseModel):
+    """The base of all request bodies. Values are not converted: the text "5" is no number."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
+    neutral: ClassVar[Neutral] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out_what_changes_nothing(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        for name in data.keys() & cls.neutral.keys():
+            value = data[name]
+            if value is not None and not any(_same(value, allowed) for allowed in cls.neutral[name]):
+                message = "'{name}' is not supported by this gateway: leave it out"
+                raise PydanticCustomError("unsupported", message, {"name": name})
+        return {name: value for name, value in data.items() if name not in cls.neutral}
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        described = handler.resolve_ref_schema(handler(schema))
+        for name, allowed in cls.neutral.items():
+            about = "not supported: any other value is refused"
+            described.setdefault("properties", {})[name] = {"enum": [*allowed, None], "description": about}
+        return described
+
+
+def _same(value: object, other: object) -> bool:
+    """Compare as JSON does: 1 is 1.0, and true is neither."""
+    return value == other and isinstance(value, bool) == isinstance(other, bool)
+
+
+# --- fields -----------------------------------------------------------------------------------------------------------
 
 INT64 = 2**63
 
@@ -50,7 +131,7 @@ JsonObject = dict[str, Any]
 
 
 def one_or_many(value: Any) -> Any:
-    """OpenAI takes one stop as it is."""
+    """Make a list of one stop string, which OpenAI takes as it is."""
     if value is None:
         return []
     return [value] if isinstance(value, str) else value
@@ -75,7 +156,7 @@ class AnyText(StrictBody):
     type: Literal["text"]
 
     def answer_schema(self) -> JsonObject | None:
-        """The JSON schema of what may be answered; None: anything."""
+        """Return the JSON schema of what may be answered; None for anything."""
         return None
 
 
@@ -172,21 +253,21 @@ class SamplingRequest(StrictBody):
         return self.stream and self.stream_options.include_usage
 
     def grammar(self) -> Grammar | None:
-        """What the answer has to be. Raises ConfigError for one that is too large."""
+        """Return the grammar that the answer has to fit. Raises ConfigError for one that is too large."""
         schema = self.answer_schema()
         return None if schema is None else schema_grammar(schema)
 
     def answer_schema(self) -> JsonObject | None:
-        """The JSON schema of what may be answered; None: anything."""
+        """Return the JSON schema of what may be answered; None for anything."""
         return self.response_format.answer_schema() if self.response_format else None
 
     def shown_stops(self) -> tuple[str, ...]:
-        """Stop strings that end the text of the answer and belong to it."""
+        """Return the stop strings that end the text of the answer and belong to it."""
         return tuple(self.stop) if self.include_stop_str_in_output else ()
 
     @model_validator(mode="after")
     def _drawable(self) -> SamplingRequest:
-        """All that a Sampling refuses is refused before anything is asked."""
+        """Refuse all that a Sampling refuses before anything is asked."""
         try:
             self.samplings()
         except ConfigError as error:
@@ -194,7 +275,7 @@ class SamplingRequest(StrictBody):
         return self
 
     def samplings(self) -> Sequence[Sampling]:
-        """One for each of the `n` answers: the first has the request's own seed, the others' follow from it.
+        """Return one Sampling for each of the `n` answers: the first has the request's own seed, the others' follow.
 
         Raises ConfigError for settings that do not go together.
         """
@@ -226,7 +307,7 @@ def _derived(seed: int, index: int) -> int:
 
 
 def one_prompt_or_many(value: Any) -> Any:
-    """OpenAI takes one prompt, a text or token ids, as it is."""
+    """Make a list of one prompt, a text or token ids, which OpenAI takes as it is."""
     is_one = isinstance(value, str) or (isinstance(value, list) and value and isinstance(value[0], int | float))
     return [value] if is_one else value
 

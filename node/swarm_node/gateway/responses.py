@@ -1,55 +1,58 @@
-"""What goes out: OpenAI's response objects, whole and in chunks, for both endpoints. Pure."""
+"""What the gateway answers: OpenAI's own response types, ours where it has none, and what `/openapi.json` says of each.
+
+Pure. A builder makes one endpoint's objects for one request, whole and in chunks. Only fields that were set are
+written.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from swarm_node.gateway import logprobs
-from swarm_node.gateway.choice import Piece, Whole
-from swarm_node.gateway.tool_calls import ToolCall
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from openai.types import Completion, CompletionChoice, CompletionUsage, CreateEmbeddingResponse, Model
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.completion_usage import PromptTokensDetails
+from pydantic import BaseModel, Field
+
+from swarm_node.gateway import http_limits
+from swarm_node.gateway.choice import Delta, FinishedChoice, FinishReason, ScoredToken, as_text
+from swarm_node.gateway.tools import ToolCall
+from swarm_node.http.http_error import ErrorBody
 
 Json = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
+def usage_of(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> CompletionUsage:
     """`cached_tokens` of the prompt were in the servers' caches already."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int
-
-    def as_json(self) -> Json:
-        return {
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": self.completion_tokens,
-            "total_tokens": self.prompt_tokens + self.completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
-        }
+    return CompletionUsage(
+        prompt_tokens=prompt_tokens,
+        completion_tokens=completion_tokens,
+        total_tokens=prompt_tokens + completion_tokens,
+        prompt_tokens_details=PromptTokensDetails(cached_tokens=cached_tokens),
+    )
 
 
-class Shape(Protocol):
-    """One endpoint's objects for one request."""
+def as_json(value: BaseModel) -> str:
+    return value.model_dump_json(exclude_unset=True)
 
-    @property
-    def id(self) -> str: ...
 
-    def whole(self, choices: Sequence[Whole], usage: Usage) -> Json: ...
+def json_response(value: BaseModel, status: int = 200) -> Response:
+    return Response(as_json(value), status_code=status, media_type="application/json")
 
-    def first_chunk(self, index: int, /) -> Json | None: ...
 
-    def chunk(self, index: int, piece: Piece) -> Json: ...
+# --- answers ----------------------------------------------------------------------------------------------------------
 
-    def last_chunk(self, index: int, finish_reason: str) -> Json: ...
 
-    def usage_chunk(self, usage: Usage) -> Json: ...
+# Nested dictionaries are validated in one go: several times faster than a constructor for each object, which counts
+# because each token is a chunk.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shaping:
-    """What both shapes are told. `with_usage`: every chunk has the field, null until the last."""
+class ResponseHead:
+    """The fields that all objects of a request share. `with_usage`: every chunk has usage, null until the last."""
 
     id: str
     model: str
@@ -57,82 +60,235 @@ class Shaping:
     with_usage: bool = False
     with_logprobs: bool = False
 
-    def object(self, kind: str, choices: list[Json], usage: Usage | None = None) -> Json:
-        whole: Json = {"id": self.id, "object": kind, "created": self.created, "model": self.model, "choices": choices}
-        if usage or self.with_usage:
-            whole["usage"] = usage.as_json() if usage else None
-        return whole
+    def fields(self, kind: str, choices: list[Json], usage: CompletionUsage | None = None) -> Json:
+        fields = {"id": self.id, "object": kind, "created": self.created, "model": self.model, "choices": choices}
+        return {**fields, "usage": usage} if usage or self.with_usage else fields
+
+
+class ResponseBuilder(Protocol):
+    """One endpoint's objects for one request."""
+
+    @property
+    def head(self) -> ResponseHead: ...
+
+    def whole(self, choices: Sequence[FinishedChoice], usage: CompletionUsage) -> BaseModel: ...
+
+    def first_chunk(self, index: int, /) -> BaseModel | None: ...
+
+    def chunk(self, index: int, delta: Delta) -> BaseModel: ...
+
+    def last_chunk(self, index: int, finish_reason: FinishReason) -> BaseModel: ...
+
+    def usage_chunk(self, usage: CompletionUsage) -> BaseModel: ...
+
+
+class TextChoice(CompletionChoice):
+    """OpenAI's type leaves out that `finish_reason` is null until the last chunk of a stream."""
+
+    finish_reason: FinishReason | None  # type: ignore[assignment]
+
+
+class TextCompletion(Completion):
+    choices: list[TextChoice]  # type: ignore[assignment]
 
 
 @dataclass(frozen=True, slots=True)
-class CompletionShape:
-    shaping: Shaping
+class CompletionBuilder:
+    head: ResponseHead
 
-    @property
-    def id(self) -> str:
-        return self.shaping.id
+    def whole(self, choices: Sequence[FinishedChoice], usage: CompletionUsage) -> TextCompletion:
+        return self._object([self._choice(i, one, one.finish_reason) for i, one in enumerate(choices)], usage)
 
-    def whole(self, choices: Sequence[Whole], usage: Usage) -> Json:
-        written = [self._choice(i, one, one.finish_reason) for i, one in enumerate(choices)]
-        return self.shaping.object("text_completion", written, usage)
-
-    def first_chunk(self, _index: int) -> Json | None:
+    def first_chunk(self, _index: int) -> None:
         return None
 
-    def chunk(self, index: int, piece: Piece) -> Json:
-        return self.shaping.object("text_completion", [self._choice(index, piece, None)])
+    def chunk(self, index: int, delta: Delta) -> TextCompletion:
+        return self._object([self._choice(index, delta, None)])
 
-    def last_chunk(self, index: int, finish_reason: str) -> Json:
-        return self.shaping.object("text_completion", [self._choice(index, None, finish_reason)])
+    def last_chunk(self, index: int, finish_reason: FinishReason) -> TextCompletion:
+        return self._object([self._choice(index, None, finish_reason)])
 
-    def usage_chunk(self, usage: Usage) -> Json:
-        return self.shaping.object("text_completion", [], usage)
+    def usage_chunk(self, usage: CompletionUsage) -> TextCompletion:
+        return self._object([], usage)
 
-    def _choice(self, index: int, said: Whole | Piece | None, finish_reason: str | None) -> Json:
-        probable = logprobs.of_completion(said.entries) if said and self.shaping.with_logprobs else None
-        text = said.text if said else ""
-        return {"index": index, "text": text, "logprobs": probable, "finish_reason": finish_reason}
+    def _object(self, choices: list[Json], usage: CompletionUsage | None = None) -> TextCompletion:
+        return TextCompletion.model_validate(self.head.fields("text_completion", choices, usage))
+
+    def _choice(self, index: int, part: FinishedChoice | Delta | None, finish_reason: FinishReason | None) -> Json:
+        logprobs = _text_logprobs(part.tokens) if part and self.head.with_logprobs else None
+        return {
+            "index": index,
+            "text": part.text if part else "",
+            "logprobs": logprobs,
+            "finish_reason": finish_reason,
+        }
 
 
 @dataclass(frozen=True, slots=True)
-class ChatShape:
-    shaping: Shaping
+class ChatBuilder:
+    head: ResponseHead
 
-    @property
-    def id(self) -> str:
-        return self.shaping.id
+    def whole(self, choices: Sequence[FinishedChoice], usage: CompletionUsage) -> ChatCompletion:
+        made = [self._choice(i, one) for i, one in enumerate(choices)]
+        return ChatCompletion.model_validate(self.head.fields("chat.completion", made, usage))
 
-    def whole(self, choices: Sequence[Whole], usage: Usage) -> Json:
-        return self.shaping.object("chat.completion", [self._message(i, one) for i, one in enumerate(choices)], usage)
-
-    def first_chunk(self, index: int) -> Json | None:
+    def first_chunk(self, index: int) -> ChatCompletionChunk:
         return self._chunk(index, {"role": "assistant", "content": "", "refusal": None})
 
-    def chunk(self, index: int, piece: Piece) -> Json:
-        delta = {"tool_calls": [_call(piece.call, piece.call.index)]} if piece.call else {"content": piece.text}
-        return self._chunk(index, delta, piece=piece)
+    def chunk(self, index: int, delta: Delta) -> ChatCompletionChunk:
+        call = delta.call
+        made = {"tool_calls": [{"index": call.index, **_call(call)}]} if call else {"content": delta.text}
+        return self._chunk(index, made, logprobs=self._logprobs(delta.tokens))
 
-    def last_chunk(self, index: int, finish_reason: str) -> Json:
+    def last_chunk(self, index: int, finish_reason: FinishReason) -> ChatCompletionChunk:
         return self._chunk(index, {}, finish_reason=finish_reason)
 
-    def usage_chunk(self, usage: Usage) -> Json:
-        return self.shaping.object("chat.completion.chunk", [], usage)
+    def usage_chunk(self, usage: CompletionUsage) -> ChatCompletionChunk:
+        return ChatCompletionChunk.model_validate(self.head.fields("chat.completion.chunk", [], usage))
 
-    def _message(self, index: int, one: Whole) -> Json:
+    def _choice(self, index: int, one: FinishedChoice) -> Json:
         message: Json = {"role": "assistant", "content": one.text, "refusal": None}
         if one.calls:
-            message["content"] = one.text or None
-            message["tool_calls"] = [_call(call) for call in one.calls]
-        probable = logprobs.of_chat(one.entries) if self.shaping.with_logprobs else None
-        return {"index": index, "message": message, "logprobs": probable, "finish_reason": one.finish_reason}
+            message |= {"content": one.text or None, "tool_calls": [_call(call) for call in one.calls]}
+        logprobs = self._logprobs(one.tokens)
+        return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": one.finish_reason}
 
-    def _chunk(self, index: int, delta: Json, *, piece: Piece | None = None, finish_reason: str | None = None) -> Json:
-        probable = logprobs.of_chat(piece.entries) if piece and self.shaping.with_logprobs else None
-        choice = {"index": index, "delta": delta, "logprobs": probable, "finish_reason": finish_reason}
-        return self.shaping.object("chat.completion.chunk", [choice])
+    def _chunk(
+        self, index: int, delta: Json, *, logprobs: Json | None = None, finish_reason: FinishReason | None = None
+    ) -> ChatCompletionChunk:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
+        return ChatCompletionChunk.model_validate(self.head.fields("chat.completion.chunk", [choice]))
+
+    def _logprobs(self, tokens: Sequence[ScoredToken]) -> Json | None:
+        if not self.head.with_logprobs:
+            return None
+        content = [
+            {
+                **_probability(scored.token.data, scored.token.logprob),
+                "top_logprobs": [_probability(other.data, other.logprob) for other in scored.token.top],
+            }
+            for scored in tokens
+        ]
+        return {"content": content, "refusal": None}
 
 
-def _call(call: ToolCall, index: int | None = None) -> Json:
-    """Chunks number the calls."""
-    written: Json = {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-    return written if index is None else {"index": index, **written}
+def _call(call: ToolCall) -> Json:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def _probability(data: bytes, logprob: float | None) -> Json:
+    """`bytes` are exact, also where the text of a token, being a part of a character, is U+FFFD."""
+    return {"token": as_text(data), "logprob": _finite(logprob), "bytes": list(data)}
+
+
+def _text_logprobs(tokens: Sequence[ScoredToken]) -> Json:
+    """`text_offset` counts characters from the beginning of the choice's own text.
+
+    `top_logprobs` has the token that came as well, as OpenAI's has; of equal texts the likeliest.
+    """
+    return {
+        "text_offset": [scored.offset for scored in tokens],
+        "token_logprobs": [_finite(scored.token.logprob) for scored in tokens],
+        "tokens": [scored.text for scored in tokens],
+        "top_logprobs": [_top(scored) for scored in tokens],
+    }
+
+
+def _top(scored: ScoredToken) -> dict[str, float]:
+    top: dict[str, float] = {}
+    for other in scored.token.top:
+        top.setdefault(as_text(other.data), _finite(other.logprob))
+    top.setdefault(scored.text, _finite(scored.token.logprob))
+    return top
+
+
+def _finite(logprob: float | None) -> float:
+    assert logprob is not None
+    return max(logprob, http_limits.LEAST_LOGPROB) if math.isfinite(logprob) else http_limits.LEAST_LOGPROB
+
+
+# --- our own objects --------------------------------------------------------------------------------------------------
+
+
+class ServedRevision(BaseModel):
+    revision: str
+    num_servers: int
+    is_whole: bool = Field(description="each block is served by somebody")
+
+
+class ServedModel(Model):
+    """Can be asked for by its `id`, or by `id@revision`, where the digest may be cut to eight digits or more."""
+
+    revision: str = Field(description="digest of the weights that answer")
+    other_revisions: list[ServedRevision] = Field(description="other weights that are served under the same name")
+
+
+class ModelList(BaseModel):
+    object: str
+    data: list[ServedModel]
+
+
+class ModelHealth(BaseModel):
+    id: str
+    num_blocks: int
+    missing_blocks: list[tuple[int, int]]
+    age_s: float = Field(description="since the server counted on that was heard of least recently was: 30 s is usual")
+
+
+class GatewayHealth(BaseModel):
+    status: str
+    detail: str
+    models: list[ModelHealth]
+    running_requests: int
+
+
+class TokenList(BaseModel):
+    count: int
+    max_model_len: int = Field(description="how many tokens the model's context has")
+    tokens: list[int]
+    token_strs: None
+
+
+class Detokenized(BaseModel):
+    prompt: str
+
+
+# --- what `/openapi.json` says ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RouteDoc:
+    """A route's answers by status, and the class of the usual one."""
+
+    responses: dict[int | str, dict[str, Any]]
+    response_class: type[Response] = JSONResponse
+
+
+OF_HTTP = (400, 408, 413, 415)
+"""No HTTP, or a body that comes too slowly, is too large or is not said to be JSON; also where none is asked for."""
+
+
+def _failures(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    return {status: {"model": ErrorBody} for status in sorted({*OF_HTTP, 401, 429, 500, *statuses})}
+
+
+def _streamed(whole: type[BaseModel], chunk: type[BaseModel]) -> RouteDoc:
+    events = {"text/event-stream": {"schema": {"type": "string", "description": f"events of {chunk.__name__}"}}}
+    answered = {"model": whole, "description": "the answer, or with `stream` its events", "content": events}
+    return RouteDoc({200: answered, **_failures(404, 503)})
+
+
+def _plain(model: type[BaseModel], *failures: int) -> RouteDoc:
+    return RouteDoc({200: {"model": model}, **_failures(503, *failures)})
+
+
+MODELS = _plain(ModelList)
+MODEL = _plain(ServedModel, 404)
+COMPLETION = _streamed(Completion, Completion)
+CHAT = _streamed(ChatCompletion, ChatCompletionChunk)
+EMBEDDINGS = _plain(CreateEmbeddingResponse, 404)
+TOKENS = _plain(TokenList, 404)
+TEXT = _plain(Detokenized, 404)
+TRACE = RouteDoc(_failures(404))
+HEALTH = RouteDoc({**_failures(), 200: {"model": GatewayHealth}, 503: {"model": GatewayHealth}})
+METRICS = RouteDoc(_failures(), PlainTextResponse)

@@ -19,11 +19,10 @@ from swarm_node.dashboard.showing import checkpoints, collecting
 from swarm_node.dashboard.view_sanitizing import plural
 from swarm_node.gateway import http_limits
 from swarm_node.gateway.app import GatewayOptions, create_app
-from swarm_node.gateway.hosts import KnownHosts
-from swarm_node.gateway.http_server import is_local, listen, serving
 from swarm_node.gateway.keys import KeyRing
-from swarm_node.gateway.proxies import BehindProxies
-from swarm_node.gateway.rate_limit import Rates
+from swarm_node.http.addresses import checked
+from swarm_node.http.rate_limit import Rates
+from swarm_node.http.server import is_local, listen, serving
 from swarm_node.node import Node, RelayUse, RoleName
 from swarm_node.settings.config import Config
 from swarm_node.storage.used_models import used_in
@@ -51,11 +50,11 @@ class GatewayRole:
 
     async def run(self, node: Node) -> None:
         used = used_in(node.home.revisions, node.network.network_id)
-        talking = AsyncClient(network=node.network, membership=node.membership, pins=self._pins, used=used)
-        async with aclosing(talking) as client:
+        client = AsyncClient(network=node.network, membership=node.membership, pins=self._pins, used=used)
+        async with aclosing(client):
             await client.warm_up()
             gateway = create_app(client, replace(self._options, registry=node.metrics, traces=node.traces))
-            node.activity.first_token = gateway.state.first_tokens.of_late
+            node.activity.first_token = gateway.state.first_tokens.newest
             if not node.config.dashboard:
                 await self._serve(node, gateway)
                 return
@@ -65,8 +64,7 @@ class GatewayRole:
 
     async def _serve(self, node: Node, app: ASGIApp, dashboard: FastAPI | None = None) -> None:
         """Until the node leaves. `app` is all that is served, `dashboard` the part of it that shows the network."""
-        served = BehindProxies(KnownHosts(app, node.config), node.config.trusted_proxies)
-        async with serving(served, self._listener) as url:
+        async with serving(checked(app, node.config), self._listener) as url:
             node.activity.state = "gateway"
             keys = self._options.keys
             whom = "this machine" if is_local(node.config.host) else "whoever reaches it"

@@ -19,7 +19,7 @@ from swarm.network.libp2p.libp2p_network import Libp2pNetwork
 from swarm_protocol.errors import StartError
 from swarm_protocol.version import software_version
 
-from swarm_node.gateway.http_server import listen, serving
+from swarm_node.http.server import listen, serving
 from swarm_node.metrics.metric_registry import CONTENT_TYPE, Registry
 from swarm_node.metrics.otel_traces import open_traces
 from swarm_node.metrics.readings import read_network, read_node

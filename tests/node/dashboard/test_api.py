@@ -14,13 +14,13 @@ import pytest
 from starlette.responses import PlainTextResponse
 from support.dashboard_source import ExampleSource
 from support.dashboard_swarms import example_source
-from swarm_node.dashboard import visitors
-from swarm_node.dashboard.app import beside, create_dashboard
+from swarm_node.dashboard.app import VisitorRates, beside, create_dashboard
 from swarm_node.dashboard.checkpoints import Checkpoints
 from swarm_node.dashboard.run_views import PHASES
 from swarm_node.dashboard.runs_seen import MAX_STEPS
 from swarm_node.dashboard.view_sanitizing import MAX_SHOWN_CHARS, shown
 from swarm_node.dashboard.views import ModelDetail, NodeDetail, NodeView, Overview, RunDetail, Series, StepView
+from swarm_node.http.addresses import caller_of
 
 RUN = "story-0123456789ab"
 
@@ -193,7 +193,7 @@ def test_openapi_describes_every_route(source: ExampleSource) -> None:
     }
     ok = described["paths"]["/api/v1/overview"]["get"]["responses"]["200"]["content"]["application/json"]
     assert ok["schema"]["$ref"].endswith("/Overview")
-    assert "ErrorBody" in described["components"]["schemas"]
+    assert "RemedyBody" in described["components"]["schemas"]
 
 
 def test_bug_in_a_view_is_a_500_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,7 +205,7 @@ def test_bug_in_a_view_is_a_500_in_words(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_address_that_asks_too_often_is_told_when_to_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(visitors.Bounded.__init__.__kwdefaults__, "requests_per_min", 5)
+    monkeypatch.setitem(VisitorRates.__init__.__kwdefaults__, "requests_per_min", 5)
     answers = get(example_source(0), *["/api/v1/overview"] * 6)
     assert [answer.status_code for answer in answers] == [200] * 5 + [429]
     assert "5 requests a minute" in answers[-1].json()["error"]["message"]
@@ -218,7 +218,7 @@ def test_address_that_asks_too_often_is_told_when_to_come_back(monkeypatch: pyte
 def test_visitor_is_known_by_address_whatever_headers_say(client: str, address: str) -> None:
     """Also from a private network: `test_gateway_proxies.py` shows which proxies are believed."""
     headers = [(b"x-forwarded-for", b"198.51.100.1")]
-    assert visitors.address_of({"type": "http", "client": (client, 1), "headers": headers}) == address
+    assert caller_of({"type": "http", "client": (client, 1), "headers": headers}) == address
 
 
 # --- checkpoints ------------------------------------------------------------------------------------------------------

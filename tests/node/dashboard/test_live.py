@@ -198,9 +198,9 @@ async def test_each_event_is_encoded_once_for_all(source: ExampleSource, app: An
     encoded: list[str] = []
     event = live_module.event
 
-    def count(kind: str, data: str) -> bytes:
+    def count(data: str, kind: str = "") -> bytes:
         encoded.append(kind)
-        return event(kind, data)
+        return event(data, kind)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(live_module, "event", count)

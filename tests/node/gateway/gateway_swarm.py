@@ -17,7 +17,7 @@ from swarm.serving.server.server_options import ServerOptions
 from swarm.serving.server.span_server import SpanServer
 from swarm.serving.tokenizer.tokenizer_process import TokenizerLimits
 from swarm_node.gateway.app import create_app
-from swarm_node.gateway.http_server import listen, serving
+from swarm_node.http.server import listen, serving
 
 
 @dataclass

@@ -15,7 +15,7 @@ from swarm.client import OtherRevision
 from swarm.client.request import Question, Request
 from swarm.testing.leaks import no_leaks
 from swarm_node.gateway.app import GatewayOptions, create_app
-from swarm_node.gateway.http_server import listen, serving
+from swarm_node.http.server import listen, serving
 from torch import Tensor
 
 

@@ -10,11 +10,12 @@ import pytest
 from node.gateway.scripted_client import ScriptedClient, ScriptedToken, converse
 from openai import AsyncOpenAI
 from swarm_node.gateway import http_limits
-from swarm_node.gateway.access import network_of
-from swarm_node.gateway.api_errors import ApiError
 from swarm_node.gateway.app import GatewayOptions
 from swarm_node.gateway.keys import KeyRing
-from swarm_node.gateway.rate_limit import Allowance, Allowances, Rates
+from swarm_node.http import rate_limit
+from swarm_node.http.addresses import caller_of
+from swarm_node.http.http_error import HttpError
+from swarm_node.http.rate_limit import Allowance, Allowances, Rates
 from swarm_protocol.errors import ConfigError
 
 ANNE = "key-of-anne-0123456789"
@@ -122,7 +123,7 @@ def test_bucket_fills_with_time_up_to_a_minutes_worth() -> None:
     allowance = Allowance(Rates(requests_per_min=60), clock)
     for _ in range(60):
         allowance.take_request()
-    with pytest.raises(ApiError) as error:
+    with pytest.raises(HttpError) as error:
         allowance.take_request()
     assert error.value.retry_after_s == pytest.approx(1.0)
     clock.now_s += 1.0
@@ -138,27 +139,27 @@ def test_overdrawn_tokens_are_paid_with_time() -> None:
     allowance.settle(allowance.reserve(10), 120)
     assert allowance.headers()["x-ratelimit-remaining-tokens"] == "0"
     assert allowance.headers()["x-ratelimit-reset-tokens"] == "2m0s"
-    with pytest.raises(ApiError):
+    with pytest.raises(HttpError):
         allowance.reserve(1)
     clock.now_s += 62
     allowance.reserve(1)
 
 
 def test_callers_are_forgotten_beyond_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_limits, "MAX_CALLERS", 2)
+    monkeypatch.setattr(rate_limit, "MAX_CALLERS", 2)
     allowances = Allowances(Clock())
     rates = Rates(requests_per_min=1)
-    first = allowances.of("a", rates)
-    allowances.of("b", rates)
-    assert allowances.of("a", rates) is first
-    allowances.of("c", rates)
-    assert allowances.of("a", rates) is first
-    assert allowances.of("a", Rates(requests_per_min=2)) is not first
+    first = allowances.get("a", rates)
+    allowances.get("b", rates)
+    assert allowances.get("a", rates) is first
+    allowances.get("c", rates)
+    assert allowances.get("a", rates) is first
+    assert allowances.get("a", Rates(requests_per_min=2)) is not first
 
 
 def test_ipv6_addresses_of_a_network_are_one_caller() -> None:
-    assert network_of("2001:db8::1") == network_of("2001:db8::ffff")
-    assert network_of("203.0.113.1") != network_of("203.0.113.2")
+    assert caller_of({"client": ("2001:db8::1", 1)}) == caller_of({"client": ("2001:db8::ffff", 2)})
+    assert caller_of({"client": ("203.0.113.1", 1)}) != caller_of({"client": ("203.0.113.2", 1)})
 
 
 def test_keys_are_read_again_when_they_change_and_kept_when_that_fails(

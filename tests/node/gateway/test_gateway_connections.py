@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 from node.gateway.scripted_client import ScriptedClient, ScriptedToken, converse
 from openai import AsyncOpenAI
-from swarm_node.gateway import connections, http_limits
+from swarm_node.http import server
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -53,7 +53,7 @@ def test_many_that_say_nothing_keep_nobody_out_and_the_oldest_give_way() -> None
 
 @pytest.mark.parametrize("said", [b"", b"G", HEAD])
 def test_connection_without_a_whole_head_is_closed_in_time(monkeypatch: pytest.MonkeyPatch, said: bytes) -> None:
-    monkeypatch.setattr(http_limits, "HTTP_HEAD_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(server, "HTTP_HEAD_TIMEOUT_S", 0.1)
 
     async def conversation(openai: AsyncOpenAI) -> None:
         async with _connections(openai, 3, said) as opened:
@@ -63,7 +63,7 @@ def test_connection_without_a_whole_head_is_closed_in_time(monkeypatch: pytest.M
 
 
 def test_head_in_drips_after_an_answer_is_closed_in_time_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_limits, "HTTP_HEAD_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(server, "HTTP_HEAD_TIMEOUT_S", 0.2)
 
     async def conversation(openai: AsyncOpenAI) -> None:
         async with _connections(openai, 1, b"GET /health HTTP/1.1\r\nhost: x\r\n\r\nGET /he") as opened:
@@ -76,7 +76,7 @@ def test_head_in_drips_after_an_answer_is_closed_in_time_too(monkeypatch: pytest
 
 
 def test_answer_longer_than_the_time_for_a_head_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_limits, "HTTP_HEAD_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(server, "HTTP_HEAD_TIMEOUT_S", 0.05)
     go_on = asyncio.Event()
     client = ScriptedClient(script=[ScriptedToken("a"), go_on, ScriptedToken("b", "stop")])
 
@@ -93,15 +93,15 @@ def test_reader_that_stops_is_cut_off_and_everyone_else_answered(
     monkeypatch: pytest.MonkeyPatch, stream: bytes
 ) -> None:
     """In a stream and in the middle of a long whole answer. The test's own buffer takes 128 KiB and no more."""
-    monkeypatch.setattr(http_limits, "HTTP_WRITE_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(server, "HTTP_WRITE_TIMEOUT_S", 0.1)
     cut_off = asyncio.Event()
-    lost = connections.BoundedHttp.connection_lost
+    lost = server.BoundedHttp.connection_lost
 
-    def hear(self: connections.BoundedHttp, error: Exception | None) -> None:
+    def hear(self: server.BoundedHttp, error: Exception | None) -> None:
         lost(self, error)
         cut_off.set()
 
-    monkeypatch.setattr(connections.BoundedHttp, "connection_lost", hear)
+    monkeypatch.setattr(server.BoundedHttp, "connection_lost", hear)
     last = ScriptedToken("", "stop")
     client = ScriptedClient(scripts=[[*[ScriptedToken("x" * 10_000)] * 2000, last], [ScriptedToken("y"), last]])
     request = b'{"model":"tiny","prompt":"hi","stream":' + stream + b"}"
@@ -120,7 +120,7 @@ def test_reader_that_stops_is_cut_off_and_everyone_else_answered(
 
 
 def test_connections_leave_half_of_the_files_to_the_swarm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections.resource, "getrlimit", lambda _what: (256, 4096))
-    assert connections.max_connections() == 128
-    monkeypatch.setattr(connections.resource, "getrlimit", lambda _what: (2**20, 2**20))
-    assert connections.max_connections() == http_limits.MAX_CONNECTIONS
+    monkeypatch.setattr(server.resource, "getrlimit", lambda _what: (256, 4096))
+    assert server.default_max_connections() == 128
+    monkeypatch.setattr(server.resource, "getrlimit", lambda _what: (2**20, 2**20))
+    assert server.default_max_connections() == server.MAX_CONNECTIONS

@@ -14,8 +14,9 @@ from openai import AsyncOpenAI
 from openai.types import Completion
 from swarm_node.gateway import http_limits
 from swarm_node.gateway.app import GatewayOptions
-from swarm_node.gateway.http_server import listen, serving
-from swarm_node.gateway.request_traces import TraceStore
+from swarm_node.gateway.metrics import TraceStore
+from swarm_node.http import server
+from swarm_node.http.server import listen, serving
 from swarm_protocol.errors import ConfigError, PeerRefused, SessionError, StartError
 
 
@@ -234,7 +235,7 @@ async def _read_all(openai: AsyncOpenAI, *, stream: bool) -> None:
 
 
 def test_client_that_stops_reading_frees_the_generation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_limits, "HTTP_WRITE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(server, "HTTP_WRITE_TIMEOUT_S", 0.05)
     client = ScriptedClient(script=[ScriptedToken("x" * 10_000)] * 10_000)
 
     async def conversation(openai: AsyncOpenAI) -> None:

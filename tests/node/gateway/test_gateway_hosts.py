@@ -9,7 +9,7 @@ import httpx
 import pytest
 from starlette.responses import PlainTextResponse
 from support.node_settings import resolve
-from swarm_node.gateway.hosts import KnownHosts
+from swarm_node.http.addresses import KnownHosts
 from swarm_protocol.errors import ConfigError
 
 

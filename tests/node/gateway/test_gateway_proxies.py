@@ -10,9 +10,9 @@ from node.gateway.scripted_client import ScriptedClient
 from starlette.types import Receive, Scope, Send
 from support.node_settings import resolve
 from swarm_node.gateway.app import GatewayOptions, create_app
-from swarm_node.gateway.http_server import listen, serving
-from swarm_node.gateway.proxies import BehindProxies
-from swarm_node.gateway.rate_limit import Rates
+from swarm_node.http.addresses import TrustedProxies
+from swarm_node.http.rate_limit import Rates
+from swarm_node.http.server import listen, serving
 from swarm_protocol.errors import ConfigError
 
 TRUSTED = ("127.0.0.1/32", "::1/128", "10.0.0.0/8")
@@ -58,7 +58,7 @@ def test_visitor_is_whom_a_trusted_proxy_names(client: str, headers: list[tuple[
 
     scope = {"type": "http", "client": (client, 1), "headers": [(n.encode(), v.encode()) for n, v in headers]}
     for trusted in (TRUSTED, ()):
-        asyncio.run(BehindProxies(app, trusted)(scope, None, None))  # type: ignore[arg-type]
+        asyncio.run(TrustedProxies(app, trusted)(scope, None, None))  # type: ignore[arg-type]
     assert seen == [visitor, client], "without trusted proxies no header is believed"
 
 
@@ -68,7 +68,7 @@ def test_gateway_behind_a_proxy_limits_each_visitor_alone(trusted: list[str], st
 
     async def main() -> list[int]:
         app = create_app(ScriptedClient(), GatewayOptions(rates=Rates(requests_per_min=1)))
-        proxied = BehindProxies(app, config.trusted_proxies)
+        proxied = TrustedProxies(app, config.trusted_proxies)
         async with serving(proxied, listen("127.0.0.1", 0)) as url, httpx.AsyncClient() as client:
             visitors = ("198.51.100.1", "198.51.100.2", "192.0.2.7, 198.51.100.1")
             return [(await client.get(f"{url}/v1/models", headers={X: visitor})).status_code for visitor in visitors]

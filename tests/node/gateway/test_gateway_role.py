@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from support.node_settings import resolve
 from swarm_node.gateway import http_limits
-from swarm_node.gateway.rate_limit import Rates
 from swarm_node.gateway.role import GatewayRole, options, pins
+from swarm_node.http.rate_limit import Rates
 from swarm_node.settings.config import Config
 from swarm_protocol.errors import ConfigError, StartError
 

@@ -15,7 +15,7 @@ from node.gateway.scripted_client import ScriptedClient, converse
 from openai import AsyncOpenAI
 from swarm.client.request import Question
 from swarm_node.gateway.app import GatewayOptions
-from swarm_node.gateway.rate_limit import Rates
+from swarm_node.http.rate_limit import Rates
 
 
 def test_embeddings_of_several_inputs_come_in_their_order_and_in_both_encodings() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from node.gateway.scripted_client import ScriptedClient, ScriptedToken, converse
 from openai import AsyncOpenAI
 from swarm_node.gateway import http_limits
-from swarm_node.gateway.tool_calls import CLOSING, OPENING, ToolCall, ToolCallFinder
+from swarm_node.gateway.tools import CLOSING, OPENING, ToolCall, ToolCallFinder
 
 HELLO = [{"role": "user", "content": "hi"}]
 WEATHER = {

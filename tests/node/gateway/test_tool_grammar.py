@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from support.text_models import byte_tokenizer
 from swarm.serving.grammar.grammar_masks import GrammarForkServer, GrammarProcess
-from swarm_node.gateway.tool_grammar import CallableTool, calls_grammar
+from swarm_node.gateway.tools import CallableTool, calls_grammar
 
 # as pydantic's models say it
 CITY = {

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from support.dashboard_source import ExampleSource
 from swarm_node.dashboard.app import create_dashboard
-from swarm_node.gateway.http_server import listen, serving
+from swarm_node.http.server import listen, serving
 from swarm_node.top import remote as remote_module
 from swarm_node.top.remote import Remote
 from swarm_protocol.errors import PeerUnreachable, PeerViolation

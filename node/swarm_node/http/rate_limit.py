@@ -1,6 +1,6 @@
-"""How much each caller may ask for a minute: token buckets, and what OpenAI's `x-ratelimit-` headers say of them.
+"""Rate limits by caller: token buckets, and OpenAI's `x-ratelimit-` headers that report them.
 
-A bucket holds a minute's worth, so a caller may use that at once and then goes on at the rate. Pure but for the clock.
+A bucket holds a minute's worth. A caller may use that at once and then goes on at the rate. Pure but for the clock.
 """
 
 from __future__ import annotations
@@ -10,22 +10,27 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from swarm_node.gateway import http_limits
-from swarm_node.gateway.api_errors import ApiError
+from swarm_node.http.http_error import HttpError
 
 Clock = Callable[[], float]
+
+MAX_CALLERS = 4096
+"""Addresses and keys whose use is remembered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """Of one caller, a minute; 0: no limit. Tokens are those of prompts and answers together."""
+    """The rates of one caller; 0 means no limit. Tokens are those of prompts and answers together."""
 
     requests_per_min: int = 0
     tokens_per_min: int = 0
 
 
 class Bucket:
-    """Filled at a rate, up to a minute's worth. Overdrawn by what turns out to cost more than was reserved."""
+    """A token bucket that fills at a rate, up to a minute's worth.
+
+    It is overdrawn where a request turns out to cost more than was reserved.
+    """
 
     def __init__(self, per_min: int, now_s: Clock) -> None:
         self.per_min = per_min
@@ -40,11 +45,11 @@ class Bucket:
         return self._level
 
     def wait_s(self, amount: float) -> float:
-        """Until `amount` is there; 0 if it is."""
+        """Return the seconds until `amount` is there; 0 if it is."""
         return max(0.0, min(amount, self.per_min) - self.level()) * 60 / self.per_min
 
     def take(self, amount: float) -> None:
-        """A negative amount is given back."""
+        """Take `amount`; a negative amount is given back."""
         self._level = min(self.per_min, self.level() - amount)
 
 
@@ -57,11 +62,14 @@ class Allowance:
         self._tokens = Bucket(rates.tokens_per_min, now_s) if rates.tokens_per_min else None
 
     def take_request(self) -> None:
-        """Raises ApiError 429, which says when to come back."""
+        """Take one request. Raises HttpError 429, which says when to come back."""
         _take(self._requests, 1, "requests")
 
     def reserve(self, num_tokens: int) -> int:
-        """What the request may cost, as far as a minute has it. Raises ApiError 429. `settle` what it returns."""
+        """Reserve what the request may cost, at most a minute's worth, and return it for `settle`.
+
+        Raises HttpError 429.
+        """
         if self._tokens is None:
             return 0
         reserved = min(num_tokens, self._tokens.per_min)
@@ -69,7 +77,7 @@ class Allowance:
         return reserved
 
     def settle(self, reserved: int, num_tokens: int) -> None:
-        """Charge what it has cost instead."""
+        """Charge what the request has cost in place of what was reserved."""
         if self._tokens is not None:
             self._tokens.take(num_tokens - reserved)
 
@@ -84,19 +92,19 @@ class Allowance:
 
 
 class Allowances:
-    """Of the callers seen last, by name. Owned by the gateway's event loop."""
+    """The allowances of the callers seen last, by name. Owned by the server's event loop."""
 
     def __init__(self, now_s: Clock) -> None:
         self._now_s = now_s
         self._known: OrderedDict[str, Allowance] = OrderedDict()
 
-    def of(self, caller: str, rates: Rates) -> Allowance:
-        """What is left to `caller`, anew if its rates have changed."""
+    def get(self, caller: str, rates: Rates) -> Allowance:
+        """Return what is left to `caller`; a new allowance if its rates have changed."""
         known = self._known.get(caller)
         if known is None or known.rates != rates:
             known = self._known[caller] = Allowance(rates, self._now_s)
         self._known.move_to_end(caller)
-        if len(self._known) > http_limits.MAX_CALLERS:
+        if len(self._known) > MAX_CALLERS:
             self._known.popitem(last=False)
         return known
 
@@ -105,7 +113,7 @@ def _take(bucket: Bucket | None, amount: int, what: str) -> None:
     if bucket is None:
         return
     if wait_s := bucket.wait_s(amount):
-        raise ApiError(
+        raise HttpError(
             429,
             f"the limit of {bucket.per_min} {what} a minute is reached: try again in {_duration(wait_s)}",
             code="rate_limit_exceeded",
@@ -115,7 +123,7 @@ def _take(bucket: Bucket | None, amount: int, what: str) -> None:
 
 
 def _duration(seconds: float) -> str:
-    """As OpenAI writes them: 120ms, 1.5s, 6m0s."""
+    """Format a duration as OpenAI does: 120ms, 1.5s, 6m0s."""
     if seconds < 1:
         return f"{math.ceil(seconds * 1000)}ms"
     if seconds < 60:

@@ -1,0 +1,183 @@
+"""What a request passes before a route sees it: its caller's API key and rates, and the bounds of its body.
+
+The middlewares are plain ASGI. Who may not ask costs next to nothing, and a refused body is never buffered beyond the
+bound. `Gate` bounds how many answers run at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from swarm_node.gateway import http_limits
+from swarm_node.gateway.keys import KeyRing
+from swarm_node.http.addresses import caller_of
+from swarm_node.http.http_error import HttpError
+from swarm_node.http.rate_limit import Allowance, Allowances, Rates
+
+ALLOWANCE = "swarm_allowance"
+"""The key under which a request's scope holds its caller's Allowance."""
+
+OPEN_PATHS = frozenset({"/health", "/openapi.json"})
+"""Open to load balancers and to authors of clients: these paths report nothing that a key protects."""
+
+
+class AccessControl:
+    """Middleware: 401 without a key where there are keys, 429 beyond the caller's rate.
+
+    `rates` are those of a key without its own, and where there are no keys those of an address.
+    """
+
+    def __init__(self, app: ASGIApp, *, keys: KeyRing | None, rates: Rates, allowances: Allowances) -> None:
+        self._app = app
+        self._keys = keys
+        self._rates = rates
+        self._allowances = allowances
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+            await self._app(scope, receive, send)
+            return
+        try:
+            allowance = scope[ALLOWANCE] = self._identify(scope)
+        except HttpError as error:
+            await error(scope, receive, send)
+            return
+        send_with_rates = _with_rates(send, allowance)
+        try:
+            if scope["path"] != "/metrics":
+                allowance.take_request()
+        except HttpError as error:
+            await error(scope, receive, send_with_rates)
+            return
+        await self._app(scope, receive, send_with_rates)
+
+    def _identify(self, scope: Scope) -> Allowance:
+        if self._keys is None:
+            return self._allowances.get(caller_of(scope), self._rates)
+        secret = _bearer(dict(scope["headers"]))
+        if not secret:
+            raise HttpError(
+                401, "this gateway asks for an API key: send it as 'authorization: Bearer KEY'", code="missing_api_key"
+            )
+        key = self._keys.find(secret)
+        if key is None:
+            raise HttpError(401, "this gateway does not know that API key", code="invalid_api_key")
+        rates = Rates(
+            requests_per_min=key.rates.requests_per_min or self._rates.requests_per_min,
+            tokens_per_min=key.rates.tokens_per_min or self._rates.tokens_per_min,
+        )
+        return self._allowances.get(f"key {key.name}", rates)
+
+
+def _bearer(headers: Mapping[bytes, bytes]) -> str:
+    scheme, _, secret = headers.get(b"authorization", b"").partition(b" ")
+    return secret.strip().decode("latin-1") if scheme.lower() == b"bearer" else ""
+
+
+def _with_rates(send: Send, allowance: Allowance) -> Send:
+    async def send_with_rates(message: Message) -> None:
+        if message["type"] == "http.response.start" and (headers := allowance.headers()):
+            written = [(name.encode(), value.encode()) for name, value in headers.items()]
+            message = {**message, "headers": [*message.get("headers", ()), *written]}
+        await send(message)
+
+    return send_with_rates
+
+
+class BodyLimit:
+    """Middleware: 413 for a body over `http_limits.MAX_HTTP_BODY_BYTES`, 408 for one that does not arrive in time.
+
+    415 for one that is not declared as JSON: so no page in a browser can send one without asking first.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            body = await _read(scope, receive)
+        except HttpError as error:
+            await error(scope, receive, send)
+            return
+        if body is not None:
+            await self._app(scope, _replay(body, receive), send)
+
+
+async def _read(scope: Scope, receive: Receive) -> bytes | None:
+    """Read the whole body; None if the client left before it was sent."""
+    headers = dict(scope["headers"])
+    declared = headers.get(b"content-length", b"0")
+    _check_size(int(declared) if declared.isdigit() else 0)
+    body = bytearray()
+    try:
+        async with asyncio.timeout(http_limits.HTTP_BODY_TIMEOUT_S):
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    return None
+                body += message.get("body", b"")
+                _check_size(len(body))
+                if not message.get("more_body", False):
+                    break
+    except TimeoutError:
+        raise HttpError(
+            408,
+            f"the request's body did not arrive within {http_limits.HTTP_BODY_TIMEOUT_S:g} s",
+            code="request_timeout",
+        ) from None
+    kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
+    if body and kind != b"application/json":
+        raise HttpError(415, "send JSON, with content-type: application/json", code="unsupported_media_type")
+    return bytes(body)
+
+
+def _check_size(num_bytes: int) -> None:
+    if num_bytes > http_limits.MAX_HTTP_BODY_BYTES:
+        raise HttpError(
+            413,
+            f"the request's body is over {http_limits.MAX_HTTP_BODY_BYTES} bytes: send less",
+            code="request_too_large",
+        )
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """Hand `body` out once; after that only a disconnect can follow."""
+    pending = [body]
+
+    async def replay() -> Message:
+        if pending:
+            return {"type": "http.request", "body": pending.pop(), "more_body": False}
+        return await receive()
+
+    return replay
+
+
+class Gate:
+    """Counts running answers; each choice of a request is one. Owned by the gateway's event loop."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self.num_running = 0
+
+    @contextmanager
+    def slots(self, num: int) -> Iterator[None]:
+        """Hold `num` of the slots. Raises HttpError 429 at once if fewer are free."""
+        if self.num_running + num > self._capacity:
+            raise HttpError(
+                429,
+                f"the gateway is giving {self.num_running} answers at once and may give {self._capacity}",
+                code="rate_limit_exceeded",
+                retry_after_s=http_limits.RETRY_AFTER_S,
+            )
+        self.num_running += num
+        try:
+            yield
+        finally:
+            self.num_running -= num

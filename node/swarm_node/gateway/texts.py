@@ -1,0 +1,182 @@
+"""Embeddings, tokens of texts, and texts of tokens: the routes beside answers, and what a client may send to them.
+
+Embeddings are OpenAI's, tokens vLLM's. An embedding is the mean of a text's last hidden states (after the model's last
+norm), scaled to length 1. Models here are trained to continue texts: such vectors tell texts apart, and are no match
+for those of a model made for that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+from fastapi import Request
+from fastapi.responses import Response
+from pydantic import BeforeValidator, Discriminator, Field, Tag
+from swarm.client import AsyncClient
+from swarm.client.request import Question
+
+from swarm_node.gateway import http_limits
+from swarm_node.gateway.admission import ALLOWANCE, Gate
+from swarm_node.gateway.answering import until_gone
+from swarm_node.gateway.chat_schema import ChatMessage, Tool
+from swarm_node.gateway.metrics import Metrics
+from swarm_node.gateway.models import Models
+from swarm_node.gateway.request_schema import (
+    JsonObject,
+    Label,
+    ModelName,
+    Neutral,
+    OrDefault,
+    StrictBody,
+    Text,
+    TokenId,
+    TokenIds,
+    one_prompt_or_many,
+)
+from swarm_node.gateway.responses import Detokenized, TokenList, json_response, usage_of
+from swarm_node.http.rate_limit import Allowance
+
+Inputs = Annotated[
+    list[Text | TokenIds],
+    BeforeValidator(one_prompt_or_many, json_schema_input_type=Text | TokenIds | list[Text | TokenIds]),
+    Field(min_length=1, max_length=http_limits.MAX_EMBEDDING_INPUTS),
+]
+
+
+class EmbeddingRequest(StrictBody):
+    """`input` is always a list here. The vectors have the length that the model gives them."""
+
+    neutral: ClassVar[Neutral] = {
+        "add_special_tokens": (True,),
+        "dimensions": (),
+        "normalize": (True,),
+        "priority": (0,),
+        "truncate_prompt_tokens": (),
+    }
+
+    model: ModelName
+    input: Inputs
+    encoding_format: Annotated[Literal["float", "base64"], OrDefault("float")] = "float"
+    user: Label | None = None
+
+
+class TokenizeText(StrictBody):
+    neutral: ClassVar[Neutral] = {"add_special_tokens": (True,), "return_token_strs": (False,)}
+
+    model: ModelName
+    prompt: Text
+
+
+class TokenizeChat(StrictBody):
+    neutral: ClassVar[Neutral] = {
+        "add_special_tokens": (False,),
+        "chat_template": (),
+        "continue_final_message": (False,),
+        "mm_processor_kwargs": (),
+        "return_token_strs": (False,),
+    }
+
+    model: ModelName
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=http_limits.MAX_CHAT_MESSAGES)]
+    tools: Annotated[list[Tool], Field(max_length=http_limits.MAX_TOOLS), OrDefault([])] = Field(default_factory=list)
+    add_generation_prompt: Annotated[bool, OrDefault(True)] = True
+    chat_template_kwargs: Annotated[JsonObject, Field(max_length=http_limits.MAX_TEMPLATE_KWARGS), OrDefault({})] = (
+        Field(default_factory=dict)
+    )
+
+
+def _kind(body: object) -> str:
+    return "TokenizeChat" if isinstance(body, dict) and "messages" in body else "TokenizeText"
+
+
+TokenizeRequest = Annotated[
+    Annotated[TokenizeText, Tag("TokenizeText")] | Annotated[TokenizeChat, Tag("TokenizeChat")], Discriminator(_kind)
+]
+
+
+class DetokenizeRequest(StrictBody):
+    model: ModelName
+    tokens: Annotated[list[TokenId], Field(max_length=http_limits.MAX_NEW_TOKENS)]
+
+
+class Texts:
+    """Routes over the client. Each request takes a slot of the `gate`, as an answer does, and ends with its caller."""
+
+    def __init__(self, client: AsyncClient, models: Models, metrics: Metrics, gate: Gate) -> None:
+        self._client = client
+        self._models = models
+        self._metrics = metrics
+        self._gate = gate
+
+    async def embed(self, body: EmbeddingRequest, request: Request) -> Response:
+        """Embed one text or several: the mean of the last hidden states, scaled to length 1."""
+        with self._gate.slots(1):
+            return await until_gone(request.receive, self._embed(body, request.scope.get(ALLOWANCE)))
+
+    async def tokenize(self, body: TokenizeRequest, request: Request) -> Response:
+        """Return the tokens of a text, or of messages by the model's chat template."""
+        with self._gate.slots(1):
+            return await until_gone(request.receive, self._tokenize(body))
+
+    async def detokenize(self, body: DetokenizeRequest, request: Request) -> Response:
+        """Return the text of tokens, without special ones."""
+        with self._gate.slots(1):
+            return await until_gone(request.receive, self._detokenize(body))
+
+    async def _embed(self, body: EmbeddingRequest, allowance: Allowance | None) -> Response:
+        await self._models.check_served(body.model)
+        async with asyncio.timeout(http_limits.GENERATION_TIMEOUT_S):
+            inputs = [await self._token_ids(body.model, given) for given in body.input]
+            num_tokens = sum(map(len, inputs))
+            reserved = allowance.reserve(num_tokens) if allowance else 0
+            try:
+                vectors = [await self._client.pooled(token_ids, model=body.model) for token_ids in inputs]
+            finally:
+                if allowance:
+                    allowance.settle(reserved, num_tokens)
+        self._metrics.used(usage_of(num_tokens, 0, 0), [])
+        content = await asyncio.to_thread(_embeddings, body, vectors, num_tokens)
+        return Response(content, media_type="application/json")
+
+    async def _tokenize(self, body: TokenizeRequest) -> Response:
+        await self._models.find(body.model)
+        if isinstance(body, TokenizeChat):
+            # a template that is not asked to begin an answer need not know of that
+            begins = {} if body.add_generation_prompt else {"add_generation_prompt": False}
+            question = Question(
+                prompt=None,
+                messages=[message.flat() for message in body.messages],
+                tools=[tool.model_dump(exclude_none=True) for tool in body.tools],
+                template_kwargs={**body.chat_template_kwargs, **begins},
+            )
+        else:
+            question = Question(prompt=body.prompt)
+        tokens = await self._client.tokenize(question, model=body.model)
+        longest = await self._client.context_tokens(body.model)
+        return json_response(TokenList(count=len(tokens), max_model_len=longest, tokens=tokens, token_strs=None))
+
+    async def _detokenize(self, body: DetokenizeRequest) -> Response:
+        await self._models.find(body.model)
+        return json_response(Detokenized(prompt=await self._client.decode(body.tokens, model=body.model)))
+
+    async def _token_ids(self, model: str, given: str | list[int]) -> Sequence[int]:
+        return await self._client.tokenize(Question(prompt=given), model=model)
+
+
+def _embeddings(body: EmbeddingRequest, vectors: Sequence[Any], num_tokens: int) -> bytes:
+    """Encode the answer, off the loop: a million numbers take some tenths of a second, and no type need check them."""
+    data = [
+        {"object": "embedding", "index": index, "embedding": _written(vector, body.encoding_format)}
+        for index, vector in enumerate(vectors)
+    ]
+    usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+    return json.dumps({"object": "list", "data": data, "model": body.model, "usage": usage}).encode()
+
+
+def _written(vector: Any, encoding: str) -> str | list[float]:
+    numbers = vector.numpy().astype("<f4")
+    return base64.b64encode(numbers.tobytes()).decode() if encoding == "base64" else numbers.tolist()

@@ -1,0 +1,1 @@
+"""What the gateway and the dashboard share as HTTP servers: the server, errors, addresses, rates, event streams."""

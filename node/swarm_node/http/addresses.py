@@ -1,0 +1,168 @@
+"""Which host names a server answers to, and which address a request comes from.
+
+Host names are checked against DNS rebinding: a stranger's web page whose own name resolves to this server. A browser
+sends the name that the page has. An address, or a name without a dot such as `localhost`, cannot be a stranger's; every
+other name has to be configured. Starlette's TrustedHostMiddleware needs each address by name and names no remedy.
+
+Where a reverse proxy stands in front, the address that a trusted proxy names takes the place of the proxy's own.
+Headers are believed from `trusted_proxies` alone. Proxies append to what they are sent, so the last address that is no
+trusted proxy is the visitor's; all before it the visitor may have made up.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Sequence
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from swarm_node.formatting import clean
+from swarm_node.http.http_error import HttpError
+from swarm_node.settings.config import Config
+
+ANY = "*"
+MAX_HOST_CHARS = 100
+"""The longest host name that an error message repeats."""
+MISDIRECTED = 421
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+# RFC 7239: within quotes neither commas nor semicolons divide anything
+_ELEMENT = re.compile(r'(?:[^,"]|"[^"]*")+')
+_PAIR = re.compile(r'(?:^|;)\s*(\w{1,32})\s*=\s*("[^"]*"|[^;"]*)')
+_WITH_PORT = re.compile(r"\[([^\]]+)\](?::\d+)?|([\d.]+):\d+")
+
+
+def checked(app: ASGIApp, config: Config) -> ASGIApp:
+    """`app` behind both middlewares."""
+    return TrustedProxies(KnownHosts(app, config), config.trusted_proxies)
+
+
+class KnownHosts:
+    """Middleware: status 421 for a host name that is not this server's. A client that sends none is no browser."""
+
+    def __init__(self, app: ASGIApp, config: Config) -> None:
+        self._app = app
+        self._names = frozenset({config.host.lower(), *config.allowed_hosts})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        given = Headers(scope=scope).getlist("host") if scope["type"] == "http" else []
+        for host in given:
+            if not self._knows(host):
+                await _refusal(host)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _knows(self, host: str) -> bool:
+        if ANY in self._names:
+            return True
+        try:
+            name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
+        except ValueError:  # of brackets around what is no address
+            return False
+        above = name.partition(".")[2]
+        return name in self._names or f"{ANY}.{above}" in self._names or _cannot_be_owned(name)
+
+
+def _cannot_be_owned(name: str) -> bool:
+    """Whether no stranger can own this name."""
+    if not name or "." not in name or name.endswith(".localhost"):
+        return bool(name)
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _refusal(host: str) -> HttpError:
+    return HttpError(
+        MISDIRECTED,
+        f"this server does not answer to the name {clean(host, MAX_HOST_CHARS)}",
+        remedy="if it is its own, name it in --allowed-hosts (SWARM_ALLOWED_HOSTS, allowed_hosts)",
+        code="unknown_host",
+    )
+
+
+class TrustedProxies:
+    """Middleware: sets a request's client. `trusted`: addresses, or networks such as 10.0.0.0/8."""
+
+    def __init__(self, app: ASGIApp, trusted: Sequence[str]) -> None:
+        self._app = app
+        self._trusted = [ipaddress.ip_network(network) for network in trusted]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and self._trusted and scope.get("client"):
+            host, port = scope["client"]
+            scope = {**scope, "client": (self._visitor(host, Headers(scope=scope)), port)}
+        await self._app(scope, receive, send)
+
+    def _visitor(self, host: str, headers: Headers) -> str:
+        if not self._is_trusted(_address(host)):
+            return host
+        chains = [
+            [part.strip() for part in ",".join(headers.getlist("x-forwarded-for")).split(",") if part.strip()],
+            [_forwarded_for(part) for part in _elements(",".join(headers.getlist("forwarded")))],
+        ]
+        named = {self._last_untrusted(host, chain) for chain in chains if chain}
+        # where the two differ, one is the visitor's own, that the proxy has passed on
+        return named.pop() if len(named) == 1 else host
+
+    def _last_untrusted(self, host: str, chain: Sequence[str]) -> str:
+        """The nearest address that is no trusted proxy; the last known one where something else is named."""
+        for part in reversed(chain):
+            address = _address(part)
+            if address is None:
+                return host
+            host = str(address)
+            if not self._is_trusted(address):
+                return host
+        return host
+
+    def _is_trusted(self, address: Address | None) -> bool:
+        return address is not None and any(address in network for network in self._trusted)
+
+
+def caller_of(scope: Scope) -> str:
+    """The caller that a request's address stands for: the address, for IPv6 its network.
+
+    Who has one IPv6 address has all of its network.
+    """
+    host = (scope.get("client") or ("", 0))[0]
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return str(host)
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is None:
+        return str(ipaddress.ip_network((address, 64), strict=False))
+    return str(host)
+
+
+def _elements(header: str) -> list[str]:
+    """The elements of a Forwarded header. The last one is the nearest proxy's.
+
+    A quote that does not end hides where that one begins: then there is none to believe.
+    """
+    if header.count('"') % 2:
+        return [""]
+    return [part for part in _ELEMENT.findall(header) if part.strip()]
+
+
+def _forwarded_for(element: str) -> str:
+    """The address in one element of a Forwarded header (RFC 7239)."""
+    named = (value for name, value in _PAIR.findall(element) if name.lower() == "for")
+    return next(named, "").strip().strip('"')
+
+
+def _address(text: str) -> Address | None:
+    """An address, with a port or without; None for other names."""
+    if match := _WITH_PORT.fullmatch(text):
+        text = match[1] or match[2]
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        return None
+    return getattr(address, "ipv4_mapped", None) or address

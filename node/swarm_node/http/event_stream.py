@@ -1,0 +1,47 @@
+"""Server-sent events, for OpenAI's token streams and the dashboard's live events."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from starlette.types import Receive, Send
+
+DONE = b"data: [DONE]\n\n"
+
+
+class EventStream:
+    """One response. The headers go out with the first event. `server` cuts off a reader that stalls."""
+
+    def __init__(self, send: Send, headers: dict[str, str]) -> None:
+        self._send = send
+        self._headers = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", **headers}
+        self.started = False
+
+    async def send(self, events: bytes) -> None:
+        """Send one or more encoded events in one write."""
+        if not self.started:
+            self.started = True
+            headers = [(name.encode(), value.encode()) for name, value in self._headers.items()]
+            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        await self._send({"type": "http.response.body", "body": events, "more_body": True})
+
+    async def end(self, last: bytes = b"") -> None:
+        await self._send({"type": "http.response.body", "body": last, "more_body": False})
+
+
+def event(data: str, kind: str = "") -> bytes:
+    """Encode an event; `data` is JSON, which has no line breaks."""
+    return f"event: {kind}\ndata: {data}\n\n".encode(errors="replace") if kind else f"data: {data}\n\n".encode()
+
+
+async def wait_disconnected(receive: Receive) -> None:
+    """Return when the client has left."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def cancel_on_disconnect(receive: Receive, task: asyncio.Task[Any]) -> None:
+    """Cancel `task` when the client has left."""
+    await wait_disconnected(receive)
+    task.cancel()

@@ -1,0 +1,96 @@
+"""The error responses of both HTTP servers, and the one way in which an exception becomes a response."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+from starlette.types import Receive, Scope, Send
+
+REFUSAL = "swarm_refusal"
+"""The key under which a request's scope holds the code of its refusal, for the counters."""
+
+
+class ErrorDetail(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    """The body of every failed request, and the last event of a stream that fails."""
+
+    error: ErrorDetail
+
+
+class HttpError(Exception):
+    """A failure that the client is told, in OpenAI's form, with its HTTP status.
+
+    `retry_after_s` 0 means that the response has no such header.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        remedy: str = "",
+        retry_after_s: float = 0.0,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message.encode(errors="replace").decode()  # it may repeat what a client sent
+        self.code = code
+        self.param = param
+        self.remedy = remedy
+        self.retry_after_s = retry_after_s
+        self.headers = headers or {}
+
+    @property
+    def body(self) -> dict[str, Any]:
+        remedy = {"remedy": self.remedy} if self.remedy else {}
+        detail = ErrorDetail(message=self.message, type=_type(self.status), param=self.param, code=self.code)
+        return {"error": {**detail.model_dump(), **remedy}}
+
+    def note(self, scope: Scope) -> None:
+        """Record the reason of the refusal for the counters."""
+        scope[REFUSAL] = self.code or str(self.status)
+
+    def response(self) -> JSONResponse:
+        headers = dict(self.headers)
+        if self.retry_after_s > 0:
+            headers["retry-after"] = str(math.ceil(self.retry_after_s))
+        if self.status == 401:
+            headers["www-authenticate"] = "Bearer"
+        return JSONResponse(self.body, status_code=self.status, headers=headers)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, as an ASGI application."""
+        self.note(scope)
+        await self.response()(scope, receive, send)
+
+
+def _type(status: int) -> str:
+    if status == 429:
+        return "rate_limit_error"
+    return "server_error" if status >= 500 else "invalid_request_error"
+
+
+def install_errors(app: FastAPI, translate: Callable[[Exception, Request], HttpError], *kinds: type[Exception]) -> None:
+    """Let every exception of `kinds` that leaves a route of `app` become the response that `translate` makes of it."""
+
+    async def answer(request: Request, error: Exception) -> JSONResponse:
+        failure = translate(error, request)
+        failure.note(request.scope)
+        return failure.response()
+
+    for kind in kinds:
+        app.add_exception_handler(kind, answer)

@@ -1,0 +1,192 @@
+"""Runs an ASGI application with uvicorn inside the loop that is already there, with bounded connections.
+
+uvicorn would take the process's signal handlers and exit the interpreter when its port is taken. Both are the daemon's
+business, so the socket is bound here and the handlers stay.
+
+A node is often reached without a reverse proxy, and its HTTP connections share the process's file descriptors with the
+swarm's. So what a proxy would bound is bounded here: the number of connections, the time until a request's head is
+there, and the time until a reader takes what is buffered. Thousands of silent connections cost a few seconds of a
+socket each. One connection too many closes the one that has been silent for longest, first of those that never sent a
+request; so both a new client and one that comes back are answered, however many silent ones there are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import resource
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from itertools import chain
+from typing import ClassVar
+
+import uvicorn
+from starlette.types import ASGIApp
+from swarm_protocol.errors import StartError
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+BACKLOG = 256
+"""Connections that wait to be accepted. All may be at once, before the bound on open ones is looked at."""
+
+MAX_CONNECTIONS = 1024
+"""Open connections, most of them idle keep-alives; fewer where the system allows few open files."""
+
+HTTP_HEAD_TIMEOUT_S = 20.0
+"""From opening a connection, or the end of an answer, until the head of the next request is there."""
+
+HTTP_WRITE_TIMEOUT_S = 30.0
+"""A reader that does not take what is buffered within this time is assumed to be gone."""
+
+SHUTDOWN_GRACE_S = 5.0
+"""What a shutdown waits for running answers."""
+
+
+@asynccontextmanager
+async def serving(app: ASGIApp, listener: socket.socket, *, max_connections: int | None = None) -> AsyncIterator[str]:
+    """Serve `app` on `listener` while the context lasts, and close it; the value is the base URL.
+
+    Leaving gives running answers SHUTDOWN_GRACE_S to finish.
+    """
+    host, port = listener.getsockname()[:2]
+    config = uvicorn.Config(
+        app,
+        http=bounded_protocol(max_connections or default_max_connections()),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        backlog=BACKLOG,
+        timeout_graceful_shutdown=int(SHUTDOWN_GRACE_S),
+    )
+    server = _Server(config)
+    running = asyncio.create_task(server.serve(sockets=[listener]), name="http server")
+    try:
+        yield f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    finally:
+        server.should_exit = True
+        await running
+        listener.close()
+
+
+class _Server(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that clients can connect to from now on, and are answered on once it is served. Port 0: any free one.
+
+    Raises StartError if the address cannot be listened on.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise _no_address(host, error) from error
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)  # a bound port alone does not keep others off it
+    except OSError as error:
+        listener.close()
+        raise StartError(
+            f"cannot listen on {host} port {port}: {error.strerror or error}",
+            remedy="another program may have it: choose another --port, or 0 for any free one",
+        ) from error
+    listener.setblocking(False)
+    return listener
+
+
+def is_local(host: str) -> bool:
+    """Whether only programs on this machine reach `host`. Raises StartError if it is no address."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise _no_address(host, error) from error
+    return all(ipaddress.ip_address(str(address[0]).split("%", 1)[0]).is_loopback for *_, address in found)
+
+
+def _no_address(host: str, error: OSError) -> StartError:
+    return StartError(f"--host {host} is not an address of this machine: {error}", remedy="use 127.0.0.1")
+
+
+def default_max_connections() -> int:
+    """At most half of the files that this process may open; the rest is for the swarm."""
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(16, min(MAX_CONNECTIONS, allowed // 2))
+
+
+def bounded_protocol(max_open: int) -> type[asyncio.Protocol]:
+    """uvicorn's HTTP/1.1 for one server of at most `max_open` connections."""
+
+    class OneServersHttp(BoundedHttp):
+        capacity = max_open
+        unheard: ClassVar[dict[BoundedHttp, None]] = {}
+        idle: ClassVar[dict[BoundedHttp, None]] = {}
+
+    return OneServersHttp
+
+
+class BoundedHttp(H11Protocol):
+    """One connection. Those without a request are `unheard` before their first and `idle` after it, oldest first."""
+
+    capacity: ClassVar[int]
+    unheard: ClassVar[dict[BoundedHttp, None]]
+    idle: ClassVar[dict[BoundedHttp, None]]
+    _head_timer: asyncio.TimerHandle | None = None
+    _reader_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._begin_silence()
+        if len(self.connections) > self.capacity:
+            oldest = next((other for other in chain(self.unheard, self.idle) if other is not self), self)
+            oldest._end_silence()
+            oldest.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end_silence()
+        _cancel(self._reader_timer)
+        _cancel(self.timeout_keep_alive_task)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._is_busy():
+            self._end_silence()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self._is_busy():
+            self._begin_silence()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._reader_timer = self.loop.call_later(HTTP_WRITE_TIMEOUT_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        _cancel(self._reader_timer)
+        super().resume_writing()
+
+    def _is_busy(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _begin_silence(self) -> None:
+        """Also ends a connection that is closing and whose reader does not take the last of an answer."""
+        self._end_silence()
+        (self.unheard if self.cycle is None else self.idle)[self] = None
+        self._head_timer = self.loop.call_later(HTTP_HEAD_TIMEOUT_S, self.transport.abort)
+
+    def _end_silence(self) -> None:
+        self.unheard.pop(self, None)
+        self.idle.pop(self, None)
+        _cancel(self._head_timer)
+
+
+def _cancel(timer: asyncio.TimerHandle | None) -> None:
+    if timer is not None:
+        timer.cancel()

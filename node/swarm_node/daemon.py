@@ -138,7 +138,7 @@ async def _first(life: asyncio.Task[None], *events: asyncio.Event, timeout_s: fl
 async def _live(config: Config, home: Home, emitter: Emitter, role: Role, departure: Departure) -> None:
     """The node's task: up, work, down."""
     steps = Steps(emitter, NUM_STEPS + role.num_steps)
-    machine = await in_own_thread(_examine, config, home, role)
+    machine = await _machine(config, home, role)
     steps.done("hardware", str(machine))
     identity = Identity.load(home.identity)
     async with _on_network(config, home, role) as network, Membership(network) as membership:
@@ -172,6 +172,17 @@ async def _live(config: Config, home: Home, emitter: Emitter, role: Role, depart
             departure.finished.set()
             for watch in watches:
                 watch.cancel()
+
+
+async def _machine(config: Config, home: Home, role: Role) -> Hardware:
+    """What the role computes with; with `--threads` in this thread, too. Raises ConfigError."""
+    machine = await in_own_thread(_examine, config, home, role)
+    if role.computes and config.threads:
+        import torch  # noqa: PLC0415 - as `probe`
+
+        # OpenMP keeps a number for each thread: this one, in which models are tried out before, has one already
+        torch.set_num_threads(config.threads)
+    return machine
 
 
 def _examine(config: Config, home: Home, role: Role) -> Hardware:

@@ -1,5 +1,5 @@
 """A span that is arithmetic, for tests of the engine: a row's output depends on every token before it, by position,
-read through its seat's pages, so that a wrong page or position gives a wrong answer. And an engine around it.
+read through its sequence's pages, so that a wrong page or position gives a wrong answer. And an engine around it.
 """
 
 from __future__ import annotations
@@ -105,15 +105,15 @@ def prompt_of(num_tokens: int, seed: int = 0) -> list[int]:
 GREEDY = Pick(sampling=Sampling(), index=0)
 
 
-async def generate(seat: EngineSequence, prompt: Sequence[int], num_tokens: int) -> list[int]:
-    done = await seat.step(ids(*prompt), Want.NOTHING, GREEDY)
+async def generate(sequence: EngineSequence, prompt: Sequence[int], num_tokens: int) -> list[int]:
+    done = await sequence.step(ids(*prompt), Want.NOTHING, GREEDY)
     tokens = []
     while True:
         assert done.token is not None
         tokens.append(done.token.token_id)
         if len(tokens) == num_tokens:
             return tokens
-        done = await seat.step(ids(tokens[-1]), Want.NOTHING, GREEDY)
+        done = await sequence.step(ids(tokens[-1]), Want.NOTHING, GREEDY)
 
 
 def with_engine(
@@ -144,8 +144,8 @@ def with_engine(
             running.cancel()
             await asyncio.wait({running})
             engine.close(wait=True)
-        assert engine.num_seats == 0
-        assert engine.book.num_free == num_pages
+        assert engine.num_sequences == 0
+        assert engine.pages.num_free == num_pages
 
     with no_leaks():
         virtual_time.run(run(), compute_s=lambda function: compute_s)

@@ -1,8 +1,9 @@
-"""One pass over a span's weights for the rows of many seats, and what comes of it. Blocking: for the engine's thread.
+"""One pass over a span's weights for the rows of many sequences, and what comes of it. Blocking: for the engine's
+thread.
 
-What can be told apart stays apart: a seat whose numbers are not finite fails alone, and when a whole pass fails, each
-seat is tried alone, since keys and values of a position may be written twice. Legend: N rows of all seats, H hidden
-size, V vocabulary.
+What can be told apart stays apart: a sequence whose numbers are not finite fails alone, and when a whole pass fails,
+each sequence is tried alone, since keys and values of a position may be written twice. Legend: N rows of all sequences,
+H hidden size, V vocabulary.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class RunnableSpan(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPiece:
-    """One seat's rows: x int64 [T] or float [T, H]. Its slice wants what `want` and `pick` need."""
+    """One sequence's rows: x int64 [T] or float [T, H]. Its slice wants what `want` and `pick` need."""
 
     x: Tensor
     slice: Slice

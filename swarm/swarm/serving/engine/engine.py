@@ -1,8 +1,8 @@
-"""Run the steps of all seats of one server together, in one thread of its own.
+"""Run the steps of all sequences of one server together, in one thread of its own.
 
-`run` is the task that owns the seats and their pages: between two passes over the weights it takes in what has come,
-asks the scheduler what is next, and hands out what was computed. All methods are called in its loop. What touches the
-model or the pool runs in the thread, one after another.
+`run` is the task that owns the sequences and their pages: between two passes over the weights it takes in what has
+come, asks the scheduler what is next, and hands out what was computed. All methods are called in its loop. What touches
+the model or the pool runs in the thread, one after another.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLoad:
-    """Seats whose step is computed now, those whose step waits, and the reserved share of the cache (1 is full)."""
+    """Sequences whose step is computed now, those whose step waits, and the reserved share of the cache (1 is full)."""
 
     num_running: int = 0
     num_waiting: int = 0
@@ -42,7 +42,7 @@ class EngineLoad:
 
 
 class Engine:
-    """`num_done` counts steps of seats, `num_tokens` the positions in them, `num_passes` those over the weights."""
+    """`num_done` counts steps of sequences, `num_tokens` the positions in them, `num_passes` those over the weights."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Engine:
         """
         self.span = span
         self.pool = pool
-        self.book = PageAllocator(pool.num_pages)
+        self.pages = PageAllocator(pool.num_pages)
         self._prefault = Prefault(pool)
         self.num_done = 0
         self.num_tokens = 0
@@ -81,7 +81,7 @@ class Engine:
             self._cost.measured(0, speed.decode_ms * num_blocks)
             self._cost.measured(PREFILL_TOKENS, speed.prefill_ms * num_blocks * PREFILL_TOKENS)
         self._scheduler: Scheduler[SequenceStep] = Scheduler(max_batch=options.max_batch)
-        self._seats: dict[EngineSequence, None] = {}
+        self._sequences: dict[EngineSequence, None] = {}
         self._running: frozenset[EngineSequence] = frozenset()
         self._ready = asyncio.Event()
         self._has_ended = False
@@ -91,7 +91,7 @@ class Engine:
 
     @property
     def num_waiting(self) -> int:
-        """Seats whose step is not done."""
+        """Sequences whose step is not done."""
         return len(self._scheduler)
 
     @property
@@ -100,17 +100,17 @@ class Engine:
         return EngineLoad(
             num_running=num_running,
             num_waiting=self.num_waiting - num_running,
-            cache_usage=1 - self.book.num_free / self.pool.num_pages,
+            cache_usage=1 - self.pages.num_free / self.pool.num_pages,
         )
 
     @property
-    def num_seats(self) -> int:
-        return len(self._seats)
+    def num_sequences(self) -> int:
+        return len(self._sequences)
 
     @property
     def free_tokens(self) -> int:
         """Positions that can still be reserved."""
-        return self.book.num_free * PAGE_TOKENS
+        return self.pages.num_free * PAGE_TOKENS
 
     async def in_thread(self, work: Callable[..., T], *arguments: object) -> T:
         """Run what must not run beside a step: measuring, moving a cache."""
@@ -121,12 +121,13 @@ class Engine:
         self._prefault.close(wait=wait)
         self._thread.shutdown(wait=wait, cancel_futures=True)
 
-    # --- seats ------------------------------------------------------------------------------------------------------
+    # --- sequences
+    # ------------------------------------------------------------------------------------------------------
 
     def open(
         self, *, client: str, start: int, end: int, max_tokens: int, page_keys: Sequence[bytes] = ()
     ) -> EngineSequence:
-        """A seat with room for `max_tokens` on blocks [start, end), which holds at once what is still here of
+        """A sequence with room for `max_tokens` on blocks [start, end), which holds at once what is still here of
         `page_keys`. It is the caller's to close.
 
         Raises PeerRefused, with `retry_after_s` if it may be asked again, and PeerViolation.
@@ -143,42 +144,42 @@ class Engine:
         if max_tokens <= 0 or any(len(key) != KEY_BYTES for key in page_keys):
             raise PeerViolation(f"a session of {max_tokens} tokens, or a key of a page that is none")
         names = PageKeys(self._revision, client, start, end, page_keys[: max_tokens // PAGE_TOKENS])
-        holding = self._admit(client, -(-max_tokens // PAGE_TOKENS), names)
-        seat = EngineSequence(self, client, (start, end), max_tokens, holding, names)
-        self._seats[seat] = None
-        return seat
+        page_table = self._admit(client, -(-max_tokens // PAGE_TOKENS), names)
+        sequence = EngineSequence(self, client, (start, end), max_tokens, page_table, names)
+        self._sequences[sequence] = None
+        return sequence
 
     def _admit(self, client: str, num_pages: int, names: PageKeys) -> PageTable:
         now_s = asyncio.get_running_loop().time()
-        self._admission.check(client, num_pages, self._seats, now_s=now_s)
-        holding = self._reserve(num_pages, names)
-        if holding is None and self._evict_idle(client, num_pages, now_s):
-            holding = self._reserve(num_pages, names)
-        if holding is None:
-            raise self._admission.refused(client, num_pages, self._seats, now_s=now_s)
-        return holding
+        self._admission.check(client, num_pages, self._sequences, now_s=now_s)
+        page_table = self._reserve(num_pages, names)
+        if page_table is None and self._evict_idle(client, num_pages, now_s):
+            page_table = self._reserve(num_pages, names)
+        if page_table is None:
+            raise self._admission.refused(client, num_pages, self._sequences, now_s=now_s)
+        return page_table
 
     def _reserve(self, num_pages: int, names: PageKeys) -> PageTable | None:
-        if len(self._seats) >= self._admission.max_seats:
+        if len(self._sequences) >= self._admission.max_sequences:
             return None
-        return self.book.reserve(num_pages, names.wanted)
+        return self.pages.reserve(num_pages, names.wanted)
 
     def _evict_idle(self, client: str, num_pages: int, now_s: float) -> bool:
-        """End others' seats that were not used for long, the longest unused first; none if that is not enough."""
-        others = [seat for seat in self._seats if seat.is_idle and seat.client != client]
-        idle = [seat for seat in others if now_s - seat.idle_since_s >= self._evict_idle_s]
-        num_free, chosen = self.book.num_free, list[EngineSequence]()
-        for seat in sorted(idle, key=lambda seat: seat.idle_since_s):
-            chosen.append(seat)
-            num_free += self.book.num_freed_by(seat.holding)
-            if num_free >= num_pages and len(self._seats) - len(chosen) < self._admission.max_seats:
+        """End others' sequences that were not used for long, the longest unused first; none if that is not enough."""
+        others = [sequence for sequence in self._sequences if sequence.is_idle and sequence.client != client]
+        idle = [sequence for sequence in others if now_s - sequence.idle_since_s >= self._evict_idle_s]
+        num_free, chosen = self.pages.num_free, list[EngineSequence]()
+        for sequence in sorted(idle, key=lambda sequence: sequence.idle_since_s):
+            chosen.append(sequence)
+            num_free += self.pages.num_freed_by(sequence.page_table)
+            if num_free >= num_pages and len(self._sequences) - len(chosen) < self._admission.max_sequences:
                 for evicted in chosen:
                     self.end(evicted, _evicted())
                 return True
         return False
 
     def submit(self, step: SequenceStep) -> None:
-        """It is ready to run. Called by its seat."""
+        """It is ready to run. Called by its sequence."""
         self._scheduler.add(step)
         self._ready.set()
 
@@ -186,19 +187,19 @@ class Engine:
         """Nobody waits for it any more. Idempotent."""
         self._scheduler.remove(step)
 
-    def end(self, seat: EngineSequence, error: SwarmError) -> None:
+    def end(self, sequence: EngineSequence, error: SwarmError) -> None:
         """Take its pages back, once no pass writes them, and fail what it waits for. Idempotent."""
-        if seat.ended is not None:
+        if sequence.ended is not None:
             return
-        del self._seats[seat]
-        if seat not in self._running:
-            self.book.release(seat.holding)
-        seat.end(error)
+        del self._sequences[sequence]
+        if sequence not in self._running:
+            self.pages.release(sequence.page_table)
+        sequence.end(error)
 
     # --- the task ---------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Until cancelled. Every seat is ended then, and when a defect ends it."""
+        """Until cancelled. Every sequence is ended then, and when a defect ends it."""
         try:
             self._prefault.keep_ahead(0)
             while True:
@@ -208,18 +209,18 @@ class Engine:
                 await self._pass()
         finally:
             self._has_ended = True
-            for seat in self._running:
-                if seat.ended is not None:
-                    self.book.release(seat.holding)
+            for sequence in self._running:
+                if sequence.ended is not None:
+                    self.pages.release(sequence.page_table)
             self._running = frozenset()
-            for seat in list(self._seats):
-                self.end(seat, _over())
+            for sequence in list(self._sequences):
+                self.end(sequence, _over())
 
     async def _pass(self) -> None:
         loop = asyncio.get_running_loop()
         for late in self._scheduler.expire(loop.time()):
             self._fail_late(late)
-        plan = self._scheduler.plan(self._cost.prefill_tokens(is_alone=len(self._seats) <= 1))
+        plan = self._scheduler.plan(self._cost.prefill_tokens(is_alone=len(self._sequences) <= 1))
         if not plan.parts:
             self._ready.clear()
             return
@@ -227,8 +228,8 @@ class Engine:
             logger.debug("%s", plan.reason)
         began_s = loop.time()
         pieces = [self._piece(step, num_tokens, began_s) for step, num_tokens in plan.parts]
-        self._prefault.keep_ahead(self.book.num_touched)
-        self._running = frozenset(step.seat for step, _ in plan.parts)
+        self._prefault.keep_ahead(self.pages.num_touched)
+        self._running = frozenset(step.sequence for step, _ in plan.parts)
         computed, pass_ms = await self.in_thread(compute, self.span, self.pool, pieces, plan.parts[0][0].blocks)
         self._running = frozenset()
         self._hand_out(plan, computed, pass_ms, (loop.time() - began_s) * 1000)
@@ -236,19 +237,21 @@ class Engine:
     def _fail_late(self, step: SequenceStep) -> None:
         error = PeerTimeout("the server did not get to a step before its deadline")
         if step.begun_s is not None:
-            self.end(step.seat, error)
+            self.end(step.sequence, error)
         elif not step.future.done():
             step.future.set_exception(error)
 
     def _piece(self, step: SequenceStep, num_tokens: int, now_s: float) -> BatchPiece:
         if step.begun_s is None:
             step.begun_s = now_s
-        seat = step.seat
-        self.book.grow(seat.holding, -(-(seat.length + num_tokens) // PAGE_TOKENS))
+        sequence = step.sequence
+        self.pages.grow(sequence.page_table, -(-(sequence.length + num_tokens) // PAGE_TOKENS))
         is_last = num_tokens == step.num_tokens
         want = step.want if is_last or step.want is Want.ALL else Want.NOTHING
         pick = step.pick if is_last else None
-        rows = Slice(num_tokens=num_tokens, position=seat.length, pages=seat.holding.pages, want=needed(want, pick))
+        rows = Slice(
+            num_tokens=num_tokens, position=sequence.length, pages=sequence.page_table.pages, want=needed(want, pick)
+        )
         return BatchPiece(x=step.x[step.num_run : step.num_run + num_tokens], slice=rows, want=want, pick=pick)
 
     def _hand_out(
@@ -265,16 +268,16 @@ class Engine:
             self._take_in(step, num_tokens, result, len(plan.parts))
 
     def _take_in(self, step: SequenceStep, num_tokens: int, result: PieceResult, batch_size: int) -> None:
-        seat = step.seat
-        if seat.ended is not None:
+        sequence = step.sequence
+        if sequence.ended is not None:
             self._scheduler.remove(step)
-            self.book.release(seat.holding)
+            self.pages.release(sequence.page_table)
             return
         if result.error is not None:
             self._scheduler.remove(step)
-            self.end(seat, result.error)
+            self.end(sequence, result.error)
             return
-        seat.advance(step, num_tokens, result)
+        sequence.advance(step, num_tokens, result)
         self.num_tokens += num_tokens
         if step.num_tokens:
             return

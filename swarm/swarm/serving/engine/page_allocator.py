@@ -30,7 +30,7 @@ class PageTable:
 
 
 class PageAllocator:
-    """Pages 0 … `num_pages` - 1. A page is blank, held by one holding or more, or kept for its key and held by none.
+    """Pages 0 … `num_pages` - 1. A page is blank, held by one page table or more, or kept for its key and held by none.
 
     The first `num_touched` of them, and no others, have ever been held.
     """
@@ -75,52 +75,52 @@ class PageAllocator:
         self._num_promised += num_promised
         return PageTable(pages=shared, num_shared=len(shared), num_promised=num_promised)
 
-    def grow(self, holding: PageTable, num_pages: int) -> None:
-        """Give the holding pages to write, up to `num_pages` in all. What it reserved is always there."""
-        num_new = max(0, num_pages - len(holding.pages))
-        assert num_new <= holding.num_promised, "more pages than were reserved"
+    def grow(self, page_table: PageTable, num_pages: int) -> None:
+        """Give the table pages to write, up to `num_pages` in all. What it reserved is always there."""
+        num_new = max(0, num_pages - len(page_table.pages))
+        assert num_new <= page_table.num_promised, "more pages than were reserved"
         for _ in range(num_new):
             if not self._blank:
                 self._forget(next(iter(self._kept)))
             page = self._blank.pop()
             self._num_holders[page] = 1
             self.num_touched = max(self.num_touched, page + 1)
-            holding.pages.append(page)
-        holding.num_promised -= num_new
+            page_table.pages.append(page)
+        page_table.num_promised -= num_new
         self._num_promised -= num_new
 
-    def shrink(self, holding: PageTable, num_pages: int) -> bool:
+    def shrink(self, page_table: PageTable, num_pages: int) -> bool:
         """Give back the pages from `num_pages` on, and reserve as many again.
 
         False, and nothing has changed, if others hold them too and there is no room for as many of one's own.
         """
-        dropped = holding.pages[num_pages:]
+        dropped = page_table.pages[num_pages:]
         if sum(self._num_holders[page] > 1 for page in dropped) > self.num_free:
             return False
         self._drop(dropped)
-        del holding.pages[num_pages:]
-        holding.num_shared = min(holding.num_shared, num_pages)
-        holding.num_promised += len(dropped)
+        del page_table.pages[num_pages:]
+        page_table.num_shared = min(page_table.num_shared, num_pages)
+        page_table.num_promised += len(dropped)
         self._num_promised += len(dropped)
         return True
 
-    def register(self, holding: PageTable, index: int, key: bytes) -> None:
-        """The holding's page at `index` holds what `key` says, wholly, and is written no more."""
-        page = holding.pages[index]
+    def register(self, page_table: PageTable, index: int, key: bytes) -> None:
+        """The table's page at `index` holds what `key` says, wholly, and is written no more."""
+        page = page_table.pages[index]
         if key not in self._page_of and page not in self._key_of:
             self._page_of[key] = page
             self._key_of[page] = key
 
-    def release(self, holding: PageTable) -> None:
-        """The holding is empty afterwards. Idempotent."""
-        self._drop(holding.pages)
-        holding.pages.clear()
-        self._num_promised -= holding.num_promised
-        holding.num_shared = holding.num_promised = 0
+    def release(self, page_table: PageTable) -> None:
+        """The page table is empty afterwards. Idempotent."""
+        self._drop(page_table.pages)
+        page_table.pages.clear()
+        self._num_promised -= page_table.num_promised
+        page_table.num_shared = page_table.num_promised = 0
 
-    def num_freed_by(self, holding: PageTable) -> int:
+    def num_freed_by(self, page_table: PageTable) -> int:
         """By how much releasing it raises `num_free`."""
-        return holding.num_promised + sum(self._num_holders[page] == 1 for page in holding.pages)
+        return page_table.num_promised + sum(self._num_holders[page] == 1 for page in page_table.pages)
 
     def _drop(self, pages: Sequence[int]) -> None:
         # the last first: without its beginning a prefix is of no use, so its end is forgotten earlier
@@ -147,7 +147,7 @@ WAIT_S = 2 * RETRY_AFTER_S
 
 
 class SequenceHolder(Protocol):
-    """What an open seat holds."""
+    """What an open sequence holds."""
 
     @property
     def client(self) -> str: ...
@@ -157,16 +157,16 @@ class SequenceHolder(Protocol):
 
 
 class Admission:
-    """For a server of `max_seats` and `num_pages`."""
+    """For a server of `max_sequences` and `num_pages`."""
 
-    def __init__(self, max_seats: int, num_pages: int) -> None:
-        self.max_seats = max_seats
+    def __init__(self, max_sequences: int, num_pages: int) -> None:
+        self.max_sequences = max_sequences
         self._num_pages = num_pages
         self._waiting = ""
         self._waits_until_s = 0.0
 
     def check(self, client: str, num_pages: int, held: Collection[SequenceHolder], *, now_s: float) -> None:
-        """Whether the client may have another seat of `num_pages` beside those `held`, if there is room.
+        """Whether the client may have another sequence of `num_pages` beside those `held`, if there is room.
 
         Raises PeerRefused.
         """
@@ -175,9 +175,9 @@ class Admission:
                 f"a session of {num_pages} pages is over the {self._num_pages} that this server has",
                 remedy="ask another server, or for fewer tokens",
             )
-        own = [seat for seat in held if seat.client == client]
-        wanted = num_pages + sum(seat.num_pages for seat in own)
-        is_over_half = 2 * (len(own) + 1) > self.max_seats or 2 * wanted > self._num_pages
+        own = [sequence for sequence in held if sequence.client == client]
+        wanted = num_pages + sum(sequence.num_pages for sequence in own)
+        is_over_half = 2 * (len(own) + 1) > self.max_sequences or 2 * wanted > self._num_pages
         if own and is_over_half and (len(own) < len(held) or self._others_wait(client, now_s)):
             raise PeerRefused(
                 f"others ask too, and {len(own)} sessions of yours hold what one peer may then have here",
@@ -187,10 +187,10 @@ class Admission:
 
     def refused(self, client: str, num_pages: int, held: Collection[SequenceHolder], *, now_s: float) -> PeerRefused:
         """What to tell a client for whom there is no room now. If it has nothing here, it counts as waiting."""
-        if all(seat.client != client for seat in held):
+        if all(sequence.client != client for sequence in held):
             self._waiting, self._waits_until_s = client, now_s + WAIT_S
         return PeerRefused(
-            f"the server is full: {len(held)} of {self.max_seats} sessions are open, and {num_pages} more pages of "
+            f"the server is full: {len(held)} of {self.max_sequences} sessions are open, and {num_pages} more pages of "
             "cache are asked for than are free",
             remedy="ask another server, or later",
             retry_after_s=RETRY_AFTER_S,

@@ -46,7 +46,7 @@ class PageKeyChain:
 
 
 class PageKeys:
-    """The names under which the pages of one seat on blocks [start, end) are registered as they fill.
+    """The names under which the pages of one sequence on blocks [start, end) are registered as they fill.
 
     Before block 0 content follows from the tokens, so that all clients can share it: the names are computed from the
     tokens that were really run. Further on it follows from what the client sent, which nobody checks: the names are

@@ -1,12 +1,12 @@
-"""Which seats' rows the next step computes.
+"""Which sequences' rows the next step computes.
 
 Every step takes all decodes that are ready, up to `max_batch`, and fills up with prompt tokens to the budget that
 `cost` gives. So a decode waits for one step of bounded time at most, beside others that are as short, and a prompt
 gets on in each step. Where there is more than fits, clients take turns: decodes one by one, prompts by deficit round
-robin (Shreedhar and Varghese, 1995) in tokens, so that neither many seats nor long prompts gain a client anything.
+robin (Shreedhar and Varghese, 1995) in tokens, so that neither many sequences nor long prompts gain a client anything.
 
-A step runs one range of blocks. Where seats use different parts of a span, each client's ranges in turn are run, with
-everybody's rows that are ready there.
+A step runs one range of blocks. Where sequences use different parts of a span, each client's ranges in turn are run,
+with everybody's rows that are ready there.
 
 Decisions only: no clock, no tasks, no tensors. The engine calls it in its loop, between steps.
 """
@@ -29,7 +29,7 @@ MAX_REMEMBERED = 1024
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class SchedulableStep:
-    """One step of a seat: `num_tokens` are left to compute in `blocks`, [start, end), until `deadline_s`."""
+    """One step of a sequence: `num_tokens` are left to compute in `blocks`, [start, end), until `deadline_s`."""
 
     client: str
     blocks: tuple[int, int]
@@ -67,8 +67,8 @@ class BatchPlan(Generic[W]):
         num_clients = len({work.client for work, _ in self.parts})
         return (
             f"blocks {start}:{end} for {num_clients} clients: {self.num_decodes} decodes and "
-            f"{self.num_prefill_tokens} prompt tokens of {len(self.parts) - self.num_decodes} seats, of "
-            f"{self.budget_tokens} allowed; {self.num_waiting} seats wait"
+            f"{self.num_prefill_tokens} prompt tokens of {len(self.parts) - self.num_decodes} sequences, of "
+            f"{self.budget_tokens} allowed; {self.num_waiting} sequences wait"
         )
 
 

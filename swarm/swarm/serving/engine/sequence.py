@@ -45,9 +45,10 @@ class StepOutput:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class SequenceStep(SchedulableStep):
-    """What a seat waits for. `since_s` and `begun_s` are of the loop's clock; `tokens` those of `x`, if it has any."""
+    """What a sequence waits for. `since_s` and `begun_s` are of the loop's clock; `tokens` those of `x`, if it has
+    any."""
 
-    seat: EngineSequence
+    sequence: EngineSequence
     x: Tensor
     tokens: Sequence[int]
     want: Want
@@ -61,14 +62,14 @@ class SequenceStep(SchedulableStep):
 
 
 class SequenceOwner(Protocol):
-    """What a seat needs of its engine."""
+    """What a sequence needs of its engine."""
 
     span: RunnableSpan
     pool: KVPool
-    book: PageAllocator
+    pages: PageAllocator
 
     def submit(self, step: SequenceStep) -> None: ...
-    def end(self, seat: EngineSequence, error: SwarmError) -> None: ...
+    def end(self, sequence: EngineSequence, error: SwarmError) -> None: ...
     def withdraw(self, step: SequenceStep) -> None: ...
     async def in_thread(self, work: Callable[..., T], *arguments: object) -> T: ...
 
@@ -76,7 +77,8 @@ class SequenceOwner(Protocol):
 class EngineSequence:
     """`length` positions are held, at most `max_tokens`. Once `ended`, every call raises that error.
 
-    `on_ended` is called, if set, when the seat is ended by anything but `close`: eviction, a failure, the engine's end.
+    `on_ended` is called, if set, when the sequence is ended by anything but `close`: eviction, a failure, the engine's
+    end.
     """
 
     def __init__(
@@ -85,27 +87,27 @@ class EngineSequence:
         client: str,
         blocks: tuple[int, int],
         max_tokens: int,
-        holding: PageTable,
+        page_table: PageTable,
         names: PageKeys,
     ) -> None:
         self.client = client
         self.blocks = blocks
         self.max_tokens = max_tokens
-        self.holding = holding
-        self.length = len(holding.pages) * PAGE_TOKENS
+        self.page_table = page_table
+        self.length = len(page_table.pages) * PAGE_TOKENS
         self.idle_since_s = asyncio.get_running_loop().time()
         self.ended: SwarmError | None = None
         self.on_ended: Callable[[SwarmError], None] | None = None
         self._owner = owner
         self._names = names
-        self._names.begin(len(holding.pages))
+        self._names.begin(len(page_table.pages))
         self._has_stepped = False
         self._step: SequenceStep | None = None
         self._num_moving = 0
 
     @property
     def num_pages(self) -> int:
-        return self.holding.num_pages
+        return self.page_table.num_pages
 
     @property
     def is_idle(self) -> bool:
@@ -121,13 +123,13 @@ class EngineSequence:
         num_pages = -(-position // PAGE_TOKENS)
         if self._has_stepped or not 0 <= position <= self.length:
             raise PeerViolation(f"a session that holds {self.length} positions cannot begin at {position}")
-        if position % PAGE_TOKENS and num_pages <= self.holding.num_shared:
+        if position % PAGE_TOKENS and num_pages <= self.page_table.num_shared:
             raise PeerViolation(
                 f"a session cannot begin at {position}", remedy=f"begin at a multiple of {PAGE_TOKENS} positions"
             )
         if position == self.length:
             return
-        if not self._owner.book.shrink(self.holding, num_pages):
+        if not self._owner.pages.shrink(self.page_table, num_pages):
             raise PeerRefused(
                 "the server has no room to compute again what others share",
                 remedy="begin later in the prompt, or ask another server",
@@ -141,16 +143,16 @@ class EngineSequence:
     ) -> StepOutput:
         """Append the rows of `x` (int64 ids [T] before block 0, else float [T, H]) and give what is wanted of them.
 
-        `want` says which outputs to return: hidden states [T, H] or [1, H], after the last block logits [T, V] or
-        [1, V]. With `pick` the next token is picked as well. One step at a time. Cancelling it takes it from the queue;
-        if some of its rows have run the seat is closed, since nobody knows then what it holds. `deadline_s` is of the
+        `want` says which outputs to return: hidden states [T, H] or [1, H], after the last block logits [T, V] or [1,
+        V]. With `pick` the next token is picked as well. One step at a time. Cancelling it takes it from the queue; if
+        some of its rows have run the sequence is closed, since nobody knows then what it holds. `deadline_s` is of the
         loop's clock.
 
         Raises PeerViolation for what does not fit, PeerTimeout after the deadline, SessionError if it cannot be
-        computed, or whatever ended the seat.
+        computed, or whatever ended the sequence.
         """
         self._check_open()
-        assert self.is_idle, "a seat does one thing at a time"
+        assert self.is_idle, "a sequence does one thing at a time"
         tokens = self._checked(x, pick)
         loop = asyncio.get_running_loop()
         step = SequenceStep(
@@ -158,7 +160,7 @@ class EngineSequence:
             blocks=self.blocks,
             num_tokens=x.shape[0],
             deadline_s=deadline_s,
-            seat=self,
+            sequence=self,
             x=x,
             tokens=tokens,
             want=want,
@@ -190,7 +192,7 @@ class EngineSequence:
         if computed.output is not None:
             step.outputs.append(computed.output)
         for index, name in self._names.filled(tokens, self.length):
-            self._owner.book.register(self.holding, index, name)
+            self._owner.pages.register(self.page_table, index, name)
 
     def end(self, error: SwarmError) -> None:
         """Fail what waits. Called by the engine, which takes back the pages."""
@@ -223,13 +225,13 @@ class EngineSequence:
         self._num_moving += 1
         try:
             if self.length % PAGE_TOKENS:
-                await self._owner.in_thread(_blank, self._owner.pool, self.holding.pages[num_pages - 1], self.length)
+                await self._owner.in_thread(_blank, self._owner.pool, self.page_table.pages[num_pages - 1], self.length)
             pages_at_once = max(1, EXPORT_BYTES // self._page_bytes)
             blocks = start - self._owner.span.start, end - self._owner.span.start
             yield self._owner.pool.layout(*blocks)
             for first in range(0, num_pages, pages_at_once):
                 self._check_open()
-                pages = self.holding.pages[first : min(first + pages_at_once, num_pages)]
+                pages = self.page_table.pages[first : min(first + pages_at_once, num_pages)]
                 yield await self._owner.in_thread(self._owner.pool.read, pages, *blocks)
         finally:
             self._num_moving -= 1
@@ -239,20 +241,20 @@ class EngineSequence:
         """Hold `length` positions, as another server exported them; before the first step.
 
         Raises PeerViolation for a length that does not fit, IntegrityError for damaged content, another amount of it
-        or one that is laid out otherwise. The seat is then empty again. What was adopted is shared with nobody.
+        or one that is laid out otherwise. The sequence is then empty again. What was adopted is shared with nobody.
         """
         if not 0 <= length <= self.max_tokens:
             raise PeerViolation(f"{length} positions of a session that reserved {self.max_tokens}")
         self.rewind(0)
         self._names.stop()
         num_pages = -(-length // PAGE_TOKENS)
-        self._owner.book.grow(self.holding, num_pages)
+        self._owner.pages.grow(self.page_table, num_pages)
         self._num_moving += 1
         try:
             await self._write_all(pieces, num_pages)
         except BaseException:
             if self.ended is None:
-                self._owner.book.shrink(self.holding, 0)
+                self._owner.pages.shrink(self.page_table, 0)
             raise
         finally:
             self._num_moving -= 1
@@ -267,7 +269,7 @@ class EngineSequence:
             self._check_open()
             num_new = len(piece) // self._page_bytes
             # fewer than `num_new` where they are more than the session has, which the pool refuses
-            pages = self.holding.pages[num_written : num_written + num_new]
+            pages = self.page_table.pages[num_written : num_written + num_new]
             await self._owner.in_thread(self._owner.pool.write, pages, *self._blocks_in_pool, piece)
             num_written += num_new
         self._check_open()
@@ -309,7 +311,7 @@ class EngineSequence:
 
 
 def _blank(pool: KVPool, page: int, length: int) -> None:
-    """Clear the positions of the last page that are not used: they may hold what a seat before had there."""
+    """Clear the positions of the last page that are not used: they may hold what a sequence before had there."""
     end = (page + 1) * PAGE_TOKENS
     for tensor_SKD in (*pool.keys_SKD, *pool.values_SKD):
         tensor_SKD[end - PAGE_TOKENS + length % PAGE_TOKENS : end] = 0

@@ -45,10 +45,10 @@ def measure(span: Span) -> SpanSpeed:
     pool = span.new_pool(num_prompt_pages + max(STEPS))
     prompt_pages = range(num_prompt_pages)
     prompt = Slice(num_tokens=PREFILL_TOKENS, position=0, pages=prompt_pages, want=Want.LAST)
-    # of seats that have the same prompt
+    # of sequences that have the same prompt
     decodes = [
-        Slice(num_tokens=1, position=PREFILL_TOKENS, pages=[*prompt_pages, num_prompt_pages + seat], want=Want.LAST)
-        for seat in range(max(STEPS))
+        Slice(num_tokens=1, position=PREFILL_TOKENS, pages=[*prompt_pages, num_prompt_pages + sequence], want=Want.LAST)
+        for sequence in range(max(STEPS))
     ]
     for _ in range(2):
         prefill_ms = _timed_ms(span, pool, [prompt])
@@ -146,9 +146,9 @@ next step."""
 
 
 class StepCost:
-    """`max_step_ms` bounds the time of a step with prompt tokens, and `max_alone_ms` that of one whose seat is the only
-    one: for few tokens each, a pass over the weights takes about as long as for many. `max_step_tokens` bounds their
-    number."""
+    """`max_step_ms` bounds the time of a step with prompt tokens, and `max_alone_ms` that of one whose sequence is the
+    only one: for few tokens each, a pass over the weights takes about as long as for many. `max_step_tokens` bounds
+    their number."""
 
     def __init__(self, *, max_step_ms: float, max_alone_ms: float, max_step_tokens: int) -> None:
         self._max_step_ms = max_step_ms

@@ -1,4 +1,4 @@
-"""Many seats on one server: each gets what it would get alone, and shares what is the same."""
+"""Many sequences on one server: each gets what it would get alone, and shares what is the same."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def test_engine_sixteen_seats_of_mixed_lengths_each_as_alone() -> None:
         prompts = [prompt_of(3 + 9 * seed, seed) for seed in range(16)]
 
         async def one(prompt: list[int]) -> list[int]:
-            seat = engine.open(client=f"c{len(prompt) % 3}", start=0, end=NUM_BLOCKS, max_tokens=len(prompt) + 12)
-            found = await generate(seat, prompt, 12)
-            seat.close()
+            sequence = engine.open(client=f"c{len(prompt) % 3}", start=0, end=NUM_BLOCKS, max_tokens=len(prompt) + 12)
+            found = await generate(sequence, prompt, 12)
+            sequence.close()
             return found
 
         async with asyncio.TaskGroup() as tasks:
@@ -57,28 +57,28 @@ def test_engine_sixteen_seats_of_mixed_lengths_each_as_alone() -> None:
 def test_engine_a_long_step_is_cut_and_its_outputs_are_whole(want: Want) -> None:
     async def work(engine: Engine, span: Sums) -> None:
         prompt = prompt_of(100)
-        seat = engine.open(client="a", start=0, end=NUM_BLOCKS, max_tokens=100)
-        done = await seat.step(ids(*prompt), want)
+        sequence = engine.open(client="a", start=0, end=NUM_BLOCKS, max_tokens=100)
+        done = await sequence.step(ids(*prompt), want)
         assert [batch.slices[0].num_tokens for batch in span.batches] == [32, 32, 32, 4]
-        assert seat.length == 100
+        assert sequence.length == 100
         if want is Want.NOTHING:
             assert done.output is None
         else:
             assert done.output is not None
             assert torch.equal(done.output, alone(prompt)[-1:] if want is Want.LAST else alone(prompt))
-        seat.close()
+        sequence.close()
 
     with_engine(work, max_step_tokens=32)
 
 
 def test_engine_middle_span_takes_and_gives_hidden_states() -> None:
     async def work(engine: Engine, span: Sums) -> None:
-        seat = engine.open(client="a", start=2, end=3, max_tokens=20)
+        sequence = engine.open(client="a", start=2, end=3, max_tokens=20)
         x = torch.arange(40.0).reshape(10, 4)
-        done = await seat.step(x, Want.ALL)
+        done = await sequence.step(x, Want.ALL)
         assert done.output is not None
         assert torch.equal(done.output, rows_of(sums_of(x[:, 0]), False))
-        seat.close()
+        sequence.close()
 
     with_engine(work, span=Sums(start=1, end=3))
 
@@ -87,11 +87,11 @@ def test_engine_picks_as_a_client_would_and_tells_probabilities() -> None:
     async def work(engine: Engine, span: Sums) -> None:
         sampling = Sampling(temperature=0.7, top_p=0.9, seed=5)
         picks = [GREEDY, Pick(sampling=sampling, index=3, num_logprobs=4), Pick(sampling=sampling, index=9)]
-        seats = [engine.open(client="a", start=0, end=NUM_BLOCKS, max_tokens=20) for _ in picks]
+        sequences = [engine.open(client="a", start=0, end=NUM_BLOCKS, max_tokens=20) for _ in picks]
         done = await asyncio.gather(
             *(
-                seat.step(ids(*prompt_of(5, n)), Want.LAST, p)
-                for n, (seat, p) in enumerate(zip(seats, picks, strict=True))
+                sequence.step(ids(*prompt_of(5, n)), Want.LAST, p)
+                for n, (sequence, p) in enumerate(zip(sequences, picks, strict=True))
             )
         )
         for n, (one, wanted) in enumerate(zip(done, picks, strict=True)):
@@ -103,23 +103,23 @@ def test_engine_picks_as_a_client_would_and_tells_probabilities() -> None:
             assert (one.token.logprob is None) == (wanted.num_logprobs is None)
             assert len(one.token.top) == (wanted.num_logprobs or 0)
         assert {one.batch_size for one in done} == {3}
-        for seat in seats:
-            seat.close()
+        for sequence in sequences:
+            sequence.close()
 
     with_engine(work)
 
 
 def test_engine_steps_that_come_together_run_together_and_waiting_is_told() -> None:
     async def work(engine: Engine, span: Sums) -> None:
-        seats = [engine.open(client="a", start=0, end=NUM_BLOCKS, max_tokens=20) for _ in range(3)]
-        done = await asyncio.gather(*(seat.step(ids(1), Want.LAST) for seat in seats))
+        sequences = [engine.open(client="a", start=0, end=NUM_BLOCKS, max_tokens=20) for _ in range(3)]
+        done = await asyncio.gather(*(sequence.step(ids(1), Want.LAST) for sequence in sequences))
         assert [round(one.queue_ms) for one in done] == [0, 0, 100]
         assert [one.batch_size for one in done] == [2, 2, 1]
         assert told == [(1, one.compute_ms, one.queue_ms) for one in done]
-        await asyncio.gather(seats[0].step(ids(1, 2, 3), Want.LAST), _look(engine))
+        await asyncio.gather(sequences[0].step(ids(1, 2, 3), Want.LAST), _look(engine))
         assert told[-1][0] == 3
-        for seat in seats:
-            seat.close()
+        for sequence in sequences:
+            sequence.close()
 
     async def _look(engine: Engine) -> None:
         await asyncio.sleep(0.05)
@@ -162,15 +162,17 @@ def test_engine_prefix_is_shared_between_clients_and_costs_neither_time_nor_room
 def test_engine_answers_become_prefixes_too() -> None:
     async def work(engine: Engine, span: Sums) -> None:
         prompt = prompt_of(10)
-        seat = engine.open(client="a", start=0, end=NUM_BLOCKS, max_tokens=60)
-        tokens = [*prompt, *(await generate(seat, prompt, 40))]
-        seat.close()
-        seat = engine.open(client="a", start=0, end=NUM_BLOCKS, max_tokens=60, page_keys=page_keys(REVISION, tokens))
-        assert seat.length == 3 * PAGE_TOKENS
-        done = await seat.step(ids(*tokens[seat.length :]), Want.LAST)
+        sequence = engine.open(client="a", start=0, end=NUM_BLOCKS, max_tokens=60)
+        tokens = [*prompt, *(await generate(sequence, prompt, 40))]
+        sequence.close()
+        sequence = engine.open(
+            client="a", start=0, end=NUM_BLOCKS, max_tokens=60, page_keys=page_keys(REVISION, tokens)
+        )
+        assert sequence.length == 3 * PAGE_TOKENS
+        done = await sequence.step(ids(*tokens[sequence.length :]), Want.LAST)
         assert done.output is not None
         assert torch.equal(done.output, alone(tokens)[-1:])
-        seat.close()
+        sequence.close()
 
     with_engine(work)
 
@@ -186,8 +188,8 @@ def test_engine_false_keys_fool_nobody_before_block_0() -> None:
         assert victim.length == 0
         other = engine.open(client="b", start=0, end=4, max_tokens=40, page_keys=page_keys(REVISION, real))
         assert other.length == 2 * PAGE_TOKENS
-        for seat in (liar, victim, other):
-            seat.close()
+        for sequence in (liar, victim, other):
+            sequence.close()
 
     with_engine(work)
 
@@ -200,12 +202,12 @@ def test_engine_further_on_a_client_finds_its_own_keys_only() -> None:
         def open_for(client: str, start: int = 1) -> EngineSequence:
             return engine.open(client=client, start=start, end=3, max_tokens=60, page_keys=keys)
 
-        seats = [open_for("a")]
-        await seats[0].step(x, Want.NOTHING)
-        seats += [open_for("b"), open_for("a"), open_for("a", 2)]
-        assert [seat.length for seat in seats[1:]] == [0, 2 * PAGE_TOKENS, 0]
-        for seat in seats:
-            seat.close()
+        sequences = [open_for("a")]
+        await sequences[0].step(x, Want.NOTHING)
+        sequences += [open_for("b"), open_for("a"), open_for("a", 2)]
+        assert [sequence.length for sequence in sequences[1:]] == [0, 2 * PAGE_TOKENS, 0]
+        for sequence in sequences:
+            sequence.close()
 
     with_engine(work, span=Sums(start=1, end=3))
 

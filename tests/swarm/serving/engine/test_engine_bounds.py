@@ -73,8 +73,8 @@ def test_engine_decodes_go_on_beside_a_long_prompt_in_short_passes(machine: Mach
         # but for the first pass with a prompt of a machine of which nothing is known
         assert sorted(machine.passes_ms)[-1 if speed else -2] <= 51
         assert 8 <= len(prompts) <= 14
-        for seat in (talker, reader):
-            seat.close()
+        for sequence in (talker, reader):
+            sequence.close()
 
     with_engine(work, span=Sums(on_run=machine.run), num_pages=80, max_step_ms=50, speed=speed)
 
@@ -87,8 +87,8 @@ def test_engine_prompt_of_the_only_seat_takes_longer_passes_until_another_comes(
         other = engine.open(client="b", start=0, end=4, max_tokens=100)
         await reader.step(ids(*prompt_of(190)), Want.NOTHING)
         assert max(machine.passes_ms[1:]) <= 51
-        for seat in (reader, other):
-            seat.close()
+        for sequence in (reader, other):
+            sequence.close()
 
     with_engine(work, span=Sums(on_run=machine.run), num_pages=80, max_step_ms=50, max_alone_ms=203, speed=SPEED)
 
@@ -99,7 +99,7 @@ def test_engine_session_over_the_context_is_refused() -> None:
         engine.open(client="a", start=0, end=4, max_tokens=64).close()
         with pytest.raises(PeerRefused, match="65 tokens is over the model's context of 64"):
             engine.open(client="a", start=0, end=4, max_tokens=65)
-        assert engine.num_seats == 0
+        assert engine.num_sequences == 0
 
     with_engine(work)
 
@@ -107,14 +107,14 @@ def test_engine_session_over_the_context_is_refused() -> None:
 def test_engine_one_client_with_many_prompts_holds_nobody_up(machine: Machine) -> None:
     async def work(engine: Engine, span: Sums) -> None:
         busy = [engine.open(client="busy", start=0, end=4, max_tokens=96) for _ in range(5)]
-        loads = [asyncio.create_task(seat.step(ids(*prompt_of(90)), Want.NOTHING)) for seat in busy]
+        loads = [asyncio.create_task(sequence.step(ids(*prompt_of(90)), Want.NOTHING)) for sequence in busy]
         await asyncio.sleep(0.001)
         modest = engine.open(client="modest", start=0, end=4, max_tokens=96)
         await modest.step(ids(*prompt_of(60)), Want.NOTHING)
         assert engine.num_waiting >= 1
         await asyncio.gather(*loads)
-        for seat in (*busy, modest):
-            seat.close()
+        for sequence in (*busy, modest):
+            sequence.close()
 
     with_engine(work, span=Sums(on_run=machine.run), num_pages=80, max_step_ms=50)
 
@@ -130,30 +130,32 @@ def test_engine_clients_that_come_and_go_at_any_moment_leave_nothing_behind(seed
         await asyncio.sleep(chance.random())
         keys = page_keys(REVISION, prompt)
         try:
-            seat = engine.open(client=chance.choice("abc"), start=0, end=4, max_tokens=len(prompt) + 8, page_keys=keys)
+            sequence = engine.open(
+                client=chance.choice("abc"), start=0, end=4, max_tokens=len(prompt) + 8, page_keys=keys
+            )
         except PeerRefused:
             ended.append("refused")
             return
         try:
-            seat.rewind(min(seat.length, (len(prompt) - 1) // PAGE_TOKENS * PAGE_TOKENS))
+            sequence.rewind(min(sequence.length, (len(prompt) - 1) // PAGE_TOKENS * PAGE_TOKENS))
             async with asyncio.timeout(patience_s):
-                assert await generate(seat, prompt[seat.length :], 8) == answer(prompt, 8)
+                assert await generate(sequence, prompt[sequence.length :], 8) == answer(prompt, 8)
             ended.append("answered")
         except TimeoutError:
             ended.append("cancelled")
         except SwarmError:
             ended.append("refused")
         finally:
-            seat.close()
+            sequence.close()
 
     async def work(engine: Engine, span: Sums) -> None:
         async with asyncio.TaskGroup() as tasks:
             for prompt in prompts:
                 tasks.create_task(one(engine, prompt, chance.choice([0.01, 0.05, 0.1, 0.3, 9.0])))
         await asyncio.sleep(1.0)  # a pass that nobody waits for ends
-        assert engine.num_seats == 0
-        assert engine.book.num_free == NUM_PAGES
-        assert engine.book.num_kept > 0
+        assert engine.num_sequences == 0
+        assert engine.pages.num_free == NUM_PAGES
+        assert engine.pages.num_kept > 0
 
     with_engine(work, compute_s=0.01, max_step_tokens=24, max_batch=4, max_sessions=5)
     assert {"answered", "cancelled", "refused"} <= set(ended)
@@ -166,15 +168,15 @@ def test_engine_batches_never_write_a_page_of_two_seats() -> None:
     async def work(engine: Engine, span: Sums) -> None:
         prompt = prompt_of(40)
         keys = page_keys(REVISION, prompt)
-        seats = []
+        sequences = []
         for _ in range(6):
-            seats.append(engine.open(client="a", start=0, end=4, max_tokens=60, page_keys=keys))
-            seats[-1].rewind(min(seats[-1].length, 32))
-            await seats[-1].step(ids(*prompt[seats[-1].length :]), Want.NOTHING)
+            sequences.append(engine.open(client="a", start=0, end=4, max_tokens=60, page_keys=keys))
+            sequences[-1].rewind(min(sequences[-1].length, 32))
+            await sequences[-1].step(ids(*prompt[sequences[-1].length :]), Want.NOTHING)
         for _ in range(3):
-            await asyncio.gather(*(seat.step(ids(1), Want.NOTHING, GREEDY) for seat in seats))
-        for seat in seats:
-            seat.close()
+            await asyncio.gather(*(sequence.step(ids(1), Want.NOTHING, GREEDY) for sequence in sequences))
+        for sequence in sequences:
+            sequence.close()
 
     def check(batch: Batch) -> None:
         written = [set(piece.pages[piece.position // PAGE_TOKENS :]) for piece in batch.slices]

@@ -49,16 +49,16 @@ async def engines(spans: Sequence[Span]) -> AsyncIterator[list[Engine]]:
         await asyncio.wait(tasks)
         for engine in running:
             engine.close(wait=True)
-            assert engine.book.num_free == NUM_PAGES
+            assert engine.pages.num_free == NUM_PAGES
 
 
-async def answer(seats: Sequence[EngineSequence], rows: Sequence[int], num_tokens: int) -> list[int]:
+async def answer(sequences: Sequence[EngineSequence], rows: Sequence[int], num_tokens: int) -> list[int]:
     """Greedy tokens of a chain of two, from the rows that it does not hold yet."""
     found: list[int] = []
     while True:
-        hidden = await seats[0].step(ids(*rows), Want.ALL)
+        hidden = await sequences[0].step(ids(*rows), Want.ALL)
         assert hidden.output is not None
-        last = await seats[1].step(hidden.output, Want.NOTHING, GREEDY)
+        last = await sequences[1].step(hidden.output, Want.NOTHING, GREEDY)
         assert last.token is not None
         found.append(last.token.token_id)
         if len(found) == num_tokens:
@@ -83,10 +83,10 @@ def test_engine_sixteen_sessions_on_llama_answer_as_transformers_does(
         async with engines(spans) as running:
 
             async def one(prompt: list[int]) -> list[int]:
-                seats = opened(running, prompt)
-                found = await answer(seats, prompt, NUM_TOKENS)
-                for seat in seats:
-                    seat.close()
+                sequences = opened(running, prompt)
+                found = await answer(sequences, prompt, NUM_TOKENS)
+                for sequence in sequences:
+                    sequence.close()
                 return found
 
             found = await asyncio.gather(*map(one, prompts))
@@ -107,11 +107,11 @@ def test_engine_llama_prefix_that_is_held_changes_no_token(
     async def run() -> None:
         async with engines(spans) as running:
             for held in (0, 2 * PAGE_TOKENS):
-                seats = opened(running, prompt)
-                assert [seat.length for seat in seats] == [held, held]
-                assert await answer(seats, prompt[held:], NUM_TOKENS) == expected
-                for seat in seats:
-                    seat.close()
+                sequences = opened(running, prompt)
+                assert [sequence.length for sequence in sequences] == [held, held]
+                assert await answer(sequences, prompt[held:], NUM_TOKENS) == expected
+                for sequence in sequences:
+                    sequence.close()
 
     virtual_time.run(run())
 

@@ -1,4 +1,4 @@
-"""Pages are given to one seat, shared where their content is the same, kept while there is room, and never lost."""
+"""Pages are given to one sequence, shared where their content is the same, kept while there is room, and never lost."""
 
 from __future__ import annotations
 
@@ -15,120 +15,120 @@ from swarm_protocol.errors import PeerRefused
 A, B, C = (letter * 16 for letter in (b"a", b"b", b"c"))
 
 
-def reserved(book: PageAllocator, num_pages: int, *keys: bytes) -> PageTable:
-    holding = book.reserve(num_pages, keys)
-    assert holding is not None
-    return holding
+def reserved(allocator: PageAllocator, num_pages: int, *keys: bytes) -> PageTable:
+    page_table = allocator.reserve(num_pages, keys)
+    assert page_table is not None
+    return page_table
 
 
-def filled(book: PageAllocator, *keys: bytes) -> PageTable:
-    holding = reserved(book, len(keys))
-    book.grow(holding, len(keys))
+def filled(allocator: PageAllocator, *keys: bytes) -> PageTable:
+    page_table = reserved(allocator, len(keys))
+    allocator.grow(page_table, len(keys))
     for index, key in enumerate(keys):
-        book.register(holding, index, key)
-    return holding
+        allocator.register(page_table, index, key)
+    return page_table
 
 
 def test_reserve_what_is_promised_is_there_and_nothing_more() -> None:
-    book = PageAllocator(4)
-    first = reserved(book, 3)
-    assert book.num_free == 1
-    assert book.reserve(2) is None
-    second = reserved(book, 1)
-    book.grow(first, 3)
-    book.grow(second, 1)
+    allocator = PageAllocator(4)
+    first = reserved(allocator, 3)
+    assert allocator.num_free == 1
+    assert allocator.reserve(2) is None
+    second = reserved(allocator, 1)
+    allocator.grow(first, 3)
+    allocator.grow(second, 1)
     assert sorted(first.pages + second.pages) == [0, 1, 2, 3]
 
 
 def test_num_touched_counts_pages_that_were_ever_held_once() -> None:
-    book = PageAllocator(4)
-    first = reserved(book, 3)
-    assert book.num_touched == 0
-    book.grow(first, 2)
-    assert book.num_touched == 2
-    book.release(first)
-    second = reserved(book, 3)
-    book.grow(second, 2)
-    assert book.num_touched == 2
-    book.grow(second, 3)
-    assert book.num_touched == 3
+    allocator = PageAllocator(4)
+    first = reserved(allocator, 3)
+    assert allocator.num_touched == 0
+    allocator.grow(first, 2)
+    assert allocator.num_touched == 2
+    allocator.release(first)
+    second = reserved(allocator, 3)
+    allocator.grow(second, 2)
+    assert allocator.num_touched == 2
+    allocator.grow(second, 3)
+    assert allocator.num_touched == 3
 
 
 def test_reserve_shared_pages_cost_no_room() -> None:
-    book = PageAllocator(4)
-    first = filled(book, A, B)
-    second = reserved(book, 4, A, B)
+    allocator = PageAllocator(4)
+    first = filled(allocator, A, B)
+    second = reserved(allocator, 4, A, B)
     assert second.pages == first.pages
-    assert (second.num_shared, book.num_free) == (2, 0)
+    assert (second.num_shared, allocator.num_free) == (2, 0)
 
 
 def test_reserve_stops_at_the_first_key_that_is_missing() -> None:
-    book = PageAllocator(4)
-    filled(book, A, C)
-    assert reserved(book, 3, A, B, C).num_shared == 1
+    allocator = PageAllocator(4)
+    filled(allocator, A, C)
+    assert reserved(allocator, 3, A, B, C).num_shared == 1
 
 
 def test_release_keeps_registered_pages_until_their_room_is_used() -> None:
-    book = PageAllocator(3)
-    book.release(filled(book, A, B))
-    assert (book.num_free, book.num_kept) == (3, 2)
-    holding = reserved(book, 2)
-    book.grow(holding, 2)
+    allocator = PageAllocator(3)
+    allocator.release(filled(allocator, A, B))
+    assert (allocator.num_free, allocator.num_kept) == (3, 2)
+    page_table = reserved(allocator, 2)
+    allocator.grow(page_table, 2)
     # one blank page was left; the end of the prefix goes before its beginning
-    assert reserved(book, 1, A, B).num_shared == 1
-    book.release(holding)
-    assert book.num_free == 2
+    assert reserved(allocator, 1, A, B).num_shared == 1
+    allocator.release(page_table)
+    assert allocator.num_free == 2
 
 
 def test_release_keeps_what_was_used_last() -> None:
-    book = PageAllocator(2)
-    book.release(filled(book, A))
-    book.release(filled(book, B))
-    book.release(reserved(book, 1, A))
-    holding = reserved(book, 1)
-    book.grow(holding, 1)
-    assert reserved(book, 1, A).num_shared == 1
-    assert book.num_free == 0
+    allocator = PageAllocator(2)
+    allocator.release(filled(allocator, A))
+    allocator.release(filled(allocator, B))
+    allocator.release(reserved(allocator, 1, A))
+    page_table = reserved(allocator, 1)
+    allocator.grow(page_table, 1)
+    assert reserved(allocator, 1, A).num_shared == 1
+    assert allocator.num_free == 0
 
 
 def test_reserve_a_kept_page_counts_as_room_once() -> None:
-    book = PageAllocator(2)
-    book.release(filled(book, A))
-    assert book.reserve(3, [A]) is None
-    assert book.num_kept == 1
-    assert reserved(book, 2, A).num_shared == 1
-    assert book.num_free == 0
+    allocator = PageAllocator(2)
+    allocator.release(filled(allocator, A))
+    assert allocator.reserve(3, [A]) is None
+    assert allocator.num_kept == 1
+    assert reserved(allocator, 2, A).num_shared == 1
+    assert allocator.num_free == 0
 
 
 def test_shrink_gives_shared_pages_back_only_where_own_ones_can_replace_them() -> None:
-    book = PageAllocator(3)
-    filled(book, A, B)
-    holding = reserved(book, 3, A, B)
-    assert not book.shrink(holding, 1)
-    assert (holding.num_shared, book.num_free) == (2, 0)
-    book.release(holding)
-    holding = reserved(book, 2, A, B)
-    assert book.shrink(holding, 1)
-    assert (holding.num_shared, holding.num_promised, book.num_free) == (1, 1, 0)
+    allocator = PageAllocator(3)
+    filled(allocator, A, B)
+    page_table = reserved(allocator, 3, A, B)
+    assert not allocator.shrink(page_table, 1)
+    assert (page_table.num_shared, allocator.num_free) == (2, 0)
+    allocator.release(page_table)
+    page_table = reserved(allocator, 2, A, B)
+    assert allocator.shrink(page_table, 1)
+    assert (page_table.num_shared, page_table.num_promised, allocator.num_free) == (1, 1, 0)
 
 
 def test_register_a_key_that_is_there_leaves_the_page_private() -> None:
-    book = PageAllocator(4)
-    first, second = filled(book, A), filled(book, A)
-    book.release(second)
-    assert book.num_kept == 0
-    book.release(first)
-    assert book.num_kept == 1
+    allocator = PageAllocator(4)
+    first, second = filled(allocator, A), filled(allocator, A)
+    allocator.release(second)
+    assert allocator.num_kept == 0
+    allocator.release(first)
+    assert allocator.num_kept == 1
 
 
 def test_num_freed_by_counts_what_nobody_else_holds() -> None:
-    book = PageAllocator(6)
-    filled(book, A)
-    holding = reserved(book, 4, A)
-    before = book.num_free
-    promised = book.num_freed_by(holding)
-    book.release(holding)
-    assert book.num_free - before == promised == 3
+    allocator = PageAllocator(6)
+    filled(allocator, A)
+    page_table = reserved(allocator, 4, A)
+    before = allocator.num_free
+    promised = allocator.num_freed_by(page_table)
+    allocator.release(page_table)
+    assert allocator.num_free - before == promised == 3
 
 
 class Pages(RuleBasedStateMachine):
@@ -138,60 +138,60 @@ class Pages(RuleBasedStateMachine):
 
     @initialize(num_pages=st.integers(1, 12))
     def start(self, num_pages: int) -> None:
-        self.book = PageAllocator(num_pages)
+        self.pages = PageAllocator(num_pages)
         self.held: dict[PageTable, list[bytes]] = {}
         self.content: dict[int, bytes] = {}
 
     @rule(target=holdings, num_pages=st.integers(1, 8), word=st.text("xy", max_size=6))
     def reserve(self, num_pages: int, word: str) -> Any:
-        free = self.book.num_free
+        free = self.pages.num_free
         keys = [word[: index + 1].encode() for index in range(len(word))]
-        holding = self.book.reserve(num_pages, keys)
-        if holding is None:
-            assert self.book.num_free == free
+        page_table = self.pages.reserve(num_pages, keys)
+        if page_table is None:
+            assert self.pages.num_free == free
             return multiple()
-        assert holding.num_pages == num_pages
+        assert page_table.num_pages == num_pages
         # whoever shares a page finds in it what the key says
-        assert [self.content[page] for page in holding.pages] == keys[: holding.num_shared]
-        self.held[holding] = keys[: holding.num_shared]
-        return holding
+        assert [self.content[page] for page in page_table.pages] == keys[: page_table.num_shared]
+        self.held[page_table] = keys[: page_table.num_shared]
+        return page_table
 
-    @rule(holding=holdings, letters=st.text("xy", min_size=1, max_size=4), register=st.booleans())
-    def write(self, holding: PageTable, letters: str, register: bool) -> None:
-        if holding not in self.held:
+    @rule(page_table=holdings, letters=st.text("xy", min_size=1, max_size=4), register=st.booleans())
+    def write(self, page_table: PageTable, letters: str, register: bool) -> None:
+        if page_table not in self.held:
             return
-        for letter in letters[: holding.num_promised]:
-            keys = self.held[holding]
-            self.book.grow(holding, len(keys) + 1)
+        for letter in letters[: page_table.num_promised]:
+            keys = self.held[page_table]
+            self.pages.grow(page_table, len(keys) + 1)
             keys.append((keys[-1] if keys else b"") + letter.encode())
-            page = holding.pages[-1]
-            assert all(page not in other.pages for other in self.held if other is not holding)
+            page = page_table.pages[-1]
+            assert all(page not in other.pages for other in self.held if other is not page_table)
             self.content[page] = keys[-1]
             if register:
-                self.book.register(holding, len(keys) - 1, keys[-1])
+                self.pages.register(page_table, len(keys) - 1, keys[-1])
 
-    @rule(holding=holdings, num_pages=st.integers(0, 4))
-    def shrink(self, holding: PageTable, num_pages: int) -> None:
-        if holding in self.held and self.book.shrink(holding, num_pages):
-            del self.held[holding][num_pages:]
+    @rule(page_table=holdings, num_pages=st.integers(0, 4))
+    def shrink(self, page_table: PageTable, num_pages: int) -> None:
+        if page_table in self.held and self.pages.shrink(page_table, num_pages):
+            del self.held[page_table][num_pages:]
 
-    @rule(holding=consumes(holdings))
-    def release(self, holding: PageTable) -> None:
-        freed, before = self.book.num_freed_by(holding), self.book.num_free
-        self.book.release(holding)
-        assert self.book.num_free - before == freed
-        self.book.release(holding)
-        self.held.pop(holding, None)
+    @rule(page_table=consumes(holdings))
+    def release(self, page_table: PageTable) -> None:
+        freed, before = self.pages.num_freed_by(page_table), self.pages.num_free
+        self.pages.release(page_table)
+        assert self.pages.num_free - before == freed
+        self.pages.release(page_table)
+        self.held.pop(page_table, None)
 
     @invariant()
     def every_page_is_accounted_for(self) -> None:
-        if not hasattr(self, "book"):
+        if not hasattr(self, "allocator"):
             return
-        held = {page for holding in self.held for page in holding.pages}
-        promised = sum(holding.num_promised for holding in self.held)
-        assert self.book.num_free == self.book.num_pages - len(held) - promised >= 0
-        for holding, keys in self.held.items():
-            assert [self.content[page] for page in holding.pages] == keys
+        held = {page for page_table in self.held for page in page_table.pages}
+        promised = sum(page_table.num_promised for page_table in self.held)
+        assert self.pages.num_free == self.pages.num_pages - len(held) - promised >= 0
+        for page_table, keys in self.held.items():
+            assert [self.content[page] for page in page_table.pages] == keys
 
 
 TestPages = Pages.TestCase
@@ -202,24 +202,24 @@ ROOM = 100
 
 
 @dataclass
-class Seat:
+class Sequence:
     client: str
     num_pages: int
 
 
 class Server:
-    """Eight seats and ROOM pages."""
+    """Eight sequences and ROOM pages."""
 
     def __init__(self) -> None:
         self.admission = Admission(8, ROOM)
-        self.held: list[Seat] = []
+        self.held: list[Sequence] = []
         self.now_s = 0.0
 
     def open(self, client: str, num_pages: int = 1) -> None:
         self.admission.check(client, num_pages, self.held, now_s=self.now_s)
-        if len(self.held) >= 8 or num_pages + sum(seat.num_pages for seat in self.held) > ROOM:
+        if len(self.held) >= 8 or num_pages + sum(sequence.num_pages for sequence in self.held) > ROOM:
             raise self.admission.refused(client, num_pages, self.held, now_s=self.now_s)
-        self.held.append(Seat(client, num_pages))
+        self.held.append(Sequence(client, num_pages))
 
     def refuses(self, client: str, num_pages: int = 1) -> None:
         with pytest.raises(PeerRefused) as refused:
@@ -227,7 +227,7 @@ class Server:
         assert refused.value.retry_after_s == RETRY_AFTER_S
 
     def close_one(self, client: str) -> None:
-        self.held.remove(next(seat for seat in self.held if seat.client == client))
+        self.held.remove(next(sequence for sequence in self.held if sequence.client == client))
 
 
 def test_admission_alone_a_peer_may_take_all() -> None:

@@ -64,7 +64,7 @@ def test_plan_takes_every_decode_and_fills_up_with_a_prompt() -> None:
     assert plan.parts == (*((work, 1) for work in decodes), (prompt, BUDGET))
     assert (plan.num_decodes, plan.num_prefill_tokens, plan.num_waiting) == (3, BUDGET, 0)
     assert plan.reason == (
-        "blocks 0:4 for 4 clients: 3 decodes and 100 prompt tokens of 1 seats, of 100 allowed; 0 seats wait"
+        "blocks 0:4 for 4 clients: 3 decodes and 100 prompt tokens of 1 sequences, of 100 allowed; 0 sequences wait"
     )
 
 
@@ -83,13 +83,13 @@ def test_plan_more_decodes_than_fit_clients_take_turns() -> None:
     runs: Counter[str] = Counter()
     for _ in range(60):
         # each has one ready again at once, the first has many
-        for client, num_seats in (("a", 10), ("b", 1), ("c", 1)):
+        for client, num_sequences in (("a", 10), ("b", 1), ("c", 1)):
             ready = sum(work.client == client for work in machine.waits)
-            for _ in range(num_seats - ready):
+            for _ in range(num_sequences - ready):
                 machine.add(client)
         runs.update(work.client for work, _ in machine.step().parts)
     assert max(runs.values()) - min(runs.values()) <= 2
-    assert machine.longest_wait <= 20  # ten seats of one client that gets two decodes in three steps
+    assert machine.longest_wait <= 20  # ten sequences of one client that gets two decodes in three steps
 
 
 def test_plan_prompts_of_many_seats_gain_a_client_nothing() -> None:
@@ -220,12 +220,12 @@ def test_plan_backlogged_clients_get_equal_shares(prompts: list[tuple[str, int]]
         assert max(shares) - min(shares) <= QUANTUM_TOKENS + BUDGET
 
 
-@pytest.mark.parametrize("num_seats", [1, 7])
-def test_plan_a_seat_that_decodes_again_and_again_starves_nobody(num_seats: int) -> None:
+@pytest.mark.parametrize("num_sequences", [1, 7])
+def test_plan_a_seat_that_decodes_again_and_again_starves_nobody(num_sequences: int) -> None:
     machine = Machine(max_batch=1)
     other = machine.add("b", 300)
-    for _ in range(3 * (num_seats + 1)):
-        while len(machine.waits) < num_seats + bool(other.num_tokens):
+    for _ in range(3 * (num_sequences + 1)):
+        while len(machine.waits) < num_sequences + bool(other.num_tokens):
             machine.add("a")
         machine.step()
     assert other.num_tokens == 0

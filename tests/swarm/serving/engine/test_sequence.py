@@ -1,4 +1,4 @@
-"""One seat among others: its room, what goes wrong with it, and what it gives back."""
+"""One sequence among others: its room, what goes wrong with it, and what it gives back."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ def test_engine_idle_seats_make_room_for_others_the_longest_unused_first() -> No
         ended: list[str] = []
 
         def open_for(client: str, num_pages: int = 10) -> EngineSequence:
-            seat = engine.open(client=client, start=0, end=4, max_tokens=num_pages * PAGE_TOKENS)
-            seat.on_ended = lambda error: ended.append(f"{client} {type(error).__name__}")
-            return seat
+            sequence = engine.open(client=client, start=0, end=4, max_tokens=num_pages * PAGE_TOKENS)
+            sequence.on_ended = lambda error: ended.append(f"{client} {type(error).__name__}")
+            return sequence
 
         old = open_for("a")
         await asyncio.sleep(5)
@@ -71,8 +71,8 @@ def test_engine_idle_seats_make_room_for_others_the_longest_unused_first() -> No
         with pytest.raises(PeerRefused):
             open_for("e")
         await asyncio.sleep(10)
-        for seat in rest:
-            await seat.step(ids(1), Want.NOTHING)
+        for sequence in rest:
+            await sequence.step(ids(1), Want.NOTHING)
         with pytest.raises(PeerRefused):
             open_for("e", 25)  # more than all idle ones hold: nobody is ended in vain
         assert ended == []
@@ -80,8 +80,8 @@ def test_engine_idle_seats_make_room_for_others_the_longest_unused_first() -> No
         assert ended == ["b PeerRefused"]  # the younger one, but the longest unused
         with pytest.raises(PeerRefused, match="idle"):
             await young.step(ids(1), Want.NOTHING)
-        for seat in (old, young, new, *rest):
-            seat.close()
+        for sequence in (old, young, new, *rest):
+            sequence.close()
 
     with_engine(work)
 
@@ -134,70 +134,70 @@ def test_engine_absurd_wishes_are_violations_or_refused() -> None:
 )
 def test_engine_input_that_does_not_fit_is_a_violation_and_changes_nothing(x: Tensor, wanted: Pick | None) -> None:
     async def work(engine: Engine, span: Sums) -> None:
-        seat = engine.open(client="a", start=0, end=3, max_tokens=30)
+        sequence = engine.open(client="a", start=0, end=3, max_tokens=30)
         with pytest.raises(PeerViolation):
-            await seat.step(x, Want.LAST, wanted)
-        assert (await seat.step(ids(1), Want.LAST)).output is not None
+            await sequence.step(x, Want.LAST, wanted)
+        assert (await sequence.step(ids(1), Want.LAST)).output is not None
         assert span.batches[0].slices[0].position == 0
         assert len(span.batches) == 1
-        seat.close()
+        sequence.close()
 
     with_engine(work)
 
 
 def test_engine_hidden_states_of_another_width_are_a_violation() -> None:
     async def work(engine: Engine, span: Sums) -> None:
-        seat = engine.open(client="a", start=1, end=3, max_tokens=30)
+        sequence = engine.open(client="a", start=1, end=3, max_tokens=30)
         for x in (torch.zeros(1, 5), ids(1), torch.zeros(4), torch.zeros(1, 4, dtype=torch.int64)):
             with pytest.raises(PeerViolation):
-                await seat.step(x, Want.LAST)
-        seat.close()
+                await sequence.step(x, Want.LAST)
+        sequence.close()
 
     with_engine(work)
 
 
 def test_engine_numbers_that_are_not_finite_end_their_seat_only() -> None:
     async def work(engine: Engine, span: Sums) -> None:
-        seats = [engine.open(client="a", start=1, end=4, max_tokens=30) for _ in range(3)]
+        sequences = [engine.open(client="a", start=1, end=4, max_tokens=30) for _ in range(3)]
         bad = torch.full((1, 4), math.nan)
         results = await asyncio.gather(
-            seats[0].step(torch.zeros(1, 4), Want.LAST),
-            seats[1].step(bad, Want.LAST),
-            seats[2].step(torch.zeros(1, 4), Want.NOTHING, GREEDY),
+            sequences[0].step(torch.zeros(1, 4), Want.LAST),
+            sequences[1].step(bad, Want.LAST),
+            sequences[2].step(torch.zeros(1, 4), Want.NOTHING, GREEDY),
             return_exceptions=True,
         )
         assert [type(result) for result in results] == [StepOutput, SessionError, StepOutput]
         assert len(span.batches) == 1
-        assert engine.num_seats == 2
+        assert engine.num_sequences == 2
         with pytest.raises(SessionError):
-            await seats[1].step(bad, Want.LAST)
-        for seat in seats:
-            seat.close()
+            await sequences[1].step(bad, Want.LAST)
+        for sequence in sequences:
+            sequence.close()
 
     with_engine(work)
 
 
-def test_engine_pass_that_fails_is_tried_seat_by_seat() -> None:
+def test_engine_pass_that_fails_is_tried_seat_by_sequence() -> None:
     def fail(batch: Batch) -> None:
         if 13 in batch.x:
             raise RuntimeError("a bug")
 
     async def work(engine: Engine, span: Sums) -> None:
-        seats = [engine.open(client="a", start=0, end=4, max_tokens=30) for _ in range(3)]
-        steps = [seat.step(ids(token), Want.LAST) for seat, token in zip(seats, (1, 13, 2), strict=True)]
+        sequences = [engine.open(client="a", start=0, end=4, max_tokens=30) for _ in range(3)]
+        steps = [sequence.step(ids(token), Want.LAST) for sequence, token in zip(sequences, (1, 13, 2), strict=True)]
         first, failed, third = await asyncio.gather(*steps, return_exceptions=True)
         assert isinstance(first, StepOutput)
         assert isinstance(third, StepOutput)
         assert torch.equal(third.output, alone([2]))  # type: ignore[arg-type]
         assert isinstance(failed, SessionError)
         assert "a bug" in str(failed)
-        for seat in seats:
-            seat.close()
+        for sequence in sequences:
+            sequence.close()
 
     with_engine(work, span=Sums(on_run=fail))
 
 
-def test_engine_deadline_takes_a_step_from_the_queue_and_leaves_its_seat() -> None:
+def test_engine_deadline_takes_a_step_from_the_queue_and_leaves_its_sequence() -> None:
     async def work(engine: Engine, span: Sums) -> None:
         now_s = asyncio.get_running_loop().time()
         busy, late = (engine.open(client=client, start=0, end=4, max_tokens=200) for client in "ab")
@@ -214,14 +214,14 @@ def test_engine_deadline_takes_a_step_from_the_queue_and_leaves_its_seat() -> No
     with_engine(work, compute_s=0.1)
 
 
-def test_engine_deadline_of_a_step_half_done_ends_its_seat() -> None:
+def test_engine_deadline_of_a_step_half_done_ends_its_sequence() -> None:
     async def work(engine: Engine, span: Sums) -> None:
         now_s = asyncio.get_running_loop().time()
-        seat = engine.open(client="a", start=0, end=4, max_tokens=200)
+        sequence = engine.open(client="a", start=0, end=4, max_tokens=200)
         with pytest.raises(PeerTimeout):
-            await seat.step(ids(*prompt_of(90)), Want.NOTHING, deadline_s=now_s + 0.25)
+            await sequence.step(ids(*prompt_of(90)), Want.NOTHING, deadline_s=now_s + 0.25)
         assert len(span.batches) == 3
-        assert engine.num_seats == 0
+        assert engine.num_sequences == 0
 
     with_engine(work, compute_s=0.1, max_step_tokens=16)
 
@@ -251,36 +251,36 @@ def test_engine_cancelled_step_that_waits_is_never_run_and_its_seat_goes_on() ->
 
 def test_engine_cancelled_step_that_runs_frees_its_pages_at_its_end() -> None:
     async def work(engine: Engine, span: Sums) -> None:
-        seat = engine.open(client="a", start=0, end=4, max_tokens=20)
-        stepping = asyncio.create_task(seat.step(ids(1), Want.NOTHING))
+        sequence = engine.open(client="a", start=0, end=4, max_tokens=20)
+        stepping = asyncio.create_task(sequence.step(ids(1), Want.NOTHING))
         await asyncio.sleep(0.05)
         stepping.cancel()
         await asyncio.wait({stepping})
         # the pass still writes them
-        assert engine.num_seats == 0
-        assert engine.book.num_free == NUM_PAGES - 2
+        assert engine.num_sequences == 0
+        assert engine.pages.num_free == NUM_PAGES - 2
         await asyncio.sleep(0.1)
-        assert engine.book.num_free == NUM_PAGES
+        assert engine.pages.num_free == NUM_PAGES
 
     with_engine(work, compute_s=0.1)
 
 
 def test_engine_seat_closed_while_it_waits_or_runs_fails_its_step() -> None:
     async def work(engine: Engine, span: Sums) -> None:
-        seats = [engine.open(client="a", start=0, end=4, max_tokens=20) for _ in range(2)]
-        running = asyncio.create_task(seats[0].step(ids(1), Want.NOTHING))
+        sequences = [engine.open(client="a", start=0, end=4, max_tokens=20) for _ in range(2)]
+        running = asyncio.create_task(sequences[0].step(ids(1), Want.NOTHING))
         await asyncio.sleep(0.05)
-        waiting = asyncio.create_task(seats[1].step(ids(1), Want.NOTHING))
+        waiting = asyncio.create_task(sequences[1].step(ids(1), Want.NOTHING))
         await asyncio.sleep(0.01)
-        for seat in seats:
-            seat.close()
+        for sequence in sequences:
+            sequence.close()
         assert engine.num_waiting == 0
-        assert engine.book.num_free == NUM_PAGES - 2
+        assert engine.pages.num_free == NUM_PAGES - 2
         results = await asyncio.gather(running, waiting, return_exceptions=True)
         assert [type(result) for result in results] == [SessionError, SessionError]
         await asyncio.sleep(0.1)
         assert len(span.batches) == 1
-        assert engine.book.num_free == NUM_PAGES
+        assert engine.pages.num_free == NUM_PAGES
 
     with_engine(work, compute_s=0.1)
 
@@ -290,10 +290,10 @@ def test_engine_that_ends_fails_whatever_waits_and_takes_nothing_more() -> None:
         span = Sums()
         engine = Engine(span, span.pool(), ServerOptions(), revision=REVISION)
         running = asyncio.create_task(engine.run())
-        seats = [engine.open(client="a", start=0, end=4, max_tokens=20) for _ in range(3)]
+        sequences = [engine.open(client="a", start=0, end=4, max_tokens=20) for _ in range(3)]
         ended: list[Exception] = []
-        seats[2].on_ended = ended.append
-        steps = [asyncio.create_task(seat.step(ids(1), Want.NOTHING)) for seat in seats[:2]]
+        sequences[2].on_ended = ended.append
+        steps = [asyncio.create_task(sequence.step(ids(1), Want.NOTHING)) for sequence in sequences[:2]]
         await asyncio.sleep(0.05)
         running.cancel()
         results = await asyncio.gather(*steps, return_exceptions=True)
@@ -301,7 +301,7 @@ def test_engine_that_ends_fails_whatever_waits_and_takes_nothing_more() -> None:
         assert len(ended) == 1
         with pytest.raises(PeerRefused):
             engine.open(client="a", start=0, end=4, max_tokens=20)
-        assert engine.book.num_free == NUM_PAGES
+        assert engine.pages.num_free == NUM_PAGES
         engine.close(wait=True)
 
     with no_leaks():
@@ -321,16 +321,16 @@ def test_seat_moved_to_another_engine_goes_on_there() -> None:
         other = Engine(span, span.pool(), ServerOptions(), revision=REVISION)
         running = asyncio.create_task(other.run())
         prompt = prompt_of(50)
-        # something of others is in the pages that the seat gets
+        # something of others is in the pages that the sequence gets
         stranger = engine.open(client="z", start=0, end=4, max_tokens=NUM_PAGES * PAGE_TOKENS)
         await stranger.step(ids(*[63] * NUM_PAGES * PAGE_TOKENS), Want.NOTHING)
         stranger.close()
-        seat = engine.open(client="a", start=0, end=4, max_tokens=80)
-        await seat.step(ids(*prompt), Want.NOTHING)
-        content = [piece async for piece in seat.export(*seat.blocks)]
+        sequence = engine.open(client="a", start=0, end=4, max_tokens=80)
+        await sequence.step(ids(*prompt), Want.NOTHING)
+        content = [piece async for piece in sequence.export(*sequence.blocks)]
         numbers = torch.frombuffer(bytearray(b"".join(content[1:])), dtype=torch.float32).view(NUM_BLOCKS, 2, -1)
         assert not numbers[:, :, 50:].any()
-        seat.close()
+        sequence.close()
         moved = other.open(client="a", start=0, end=4, max_tokens=80)
         await moved.adopt(50, pieces_of(*content))
         assert moved.length == 50
@@ -343,7 +343,7 @@ def test_seat_moved_to_another_engine_goes_on_there() -> None:
             assert other.open(client="a", start=0, end=4, max_tokens=80, page_keys=keys).length == 0
         running.cancel()
         await asyncio.wait({running})
-        assert other.book.num_free == NUM_PAGES
+        assert other.allocator.num_free == NUM_PAGES
         other.close(wait=True)
 
     with_engine(work)
@@ -354,26 +354,26 @@ def test_seat_that_adopted_more_than_is_known_begins_earlier() -> None:
 
     async def work(engine: Engine, span: Sums) -> None:
         prompt = prompt_of(50)
-        seats = [engine.open(client="a", start=0, end=4, max_tokens=80) for _ in range(2)]
-        await seats[0].step(ids(*prompt), Want.NOTHING)
-        await seats[1].adopt(50, seats[0].export(*seats[0].blocks))
-        seats[1].rewind(37)
-        done = await seats[1].step(ids(9, 8), Want.LAST)
+        sequences = [engine.open(client="a", start=0, end=4, max_tokens=80) for _ in range(2)]
+        await sequences[0].step(ids(*prompt), Want.NOTHING)
+        await sequences[1].adopt(50, sequences[0].export(*sequences[0].blocks))
+        sequences[1].rewind(37)
+        done = await sequences[1].step(ids(9, 8), Want.LAST)
         assert done.output is not None
         assert torch.equal(done.output, alone([*prompt[:37], 9, 8])[-1:])
-        for seat in seats:
-            seat.close()
+        for sequence in sequences:
+            sequence.close()
 
     with_engine(work)
 
 
 def test_seat_adopts_nothing_that_is_damaged() -> None:
     async def work(engine: Engine, span: Sums) -> None:
-        seat = engine.open(client="a", start=0, end=4, max_tokens=40)
-        await seat.step(ids(*prompt_of(40)), Want.NOTHING)
-        layout, *exported = [piece async for piece in seat.export(*seat.blocks)]
+        sequence = engine.open(client="a", start=0, end=4, max_tokens=40)
+        await sequence.step(ids(*prompt_of(40)), Want.NOTHING)
+        layout, *exported = [piece async for piece in sequence.export(*sequence.blocks)]
         content = b"".join(exported)
-        seat.close()
+        sequence.close()
         nan = torch.full((len(content) // 4,), math.nan).numpy().tobytes()
         target = engine.open(client="a", start=0, end=4, max_tokens=40)
         for pieces in ([content[:-4]], [content, content], [content[: len(content) // 3]], [nan], []):

@@ -19,8 +19,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 from swarm.network import framing
-from swarm.serving.engine.prefix import page_keys
 from swarm.serving.sampling.sampling import Sampling, pick
+from swarm.serving.wire.page_keys import page_keys
 from swarm.training.inner.lease import Cursor, Lane
 from swarm.training.round.coordinator import coordinator_of, part_sizes
 from swarm.training.round.vote import quorum

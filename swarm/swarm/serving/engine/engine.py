@@ -18,14 +18,14 @@ import torch
 from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerViolation, SwarmError
 
 from swarm.serving.engine.compute import BatchPiece, PieceResult, RunnableSpan, compute, needed
-from swarm.serving.engine.page_allocator import RETRY_AFTER_S, Admission, PageAllocator, PageTable
-from swarm.serving.engine.prefix import KEY_BYTES, PageKeys
+from swarm.serving.engine.page_allocator import RETRY_AFTER_S, Admission, PageAllocator, PageKeys, PageTable
 from swarm.serving.engine.scheduler import BatchPlan, Scheduler
 from swarm.serving.engine.sequence import EngineSequence, SequenceStep, StepOutput
 from swarm.serving.engine.span_speed import PREFILL_TOKENS, ObservedSpeed, SpanSpeed, StepCost
 from swarm.serving.model.batch import PAGE_TOKENS, Slice, Want
 from swarm.serving.model.kv_pool import KVPool, Prefault
 from swarm.serving.server.server_options import ServerOptions
+from swarm.serving.wire.page_keys import KEY_BYTES
 
 logger = logging.getLogger(__name__)
 

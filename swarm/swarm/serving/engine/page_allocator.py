@@ -9,11 +9,14 @@ This is bookkeeping only: `KVPool` has the memory. It has no clock and no tasks;
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from swarm_protocol.errors import PeerRefused
+
+from swarm.serving.model.batch import PAGE_TOKENS
+from swarm.serving.wire.page_keys import PageKeyChain, root_key
 
 
 @dataclass(slots=True, eq=False)
@@ -137,6 +140,50 @@ class PageAllocator:
         del self._kept[page]
         del self._page_of[self._key_of.pop(page)]
         self._blank.append(page)
+
+
+class PageKeys:
+    """The names under which the pages of one sequence on blocks [start, end) are registered as they fill.
+
+    Before block 0 content follows from the tokens, so that all clients can share it: the names are computed from the
+    tokens that were really run. Further on it follows from what the client sent, which nobody checks: the names are
+    those that it `given`, and only this client finds them again.
+    """
+
+    def __init__(self, revision: str, client: str, start: int, end: int, given: Sequence[bytes]) -> None:
+        self._scope = f"{start}:{end}:{client if start else ''}:".encode()
+        self._given = tuple(given)
+        self._root = None if start else root_key(revision)
+        self.begin(0)
+
+    @property
+    def wanted(self) -> list[bytes]:
+        """What the client expects in its first pages."""
+        return [self._scope + key for key in self._given]
+
+    def begin(self, num_pages: int) -> None:
+        """Pages are named from `num_pages` on; those before hold what was `wanted`."""
+        self._num_named = num_pages
+        self._chain = None
+        if self._root is not None:
+            self._chain = PageKeyChain(self._given[num_pages - 1] if num_pages else self._root)
+
+    def stop(self) -> None:
+        """Name nothing any more: what the pages hold came from elsewhere."""
+        self._root, self._chain, self._given = None, None, ()
+
+    def filled(self, tokens: Sequence[int], length: int) -> Iterator[tuple[int, bytes]]:
+        """The index and name of each page that is full now that `length` positions are held, `tokens` the last ones.
+
+        Without block 0 there are no tokens.
+        """
+        if self._chain is not None:
+            keys: Sequence[bytes] = self._chain.extend(tokens)
+        else:
+            keys = self._given[self._num_named : length // PAGE_TOKENS]
+        for key in keys:
+            yield self._num_named, self._scope + key
+            self._num_named += 1
 
 
 RETRY_AFTER_S = 5.0

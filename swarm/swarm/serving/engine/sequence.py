@@ -16,8 +16,7 @@ from swarm_protocol.errors import IntegrityError, PeerRefused, PeerViolation, Se
 from torch import Tensor
 
 from swarm.serving.engine.compute import PieceResult, RunnableSpan
-from swarm.serving.engine.page_allocator import RETRY_AFTER_S, PageAllocator, PageTable
-from swarm.serving.engine.prefix import PageKeys
+from swarm.serving.engine.page_allocator import RETRY_AFTER_S, PageAllocator, PageKeys, PageTable
 from swarm.serving.engine.scheduler import SchedulableStep
 from swarm.serving.model.batch import PAGE_TOKENS, Want
 from swarm.serving.model.kv_pool import KVPool

@@ -21,8 +21,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from swarm_protocol.errors import PeerViolation
+from swarm_protocol.limits import PAGE_TOKENS
 
-from swarm.serving.model.batch import PAGE_TOKENS
 from swarm.serving.session.actions import Action, Answer, Feed, Relink
 from swarm.serving.session.hop import Hop, Neighbours, Ran
 from swarm.serving.session.replay_buffer import Ledger

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
+from swarm_protocol.limits import PAGE_TOKENS
 from swarm_protocol.rows import Data
-
-from swarm.serving.model.batch import PAGE_TOKENS
 
 
 class Ledger:

@@ -13,8 +13,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerViolation, SessionError, SwarmError
+from swarm_protocol.limits import PAGE_TOKENS
 
-from swarm.serving.model.batch import PAGE_TOKENS
 from swarm.serving.session.actions import (
     Action,
     Blame,

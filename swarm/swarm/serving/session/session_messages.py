@@ -12,6 +12,7 @@ from typing import TypeAlias
 import numpy as np
 import torch
 from swarm_protocol.errors import PeerViolation, SwarmError
+from swarm_protocol.limits import PAGE_TOKENS
 from swarm_protocol.rows import INT8_BLOCK, TOKENS, Data, Rows, row_bytes
 from swarm_protocol.sampler import Sampler
 from swarm_protocol.session_frames import (
@@ -33,12 +34,11 @@ from swarm_protocol.session_frames import (
 )
 from torch import Tensor
 
-from swarm.serving.engine.prefix import PageKeyChain, root_key
-from swarm.serving.model.batch import PAGE_TOKENS
 from swarm.serving.model.shape import ModelShape
 from swarm.serving.session.actions import Feed, Hand, OpenSeat
 from swarm.serving.session.hop import Hop, Ran
 from swarm.serving.session.replay_buffer import Ledger, PrefixStore
+from swarm.serving.wire.page_keys import PageKeyChain, root_key
 
 Output: TypeAlias = SampledToken | Tensor
 """A token, or logits [T, V]."""

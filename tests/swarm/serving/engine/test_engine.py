@@ -22,10 +22,10 @@ from support.arithmetic_span import (
     with_engine,
 )
 from swarm.serving.engine.engine import Engine, EngineLoad
-from swarm.serving.engine.prefix import page_keys
 from swarm.serving.engine.sequence import EngineSequence
 from swarm.serving.model.batch import PAGE_TOKENS, Want
 from swarm.serving.sampling.sampling import Pick, Sampling, pick
+from swarm.serving.wire.page_keys import page_keys
 from swarm_protocol.errors import PeerViolation
 
 # --- what is computed -------------------------------------------------------------------------------------------------

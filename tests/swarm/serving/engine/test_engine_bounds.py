@@ -21,9 +21,9 @@ from support.arithmetic_span import (
     with_engine,
 )
 from swarm.serving.engine.engine import Engine
-from swarm.serving.engine.prefix import page_keys
 from swarm.serving.engine.span_speed import PREFILL_TOKENS, SpanSpeed
 from swarm.serving.model.batch import PAGE_TOKENS, Batch, Want
+from swarm.serving.wire.page_keys import page_keys
 from swarm_protocol.errors import PeerRefused, SwarmError
 
 

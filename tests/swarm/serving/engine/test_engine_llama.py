@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from support.arithmetic_span import GREEDY, REVISION, ids
 from swarm.serving.engine.engine import Engine
-from swarm.serving.engine.prefix import page_keys
 from swarm.serving.engine.sequence import EngineSequence
 from swarm.serving.model.batch import PAGE_TOKENS, Want
 from swarm.serving.model.model_files import open_model
 from swarm.serving.model.span import Span
 from swarm.serving.model.span_loading import load_span
 from swarm.serving.server.server_options import ServerOptions
+from swarm.serving.wire.page_keys import page_keys
 from swarm.testing import virtual_time
 from swarm.testing.leaks import no_leaks
 

@@ -21,11 +21,11 @@ from support.arithmetic_span import (
     with_engine,
 )
 from swarm.serving.engine.engine import Engine
-from swarm.serving.engine.prefix import page_keys
 from swarm.serving.engine.sequence import EngineSequence, StepOutput
 from swarm.serving.model.batch import PAGE_TOKENS, Batch, Want
 from swarm.serving.sampling.sampling import Pick
 from swarm.serving.server.server_options import ServerOptions
+from swarm.serving.wire.page_keys import page_keys
 from swarm.testing import virtual_time
 from swarm.testing.leaks import no_leaks
 from swarm_protocol.errors import IntegrityError, PeerRefused, PeerTimeout, PeerViolation, SessionError

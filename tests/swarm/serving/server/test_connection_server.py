@@ -25,11 +25,11 @@ from support.served_chain import (
     token_rows,
     with_servers,
 )
-from swarm.serving.engine.prefix import page_keys
 from swarm.serving.model.batch import PAGE_TOKENS
 from swarm.serving.server.connection_server import IDLE_LANE_S, MAX_LANES_PER_PEER, SILENT_S
 from swarm.serving.server.server_session import MAX_INBOX
 from swarm.serving.wire.multiplexed_connection import MultiplexedConnection, open_stream
+from swarm.serving.wire.page_keys import page_keys
 from swarm.testing.faults import Fault
 from swarm_protocol import limits
 from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable, PeerViolation, SessionError

@@ -6,8 +6,8 @@ import itertools
 
 from hypothesis import given
 from hypothesis import strategies as st
-from swarm.serving.engine.prefix import KEY_BYTES, PageKeyChain, page_keys, root_key
 from swarm.serving.model.batch import PAGE_TOKENS
+from swarm.serving.wire.page_keys import KEY_BYTES, PageKeyChain, page_keys, root_key
 
 TOKENS = list(range(100, 100 + 5 * PAGE_TOKENS))
 

@@ -25,13 +25,12 @@ from support.network_worlds import libp2p_node
 from swarm.network.interface import Stream
 from swarm.network.libp2p.libp2p_network import Libp2pNetwork
 from swarm.training.allreduce.butterfly import Butterfly
-from swarm.training.allreduce.part_owner import Scheme
-from swarm.training.allreduce.parts import decoded_frames
-from swarm.training.allreduce.peer_connections import PeerLines
+from swarm.training.allreduce.parts import ReductionScheme, decoded_frames
+from swarm.training.allreduce.peer_connections import PeerConnections
 from swarm.training.round.coordinator import part_values
 from swarm.training.round.methods import Methods
-from swarm.training.round.round_events import Signed
-from swarm.trust.aggregation.registry import get_aggregator
+from swarm.training.round.round_events import SignedGroup
+from swarm.trust.aggregators import get_aggregator
 from swarm_compression import get_codec, warm_up
 from swarm_protocol.training_messages import Contribution, Group
 from torch import Tensor
@@ -94,10 +93,10 @@ class Member:
         ctypes.CDLL("libc.so.6").malloc_trim(0)
         self._before_bytes = psutil.Process().memory_info().rss
         self._butterfly = Butterfly(
-            PeerLines(network=self._node, methods=METHODS),
-            Signed(group=group, signer=group.peer_ids[0], data=data, digest=bytes(32)),
+            PeerConnections(network=self._node, methods=METHODS),
+            SignedGroup(group=group, signer=group.peer_ids[0], data=data, digest=bytes(32)),
             self._delta_N,
-            Scheme(codec=CODEC, aggregator=get_aggregator("mean", {})),
+            ReductionScheme(codec=CODEC, aggregator=get_aggregator("mean", {})),
             self._executor,
             on_failure=lambda error: print("member", self._index, error, flush=True),
         )
@@ -108,10 +107,10 @@ class Member:
         Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
         since, butterfly = time.process_time(), self._butterfly
         assert butterfly is not None
-        reduction = await butterfly.run()
+        parts = await butterfly.run()
         self._next = asyncio.get_running_loop().create_future()
         peak_bytes = _peak_bytes() - self._before_bytes
-        await asyncio.to_thread(self._take, reduction.parts)
+        await asyncio.to_thread(self._take, parts)
         return {
             "sent_bytes": butterfly.bytes_sent,
             "peak_bytes": peak_bytes,

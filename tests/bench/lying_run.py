@@ -21,9 +21,8 @@ from swarm.training.round.coordinator import part_values
 from swarm.training.run.run_config import DataConfig, InnerConfig, RunConfig
 from swarm.training.run.run_model import build_model, initial_theta
 from swarm.training.state.replica import apply_outer_step
-from swarm.trust.aggregation.aggregation import aggregate
-from swarm.trust.aggregation.aggregator import Aggregator
-from swarm.trust.aggregation.registry import get_aggregator
+from swarm.trust.aggregation import aggregate
+from swarm.trust.aggregators import Aggregator, get_aggregator
 from swarm_compression import get_codec
 from torch import Tensor
 

@@ -16,10 +16,9 @@ import numpy as np
 import pytest
 from bench.report import Report
 from swarm.training.allreduce.parts import FRAME_VALUES
-from swarm.trust.aggregation.aggregation import aggregate
-from swarm.trust.aggregation.aggregator import Aggregator
-from swarm.trust.aggregation.columns import Floats
-from swarm.trust.aggregation.registry import aggregator_names, get_aggregator
+from swarm.trust.aggregation import aggregate
+from swarm.trust.aggregators import Aggregator, aggregator_names, get_aggregator
+from swarm.trust.kernels import Floats
 
 pytestmark = pytest.mark.bench
 

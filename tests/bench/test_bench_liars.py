@@ -18,10 +18,9 @@ import numpy as np
 import pytest
 from bench.report import Report
 from swarm.training.run.run_config import DEFAULT_AGGREGATOR
-from swarm.trust.aggregation.aggregation import aggregate
-from swarm.trust.aggregation.aggregator import Report as Told
-from swarm.trust.aggregation.columns import Floats
-from swarm.trust.aggregation.registry import aggregator_names, get_aggregator
+from swarm.trust.aggregation import aggregate
+from swarm.trust.aggregators import AggregationReport, aggregator_names, get_aggregator
+from swarm.trust.kernels import Floats
 
 pytestmark = pytest.mark.bench
 
@@ -45,7 +44,7 @@ def honest(num_members: int, generator: np.random.Generator) -> Floats:
     return np.asarray(lengths * (generator.standard_normal(NUM_VALUES) + noise), dtype=np.float32)
 
 
-def aggregated(name: str, x_MN: Floats, **parameters: float) -> tuple[Floats, Told]:
+def aggregated(name: str, x_MN: Floats, **parameters: float) -> tuple[Floats, AggregationReport]:
     return aggregate(get_aggregator(name, parameters), lambda: [list(x_MN)], (1,) * len(x_MN))
 
 

@@ -10,8 +10,8 @@ from swarm.network.libp2p import calls, stream_server
 from swarm.network.relay import relay, reservations
 from swarm.serving.server import connection_server, forward_server, result_batcher, server_session
 from swarm.serving.session import chain, session_decisions
-from swarm.training.allreduce import bandwidth, exchange, frame_inbox, parts, peer_connections
-from swarm.training.round import certificate_history, claims, coordinator, round_context, round_state
+from swarm.training.allreduce import exchange, parts, peer_connections
+from swarm.training.round import certificate, coordinator, round_context, round_state
 from swarm.training.run import signed_run
 from swarm.training.state import replica_state, state_transfer
 from swarm_protocol import limits
@@ -55,7 +55,7 @@ SAID = [
     ("rounds.md", f"at least {round_context.FOUNDING_GRACE_S:.0f} s for a run's first group"),
     (
         "rounds.md",
-        f"`reduce_s` = {round_context.SPARE_S:.0f} s + 2 × encoded bytes ÷ {bandwidth.SLOWEST_BYTES_PER_S:,.0f}",
+        f"`reduce_s` = {round_context.SPARE_S:.0f} s + 2 × encoded bytes ÷ {peer_connections.SLOWEST_BYTES_PER_S:,.0f}",
     ),
     ("rounds.md", f"`vote_s` = {round_context.SPARE_S:.0f} s + N ÷ {round_context.SLOWEST_VALUES_PER_S:,.0f}"),
     ("rounds.md", f"between 1/{coordinator.NOISE} and {coordinator.NOISE} becomes 1"),
@@ -64,10 +64,10 @@ SAID = [
     ("rounds.md", f"frames of {parts.FRAME_VALUES:,} values"),
     (
         "rounds.md",
-        f"({exchange.AHEAD_FRAMES} in all directions together, at least {frame_inbox.MIN_AHEAD_FRAMES} each)",
+        f"({exchange.AHEAD_FRAMES} in all directions together, at least {parts.MIN_AHEAD_FRAMES} each)",
     ),
-    ("rounds.md", f"at most {certificate_history.MAX_LINKS}, {certificate_history.MAX_HISTORY_BYTES // MIB} MiB"),
-    ("rounds.md", f"asks up to {claims.MAX_ASKED} members"),
+    ("rounds.md", f"at most {certificate.MAX_LINKS}, {certificate.MAX_HISTORY_BYTES // MIB} MiB"),
+    ("rounds.md", f"asks up to {certificate.MAX_ASKED} members"),
     ("rounds.md", f"sends nothing for {peer_connections.QUIET_S:.0f} s"),
     ("rounds.md", f"without an answer within {peer_connections.SILENT_S:.0f} s"),
     ("rounds.md", f"in messages of {state_transfer.PIECE_BYTES // MIB} MiB"),

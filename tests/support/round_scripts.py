@@ -15,9 +15,9 @@ from swarm.training.round import round_events as events
 from swarm.training.round import state_machine as machine
 from swarm.training.round.coordinator import Terms, coordinator_of, form_group
 from swarm.training.round.round_events import (
+    AttemptLeft,
     Event,
     Grouped,
-    Left,
     LeftOut,
     Lost,
     Moved,
@@ -27,7 +27,7 @@ from swarm.training.round.round_events import (
     ReduceFailed,
     Reported,
     Sighted,
-    Signed,
+    SignedGroup,
     Tick,
     Voted,
     Withdrew,
@@ -86,27 +86,27 @@ def ready(attempt: int = 0, **changes: object) -> Ready:
     )
 
 
-def signed(members: tuple[str, ...] = PEERS, attempt: int = 0, signer: str = LEADER, **changes: Any) -> Signed:
+def signed(members: tuple[str, ...] = PEERS, attempt: int = 0, signer: str = LEADER, **changes: Any) -> SignedGroup:
     reports = {peer: ready(attempt) for peer in members}
     group, _ = form_group(terms(members[0], min_group=1), attempt, reports)
     group = replace(group, **changes)
     name = f"group {attempt} by {signer[-6:]} {sorted(changes)}".encode()
-    return Signed(group=group, signer=signer, data=name, digest=(name * 32)[:32])
+    return SignedGroup(group=group, signer=signer, data=name, digest=(name * 32)[:32])
 
 
-def outcome(group: Signed, state: bytes = b"s") -> Outcome:
+def outcome(group: SignedGroup, state: bytes = b"s") -> Outcome:
     parts = tuple(bytes([index]) * 32 for index in range(len(group.group.part_values)))
     return Outcome(origin_digest=group.digest, part_digests=parts, state_digest=state * 32)
 
 
-def voted(peer: str, group: Signed, chosen: Outcome) -> Voted:
+def voted(peer: str, group: SignedGroup, chosen: Outcome) -> Voted:
     vote = Vote(run=RUN, step=STEP, attempt=group.group.attempt, group_digest=group.digest, outcome=chosen)
     return Voted(peer=peer, vote=vote, data=f"vote of {peer[-6:]}".encode())
 
 
-def left(peer: str, group: Signed, reason: str) -> Left:
+def left(peer: str, group: SignedGroup, reason: str) -> AttemptLeft:
     attempt = group.group.attempt
-    return Left(
+    return AttemptLeft(
         peer=peer,
         abort=Abort(run=RUN, step=STEP, attempt=attempt, group_digest=group.digest, reason=reason),
     )
@@ -138,7 +138,7 @@ def member_commits() -> tuple[str, Script]:
 
 def coordinator_waits_grace_for_a_straggler() -> tuple[str, Script]:
     group, _ = form_group(terms(LEADER), 0, {peer: ready() for peer in (LEADER, *OTHERS)})
-    own = Signed(group=group, signer=LEADER, data=b"own group", digest=b"o" * 32)
+    own = SignedGroup(group=group, signer=LEADER, data=b"own group", digest=b"o" * 32)
     return LEADER, [
         (4.0, Reported(peer=OTHERS[0], ready=ready())),
         (5.0, Offered(contribution=contribution(LEADER))),

@@ -11,8 +11,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from swarm.training.member.trainer_events import Admitted, ContributionLate, RunResumed
-from swarm.training.member.waiting import Waiting
+from swarm.training.member.trainer_events import Admitted, ContributionLate, RunResumed, Waiting
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.signed_run import SignedRun
 from swarm.training.state.replica_state import ReplicaState

@@ -21,10 +21,10 @@ from swarm.training.round.round_events import (
     Action,
     Announce,
     Ask,
+    AttemptLeft,
     CastVote,
     Event,
     Grouped,
-    Left,
     LeftOut,
     Lost,
     Moved,
@@ -39,7 +39,7 @@ from swarm.training.round.round_events import (
     Reported,
     Sighted,
     Sign,
-    Signed,
+    SignedGroup,
     Tick,
     Voted,
 )
@@ -79,7 +79,7 @@ class World:
         self.roster = PEERS[:num_members]
         self.decided: set[Outcome] = set()
         self._under_way: list[tuple[str, Event]] = []
-        self._groups: dict[bytes, Signed] = {}
+        self._groups: dict[bytes, SignedGroup] = {}
         self._votes: dict[tuple[bytes, Outcome], set[str]] = {}
         self.members = {
             peer: Member(self._terms_of(peer, majority_after_s), clock_s=self.random.uniform(0, 1000))
@@ -166,7 +166,7 @@ class World:
                 self._cast(me, vote, peers)
             case Announce(abort=abort, peers=peers):
                 for peer in peers:
-                    self._send(peer, Left(peer=me, abort=abort))
+                    self._send(peer, AttemptLeft(peer=me, abort=abort))
 
     def _answer(self, me: str, peer: str, reply: ReadyReply) -> None:
         match reply.kind:
@@ -180,7 +180,7 @@ class World:
     def _sign(self, me: str, group: Group) -> None:
         data = f"{me} {len(self._groups)}".encode()
         origin = self._groups.get(group.origin)
-        signed = Signed(group=group, signer=me, data=data, digest=hashlib.sha256(data).digest(), origin=origin)
+        signed = SignedGroup(group=group, signer=me, data=data, digest=hashlib.sha256(data).digest(), origin=origin)
         self._groups[data] = signed
         for peer in group.peer_ids:
             self._send(peer, Grouped(signed=signed))
@@ -190,7 +190,7 @@ class World:
         is_done = there.phase == "done"
         self._send(me, Proven(certificate=CERTIFICATE) if is_done else Sighted(peer=peer, attempt=there.attempt))
 
-    def _reduce(self, me: str, signed: Signed) -> None:
+    def _reduce(self, me: str, signed: SignedGroup) -> None:
         attempt = signed.group.attempt
         if self.random.random() < 0.15:
             missing = tuple(peer for peer in signed.group.peer_ids if peer != me)[:1]

@@ -124,11 +124,11 @@ def test_certificate_of_strangers_who_are_enough_for_a_group_overtakes_nobody() 
                     await stream.send(each)
 
             await network.serve_stream(Methods(swarm.run.run_id).history, show)
-            assert member.trainer._desk is not None
-            seat = member.trainer._desk._seat
-            proof = seat.notary.check_certificate(forged[-1], network.now())
-            assert proof.rank > seat.replica.rank, "it is a certificate, and further"
-            assert await overtaken(seat, network.peer_id, forged[-1]) is None
+            assert member.trainer._service is not None
+            context = member.trainer._service._context
+            proof = context.notary.check_certificate(forged[-1], network.now())
+            assert proof.rank > context.replica.rank, "it is a certificate, and further"
+            assert await overtaken(context, network.peer_id, forged[-1]) is None
             assert_equal_steps(await swarm.finish("m0", "m1"), NUM_STEPS)
             assert not member.of(RoundAborted)
             await network.close()
@@ -174,12 +174,12 @@ def test_made_up_vote_of_a_stranger_does_not_hand_it_the_run() -> None:
             refused = []
 
             async def claim(target: Member) -> None:
-                desk = target.trainer._desk
-                assert desk is not None
+                service = target.trainer._service
+                assert service is not None
                 # the one that is still at the first step would be further before it has read this
-                while desk._driver is None or desk._driver.terms.step < 2:
+                while service._driver is None or service._driver.terms.step < 2:
                     await asyncio.sleep(0.001)
-                terms, attempt = desk._driver.terms, desk._driver.attempt
+                terms, attempt = service._driver.terms, service._driver.attempt
                 round_of = {"run": terms.run, "step": terms.step, "attempt": attempt}
                 group = Group(
                     **round_of,  # type: ignore[arg-type]
@@ -189,7 +189,7 @@ def test_made_up_vote_of_a_stranger_does_not_hand_it_the_run() -> None:
                     vote_s=1.0,
                 )
                 signed = stranger.sign_group(group, network.now())
-                state = replace(desk._seat.replica.current.manifest, roster=group.roster).digest()
+                state = replace(service._context.replica.current.manifest, roster=group.roster).digest()
                 ready = Ready(
                     **round_of,  # type: ignore[arg-type]
                     state_digest=terms.state_digest,
@@ -198,7 +198,7 @@ def test_made_up_vote_of_a_stranger_does_not_hand_it_the_run() -> None:
                     voted_origin=signed.data,
                 )
                 with pytest.raises(PeerViolation, match="no member of the state"):
-                    await network.call(target.peer_id, desk._seat.methods.ready, ready.to_bytes(), timeout_s=20.0)
+                    await network.call(target.peer_id, service._context.methods.ready, ready.to_bytes(), timeout_s=20.0)
                 refused.append(target)
 
             await asyncio.gather(*map(claim, swarm.members.values()))

@@ -21,9 +21,9 @@ from swarm.training.member.trainer import RunMember
 from swarm.training.member.trainer_events import Admitted, IntervalDone, OuterStep, RoundAborted
 from swarm.training.round.certificate import Notary
 from swarm.training.round.methods import Methods
-from swarm.training.round.round_context import Seat
+from swarm.training.round.round_context import RoundContext
 from swarm.training.round.round_driver import RoundDriver
-from swarm.training.round.round_events import Event, Grouped, Signed
+from swarm.training.round.round_events import Event, Grouped, SignedGroup
 from swarm_compression import get_codec
 from swarm_protocol.errors import ConfigError, RoundError, SwarmError
 from swarm_protocol.identity import Identity
@@ -81,8 +81,8 @@ def in_codec(name: str, data: bytes) -> bytes:
 )
 def test_sender_of_bad_slices_and_results_is_named_and_left_out(spoil: Callable[[bytes], bytes]) -> None:
     class Liar(RunMember):
-        async def _take_seat(self) -> Seat:
-            return replace(await super()._take_seat(), codec=SpoiledCodec(spoil))
+        async def _open_context(self) -> RoundContext:
+            return replace(await super()._open_context(), codec=SpoiledCodec(spoil))
 
     async def main() -> None:
         members, liar = await run_with_liar(Liar)
@@ -99,17 +99,17 @@ def test_member_that_refuses_its_part_in_every_reduction_costs_three_attempts_a_
     another's, so that either may be left out of the next attempts, or none."""
 
     class Spoiler(RunMember):
-        async def _take_seat(self) -> Seat:
-            seat = await super()._take_seat()
-            assert self._desk is not None
-            assert isinstance(seat.network, MemoryNetwork)
+        async def _open_context(self) -> RoundContext:
+            context = await super()._open_context()
+            assert self._service is not None
+            assert isinstance(context.network, MemoryNetwork)
 
             async def spoil(*_: object) -> None:
                 spoiled.append(1)
                 raise RoundError("this member takes no part")
 
-            seat.network._handlers[f"stream/{Methods(seat.run).reduce}"] = spoil
-            return seat
+            context.network._handlers[f"stream/{Methods(context.run).reduce}"] = spoil
+            return context
 
     spoiled: list[int] = []
 
@@ -129,16 +129,16 @@ class Quitter(RunMember):
     the others. `left` are the groups that it has left."""
 
     accuses = False
-    seat: Seat
+    context: RoundContext
     left: set[bytes]
 
-    async def _take_seat(self) -> Seat:
-        self.seat, self.left = await super()._take_seat(), set()
-        return self.seat
+    async def _open_context(self) -> RoundContext:
+        self.context, self.left = await super()._open_context(), set()
+        return self.context
 
-    async def _take_step(self, seat: Seat, background: asyncio.TaskGroup) -> bool:
-        assert self._desk is not None
-        enter = self._desk.enter
+    async def _take_step(self, context: RoundContext, background: asyncio.TaskGroup) -> None:
+        assert self._service is not None
+        enter = self._service.enter
 
         def listen(driver: RoundDriver | None) -> None:
             enter(driver)
@@ -146,18 +146,18 @@ class Quitter(RunMember):
                 feed = driver.feed
                 driver.feed = lambda event: (self._leave_group(event, background), feed(event))[1]  # type: ignore[method-assign]
 
-        self._desk.enter = listen  # type: ignore[method-assign]
+        self._service.enter = listen  # type: ignore[method-assign]
         try:
-            return await super()._take_step(seat, background)
+            await super()._take_step(context, background)
         finally:
-            self._desk.enter = enter  # type: ignore[method-assign]
+            self._service.enter = enter  # type: ignore[method-assign]
 
     def _leave_group(self, event: Event, tasks: asyncio.TaskGroup) -> None:
         if not isinstance(event, Grouped) or not event.signed.group.part_values or event.signed.digest in self.left:
             return
         group = event.signed.group
         self.left.add(event.signed.digest)
-        others = [peer for peer in group.peer_ids if peer != self.seat.network.peer_id]
+        others = [peer for peer in group.peer_ids if peer != self.context.network.peer_id]
         abort = Abort(
             run=group.run,
             step=group.step,
@@ -171,7 +171,7 @@ class Quitter(RunMember):
     async def _tell(self, abort: Abort, peers: list[str]) -> None:
         for peer in peers:
             with suppress(SwarmError):
-                await self.seat.network.call(peer, self.seat.methods.abort, abort.to_bytes(), timeout_s=1.0)
+                await self.context.network.call(peer, self.context.methods.abort, abort.to_bytes(), timeout_s=1.0)
 
 
 class AccusingQuitter(Quitter):
@@ -257,15 +257,15 @@ class TwoFacedNotary(Notary):
     """Signs a second group for the same attempt and hands it to a victim, on a stream of its own."""
 
     network: MemoryNetwork
-    second: list[Signed]
+    second: list[SignedGroup]
 
-    def sign_group(self, group: Group, now: float) -> Signed:
+    def sign_group(self, group: Group, now: float) -> SignedGroup:
         other = Notary.sign_group(self, replace(group, vote_s=group.vote_s / 2), now)
         self.second.append(other)
         asyncio.get_running_loop().create_task(self._show(other), name="second face")
         return Notary.sign_group(self, group, now)
 
-    async def _show(self, signed: Signed) -> None:
+    async def _show(self, signed: SignedGroup) -> None:
         victim = next(peer for peer in signed.group.peer_ids if peer != self.identity.peer_id)
         try:
             async with self.network.stream(victim, Methods(self.run).reduce, timeout_s=1.0) as stream:
@@ -278,20 +278,20 @@ class TwoFacedNotary(Notary):
 
 def test_coordinator_that_signs_two_groups_is_named_by_who_sees_both() -> None:
     class TwoFaced(RunMember):
-        second: list[Signed]
+        second: list[SignedGroup]
 
-        async def _take_seat(self) -> Seat:
-            seat = await super()._take_seat()
+        async def _open_context(self) -> RoundContext:
+            context = await super()._open_context()
             self.second = []
-            assert isinstance(seat.network, MemoryNetwork)
+            assert isinstance(context.network, MemoryNetwork)
             notary = TwoFacedNotary(
-                identity=seat.notary.identity,
+                identity=context.notary.identity,
                 network_id="test",
-                run=seat.run,
-                network=seat.network,
+                run=context.run,
+                network=context.network,
                 second=self.second,
             )
-            return replace(seat, notary=notary)
+            return replace(context, notary=notary)
 
     async def main() -> None:
         async with Swarm(config(min_group=2, outer_steps=12)) as swarm:
@@ -313,9 +313,9 @@ def test_made_up_vote_for_an_outcome_without_parts_delays_but_decides_nothing() 
     """Its next group resumes the outcome, finds no parts, and leaves out who claims to have voted for it."""
 
     class Liar(RunMember):
-        async def _take_seat(self) -> Seat:
-            seat = await super()._take_seat()
-            return replace(seat, network=LyingNetwork(seat))  # type: ignore[arg-type]
+        async def _open_context(self) -> RoundContext:
+            context = await super()._open_context()
+            return replace(context, network=LyingNetwork(context))  # type: ignore[arg-type]
 
     async def main() -> None:
         members, liar = await run_with_liar(Liar)
@@ -331,9 +331,9 @@ def test_member_that_votes_for_two_outcomes_makes_nobody_commit_another_state() 
     """Others hear its false vote first. That it is accused when both are heard in time, `test_round` shows."""
 
     class Equivocator(RunMember):
-        async def _take_seat(self) -> Seat:
-            seat = await super()._take_seat()
-            return replace(seat, network=TwoVotesNetwork(seat, sent))  # type: ignore[arg-type]
+        async def _open_context(self) -> RoundContext:
+            context = await super()._open_context()
+            return replace(context, network=TwoVotesNetwork(context, sent))  # type: ignore[arg-type]
 
     sent: list[str] = []
 
@@ -349,19 +349,19 @@ def test_member_that_votes_for_two_outcomes_makes_nobody_commit_another_state() 
 class TwoVotesNetwork:
     """Sends a second vote, for another outcome, before each of its owner's."""
 
-    def __init__(self, seat: Seat, sent: list[str]) -> None:
-        self._real = seat.network
-        self._seat = seat
+    def __init__(self, context: RoundContext, sent: list[str]) -> None:
+        self._real = context.network
+        self._context = context
         self._sent = sent
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._real, name)
 
     async def call(self, peer_id: str, method: str, request: bytes, **bounds: float) -> bytes:
-        if method == self._seat.methods.vote:
-            _, vote = self._seat.notary.read_vote(request, self._real.now())
+        if method == self._context.methods.vote:
+            _, vote = self._context.notary.read_vote(request, self._real.now())
             other: Vote = replace(vote, outcome=replace(vote.outcome, state_digest=bytes(32)))
-            data = self._seat.notary.sign_vote(other, self._real.now())
+            data = self._context.notary.sign_vote(other, self._real.now())
             await self._real.call(peer_id, method, data, timeout_s=1.0)
             self._sent.append(peer_id)
         return await self._real.call(peer_id, method, request, **bounds)
@@ -370,19 +370,19 @@ class TwoVotesNetwork:
 class LyingNetwork:
     """Adds a made-up ballot to each report of its owner."""
 
-    def __init__(self, seat: Seat) -> None:
-        self._real = seat.network
-        self._seat = seat
+    def __init__(self, context: RoundContext) -> None:
+        self._real = context.network
+        self._context = context
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._real, name)
 
     async def call(self, peer_id: str, method: str, request: bytes, **bounds: float) -> bytes:
-        if method == self._seat.methods.ready and self._seat.replica.proof is not None:
+        if method == self._context.methods.ready and self._context.replica.proof is not None:
             ready = Ready.from_bytes(request)
-            honest = self._seat.replica.proof.origin
+            honest = self._context.replica.proof.origin
             group = replace(honest, step=ready.step, attempt=ready.attempt, state_digest=ready.state_digest)
-            signed = self._seat.notary.sign_group(group, self._real.now())
+            signed = self._context.notary.sign_group(group, self._real.now())
             voted = Outcome(
                 origin_digest=signed.digest,
                 part_digests=(bytes(32),) * len(group.part_values),

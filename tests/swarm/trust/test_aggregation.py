@@ -12,11 +12,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from swarm.trust.aggregation.aggregation import Aggregation, aggregate
-from swarm.trust.aggregation.aggregator import AggregationError, NotFinite, Report
-from swarm.trust.aggregation.columns import Doubles, Floats, median_cut, network, trimmed_mean
-from swarm.trust.aggregation.products import centred, products, square
-from swarm.trust.aggregation.registry import aggregator_names, get_aggregator, parameter_names, parameters_of
+from swarm.trust.aggregation import Aggregation, aggregate
+from swarm.trust.aggregators import (
+    AggregationError,
+    AggregationReport,
+    NotFinite,
+    aggregator_names,
+    get_aggregator,
+    parameter_names,
+    parameters_of,
+)
+from swarm.trust.kernels import Doubles, Floats, centred, median_cut, network, products, square, trimmed_mean
 
 ROBUST = ("median", "trimmed_mean", "geometric_median", "centered_clip", "multi_krum")
 NUM_VALUES = 500
@@ -25,7 +31,7 @@ LARGEST = float(np.finfo(np.float32).max)
 
 def run(
     name: str, x_MN: Floats, weights: Sequence[int], frame_values: int = 1 << 18, **parameters: float
-) -> tuple[Floats, Report]:
+) -> tuple[Floats, AggregationReport]:
     num_values = x_MN.shape[1]
 
     def frames() -> list[list[Floats]]:

@@ -1,139 +1,233 @@
-"""The reduction of one vector among the members of a signed group: the data plane of a round.
+"""The butterfly all-reduce of one vector among the members of a signed group: the data plane of a round.
 
-Each member owns one part. It opens one stream to each other owner, on which it sends its slice of that part, encoded
-frame by frame, and gets back the part's result. An owner reads the members' frames in the group's order, so the result
-does not depend on who was quick, aggregates them (`part_owner`), encodes the result once, and forwards these bytes
-verbatim: everybody has the same ones. Memory beyond the vector is the encoded result, some frames a member, and if the
-aggregator surveys the whole part first, its slices as they came: then no result leaves before all of them are there.
+Each member owns one part of the vector. It opens one stream to each other owner, sends its slice of that part, encoded
+frame by frame, and receives the part's result (`exchange`). The owner reads the members' frames in the group's order,
+so the result does not depend on who was quick, aggregates them, encodes the result once, and forwards these bytes
+verbatim (`part_owner`): all members have the same ones. Memory beyond the vector is the encoded result and a few frames
+for each member. If the aggregator surveys the whole part first, it is also the part's slices as they came: then no
+result leaves before all of them have arrived. If an owner dies or falls silent after it has sent its slices, its backup
+finishes its part.
 
-A part whose owner dies or falls silent after it has sent its slices is finished by its backup (`stand_in`).
+A frame of wrong size or format, or with values that are not finite, ends the reduction, with its sender named. After a
+failure nothing is torn down until the caller cancels: others would see streams break, and blame this member before they
+hear the reason.
 
-A frame whose size, format or finiteness is wrong ends the reduction, with its sender named. After a failure nothing is
-torn down until the caller cancels: others would see streams break and blame this member before they hear the reason.
-
-`Butterfly.run` owns the tasks. Shapes: N values of the vector, F values of a frame.
+`Reductions` keeps the butterflies of the attempts at one step and turns a signed group into the outcome to vote for; it
+can also get the parts that others have reduced. `Butterfly.run` owns the tasks of one reduction, `round_driver` those
+of `Reductions`. Shapes: N values of the vector, F values of a frame.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-from collections.abc import Callable, Coroutine
+import logging
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 from swarm_compression.codec import Data
-from swarm_protocol.errors import PeerViolation, RoundError, SwarmError
-from swarm_protocol.training_messages import ReduceOpening
+from swarm_protocol.errors import PeerError, PeerViolation, RoundError, SwarmError
+from swarm_protocol.training_messages import Group, Outcome, ReduceOpening
 from torch import Tensor
 
 from swarm.network.failpoints import FaultHook, no_faults
 from swarm.network.interface import EndOfStream, Stream
-from swarm.training.allreduce.backup_owner import MIN_MEMBERS, StandIn, backup_of
 from swarm.training.allreduce.exchange import Exchange
-from swarm.training.allreduce.own_part import OwnPart
-from swarm.training.allreduce.part_owner import Scheme
-from swarm.training.allreduce.part_result import PartResult
+from swarm.training.allreduce.part_owner import BackupOwner, PartOwner
 from swarm.training.allreduce.part_streams import PartStreams
-from swarm.training.allreduce.peer_connections import PeerLines
-from swarm.training.round.round_events import Signed
-from swarm.trust.aggregation.aggregator import Report
+from swarm.training.allreduce.parts import MIN_MEMBERS_FOR_BACKUP, PartResult, ReductionScheme, backup_of
+from swarm.training.allreduce.peer_connections import MeteredStream, PeerConnections
+from swarm.training.round.coordinator import short
+from swarm.training.round.round_context import RoundContext
+from swarm.training.round.round_events import Event, Reduced, ReduceFailed, SignedGroup
+from swarm.training.state.state_sync import mend
+
+logger = logging.getLogger(__name__)
+
+GROUP_WAIT_S = 5.0
+"""How long a member's stream waits for this member to hear of its group."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Reduction:
-    """`parts` are the encoded results: what all members must have alike."""
+@dataclass(slots=True, eq=False)
+class _Place:
+    """The butterfly of one group, once it exists, and how many streams wait for it."""
 
-    parts: tuple[Data, ...]
+    butterfly: asyncio.Future[Butterfly | None] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+    num_waiting: int = 0
 
-    @property
-    def digests(self) -> tuple[bytes, ...]:
-        return tuple(hashlib.sha256(part).digest() for part in self.parts)
+
+class Reductions:
+    """The reductions of one step. `feed` takes the events that they end in. `on_lessened` is called with each member
+    whose contribution the aggregation reduced notably, and how."""
+
+    def __init__(
+        self, context: RoundContext, feed: Callable[[Event], None], on_lessened: Callable[[str, str], None]
+    ) -> None:
+        self.bytes_sent = 0
+        self._context = context
+        self._feed = feed
+        self._on_lessened = on_lessened
+        self._places: dict[bytes, _Place] = {}
+
+    async def reduce(self, signed: SignedGroup, delta_N: Tensor | None) -> None:
+        """Take part in the group's reduction. Ends with Reduced; after ReduceFailed it runs until it is cancelled."""
+        context, group = self._context, signed.group
+        await mend(context, group)
+        if not group.part_values:
+            await self._propose(group.attempt, signed.digest, group, ())
+            return
+        butterfly = Butterfly(
+            context.connections,
+            signed,
+            delta_N,
+            self._scheme(group),
+            context.executor,
+            on_failure=lambda error: self._feed(reduce_failed(group.attempt, error)),
+            faults=context.faults,
+        )
+        context.meter.begin([peer for peer in group.peer_ids if peer != context.network.peer_id])
+        self._place(signed.digest).butterfly.set_result(butterfly)
+        try:
+            parts = await butterfly.run()
+        except BaseException:
+            self._places.pop(signed.digest, None)
+            raise
+        finally:
+            self.bytes_sent += butterfly.bytes_sent
+        for peer, kept in butterfly.lessened.items():
+            how = f"keeps {kept:.0%} of its pull" if kept else "is left out"
+            self._on_lessened(peer, f"its contribution {how} in the part that this member reduces")
+        # its place stays: the backup of an owner that fails late may need this member's slices
+        await self._propose(group.attempt, signed.digest, group, parts)
+
+    async def recover(self, signed: SignedGroup, outcome: Outcome, holders: Sequence[str]) -> None:
+        """Get the parts of `outcome` from other members. Ends with Reduced or ReduceFailed."""
+        context, attempt = self._context, signed.group.attempt
+        await mend(context, signed.group)
+        if context.replica.proposal(outcome) is not None:
+            self._feed(Reduced(attempt=attempt, outcome=outcome))
+            return
+        try:
+            origin = context.notary.read_group(signed.group.origin or signed.data, context.network.now()).group
+            parts = await context.fetcher.parts(origin, outcome, holders, context.codec)
+            await self._propose(attempt, outcome.origin_digest, origin, parts)
+        except SwarmError as error:
+            self._feed(reduce_failed(attempt, error))
+
+    async def attend(self, peer: str, signed: SignedGroup, stream: Stream) -> None:
+        """Pass `peer`'s stream to the butterfly of its group, once this member takes part in it. Raises RoundError."""
+        butterfly, place = None, self._place(signed.digest)
+        metered = MeteredStream(stream, lambda rate: self._context.meter.measured(peer, rate))
+        place.num_waiting += 1
+        try:
+            async with asyncio.timeout(GROUP_WAIT_S):
+                butterfly = await asyncio.shield(place.butterfly)
+        except TimeoutError:
+            pass  # reported below
+        finally:
+            place.num_waiting -= 1
+            if not place.num_waiting and not place.butterfly.done():
+                self._places.pop(signed.digest, None)
+        if butterfly is None:
+            raise RoundError(f"this member takes no part in attempt {signed.group.attempt}")
+        await butterfly.attend(peer, metered)
+
+    def close(self) -> None:
+        """The step is over: refuse the streams that still wait for a group."""
+        for place in self._places.values():
+            if not place.butterfly.done():
+                place.butterfly.set_result(None)
+
+    def _place(self, digest: bytes) -> _Place:
+        if digest not in self._places:
+            self._places[digest] = _Place()
+        return self._places[digest]
+
+    def _scheme(self, group: Group) -> ReductionScheme:
+        context, config = self._context, self._context.replica.config
+        num_contributors = sum(member.num_tokens > 0 for member in group.members)
+        aggregator = config.aggregator_for(num_contributors)
+        if aggregator.name != config.aggregator:
+            logger.warning("with %d contributions this round's aggregator is %s", num_contributors, aggregator.name)
+        feedback = context.residuals.of(context.replica.fragment(group.step)) if context.residuals else None
+        return ReductionScheme(codec=context.codec, aggregator=aggregator, feedback=feedback)
+
+    async def _propose(self, attempt: int, digest: bytes, origin: Group, parts: tuple[Data, ...]) -> None:
+        try:
+            outcome = await self._context.replica.propose(self._context.executor, digest, origin, parts)
+        except SwarmError as error:
+            self._feed(reduce_failed(attempt, error))
+        else:
+            await self._context.faults.reached("round.proposed")
+            self._feed(Reduced(attempt=attempt, outcome=outcome))
 
 
 class Butterfly:
-    """One member's side of one reduction. `delta_N`: fp32, what it contributes; None: nothing."""
+    """One member's side of one reduction. `delta_N` is its contribution in fp32; None if it contributes nothing."""
 
     def __init__(
         self,
-        lines: PeerLines,
-        signed: Signed,
+        connections: PeerConnections,
+        signed: SignedGroup,
         delta_N: Tensor | None,
-        scheme: Scheme,
+        scheme: ReductionScheme,
         executor: Executor,
         *,
         on_failure: Callable[[SwarmError], None],
         faults: FaultHook = no_faults,
     ) -> None:
-        """Each member's stream handler of `lines.methods.reduce` calls `attend` of the butterfly for the same group.
-
-        `on_failure` hears of the first failure. PeerViolation and PeerError name the peer at fault.
+        """Each member's handler of `connections.methods.reduce` passes its streams to `attend` of the butterfly of the
+        same group. `on_failure` is called with the first failure; PeerError and PeerViolation name the peer at fault.
         """
-        self._signed = signed
         self._group = signed.group
-        self._me = signed.group.peer_ids.index(lines.network.peer_id)
+        self._me = signed.group.peer_ids.index(connections.network.peer_id)
         contribution_N = delta_N if signed.group.members[self._me].num_tokens else None
-        self._streams = PartStreams(lines, signed, contribution_N, scheme, executor, faults=faults)
+        self._streams = PartStreams(connections, signed, contribution_N, scheme, executor, faults=faults)
         self._parts = [PartResult(signed.group, index, scheme.codec) for index in range(len(signed.group.members))]
-        self._own = OwnPart(self._streams, self._parts[self._me])
+        self._own = PartOwner(self._streams, self._parts[self._me])
         self._on_failure = on_failure
         self._attended: set[tuple[str, str]] = set()
-        self._standing_in: asyncio.Task[None] | None = None
+        self._backing_up: asyncio.Task[None] | None = None
         self._tasks: asyncio.TaskGroup | None = None
         self._failed = False
 
     @property
-    def digest(self) -> bytes:
-        """Of the signed group, which names the reduction."""
-        return self._signed.digest
-
-    @property
-    def report(self) -> Report:
-        """What the aggregation of this member's part did to whom, by the order of those who contribute."""
-        return self._own.report
-
-    @property
     def lessened(self) -> dict[str, float]:
-        """How much of whose pull is left in this member's part, of those for whom that is not all."""
+        """The share of its weight that each notably reduced member keeps in this member's part, by peer."""
         return self._own.lessened
 
     @property
     def bytes_sent(self) -> int:
         return self._streams.bytes_sent
 
-    async def run(self) -> Reduction:
-        """All parts' results, once this member has also handed out its own. After a failure: never, until cancelled."""
+    async def run(self) -> tuple[Data, ...]:
+        """Return all parts' encoded results, once this member has also handed out its own. After a failure, run until
+        cancelled."""
         try:
             async with asyncio.TaskGroup() as self._tasks:
                 # of a vector with fewer blocks than members, some members own nothing
                 if self._parts[self._me].frames:
-                    self._tasks.create_task(self._hold(self._own.reduce()), name="own part")
+                    self._tasks.create_task(self._reduce_own(), name="own part")
                     self._tasks.create_task(self._own.hand_out(), name="hand out")
                 for part in self._parts:
                     if part.index != self._me and part.frames:
                         self._tasks.create_task(self._exchange(part), name=f"exchange with {part.owner[-6:]}")
         finally:
             self._own.close()
-        return Reduction(parts=tuple(part.data for part in self._parts))
+        return tuple(part.data for part in self._parts)
 
     async def attend(self, peer: str, stream: Stream) -> None:
-        """Serve `peer`'s stream, from behind the signed group on. One that is for this member's own part is kept until
-        the reduction has ended; what backups and their askers need can be had for longer."""
+        """Serve `peer`'s stream, of which the signed group has been read.
+
+        A stream to this member's own part is kept until the reduction has ended. What backups and those who ask them
+        need can be had after that, too.
+        """
         if peer not in self._group.peer_ids:
             raise PeerViolation("a stream from outside its group", peer_id=peer)
         opening = ReduceOpening.from_bytes(await stream.receive())
-        by = self._group.peer_ids.index(peer)
-        num_members = len(self._parts)
-        backup = backup_of(opening.part, num_members)
-        fits = {
-            "exchange": opening.part == self._me and not self._own.is_closed,
-            "keep": opening.part == by and backup == self._me,
-            "result": opening.part not in (by, self._me) and backup == self._me,
-            "slices": opening.part not in (by, self._me) and backup == by,
-        }
-        is_spare = opening.kind != "exchange" and num_members < MIN_MEMBERS
-        if opening.part >= num_members or is_spare or not fits[opening.kind] or (peer, opening.kind) in self._attended:
+        if not self._fits(peer, opening) or (peer, opening.kind) in self._attended:
             raise PeerViolation(f"a second stream, or a wrong one, to {opening.kind} one part", peer_id=peer)
         self._attended.add((peer, opening.kind))
         part = self._parts[opening.part]
@@ -143,10 +237,28 @@ class Butterfly:
             case "keep":
                 await self._keep(part, stream)
             case "result":
-                self._stand_in_for(part)
+                self._back_up(part)
                 await self._streams.send_result(stream, part, opening.frame)
             case "slices":
                 await self._streams.send_slices(stream, part, opening.frame)
+
+    def _fits(self, peer: str, opening: ReduceOpening) -> bool:
+        """Whether `peer` may open such a stream to this member."""
+        num_members, by = len(self._parts), self._group.peer_ids.index(peer)
+        if opening.part >= num_members:
+            return False
+        if opening.kind == "exchange":
+            return opening.part == self._me and not self._own.is_closed
+        if num_members < MIN_MEMBERS_FOR_BACKUP:
+            return False
+        backup, is_third = backup_of(opening.part, num_members), opening.part not in (by, self._me)
+        match opening.kind:
+            case "keep":
+                return opening.part == by and backup == self._me
+            case "result":
+                return is_third and backup == self._me
+            case "slices":
+                return is_third and backup == by
 
     async def _keep(self, part: PartResult, stream: Stream) -> None:
         for index in range(len(part.frames)):
@@ -159,37 +271,49 @@ class Butterfly:
         await self._streams.faults.reached("round.kept")
 
     async def _exchange(self, part: PartResult) -> None:
-        exchange = Exchange(self._streams, part, lacks=self._own.lacks, stand_in=self._stand_in_for, fail=self._fail)
+        exchange = Exchange(self._streams, part, lacks=self._own.lacks, back_up=self._back_up, fail=self._fail)
         if not await exchange.run():
-            self._own.let_go(part.owner)
-        if self._standing_in and backup_of(part.index, len(self._parts)) == self._me:
-            self._standing_in.cancel()
+            self._own.stop_delivery(part.owner)
+        if self._backing_up and backup_of(part.index, len(self._parts)) == self._me:
+            self._backing_up.cancel()
 
-    def _stand_in_for(self, part: PartResult) -> None:
-        """Make the rest of the part's result, of which this member is the backup."""
-        if part.complete or self._standing_in is not None:
+    def _back_up(self, part: PartResult) -> None:
+        """Start to reduce the rest of `part`, whose backup this member is."""
+        if part.complete or self._backing_up is not None:
             return
         if self._tasks is None or self._own.is_closed:
             raise RoundError("the reduction is over")
 
-        async def stand_in() -> None:
+        async def back_up() -> None:
             await self._streams.faults.reached("round.stand_in")
             try:
-                await StandIn(self._streams, part).run()
+                await BackupOwner(self._streams, part).run()
             except SwarmError as error:
                 part.fail(error)
 
-        self._standing_in = self._tasks.create_task(stand_in(), name="stand in")
+        self._backing_up = self._tasks.create_task(back_up(), name="backup owner")
 
-    async def _hold(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do `work`. If it fails, report that and keep everything open until cancelled."""
+    async def _reduce_own(self) -> None:
         try:
-            await work
+            await self._own.reduce()
         except SwarmError as error:
             await self._fail(error)
 
     async def _fail(self, error: SwarmError) -> None:
+        """Report the first failure, and keep everything open until cancelled."""
         if not self._failed:
             self._failed = True
             self._on_failure(error)
         await asyncio.get_running_loop().create_future()
+
+
+def reduce_failed(attempt: int, error: SwarmError) -> ReduceFailed:
+    """Return the event for `error`. It accuses a peer that broke the protocol, and names one that could not be reached;
+    a peer that only reported the error is not blamed."""
+    peers = (error.peer_id,) if error.peer_id else ()
+    reason = f"{short(error.peer_id)}: {error.message}" if peers else error.message
+    if isinstance(error, PeerViolation):
+        return ReduceFailed(attempt=attempt, reason=reason, accused=peers)
+    if isinstance(error, PeerError):
+        return ReduceFailed(attempt=attempt, reason=reason, unreachable=peers)
+    return ReduceFailed(attempt=attempt, reason=error.message)

@@ -1,7 +1,7 @@
-"""The exchange with the owner of another part: this member's slices of it for the part's result.
+"""The exchange with the owner of another part: this member's slices of the part for the part's result.
 
-A part whose owner fails after its own slices were here comes from its backup. Slices leave only so far ahead of the
-result that all who wait for each other hold few frames, whatever the vector's size.
+If the owner fails after its own slices have arrived at its backup, the backup gives the result. Slices are sent only so
+far ahead of the result that members that wait for each other hold few frames, whatever the vector's size.
 """
 
 from __future__ import annotations
@@ -16,21 +16,23 @@ from swarm_protocol.errors import PeerError, PeerTimeout, PeerViolation, SwarmEr
 from swarm_protocol.training_messages import ReduceOpening
 
 from swarm.network.interface import Stream
-from swarm.training.allreduce.backup_owner import MIN_MEMBERS, backup_of
-from swarm.training.allreduce.frame_inbox import MIN_AHEAD_FRAMES
-from swarm.training.allreduce.part_result import PartResult
 from swarm.training.allreduce.part_streams import PartStreams, blamed, silence_of
+from swarm.training.allreduce.parts import MIN_AHEAD_FRAMES, MIN_MEMBERS_FOR_BACKUP, PartResult, backup_of
 from swarm.training.allreduce.peer_connections import QUIET_S
 
 logger = logging.getLogger(__name__)
 
 AHEAD_FRAMES = 9
-"""How many slices a member has on its way to all owners together: 0.9 MiB of int8."""
+"""Slices that a member has on their way to all owners together: 0.9 MiB of int8."""
 
 
 class Exchange:
-    """For `part`. `lacks(peer)`: its slices of this member's own part will never come. `stand_in` makes the part here,
-    at its backup; it raises RoundError. `fail` reports an error, and comes back only by being cancelled."""
+    """Gets the result of `part`, which another member owns.
+
+    `lacks(peer)` tells whether `peer`'s slices of this member's own part will never arrive. `back_up` starts the
+    reduction of the part here, at its backup; it raises RoundError. `fail` reports an error, and returns only by being
+    cancelled.
+    """
 
     def __init__(
         self,
@@ -38,19 +40,21 @@ class Exchange:
         part: PartResult,
         *,
         lacks: Callable[[str], bool],
-        stand_in: Callable[[PartResult], None],
+        back_up: Callable[[PartResult], None],
         fail: Callable[[SwarmError], Coroutine[Any, Any, None]],
     ) -> None:
         self._streams = streams
         self._group = streams.group
         self._part = part
         self._lacks = lacks
-        self._stand_in = stand_in
+        self._back_up = back_up
         self._fail = fail
+        # whether the owner needs all slices before there is any result
+        self._surveys = streams.scheme.aggregator.survey != "nothing"
 
     async def run(self) -> bool:
-        """Until the part is complete; whether its owner has made it."""
-        # where owners survey whole parts first, results follow what the slowest member sends
+        """Return once the part is complete: whether its owner has given it."""
+        # where owners survey whole parts first, results wait for the slowest member's slices
         patience_s = self._group.reduce_s / (2 if self._surveys else 4)
         async with asyncio.TaskGroup() as tasks:
             failed: asyncio.Future[SwarmError] = asyncio.get_running_loop().create_future()
@@ -60,20 +64,15 @@ class Exchange:
                     break
                 if failed.done() or not isinstance(error, _Withheld):
                     await self._fail(failed.result() if failed.done() else error)
-                # it is there, and sends nothing: the round's deadline ends that
+                # the owner is there, and sends nothing: the round's deadline ends that
                 patience_s = math.inf
             talk.cancel()
         return error is None
 
-    @property
-    def _surveys(self) -> bool:
-        """Whether an owner needs all slices before there is any result."""
-        return self._streams.scheme.aggregator.survey != "nothing"
-
     async def _trouble(
         self, talk: asyncio.Task[None], failed: asyncio.Future[SwarmError], patience_s: float
     ) -> SwarmError | None:
-        """What is wrong with the conversation; None once the part is there. The owner may send nothing for
+        """Wait for the part, and return None, or for what is wrong with the owner. The owner may send nothing for
         `patience_s`, and only while it answers calls."""
         part, loop = self._part, asyncio.get_running_loop()
         have, since = part.have, loop.time()
@@ -95,9 +94,9 @@ class Exchange:
         return None
 
     async def _converse(self, failed: asyncio.Future[SwarmError]) -> None:
-        """`failed` hears what goes wrong; the stream stays open then."""
+        """Send the slices and take the result. After an error, which is set on `failed`, the stream stays open."""
 
-        async def tell(work: Coroutine[Any, Any, None]) -> None:
+        async def guard(work: Coroutine[Any, Any, None]) -> None:
             try:
                 await work
             except SwarmError as error:
@@ -111,11 +110,11 @@ class Exchange:
             with blamed(part.owner):
                 async with self._streams.open(part.owner, opening) as stream, asyncio.TaskGroup() as tasks:
                     if self._streams.contributes:
-                        tasks.create_task(tell(self._send_slices(stream)), name="send slices")
+                        tasks.create_task(guard(self._send_slices(stream)), name="send slices")
                     take_result = self._streams.take_result(stream, part, part.owner)
-                    tasks.create_task(tell(take_result), name="take result")
+                    tasks.create_task(guard(take_result), name="take result")
 
-        await tell(talk())
+        await guard(talk())
 
     async def _send_slices(self, stream: Stream) -> None:
         ahead = max(MIN_AHEAD_FRAMES, AHEAD_FRAMES // (len(self._group.members) - 1))
@@ -124,17 +123,19 @@ class Exchange:
             await stream.finish()
 
     async def _had_from_backup(self, error: SwarmError) -> bool:
-        """Whether the backup finishes what the owner has failed to do: if that is all that is wrong."""
+        """Get the rest of the part from its backup, if `error` is the owner's failure and nothing worse. Return whether
+        that completed the part."""
         part, num_members = self._part, len(self._group.members)
         is_owners = isinstance(error, PeerError) and error.peer_id == part.owner
-        if not is_owners or isinstance(error, PeerViolation) or num_members < MIN_MEMBERS or self._lacks(part.owner):
+        has_backup = num_members >= MIN_MEMBERS_FOR_BACKUP
+        if not is_owners or isinstance(error, PeerViolation) or not has_backup or self._lacks(part.owner):
             return False
         backup = self._group.peer_ids[backup_of(part.index, num_members)]
         logger.warning("turning to its backup for the part of %s: %s", part.owner[-6:], error)
         try:
             async with asyncio.timeout(self._group.reduce_s / 2):
                 if backup == self._streams.me:
-                    self._stand_in(part)
+                    self._back_up(part)
                     await part.reached(len(part.frames))
                 else:
                     opening = ReduceOpening(kind="result", part=part.index, frame=part.have)

@@ -1,74 +1,87 @@
-"""What the owner of a part makes of the members' encoded slices: the aggregation, between decoding and encoding.
+"""The reduction of one part: by its owner, or by the owner's backup if the owner fails.
 
-`own_part` brings the slices and hands out the result. Everything here blocks: call it off the loop, one frame after
-the other, except where `is_quick`. Shapes: F values of a frame.
+The owner reads the members' slices frame by frame over the streams that they open, aggregates each frame, and hands the
+encoded result to all members. `PartReducer` does the arithmetic between decoding and encoding.
+
+A part's backup is the owner of the next part. If the owner fails, the backup does its work in the same attempt. The
+owner has sent it its own slices at the beginning; the other members' slices it asks for, from the first frame whose
+result it lacks. Slices, order and codec are the same, so the result is the owner's, byte for byte, and members go on
+behind the frames that they already have. If the owner died before all its slices had arrived, nobody can reduce its
+part, and the attempt fails. It also fails if the aggregator surveys the whole part and some results have already taken
+the place of the slices to survey.
+
+`butterfly` owns the tasks. Shapes: F values of a frame.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
 from numpy.typing import NDArray
-from swarm_compression import Codec, CodecError
+from swarm_compression import CodecError
 from swarm_compression.codec import Data
-from swarm_compression.feedback import ErrorFeedback
-from swarm_protocol.errors import PeerViolation, RoundError
-from swarm_protocol.training_messages import Contribution, Group
+from swarm_protocol.errors import PeerError, PeerUnreachable, PeerViolation, RoundError, SwarmError
+from swarm_protocol.training_messages import Contribution, Group, ReduceOpening
 
-from swarm.training.allreduce.parts import check_frame, decode_frame
-from swarm.trust.aggregation.aggregation import Aggregation
-from swarm.trust.aggregation.aggregator import Aggregator, Report
+from swarm.network.interface import EndOfStream, Stream
+from swarm.training.allreduce.part_streams import FrameInbox, PartStreams, not_of_others
+from swarm.training.allreduce.parts import (
+    MIN_MEMBERS_FOR_BACKUP,
+    PartResult,
+    ReductionScheme,
+    backup_of,
+    check_frame,
+    decode_frame,
+    num_values,
+)
+from swarm.trust.aggregation import Aggregation
+from swarm.trust.aggregators import AggregationReport
 
 logger = logging.getLogger(__name__)
 
-
 QUICK_MEMBERS = 8
-"""Their sum of a frame takes 0.1 to 0.2 ms with a quick codec."""
+"""The sum of a frame of this many members takes 0.1 to 0.2 ms with a quick codec."""
 NOTABLE_KEPT = 0.5
-"""Who keeps less of its pull is told of. Aggregators shorten the longest of honest contributions a little, too: the
-least that one of them kept of five to eight members was 0.9 by default, and 0.4 with CenteredClip of radius 1."""
+"""A member that keeps less of its weight is reported. Aggregators shorten the longest honest contributions a little,
+too: the least that one of them kept, of five to eight members, was 0.9 by default, and 0.4 with CenteredClip of
+radius 1."""
 NOTABLE_VALUES = 256
 """In a part of fewer values, lengths are chance."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scheme:
-    """How a run reduces vectors; `feedback`, where it has one, encodes what this member contributes."""
+class PartReducer:
+    """Aggregates one part of `group` frame by frame.
 
-    codec: Codec
-    aggregator: Aggregator
-    feedback: ErrorFeedback | None = None
+    Everything here blocks: call it off the loop, one frame after the other, except where `is_quick`. Weights are the
+    tokens that the group grants; the check of the group has capped them by the leases. Slices are passed in the order
+    of `contributors`.
+    """
 
-
-class PartOwner:
-    """Reduces one part of `group`. Weights are the tokens that the group grants: whoever checked the group has capped
-    them by the leases. Slices come in the order of `contributors`."""
-
-    def __init__(self, scheme: Scheme, group: Group) -> None:
+    def __init__(self, scheme: ReductionScheme, group: Group) -> None:
         self.contributors: Sequence[Contribution] = [member for member in group.members if member.num_tokens]
-        self.report = Report()
+        self.report = AggregationReport()
         self._codec = scheme.codec
         self._aggregation = Aggregation(scheme.aggregator, [member.num_tokens for member in self.contributors])
         self._num_surveyed = 0
 
     @property
     def has_survey(self) -> bool:
-        """Whether each frame goes through `survey` before the first one goes through `reduce`."""
+        """Whether `survey` must see every frame before `reduce` sees the first one."""
         return self._aggregation.has_survey
 
     @property
     def is_quick(self) -> bool:
-        """Whether `reduce` takes less than it takes to hand a frame to a thread and to hear of its end. After
-        `decide`."""
+        """Whether `reduce` takes less time than handing a frame to a thread and back. Valid after `decide`."""
         return self._aggregation.is_sum and self._codec.is_quick and len(self.contributors) <= QUICK_MEMBERS
 
     def survey(self, encoded: Sequence[Data], num_values: int) -> None:
-        """Raises PeerViolation that names the sender of what cannot be decoded."""
+        """Raises PeerViolation, which names the sender of a slice that cannot be decoded."""
         self._aggregation.survey(self._rows(encoded, num_values))
         self._num_surveyed += num_values
 
@@ -81,15 +94,15 @@ class PartOwner:
 
     @property
     def lessened(self) -> dict[str, float]:
-        """How much of whose pull is left, of those for whom that is notably little. After `decide`."""
+        """The share of its weight that each notably reduced member keeps, by peer. Valid after `decide`."""
         if self._num_surveyed < NOTABLE_VALUES:
             return {}
         kept = zip(self.contributors, self.report.kept, strict=bool(self.report.kept))
         return {member.peer_id: share for member, share in kept if share < NOTABLE_KEPT}
 
     def reduce(self, encoded: Sequence[Data], num_values: int, buffer: bytearray | memoryview) -> None:
-        """The frame's encoded result, into `buffer`, where one of the slices may lie. Raises PeerViolation as `survey`
-        does, and RoundError if the result cannot be encoded."""
+        """Write the frame's encoded result into `buffer`, where one of the slices may lie. Raises PeerViolation as
+        `survey` does, and RoundError if the result cannot be encoded."""
         if self._aggregation.is_sum:
             self._check(encoded, num_values)
             with _encoding():
@@ -102,12 +115,12 @@ class PartOwner:
 
     def _check(self, encoded: Sequence[Data], num_values: int) -> None:
         for member, data in zip(self.contributors, encoded, strict=True):
-            with _blamed(member):
+            with _decoding_slice_of(member):
                 check_frame(self._codec, data, num_values)
 
     def _rows(self, encoded: Sequence[Data], num_values: int) -> Iterator[NDArray[Any]]:
         for member, data in zip(self.contributors, encoded, strict=True):
-            with _blamed(member):
+            with _decoding_slice_of(member):
                 x_F = decode_frame(self._codec, data, num_values)
             yield x_F.numpy()
 
@@ -121,9 +134,215 @@ def _encoding() -> Iterator[None]:
 
 
 @contextmanager
-def _blamed(member: Contribution) -> Iterator[None]:
-    """What cannot be decoded inside is `member`'s."""
+def _decoding_slice_of(member: Contribution) -> Iterator[None]:
     try:
         yield
     except CodecError as error:
         raise PeerViolation(f"it sent a bad slice: {error}", peer_id=member.peer_id) from error
+
+
+async def _reduce_part(
+    streams: PartStreams,
+    reducer: PartReducer,
+    frames: Sequence[slice],
+    slice_of: Callable[[Contribution, int], Awaitable[Data]],
+    reduce_frame: Callable[[int, Sequence[Data]], Awaitable[None]],
+    *,
+    first: int = 0,
+) -> None:
+    """Survey the frames from `first` on if the aggregator needs that, then reduce them one by one."""
+
+    async def slices(index: int) -> list[Data]:
+        return [await slice_of(member, index) for member in reducer.contributors]
+
+    surveyed = deque[list[Data]]()
+    for index in range(first, len(frames)) if reducer.has_survey else ():
+        surveyed.append(await slices(index))
+        await streams.off_loop(reducer.survey, surveyed[-1], num_values(frames[index]))
+    await streams.off_loop(reducer.decide)
+    for index in range(first, len(frames)):
+        # no variable holds a frame's slices while those of the next one arrive
+        await reduce_frame(index, surveyed.popleft() if surveyed else await slices(index))
+
+
+class PartOwner:
+    """Reduces the part that this member owns. `part` is where the result grows; `close` ends the streams that wait.
+
+    What it waits for arrives over the streams that other members open; the task that accepted a stream serves it.
+    """
+
+    def __init__(self, streams: PartStreams, part: PartResult) -> None:
+        self._streams = streams
+        self._group = streams.group
+        self._part = part
+        self._reducer = PartReducer(streams.scheme, streams.group)
+        self._inboxes = {peer: FrameInbox(peer, streams.heard) for peer in self._group.peer_ids}
+        self._accepted: dict[str, asyncio.Future[Stream]] = {}
+        self._delivering: dict[str, asyncio.Task[None]] = {}
+        self._closed = asyncio.Event()
+
+    @property
+    def lessened(self) -> dict[str, float]:
+        return self._reducer.lessened
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed.is_set()
+
+    def close(self) -> None:
+        self._closed.set()
+        for stream in self._accepted.values():
+            stream.cancel()
+
+    async def serve(self, peer: str, stream: Stream) -> None:
+        """Receive `peer`'s slices and keep the stream for its result, until the reduction has ended."""
+        accepted = self._accepted_from(peer)
+        if not accepted.done():
+            accepted.set_result(stream)
+        try:
+            await self._inboxes[peer].fill(stream)
+            await self._closed.wait()
+        finally:
+            # a stream belongs to its handler: nobody may use it after this
+            self.stop_delivery(peer)
+
+    def stop_delivery(self, peer: str) -> None:
+        """Send no more of the result to `peer`."""
+        if delivering := self._delivering.get(peer):
+            delivering.cancel()
+
+    def lacks(self, peer: str) -> bool:
+        """Whether `peer` left before all its slices had arrived: without them this part cannot be reduced."""
+        inbox, contributes = self._inboxes[peer], peer in [each.peer_id for each in self._reducer.contributors]
+        return contributes and not inbox.is_filling and inbox.num_received < len(self._part.frames)
+
+    async def reduce(self) -> None:
+        await _reduce_part(self._streams, self._reducer, self._part.frames, self._slice_of, self._reduce_frame)
+
+    async def _reduce_frame(self, index: int, encoded: Sequence[Data]) -> None:
+        streams, frame = self._streams, self._part.frames[index]
+        if index == 0:
+            await streams.faults.reached("round.reducing")
+        place = self._part.frame(index)
+        if self._reducer.is_quick:
+            self._reducer.reduce(encoded, num_values(frame), place)
+        else:
+            await streams.off_loop(self._reducer.reduce, encoded, num_values(frame), place)
+        if index == 0:
+            await streams.faults.reached("round.reduced")
+        self._part.have_next()
+
+    async def hand_out(self) -> None:
+        """Send the result to all other members, and meanwhile this member's slices to the backup."""
+        async with asyncio.TaskGroup() as tasks:
+            keeping = tasks.create_task(self._leave_with_backup(), name="leave with backup")
+            async with asyncio.TaskGroup() as deliveries:
+                for peer in self._group.peer_ids:
+                    if peer != self._part.owner:
+                        self._delivering[peer] = deliveries.create_task(self._deliver(peer), name="deliver")
+            keeping.cancel()
+
+    async def _slice_of(self, member: Contribution, index: int) -> Data:
+        peer = member.peer_id
+        if peer == self._part.owner:
+            # where the result will take its place
+            place = self._part.frame(index)
+            await self._streams.encode(self._part.frames[index], place)
+            return place
+        # half of the time that members wait for the result: the owner must find and name the peer that delays all
+        limit_s = self._group.reduce_s / 2
+        try:
+            async with asyncio.timeout(limit_s):
+                return await self._streams.expect(peer, self._inboxes[peer].take)
+        except TimeoutError:
+            raise PeerError(f"it sent no slice within {limit_s:.0f} s", peer_id=peer) from None
+        except SwarmError as error:
+            raise not_of_others(error, peer) from error
+
+    async def _deliver(self, peer: str) -> None:
+        """Send the result to `peer`. A failure concerns `peer` alone."""
+        try:
+            stream = await self._accepted_from(peer)
+            sending = self._streams.send_result(stream, self._part, phase="round.deliver")
+            await self._streams.while_there(peer, sending)
+            await stream.finish()
+        except SwarmError as error:
+            logger.info("could not hand a result to %s: %s", peer[-6:], error)
+
+    async def _leave_with_backup(self) -> None:
+        num_members = len(self._group.members)
+        if num_members < MIN_MEMBERS_FOR_BACKUP or not self._streams.contributes:
+            return
+        backup = self._group.peer_ids[backup_of(self._part.index, num_members)]
+        try:
+            async with self._streams.open(backup, ReduceOpening(kind="keep", part=self._part.index)) as stream:
+                await self._streams.send_slices(stream, self._part)
+                await stream.finish()
+                with suppress(EndOfStream):
+                    while True:  # the other side ends the stream once it has everything
+                        await stream.receive()
+        except SwarmError as error:
+            logger.warning("%s cannot stand in for this member: %s", backup[-6:], error)
+
+    def _accepted_from(self, peer: str) -> asyncio.Future[Stream]:
+        if peer not in self._accepted:
+            self._accepted[peer] = asyncio.get_running_loop().create_future()
+        return self._accepted[peer]
+
+
+class BackupOwner:
+    """Reduces the rest of `part`, whose owner has failed."""
+
+    def __init__(self, streams: PartStreams, part: PartResult) -> None:
+        self._streams = streams
+        self._reducer = PartReducer(streams.scheme, streams.group)
+        self._part = part
+        self._limit_s = streams.group.reduce_s / 2
+        self._inboxes: dict[str, FrameInbox] = {}
+
+    async def run(self) -> None:
+        """Return once the part is complete. Raises PeerError, which names the peer that failed it, and RoundError."""
+        streams, part, failure = self._streams, self._part, None
+        if self._reducer.has_survey and part.have:
+            raise RoundError("the owner has failed in the midst of its results, which its backup cannot make")
+        here = (streams.me, part.owner)
+        others = [member.peer_id for member in self._reducer.contributors if member.peer_id not in here]
+        self._inboxes, first = {peer: FrameInbox(peer, streams.heard) for peer in others}, part.have
+        async with asyncio.TaskGroup() as tasks:
+            pulls = [tasks.create_task(self._pull(peer, first)) for peer in others]
+            try:
+                await _reduce_part(streams, self._reducer, part.frames, self._slice_of, self._reduce_frame, first=first)
+            except SwarmError as error:
+                failure = error
+            for pull in pulls:
+                pull.cancel()
+        if failure is not None:
+            raise failure
+
+    async def _pull(self, peer: str, first: int) -> None:
+        try:
+            opening = ReduceOpening(kind="slices", part=self._part.index, frame=first)
+            async with self._streams.open(peer, opening) as stream:
+                await self._inboxes[peer].fill(stream)
+        except SwarmError as error:
+            self._inboxes[peer].fail(error)
+
+    async def _reduce_frame(self, index: int, encoded: Sequence[Data]) -> None:
+        if self._part.have <= index:
+            frame = self._part.frames[index]
+            buffer = self._streams.buffer(frame)
+            await self._streams.off_loop(self._reducer.reduce, encoded, num_values(frame), buffer)
+            self._part.put(index, buffer)
+
+    async def _slice_of(self, member: Contribution, index: int) -> Data:
+        peer = member.peer_id
+        if peer == self._streams.me:
+            return await self._streams.encoded(self._part.frames[index])
+        try:
+            async with asyncio.timeout(self._limit_s):
+                if peer != self._part.owner:
+                    return await self._streams.expect(peer, self._inboxes[peer].take)
+                await self._part.keeps(index + 1)
+        except TimeoutError:
+            raise PeerUnreachable("its slices are not all there", peer_id=peer) from None
+        return bytes(self._part.frame(index))  # the result may take its place meanwhile

@@ -1,7 +1,7 @@
 """What travels over the streams of one reduction: openings, this member's slices of parts, and parts' results.
 
-Whoever calls owns the stream. Encoding runs in the executor, unless the codec is so quick that a thread would only cost
-time; a result is checked, which takes microseconds, as it comes. Shapes: N values of the vector.
+The caller owns the stream. Encoding runs in the executor, unless the codec is so quick that a thread would only cost
+time. A result is checked as it arrives, which takes microseconds. Shapes: N values of the vector.
 """
 
 from __future__ import annotations
@@ -15,42 +15,51 @@ from typing import Any, TypeVar, cast
 
 from swarm_compression import CodecError
 from swarm_compression.codec import Data
-from swarm_protocol.errors import PeerError, PeerRefused, PeerTimeout, PeerViolation, RoundError, SwarmError
+from swarm_protocol.errors import (
+    PeerError,
+    PeerRefused,
+    PeerTimeout,
+    PeerUnreachable,
+    PeerViolation,
+    RoundError,
+    SwarmError,
+)
 from swarm_protocol.training_messages import ReduceOpening
 from torch import Tensor
 
 from swarm.network.failpoints import FaultHook
 from swarm.network.framing import WINDOW_BYTES
 from swarm.network.interface import EndOfStream, Stream
-from swarm.training.allreduce.part_owner import Scheme
-from swarm.training.allreduce.part_result import PartResult
-from swarm.training.allreduce.parts import check_frame, num_values
-from swarm.training.allreduce.peer_connections import QUIET_S, SILENT_S, PeerLines
-from swarm.training.round.round_events import Signed
+from swarm.training.allreduce.parts import PartResult, ReductionScheme, check_frame, num_values
+from swarm.training.allreduce.peer_connections import QUIET_S, SILENT_S, PeerConnections
+from swarm.training.round.round_events import SignedGroup
 
 T = TypeVar("T")
 
+INBOX_FRAMES = 16
+"""Frames received and not yet taken: more than members send ahead (see `exchange`), unless whole parts are surveyed."""
+
 
 class PartStreams:
-    """One member's. `delta_N`: fp32, what it contributes; None: nothing."""
+    """One member's streams in one reduction. `delta_N` is its contribution in fp32; None if it contributes nothing."""
 
     def __init__(
         self,
-        lines: PeerLines,
-        signed: Signed,
+        connections: PeerConnections,
+        signed: SignedGroup,
         delta_N: Tensor | None,
-        scheme: Scheme,
+        scheme: ReductionScheme,
         executor: Executor,
         *,
         faults: FaultHook,
     ) -> None:
-        self.me = lines.network.peer_id
+        self.me = connections.network.peer_id
         self.group = signed.group
         self.scheme = scheme
         self.faults = faults
         self.contributes = delta_N is not None
         self.bytes_sent = 0
-        self._lines = lines
+        self._connections = connections
         self._heard_at = dict.fromkeys(signed.group.peer_ids, -math.inf)
         self._signed = signed
         self._delta_N = delta_N
@@ -60,35 +69,34 @@ class PartStreams:
 
     @asynccontextmanager
     async def open(self, peer: str, opening: ReduceOpening) -> AsyncIterator[Stream]:
-        async with self._lines.network.stream(
-            peer, self._lines.methods.reduce, timeout_s=self.group.reduce_s
-        ) as stream:
+        network, method = self._connections.network, self._connections.methods.reduce
+        async with network.stream(peer, method, timeout_s=self.group.reduce_s) as stream:
             await self._send(stream, self._signed.data)
             await self._send(stream, opening.to_bytes())
             yield stream
 
     async def encoded(self, frame: slice) -> bytearray:
-        """This member's slice for one frame. Raises RoundError."""
+        """Return this member's encoded slice of one frame. Raises RoundError."""
         buffer = self.buffer(frame)
         await self.encode(frame, buffer)
         return buffer
 
     async def encode(self, frame: slice, buffer: bytearray | memoryview) -> None:
-        """Likewise, into `buffer`."""
+        """Encode this member's slice of one frame into `buffer`. Raises RoundError."""
         if self._encodes_at_once:
             self._encode(frame, buffer)
         else:
             await self.off_loop(self._encode, frame, buffer)
 
     def buffer(self, frame: slice) -> bytearray:
-        """For the frame, encoded. All are made here, on the loop: what threads allocate, each in a heap of its own, is
-        not given to others when it is free, and adds up."""
+        """Return a buffer for the encoded frame. All are allocated here, on the loop: what threads allocate, each in a
+        heap of its own, is not given to others when it is free, and adds up."""
         return bytearray(self.scheme.codec.encoded_bytes(num_values(frame)))
 
     async def send_slices(
         self, stream: Stream, part: PartResult, first: int = 0, *, ahead: int | None = None, phase: str = ""
     ) -> None:
-        """From frame `first` on, at most `ahead` frames further than the part's result is here."""
+        """Send this member's slices from frame `first` on, at most `ahead` frames before the part's result."""
         for index in range(first, len(part.frames) if self.contributes else 0):
             if ahead is not None:
                 await part.has(index - ahead + 1)
@@ -104,17 +112,17 @@ class PartStreams:
             await self._send(stream, part.frame(index))
 
     async def take_result(self, stream: Stream, part: PartResult, peer: str, first: int = 0) -> None:
-        """What `peer` sends. Nobody but `peer` is to blame for bytes that cannot be decoded."""
+        """Receive the part's result from `peer`. Errors blame nobody but `peer`."""
         for index in range(first, len(part.frames)):
             part.put(index, await self._receive_result(stream, num_values(part.frames[index]), peer))
 
     def heard(self, peer: str) -> None:
-        """A frame of `peer` has come."""
+        """A frame of `peer` has arrived."""
         self._heard_at[peer] = asyncio.get_running_loop().time()
 
     async def until_silent(self, peer: str) -> None:
-        """Return once `peer` has sent nothing for QUIET_S, and leaves a call unanswered for longer than what is queued
-        in front of it, on the line between the two, can take."""
+        """Return once `peer` has sent nothing for QUIET_S, and leaves a call unanswered for longer than the bytes
+        queued before it can take on the connection between the two."""
         loop, codec = asyncio.get_running_loop(), self.scheme.codec
         queued_bytes = min(codec.encoded_bytes(max(self.group.part_values)), WINDOW_BYTES)
         while True:
@@ -122,21 +130,21 @@ class PartStreams:
             asked_at = loop.time()
             if self._heard_at[peer] > asked_at - QUIET_S:
                 continue
-            line_s = min(self._lines.meter.line_s(peer, queued_bytes), self.group.reduce_s / 4)
-            if not await self._lines.answers(peer, SILENT_S + line_s) and self._heard_at[peer] < asked_at:
+            queued_s = min(self._connections.meter.transfer_s(peer, queued_bytes), self.group.reduce_s / 4)
+            if not await self._connections.answers(peer, SILENT_S + queued_s) and self._heard_at[peer] < asked_at:
                 return
 
     async def expect(self, peer: str, receive: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """What `receive` gets from `peer`; it may be cancelled and called again. Raises PeerTimeout if `peer` is
+        """Return what `receive` gets from `peer`; it may be cancelled and called again. Raises PeerTimeout if `peer` is
         silent."""
         with suppress(TimeoutError):
-            # most frames are about to come, and need no watch
+            # most frames are about to arrive, and need no watch
             async with asyncio.timeout(QUIET_S / 10):
                 return await receive()
         return await self.while_there(peer, receive())
 
     async def while_there(self, peer: str, work: Coroutine[Any, Any, T]) -> T:
-        """What comes of `work`, which `peer` takes part in. Raises PeerTimeout if `peer` is silent before that."""
+        """Return the result of `work`, which needs `peer`. Raises PeerTimeout if `peer` falls silent before."""
         working, watching = asyncio.create_task(work), asyncio.create_task(self.until_silent(peer))
         try:
             await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
@@ -170,7 +178,7 @@ class PartStreams:
         return data
 
     async def _send(self, stream: Stream, data: Data) -> None:
-        # any buffer that stays as it is will do, and streams copy none
+        # streams accept any buffer that does not change, and copy none
         await stream.send(cast("bytes", data))
         self.bytes_sent += len(data)
 
@@ -185,14 +193,64 @@ class PartStreams:
             raise RoundError(f"this member's contribution cannot be encoded: {error}") from error
 
 
+class FrameInbox:
+    """The frames of one incoming stream of `peer`: received by the task that may use the stream, for another task.
+
+    A stream belongs to its handler, and is gone when the other side leaves. What the other side sent before that must
+    not be lost with it. `on_frame` is called with `peer` for each frame.
+    """
+
+    def __init__(self, peer: str, on_frame: Callable[[str], None]) -> None:
+        self._peer = peer
+        self._on_frame = on_frame
+        self._frames: asyncio.Queue[bytes | SwarmError] = asyncio.Queue()
+        self._room = asyncio.Semaphore(INBOX_FRAMES)
+        self._error: SwarmError | None = None
+        self.num_received = 0
+        self.is_filling = False
+
+    async def fill(self, stream: Stream) -> None:
+        """Receive frames until the other side has finished, failed, or left."""
+        self.is_filling = True
+        try:
+            while True:
+                await self._room.acquire()
+                self._frames.put_nowait(await stream.receive())
+                self.num_received += 1
+                self._on_frame(self._peer)
+        except EndOfStream:
+            self._frames.put_nowait(PeerViolation("it sent too few values", peer_id=self._peer))
+        except SwarmError as error:
+            self._frames.put_nowait(error)
+        except asyncio.CancelledError:
+            self._frames.put_nowait(PeerUnreachable("it has left the reduction", peer_id=self._peer))
+            raise
+        finally:
+            self.is_filling = False
+
+    def fail(self, error: SwarmError) -> None:
+        """No more frames arrive, because of `error`."""
+        self._frames.put_nowait(error)
+
+    async def take(self) -> bytes:
+        """Return the next frame. Raises what ended the stream, once all frames before it are taken."""
+        if self._error is None:
+            item = await self._frames.get()
+            self._room.release()
+            if not isinstance(item, SwarmError):
+                return item
+            self._error = item
+        raise self._error
+
+
 def silence_of(peer: str) -> PeerTimeout:
-    """What is raised after `PartStreams.until_silent`."""
+    """Return the error to raise after `PartStreams.until_silent`."""
     return PeerTimeout("it sends nothing and answers nothing", peer_id=peer)
 
 
 @contextmanager
 def blamed(peer: str) -> Iterator[None]:
-    """What `peer`'s stream raises inside is `peer`'s."""
+    """Make errors of `peer`'s stream name `peer`."""
     try:
         yield
     except PeerRefused as error:
@@ -202,9 +260,10 @@ def blamed(peer: str) -> Iterator[None]:
 
 
 def not_of_others(error: SwarmError, peer: str) -> SwarmError:
-    """`error`, as it came over `peer`'s stream: that it blames another one proves nothing about the other.
+    """Return `error`, which came over `peer`'s stream, as an error of `peer`.
 
-    One that blames nobody is `peer`'s own, or it could give up one attempt after the other.
+    If it blames another peer, that proves nothing about the other one. If it blames nobody, it is `peer`'s own error:
+    `peer` could otherwise abort one attempt after the other without being found.
     """
     if isinstance(error, PeerError) and error.peer_id == peer:
         return error

@@ -1,29 +1,48 @@
-"""How the vector of a round is cut: into parts, one an owner, and these into the frames that travel.
+"""The parts of a round's vector: how it is cut, how its slices are encoded, and one part's result as it grows.
 
-Pure. A part's result is its frames' encoded bytes, one after the other: this is what all members must hold byte for
-byte, and nobody keeps it decoded. Shapes: N values of the vector, F values of a frame.
+The vector is cut into parts, one for each owner, and each part into the frames that travel. A part's result is its
+frames' encoded bytes, one after the other. All members must hold these bytes alike; nobody keeps them decoded.
+
+Nothing here knows a network. Shapes: N values of the vector, F values of a frame.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 import torch
 from swarm_compression import Codec, CodecError
 from swarm_compression.codec import Data
+from swarm_compression.feedback import ErrorFeedback
 from swarm_protocol import limits
-from swarm_protocol.errors import IntegrityError
+from swarm_protocol.errors import IntegrityError, SwarmError
 from swarm_protocol.training_messages import Group
 from torch import Tensor
+
+from swarm.trust.aggregators import Aggregator
 
 FRAME_VALUES = 3 << 15
 """Values in one message: 384 KiB of fp32, a quarter of that in int8. A smaller frame costs time, a larger one memory:
 members hold many at once."""
 
+MIN_AHEAD_FRAMES = 3
+"""Slices that a member sends to an owner before it waits for a result, so that slices travel while another one is
+reduced. On long connections this bounds the rate, and with it the rate that can be measured."""
+
+MIN_MEMBERS_FOR_BACKUP = 3
+"""With two members, neither can replace the other."""
+
+
+def backup_of(part: int, num_members: int) -> int:
+    """Return the rank of the member that takes over `part` if its owner fails: the owner of the next part."""
+    return (part + 1) % num_members
+
 
 def part_frames(group: Group, index: int) -> list[slice]:
-    """The frames of part `index`, as slices of the whole vector."""
+    """Return the frames of part `index`, as slices of the whole vector."""
     stop = list(accumulate(group.part_values))[index]
     start = stop - group.part_values[index]
     return [slice(at, min(at + FRAME_VALUES, stop)) for at in range(start, stop, FRAME_VALUES)]
@@ -34,18 +53,18 @@ def num_values(frame: slice) -> int:
 
 
 def part_bytes(group: Group, index: int, codec: Codec) -> int:
-    """The size of part `index`, encoded."""
+    """Return the encoded size of part `index`."""
     return sum(codec.encoded_bytes(num_values(frame)) for frame in part_frames(group, index))
 
 
 def check_frame(codec: Codec, data: Data, size: int) -> None:
-    """Raises CodecError for what no honest member sends: what is no encoding of `size` values, and moves beyond all
-    bounds."""
+    """Raise CodecError if `data` does not encode `size` values, or moves a parameter further than the protocol allows.
+    No honest member sends such a frame."""
     _check_moves(codec.check(data, size))
 
 
 def decode_frame(codec: Codec, data: Data, size: int) -> Tensor:
-    """The values [size] of `data`. Raises CodecError where `check_frame` does."""
+    """Return the values [size] of `data`. Raises CodecError where `check_frame` does."""
     x_F = torch.empty(size)
     _check_moves(codec.decode_into(data, x_F))
     return x_F
@@ -57,9 +76,9 @@ def _check_moves(largest: float) -> None:
 
 
 def decoded_frames(group: Group, parts: Sequence[Data], codec: Codec) -> Iterator[tuple[slice, Tensor]]:
-    """The values that `parts` encode, a frame [F] at a time, with each one's place in the vector.
+    """Yield each frame's place in the vector and its values [F], as `parts` encode them.
 
-    Raises IntegrityError for parts that are not of this group, or that no honest member made.
+    Raises IntegrityError if the parts do not belong to this group, or if no honest member can have made them.
     """
     if len(parts) != len(group.part_values):
         raise IntegrityError(f"{len(parts)} parts of {len(group.part_values)}")
@@ -75,3 +94,118 @@ def decoded_frames(group: Group, parts: Sequence[Data], codec: Codec) -> Iterato
                 raise IntegrityError(f"part {index} cannot be decoded: {error}") from error
             yield frame, delta_F
             at = stop
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReductionScheme:
+    """How a run reduces vectors. `feedback` encodes this member's contribution in a run with error feedback."""
+
+    codec: Codec
+    aggregator: Aggregator
+    feedback: ErrorFeedback | None = None
+
+
+class Residuals:
+    """Error feedback of one member, for each fragment: what the codec lost of a contribution is added to the next one.
+
+    A fragment's residual is committed once a committed state holds the contribution (`round_context.settle`). Until
+    then each attempt sends the same bytes. Residuals are in no state and no checkpoint, and start at zero after a
+    restart. They take 8 bytes for each value of the fragments that this member has contributed to.
+    """
+
+    def __init__(self, codec: Codec) -> None:
+        self._codec = codec
+        self._feedbacks: dict[tuple[int, int], ErrorFeedback] = {}
+
+    def of(self, fragment: slice) -> ErrorFeedback:
+        """Return the error feedback of `fragment`, a slice of the flat vector."""
+        key = (fragment.start, fragment.stop)
+        if key not in self._feedbacks:
+            self._feedbacks[key] = ErrorFeedback(self._codec, fragment.stop - fragment.start)
+        return self._feedbacks[key]
+
+    def settle(self, fragment: slice, *, is_committed: bool) -> None:
+        """The step of `fragment` is over, with or without this member's contribution. Blocks."""
+        if (fragment.start, fragment.stop) in self._feedbacks:
+            feedback = self.of(fragment)
+            if is_committed:
+                feedback.commit()
+            else:
+                feedback.rollback()
+
+
+class PartResult:
+    """One part's result at one member, as it grows frame by frame.
+
+    The first `have` frames of the result are there; `kept` of the owner's slices have come. The owner and its backup
+    send the same bytes, so the first frame to arrive counts. Until its result is there, a frame's place in the buffer
+    may hold the owner's own slice: at the owner, and at the backup that keeps it. One task owns this object.
+    """
+
+    def __init__(self, group: Group, index: int, codec: Codec) -> None:
+        self.index = index
+        self.owner = group.peer_ids[index]
+        self.frames = part_frames(group, index)
+        self.have = 0
+        self.kept = 0
+        sizes = [codec.encoded_bytes(num_values(frame)) for frame in self.frames]
+        self._places = [slice(start, stop) for start, stop in pairwise(accumulate(sizes, initial=0))]
+        self.data = bytearray(sum(sizes))
+        self._failure: SwarmError | None = None
+        self._changed = asyncio.Event()
+
+    @property
+    def complete(self) -> bool:
+        return self.have == len(self.frames)
+
+    def put(self, frame: int, data: Data) -> None:
+        """Store one frame of the result, whose size has been checked. A frame that is there already is ignored."""
+        if frame == self.have:
+            self.data[self._places[frame]] = data
+            self.have_next()
+
+    def have_next(self) -> None:
+        """The result's next frame is in its place."""
+        self.have += 1
+        self._notify()
+
+    def keep(self, frame: int, data: Data) -> bool:
+        """Store the owner's slice of `frame`. Return False if its size is wrong."""
+        if len(data) != self._places[frame].stop - self._places[frame].start:
+            return False
+        if frame >= self.have:
+            self.data[self._places[frame]] = data
+        self.kept = frame + 1
+        self._notify()
+        return True
+
+    def frame(self, frame: int) -> memoryview:
+        """Return the frame's place: it holds the result if that is there, else the owner's slice. At the owner, the
+        result is written here. Once the result is there, it does not change any more."""
+        return memoryview(self.data)[self._places[frame]]
+
+    def fail(self, error: SwarmError) -> None:
+        """Raise `error` in every task that waits for frames by `reached`."""
+        self._failure = error
+        self._notify()
+
+    async def reached(self, have: int) -> None:
+        """Wait until `have` frames of the result are there. Raises what `fail` was given."""
+        while self.have < have:
+            if self._failure is not None:
+                raise self._failure
+            await self._changed.wait()
+
+    async def has(self, have: int) -> None:
+        """Wait until `have` frames of the result are there, also after `fail`."""
+        while self.have < have:
+            await self._changed.wait()
+
+    async def keeps(self, kept: int) -> None:
+        """Wait until `kept` frames are there, of the owner's slices or of the result."""
+        while max(self.have, self.kept) < kept:
+            await self._changed.wait()
+
+    def _notify(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()

@@ -8,11 +8,11 @@ This is Streaming DiLoCo (Douillard et al. 2025, arXiv 2501.18512, algorithm 2),
 fragments in the order of committed outer steps. Without overlap, with one fragment and no mixing it is DiLoCo
 (arXiv 2311.08105).
 
-Only a member that trained for the round that was committed goes on like this. Everyone else starts over from the
-committed state: who came late, was overtaken, has fetched the state, diverged, or had no lease. What it had trained for
-is lost, and its samples return with later leases.
+Only a member that trained for the committed round goes on like this. All others start over from the committed state:
+members that came late, were overtaken, have fetched the state, diverged, or had no lease. Their work is lost, and its
+samples return with later leases.
 
-Owns the task that trains. `trainer` says what has been committed, and takes the offers.
+Owns the task that trains. `trainer` says what has been committed; `round_driver` takes the offers.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from swarm.training.inner.inner_loop import IntervalResult
 from swarm.training.inner.interval import Interval, Intervals
 from swarm.training.inner.lease import sample_ids
 from swarm.training.member.trainer_events import IntervalDone, IntervalFailed, TrainingEvent
-from swarm.training.round.round_context import Seat
+from swarm.training.round.round_context import RoundContext
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Offer:
-    """What an interval brings to its round. `delta_F` is the pseudo-gradient of the round's fragment; None: nothing.
-    `made_at` is when, by the loop's clock, after `interval_s` seconds of inner steps."""
+class IntervalOffer:
+    """What an interval contributes to its round, after `interval_s` seconds of inner steps. `delta_F` is the
+    pseudo-gradient of the round's fragment, None if there is none; `made_at` is the time by the loop's clock."""
 
     contribution: Contribution
     delta_F: Tensor | None
@@ -43,12 +43,12 @@ class Offer:
     interval_s: float
 
 
-class Course:
-    """`tasks` runs the intervals, until they are all done or `end`."""
+class IntervalLoop:
+    """Runs the intervals of one member in `tasks`, until they are all done or `end` is called."""
 
     def __init__(
         self,
-        seat: Seat,
+        context: RoundContext,
         intervals: Intervals,
         *,
         tasks: asyncio.TaskGroup,
@@ -56,18 +56,19 @@ class Course:
         is_leaving: bool = False,
     ) -> None:
         self.latest: IntervalResult | None = None
-        """What came of the last interval that trained."""
-        self._seat = seat
+        """The result of the last interval that trained."""
+        self.is_leaving = is_leaving
+        """Whether this member trains no more: see `leave`."""
+        self._context = context
         self._intervals = intervals
         self._tasks = tasks
         self._on_event = on_event
-        self._is_leaving = is_leaving
         self._task: asyncio.Task[None] | None = None
         # the interval that runs, and the last one whose round has to be committed before the next can end
         self._step = self._hurried = 0
         self._awaited: int | None = None
         self._committed = asyncio.Event()
-        self._offers: dict[int, asyncio.Future[Offer]] = {}
+        self._offers: dict[int, asyncio.Future[IntervalOffer]] = {}
 
     @property
     def interval_s(self) -> float:
@@ -84,29 +85,30 @@ class Course:
         self._task = self._tasks.create_task(self._run(), name="intervals")
 
     def adopted(self, *, fetched: bool) -> None:
-        """There is a new committed state. `fetched`: it does not follow from the former one by a round's result."""
+        """There is a new committed state. It is `fetched` if it does not follow from the former one by a round's
+        result."""
         # a pseudo-gradient takes 4 bytes a parameter, and its round may have needed it again until now
-        for step in [step for step in self._offers if step <= self._seat.replica.outer_step]:
+        for step in [step for step in self._offers if step <= self._context.replica.outer_step]:
             del self._offers[step]
-        if self._awaited == self._seat.replica.outer_step and not fetched:
+        if self._awaited == self._context.replica.outer_step and not fetched:
             self._awaited = None
             self._committed.set()
         else:
             self.begin()
 
-    async def offer(self, step: int) -> Offer:
-        """What interval `step` brings to its round, once it has ended. The same for whoever asks again."""
+    async def offer(self, step: int) -> IntervalOffer:
+        """Return what interval `step` contributes to its round, once it has ended; the same for each call."""
         return await asyncio.shield(self._place(step))
 
     def hurry(self, step: int) -> None:
-        """End interval `step` with what it has, also if it is only about to begin."""
+        """End interval `step` with what it has done, also if it is only about to begin."""
         self._hurried = step
         if step == self._step:
             self._intervals.hurry()
 
     def leave(self) -> None:
-        """Train no more: this interval ends with what it has, and later ones bring nothing."""
-        self._is_leaving = True
+        """Train no more: this interval ends with what it has done, and later ones contribute nothing."""
+        self.is_leaving = True
         self._intervals.hurry()
 
     def end(self) -> None:
@@ -114,13 +116,13 @@ class Course:
         if self._task is not None:
             self._task.cancel()
 
-    def _place(self, step: int) -> asyncio.Future[Offer]:
+    def _place(self, step: int) -> asyncio.Future[IntervalOffer]:
         if step not in self._offers:
             self._offers[step] = asyncio.get_running_loop().create_future()
         return self._offers[step]
 
     async def _run(self) -> None:
-        replica = self._seat.replica
+        replica = self._context.replica
         await self._intervals.load(replica.current.state.theta_N)
         first = self._step = replica.outer_step + 1
         try:
@@ -131,10 +133,11 @@ class Course:
             self._intervals.hurry()
 
     async def _one_interval(self, *, follows: bool) -> bool:
-        """Whether the next one can follow from it. `follows`: it follows from one whose round may still run."""
-        config = self._seat.replica.config
+        """Run one interval, which `follows` from another whose round may still run, or from the committed state. Return
+        whether the next one can follow from it."""
+        config = self._context.replica.config
         interval = self._intervals.begin((self._step - 1) * config.interval_steps)
-        if self._is_leaving or self._hurried == self._step:
+        if self.is_leaving or self._hurried == self._step:
             interval.hurry()
         try:
             if follows:
@@ -145,41 +148,43 @@ class Course:
         except RoundError as error:
             self._on_event(IntervalFailed(step=self._step, reason=error.message))
             has_lease, delta_F = False, None
-        # who trained for nothing, or not at all, has nothing to follow from
+        # a member without a lease, or whose training failed, has nothing to follow from
         self._awaited = self._step if has_lease else None
         self._committed = asyncio.Event()
-        self._offer(self._report(interval.done) if delta_F is not None else None, delta_F, interval.done.seconds)
+        self._put_offer(
+            self._contribution(interval.done) if delta_F is not None else None, delta_F, interval.done.seconds
+        )
         return has_lease
 
     async def _train(self, interval: Interval, num_steps: int) -> bool:
-        """Go on until `num_steps` steps are done. Whether there is a lease."""
-        lease = self._seat.replica.lease(self._seat.network.peer_id, self._step)
+        """Train until `num_steps` steps of the interval are done. Return whether there is a lease."""
+        lease = self._context.replica.lease(self._context.network.peer_id, self._step)
         if lease and num_steps:
             if not interval.done.num_steps:
-                await self._seat.faults.reached("interval")
+                await self._context.faults.reached("interval")
             await interval.train(sample_ids(lease), num_steps)
         return bool(lease)
 
     async def _take_in(self) -> None:
         await self._committed.wait()
-        replica = self._seat.replica
+        replica = self._context.replica
         where = replica.fragment(self._step - 1)
         await self._intervals.take_in(where, replica.current.state.theta_N[where], replica.config.mixing)
 
     async def _delta(self, interval: Interval) -> Tensor:
-        where = self._seat.replica.fragment(self._step)
-        return await interval.delta(self._seat.replica.current.state.theta_N[where], where)
+        where = self._context.replica.fragment(self._step)
+        return await interval.delta(self._context.replica.current.state.theta_N[where], where)
 
-    def _offer(self, contribution: Contribution | None, delta_F: Tensor | None, interval_s: float) -> None:
-        offer = Offer(
-            contribution=contribution or Contribution(peer_id=self._seat.network.peer_id),
+    def _put_offer(self, contribution: Contribution | None, delta_F: Tensor | None, interval_s: float) -> None:
+        offer = IntervalOffer(
+            contribution=contribution or Contribution(peer_id=self._context.network.peer_id),
             delta_F=delta_F,
             made_at=asyncio.get_running_loop().time(),
             interval_s=interval_s,
         )
         self._place(self._step).set_result(offer)
 
-    def _report(self, done: IntervalResult) -> Contribution:
+    def _contribution(self, done: IntervalResult) -> Contribution:
         self.latest = done
         self._on_event(
             IntervalDone(
@@ -192,7 +197,7 @@ class Course:
             )
         )
         return Contribution(
-            peer_id=self._seat.network.peer_id,
+            peer_id=self._context.network.peer_id,
             num_tokens=done.num_tokens,
             num_samples=done.num_samples,
             loss=done.mean_loss,

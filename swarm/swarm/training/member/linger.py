@@ -1,4 +1,4 @@
-"""The end of a run: whoever is done stays for those who are a step behind, to whom it gives the last state."""
+"""Lingering at the end of a run: a member that is done stays to serve the last state to members that lack it."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ async def let_others_finish(
     leaving: asyncio.Event | None = None,
     on_wait: Callable[[tuple[str, ...], float], None] = lambda _peers, _seconds: None,
 ) -> None:
-    """Stay until all other members of `run` have the last state too, but at most LINGER_S, or until `leaving`.
+    """Return once all other members of `run` have the last state too, after LINGER_S, or when `leaving` is set.
 
-    Should it take longer than a look, `on_wait` hears once for whom this waits, and for how many seconds at most.
+    If one look is not enough, `on_wait` is called once with the peers that this waits for and the seconds left.
     """
     leaving = leaving or asyncio.Event()
     now = asyncio.get_running_loop().time

@@ -1,7 +1,7 @@
-"""Follows a run from outside: what its members have committed, with the proofs, and what they say of themselves.
+"""Follows a run from outside: what its members have committed, with the proofs, and what they report of themselves.
 
-An observer trains nothing and is nobody's member. It believes what a joiner would: first the certificate that most
-of its voters show, and then those that follow from it. Owned by one task.
+An observer trains nothing and is no member. It accepts what a joiner would: first the certificate that most of its
+voters show, and then those that follow from it. One task owns it.
 """
 
 from __future__ import annotations
@@ -17,16 +17,14 @@ from swarm_protocol.training_messages import Certificate, Standing, StandingRequ
 
 from swarm.network.interface import EndOfStream, Network
 from swarm.network.membership import Membership
-from swarm.training.round.certificate import Notary, Proof
-from swarm.training.round.certificate_history import MAX_HISTORY_BYTES, MAX_LINKS
-from swarm.training.round.claims import most_supported, whom_to_ask
+from swarm.training.round.certificate import MAX_HISTORY_BYTES, MAX_LINKS, Notary, Proof, most_supported, whom_to_ask
 from swarm.training.round.methods import Methods
 from swarm.training.run.signed_run import SignedRun
 
 CALL_TIMEOUT_S = 5.0
 HISTORY_TIMEOUT_S = 60.0
 MAX_ASKED = 8
-"""At each look after the first: members of the last state first, whom strangers that claim more do not crowd out."""
+"""Peers asked at each look after the first. Strangers that claim later steps displace no members of the last state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +39,7 @@ class CommittedStep:
 
 
 class Observer:
-    """Of one `run`. `look` says what is new."""
+    """Observes one `run`. `look` returns what is new."""
 
     def __init__(self, network: Network, membership: Membership, run: SignedRun) -> None:
         self._network = network
@@ -59,14 +57,14 @@ class Observer:
         return self._last.outer_step if self._last else 0
 
     async def members(self) -> Mapping[str, TrainerRecord]:
-        """Who trains the run now, by peer id, as they say themselves. Raises PeerTimeout."""
+        """Return the records of the peers that train the run now, by peer id. Raises PeerTimeout."""
         records = await self._membership.trainers(self._run_id)
         return {peer: each for peer, each in records.items() if each.state != "leaving" and self._notary.admits(peer)}
 
     async def look(self, members: Mapping[str, TrainerRecord]) -> list[CommittedStep]:
-        """The steps since the last look that `members` can prove, in order: all that they still have proofs of.
+        """Return the steps since the last look that `members` still have proofs of, in order.
 
-        Of the steps before the first look only the last one. Raises SwarmError if nobody answers as members do.
+        The first look returns only the last step before it. Raises SwarmError if nobody answers as members do.
         """
         claims = {peer: each.outer_step for peer, each in members.items() if each.digest and self._notary.admits(peer)}
         if self._last is None or (self._last.outer_step == 0 and self._last.order is None):
@@ -84,7 +82,7 @@ class Observer:
             if links and self._last is not None and links[0].sequence > self._last.sequence:
                 before = links[0].outer_step - 1  # the run goes on from an earlier state by its author's order
             self._remember(links)
-            # whoever says that it is further, and shows nothing new, does not hide what others show
+            # a peer that claims to be further, and shows nothing new, does not hide what others show
             if steps := [_step(link) for link in links if link.outer_step > before and link.origin.num_tokens]:
                 return steps
         if failure is not None and not has_answer:
@@ -92,7 +90,8 @@ class Observer:
         return []
 
     async def _first_look(self, peers: Sequence[str]) -> list[CommittedStep]:
-        """What most of its voters show (see `claims`). Raises SwarmError if nobody answers as members do."""
+        """Return the step that most of its voters show (see `certificate`). Raises SwarmError if nobody answers as
+        members do."""
         shown, failures = dict[str, Proof](), list[SwarmError]()
 
         async def ask(peer: str) -> None:
@@ -116,12 +115,12 @@ class Observer:
     def _remember(self, links: list[Proof]) -> None:
         for link in links:
             self._last = link
-            # as replicas do (see `replica`): a run of single members can part
+            # as in `Replica.anchors`: the members of a run that lets one of them go on alone can diverge
             kept = self._rosters if self._succession.min_group == 1 else []
             self._rosters = [*kept, link.roster][-MAX_LINKS:]
 
     async def _links(self, peer: str) -> list[Proof]:
-        """From the last seen state to where `peer` is. Raises SwarmError."""
+        """Return the links from the last seen state to the state of `peer`. Raises SwarmError."""
         assert self._last is not None
         start, newest = self._last, await self._newest(peer)
         if newest is None or newest.rank <= start.rank:
@@ -141,7 +140,7 @@ class Observer:
         return StandingRequest(run=self._run_id, step=self.outer_step + 1, watches=True)
 
     async def _newest(self, peer: str) -> Proof | None:
-        """Where `peer` is. Raises SwarmError."""
+        """Return the proof of `peer`'s state. Raises SwarmError."""
         request = self._request().to_bytes()
         data = await self._network.call(peer, self._methods.standing, request, timeout_s=CALL_TIMEOUT_S)
         certificate = Standing.from_bytes(data).certificate
@@ -163,9 +162,8 @@ class Observer:
                 links.append(await self._checked(data))
 
     def _following(self, start: Proof, links: list[Proof], peer: str) -> list[Proof]:
-        """Those of `links` that follow, one from the other, from `start`: what was seen last, or a later resume order.
-
-        Raises PeerViolation.
+        """Return those of `links` that follow from `start`, one from the other. `start` is the state seen last, or a
+        later resume order. Raises PeerViolation if the newest link does not follow.
         """
         is_later = start is not self._last
         rank, rosters = start.rank, [start.roster] if is_later else self._rosters
@@ -190,7 +188,7 @@ def _step(proof: Proof) -> CommittedStep:
     origin = proof.origin
     return CommittedStep(
         outer_step=origin.step,
-        loss=sum(member.loss * member.num_tokens for member in origin.members) / origin.num_tokens,
+        loss=proof.mean_loss,
         digest=proof.outcome.state_digest.hex(),
         group=origin.peer_ids,
         num_tokens=origin.num_tokens,

@@ -1,32 +1,83 @@
-"""What a trainer tells of what has happened: events to its owner, and the record that other members see. Pure."""
+"""What a member measures of one step and reports: the log of the step, its events and the record that others see."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from typing import Literal, TypeAlias
 
-from swarm_protocol.records import RoundReport, TrainerRecord, TrainerState, ValidationReport
-from swarm_protocol.training_messages import Contribution
+from swarm_protocol import limits
+from swarm_protocol.records import Refusal, RoundReport, TrainerRecord, TrainerState, ValidationReport
 
 from swarm.training.inner.inner_loop import IntervalResult
-from swarm.training.member.trainer_events import Admitted, OuterStep, RoundAborted, RunResumed, StateFetched
+from swarm.training.member.trainer_events import Admitted, OuterStep, RunResumed
 from swarm.training.round.certificate import Proof
-from swarm.training.round.coordinator import Terms
-from swarm.training.round.round_events import GiveUp
 from swarm.training.state.replica import Replica
-from swarm.training.state.state_sync import Reached
+
+Measured: TypeAlias = Literal["interval", "group", "reduce", "commit", "apply"]
+
+Weight: TypeAlias = Literal[0, 1, 2]
+BROKE_PROTOCOL: Weight = 0
+LEFT_OUT: Weight = 1
+LESSENED: Weight = 2
+"""How severe a refusal is: a record holds only the most severe ones."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepCost:
-    """What a step took of this member: see `events.OuterStep`."""
+class RoundLog:
+    """What a member measures of one step, over all attempts, and which peers it refuses.
 
-    bytes_sent: int
-    seconds: float
-    round_s: float
+    `round_driver` owns it, `trainer` reads it. Times are those of the loop.
+    """
+
+    def __init__(self) -> None:
+        self._seconds: dict[Measured, float] = {}
+        self._phase: Measured | None = None
+        self._since = 0.0
+        self._refused: dict[str, tuple[Weight, str]] = {}
+
+    def enter(self, phase: Measured | None, now: float) -> None:
+        """Count the time from `now` on for `phase`, or for nothing."""
+        if self._phase is not None:
+            self.add(self._phase, now - self._since)
+        self._phase, self._since = phase, now
+
+    def add(self, phase: Measured, seconds: float) -> None:
+        self._seconds[phase] = self._seconds.get(phase, 0.0) + seconds
+
+    def refuse(self, peer_id: str, reason: str, weight: Weight) -> None:
+        """Keep one reason for each peer: the most severe, and the first of equally severe ones."""
+        known = self._refused.get(peer_id)
+        if known is None and len(self._refused) >= limits.MAX_GROUP_MEMBERS:
+            return
+        if known is None or weight < known[0]:
+            self._refused[peer_id] = weight, reason
+
+    def refuse_new(self, accused: Mapping[str, str], before: Mapping[str, str]) -> None:
+        """Refuse each peer that is `accused` now and was not `before`."""
+        for peer_id, reason in accused.items():
+            if before.get(peer_id) != reason:
+                self.refuse(peer_id, reason, BROKE_PROTOCOL)
+
+    def report(self, outer_step: int, bytes_sent: int) -> RoundReport:
+        worst = sorted(self._refused.items(), key=lambda item: item[1][0])[: limits.MAX_REFUSALS]
+        return RoundReport(
+            outer_step=outer_step,
+            phases_s={phase: min(max(0.0, each), limits.MAX_MEASURED_S) for phase, each in self._seconds.items()},
+            bytes_sent=min(bytes_sent, limits.MAX_ROUND_BYTES),
+            refused=tuple(Refusal(peer_id=peer_id, reason=_line(reason)) for peer_id, (_, reason) in worst),
+        )
 
 
-def committed(proof: Proof, cost: StepCost, latest: IntervalResult | None) -> OuterStep | Admitted | RunResumed:
-    """What `proof` has committed. `latest` is what came of this member's last interval."""
+def _line(reason: str) -> str:
+    """Return what a record can hold of `reason`, which may contain another peer's text."""
+    line = "".join(char if char.isprintable() else "?" for char in reason)
+    return line[: limits.MAX_REFUSAL_CHARS] or "for no reason that it gave"
+
+
+def committed(
+    proof: Proof, latest: IntervalResult | None, *, bytes_sent: int, seconds: float, round_s: float
+) -> OuterStep | Admitted | RunResumed:
+    """Return the event for what `proof` has committed. `latest` is the result of this member's last interval; for the
+    costs see `OuterStep`."""
     origin = proof.origin
     if proof.is_order:
         digest = proof.outcome.state_digest.hex()
@@ -35,44 +86,18 @@ def committed(proof: Proof, cost: StepCost, latest: IntervalResult | None) -> Ou
         return Admitted(step=origin.step, group=origin.peer_ids)
     return OuterStep(
         step=origin.step,
-        loss=sum(member.loss * member.num_tokens for member in origin.members) / origin.num_tokens,
+        loss=proof.mean_loss,
         digest=proof.outcome.state_digest.hex(),
         group=origin.peer_ids,
         num_tokens=origin.num_tokens,
-        bytes_sent=cost.bytes_sent,
-        seconds=cost.seconds,
-        round_s=cost.round_s,
+        bytes_sent=bytes_sent,
+        seconds=seconds,
+        round_s=round_s,
         tokens_per_s=latest.tokens_per_s if latest else 0.0,
     )
 
 
-def state_fetched(reached: Reached, seconds: float) -> StateFetched:
-    fetched = reached.fetched
-    assert fetched is not None
-    return StateFetched(
-        step=reached.proof.outer_step,
-        digest=reached.held.digest.hex(),
-        donors=fetched.donors,
-        num_bytes=fetched.num_bytes,
-        seconds=seconds,
-    )
-
-
-def aborted(notice: GiveUp) -> RoundAborted:
-    return RoundAborted(step=notice.step, attempt=notice.attempt, reason=notice.reason, missing=notice.missing)
-
-
-def is_lost(proof: Proof, terms: Terms, mine: Contribution | None) -> bool:
-    """Whether the step was committed, as `proof` says, without what `terms.me` has trained for it. `mine` is what that
-    came to; None: its interval still runs."""
-    origin = proof.origin
-    counts = any(member.peer_id == terms.me and member.num_tokens for member in origin.members)
-    has_work = terms.me in terms.leased and (mine is None or mine.num_tokens > 0)
-    is_step = not proof.is_order and origin.step == terms.step and origin.num_tokens > 0
-    return is_step and has_work and not counts
-
-
-def record(
+def trainer_record(
     run: str,
     replica: Replica | None,
     latest: IntervalResult | None,
@@ -80,8 +105,8 @@ def record(
     report: RoundReport | None = None,
     validation: ValidationReport | None = None,
 ) -> TrainerRecord:
-    """`replica` is None while the member prepares. `report` is of the newest round that it was there for, `validation`
-    the newest."""
+    """Return the record to announce. `replica` is None while the member prepares; `report` is of the newest round that
+    it took part in; `validation` is the newest one."""
     return TrainerRecord(
         run=run,
         outer_step=replica.outer_step if replica else 0,

@@ -117,3 +117,12 @@ TrainingEvent: TypeAlias = (
     | RunResumed
     | Validated
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """For `peers`, as far as this member knows, since its interval ended `seconds` ago. Without `peers` it computes
+    with the others."""
+
+    peers: tuple[str, ...]
+    seconds: float

@@ -1,8 +1,8 @@
-"""Signed groups and votes, and the certificates made of them: what proves that a state was committed.
+"""SignedGroup groups and votes, and the certificates made of them: what proves that a state was committed.
 
 A certificate is a signed group and two thirds of its members' votes for one outcome. It names the state, so whoever
 holds one can check a state that comes from strangers. It does not prove that the members were honest, nor that they are
-the run's: for that, enough members of an earlier state, which is trusted, must be among its voters (`seat.follows`).
+the run's: for that, enough members of an earlier state, which is trusted, must be among its voters (`context.follows`).
 
 A resume order stands in for one: the run's author signs that named members go on from a state without the others. All
 certificates after it carry it, and outrank those that know only an earlier order, whatever their step.
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -36,7 +37,7 @@ from swarm_protocol.training_messages import (
     round_subject,
 )
 
-from swarm.training.round.round_events import Signed
+from swarm.training.round.round_events import SignedGroup
 from swarm.training.round.vote import Succession, tally
 from swarm.training.run.signed_run import SignedRun
 
@@ -79,9 +80,9 @@ class Notary:
         """Whether the run allows all of `peers` to be members."""
         return not self.admission or set(peers) <= set(self.admission)
 
-    def sign_group(self, group: Group, now: float) -> Signed:
+    def sign_group(self, group: Group, now: float) -> SignedGroup:
         data = self._seal(GROUP_PURPOSE, group, now)
-        return Signed(group=group, signer=self.identity.peer_id, data=data, digest=hashlib.sha256(data).digest())
+        return SignedGroup(group=group, signer=self.identity.peer_id, data=data, digest=hashlib.sha256(data).digest())
 
     def sign_vote(self, vote: Vote, now: float) -> bytes:
         return self._seal(VOTE_PURPOSE, vote, now)
@@ -102,7 +103,7 @@ class Notary:
             raise PeerViolation("a resume order names a peer that the run does not admit", peer_id=envelope.peer_id)
         return order
 
-    def read_group(self, data: bytes, now: float, *, is_origin: bool = False) -> Signed:
+    def read_group(self, data: bytes, now: float, *, is_origin: bool = False) -> SignedGroup:
         """Raises PeerViolation or IntegrityError, also if it resumes an outcome of another step or state. `is_origin`:
         it must resume none."""
         envelope = unseal(data, purpose=GROUP_PURPOSE, network_id=self.network_id, now=now)
@@ -117,7 +118,7 @@ class Notary:
         if order is not None and group.step <= order.outer_step:
             raise PeerViolation("a group is of a step before the resume order that it names", peer_id=envelope.peer_id)
         digest = hashlib.sha256(data).digest()
-        return Signed(group=group, signer=envelope.peer_id, data=data, digest=digest, origin=origin, order=order)
+        return SignedGroup(group=group, signer=envelope.peer_id, data=data, digest=digest, origin=origin, order=order)
 
     def read_vote(self, data: bytes, now: float) -> tuple[str, Vote]:
         """The voter and the vote. Raises PeerViolation or IntegrityError."""
@@ -126,7 +127,7 @@ class Notary:
         self._check_subject(envelope, vote)
         return envelope.peer_id, vote
 
-    def check_origin(self, origin: bytes, outcome: Outcome, step: int, state_digest: bytes, now: float) -> Signed:
+    def check_origin(self, origin: bytes, outcome: Outcome, step: int, state_digest: bytes, now: float) -> SignedGroup:
         """The group that `outcome` is from. Raises PeerViolation unless it started at `state_digest` for `step`."""
         if hashlib.sha256(origin).digest() != outcome.origin_digest:
             raise PeerViolation("an outcome comes with another group than it names")
@@ -269,6 +270,12 @@ class Proof:
         return self.origin.step if self.origin.num_tokens else self.origin.step - 1
 
     @property
+    def mean_loss(self) -> float:
+        """The group's mean training loss, weighted by tokens. The group has trained."""
+        origin = self.origin
+        return sum(member.loss * member.num_tokens for member in origin.members) / origin.num_tokens
+
+    @property
     def next_attempt(self) -> int:
         """Where the next round begins: admitting members does not end the step."""
         return 0 if self.origin.num_tokens else self.attempt + 1
@@ -277,3 +284,84 @@ class Proof:
     def rank(self) -> Rank:
         complement = bytes(255 - each for each in self.outcome.state_digest)
         return (self.sequence, self.outer_step, self.next_attempt, len(self.origin.members), complement)
+
+
+MAX_LINKS = 512
+MAX_HISTORY_BYTES = 16 << 20
+"""16 members' certificates have 10 KB, so this is for groups of hundreds. It takes 3 s to check."""
+
+
+class CertificateHistory:
+    """Of one replica, in the order of the states."""
+
+    def __init__(self, succession: Succession, links: Iterable[Proof] = ()) -> None:
+        self._succession = succession
+        self._links: list[Proof] = []
+        self.add(links)
+
+    @property
+    def rosters(self) -> tuple[tuple[str, ...], ...]:
+        return tuple(link.roster for link in self._links)
+
+    def since(self, outer_step: int) -> tuple[Proof, ...]:
+        """The links to states of `outer_step` and later ones."""
+        return tuple(link for link in self._links if link.outer_step >= outer_step)
+
+    def add(self, links: Iterable[Proof]) -> None:
+        """Take in what has been checked."""
+        known = {link.rank for link in self._links}
+        new = {link.rank: link for link in links if link.rank not in known}
+        self._links = sorted((*self._links, *new.values()), key=lambda link: link.rank)
+        while len(self._links) > MAX_LINKS or self._num_bytes > MAX_HISTORY_BYTES:
+            del self._links[self._spare()]
+
+    @property
+    def _num_bytes(self) -> int:
+        return sum(len(link.certificate) for link in self._links)
+
+    def _spare(self) -> int:
+        """The first link whose neighbours follow from each other without it; if there is none, the oldest one."""
+        for index in range(1, len(self._links) - 1):
+            before, after = self._links[index - 1], self._links[index + 1]
+            if self._succession.is_enough(before.roster, after.voters):
+                return index
+        return 0
+
+
+MAX_ASKED = 16
+"""Peers asked for their standing at one time, of whom half may be members of the own state."""
+
+
+def whom_to_ask(claims: Mapping[str, int], roster: Collection[str], me: str) -> list[str]:
+    """The peers that claim to be furthest. Strangers, who may claim anything, crowd out no members of `roster`.
+
+    `claims` are outer steps by peer. Without a roster, claims count for nothing: a sample that differs from one `me` to
+    the other has the same share of liars as all peers together.
+    """
+    if not roster:
+        return sorted(claims, key=lambda peer: hashlib.sha256(f"{me}/{peer}".encode()).digest())[:MAX_ASKED]
+    ranked = sorted(claims, key=lambda peer: (-claims[peer], peer))
+    members = [peer for peer in ranked if peer in roster][: MAX_ASKED // 2]
+    return list(dict.fromkeys((*members, *ranked)))[:MAX_ASKED]
+
+
+def most_supported(shown: Mapping[str, Proof]) -> Proof | None:
+    """The newest certificate of the history that most of its voters show; None if `shown`, by peer, is empty.
+
+    A later resume order comes before any number. A tie goes to the higher rank.
+    """
+
+    def worth(proof: Proof) -> tuple[object, ...]:
+        voters = [peer for peer, each in shown.items() if peer in each.voters and are_of_one_history(proof, each)]
+        return (proof.sequence, len(voters), proof.rank)
+
+    return max(shown.values(), key=worth, default=None)
+
+
+def are_of_one_history(one: Proof, other: Proof) -> bool:
+    """Whether they are of one state, or most of the voters of either voted for both. Between two steps of a run few
+    members change; and nobody can make up the votes of others."""
+    if one.outcome.state_digest == other.outcome.state_digest:
+        return True
+    common = set(one.voters) & set(other.voters)
+    return 2 * len(common) > max(len(one.voters), len(other.voters))

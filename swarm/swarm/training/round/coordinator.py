@@ -1,6 +1,6 @@
 """Who coordinates an attempt, whom its group takes, and what a member checks of a group that another one formed.
 
-Pure. `round` decides when; `desk` and `driver` do the talking. A coordinator is trusted with nothing but
+Pure. `round` decides when; `service` and `driver` do the talking. A coordinator is trusted with nothing but
 to choose among those who reported: every member checks that its own contribution is there unchanged, that nobody's
 weight exceeds its lease, that all start from its own state, and that the part sizes follow from the bandwidths in the
 group. Each member finds its own bandwidth there, so a coordinator can make up only its own, within MAX_SKEW.
@@ -17,7 +17,7 @@ from itertools import pairwise
 
 from swarm_protocol.training_messages import Contribution, Group, Ready
 
-from swarm.training.round.round_events import Signed
+from swarm.training.round.round_events import SignedGroup
 from swarm.training.round.vote import Succession
 
 MAX_SKEW = 4.0
@@ -157,7 +157,7 @@ def form_group(terms: Terms, attempt: int, ready: Mapping[str, Ready]) -> tuple[
     return group, left_out
 
 
-def complaint(terms: Terms, attempt: int, contribution: Contribution | None, signed: Signed) -> str:
+def complaint(terms: Terms, attempt: int, contribution: Contribution | None, signed: SignedGroup) -> str:
     """What is wrong with a group in the eyes of `terms.me`, which offered `contribution`; empty: nothing."""
     group = signed.group
     checks = (
@@ -179,7 +179,7 @@ def complaint(terms: Terms, attempt: int, contribution: Contribution | None, sig
     return f"of the group whose outcome it resumes, {wrong}" if wrong else ""
 
 
-def origin_complaint(terms: Terms, origin: Signed) -> str:
+def origin_complaint(terms: Terms, origin: SignedGroup) -> str:
     """Why nobody honest can have voted in `origin`, a group of this step and state; empty: it is one like any other."""
     if terms.roster and origin.signer not in terms.roster:
         return f"{short(origin.signer)} signed it and is no member of the state that it follows from"

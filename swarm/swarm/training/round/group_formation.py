@@ -184,3 +184,18 @@ def _refusal(state: RoundState, peer: str, ready: Ready) -> ReadyReply | None:
     if is_behind:
         return ReadyReply(kind="behind", state_digest=state.terms.state_digest)
     return None
+
+
+def awaited_peers(state: RoundState) -> tuple[str, ...]:
+    """Return the peers without which the round does not go on: the coordinator, at the coordinator the absent members,
+    and in the vote those that have not voted."""
+    terms, group = state.terms, state.signed
+    match state.phase:
+        case "voting" if group is not None:
+            return tuple(peer for peer in group.group.peer_ids if peer not in state.votes and peer != terms.me)
+        case "forming" | "left_out" | "resting" if state.leader == terms.me:
+            return tuple(sorted(set(terms.roster) - present_members(state).keys() - {terms.me}))
+        case "forming" | "left_out" | "resting":
+            return (state.leader,)
+        case _:
+            return ()

@@ -2,59 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 
-
-@dataclass(frozen=True, slots=True)
 class Methods:
-    """`reduce`, `part` and `history` are streams, the others calls."""
+    """The method names of `run`. `reduce`, `part` and `history` are streams, the others calls."""
 
-    run: str
-
-    @property
-    def alive(self) -> str:
-        return f"train.alive/{self.run}"
-
-    @property
-    def ready(self) -> str:
-        return f"train.ready/{self.run}"
-
-    @property
-    def vote(self) -> str:
-        return f"train.vote/{self.run}"
-
-    @property
-    def abort(self) -> str:
-        return f"train.abort/{self.run}"
-
-    @property
-    def resume(self) -> str:
-        return f"train.resume/{self.run}"
-
-    @property
-    def standing(self) -> str:
-        return f"train.standing/{self.run}"
-
-    @property
-    def reduce(self) -> str:
-        return f"train.reduce/{self.run}"
-
-    @property
-    def part(self) -> str:
-        return f"train.part/{self.run}"
-
-    @property
-    def history(self) -> str:
-        return f"train.history/{self.run}"
-
-    @property
-    def manifest(self) -> str:
-        return f"train.manifest/{self.run}"
-
-    @property
-    def chunk(self) -> str:
-        return f"train.chunk/{self.run}"
-
-    @property
-    def run_file(self) -> str:
-        return f"train.run_file/{self.run}"
+    def __init__(self, run: str) -> None:
+        self.alive = f"train.alive/{run}"
+        self.ready = f"train.ready/{run}"
+        self.vote = f"train.vote/{run}"
+        self.abort = f"train.abort/{run}"
+        self.resume = f"train.resume/{run}"
+        self.standing = f"train.standing/{run}"
+        self.reduce = f"train.reduce/{run}"
+        self.part = f"train.part/{run}"
+        self.history = f"train.history/{run}"
+        self.manifest = f"train.manifest/{run}"
+        self.chunk = f"train.chunk/{run}"
+        self.run_file = f"train.run_file/{run}"

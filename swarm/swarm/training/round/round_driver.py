@@ -1,7 +1,7 @@
-"""Runs one step's round machine against the world: turns its actions into calls, and what comes back into events.
+"""Drives the state machine of one step: turns its actions into calls, and what comes back into events.
 
 A driver lives from one committed state to the next, the member's interval included. `run` owns its tasks. What peers
-ask meanwhile comes in through `desk`, which calls `report`, `attend`, `look_at` and `feed`.
+ask meanwhile comes in through `round_service`, which calls `report`, `attend`, `look_at` and `feed`.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from dataclasses import replace
 from typing import Any
 
 from swarm_protocol import limits
-from swarm_protocol.training_messages import Ready, ReadyReply, StandingRequest
-from torch import Tensor
+from swarm_protocol.training_messages import Contribution, Ready, ReadyReply, StandingRequest
 
 from swarm.network.interface import Stream
-from swarm.training.allreduce.reduction import Reductions
-from swarm.training.member.progress_reports import is_lost
-from swarm.training.member.trainer_events import ContributionLate
-from swarm.training.member.waiting import Waiting, awaited
+from swarm.training.allreduce.butterfly import Reductions
+from swarm.training.member.interval_loop import IntervalLoop, IntervalOffer
+from swarm.training.member.progress_reports import LEFT_OUT, LESSENED, Measured, RoundLog
+from swarm.training.member.trainer_events import ContributionLate, Waiting
 from swarm.training.round import state_machine
 from swarm.training.round.certificate import Proof
 from swarm.training.round.coordinator import Terms
+from swarm.training.round.group_formation import awaited_peers
 from swarm.training.round.promise import Promise
-from swarm.training.round.round_context import POLL_S, Seat, announce, ask_standing, report_ready, send_vote
+from swarm.training.round.round_context import POLL_S, RoundContext, announce, ask_standing, report_ready, send_vote
 from swarm.training.round.round_events import (
     Action,
     Announce,
@@ -42,40 +42,47 @@ from swarm.training.round.round_events import (
     Reply,
     Reported,
     Sign,
-    Signed,
+    SignedGroup,
     Tick,
     Voted,
     Withdrew,
 )
-from swarm.training.round.round_log import LEFT_OUT, Measured, RoundLog
 from swarm.training.round.round_state import Ballot, RoundState, led, own_ready
 
 MAX_LOOKING_AT = 64
-"""Peers asked at one time, whatever others say who else is there."""
+"""Peers asked at one time, whatever others say about who else is there."""
 
 
 class RoundDriver:
-    """`delta_F` is this member's contribution, set before `Offered` is fed. `background` outlives the driver."""
+    """Drives one step of the member of `context`, from `state` on. `background` outlives the driver.
+
+    `intervals` makes this member's contribution, which is offered after another `rest_s` seconds. `on_abort` is called
+    with each failed attempt.
+    """
 
     def __init__(
         self,
-        seat: Seat,
+        context: RoundContext,
         state: RoundState,
+        intervals: IntervalLoop,
         *,
         background: asyncio.TaskGroup,
         on_abort: Callable[[GiveUp], None],
-        hurry: Callable[[], None],
+        rest_s: float = 0.0,
     ) -> None:
-        """`on_abort` hears of each failed attempt; `hurry` ends this member's interval."""
-        self.delta_F: Tensor | None = None
-        self._seat = seat
+        self.log = RoundLog()
+        self.offer: IntervalOffer | None = None
+        """What this member contributes, once its interval has ended."""
+        self._context = context
         self._state = state
+        self._intervals = intervals
         self._background = background
         self._on_abort = on_abort
-        self.hurry = hurry
-        self.log = RoundLog()
+        self._rest_s = rest_s
         self._events: asyncio.Queue[Event] = asyncio.Queue()
-        self._reductions = Reductions(seat, self.feed, self.log)
+        self._reductions = Reductions(
+            context, self.feed, on_lessened=lambda peer, how: self.log.refuse(peer, how, LESSENED)
+        )
         self._waiting: dict[str, asyncio.Future[ReadyReply]] = {}
         self._looking_at: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -101,7 +108,7 @@ class RoundDriver:
 
     @property
     def accused(self) -> dict[str, str]:
-        """Whom this member has seen break the protocol, and how."""
+        """The peers that this member has seen break the protocol, and how."""
         return dict(self._state.accused)
 
     @property
@@ -110,23 +117,23 @@ class RoundDriver:
 
     @property
     def promise(self) -> Promise:
-        """What binds this member at later attempts at the step."""
+        """What this member is bound to at later attempts at the step."""
         return Promise(report=own_ready(self._state), first_attempt=self.terms.first_attempt)
 
     @property
     def waiting(self) -> Waiting | None:
-        """For whom this member waits, if its interval has ended."""
+        """The peers that this member waits for; None while its interval runs."""
         if self._offered is None or self._certificate:
             return None
-        return Waiting(peers=awaited(self._state), seconds=asyncio.get_running_loop().time() - self._offered[0])
+        return Waiting(peers=awaited_peers(self._state), seconds=asyncio.get_running_loop().time() - self._offered[0])
 
     def lost(self, proof: Proof) -> ContributionLate | None:
-        """What this member has trained for the step, if the step was committed without it, as `proof` says."""
-        mine, late_s, seat = self._state.mine, None, self._seat
-        if not is_lost(proof, self.terms, mine):
+        """Return what this member has trained for the step, if `proof` shows that the step was committed without it."""
+        mine, late_s, context = self._state.mine, None, self._context
+        if not _is_lost(proof, self.terms, mine):
             return None
         if self._offered is not None:
-            late_s = max(0.0, self._offered[1] - seat.notary.formed_at(proof, seat.network.now()))
+            late_s = max(0.0, self._offered[1] - context.notary.formed_at(proof, context.network.now()))
         return ContributionLate(step=self.terms.step, num_tokens=mine.num_tokens if mine else 0, late_s=late_s)
 
     @property
@@ -138,16 +145,17 @@ class RoundDriver:
         self._events.put_nowait(event)
 
     async def run(self) -> bytes:
-        """The certificate that ends the step."""
+        """Return the certificate that ends the step."""
         now = asyncio.get_running_loop().time
         self.log.enter(_measured(self._state), now())
         async with asyncio.TaskGroup() as tasks:
             self._group = tasks
             try:
+                self._spawn(self._offer_contribution(), "offer")
                 while not self._certificate:
                     event = await self._next()
                     if isinstance(event, Offered):
-                        self._offered = (now(), self._seat.network.now())
+                        self._offered = (now(), self._context.network.now())
                     before = self._state
                     self._state, actions = state_machine.step(before, event, now())
                     self.log.enter(_measured(self._state), now())
@@ -159,7 +167,7 @@ class RoundDriver:
                             await self._keep_promise()
                         await self._act(action)
             finally:
-                self._group = None  # whom the record names from now on, the next step looks at
+                self._group = None  # the next step looks at peers that records name from now on
                 for task in self._tasks:
                     task.cancel()
                 self._reductions.close()
@@ -168,10 +176,10 @@ class RoundDriver:
                         waiting.set_result(ReadyReply(kind="pending"))
         return self._certificate
 
-    # --- what peers ask, called by the desk --------------------------------------------------------------------------
+    # --- what peers ask, called by the service -----------------------------------------------------------------------
 
     async def report(self, peer: str, ready: Ready) -> ReadyReply:
-        """`peer` is ready, and waits here until the machine answers, or for POLL_S."""
+        """Take the report of `peer`, which waits here until the state machine answers, or for POLL_S."""
         if (earlier := self._waiting.get(peer)) and not earlier.done():
             earlier.set_result(ReadyReply(kind="pending"))
         answer: asyncio.Future[ReadyReply] = asyncio.get_running_loop().create_future()
@@ -187,23 +195,28 @@ class RoundDriver:
                 self.feed(Withdrew(peer=peer))
             raise
 
-    async def attend(self, peer: str, signed: Signed, stream: Stream) -> None:
+    async def attend(self, peer: str, signed: SignedGroup, stream: Stream) -> None:
         self.feed(Grouped(signed=signed))
         await self._reductions.attend(peer, signed, stream)
 
     @property
     def known(self) -> tuple[str, ...]:
-        """Whom this member has met: told only while a first group forms, as later the roster says who is there."""
+        """The peers that this member has met. They are shown only while a first group forms: later the roster says who
+        is there."""
         return () if self.terms.roster else self._state.known[: limits.MAX_GROUP_MEMBERS]
+
+    def hurry(self) -> None:
+        """End this member's interval."""
+        self._intervals.hurry(self.terms.step)
 
     def look_at(self, peer: str) -> None:
         """Ask `peer` where it is, which also tells it that this member is there."""
-        is_new = peer not in self._looking_at and peer != self._seat.network.peer_id
+        is_new = peer not in self._looking_at and peer != self._context.network.peer_id
         if is_new and len(self._looking_at) < MAX_LOOKING_AT and self._group is not None:
             self._looking_at.add(peer)
             self._spawn(self._look(peer), f"look at {peer[-6:]}")
 
-    # --- what the machine wants done ---------------------------------------------------------------------------------
+    # --- actions of the state machine --------------------------------------------------------------------------------
 
     async def _next(self) -> Event:
         try:
@@ -228,30 +241,41 @@ class RoundDriver:
             case CastVote():
                 await self._cast(action)
             case Announce(abort=abort, peers=peers):
-                await announce(self._seat, abort, peers)
+                await announce(self._context, abort, peers)
             case GiveUp():
                 self._end_attempt()
                 self._on_abort(action)
             case Finish(certificate=certificate):
                 self._certificate = certificate
 
+    async def _offer_contribution(self) -> None:
+        """Offer what this member's interval brings to the round, once it has ended."""
+        offer = await self._intervals.offer(self.terms.step)
+        if self._rest_s:
+            await asyncio.sleep(self._rest_s)
+        self.offer = offer
+        if offer.delta_F is not None:
+            self.log.add("interval", offer.interval_s)
+        contribution = replace(offer.contribution, leaving=self._intervals.is_leaving)
+        self.feed(Offered(contribution=contribution, interval_s=offer.interval_s))
+
     async def _keep_promise(self) -> None:
-        """Have the attempt and the vote on disk before others hear of them."""
-        store, ballot = self._seat.promises, self._state.ballot
+        """Write the attempt and the vote to disk before others hear of them."""
+        store, ballot = self._context.promises, self._state.ballot
         if store is None or self._kept == (self.attempt, ballot):
             return
-        parts = self._seat.replica.parts_of(ballot.outcome.origin_digest) if ballot is not None else ()
+        parts = self._context.replica.parts_of(ballot.outcome.origin_digest) if ballot is not None else ()
         promise = replace(self.promise, parts=parts)
-        await asyncio.get_running_loop().run_in_executor(self._seat.executor, store.write, promise)
+        await asyncio.get_running_loop().run_in_executor(self._context.executor, store.write, promise)
         self._kept = (self.attempt, ballot)
 
     def _work(self, action: Ask | Reduce | Recover) -> Coroutine[Any, Any, None]:
-        """What ends with the attempt, if not before."""
+        """Return the work of `action`, which ends with the attempt at the latest."""
         match action:
             case Ask():
                 return self._ask(action)
             case Reduce(signed=signed):
-                return self._reductions.reduce(signed, self.delta_F)
+                return self._reductions.reduce(signed, self.offer.delta_F if self.offer else None)
             case Recover(signed=signed, outcome=outcome, holders=holders):
                 return self._reductions.recover(signed, outcome, holders)
 
@@ -267,16 +291,16 @@ class RoundDriver:
             task.cancel()
 
     async def _ask(self, action: Ask) -> None:
-        await self._seat.faults.reached("round.ready")
-        event, num_bytes = await report_ready(self._seat, action.peer, action.ready)
+        await self._context.faults.reached("round.ready")
+        event, num_bytes = await report_ready(self._context, action.peer, action.ready)
         self._bytes_sent += num_bytes
         self.feed(event)
 
     def _reply(self, peer: str, reply: ReadyReply) -> None:
         if reply.kind == "behind":
-            # or is it this member that is?
+            # or this member is behind
             self.look_at(peer)
-            standing = self._seat.replica.standing()
+            standing = self._context.replica.standing()
             reply = ReadyReply(kind="behind", state_digest=standing.state_digest, certificate=standing.certificate)
         if reply.kind == "left_out":
             self.log.refuse(peer, reply.reason, LEFT_OUT)
@@ -284,7 +308,7 @@ class RoundDriver:
             waiting.set_result(reply)
 
     def _query_or_hurry(self, peer: str, *, hurry: bool) -> None:
-        if peer != self._seat.network.peer_id:
+        if peer != self._context.network.peer_id:
             self._spawn(self._query(peer, hurry=hurry), f"query {peer[-6:]}")
         elif hurry:
             self.hurry()
@@ -295,24 +319,24 @@ class RoundDriver:
             self.feed(event)
 
     async def _standing_of(self, peer: str, *, hurry: bool) -> tuple[Event | None, tuple[str, ...]]:
-        request = StandingRequest(run=self._seat.run, step=self.terms.step, attempt=self.attempt, hurry=hurry)
-        return await ask_standing(self._seat, peer, request)
+        request = StandingRequest(run=self._context.run, step=self.terms.step, attempt=self.attempt, hurry=hurry)
+        return await ask_standing(self._context, peer, request)
 
     async def _look(self, peer: str) -> None:
         event, others = await self._standing_of(peer, hurry=False)
         self._looking_at.discard(peer)
-        # nothing is expected of it, so that it cannot be reached is no reason to leave it out of a group
+        # nothing is expected of this peer: if it cannot be reached, that is no reason to leave it out of a group
         if event is not None and not isinstance(event, Lost):
             self.feed(event)
         for other in others:
-            # hearsay: it counts once it has answered
+            # another peer's word: it counts once the peer itself has answered
             if other not in self._state.known:
                 self.look_at(other)
 
     async def _sign(self, action: Sign) -> None:
-        await self._seat.faults.reached("round.sign")
-        signed = self._seat.notary.sign_group(action.group, self._seat.network.now())
-        await self._seat.faults.reached("round.signed")
+        await self._context.faults.reached("round.sign")
+        signed = self._context.notary.sign_group(action.group, self._context.network.now())
+        await self._context.faults.reached("round.signed")
         for peer in action.group.peer_ids:
             self._bytes_sent += len(signed.data)
             self._reply(peer, ReadyReply(kind="group", group=signed.data))
@@ -321,23 +345,23 @@ class RoundDriver:
         self.feed(Grouped(signed=signed))
 
     async def _cast(self, action: CastVote) -> None:
-        await self._seat.faults.reached("round.vote")
-        data = self._seat.notary.sign_vote(action.vote, self._seat.network.now())
-        self.feed(Voted(peer=self._seat.network.peer_id, vote=action.vote, data=data))
+        await self._context.faults.reached("round.vote")
+        data = self._context.notary.sign_vote(action.vote, self._context.network.now())
+        self.feed(Voted(peer=self._context.network.peer_id, vote=action.vote, data=data))
         for peer in action.peers:
             self._bytes_sent += len(data)
             # others may still need this vote when this member has seen enough of them
             self._background.create_task(self._send_vote(peer, data), name=f"vote to {peer[-6:]}")
 
     async def _send_vote(self, peer: str, data: bytes) -> None:
-        event = await send_vote(self._seat, peer, data)
-        await self._seat.faults.reached("round.voted")
+        event = await send_vote(self._context, peer, data)
+        await self._context.faults.reached("round.voted")
         if event is not None:
             self.feed(event)
 
 
 def _measured(state: RoundState) -> Measured | None:
-    """What the time is spent on. While its own interval runs, a member waits for nothing."""
+    """Return what the time is spent on. While its own interval runs, a member waits for nothing."""
     match state.phase:
         case "reducing":
             return "reduce"
@@ -347,3 +371,13 @@ def _measured(state: RoundState) -> Measured | None:
             return "apply"
         case _:
             return "group" if state.mine is not None else None
+
+
+def _is_lost(proof: Proof, terms: Terms, mine: Contribution | None) -> bool:
+    """Return whether the step was committed, as `proof` shows, without what `terms.me` has trained for it. `mine` is
+    its contribution; None: its interval still runs."""
+    origin = proof.origin
+    counts = any(member.peer_id == terms.me and member.num_tokens for member in origin.members)
+    has_work = terms.me in terms.leased and (mine is None or mine.num_tokens > 0)
+    is_step = not proof.is_order and origin.step == terms.step and origin.num_tokens > 0
+    return is_step and has_work and not counts

@@ -23,7 +23,7 @@ from swarm_protocol.training_messages import (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Signed:
+class SignedGroup:
     """A group as its coordinator signed it. `data` is the envelope, `digest` the sha256 of `data`.
 
     `origin` is the group that the outcome it resumes is from, where another member signed it. `order` is the author's
@@ -34,7 +34,7 @@ class Signed:
     signer: str
     data: bytes
     digest: bytes
-    origin: Signed | None = None
+    origin: SignedGroup | None = None
     order: ResumeOrder | None = None
 
 
@@ -97,7 +97,7 @@ class LeftOut:
 class Grouped:
     """A signed group has come, from its coordinator or with another member's part."""
 
-    signed: Signed
+    signed: SignedGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +128,7 @@ class Voted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Left:
+class AttemptLeft:
     """`peer` has left its attempt and says why."""
 
     peer: str
@@ -159,7 +159,7 @@ Event: TypeAlias = (
     | Reduced
     | ReduceFailed
     | Voted
-    | Left
+    | AttemptLeft
     | Proven
     | Tick
 )
@@ -201,14 +201,14 @@ class Sign:
 class Reduce:
     """Take part in the group's reduction."""
 
-    signed: Signed
+    signed: SignedGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recover:
     """Get the parts of an outcome that others have reached, from `holders` first, and apply them."""
 
-    signed: Signed
+    signed: SignedGroup
     outcome: Outcome
     holders: tuple[str, ...]
 

@@ -14,24 +14,24 @@ from swarm_protocol.training_messages import Abort, Ready, ReadyReply, StandingR
 
 from swarm.network.interface import Stream
 from swarm.training.round.coordinator import Terms, origin_complaint
-from swarm.training.round.round_context import HISTORY_TIMEOUT_S, POLL_S, Seat
+from swarm.training.round.round_context import HISTORY_TIMEOUT_S, POLL_S, RoundContext
 from swarm.training.round.round_driver import RoundDriver
-from swarm.training.round.round_events import Left, Proven, Sighted, Signed, Voted
+from swarm.training.round.round_events import AttemptLeft, Proven, Sighted, SignedGroup, Voted
 from swarm.training.state.state_transfer import Donor
 
 
-class Desk:
+class RoundService:
     """One run's. `open` registers it with the network, which keeps it until the network is closed."""
 
-    def __init__(self, seat: Seat) -> None:
-        self._seat = seat
+    def __init__(self, context: RoundContext) -> None:
+        self._context = context
         self._driver: RoundDriver | None = None
         self._changed = asyncio.Event()
         self._closed = False
 
     async def open(self) -> None:
-        network, methods = self._seat.network, self._seat.methods
-        donor = Donor(self._seat.replica)
+        network, methods = self._context.network, self._context.methods
+        donor = Donor(self._context.replica)
         await network.serve(methods.alive, _on_alive)
         await network.serve(methods.standing, self._on_standing)
         await network.serve(methods.ready, self._on_ready)
@@ -57,7 +57,7 @@ class Desk:
 
     async def _on_standing(self, peer: str, request: bytes) -> bytes:
         wanted = StandingRequest.from_bytes(request)
-        standing = self._seat.replica.standing()
+        standing = self._context.replica.standing()
         if self._driver is not None and self._driver.terms.step == wanted.step:
             if not wanted.watches:
                 # whoever else could have everyone's intervals end before they have brought anything
@@ -69,17 +69,17 @@ class Desk:
 
     async def _on_ready(self, peer: str, request: bytes) -> bytes:
         ready = Ready.from_bytes(request)
-        if ready.run != self._seat.run:
+        if ready.run != self._context.run:
             raise PeerViolation("this is about another run", peer_id=peer)
         origin = None
         if ready.voted is not None:
-            origin = self._seat.notary.check_origin(
-                ready.voted_origin, ready.voted, ready.step, ready.state_digest, self._seat.network.now()
+            origin = self._context.notary.check_origin(
+                ready.voted_origin, ready.voted, ready.step, ready.state_digest, self._context.network.now()
             )
         return (await self._answer(peer, ready, origin)).to_bytes()
 
-    async def _answer(self, peer: str, ready: Ready, origin: Signed | None = None) -> ReadyReply:
-        replica = self._seat.replica
+    async def _answer(self, peer: str, ready: Ready, origin: SignedGroup | None = None) -> ReadyReply:
+        replica = self._context.replica
         proof = replica.proof
         begun = (replica.outer_step + 1, proof.next_attempt if proof else 0)
         sequence = replica.order.sequence if replica.order else 0
@@ -118,23 +118,23 @@ class Desk:
             raise PeerRefused("this member does not train any more")
 
     async def _on_vote(self, peer: str, request: bytes) -> bytes:
-        voter, vote = self._seat.notary.read_vote(request, self._seat.network.now())
+        voter, vote = self._context.notary.read_vote(request, self._context.network.now())
         if voter != peer:
             raise PeerViolation("a vote comes from its voter", peer_id=peer)
         if self._driver is not None and self._driver.terms.step == vote.step:
             self._driver.feed(Voted(peer=voter, vote=vote, data=request))
-        return VoteReply(bytes_per_s=self._seat.meter.rate_from(peer)).to_bytes()
+        return VoteReply(bytes_per_s=self._context.meter.rate_from(peer)).to_bytes()
 
     async def _on_abort(self, peer: str, request: bytes) -> bytes:
         abort = Abort.from_bytes(request)
         if self._driver is not None and (self._driver.terms.run, self._driver.terms.step) == (abort.run, abort.step):
-            self._driver.feed(Left(peer=peer, abort=abort))
+            self._driver.feed(AttemptLeft(peer=peer, abort=abort))
         return b""
 
     async def _on_resume(self, _peer: str, request: bytes) -> bytes:
         """Whoever brings it: the run's author has signed it. Others hear of it from this member."""
-        proof = await self._seat.check(request)
-        replica = self._seat.replica
+        proof = await self._context.check(request)
+        replica = self._context.replica
         if not proof.is_order:
             raise PeerViolation("this is no resume order")
         if proof.order == replica.order:
@@ -152,12 +152,12 @@ class Desk:
     async def _on_history(self, _peer: str, stream: Stream) -> None:
         async with asyncio.timeout(HISTORY_TIMEOUT_S):
             wanted = StandingRequest.from_bytes(await stream.receive())
-            for link in self._seat.replica.history.since(wanted.step - 1):
+            for link in self._context.replica.history.since(wanted.step - 1):
                 await stream.send(link.certificate)
 
     async def _on_reduce(self, peer: str, stream: Stream) -> None:
-        signed = self._seat.notary.read_group(await stream.receive(), self._seat.network.now())
-        if not {peer, self._seat.network.peer_id} <= set(signed.group.peer_ids):
+        signed = self._context.notary.read_group(await stream.receive(), self._context.network.now())
+        if not {peer, self._context.network.peer_id} <= set(signed.group.peer_ids):
             raise PeerViolation("this part is of a group without one of us", peer_id=peer)
         if self._driver is None or self._driver.terms.step != signed.group.step:
             raise RoundError(f"this member is not at step {signed.group.step}")
@@ -168,7 +168,7 @@ async def _on_alive(_peer: str, _request: bytes) -> bytes:
     return b""
 
 
-def _check_origin(terms: Terms, origin: Signed, peer: str) -> None:
+def _check_origin(terms: Terms, origin: SignedGroup, peer: str) -> None:
     """Raises PeerViolation unless `peer` can have voted in `origin`."""
     if wrong := origin_complaint(terms, origin):
         raise PeerViolation(f"of the group that it says to have voted in, {wrong}", peer_id=peer)

@@ -13,7 +13,7 @@ from swarm_protocol import limits
 from swarm_protocol.training_messages import Contribution, Outcome, Ready, ReadyReply
 
 from swarm.training.round.coordinator import Terms, coordinator_of, reported
-from swarm.training.round.round_events import Action, GiveUp, Reply, Signed, Voted
+from swarm.training.round.round_events import Action, GiveUp, Reply, SignedGroup, Voted
 
 Phase: TypeAlias = Literal["forming", "signing", "left_out", "reducing", "voting", "resting", "done"]
 
@@ -76,7 +76,7 @@ class RoundState:
     hurry_at: float | None = None
     deadline: float | None = None
     claimants: tuple[str, ...] = ()
-    signed: Signed | None = None
+    signed: SignedGroup | None = None
     outcome: Outcome | None = None
     recovering: bool = False
     votes: Mapping[str, Voted] = field(default_factory=dict)

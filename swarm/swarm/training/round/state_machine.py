@@ -34,11 +34,11 @@ from swarm.training.round.group_formation import absent_members, advance, move, 
 from swarm.training.round.promise import Promise, bound
 from swarm.training.round.round_events import (
     Announce,
+    AttemptLeft,
     CastVote,
     Event,
     Finish,
     Grouped,
-    Left,
     LeftOut,
     Lost,
     Moved,
@@ -51,7 +51,7 @@ from swarm.training.round.round_events import (
     ReduceFailed,
     Reported,
     Sighted,
-    Signed,
+    SignedGroup,
     Tick,
     Voted,
     Withdrew,
@@ -130,7 +130,7 @@ def step(state: RoundState, event: Event, now: float) -> Step:  # noqa: C901, PL
             )
         case Voted():
             return _on_voted(state, event, now)
-        case Left(peer=peer, abort=abort):
+        case AttemptLeft(peer=peer, abort=abort):
             return _on_left(state, peer, abort, now)
         case Tick():
             return _on_tick(state, now)
@@ -187,7 +187,7 @@ def _shortage(state: RoundState) -> str:
     return f"; the run waits for {needed} of the {len(terms.roster)} members of its state, and sees {len(left)}"
 
 
-def _on_grouped(state: RoundState, signed: Signed, now: float) -> Step:
+def _on_grouped(state: RoundState, signed: SignedGroup, now: float) -> Step:
     if signed.group.attempt != state.attempt or signed.signer != state.leader:
         return state, []
     if state.signed is not None:
@@ -214,7 +214,7 @@ def _on_grouped(state: RoundState, signed: Signed, now: float) -> Step:
     return replace(state, recovering=True), [_recover(state, signed, group.resumes)]
 
 
-def _objection(state: RoundState, signed: Signed) -> tuple[str, str]:
+def _objection(state: RoundState, signed: SignedGroup) -> tuple[str, str]:
     """Who is to blame that this member cannot take part in `signed`, and why; nobody: it can."""
     me, mine, origin = state.terms.me, state.mine, signed.origin
     if signed.signer == me:
@@ -229,12 +229,12 @@ def _objection(state: RoundState, signed: Signed) -> tuple[str, str]:
     return "", ""
 
 
-def _on_second_group(state: RoundState, signed: Signed, now: float) -> Step:
+def _on_second_group(state: RoundState, signed: SignedGroup, now: float) -> Step:
     reason = f"{short(signed.signer)} signed two groups for one attempt"
     return _abort(blame(state, (signed.signer,), (), reason), reason, (signed.signer,), now)
 
 
-def _recover(state: RoundState, signed: Signed, outcome: Outcome) -> Recover:
+def _recover(state: RoundState, signed: SignedGroup, outcome: Outcome) -> Recover:
     voters = [peer for peer, each in state.votes.items() if each.vote.outcome == outcome]
     others = [peer for peer in signed.group.peer_ids if peer not in voters and peer != state.terms.me]
     return Recover(signed=signed, outcome=outcome, holders=(*voters, *others))

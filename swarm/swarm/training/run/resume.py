@@ -17,8 +17,7 @@ from swarm_protocol.identity import Identity
 from swarm_protocol.training_messages import Certificate, ResumeOrder, Standing, StandingRequest
 
 from swarm.network.interface import Network
-from swarm.training.round.certificate import Notary, Proof
-from swarm.training.round.claims import most_supported, whom_to_ask
+from swarm.training.round.certificate import Notary, Proof, most_supported, whom_to_ask
 from swarm.training.round.methods import Methods
 from swarm.training.run.signed_run import SignedRun
 from swarm.training.state.replica import Held

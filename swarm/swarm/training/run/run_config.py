@@ -28,8 +28,7 @@ from swarm.training.run.settings import (
     with_floats,
 )
 from swarm.training.run.start_config import StartConfig
-from swarm.trust.aggregation.aggregator import Aggregator
-from swarm.trust.aggregation.registry import aggregator_names, get_aggregator, parameter_names, parameters_of
+from swarm.trust.aggregators import Aggregator, aggregator_names, get_aggregator, parameter_names, parameters_of
 
 CODECS = ("fp32", "fp16", "bf16", "int8", "int4", "e3m0")
 """Those of `swarm_compression`, which is not asked because it brings torch: a run is also read where nobody trains."""

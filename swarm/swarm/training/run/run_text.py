@@ -15,7 +15,7 @@ from typing import Any
 from swarm_protocol.errors import ConfigError
 
 from swarm.training.run.run_config import CODECS, INNER_OPTIMIZERS, OUTER_OPTIMIZERS, SCHEDULES, SOURCES, RunConfig
-from swarm.trust.aggregation.registry import aggregator_names, get_aggregator, parameters_of
+from swarm.trust.aggregators import aggregator_names, get_aggregator, parameters_of
 
 _WIDTH = 110
 _HEAD = """\

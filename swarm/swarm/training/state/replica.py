@@ -21,8 +21,7 @@ from torch import Tensor
 
 from swarm.training.allreduce.parts import decoded_frames
 from swarm.training.inner.lease import Lease, admitted, committed, index_of, lease_of
-from swarm.training.round.certificate import Proof, Rank
-from swarm.training.round.certificate_history import History
+from swarm.training.round.certificate import CertificateHistory, Proof, Rank
 from swarm.training.run.run_config import OuterConfig, RunConfig
 from swarm.training.state.layout import fragment_of
 from swarm.training.state.replica_state import Manifest, ReplicaState
@@ -95,7 +94,7 @@ class Replica:
         self.digest = current.digest
         self.num_mismatches = 0
         self.proof = proof
-        self.history = History(config.succession, (proof,) if proof else ())
+        self.history = CertificateHistory(config.succession, (proof,) if proof else ())
         self._former: tuple[bytes, Held] | None = None
         self._is_fetched = False  # a peer has asked for the committed state
         self._proposals: dict[Outcome, Held] = {}

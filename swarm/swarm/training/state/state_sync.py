@@ -17,9 +17,8 @@ from swarm_protocol.training_messages import Group, Standing, StandingRequest
 
 from swarm.network.interface import EndOfStream
 from swarm.network.membership import Membership
-from swarm.training.round.certificate import Proof
-from swarm.training.round.claims import most_supported, whom_to_ask
-from swarm.training.round.round_context import CALL_TIMEOUT_S, Seat, follows
+from swarm.training.round.certificate import Proof, most_supported, whom_to_ask
+from swarm.training.round.round_context import CALL_TIMEOUT_S, RoundContext, follows
 from swarm.training.state.replica import NUM_PARTS, Held, Replica
 from swarm.training.state.state_transfer import Fetched
 
@@ -32,20 +31,20 @@ LINKS_S = 3 * CALL_TIMEOUT_S
 """For all peers together: whoever drips or is silent delays a member by no more."""
 
 
-async def rebuild(seat: Seat, proof: Proof, holders: Sequence[str]) -> tuple[Held, int]:
+async def rebuild(context: RoundContext, proof: Proof, holders: Sequence[str]) -> tuple[Held, int]:
     """Apply the certified parts to this member's state, which they start from; also how many bytes they have.
 
     Raises SwarmError if they cannot be had, or lead to another state.
     """
-    parts = await seat.fetcher.parts(proof.origin, proof.outcome, holders, seat.codec)
-    mine = await seat.replica.propose(seat.executor, proof.outcome.origin_digest, proof.origin, parts)
-    held = seat.replica.proposal(proof.outcome)
+    parts = await context.fetcher.parts(proof.origin, proof.outcome, holders, context.codec)
+    mine = await context.replica.propose(context.executor, proof.outcome.origin_digest, proof.origin, parts)
+    held = context.replica.proposal(proof.outcome)
     if held is None:
         raise SwarmError(f"they lead to {mine.state_digest.hex()[:12]} here")
     return held, sum(map(len, parts))
 
 
-async def catch_up(seat: Seat, proof: Proof, holders: Sequence[str]) -> Fetched | None:
+async def catch_up(context: RoundContext, proof: Proof, holders: Sequence[str]) -> Fetched | None:
     """The state that `proof` is about, with all states before it adopted. None if the parts do not lead there.
 
     The certificates in between need no trust of their own: each is of the very state that the next one, and at last
@@ -54,15 +53,15 @@ async def catch_up(seat: Seat, proof: Proof, holders: Sequence[str]) -> Fetched 
     num_bytes = 0
     try:
         async with asyncio.timeout(LINKS_S):
-            chain = await _chain(seat, proof, holders)
+            chain = await _chain(context, proof, holders)
         for link in chain:
-            others = (peer for peer in link.voters if peer != seat.network.peer_id)
-            held, size = await rebuild(seat, link, list(dict.fromkeys((*holders, *others))))
+            others = (peer for peer in link.voters if peer != context.network.peer_id)
+            held, size = await rebuild(context, link, list(dict.fromkeys((*holders, *others))))
             num_bytes += size
             if link is proof:
                 donors = tuple(sorted(holders))
                 return Fetched(state=held.state, manifest=held.manifest, donors=donors, num_bytes=num_bytes)
-            seat.replica.adopt(held, link)
+            context.replica.adopt(held, link)
     except TimeoutError:
         logger.warning("fetching the state, since nobody showed what led to it within %.0f s", LINKS_S)
     except SwarmError as error:
@@ -70,16 +69,16 @@ async def catch_up(seat: Seat, proof: Proof, holders: Sequence[str]) -> Fetched 
     return None
 
 
-async def _chain(seat: Seat, proof: Proof, peers: Sequence[str]) -> list[Proof]:
+async def _chain(context: RoundContext, proof: Proof, peers: Sequence[str]) -> list[Proof]:
     """From this member's state to `proof`, which comes last, as the first of `peers` shows that can; else empty."""
     for peer in peers:
         try:
-            made_by = await _links(seat, peer)
+            made_by = await _links(context, peer)
         except SwarmError as error:
             logger.warning("%s does not show what led to its state: %s", peer[-6:], error)
             continue
         chain = [proof]
-        while chain[0].origin.state_digest != seat.replica.digest and len(chain) <= MAX_LINKS:
+        while chain[0].origin.state_digest != context.replica.digest and len(chain) <= MAX_LINKS:
             before = made_by.get(chain[0].origin.state_digest)
             if before is None:
                 return []
@@ -92,15 +91,15 @@ def _num_steps(chain: Sequence[Proof]) -> int:
     return sum(bool(link.outcome.part_digests) for link in chain)
 
 
-async def _links(seat: Seat, peer: str) -> dict[bytes, Proof]:
+async def _links(context: RoundContext, peer: str) -> dict[bytes, Proof]:
     """What made each state since this member's own, by the state's digest."""
     made_by: dict[bytes, Proof] = {}
-    async with seat.network.stream(peer, seat.methods.history, timeout_s=CALL_TIMEOUT_S) as stream:
-        await stream.send(StandingRequest(run=seat.run, step=seat.replica.outer_step + 1).to_bytes())
+    async with context.network.stream(peer, context.methods.history, timeout_s=CALL_TIMEOUT_S) as stream:
+        await stream.send(StandingRequest(run=context.run, step=context.replica.outer_step + 1).to_bytes())
         await stream.finish()
         for _ in range(MAX_LINKS):
             try:
-                link = await seat.check(await stream.receive())
+                link = await context.check(await stream.receive())
             except EndOfStream:
                 break
             if not link.is_order:  # which makes no state
@@ -108,20 +107,20 @@ async def _links(seat: Seat, peer: str) -> dict[bytes, Proof]:
     return made_by
 
 
-async def mend(seat: Seat, group: Group) -> None:
+async def mend(context: RoundContext, group: Group) -> None:
     """Before this member makes `group`'s outcome: if an earlier attempt at the step has failed, is its state whole?"""
-    replica = seat.replica
+    replica = context.replica
     if group.attempt == (replica.proof.next_attempt if replica.proof else 0):
         return
     base = replica.current
-    damaged = await asyncio.get_running_loop().run_in_executor(seat.executor, replica.damaged)
+    damaged = await asyncio.get_running_loop().run_in_executor(context.executor, replica.damaged)
     if damaged is None or base is not replica.current:
         return
     logger.warning("this member's copy of outer step %d is damaged: repairing what differs", replica.outer_step)
     replica.num_mismatches += 1
-    donors = [peer for peer in group.peer_ids if peer != seat.network.peer_id]
+    donors = [peer for peer in group.peer_ids if peer != context.network.peer_id]
     try:
-        fetched = await seat.fetcher.state(base.digest, donors, [damaged])
+        fetched = await context.fetcher.state(base.digest, donors, [damaged])
     except SwarmError as error:
         logger.warning("it cannot be repaired now: %s", error)
         return
@@ -154,73 +153,77 @@ async def trainers(membership: Membership, run: str) -> dict[str, TrainerRecord]
         return {}
 
 
-def claims_of(seat: Seat, records: Mapping[str, TrainerRecord]) -> dict[str, int]:
+def claims_of(context: RoundContext, records: Mapping[str, TrainerRecord]) -> dict[str, int]:
     """The outer steps that others say they have, of all that the run admits."""
-    others = {peer: each for peer, each in records.items() if peer != seat.network.peer_id and seat.notary.admits(peer)}
+    others = {
+        peer: each for peer, each in records.items() if peer != context.network.peer_id and context.notary.admits(peer)
+    }
     return {peer: each.outer_step for peer, each in others.items() if each.digest}
 
 
-async def furthest(seat: Seat, claims: Mapping[str, int]) -> Proof | None:
+async def furthest(context: RoundContext, claims: Mapping[str, int]) -> Proof | None:
     """The proof of highest rank that any of these peers can show, and that follows; None if nobody has one.
 
     To a new replica anything follows: it takes what most voters show (see `claims`), its own group's included.
     """
-    replica, me = seat.replica, seat.network.peer_id
+    replica, me = context.replica, context.network.peer_id
     peers = whom_to_ask(claims, () if replica.is_new else replica.roster, me)
     async with asyncio.TaskGroup() as tasks:
-        asking = {peer: tasks.create_task(_proof_of(seat, peer)) for peer in peers}
+        asking = {peer: tasks.create_task(_proof_of(context, peer)) for peer in peers}
     shown = {peer: proof for peer, task in asking.items() if (proof := task.result()) is not None}
     if not replica.is_new:
         return max(shown.values(), key=lambda proof: proof.rank, default=None)
     return most_supported(shown | ({me: replica.proof} if replica.proof else {}))
 
 
-async def _proof_of(seat: Seat, peer: str) -> Proof | None:
-    request = StandingRequest(run=seat.run, step=1).to_bytes()
+async def _proof_of(context: RoundContext, peer: str) -> Proof | None:
+    request = StandingRequest(run=context.run, step=1).to_bytes()
     try:
-        data = await seat.network.call(peer, seat.methods.standing, request, timeout_s=CALL_TIMEOUT_S)
+        data = await context.network.call(peer, context.methods.standing, request, timeout_s=CALL_TIMEOUT_S)
         certificate = Standing.from_bytes(data).certificate
         if not certificate:
             return None
-        proof = await seat.check(certificate)
-        is_open = proof.rank <= seat.replica.rank or (seat.replica.is_new and proof.order is None)
-        return proof if is_open or await follows(seat, peer, proof) else None
+        proof = await context.check(certificate)
+        is_open = proof.rank <= context.replica.rank or (context.replica.is_new and proof.order is None)
+        return proof if is_open or await follows(context, peer, proof) else None
     except SwarmError as error:
         logger.warning("%s did not say where it is: %s", peer[-6:], error)
         return None
 
 
-async def reach(seat: Seat, membership: Membership, proof: Proof, records: Mapping[str, TrainerRecord]) -> Reached:
+async def reach(
+    context: RoundContext, membership: Membership, proof: Proof, records: Mapping[str, TrainerRecord]
+) -> Reached:
     """The state that `proof` is about, or a later one. `records` say who else may have it.
 
     Raises RoundError if nobody gives it, also when asked again: those who committed it are gone.
     """
     for _ in range(NUM_RETRIES):
         try:
-            return await _obtain(seat, proof, records)
+            return await _obtain(context, proof, records)
         except SwarmError as error:
             logger.warning("cannot get the state of outer step %d yet: %s", proof.outer_step, error)
         await asyncio.sleep(RETRY_S)
-        records = await trainers(membership, seat.run)
-        later = await furthest(seat, claims_of(seat, records))
+        records = await trainers(membership, context.run)
+        later = await furthest(context, claims_of(context, records))
         proof = max(proof, later or proof, key=lambda each: each.rank)
-    return await _obtain(seat, proof, records)
+    return await _obtain(context, proof, records)
 
 
-async def _obtain(seat: Seat, proof: Proof, records: Mapping[str, TrainerRecord]) -> Reached:
-    if (held := _mine(seat.replica, proof)) is not None:
+async def _obtain(context: RoundContext, proof: Proof, records: Mapping[str, TrainerRecord]) -> Reached:
+    if (held := _mine(context.replica, proof)) is not None:
         return Reached(proof=proof, held=held)
     others = [peer for peer, record in records.items() if record.digest == proof.outcome.state_digest]
-    donors = [peer for peer in dict.fromkeys((*proof.voters, *others)) if peer != seat.network.peer_id][:MAX_DONORS]
-    replica = seat.replica
-    if replica.differing(proof.outcome) is None and (reached := await _by_parts(seat, proof, donors)) is not None:
+    donors = [peer for peer in dict.fromkeys((*proof.voters, *others)) if peer != context.network.peer_id][:MAX_DONORS]
+    replica = context.replica
+    if replica.differing(proof.outcome) is None and (reached := await _by_parts(context, proof, donors)) is not None:
         return reached
     own = [replica.current]
     if (damaged := replica.differing(proof.outcome)) is not None:
         logger.warning("this member's copy of outer step %d is damaged: repairing what differs", proof.outer_step)
         own.insert(0, damaged)
         replica.num_mismatches += 1
-    fetched = await seat.fetcher.state(proof.outcome.state_digest, donors, own)
+    fetched = await context.fetcher.state(proof.outcome.state_digest, donors, own)
     return Reached(proof=proof, held=Held(state=fetched.state, manifest=fetched.manifest), fetched=fetched)
 
 
@@ -231,16 +234,16 @@ def _mine(replica: Replica, proof: Proof) -> Held | None:
     return replica.current if proof.outcome.state_digest == replica.digest else None
 
 
-async def _by_parts(seat: Seat, proof: Proof, donors: list[str]) -> Reached | None:
+async def _by_parts(context: RoundContext, proof: Proof, donors: list[str]) -> Reached | None:
     """By what reductions left, if that leads there from this member's state. A resume order has reduced nothing."""
     if proof.is_order:
         return None
-    if proof.origin.state_digest == seat.replica.digest:
+    if proof.origin.state_digest == context.replica.digest:
         try:
-            held, _ = await rebuild(seat, proof, donors)
+            held, _ = await rebuild(context, proof, donors)
             return Reached(proof=proof, held=held)
         except SwarmError as error:
             logger.warning("fetching the state, since its parts do not lead to it: %s", error)
-    elif seat.replica.proof is not None and (caught := await catch_up(seat, proof, donors)) is not None:
+    elif context.replica.proof is not None and (caught := await catch_up(context, proof, donors)) is not None:
         return Reached(proof=proof, held=Held(state=caught.state, manifest=caught.manifest), fetched=caught)
     return None

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial, partialmethod
+from typing import TypeAlias
 
 import pytest
 import torch
@@ -18,21 +19,23 @@ from swarm.network.memory.memory_link import Link
 from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
 from swarm.testing import virtual_time
 from swarm.training.allreduce import parts as module
-from swarm.training.allreduce.butterfly import Butterfly, Reduction
-from swarm.training.allreduce.part_owner import QUICK_MEMBERS, PartOwner, Scheme
-from swarm.training.allreduce.parts import decoded_frames, part_frames
-from swarm.training.allreduce.peer_connections import PeerLines
+from swarm.training.allreduce.butterfly import Butterfly
+from swarm.training.allreduce.part_owner import QUICK_MEMBERS, PartReducer
+from swarm.training.allreduce.parts import ReductionScheme, decoded_frames, part_frames
+from swarm.training.allreduce.peer_connections import PeerConnections
 from swarm.training.round.coordinator import part_values
 from swarm.training.round.methods import Methods
-from swarm.training.round.round_events import Signed
-from swarm.trust.aggregation.aggregation import aggregate
-from swarm.trust.aggregation.registry import aggregator_names, get_aggregator
+from swarm.training.round.round_events import SignedGroup
+from swarm.trust.aggregation import aggregate
+from swarm.trust.aggregators import aggregator_names, get_aggregator
 from swarm_compression import Codec, get_codec, warm_up
+from swarm_compression.codec import Data
 from swarm_protocol.errors import PeerError, PeerUnreachable, PeerViolation, RoundError, SwarmError
 from swarm_protocol.training_messages import Contribution, Group, OpeningKind, ReduceOpening
 from torch import Tensor
 
 METHODS = Methods("run")
+Parts: TypeAlias = tuple[Data, ...]
 
 
 class Ring:
@@ -65,7 +68,7 @@ class Ring:
             reduce_s=10.0,
             vote_s=1.0,
         )
-        self.signed = Signed(group=group, signer=peers[0], data=b"signed group", digest=b"d" * 32)
+        self.signed = SignedGroup(group=group, signer=peers[0], data=b"signed group", digest=b"d" * 32)
         self.vectors = [
             torch.randn(num_values, generator=torch.Generator().manual_seed(each)) for each in range(len(tokens))
         ]
@@ -76,10 +79,10 @@ class Ring:
         network = self.networks[index]
         has_tokens = self.signed.group.members[index].num_tokens > 0
         return Butterfly(
-            PeerLines(network=network, methods=METHODS),
+            PeerConnections(network=network, methods=METHODS),
             self.signed,
             self.vectors[index] if has_tokens else None,
-            Scheme(codec=codec or self.codec, aggregator=self.aggregator),
+            ReductionScheme(codec=codec or self.codec, aggregator=self.aggregator),
             self.executor,
             on_failure=lambda error: self.failures.setdefault(index, error),
             faults=faults,
@@ -94,14 +97,14 @@ class Ring:
 
     async def start(
         self, members: list[Butterfly], attended: dict[int, Butterfly] | None = None
-    ) -> list[asyncio.Task[Reduction]]:
+    ) -> list[asyncio.Task[Parts]]:
         """`attended`: who answers others instead of the member that runs."""
         self.butterflies = members
         for index, network in enumerate(self.networks):
             await self.serve(network, (attended or {}).get(index, members[index]))
         return [asyncio.create_task(each.run()) for each in members]
 
-    async def run(self, codecs: dict[int, Codec] | None = None) -> list[Reduction]:
+    async def run(self, codecs: dict[int, Codec] | None = None) -> list[Parts]:
         self.butterflies = [self.member(index, (codecs or {}).get(index)) for index in range(len(self.networks))]
         for network, butterfly in zip(self.networks, self.butterflies, strict=True):
             await self.serve(network, butterfly)
@@ -109,9 +112,9 @@ class Ring:
             running = [tasks.create_task(each.run()) for each in self.butterflies]
         return [task.result() for task in running]
 
-    def mean_of(self, reduction: Reduction) -> Tensor:
+    def mean_of(self, parts: Parts) -> Tensor:
         mean_N = torch.full_like(self.vectors[0], math.nan)
-        for frame, mean_F in decoded_frames(self.signed.group, reduction.parts, self.codec):
+        for frame, mean_F in decoded_frames(self.signed.group, parts, self.codec):
             mean_N[frame] = mean_F
         return mean_N
 
@@ -148,7 +151,7 @@ def test_run_gives_all_members_the_same_bits_near_the_weighted_mean(tokens: list
         reductions = await ring.run()
         mean_N = sum(x_N.double() * count for x_N, count in zip(ring.vectors, tokens, strict=True)) / sum(tokens)
         for each in reductions:
-            assert each.parts == reductions[0].parts
+            assert each == reductions[0]
         error = (ring.mean_of(reductions[0]).double() - mean_N).norm() / mean_N.norm()
         assert error < (1e-6 if codec == "fp32" else 0.02)
         assert not ring.failures
@@ -168,7 +171,7 @@ def test_run_sums_in_the_groups_order_whoever_is_quick() -> None:
                         ring.networks[other].peer_id,
                         slow_link(latency_s=0.5),
                     )
-            results.append((await ring.run())[0].parts)
+            results.append((await ring.run())[0])
 
         in_ring([3, 5, 7], case, codec="fp32")
     assert results[0] == results[1] == results[2]
@@ -188,17 +191,17 @@ def test_run_hands_to_threads_only_what_takes_longer_than_that(
 ) -> None:
     warm_up()
     handed = []
-    monkeypatch.setattr(PartOwner, "reduce", partialmethod(_noted, PartOwner.reduce, handed))
+    monkeypatch.setattr(PartReducer, "reduce", partialmethod(_noted, PartReducer.reduce, handed))
 
     async def case(ring: Ring) -> None:
         reductions = await ring.run()
-        assert all(each.parts == reductions[0].parts for each in reductions)
+        assert all(each == reductions[0] for each in reductions)
 
     in_ring([1] * num_members, case, codec=codec, aggregator=aggregator)
     assert {thread is not threading.main_thread() for thread in handed} == {uses_threads}
 
 
-def _noted(owner: PartOwner, reduce: Callable[..., None], handed: list[threading.Thread], *arguments: object) -> None:
+def _noted(owner: PartReducer, reduce: Callable[..., None], handed: list[threading.Thread], *arguments: object) -> None:
     handed.append(threading.current_thread())
     reduce(owner, *arguments)
 
@@ -218,7 +221,7 @@ def test_run_with_any_aggregator_gives_all_members_what_it_makes_of_the_slices(
     async def case(ring: Ring) -> None:
         ring.vectors[2] *= -1000
         reductions = await ring.run()
-        assert all(each.parts == reductions[0].parts for each in reductions)
+        assert all(each == reductions[0] for each in reductions)
 
         def sent(x_F: Tensor) -> Tensor:
             return ring.codec.decode(ring.codec.encode(x_F), x_F.numel())
@@ -230,7 +233,7 @@ def test_run_with_any_aggregator_gives_all_members_what_it_makes_of_the_slices(
             got_N = ring.mean_of(reductions[0])[frames[0].start : frames[-1].stop]
             assert torch.equal(got_N, sent(torch.from_numpy(expected_N)))
             counted = [kept for kept, count in zip(report.kept, tokens, strict=False) if count]
-            assert list(ring.butterflies[index].report.kept) == counted
+            assert list(ring.butterflies[index]._own._reducer.report.kept) == counted
         assert not ring.failures
 
     in_ring(tokens, case, codec=codec, num_values=6 * 1024, aggregator=name)
@@ -460,7 +463,7 @@ def test_run_whose_owner_fails_after_its_slices_is_finished_by_the_backup_with_t
 ) -> None:
     monkeypatch.setattr(module, "FRAME_VALUES", 256)
     tokens, honest = [3, 5, 2, 7], [index for index in range(4) if index != victim]
-    undisturbed: list[Reduction] = []
+    undisturbed: list[Parts] = []
 
     async def whole(ring: Ring) -> None:
         undisturbed.extend(await ring.run())
@@ -479,7 +482,7 @@ def test_run_whose_owner_fails_after_its_slices_is_finished_by_the_backup_with_t
         assert struck.fired
         assert not ring.failures.keys() & set(honest)
         for each in reductions:
-            assert each.digests == undisturbed[0].digests
+            assert each == undisturbed[0]
         running[victim].cancel()
         await asyncio.wait({running[victim]})
 
@@ -514,7 +517,7 @@ def test_run_whose_owner_dies_before_its_slices_are_there_fails_by_its_name() ->
 
 @pytest.mark.parametrize("name", ["trimmed_mean", "centered_clip", "multi_krum"])
 def test_run_whose_owner_fails_is_finished_alike_under_an_aggregator_that_surveys(name: str) -> None:
-    undisturbed: list[Reduction] = []
+    undisturbed: list[Parts] = []
 
     async def whole(ring: Ring) -> None:
         undisturbed.extend(await ring.run())
@@ -530,7 +533,7 @@ def test_run_whose_owner_fails_is_finished_alike_under_an_aggregator_that_survey
         running = await ring.start(members)
         reductions = [await running[index] for index in (0, 2, 3, 4)]
         assert struck.fired
-        assert all(each.digests == undisturbed[0].digests for each in reductions)
+        assert all(each == undisturbed[0] for each in reductions)
         running[1].cancel()
         await asyncio.wait({running[1]})
 

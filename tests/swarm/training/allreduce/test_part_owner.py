@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 from support.round_scripts import FIRST
-from swarm.training.allreduce.part_owner import NOTABLE_VALUES, PartOwner, Scheme
+from swarm.training.allreduce.part_owner import NOTABLE_VALUES, PartReducer
+from swarm.training.allreduce.parts import ReductionScheme
 from swarm.training.run.run_config import RunConfig
-from swarm.trust.aggregation.registry import get_aggregator
+from swarm.trust.aggregators import get_aggregator
 from swarm_compression import get_codec
 from swarm_protocol.identity import Identity
 from swarm_protocol.training_messages import Contribution
@@ -19,12 +20,12 @@ CODEC = get_codec("int8")
 PEERS = sorted(Identity(bytes([number]) * 32).peer_id for number in range(1, 9))
 
 
-def owner_of(x_MF: Tensor, aggregator: str) -> PartOwner:
+def owner_of(x_MF: Tensor, aggregator: str) -> PartReducer:
     """After it has surveyed the slices."""
     members = tuple(Contribution(peer_id=peer, num_tokens=256, num_samples=2) for peer in PEERS[: len(x_MF)])
-    scheme = Scheme(codec=CODEC, aggregator=get_aggregator(aggregator, {}))
+    scheme = ReductionScheme(codec=CODEC, aggregator=get_aggregator(aggregator, {}))
     part_values = (x_MF.shape[1], *(0 for _ in members[1:]))
-    owner = PartOwner(scheme, replace(FIRST.group, members=members, part_values=part_values))
+    owner = PartReducer(scheme, replace(FIRST.group, members=members, part_values=part_values))
     owner.survey([CODEC.encode(x_F) for x_F in x_MF], x_MF.shape[1])
     owner.decide()
     return owner

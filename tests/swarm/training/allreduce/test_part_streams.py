@@ -12,11 +12,11 @@ import pytest
 from support.round_scripts import LEADER, ME, signed
 from swarm.network.failpoints import no_faults
 from swarm.testing import virtual_time
-from swarm.training.allreduce.part_owner import Scheme
 from swarm.training.allreduce.part_streams import PartStreams
-from swarm.training.allreduce.peer_connections import QUIET_S, SILENT_S, PeerLines
+from swarm.training.allreduce.parts import ReductionScheme
+from swarm.training.allreduce.peer_connections import QUIET_S, SILENT_S, PeerConnections
 from swarm.training.round.methods import Methods
-from swarm.trust.aggregation.registry import get_aggregator
+from swarm.trust.aggregators import get_aggregator
 from swarm_compression import get_codec
 from swarm_protocol.errors import PeerRefused, PeerTimeout
 
@@ -52,8 +52,8 @@ async def refuses(_timeout_s: float) -> bytes:
 
 
 def streams_over(line: Line) -> PartStreams:
-    lines = PeerLines(network=cast("Any", line), methods=Methods("run"))
-    scheme = Scheme(codec=get_codec("int8"), aggregator=get_aggregator("mean", {}))
+    lines = PeerConnections(network=cast("Any", line), methods=Methods("run"))
+    scheme = ReductionScheme(codec=get_codec("int8"), aggregator=get_aggregator("mean", {}))
     group = signed()
     return PartStreams(lines, group, None, scheme, cast("ThreadPoolExecutor", SimpleNamespace()), faults=no_faults)
 

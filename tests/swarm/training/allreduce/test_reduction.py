@@ -9,8 +9,7 @@ from typing import Any, cast
 import pytest
 from support.round_scripts import FIRST, LEADER, ME
 from swarm.testing import virtual_time
-from swarm.training.allreduce.reduction import GROUP_WAIT_S, Reductions
-from swarm.training.round.round_log import RoundLog
+from swarm.training.allreduce.butterfly import GROUP_WAIT_S, Reductions
 from swarm_protocol.errors import RoundError
 
 
@@ -27,7 +26,7 @@ def attend(reductions: Reductions, peer: str) -> asyncio.Task[None]:
 
 
 def make_reductions() -> Reductions:
-    return Reductions(cast(Any, SimpleNamespace()), feed=lambda event: None, log=RoundLog())
+    return Reductions(cast(Any, SimpleNamespace()), feed=lambda event: None, on_lessened=lambda peer, how: None)
 
 
 def test_attend_whose_caller_is_cancelled_leaves_no_entry() -> None:

@@ -11,11 +11,11 @@ import pytest
 import torch
 from support.training_swarm import NUM_VALUES, Member, SpoiledCodec, Swarm, SyntheticInner, assert_equal_steps, config
 from swarm.testing import virtual_time
-from swarm.training.allreduce.residuals import Residuals
+from swarm.training.allreduce.parts import Residuals
 from swarm.training.inner.inner_loop import IntervalResult
 from swarm.training.member.trainer import RunMember
 from swarm.training.member.trainer_events import OuterStep, RoundAborted
-from swarm.training.round.round_context import Seat
+from swarm.training.round.round_context import RoundContext
 from swarm.training.round.round_driver import RoundDriver
 from swarm_compression import get_codec
 from swarm_compression.feedback import ErrorFeedback
@@ -32,27 +32,27 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
 class Recorder(RunMember):
     """Keeps what it offers to each step."""
 
-    seat: Seat
+    round_context: RoundContext
     offered: dict[int, Tensor]
 
-    async def _take_seat(self) -> Seat:
-        self.seat, self.offered = await super()._take_seat(), {}
-        return self.seat
+    async def _open_context(self) -> RoundContext:
+        self.round_context, self.offered = await super()._open_context(), {}
+        return self.round_context
 
-    async def _offer(self, driver: RoundDriver) -> float:
-        made_at = await super()._offer(driver)
-        if driver.delta_F is not None:
-            self.offered[driver.terms.step] = driver.delta_F.clone()
-        return made_at
+    async def _drive(self, driver: RoundDriver, context: RoundContext) -> bytes:
+        certificate = await super()._drive(driver, context)
+        if driver.offer is not None and driver.offer.delta_F is not None:
+            self.offered[driver.terms.step] = driver.offer.delta_F.clone()
+        return certificate
 
 
 class LateLiar(RunMember):
     """Its slices are too short from step 3 on."""
 
-    async def _take_seat(self) -> Seat:
-        seat = await super()._take_seat()
-        is_late = lambda: seat.replica.outer_step >= 2  # noqa: E731
-        return replace(seat, codec=SpoiledCodec(lambda data: data[:-1] if is_late() else data), residuals=None)
+    async def _open_context(self) -> RoundContext:
+        context = await super()._open_context()
+        is_late = lambda: context.replica.outer_step >= 2  # noqa: E731
+        return replace(context, codec=SpoiledCodec(lambda data: data[:-1] if is_late() else data), residuals=None)
 
 
 @pytest.mark.parametrize("fragments", [1, 2])
@@ -74,9 +74,9 @@ def test_residual_is_that_of_the_committed_contributions_whatever_attempts_faile
 def assert_residuals(member: Member, fragments: int) -> None:
     trainer = member.trainer
     assert isinstance(trainer, Recorder)
-    assert trainer.seat.residuals is not None
+    assert trainer.round_context.residuals is not None
     for index in range(fragments):
-        fragment = trainer.seat.replica.fragment(index + 1)
+        fragment = trainer.round_context.replica.fragment(index + 1)
         expected = ErrorFeedback(get_codec("int8"), fragment.stop - fragment.start)
         steps = [event.step for event in member.of(OuterStep) if (event.step - 1) % fragments == index]
         assert len(steps) == NUM_STEPS // fragments
@@ -84,13 +84,13 @@ def assert_residuals(member: Member, fragments: int) -> None:
             expected.encode(trainer.offered[step])
             expected.commit()
         assert expected._residual_N.any()
-        assert torch.equal(trainer.seat.residuals.of(fragment)._residual_N, expected._residual_N)
+        assert torch.equal(trainer.round_context.residuals.of(fragment)._residual_N, expected._residual_N)
 
 
-def test_rollback_and_commit_of_a_fragment_that_nothing_went_to_take_no_memory() -> None:
+def test_settling_a_fragment_without_contributions_takes_no_memory() -> None:
     residuals = Residuals(get_codec("int8"))
-    residuals.commit(slice(0, 10))
-    residuals.rollback(slice(0, 10))
+    residuals.settle(slice(0, 10), is_committed=True)
+    residuals.settle(slice(0, 10), is_committed=False)
     assert not residuals._feedbacks
 
 

@@ -1,4 +1,4 @@
-"""What an interval brings when it is hurried, asked for again, or overtaken: the course alone, without rounds."""
+"""What an interval contributes when it is hurried, asked for again, or overtaken: the loop alone, without rounds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from swarm.network.failpoints import no_faults
 from swarm.testing import virtual_time
 from swarm.training.inner.interval import Intervals
 from swarm.training.inner.lease import Lane
-from swarm.training.member.interval_loop import Course
+from swarm.training.member.interval_loop import IntervalLoop
 from swarm.training.member.trainer_events import IntervalDone, IntervalFailed, TrainingEvent
 from swarm.training.run.run_config import RunConfig
 from swarm.training.state.replica import Held, Replica
@@ -25,7 +25,7 @@ STEP_S = 1.0
 
 
 class World:
-    """A course of a run that is committed to by hand."""
+    """The interval loop of a run whose steps the test commits."""
 
     def __init__(self, run: RunConfig, inner: SyntheticInner, tasks: asyncio.TaskGroup) -> None:
         self.events: list[TrainingEvent] = []
@@ -34,15 +34,15 @@ class World:
         lanes = tuple(Lane(roster=(ME,)) for _ in state.lanes)
         self.replica = Replica(run, Held.of(replace(state, lanes=lanes, roster=(ME,))), bounds=materials.bounds)
         self.intervals = Intervals(inner, clock=inner.clock)
-        seat: Any = SimpleNamespace(replica=self.replica, network=SimpleNamespace(peer_id=ME), faults=no_faults)
-        self.course = Course(seat, self.intervals, tasks=tasks, on_event=self.events.append)
-        self.course.begin()
+        context: Any = SimpleNamespace(replica=self.replica, network=SimpleNamespace(peer_id=ME), faults=no_faults)
+        self.loop = IntervalLoop(context, self.intervals, tasks=tasks, on_event=self.events.append)
+        self.loop.begin()
 
     def commit(self, *, num_steps: int = 1, fetched: bool = False) -> None:
         """As if that many outer steps had been taken, or a round had only admitted members."""
         state = self.replica.current.state
         self.replica.current = Held.of(replace(state, outer_step=state.outer_step + num_steps))
-        self.course.adopted(fetched=fetched)
+        self.loop.adopted(fetched=fetched)
 
 
 def in_world(run: RunConfig, inner: SyntheticInner, use: Callable[[World], Awaitable[None]]) -> None:
@@ -52,7 +52,7 @@ def in_world(run: RunConfig, inner: SyntheticInner, use: Callable[[World], Await
             try:
                 await use(world)
             finally:
-                world.course.end()
+                world.loop.end()
         await asyncio.to_thread(world.intervals.close)
 
     virtual_time.run(main())
@@ -60,11 +60,11 @@ def in_world(run: RunConfig, inner: SyntheticInner, use: Callable[[World], Await
 
 def test_interval_that_was_hurried_is_whole_again_after_a_round_that_only_admits() -> None:
     async def use(world: World) -> None:
-        world.course.hurry(1)
-        hurried = await world.course.offer(1)
+        world.loop.hurry(1)
+        hurried = await world.loop.offer(1)
         assert hurried.delta_F is None
         world.commit(num_steps=0)
-        again = await world.course.offer(1)
+        again = await world.loop.offer(1)
         assert again.contribution.num_samples == 2 * 5
 
     in_world(config(), SyntheticInner(virtual_step_s=STEP_S), use)
@@ -74,15 +74,15 @@ def test_offer_of_a_round_that_runs_stays_when_the_next_interval_fails_beside_it
     inner = SyntheticInner(virtual_step_s=STEP_S)
 
     async def use(world: World) -> None:
-        offer = await world.course.offer(1)
+        offer = await world.loop.offer(1)
         inner.diverges = True
-        assert (await world.course.offer(2)).delta_F is None
+        assert (await world.loop.offer(2)).delta_F is None
         assert [event.step for event in world.events if isinstance(event, IntervalFailed)] == [2]
         async with asyncio.timeout(1.0):
-            assert await world.course.offer(1) is offer
+            assert await world.loop.offer(1) is offer
         inner.diverges = False
         world.commit()
-        assert (await world.course.offer(2)).delta_F is not None
+        assert (await world.loop.offer(2)).delta_F is not None
 
     in_world(config(overlap_steps=2), inner, use)
 
@@ -93,7 +93,7 @@ def test_member_that_fetched_a_state_in_mid_interval_starts_over_from_it() -> No
     async def use(world: World) -> None:
         await asyncio.sleep(2.5 * STEP_S)
         world.commit(num_steps=3, fetched=True)
-        assert (await world.course.offer(4)).contribution.num_samples == 2 * 5
+        assert (await world.loop.offer(4)).contribution.num_samples == 2 * 5
         assert [event.step for event in world.events if isinstance(event, IntervalDone)] == [4]
 
     in_world(config(outer_steps=9), inner, use)

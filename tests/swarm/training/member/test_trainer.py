@@ -29,6 +29,7 @@ from swarm.training.member.trainer_events import (
     TrainingEvent,
     Validated,
 )
+from swarm.training.round.round_context import RoundContext
 from swarm.training.round.round_driver import RoundDriver
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_model import build_model, initial_theta
@@ -542,13 +543,13 @@ def quiet(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
 
 
 class KeepsDrivers(RunMember):
-    """Remembers what drove each of its steps."""
+    """Keeps the drivers of its steps."""
 
     drivers: list[RoundDriver]
 
-    async def _offer(self, driver: RoundDriver) -> float:
+    async def _drive(self, driver: RoundDriver, context: RoundContext) -> bytes:
         self.drivers = [*getattr(self, "drivers", []), driver]
-        return await super()._offer(driver)
+        return await super()._drive(driver, context)
 
 
 def test_look_at_a_peer_that_is_heard_of_when_the_step_is_over_does_nothing() -> None:

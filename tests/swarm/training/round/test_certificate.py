@@ -1,4 +1,4 @@
-"""Signed groups, votes and certificates, and the forgeries that must not pass."""
+"""SignedGroup groups, votes and certificates, and the forgeries that must not pass."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from swarm.training.round import certificate
 from swarm.training.round.certificate import Notary
-from swarm.training.round.round_events import Signed
+from swarm.training.round.round_events import SignedGroup
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.signed_run import SignedRun
 from swarm_protocol.errors import IntegrityError, PeerViolation
@@ -39,16 +39,16 @@ def make_group(**changes: object) -> Group:
     return Group(**{**values, **changes})  # type: ignore[arg-type]
 
 
-def make_outcome(signed: Signed, num_parts: int = 4) -> Outcome:
+def make_outcome(signed: SignedGroup, num_parts: int = 4) -> Outcome:
     return Outcome(origin_digest=signed.digest, part_digests=(bytes(32),) * num_parts, state_digest=OUTCOME_STATE)
 
 
-def make_vote(signed: Signed, outcome: Outcome) -> Vote:
+def make_vote(signed: SignedGroup, outcome: Outcome) -> Vote:
     group = signed.group
     return Vote(run=group.run, step=group.step, attempt=group.attempt, group_digest=signed.digest, outcome=outcome)
 
 
-def certify(signed: Signed, voters: list[Notary], outcome: Outcome | None = None) -> bytes:
+def certify(signed: SignedGroup, voters: list[Notary], outcome: Outcome | None = None) -> bytes:
     vote = make_vote(signed, outcome or make_outcome(signed))
     votes = tuple(each.sign_vote(vote, NOW) for each in voters)
     return Certificate(group=signed.data, votes=votes).to_bytes()

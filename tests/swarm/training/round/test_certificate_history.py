@@ -12,11 +12,10 @@ import pytest
 from swarm.network.interface import Stream
 from swarm.network.memory.memory_network import MemoryInternet
 from swarm.testing import virtual_time
-from swarm.training.round import certificate_history as module
-from swarm.training.round.certificate import Notary, Proof
-from swarm.training.round.certificate_history import History
+from swarm.training.round import certificate as module
+from swarm.training.round.certificate import CertificateHistory, Notary, Proof
 from swarm.training.round.methods import Methods
-from swarm.training.round.round_context import HISTORY_TIMEOUT_S, Seat, follows
+from swarm.training.round.round_context import HISTORY_TIMEOUT_S, RoundContext, follows
 from swarm.training.round.vote import Succession
 from swarm_protocol.identity import Identity
 from swarm_protocol.training_messages import Certificate, Contribution, Group, Outcome, Vote
@@ -65,15 +64,15 @@ class Laggard:
     async def _follows(self, proof: Proof) -> bool:
         internet = MemoryInternet()
         mine, other = internet.network(), internet.network()
-        self.history = History(RULE)
+        self.history = CertificateHistory(RULE)
         replica = SimpleNamespace(
             anchors=(tuple(PEERS[:3]),), rank=link(1, (0, 1, 2)).rank, outer_step=1, order=None, history=self.history
         )
-        seat = cast(Any, SimpleNamespace(network=mine, notary=NOTARIES[0], replica=replica, run="run"))
-        seat.methods, seat.check = Methods("run"), lambda data: Seat.check(seat, data)
-        await other.serve_stream(seat.methods.history, self._show)
+        context = cast(Any, SimpleNamespace(network=mine, notary=NOTARIES[0], replica=replica, run="run"))
+        context.methods, context.check = Methods("run"), lambda data: RoundContext.check(context, data)
+        await other.serve_stream(context.methods.history, self._show)
         try:
-            return await follows(seat, other.peer_id, proof)
+            return await follows(context, other.peer_id, proof)
         finally:
             await mine.close()
             await other.close()
@@ -123,7 +122,7 @@ def test_history_that_trickles_or_has_no_end_is_given_up(monkeypatch: pytest.Mon
 def test_history_beyond_its_bound_drops_what_its_neighbours_make_up_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_LINKS", 3)
     steady = [link(step, (0, 1, 2)) for step in range(1, 5)]
-    history = History(RULE, steady)
+    history = CertificateHistory(RULE, steady)
     assert [each.outer_step for each in history.since(0)] == [1, 3, 4]
     # all others are needed to get from the first members to the last
     history.add([link(5, (0, 1, 2, 3, 4), (0, 1, 2, 3)), link(6, (3, 4, 5), (3, 4, 5))])

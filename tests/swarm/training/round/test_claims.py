@@ -13,8 +13,7 @@ from support.training_swarm import Swarm, assert_equal_steps, certified, config
 from swarm.network.membership import Membership
 from swarm.testing import virtual_time
 from swarm.training.member.trainer_events import OuterStep, RoundAborted, StateFetched
-from swarm.training.round.certificate import Notary, Proof
-from swarm.training.round.claims import MAX_ASKED, are_of_one_history, most_supported, whom_to_ask
+from swarm.training.round.certificate import MAX_ASKED, Notary, Proof, are_of_one_history, most_supported, whom_to_ask
 from swarm.training.round.methods import Methods
 from swarm.training.state.state_sync import claims_of
 from swarm_protocol.identity import Identity
@@ -60,8 +59,8 @@ def test_claims_in_a_closed_run_are_those_of_the_peers_that_it_admits() -> None:
         peer: TrainerRecord(run="run", outer_step=3, digest=bytes(32), state="training")
         for peer in (*strangers, *admitted)
     }
-    seat = SimpleNamespace(network=SimpleNamespace(peer_id=admitted[0]), notary=notary)
-    claims = claims_of(seat, records)  # type: ignore[arg-type]
+    context = SimpleNamespace(network=SimpleNamespace(peer_id=admitted[0]), notary=notary)
+    claims = claims_of(context, records)  # type: ignore[arg-type]
     assert sorted(whom_to_ask(claims, (), admitted[0])) == sorted(admitted[1:])
 
 

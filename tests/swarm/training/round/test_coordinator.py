@@ -19,7 +19,7 @@ from swarm.training.round.coordinator import (
     origin_complaint,
     part_values,
 )
-from swarm.training.round.round_events import Signed
+from swarm.training.round.round_events import SignedGroup
 from swarm_protocol.identity import Identity
 from swarm_protocol.training_messages import Contribution, Group, Outcome, Ready
 
@@ -60,8 +60,8 @@ def ready(num_samples: int = 10, **changes: object) -> Ready:
     return Ready(**{**values, **changes})  # type: ignore[arg-type]
 
 
-def signed(group: Group, signer: str = B, origin: Signed | None = None) -> Signed:
-    return Signed(group=group, signer=signer, data=b"group", digest=DIGEST, origin=origin)
+def signed(group: Group, signer: str = B, origin: SignedGroup | None = None) -> SignedGroup:
+    return SignedGroup(group=group, signer=signer, data=b"group", digest=DIGEST, origin=origin)
 
 
 def test_coordinator_of_same_candidates_in_any_order_is_the_same_peer() -> None:

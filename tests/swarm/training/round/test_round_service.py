@@ -10,33 +10,33 @@ import pytest
 from support.round_scripts import LEADER, STEP, ready
 from swarm.testing import virtual_time
 from swarm.training.round.round_context import POLL_S
-from swarm.training.round.round_service import Desk
+from swarm.training.round.round_service import RoundService
 from swarm_protocol.errors import PeerRefused
 from swarm_protocol.training_messages import ReadyReply
 
 
-def make_desk(outer_step: int) -> Desk:
+def make_service(outer_step: int) -> RoundService:
     replica = SimpleNamespace(outer_step=outer_step, proof=None, order=None)
-    return Desk(cast(Any, SimpleNamespace(replica=replica)))
+    return RoundService(cast(Any, SimpleNamespace(replica=replica)))
 
 
-def test_report_that_waits_for_a_step_is_refused_at_once_when_the_desk_closes() -> None:
+def test_report_that_waits_for_a_step_is_refused_at_once_when_the_service_closes() -> None:
     async def main() -> None:
-        desk = make_desk(STEP - 1)
-        waiting = asyncio.create_task(desk._answer(LEADER, ready()))
+        service = make_service(STEP - 1)
+        waiting = asyncio.create_task(service._answer(LEADER, ready()))
         await asyncio.sleep(POLL_S / 2)
         assert not waiting.done()
-        desk.close()
+        service.close()
         async with asyncio.timeout(0.1):
             with pytest.raises(PeerRefused, match="does not train any more"):
                 await waiting
         with pytest.raises(PeerRefused, match="does not train any more"):
-            await desk._answer(LEADER, ready())
+            await service._answer(LEADER, ready())
 
     virtual_time.run(main())
 
 
-def test_report_that_a_driver_answers_with_pending_as_it_ends_is_refused_if_the_desk_has_closed() -> None:
+def test_report_that_a_driver_answers_with_pending_as_it_ends_is_refused_if_the_service_has_closed() -> None:
     class Ending:
         terms = SimpleNamespace(step=STEP)
         abstains = False
@@ -46,12 +46,12 @@ def test_report_that_a_driver_answers_with_pending_as_it_ends_is_refused_if_the_
             return ReadyReply(kind="pending")
 
     async def main() -> None:
-        desk = make_desk(STEP - 1)
-        desk.enter(cast(Any, Ending()))
-        assert (await desk._answer(LEADER, ready())).kind == "pending"
-        waiting = asyncio.create_task(desk._answer(LEADER, ready()))
+        service = make_service(STEP - 1)
+        service.enter(cast(Any, Ending()))
+        assert (await service._answer(LEADER, ready())).kind == "pending"
+        waiting = asyncio.create_task(service._answer(LEADER, ready()))
         await asyncio.sleep(0.5)
-        desk.close()
+        service.close()
         with pytest.raises(PeerRefused, match="does not train any more"):
             await waiting
 
@@ -63,9 +63,9 @@ def test_report_to_a_member_that_has_lost_its_state_is_refused_at_once() -> None
     driver = SimpleNamespace(terms=SimpleNamespace(step=STEP), abstains=True)
 
     async def main() -> None:
-        desk = make_desk(STEP - 1)
-        desk.enter(cast(Any, driver))
+        service = make_service(STEP - 1)
+        service.enter(cast(Any, driver))
         with pytest.raises(PeerRefused, match="has lost the state"):
-            await desk._answer(LEADER, ready())
+            await service._answer(LEADER, ready())
 
     virtual_time.run(main())

@@ -35,9 +35,9 @@ from support.round_scripts import (
     trace,
     voted,
 )
-from swarm.training.member.waiting import awaited
 from swarm.training.round import state_machine as machine
 from swarm.training.round.coordinator import Terms
+from swarm.training.round.group_formation import awaited_peers
 from swarm.training.round.round_events import (
     Action,
     Announce,
@@ -59,7 +59,7 @@ from swarm.training.round.round_events import (
     Reported,
     Sighted,
     Sign,
-    Signed,
+    SignedGroup,
     Tick,
 )
 from swarm.training.round.round_state import RoundState
@@ -219,13 +219,13 @@ def test_grace_follows_the_interval_that_the_member_last_had() -> None:
 def test_member_tells_for_whom_it_waits() -> None:
     reports: Script = [(1.0, Reported(peer=OTHERS[0], ready=ready()))]
     state, _ = run([(0.0, Offered(contribution=contribution(LEADER))), *reports], terms(LEADER))
-    assert awaited(state) == tuple(sorted((ME, OTHERS[1])))
+    assert awaited_peers(state) == tuple(sorted((ME, OTHERS[1])))
     state, _ = run([(0.0, OFFER)])
-    assert awaited(state) == (LEADER,)
+    assert awaited_peers(state) == (LEADER,)
     script: Script = [(0.0, OFFER), (1.0, Grouped(signed=FIRST))]
-    assert awaited(run(script)[0]) == ()
+    assert awaited_peers(run(script)[0]) == ()
     script += [(2.0, Reduced(attempt=0, outcome=OUTCOME)), (2.1, voted(LEADER, FIRST, OUTCOME))]
-    assert awaited(run(script)[0]) == tuple(sorted(OTHERS))
+    assert awaited_peers(run(script)[0]) == tuple(sorted(OTHERS))
 
 
 def test_strangers_without_number_keep_no_member_from_voting_and_reporting() -> None:
@@ -340,7 +340,7 @@ def test_coordinator_whose_interval_lasts_forms_the_group_without_its_share() ->
     assert isinstance(sign, Sign)
     assert next(member for member in sign.group.members if member.peer_id == LEADER).num_tokens == 0
     # its interval ends between signing and hearing of its own group
-    own = Signed(group=sign.group, signer=LEADER, data=b"own", digest=b"o" * 32)
+    own = SignedGroup(group=sign.group, signer=LEADER, data=b"own", digest=b"o" * 32)
     state, _ = machine.step(state, Offered(contribution=contribution(LEADER)), 2.0)
     state, actions = machine.step(state, Grouped(signed=own), 2.0)
     assert isinstance(actions[0], Reduce)
@@ -384,7 +384,7 @@ def test_coordinator_blames_who_does_not_give_the_parts_it_says_it_voted_for() -
     script += [(0.5, Reported(peer=ME, ready=ready(**made_up))), (0.6, Offered(contribution=contribution(LEADER)))]
     state, (sign,) = run(script, terms(LEADER))
     assert isinstance(sign, Sign)
-    own = Signed(group=sign.group, signer=LEADER, data=b"own", digest=b"o" * 32)
+    own = SignedGroup(group=sign.group, signer=LEADER, data=b"own", digest=b"o" * 32)
     state, (recover,) = machine.step(state, Grouped(signed=own), 2.0)
     assert isinstance(recover, Recover)
     state, _ = machine.step(state, ReduceFailed(attempt=0, reason="cannot be had"), 3.0)

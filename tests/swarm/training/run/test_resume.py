@@ -13,7 +13,7 @@ from support.training_swarm import AUTHOR, Member, Swarm, assert_equal_steps, co
 from swarm.network.membership import Membership
 from swarm.testing import virtual_time
 from swarm.training.member.observer import Observer
-from swarm.training.member.progress_reports import record
+from swarm.training.member.progress_reports import trainer_record
 from swarm.training.member.trainer_events import OuterStep, RunResumed
 from swarm.training.round.certificate import Notary
 from swarm.training.round.round_context import follows
@@ -166,16 +166,16 @@ def test_member_follows_one_of_two_orders_of_one_sequence_and_the_other_shows_no
             certificate = await resumed(swarm, members, members)
             while not members[0].of(RunResumed):
                 await asyncio.sleep(0.01)
-            assert members[0].trainer._desk is not None
-            seat = members[0].trainer._desk._seat
+            assert members[0].trainer._service is not None
+            context = members[0].trainer._service._context
             now, notary = swarm.internet.network(ONLOOKER).now(), Notary.of_run(swarm.run, AUTHOR, "test")
             order = notary.read_order(Certificate.from_bytes(certificate).order, now)
             other = notary.sign_order(replace(order, roster=(members[0].peer_id,)), now)
-            proof = seat.notary.check_certificate(Certificate(order=other).to_bytes(), now)
-            assert not await follows(seat, ONLOOKER.peer_id, proof)
+            proof = context.notary.check_certificate(Certificate(order=other).to_bytes(), now)
+            assert not await follows(context, ONLOOKER.peer_id, proof)
             later = notary.sign_order(replace(order, sequence=order.sequence + 1), now)
-            proof = seat.notary.check_certificate(Certificate(order=later).to_bytes(), now)
-            assert await follows(seat, ONLOOKER.peer_id, proof)
+            proof = context.notary.check_certificate(Certificate(order=later).to_bytes(), now)
+            assert await follows(context, ONLOOKER.peer_id, proof)
             await swarm.finish()
 
     virtual_time.run(main(), compute_s=_cost)
@@ -239,13 +239,13 @@ def test_certificate_of_strangers_that_carries_a_genuine_order_follows_from_noth
             ).order
             notaries = [Notary.of_run(swarm.run, Identity(bytes([n]) * 32), "test") for n in range(2)]
             forged = _forged(notaries, order, NUM_STEPS, network.now())
-            assert members[0].trainer._desk is not None
-            seat = members[0].trainer._desk._seat
-            proof = seat.notary.check_certificate(forged, network.now())
-            assert proof.rank > seat.replica.rank
-            assert not await follows(seat, network.peer_id, proof)
+            assert members[0].trainer._service is not None
+            context = members[0].trainer._service._context
+            proof = context.notary.check_certificate(forged, network.now())
+            assert proof.rank > context.replica.rank
+            assert not await follows(context, network.peer_id, proof)
             with pytest.raises((PeerViolation, IntegrityError)):
-                seat.notary.check_certificate(_forged(notaries, order[:-1] + b"x", NUM_STEPS, network.now()), 1.75e9)
+                context.notary.check_certificate(_forged(notaries, order[:-1] + b"x", NUM_STEPS, network.now()), 1.75e9)
             await network.close()
             await swarm.finish()
 
@@ -321,4 +321,4 @@ def test_observer_follows_the_history_that_the_author_named() -> None:
 
 
 def _record(member: Member) -> TrainerRecord:
-    return record("run", member.trainer._replica, None, "training")
+    return trainer_record("run", member.trainer._replica, None, "training")

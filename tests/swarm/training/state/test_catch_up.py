@@ -17,7 +17,7 @@ from swarm.training.member import trainer
 from swarm.training.member.trainer_events import OuterStep, StateFetched
 from swarm.training.round.certificate import Proof
 from swarm.training.round.methods import Methods
-from swarm.training.round.round_context import CALL_TIMEOUT_S, Seat
+from swarm.training.round.round_context import CALL_TIMEOUT_S, RoundContext
 from swarm.training.run.resume import deliver, sign_order, survey
 from swarm.training.state import replica
 from swarm.training.state.state_sync import MAX_LINKS, Reached, catch_up
@@ -82,11 +82,13 @@ def test_member_that_comes_only_part_of_the_way_trains_on_from_there(monkeypatch
     """The steps in between are adopted one by one, and the last may not be there any more."""
     real, stranded = trainer.reach, list[int]()
 
-    async def reach(seat: Seat, membership: Membership, proof: Proof, records: Mapping[str, TrainerRecord]) -> Reached:
-        reached = await real(seat, membership, proof, records)
+    async def reach(
+        context: RoundContext, membership: Membership, proof: Proof, records: Mapping[str, TrainerRecord]
+    ) -> Reached:
+        reached = await real(context, membership, proof, records)
         if proof.outer_step == 2 and not stranded:
             stranded.append(proof.outer_step)
-            seat.replica.adopt(reached.held, reached.proof)
+            context.replica.adopt(reached.held, reached.proof)
             raise RoundError("what follows is gone")
         return reached
 
@@ -128,11 +130,11 @@ def test_catch_up_with_peers_that_drip_links_gives_up_in_time() -> None:
         for network in others:
             await network.serve_stream(Methods("run").history, drip)
         present = SimpleNamespace(outer_step=1, digest=bytes(32))
-        seat: Any = SimpleNamespace(network=mine, methods=Methods("run"), run="run", replica=present, check=check)
+        context: Any = SimpleNamespace(network=mine, methods=Methods("run"), run="run", replica=present, check=check)
         wanted: Any = SimpleNamespace(origin=SimpleNamespace(state_digest=b"far"))
         now = asyncio.get_running_loop().time
         started = now()
-        assert await catch_up(seat, wanted, [network.peer_id for network in others]) is None
+        assert await catch_up(context, wanted, [network.peer_id for network in others]) is None
         assert now() - started < 20.0
         for network in (mine, *others):
             await network.close()

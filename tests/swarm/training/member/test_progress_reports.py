@@ -13,10 +13,10 @@ from support.training_swarm import NUM_VALUES, SpoiledCodec, Swarm, SyntheticInn
 from swarm.network.membership import Membership
 from swarm.network.memory.memory_link import Link
 from swarm.testing import virtual_time
+from swarm.training.member.progress_reports import BROKE_PROTOCOL, LEFT_OUT, LESSENED, RoundLog
 from swarm.training.member.trainer import RunMember
 from swarm.training.member.trainer_events import OuterStep, RoundAborted
-from swarm.training.round.round_context import Seat
-from swarm.training.round.round_log import BROKE_PROTOCOL, LEFT_OUT, LESSENED, RoundLog
+from swarm.training.round.round_context import RoundContext
 from swarm_protocol import limits
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import Refusal, TrainerRecord
@@ -130,8 +130,8 @@ def test_records_tell_the_phases_of_the_newest_round_which_make_up_its_time(quie
 
 def test_records_tell_who_sent_bad_slices(quiet: None) -> None:
     class Liar(RunMember):
-        async def _take_seat(self) -> Seat:
-            return replace(await super()._take_seat(), codec=SpoiledCodec(lambda data: data[:-1]))
+        async def _open_context(self) -> RoundContext:
+            return replace(await super()._open_context(), codec=SpoiledCodec(lambda data: data[:-1]))
 
     async def main() -> None:
         seen: dict[str, str] = {}

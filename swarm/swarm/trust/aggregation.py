@@ -15,9 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
-from swarm.trust.aggregation.aggregator import AggregationError, Aggregator, Decision, NotFinite, Report
-from swarm.trust.aggregation.columns import WEIGHT_BITS, Doubles, Floats, median_cut, trimmed_mean
-from swarm.trust.aggregation.products import centred, products, square
+from swarm.trust.aggregators import AggregationDecision, AggregationError, AggregationReport, Aggregator, NotFinite
+from swarm.trust.kernels import WEIGHT_BITS, Doubles, Floats, centred, median_cut, products, square, trimmed_mean
 
 
 class Aggregation:
@@ -38,7 +37,7 @@ class Aggregation:
         self._counted = [member for member, weight in enumerate(weights) if weight]
         self._weights = _scaled([weights[member] for member in self._counted])
         self._survey: Doubles = np.zeros(self._survey_shape())
-        self._decision: Decision | None = None
+        self._decision: AggregationDecision | None = None
 
     @property
     def has_survey(self) -> bool:
@@ -53,11 +52,11 @@ class Aggregation:
             centre_F = trimmed_mean(x_MF, self._weights, median_cut(self._weights))
             self._survey += products(centred(x_MF, centre_F))
 
-    def decide(self) -> Report:
+    def decide(self) -> AggregationReport:
         survey = np.sqrt(self._survey) if self._aggregator.survey == "norms" else self._survey
         self._decision = self._aggregator.decide(self._weights, survey)
         report = self._decision.report
-        return Report(norms=self._of_all(report.norms), kept=self._of_all(report.kept), note=report.note)
+        return AggregationReport(norms=self._of_all(report.norms), kept=self._of_all(report.kept), note=report.note)
 
     @property
     def is_sum(self) -> bool:
@@ -114,7 +113,7 @@ class Aggregation:
 
 def aggregate(
     aggregator: Aggregator, frames: Callable[[], Iterable[Iterable[Floats]]], weights: Sequence[int]
-) -> tuple[Floats, Report]:
+) -> tuple[Floats, AggregationReport]:
     """The result [N] for a part whose frames are at hand, and the report. `frames()` gives them, from the first, each
     time it is called. Raises as Aggregation does."""
     aggregation = Aggregation(aggregator, weights)

@@ -1,4 +1,4 @@
-"""What a member's line carries is measured in reductions, and decides how large its part is."""
+"""A member's bandwidth is measured in reductions, and decides how large its part is."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any, cast
 import pytest
 from support.training_swarm import Swarm, SyntheticInner, assert_equal_steps, config
 from swarm.testing import virtual_time
-from swarm.training.allreduce.bandwidth import MIN_BYTES, Meter, MeteredStream
-from swarm.training.allreduce.frame_inbox import MIN_AHEAD_FRAMES
+from swarm.training.allreduce.parts import MIN_AHEAD_FRAMES
+from swarm.training.allreduce.peer_connections import MIN_BYTES, BandwidthMeter, MeteredStream
 from swarm.training.member.trainer_events import OuterStep
 from swarm.training.round import coordinator
 from swarm_protocol.training_messages import MAX_BYTES_PER_S
@@ -28,25 +28,25 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_meter_gives_the_slower_way_with_as_many_others_as_lately() -> None:
-    meter = Meter()
+    meter = BandwidthMeter()
     assert meter.bytes_per_s == 0
     meter.begin(["a", "b"])
     for peer, rate in (("a", 100.0), ("b", 300.0)):
-        meter.arrived(peer, rate)
+        meter.measured(peer, rate)
     assert meter.rate_from("a") == 100
     meter.begin(["a", "b"])
     assert meter.bytes_per_s == 2 * 200
-    meter.told("a", 150)
+    meter.reported("a", 150)
     assert meter.bytes_per_s == 2 * 150
-    meter.told("b", 0)
+    meter.reported("b", 0)
     assert meter.bytes_per_s == 2 * 150
 
 
 def test_meter_averages_over_reductions_and_forgets_who_is_gone() -> None:
-    meter = Meter()
+    meter = BandwidthMeter()
     for rate in (100.0, 200.0):
         meter.begin(["a", "b"])
-        meter.arrived("a", rate)
+        meter.measured("a", rate)
     meter.begin(["a"])
     assert meter.bytes_per_s == 150
     assert meter.rate_from("a") == 0
@@ -55,18 +55,18 @@ def test_meter_averages_over_reductions_and_forgets_who_is_gone() -> None:
 
 
 def test_meter_of_what_liars_tell_stays_within_what_a_report_holds() -> None:
-    meter = Meter()
+    meter = BandwidthMeter()
     meter.begin(["a", "b"])
     for peer in ("a", "b"):
-        meter.told(peer, MAX_BYTES_PER_S)
+        meter.reported(peer, MAX_BYTES_PER_S)
     assert meter.bytes_per_s == MAX_BYTES_PER_S
 
 
 def test_meter_does_not_take_the_slow_line_of_another_for_its_own() -> None:
-    meter = Meter()
+    meter = BandwidthMeter()
     meter.begin(["a", "b", "c"])
     for peer, rate in (("a", 10), ("b", 100), ("c", 100)):
-        meter.told(peer, rate)
+        meter.reported(peer, rate)
     assert meter.bytes_per_s == 3 * 100
 
 

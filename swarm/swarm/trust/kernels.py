@@ -137,3 +137,42 @@ def _mean_of_weights(rows: list[Whole], weight_M: Sequence[int], cut: int) -> Do
         sum_B += product_B
     sum_B /= total - 2 * cut
     return sum_B
+
+
+_BITS = 20
+_BLOCK_VALUES = 1 << 13
+_LARGEST = np.finfo(np.float32).max
+
+
+def products(x_MF: Floats) -> Doubles:
+    """x_i * x_j for all pairs of members [M, M], in fp64, by blocks in their order. `x_MF` must be finite."""
+    num_members, num_values = x_MF.shape
+    sum_MM = np.zeros((num_members, num_members))
+    for block in blocks(num_values, _BLOCK_VALUES):
+        whole_MB, exponent_M = _whole(x_MF[:, block])
+        sum_MM += np.ldexp(whole_MB @ whole_MB.T, exponent_M[:, None] + exponent_M[None, :])
+    return sum_MM
+
+
+def square(x_F: Floats) -> float:
+    """x * x, as `products` has it."""
+    total = 0.0
+    for block in blocks(x_F.size, _BLOCK_VALUES):
+        whole_1B, exponent_1 = _whole(x_F[None, block])
+        total += float(np.ldexp(whole_1B[0] @ whole_1B[0], 2 * exponent_1[0]))
+    return total
+
+
+def centred(x_MF: Floats, centre_F: Floats) -> Floats:
+    """x - centre, in place, within fp32's range."""
+    with np.errstate(over="ignore"):
+        np.subtract(x_MF, centre_F, out=x_MF)
+    return np.clip(x_MF, -_LARGEST, _LARGEST, out=x_MF)
+
+
+def _whole(x_MB: Floats) -> tuple[Doubles, np.ndarray[tuple[int, ...], np.dtype[np.int64]]]:
+    """Whole numbers of at most 2^20, and the power of two [M] that each row is to be multiplied by."""
+    largest_M = np.maximum(x_MB.max(axis=1), -x_MB.min(axis=1)).astype(np.float64)
+    exponent_M = np.frexp(largest_M)[1].astype(np.int64) - _BITS
+    whole_MB = x_MB * np.ldexp(1.0, -exponent_M)[:, None]
+    return np.rint(whole_MB, out=whole_MB), exponent_M

@@ -1,1 +1,0 @@
-"""How an owner combines the members' contributions: mean, trimmed, clipped, by distance."""

@@ -1,0 +1,365 @@
+"""The face of an aggregator: what it needs to know of a part's slices, and what it makes of that.
+
+An aggregator decides with M numbers or M x M numbers; the loops over values are `aggregation`'s. So its decision is a
+pure function that fits a page, and every aggregator's result is
+
+    sum over members of coefficient * slice  +  centre * trimmed mean of each coordinate
+
+Decisions use fp64 with correctly rounded sums (`math.fsum`), so that they are the same bits on every machine.
+Whatever is robust here is so for each part on its own, and by weight (tokens that the round has granted), except where
+an aggregator says that it counts members. Shapes: M members.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Literal, TypeAlias
+
+from swarm.trust.kernels import Doubles, median_cut
+
+Survey: TypeAlias = Literal["nothing", "norms", "distances"]
+
+
+class AggregationError(ValueError):
+    """Slices that cannot be aggregated."""
+
+
+class NotFinite(AggregationError):
+    """`member`, counted in the given order, sent NaN or infinity."""
+
+    def __init__(self, member: int) -> None:
+        super().__init__(f"the slice of member {member} holds a value that is not finite")
+        self.member = member
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AggregationReport:
+    """What happened to whom, by the members' order.
+
+    `norms`: of each slice, or its distance from the centre, as far as the aggregator looks at that. `kept`: how much of
+    each slice's pull was left, 1 for all and 0 for one that was left out; both are empty where each coordinate has its
+    own answer. `note`: why the result is less robust than the run asks for.
+    """
+
+    norms: tuple[float, ...] = ()
+    kept: tuple[float, ...] = ()
+    note: str = ""
+
+    @property
+    def left_out(self) -> tuple[int, ...]:
+        return tuple(member for member, kept in enumerate(self.kept) if kept == 0)
+
+    @property
+    def clipped(self) -> tuple[int, ...]:
+        return tuple(member for member, kept in enumerate(self.kept) if 0 < kept < 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AggregationDecision:
+    """`coefficients` and `centre` as the module's formula has them; `cut` is the weight trimmed at each end."""
+
+    coefficients: tuple[float, ...]
+    centre: float = 0.0
+    cut: int = 0
+    report: AggregationReport = AggregationReport()
+
+
+def bounded(default: float, low: float, high: float) -> Any:
+    """A parameter of an aggregator, a whole number where the default is one."""
+    return field(default=default, metadata={"low": low, "high": high})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Aggregator(ABC):
+    """Its fields are its parameters. Raises ValueError that names each impossible one."""
+
+    name: ClassVar[str]
+    survey: ClassVar[Survey]
+    """What `decide` is given: nothing, norms [M], or products [M, M] of the slices less the coordinates' median."""
+
+    def __post_init__(self) -> None:
+        problems = []
+        for each in fields(self):
+            value, low, high = getattr(self, each.name), each.metadata["low"], each.metadata["high"]
+            whole = isinstance(each.default, int)
+            number = type(value) is int if whole else type(value) in {int, float}
+            if not number or not low <= value <= high:
+                kind = "whole number" if whole else "number"
+                problems.append(f"{each.name} = {repr(value)[:80]}: use a {kind} from {low:g} to {high:g}")
+        if problems:
+            raise ValueError("; ".join(problems))
+
+    @abstractmethod
+    def decide(self, weights: Sequence[int], survey: Doubles, /) -> AggregationDecision:
+        """`weights` are positive. One coefficient for each."""
+
+    def fewest_members(self) -> int:
+        """How many must contribute for what the parameters promise."""
+        return 1
+
+
+def shares(weights: Sequence[int]) -> tuple[float, ...]:
+    total = sum(weights)
+    return tuple(weight / total for weight in weights)
+
+
+def weighted_median(values: Sequence[float], weights: Sequence[int]) -> float:
+    """The lowest value that, with all below it, has at least half of the weight."""
+    below, total = 0, sum(weights)
+    for value, weight in sorted(zip(values, weights, strict=True)):
+        below += weight
+        if 2 * below >= total:
+            return value
+    raise ValueError("the median of nothing")
+
+
+def distances(products_MM: Doubles, coefficients: Sequence[float]) -> tuple[float, ...]:
+    """From each member's slice to the point sum of coefficient * slice, all relative to the centre."""
+    pull = [math.fsum((row * coefficients).tolist()) for row in products_MM]
+    square = math.fsum(each * coefficient for each, coefficient in zip(pull, coefficients, strict=True))
+    own = products_MM.diagonal().tolist()
+    return tuple(
+        math.sqrt(max(0.0, math.fsum((norm, -each, -each, square)))) for norm, each in zip(own, pull, strict=True)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mean(Aggregator):
+    """The weighted mean. One liar moves it anywhere. Memory: one decoded frame."""
+
+    name: ClassVar[str] = "mean"
+    survey: ClassVar[Survey] = "nothing"
+
+    def decide(self, weights: Sequence[int], _survey: Doubles, /) -> AggregationDecision:
+        return AggregationDecision(coefficients=shares(weights))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NormClippedMean(Aggregator):
+    """The weighted mean of slices that are scaled down to `ratio` times their weighted median norm.
+
+    Bounds how far a liar moves the result, not where to: liars with share s move it by up to s * ratio * median norm.
+    If at least half of the weight sends zeros, the result is zero. Memory: one decoded frame, and the part's encoded
+    slices, because norms are known only when all have come.
+    """
+
+    name: ClassVar[str] = "norm_clipped_mean"
+    survey: ClassVar[Survey] = "norms"
+
+    ratio: float = bounded(1.0, 0.1, 10.0)
+
+    def decide(self, weights: Sequence[int], survey: Doubles, /) -> AggregationDecision:
+        norms = tuple(survey.tolist())
+        limit = self.ratio * weighted_median(norms, weights)
+        kept = tuple(1.0 if norm <= limit else limit / norm for norm in norms)
+        return AggregationDecision(
+            coefficients=tuple(share * each for share, each in zip(shares(weights), kept, strict=True)),
+            report=AggregationReport(norms=norms, kept=kept),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MultiKrum(Aggregator):
+    """The weighted mean of all but the `liars` slices that are farthest from their nearest others (Blanchard et al.
+    2017, arXiv 1703.02757, section 4): a slice's score is the sum of its squared distances to the M - liars - 2
+    nearest others, and the M - liars lowest scores stay. Equal scores: the earlier member stays.
+
+    It counts members, not tokens, so admission has to see to it that a liar is one member. The promise needs
+    M >= 2 liars + 3; where fewer contribute, as many liars as that many allow are left out, and the report says so
+    (refusing would stop a run for good when members leave). Memory: one decoded frame of each member, and the part's
+    encoded slices.
+    """
+
+    name: ClassVar[str] = "multi_krum"
+    survey: ClassVar[Survey] = "distances"
+
+    liars: int = bounded(1, 0, 126)
+
+    def decide(self, weights: Sequence[int], survey: Doubles, /) -> AggregationDecision:
+        num_members = len(weights)
+        liars = min(self.liars, max(0, (num_members - 3) // 2))
+        note = (
+            f"{liars} liars are left out instead of {self.liars}, because only {num_members} members contribute"
+            if liars < self.liars
+            else ""
+        )
+        scores = [_score(survey, member, num_members - liars - 2) for member in range(num_members)]
+        order = sorted(range(num_members), key=lambda member: (scores[member], member))
+        selected = set(order[: num_members - liars])
+        chosen = [weight if member in selected else 0 for member, weight in enumerate(weights)]
+        return AggregationDecision(
+            coefficients=shares(chosen),
+            report=AggregationReport(
+                norms=tuple(math.sqrt(own) for own in survey.diagonal().tolist()),
+                kept=tuple(float(member in selected) for member in range(num_members)),
+                note=note,
+            ),
+        )
+
+    def fewest_members(self) -> int:
+        return 2 * self.liars + 3 if self.liars else 1
+
+
+def _score(products_MM: Doubles, member: int, num_nearest: int) -> float:
+    own_M, cross_M = products_MM.diagonal().tolist(), products_MM[member].tolist()
+    squares = sorted(
+        max(0.0, math.fsum((own_M[member], own_M[other], -2 * cross_M[other])))
+        for other in range(len(own_M))
+        if other != member
+    )
+    return math.fsum(squares[: max(0, num_nearest)])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinateMedian(Aggregator):
+    """The weighted median of each coordinate; the middle of both where two share it (Yin et al. 2018,
+    arXiv 1803.01498, definition 1, there without weights). Holds while liars have less than half of the weight."""
+
+    name: ClassVar[str] = "median"
+    survey: ClassVar[Survey] = "nothing"
+
+    def decide(self, weights: Sequence[int], _survey: Doubles, /) -> AggregationDecision:
+        return AggregationDecision(coefficients=(0.0,) * len(weights), centre=1.0, cut=median_cut(weights))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrimmedMean(Aggregator):
+    """The mean of each coordinate without the lowest and highest `trim` of the weight (Yin et al. 2018,
+    arXiv 1803.01498, definition 2, there without weights).
+
+    A member across the edge of what is cut counts with the rest of its weight. Holds while liars have at most `trim` of
+    the weight.
+    """
+
+    name: ClassVar[str] = "trimmed_mean"
+    survey: ClassVar[Survey] = "nothing"
+
+    trim: float = bounded(0.2, 0.0, 0.49)
+
+    def decide(self, weights: Sequence[int], _survey: Doubles, /) -> AggregationDecision:
+        cut = min(math.ceil(self.trim * sum(weights)), median_cut(weights))
+        return AggregationDecision(coefficients=(0.0,) * len(weights), centre=1.0, cut=cut)
+
+
+_STILL = 1e-7
+"""A step by which no coefficient changes more is the last: fp32 has no finer ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GeometricMedian(Aggregator):
+    """The point with the least weighted sum of distances to the slices, by at most `iterations` of Weiszfeld's, where a
+    slice's pull grows no more within `smoothing` (Pillutla et al. 2019, arXiv 1912.13445, algorithm 2, with another
+    start and a relative smoothing). Holds while liars have less than half of the weight."""
+
+    name: ClassVar[str] = "geometric_median"
+    survey: ClassVar[Survey] = "distances"
+
+    smoothing: float = bounded(1e-4, 1e-9, 1.0)
+    iterations: int = bounded(50, 1, 1000)
+
+    def decide(self, weights: Sequence[int], survey: Doubles, /) -> AggregationDecision:
+        start = distances(survey, (0.0,) * len(weights))
+        unit = weighted_median(start, weights)
+        if unit == 0:
+            return _start_alone(weights, start)
+        point, reached = (0.0,) * len(weights), start
+        for _ in range(self.iterations):
+            pulls = [
+                weight / max(self.smoothing * unit, length) for weight, length in zip(weights, reached, strict=True)
+            ]
+            total = math.fsum(pulls)
+            former, point = point, tuple(pull / total for pull in pulls)
+            reached = distances(survey, point)
+            if _stands_still(former, point):
+                break
+        return AggregationDecision(coefficients=point, report=_report(start, reached, unit))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CenteredClip(Aggregator):
+    """v <- v + weighted mean of (slice - v) * min(1, tau / |slice - v|), to the fixed point, in at most `iterations`
+    (Karimireddy et al. 2021, arXiv 2012.10333, algorithm 2; the start is the coordinate median instead of the last
+    result, and tau is `radius` median distances). A liar with share s of the weight moves each step by at most
+    s * tau. With a radius of 1 about half of the honest slices are clipped, with the default next to none
+    (`tests/bench/test_bench_liars.py`)."""
+
+    name: ClassVar[str] = "centered_clip"
+    survey: ClassVar[Survey] = "distances"
+
+    radius: float = bounded(2.0, 0.01, 100.0)
+    iterations: int = bounded(50, 1, 1000)
+
+    def decide(self, weights: Sequence[int], survey: Doubles, /) -> AggregationDecision:
+        start = distances(survey, (0.0,) * len(weights))
+        limit = self.radius * weighted_median(start, weights)
+        if limit == 0:
+            return _start_alone(weights, start)
+        fair, point, reached = shares(weights), (0.0,) * len(weights), start
+        for _ in range(self.iterations):
+            pulls = [
+                share * (1.0 if length <= limit else limit / length)
+                for share, length in zip(fair, reached, strict=True)
+            ]
+            stays = 1 - math.fsum(pulls)
+            former, point = point, tuple(each * stays + pull for each, pull in zip(point, pulls, strict=True))
+            reached = distances(survey, point)
+            if _stands_still(former, point):
+                break
+        return AggregationDecision(
+            coefficients=point,
+            centre=1 - math.fsum(point),
+            cut=median_cut(weights),
+            report=_report(start, reached, limit),
+        )
+
+
+def _start_alone(weights: Sequence[int], start: Sequence[float]) -> AggregationDecision:
+    return AggregationDecision(
+        coefficients=(0.0,) * len(weights),
+        centre=1.0,
+        cut=median_cut(weights),
+        report=AggregationReport(norms=tuple(start), kept=tuple(float(length == 0) for length in start)),
+    )
+
+
+def _report(start: Sequence[float], reached: Sequence[float], limit: float) -> AggregationReport:
+    kept = tuple(1.0 if length <= limit else limit / length for length in reached)
+    return AggregationReport(norms=tuple(start), kept=kept)
+
+
+def _stands_still(former: Sequence[float], point: Sequence[float]) -> bool:
+    return all(abs(after - before) <= _STILL for before, after in zip(former, point, strict=True))
+
+
+_AGGREGATORS: dict[str, type[Aggregator]] = {
+    kind.name: kind
+    for kind in (Mean, NormClippedMean, CoordinateMedian, TrimmedMean, GeometricMedian, CenteredClip, MultiKrum)
+}
+
+
+def aggregator_names() -> tuple[str, ...]:
+    return tuple(_AGGREGATORS)
+
+
+def parameter_names(name: str) -> tuple[str, ...]:
+    """Of an aggregator in `aggregator_names()`."""
+    return tuple(each.name for each in fields(_AGGREGATORS[name]))
+
+
+def get_aggregator(name: str, parameters: Mapping[str, float]) -> Aggregator:
+    """One in `aggregator_names()`, with its defaults where `parameters` says nothing. Raises ValueError."""
+    if unknown := [key for key in parameters if key not in parameter_names(name)]:
+        raise ValueError(f"{name} has no parameter {unknown[0]!r}: it has {', '.join(parameter_names(name)) or 'none'}")
+    return _AGGREGATORS[name](**parameters)
+
+
+def parameters_of(aggregator: Aggregator) -> dict[str, float]:
+    """All of them. What counts is a whole number, what measures is not, so that equal settings have equal bytes."""
+    values = {each.name: getattr(aggregator, each.name) for each in fields(aggregator)}
+    return {
+        each.name: values[each.name] if isinstance(each.default, int) else float(values[each.name])
+        for each in fields(aggregator)
+    }

@@ -114,3 +114,7 @@ def clean(text: str, width: int) -> str:
     if len(text) <= width and cell_len(head) <= width:
         return head
     return set_cell_size(head, width - 1).rstrip() + "…"
+
+
+def plural(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"

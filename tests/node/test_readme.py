@@ -11,9 +11,9 @@ from starlette.testclient import TestClient
 from support.dashboard_swarms import example_source
 from support.deploy_commands import PEER_ID, config_of, shell_commands
 from swarm.training.run.run_file import load_run
-from swarm_node import cli
+from swarm_node import cli, network_snapshot
 from swarm_node.dashboard import app as dashboard_app
-from swarm_node.dashboard import live, poller
+from swarm_node.dashboard import live
 from swarm_node.dashboard.app import beside, create_dashboard
 from swarm_node.dashboard.history.retention_limits import DAY_S, Bounds
 from swarm_node.gateway.app import create_app
@@ -92,7 +92,7 @@ def test_security_tells_the_bounds_of_dashboard_and_metrics() -> None:
         f"{live.MAX_STREAMS_EACH} streams for an address",
         f"{live.MAX_STREAMS} streams in all",
         f"{live.MAX_STREAM_S / 60:.0f} minutes each",
-        f"{poller.MAX_MODELS} models and {poller.MAX_RUNS} runs",
+        f"{network_snapshot.MAX_MODELS} models and {network_snapshot.MAX_RUNS} runs",
         f"at most {exporter.MAX_CONNECTIONS} connections",
         f"the last {Bounds().max_age_s / DAY_S:.0f} days",
     ):

@@ -15,9 +15,8 @@ from swarm_protocol.errors import ConfigError, SwarmError
 
 from swarm_node import diagnostics, interrupts
 from swarm_node.commands.command_options import Flags
-from swarm_node.dashboard.view_sanitizing import plural
 from swarm_node.events.emitter import Emitter
-from swarm_node.formatting import REPLACEMENT
+from swarm_node.formatting import REPLACEMENT, plural
 from swarm_node.settings.parsers import whole_number
 from swarm_node.storage.home import Home
 from swarm_node.storage.remembered_peers import way_in

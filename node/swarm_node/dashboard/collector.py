@@ -21,7 +21,6 @@ from swarm_node.dashboard.checkpoints import Checkpoints
 from swarm_node.dashboard.history.facts import Turnover
 from swarm_node.dashboard.model_views import seen_now, server_view
 from swarm_node.dashboard.node_views import uptime_share
-from swarm_node.dashboard.poller import Found, Looking
 from swarm_node.dashboard.remembering import Remembering
 from swarm_node.dashboard.run_views import (
     RunFacts,
@@ -32,7 +31,6 @@ from swarm_node.dashboard.run_views import (
     remembered_view,
 )
 from swarm_node.dashboard.runs_seen import MAX_REFUSALS, MAX_STEPS, FetchRun, RunsSeen
-from swarm_node.dashboard.snapshot import Listed, Look
 from swarm_node.dashboard.view_builder import Drafts, Picture, Place, numbers, picture
 from swarm_node.dashboard.view_sanitizing import shown
 from swarm_node.dashboard.views import (
@@ -47,6 +45,7 @@ from swarm_node.dashboard.views import (
     Series,
     ServerView,
 )
+from swarm_node.network_snapshot import Listed, NetworkPoller, NetworkSnapshot, Poll
 
 LOOK_S = 1.0
 """From the begin of a look to that of the next, by the clock: one that takes longer skips turns."""
@@ -90,7 +89,7 @@ class Collector:
         checkpoints: Checkpoints | None = None,
     ) -> None:
         self._network = network
-        self._looking = Looking(network, membership)
+        self._poller = NetworkPoller(network, membership)
         self._remembering = remembering
         self._place = place
         self._checkpoints = checkpoints
@@ -103,7 +102,7 @@ class Collector:
         self._gone: dict[str, _Gone] = {}
         self._recent: tuple[Turnover, tuple[Happening, ...]] = Turnover(joins=0, leaves=0), ()
         self._recalling: asyncio.Task[None] | None = None
-        self._look = Look(at=network.now(), nodes=Listed(records={}, ages_s={}), models={}, runs={})
+        self._look = NetworkSnapshot(at=network.now(), nodes=Listed(records={}, ages_s={}), models={}, runs={})
         self._drafts = Drafts()
         self._picture = picture(self._look, (), place, self._drafts)
         self._nodes: dict[str, NodeView] = {}
@@ -127,7 +126,7 @@ class Collector:
 
     async def _look_once(self, tasks: asyncio.TaskGroup) -> None:
         try:
-            await self._take(await self._looking.look(), tasks)
+            await self._take(await self._poller.poll(), tasks)
         except SwarmError as error:
             self._num_failed_looks += 1
             logger.warning("the dashboard cannot look at the network: %s", error)
@@ -138,8 +137,8 @@ class Collector:
             logger.exception("the dashboard failed to look at the network")
             self._publish("the dashboard failed to look at the network; its log says why")
 
-    async def _take(self, found: Found, tasks: asyncio.TaskGroup) -> None:
-        look = found.look
+    async def _take(self, found: Poll, tasks: asyncio.TaskGroup) -> None:
+        look = found.snapshot
         names = {peer_id: shown(record.name) for peer_id, record in look.nodes.records.items()}
         self._runs.look(tasks, look.runs, names, look.at)
         facts = tuple(seen.facts for seen in self._runs.runs.values())

@@ -12,9 +12,10 @@ from swarm.router.routing import DEFAULT_RTT_MS, Chain, NoChain, RoutingContext,
 from swarm_protocol.records import ServeRecord
 
 from swarm_node.dashboard.memo import Made
-from swarm_node.dashboard.snapshot import Listed
-from swarm_node.dashboard.view_sanitizing import blocks, ending, is_single_block, plural, shown
+from swarm_node.dashboard.view_sanitizing import blocks, ending, is_single_block, shown
 from swarm_node.dashboard.views import ChainView, ModelDetail, ModelView, RevisionView, ServerView, SpanView
+from swarm_node.formatting import plural
+from swarm_node.network_snapshot import Listed
 
 MAX_CHAINS = 4
 """Of one model: the cheapest, and others that share no server with those before."""

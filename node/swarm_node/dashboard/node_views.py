@@ -9,10 +9,10 @@ from statistics import median
 from swarm_protocol.records import NodeRecord
 
 from swarm_node.dashboard.memo import Made
-from swarm_node.dashboard.snapshot import Listed
 from swarm_node.dashboard.view_sanitizing import shown
 from swarm_node.dashboard.views import NodeView, PresenceView
 from swarm_node.formatting import REACHES, reach
+from swarm_node.network_snapshot import Listed
 
 MONTH_S = 30 * 86400.0
 

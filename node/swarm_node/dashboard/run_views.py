@@ -14,9 +14,10 @@ from swarm_protocol.records import RoundReport, TrainerRecord
 
 from swarm_node.dashboard.evenly import evenly
 from swarm_node.dashboard.history.facts import Contribution
-from swarm_node.dashboard.snapshot import Listed
-from swarm_node.dashboard.view_sanitizing import ending, plural, shown
+from swarm_node.dashboard.view_sanitizing import ending, shown
 from swarm_node.dashboard.views import ContributorView, RunView, StepView
+from swarm_node.formatting import plural
+from swarm_node.network_snapshot import Listed
 
 MAX_LOSSES = 60
 MAX_CONTRIBUTORS = 1000

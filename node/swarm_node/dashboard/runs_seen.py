@@ -23,9 +23,9 @@ from swarm_protocol.records import RoundReport, TrainerRecord, ValidationReport
 from swarm_node.dashboard.history.facts import Step
 from swarm_node.dashboard.remembering import Remembering
 from swarm_node.dashboard.run_views import Names, RunEnd, RunFacts, RunFile, active, end_of, num_parameters, step_view
-from swarm_node.dashboard.snapshot import Listed
 from swarm_node.dashboard.view_sanitizing import ending, shown
 from swarm_node.dashboard.views import RefusalView, StepView
+from swarm_node.network_snapshot import Listed
 
 MAX_RUNS = 48
 """Kept, those that nobody trains any more with them; `looking` bounds how many are followed."""

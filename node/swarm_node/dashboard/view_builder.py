@@ -11,8 +11,8 @@ from swarm_node.dashboard.memo import Made
 from swarm_node.dashboard.model_views import model_detail, server_view
 from swarm_node.dashboard.node_views import counted, first_token_s, node_view, node_views, num_volunteers
 from swarm_node.dashboard.run_views import RunFacts, run_view
-from swarm_node.dashboard.snapshot import Look
 from swarm_node.dashboard.views import ModelDetail, NodeView, Overview, RunView, ServerView
+from swarm_node.network_snapshot import NetworkSnapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class Drafts:
         self.servers = {model: self.servers.get(model) or Made(server_view) for model in models}
 
 
-def picture(look: Look, facts: tuple[RunFacts, ...], place: Place, drafts: Drafts) -> Picture:
+def picture(look: NetworkSnapshot, facts: tuple[RunFacts, ...], place: Place, drafts: Drafts) -> Picture:
     nodes = node_views(look.nodes, look.at, drafts.nodes)
     names = {peer_id: node.name for peer_id, node in nodes.items()}
     drafts.keep(look.models)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import unicodedata
 
+from swarm_node.formatting import plural
+
 MAX_SHOWN_CHARS = 300
 MAX_MARKS = 2
 """Combining marks on one letter: living languages need no more."""
@@ -64,7 +66,3 @@ def is_single_block(spans: tuple[tuple[int, int], ...]) -> bool:
 def ending(peer_id: str) -> str:
     """What stands for the name of a node that is not known."""
     return f"…{peer_id[-8:]}"
-
-
-def plural(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"

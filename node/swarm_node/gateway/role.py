@@ -16,7 +16,7 @@ from swarm_protocol.errors import ConfigError
 
 from swarm_node.dashboard.app import beside, create_dashboard
 from swarm_node.dashboard.showing import checkpoints, collecting
-from swarm_node.dashboard.view_sanitizing import plural
+from swarm_node.formatting import plural
 from swarm_node.gateway import http_limits
 from swarm_node.gateway.app import GatewayOptions, create_app
 from swarm_node.gateway.keys import KeyRing

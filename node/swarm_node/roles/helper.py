@@ -20,8 +20,7 @@ from swarm.network.multiaddr import is_loopback
 from swarm_protocol.errors import SwarmError
 from swarm_protocol.records import ServeRecord, TrainerRecord
 
-from swarm_node.dashboard.poller import Looking
-from swarm_node.dashboard.snapshot import Look
+from swarm_node.network_snapshot import NetworkPoller, NetworkSnapshot
 from swarm_node.node import Node, RelayUse, RoleName
 from swarm_node.settings.config import Config
 
@@ -50,12 +49,12 @@ class RunNeed:
 Need = ModelNeed | RunNeed
 
 
-def needs(look: Look, me: str) -> list[Need]:
+def needs(snapshot: NetworkSnapshot, me: str) -> list[Need]:
     """What anyone could help with, thinnest first; of equals models, then by name. `me` counts for nothing."""
     found: list[Need] = []
-    for name, servers in look.models.items():
+    for name, servers in snapshot.models.items():
         found += _model_need(name, {peer: each for peer, each in servers.records.items() if peer != me})
-    for name, trainers in look.runs.items():
+    for name, trainers in snapshot.runs.items():
         found += _run_need(name, {peer: each for peer, each in trainers.records.items() if peer != me})
     return sorted(found, key=lambda need: (need.num_helpers, isinstance(need, RunNeed), need.name))
 
@@ -119,8 +118,8 @@ def relay_use(config: Config) -> RelayUse:
     return "none" if is_local or config.announce else "use"
 
 
-LOOK_S = 5.0
-"""Between looks while there is nothing to do: records are renewed every 30 s."""
+POLL_S = 5.0
+"""Time between polls while there is nothing to do: records are renewed every 30 s."""
 RETRY_S = 300.0
 """How long work that could not be taken is left alone."""
 MAX_LEFT_ALONE = 256
@@ -139,7 +138,7 @@ class Helper:
     """A role that ends only when told to."""
 
     name: RoleName = "volunteer"
-    num_steps = 5  # looks, then those of a volunteer with work
+    num_steps = 5  # finding work, then those of a volunteer with work
 
     def __init__(self, config: Config) -> None:
         self.computes = config.device != "cpu" or config.probe != "off"
@@ -151,26 +150,26 @@ class Helper:
         return relay_use(config)
 
     async def run(self, node: Node) -> None:
-        looking = Looking(node.network, node.membership)
+        poller = NetworkPoller(node.network, node.membership)
         while not node.departure.leaving.is_set():
-            for need in await self._look(node, looking):
+            for need in await self._find_needs(node, poller):
                 if await self._helped(node, need) or node.departure.leaving.is_set():
                     break
             else:
                 self._tell_waiting(node)
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(LOOK_S):
+                    async with asyncio.timeout(POLL_S):
                         await node.departure.leaving.wait()
 
-    async def _look(self, node: Node, looking: Looking) -> list[Need]:
+    async def _find_needs(self, node: Node, poller: NetworkPoller) -> list[Need]:
         try:
-            found = await looking.look()
-        except SwarmError:  # nobody answers yet, or any more: the next look may find them
+            found = await poller.poll()
+        except SwarmError:  # no node answers yet, or any more: the next poll may find some
             return []
         now = asyncio.get_running_loop().time()
         self._left_alone = {name: each for name, each in self._left_alone.items() if each.until > now}
         kinds = {"models": ModelNeed, "runs": RunNeed, "any": ModelNeed | RunNeed}[node.config.take]
-        wanted = [need for need in needs(found.look, node.network.peer_id) if isinstance(need, kinds)]
+        wanted = [need for need in needs(found.snapshot, node.network.peer_id) if isinstance(need, kinds)]
         return [need for need in wanted if need.name not in self._left_alone]
 
     async def _helped(self, node: Node, need: Need) -> bool:

@@ -16,8 +16,8 @@ from swarm.training.run.signed_run import SignedRun
 from swarm_node.dashboard.history.facts import Step
 from swarm_node.dashboard.run_views import RunEnd, RunFacts, RunFile, downsampled, end_of, run_view
 from swarm_node.dashboard.runs_seen import RunSeen
-from swarm_node.dashboard.snapshot import Listed
 from swarm_node.dashboard.views import RunDetail, StepView
+from swarm_node.network_snapshot import Listed
 from swarm_protocol import limits
 from swarm_protocol.errors import PeerTimeout
 from swarm_protocol.records import Refusal, RoundReport

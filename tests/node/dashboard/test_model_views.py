@@ -7,7 +7,7 @@ from support.dashboard_world import serve_record
 from swarm.router.routing import DEFAULT_RTT_MS
 from swarm_node.dashboard.memo import Made
 from swarm_node.dashboard.model_views import model_detail, server_view
-from swarm_node.dashboard.snapshot import Listed
+from swarm_node.network_snapshot import Listed
 from swarm_protocol.identity import Identity
 
 PEERS = {name: Identity(bytes([number]) * 32).peer_id for number, name in enumerate("ab", 1)}

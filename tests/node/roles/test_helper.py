@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from swarm_node.dashboard.snapshot import Listed, Look
+from swarm_node.network_snapshot import Listed, NetworkSnapshot
 from swarm_node.roles.helper import ModelNeed, RunNeed, needs
 from swarm_protocol.records import ServeRecord, TrainerRecord
 
@@ -30,8 +30,8 @@ def trainer(state: str = "training") -> TrainerRecord:
 
 def look(
     models: Mapping[str, Mapping[str, ServeRecord]], runs: Mapping[str, Mapping[str, TrainerRecord]] | None = None
-) -> Look:
-    return Look(
+) -> NetworkSnapshot:
+    return NetworkSnapshot(
         at=0.0,
         nodes=Listed(records={}, ages_s={}),
         models={name: Listed(records=each, ages_s={}) for name, each in models.items()},

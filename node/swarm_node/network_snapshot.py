@@ -1,7 +1,9 @@
-"""Looks up who is there, who serves which model and who trains which run. The collector's I/O, owned by its task.
+"""Takes snapshots of the network: which nodes are there, who serves which model, who trains which run.
 
-The nodes are looked up every time. Of models and runs, which anyone can make up, those count that most nodes name, and
-a look asks for a few of them, first those that were asked for longest ago: it costs the same however many there are.
+A snapshot is values only: signed records by peer, and the age of each. `NetworkPoller` does the look-ups; its owner's
+task owns it. It looks up the nodes every time. Anyone can invent models and runs, so the poller counts those that most
+nodes name and asks for a few of them at a time, first those asked for longest ago: a poll costs the same however many
+there are.
 """
 
 from __future__ import annotations
@@ -9,46 +11,69 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Generic, Literal, TypeVar
 
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
 from swarm_protocol.errors import SwarmError
 from swarm_protocol.records import NodeRecord, ServeRecord, TrainerRecord
 
-from swarm_node.dashboard.snapshot import Listed, Look
+R = TypeVar("R", NodeRecord, ServeRecord, TrainerRecord)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listed(Generic[R]):
+    """The newest record of each peer, and the seconds since it was signed."""
+
+    records: Mapping[str, R]
+    ages_s: Mapping[str, float]
+
+    def age_s(self, peer_id: str) -> float:
+        return self.ages_s.get(peer_id, 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkSnapshot:
+    """The network at one time: records by peer id, by model and by run id. `rtts_ms` are the known times to servers."""
+
+    at: float
+    nodes: Listed[NodeRecord]
+    models: Mapping[str, Listed[ServeRecord]]
+    runs: Mapping[str, Listed[TrainerRecord]]
+    rtts_ms: Mapping[str, float] = field(default_factory=dict)
+
 
 MAX_MODELS = 32
 MAX_RUNS = 24
-"""With as many the views fit that Membership remembers; each run costs calls to its members, too."""
+"""So many fit into the views that Membership remembers; each run also costs calls to its members."""
 
 MAX_LISTINGS = 8
-"""Models and runs that one look asks for. Each is a lookup of eight keys."""
+"""Models and runs that one poll asks for. Each is a lookup of eight keys."""
 
 Key = tuple[Literal["serve", "train"], str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """`problems` are what could not be looked up, in words; of it the last listing stands."""
+class Poll:
+    """`problems` says what could not be looked up; the snapshot then has the last listing."""
 
-    look: Look
+    snapshot: NetworkSnapshot
     problems: tuple[str, ...]
 
 
-class Looking:
+class NetworkPoller:
     def __init__(self, network: Network, membership: Membership) -> None:
         self._network = network
         self._membership = membership
         self._servers: dict[str, Listed[ServeRecord]] = {}
         self._trainers: dict[str, Listed[TrainerRecord]] = {}
         self._asked: dict[Key, int] = {}
-        self._num_looks = 0
+        self._num_polls = 0
 
-    async def look(self) -> Found:
+    async def poll(self) -> Poll:
         """Raises SwarmError if the nodes cannot be looked up."""
-        self._num_looks += 1
+        self._num_polls += 1
         found = await self._membership.nodes()
         nodes = {peer_id: record for peer_id, record in found.items() if record.role != "visitor"}
         keys = self._keys(nodes)
@@ -58,20 +83,20 @@ class Looking:
             asking = [tasks.create_task(self._list(key), name=f"look up {key[1]}") for key in due]
         self._servers = {name: each for name, each in self._servers.items() if ("serve", name) in self._asked}
         self._trainers = {name: each for name, each in self._trainers.items() if ("train", name) in self._asked}
-        return Found(look=self._look(nodes), problems=tuple(task.result() for task in asking if task.result()))
+        return Poll(snapshot=self._snapshot(nodes), problems=tuple(task.result() for task in asking if task.result()))
 
     def _keys(self, nodes: Mapping[str, NodeRecord]) -> list[Key]:
-        models = _likeliest((record.models for record in nodes.values()), MAX_MODELS)
-        # who has finished a run names it no more, and its last record says so for another minute
-        named = _likeliest((record.runs for record in nodes.values()), MAX_RUNS)
+        models = _most_named((record.models for record in nodes.values()), MAX_MODELS)
+        # a member that has finished a run names it no more, and its last record says so for another minute
+        named = _most_named((record.runs for record in nodes.values()), MAX_RUNS)
         ended = [run for run, listed in self._trainers.items() if listed.records and run not in named]
         runs = [*named, *ended][:MAX_RUNS]
         return [*(("serve", model) for model in models), *(("train", run) for run in runs)]
 
     async def _list(self, key: Key) -> str:
-        """What went wrong, empty if nothing did."""
+        """Look up one model or run. Returns what went wrong, or an empty text."""
         kind, name = key
-        self._asked[key] = self._num_looks
+        self._asked[key] = self._num_polls
         try:
             if kind == "serve":
                 servers = await self._membership.servers(name)
@@ -83,9 +108,9 @@ class Looking:
             return f"{name} could not be looked up: {error.message}"
         return ""
 
-    def _look(self, nodes: Mapping[str, NodeRecord]) -> Look:
+    def _snapshot(self, nodes: Mapping[str, NodeRecord]) -> NetworkSnapshot:
         servers = {peer_id for listed in self._servers.values() for peer_id in listed.records}
-        return Look(
+        return NetworkSnapshot(
             at=self._network.now(),
             nodes=Listed(records=nodes, ages_s=self._membership.ages_s("nodes")),
             models={name: listed for name, listed in self._servers.items() if listed.records},
@@ -94,7 +119,7 @@ class Looking:
         )
 
 
-def _likeliest(named: Iterable[tuple[str, ...]], most: int) -> list[str]:
-    """Those that most nodes name, by name among equals."""
+def _most_named(named: Iterable[tuple[str, ...]], most: int) -> list[str]:
+    """Return the names that most nodes name, in the order of the alphabet among equals."""
     counts = Counter(name for names in named for name in names)
     return sorted(counts, key=lambda name: (-counts[name], name))[:most]

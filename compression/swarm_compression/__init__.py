@@ -9,7 +9,7 @@ from __future__ import annotations
 from swarm_compression.codec import Codec, CodecError, Data
 from swarm_compression.codec_registry import codec_names, get_codec, get_row_codec, row_codec_names
 from swarm_compression.feedback import ErrorFeedback
-from swarm_compression.int8_cpu import warm_up
+from swarm_compression.int8_kernels import warm_up
 from swarm_compression.row_codecs import RowCodec
 
 __all__ = [

@@ -13,23 +13,35 @@ A code is x * (1 / scale), each operation rounded to fp32, then rounded to the n
 that machines which flush denormals agree with those that do not. NaN and infinities are refused. The absmax block
 format is that of Dettmers et al. 2021 (arXiv 2110.02861, section 2) with linear instead of dynamic codes.
 
-The loops are `int8_cpu`'s on the CPU and `int8_cuda`'s on a GPU. Shapes: N values, K blocks.
+The loops are `int8_kernels`' on the CPU and `int8_cuda`'s on a GPU. Long vectors are cut at block borders over as many
+cores as `torch.get_num_threads()` says; the GIL is free meanwhile. No value depends on another block, so the cut
+changes nothing. The threads, which start when needed, are this module's. Shapes: N values, K blocks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import importlib.util
+import itertools
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from swarm_compression import int8_cuda
 from swarm_compression.codec import Codec, CodecError, Data, check_size
-from swarm_compression.int8_cpu import accumulate, check, chosen, dequantize, is_quick, quantize
-from swarm_compression.int8_kernels import BLOCK_VALUES, MAX_CODE
+from swarm_compression.int8_kernels import BLOCK_VALUES, MAX_CODE, PLAIN, Codes, Floats, chosen
+
+T = TypeVar("T")
 
 _SLAB_BLOCKS = 1 << 7
+
+CORE_VALUES = 1 << 18
+"""The least that a core gets: 0.1 ms of work. Below that, waking a thread costs more than it brings."""
 
 
 class Int8Codec(Codec):
@@ -38,7 +50,7 @@ class Int8Codec(Codec):
 
     @property
     def is_quick(self) -> bool:
-        return is_quick()
+        return bool(chosen.cache_info().currsize) and chosen() is not PLAIN  # never waits for the compiler
 
     def encoded_bytes(self, num_values: int) -> int:
         return num_values + 4 * _num_blocks(num_values)
@@ -66,11 +78,13 @@ class Int8Codec(Codec):
 
     def _write(self, x_N: Tensor, wire: NDArray[np.uint8]) -> None:
         num_blocks = _num_blocks(x_N.numel())
-        if x_N.is_cuda and int8_cuda.available():
-            scale_K, finite = int8_cuda.quantize(x_N, wire)
+        if x_N.is_cuda and has_triton():
+            from swarm_compression.int8_cuda import quantize_on_gpu  # noqa: PLC0415 (triton may be missing)
+
+            scale_K, finite = quantize_on_gpu(x_N, wire)
         else:
             scale_K = np.empty(num_blocks, dtype=np.float32)
-            finite = quantize(x_N.cpu().numpy(), scale_K, wire[4 * num_blocks :].view(np.int8))
+            finite = _quantize(x_N.cpu().numpy(), scale_K, wire[4 * num_blocks :].view(np.int8))
         if not finite:
             raise CodecError("a value is not finite")
         wire[: 4 * num_blocks].view("<f4")[:] = scale_K
@@ -80,12 +94,12 @@ class Int8Codec(Codec):
 
     def _read(self, wire: NDArray[np.uint8], x_N: Tensor) -> float:
         scale_K, code_N = _checked(wire, x_N.numel())
-        dequantize(code_N, scale_K, x_N.numpy())
+        _dequantize(code_N, scale_K, x_N.numpy())
         return _largest(scale_K)
 
     def _accumulate(self, wire: NDArray[np.uint8], weight: np.float32, acc_N: Tensor) -> None:
         scale_K, code_N = _checked(wire, acc_N.numel())
-        accumulate(code_N, scale_K, weight, acc_N.numpy())
+        _accumulate(code_N, scale_K, weight, acc_N.numpy())
 
 
 def _num_blocks(num_values: int) -> int:
@@ -106,9 +120,60 @@ def _checked(wire: NDArray[np.uint8], num_values: int) -> tuple[NDArray[np.float
     """Scales [K] and codes [N]. Refuses all that no encoder writes before a value is touched: scales that are negative,
     not finite, under the least or with over 16 significant bits, and the code -128."""
     bits_K, code_N = _split(wire, num_values)
-    scales_are_sound, codes_are_sound = check(bits_K, code_N)
+    scales_are_sound, codes_are_sound = chosen().check(bits_K, code_N)
     if not scales_are_sound:
         raise CodecError("a scale is negative, not finite, or not one that an encoder writes")
     if not codes_are_sound:
         raise CodecError("-128 is not a code")
     return bits_K.view(np.float32), code_N
+
+
+@functools.cache
+def has_triton() -> bool:
+    """Whether Triton is installed: without it vectors on a GPU are encoded on the CPU."""
+    return importlib.util.find_spec("triton") is not None
+
+
+def _quantize(x_N: Floats, scale_K: Floats, code_N: Codes) -> bool:
+    kernels = chosen()
+
+    def cut(values: slice, blocks: slice) -> bool:
+        return kernels.quantize(x_N[values], scale_K[blocks], code_N[values])
+
+    return all(_on_cores(cut, x_N.size))
+
+
+def _dequantize(code_N: Codes, scale_K: Floats, x_N: Floats) -> None:
+    kernels = chosen()
+    _on_cores(lambda values, blocks: kernels.dequantize(code_N[values], scale_K[blocks], x_N[values]), x_N.size)
+
+
+def _accumulate(code_N: Codes, scale_K: Floats, weight: np.float32, acc_N: Floats) -> None:
+    kernels = chosen()
+
+    def cut(values: slice, blocks: slice) -> None:
+        kernels.accumulate(code_N[values], scale_K[blocks], weight, acc_N[values])
+
+    _on_cores(cut, acc_N.size)
+
+
+def _on_cores(cut: Callable[[slice, slice], T], num_values: int) -> list[T]:
+    """`cut(values, blocks)` over all of `num_values`, the last piece on the calling thread."""
+    num_pieces = min(torch.get_num_threads(), num_values // CORE_VALUES)
+    if num_pieces <= 1:
+        return [cut(slice(None), slice(None))]
+    num_blocks = -(-num_values // BLOCK_VALUES)
+    borders = [num_blocks * piece // num_pieces for piece in range(num_pieces + 1)]
+    pieces = [
+        (slice(start * BLOCK_VALUES, min(stop * BLOCK_VALUES, num_values)), slice(start, stop))
+        for start, stop in itertools.pairwise(borders)
+    ]
+    others = [_threads(os.getpid()).submit(cut, *piece) for piece in pieces[:-1]]
+    last = cut(*pieces[-1])
+    return [*(other.result() for other in others), last]
+
+
+@functools.lru_cache(maxsize=1)
+def _threads(_pid: int) -> ThreadPoolExecutor:
+    """Of this process: those of the one it was forked from do not live on in it."""
+    return ThreadPoolExecutor(max_workers=os.cpu_count() or 1, thread_name_prefix="int8")

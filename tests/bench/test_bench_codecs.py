@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 import torch
 from bench.report import Report
-from swarm_compression import codec_names, get_codec, int8_fused, int8_plain, warm_up
-from swarm_compression.int8_kernels import BLOCK_VALUES
+from swarm_compression import codec_names, get_codec, warm_up
+from swarm_compression.int8_kernels import BLOCK_VALUES, PLAIN, load_fused
 
 pytestmark = pytest.mark.bench
 
@@ -41,7 +41,7 @@ def work_of_codecs(x_N: torch.Tensor) -> Work:
         work[name, "decode"] = partial(codec.decode_into, wire, out_N)
         work[name, "accumulate"] = partial(codec.accumulate, wire, 0.25, acc_N)
     scale_K, code_N = np.empty(x_N.numel() // BLOCK_VALUES, np.float32), np.empty(x_N.numel(), np.int8)
-    plain = int8_plain.KERNELS
+    plain = PLAIN
     work["int8, eager torch", "encode"] = partial(plain.quantize, x_N.numpy(), scale_K, code_N)
     work["int8, eager torch", "decode"] = partial(plain.dequantize, code_N, scale_K, out_N.numpy())
     work["int8, eager torch", "accumulate"] = partial(
@@ -87,7 +87,7 @@ def test_bench_codecs(num_values: int) -> None:
 
 def test_bench_warm_up_from_the_cache() -> None:
     """What a process waits for when an earlier one has compiled, besides a third of a second to import numba."""
-    int8_fused.load()
+    load_fused()
     since = time.perf_counter()
-    int8_fused.load()
+    load_fused()
     Report("loading the compiled int8 loops").row("cached", ms=(time.perf_counter() - since) * 1e3).show()

@@ -10,13 +10,12 @@ import pytest
 import torch
 from compression.vectors import any_vectors, known_vector
 from hypothesis import given
-from swarm_compression import CodecError, get_codec, int8_cuda
+from swarm_compression import CodecError, get_codec
+from swarm_compression.int8 import has_triton
 from swarm_compression.int8_kernels import MIN_ABSMAX
 
 INT8 = get_codec("int8")
-on_gpu = pytest.mark.skipif(
-    not (torch.cuda.is_available() and int8_cuda.available()), reason="needs an NVIDIA GPU and Triton"
-)
+on_gpu = pytest.mark.skipif(not (torch.cuda.is_available() and has_triton()), reason="needs an NVIDIA GPU and Triton")
 
 
 @on_gpu
@@ -55,16 +54,16 @@ INTERPRETED = """
         torch.zeros(0),
     ):
         wire = np.zeros(get_codec("int8").encoded_bytes(x_N.numel()), np.uint8)
-        scale_K, finite = int8_cuda.quantize(x_N, wire)
+        scale_K, finite = int8_cuda.quantize_on_gpu(x_N, wire)
         wire[: scale_K.nbytes] = scale_K.view(np.uint8)
         assert finite
         assert wire.tobytes() == get_codec("int8").encode(x_N), x_N
     for bad in (float("nan"), -float("nan"), float("inf"), float("-inf")):
-        assert not int8_cuda.quantize(torch.tensor([1.0, bad]), np.zeros(6, np.uint8))[1]
+        assert not int8_cuda.quantize_on_gpu(torch.tensor([1.0, bad]), np.zeros(6, np.uint8))[1]
 """
 
 
-@pytest.mark.skipif(not int8_cuda.available(), reason="needs Triton")
+@pytest.mark.skipif(not has_triton(), reason="needs Triton")
 def test_interpreted_kernel_gives_the_bytes_of_the_cpu() -> None:
     subprocess.run(
         [sys.executable, "-c", textwrap.dedent(INTERPRETED)],

@@ -15,18 +15,21 @@ import torch
 from compression.vectors import any_vectors, known_vector
 from hypothesis import given
 from hypothesis import strategies as st
-from swarm_compression import get_codec, int8_cpu, int8_fused, warm_up
+from swarm_compression import get_codec, warm_up
+from swarm_compression.int8 import CORE_VALUES
 from swarm_compression.int8_kernels import (
     BLOCK_VALUES,
     MAX_SCALE_BITS,
     MIN_SCALE_BITS,
+    PLAIN,
     Codes,
     Floats,
     Kernels,
+    chosen,
+    load_fused,
 )
-from swarm_compression.int8_plain import KERNELS as PLAIN
 
-FUSED = int8_fused.load()
+FUSED = load_fused()
 SOUND_BITS = [0, MIN_SCALE_BITS, MAX_SCALE_BITS]
 SCALE_BITS = [*SOUND_BITS, 1, MIN_SCALE_BITS - 256, MIN_SCALE_BITS + 1, MAX_SCALE_BITS + 256, -(2**31)]
 finite_weights = st.floats(width=32, min_value=-4, max_value=4)
@@ -96,7 +99,7 @@ def test_quantize_value_that_is_not_finite_is_said(kernels: Kernels, bad: float,
     assert quantized(kernels, x_N)[0] is False
 
 
-@pytest.mark.parametrize("num_values", [2 * int8_cpu.CORE_VALUES, 3 * int8_cpu.CORE_VALUES + 77])
+@pytest.mark.parametrize("num_values", [2 * CORE_VALUES, 3 * CORE_VALUES + 77])
 def test_any_number_of_cores_gives_the_same_bytes_and_sums(num_values: int) -> None:
     codec, x_N = get_codec("int8"), known_vector(num_values)
     before, outputs = torch.get_num_threads(), set()
@@ -113,7 +116,7 @@ def test_any_number_of_cores_gives_the_same_bytes_and_sums(num_values: int) -> N
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_forked_process_has_threads_of_its_own() -> None:
-    codec, x_N = get_codec("int8"), known_vector(2 * int8_cpu.CORE_VALUES)
+    codec, x_N = get_codec("int8"), known_vector(2 * CORE_VALUES)
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(2)
@@ -135,8 +138,8 @@ def test_forked_process_has_threads_of_its_own() -> None:
 
 
 def test_encode_value_that_is_not_finite_in_any_cores_piece_is_refused() -> None:
-    for place in (0, int8_cpu.CORE_VALUES, 2 * int8_cpu.CORE_VALUES - 1):
-        x_N = torch.ones(2 * int8_cpu.CORE_VALUES)
+    for place in (0, CORE_VALUES, 2 * CORE_VALUES - 1):
+        x_N = torch.ones(2 * CORE_VALUES)
         x_N[place] = float("nan")
         with pytest.raises(ValueError, match="not finite"):
             get_codec("int8").encode(x_N)
@@ -144,11 +147,11 @@ def test_encode_value_that_is_not_finite_in_any_cores_piece_is_refused() -> None
 
 def test_warm_up_chooses_the_fused_loops_where_numba_is() -> None:
     warm_up()
-    assert int8_cpu.chosen().quantize.__module__ == "swarm_compression.int8_fused"
+    assert chosen() is not PLAIN
 
 
 def test_codec_is_quick_once_its_fused_loops_are_there() -> None:
-    int8_cpu.chosen.cache_clear()
+    chosen.cache_clear()
     assert not get_codec("int8").is_quick
     warm_up()
     assert get_codec("int8").is_quick
@@ -161,14 +164,14 @@ def test_without_numba_the_plain_loops_give_the_same_bytes(
     x_N = known_vector(5000)
     expected = get_codec("int8").encode(x_N)
     monkeypatch.setitem(sys.modules, "numba", None)
-    int8_cpu.chosen.cache_clear()
+    chosen.cache_clear()
     try:
         assert get_codec("int8").encode(x_N) == expected
-        assert int8_cpu.chosen() is PLAIN
+        assert chosen() is PLAIN
         assert not get_codec("int8").is_quick
         assert "numba" in caplog.text
     finally:
-        int8_cpu.chosen.cache_clear()
+        chosen.cache_clear()
 
 
 def test_load_where_the_cache_cannot_be_written_compiles_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,7 +185,7 @@ def test_load_where_the_cache_cannot_be_written_compiles_all_the_same(monkeypatc
 
     monkeypatch.setattr(numba, "njit", njit)
     x_N = known_vector(300).numpy()
-    assert quantized(int8_fused.load(), x_N)[2].tobytes() == quantized(PLAIN, x_N)[2].tobytes()
+    assert quantized(load_fused(), x_N)[2].tobytes() == quantized(PLAIN, x_N)[2].tobytes()
     assert len(refused) == 4
 
 

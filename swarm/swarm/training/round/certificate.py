@@ -1,15 +1,24 @@
-"""SignedGroup groups and votes, and the certificates made of them: what proves that a state was committed.
+"""Certificates: what proves that a state was committed, the history of them, and which history to follow.
 
-A certificate is a signed group and two thirds of its members' votes for one outcome. It names the state, so whoever
-holds one can check a state that comes from strangers. It does not prove that the members were honest, nor that they are
-the run's: for that, enough members of an earlier state, which is trusted, must be among its voters (`context.follows`).
+A certificate is a signed group and two thirds of its members' votes for one outcome. It names the state, so that its
+holder can check a state that comes from strangers. It does not prove that the members were honest, nor that they are
+the run's. For that, enough members of an earlier state, which is trusted, must be among its voters
+(`round_context.follows`). If too many of these have been replaced meanwhile, the certificates in between lead there,
+link by link: each replica keeps a `CertificateHistory` to show to others.
 
-A resume order stands in for one: the run's author signs that named members go on from a state without the others. All
-certificates after it carry it, and outrank those that know only an earlier order, whatever their step.
+A resume order may take a certificate's place: the run's author signs that named members go on from a state without the
+others. All certificates after it carry it, and outrank those that know only an earlier order, whatever their step.
 
 Two certificates of one run can contradict each other only if it has two first groups, if its `min_group` is 1, or if
 its author signs a resume order while others go on without it. Then all follow the one of higher `rank`: a later order,
 more outer steps, the later admission, more members.
+
+A newcomer, an observer at its first look, and the members of a run before its first outer step have no state of their
+own that a certificate could follow from. They ask several peers (`whom_to_ask`), and follow the history that most of
+its own voters show (`most_supported`): each of them had to sign for it, and had to answer. So a few keys that are
+further than all others, or that show a certificate they did not vote for, win nothing. A party with more keys than the
+run has members still does: in an open run keys cost nothing. Only a run's `admission`, and a resume order of its
+author, outweigh any number of keys.
 """
 
 from __future__ import annotations
@@ -44,15 +53,21 @@ from swarm.training.run.signed_run import SignedRun
 logger = logging.getLogger(__name__)
 
 Rank: TypeAlias = tuple[int, int, int, int, bytes]
-"""Whose certificate is followed where two contradict each other: that of the greater rank."""
+"""Of two certificates that contradict each other, the one of greater rank is followed."""
+
+MAX_LINKS = 512
+MAX_HISTORY_BYTES = 16 << 20
+"""The certificates of 16 members have 10 KB, so this is for groups of hundreds. It takes 3 s to check."""
+MAX_ASKED = 16
+"""Peers asked for their standing at one time. Half of them may be members of the own state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notary:
-    """Seals and checks in the name of one member, of one run in one network.
+    """Signs groups, votes and resume orders as one member of one run in one network, and checks those of others.
 
     `succession`, `last_step` and `admission` are the run's own terms, which no certificate of honest members breaks.
-    `of_run` takes them from the run, so that nobody who checks certificates forgets one.
+    `of_run` takes all of them from the run.
     """
 
     identity: Identity
@@ -77,7 +92,7 @@ class Notary:
         )
 
     def admits(self, *peers: str) -> bool:
-        """Whether the run allows all of `peers` to be members."""
+        """Return whether the run allows all of `peers` to be members."""
         return not self.admission or set(peers) <= set(self.admission)
 
     def sign_group(self, group: Group, now: float) -> SignedGroup:
@@ -88,11 +103,12 @@ class Notary:
         return self._seal(VOTE_PURPOSE, vote, now)
 
     def sign_order(self, order: ResumeOrder, now: float) -> bytes:
-        """As the run's author."""
+        """Sign a resume order, as the run's author."""
         return self._seal(RESUME_PURPOSE, order, now)
 
     def read_order(self, data: bytes, now: float) -> ResumeOrder:
-        """Raises PeerViolation or IntegrityError unless the run's author signed it and it can be one of this run."""
+        """Return the resume order in `data`. Raises PeerViolation or IntegrityError unless the run's author signed it
+        and it fits the run."""
         envelope = unseal(data, purpose=RESUME_PURPOSE, network_id=self.network_id, now=now)
         order = ResumeOrder.from_bytes(envelope.payload)
         if envelope.peer_id != self.author:
@@ -104,8 +120,8 @@ class Notary:
         return order
 
     def read_group(self, data: bytes, now: float, *, is_origin: bool = False) -> SignedGroup:
-        """Raises PeerViolation or IntegrityError, also if it resumes an outcome of another step or state. `is_origin`:
-        it must resume none."""
+        """Return the signed group in `data`. Raises PeerViolation or IntegrityError, also if it resumes an outcome of
+        another step or state. If it `is_origin`, it must resume none."""
         envelope = unseal(data, purpose=GROUP_PURPOSE, network_id=self.network_id, now=now)
         group = Group.from_bytes(envelope.payload)
         self._check_subject(envelope, group)
@@ -121,14 +137,15 @@ class Notary:
         return SignedGroup(group=group, signer=envelope.peer_id, data=data, digest=digest, origin=origin, order=order)
 
     def read_vote(self, data: bytes, now: float) -> tuple[str, Vote]:
-        """The voter and the vote. Raises PeerViolation or IntegrityError."""
+        """Return the voter and the vote. Raises PeerViolation or IntegrityError."""
         envelope = unseal(data, purpose=VOTE_PURPOSE, network_id=self.network_id, now=now)
         vote = Vote.from_bytes(envelope.payload)
         self._check_subject(envelope, vote)
         return envelope.peer_id, vote
 
     def check_origin(self, origin: bytes, outcome: Outcome, step: int, state_digest: bytes, now: float) -> SignedGroup:
-        """The group that `outcome` is from. Raises PeerViolation unless it started at `state_digest` for `step`."""
+        """Return the group that `outcome` is from. Raises PeerViolation unless it started at `state_digest` for
+        `step`."""
         if hashlib.sha256(origin).digest() != outcome.origin_digest:
             raise PeerViolation("an outcome comes with another group than it names")
         signed = self.read_group(origin, now, is_origin=True)
@@ -140,7 +157,8 @@ class Notary:
         return signed
 
     def check_certificate(self, data: bytes, now: float) -> Proof:
-        """Raises PeerViolation or IntegrityError unless `data` proves an outcome that this run allows."""
+        """Return what `data` proves. Raises PeerViolation or IntegrityError unless that is an outcome that this run
+        allows."""
         certificate = Certificate.from_bytes(data)
         if certificate.order:
             return self._proof_of_order(certificate.order, now)
@@ -192,22 +210,23 @@ class Notary:
         )
 
     def formed_at(self, proof: Proof, now: float) -> float:
-        """When the group whose contributions count was signed, by its coordinator's clock. `proof` is of votes."""
+        """Return when the group whose contributions count was signed, by its coordinator's clock. `proof` is no resume
+        order."""
         data = Certificate.from_bytes(proof.certificate).group
         origin = self.read_group(data, now).group.origin or data
         return unseal(origin, purpose=GROUP_PURPOSE, network_id=self.network_id, now=now).issued_at
 
     def proof_of(self, state_digest: bytes, data: bytes, now: float) -> Proof | None:
-        """What `data`, kept with that state, proves; None if there is none, or it holds no more.
+        """Return what `data`, kept with the state, proves; None if `data` is empty or not valid any more.
 
-        Raises IntegrityError if it is another state's.
+        Raises IntegrityError if it proves another state.
         """
         if not data:
             return None
         try:
             proof = self.check_certificate(data, now)
         except PeerViolation as error:
-            # too old, or of another network: the state is still one to go on from
+            # too old, or of another network: the member can still go on from the state
             logger.warning("going on without a certificate: %s", error)
             return None
         if proof.outcome.state_digest != state_digest:
@@ -239,11 +258,11 @@ def _subject(message: Group | Vote | ResumeOrder) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """What a valid certificate says. `origin` is the group whose contributions the outcome reduces; `voters` had all
+    """What a valid certificate proves. `origin` is the group whose contributions the outcome reduces; `voters` had all
     its parts. `order` is the author's last resume order before, if there was one.
 
-    A certificate that `is_order` is that order itself: as of a group of its roster that changes nothing but whose votes
-    count from now on. The state's own roster stays as it is.
+    If `is_order`, the certificate is that order itself. It has the form of a group of the order's roster, and changes
+    only whose votes count from now on; the state's own roster stays as it is.
     """
 
     certificate: bytes
@@ -256,17 +275,17 @@ class Proof:
 
     @property
     def sequence(self) -> int:
-        """The last resume order's; 0 if there was none."""
+        """The number of the last resume order; 0 if there was none."""
         return self.order.sequence if self.order else 0
 
     @property
     def roster(self) -> tuple[str, ...]:
-        """The members of the state that was committed, on whom what follows depends."""
+        """The members of the committed state, whose votes decide what follows."""
         return self.origin.roster
 
     @property
     def outer_step(self) -> int:
-        """Of the state that was committed: admitting members is no outer step."""
+        """The outer step of the committed state: admitting members is no outer step."""
         return self.origin.step if self.origin.num_tokens else self.origin.step - 1
 
     @property
@@ -277,7 +296,7 @@ class Proof:
 
     @property
     def next_attempt(self) -> int:
-        """Where the next round begins: admitting members does not end the step."""
+        """The first attempt of the next round: admitting members does not end the step."""
         return 0 if self.origin.num_tokens else self.attempt + 1
 
     @property
@@ -286,13 +305,11 @@ class Proof:
         return (self.sequence, self.outer_step, self.next_attempt, len(self.origin.members), complement)
 
 
-MAX_LINKS = 512
-MAX_HISTORY_BYTES = 16 << 20
-"""16 members' certificates have 10 KB, so this is for groups of hundreds. It takes 3 s to check."""
-
-
 class CertificateHistory:
-    """Of one replica, in the order of the states."""
+    """The certificates that led one replica to its state, in the order of the states.
+
+    If there are too many, links that their neighbours make up for are removed.
+    """
 
     def __init__(self, succession: Succession, links: Iterable[Proof] = ()) -> None:
         self._succession = succession
@@ -304,11 +321,11 @@ class CertificateHistory:
         return tuple(link.roster for link in self._links)
 
     def since(self, outer_step: int) -> tuple[Proof, ...]:
-        """The links to states of `outer_step` and later ones."""
+        """Return the links to states of `outer_step` and later ones."""
         return tuple(link for link in self._links if link.outer_step >= outer_step)
 
     def add(self, links: Iterable[Proof]) -> None:
-        """Take in what has been checked."""
+        """Add `links`, which have been checked."""
         known = {link.rank for link in self._links}
         new = {link.rank: link for link in links if link.rank not in known}
         self._links = sorted((*self._links, *new.values()), key=lambda link: link.rank)
@@ -320,7 +337,7 @@ class CertificateHistory:
         return sum(len(link.certificate) for link in self._links)
 
     def _spare(self) -> int:
-        """The first link whose neighbours follow from each other without it; if there is none, the oldest one."""
+        """Return the index of the first link whose neighbours follow from each other without it, else of the oldest."""
         for index in range(1, len(self._links) - 1):
             before, after = self._links[index - 1], self._links[index + 1]
             if self._succession.is_enough(before.roster, after.voters):
@@ -328,15 +345,11 @@ class CertificateHistory:
         return 0
 
 
-MAX_ASKED = 16
-"""Peers asked for their standing at one time, of whom half may be members of the own state."""
-
-
 def whom_to_ask(claims: Mapping[str, int], roster: Collection[str], me: str) -> list[str]:
-    """The peers that claim to be furthest. Strangers, who may claim anything, crowd out no members of `roster`.
+    """Return the peers that claim to be furthest. Strangers, who may claim anything, displace no members of `roster`.
 
-    `claims` are outer steps by peer. Without a roster, claims count for nothing: a sample that differs from one `me` to
-    the other has the same share of liars as all peers together.
+    `claims` are outer steps by peer. Without a roster, claims count for nothing: a sample that depends on `me` has the
+    same share of liars as all peers together.
     """
     if not roster:
         return sorted(claims, key=lambda peer: hashlib.sha256(f"{me}/{peer}".encode()).digest())[:MAX_ASKED]
@@ -346,9 +359,9 @@ def whom_to_ask(claims: Mapping[str, int], roster: Collection[str], me: str) -> 
 
 
 def most_supported(shown: Mapping[str, Proof]) -> Proof | None:
-    """The newest certificate of the history that most of its voters show; None if `shown`, by peer, is empty.
+    """Return the newest certificate of the history that most of its voters show; None if `shown`, by peer, is empty.
 
-    A later resume order comes before any number. A tie goes to the higher rank.
+    A later resume order outweighs any number of voters. A tie goes to the higher rank.
     """
 
     def worth(proof: Proof) -> tuple[object, ...]:
@@ -359,8 +372,8 @@ def most_supported(shown: Mapping[str, Proof]) -> Proof | None:
 
 
 def are_of_one_history(one: Proof, other: Proof) -> bool:
-    """Whether they are of one state, or most of the voters of either voted for both. Between two steps of a run few
-    members change; and nobody can make up the votes of others."""
+    """Return whether both prove one state, or most of the voters of either voted for both. Between two steps of a run
+    few members change, and nobody can forge the votes of others."""
     if one.outcome.state_digest == other.outcome.state_digest:
         return True
     common = set(one.voters) & set(other.voters)

@@ -1,9 +1,10 @@
-"""Who coordinates an attempt, whom its group takes, and what a member checks of a group that another one formed.
+"""Who coordinates an attempt, which members its group takes, and what a member checks of a group that another one
+formed.
 
-Pure. `round` decides when; `service` and `driver` do the talking. A coordinator is trusted with nothing but
-to choose among those who reported: every member checks that its own contribution is there unchanged, that nobody's
+Pure. `state_machine` decides when; `round_service` and `round_driver` communicate. A coordinator is trusted only to
+choose among the members that reported. Every member checks that its own contribution is there unchanged, that nobody's
 weight exceeds its lease, that all start from its own state, and that the part sizes follow from the bandwidths in the
-group. Each member finds its own bandwidth there, so a coordinator can make up only its own, within MAX_SKEW.
+group. Each member finds its own bandwidth there, so a coordinator can invent only its own, within MAX_SKEW.
 """
 
 from __future__ import annotations
@@ -21,19 +22,20 @@ from swarm.training.round.round_events import SignedGroup
 from swarm.training.round.vote import Succession
 
 MAX_SKEW = 4.0
-"""How many times the usual part an owner gets at most: whoever boasts is not handed the vector, nor whoever pretends to
-be slow excused from it."""
+"""The largest part relative to the usual one, and the usual one relative to the smallest. A member that overstates its
+bandwidth does not get the whole vector, and one that understates it is not excused."""
 
 NOISE = 1.5
-"""Measurements that differ by less are of equal lines: parts that follow the noise only make the largest one larger."""
+"""Bandwidths that differ by less count as equal: parts that follow the noise only make the largest one larger."""
 
 PART_ALIGNMENT = 256
 """Parts begin at multiples of this many values, so that the codecs' blocks of one vector and of its parts coincide."""
 
 GRACE_SHARE = 0.25
 MAX_GRACE_S = 30.0
-"""Machines that take so much longer than the others are waited for, as their whole interval is lost otherwise; but for
-no longer than that, as one that is gone without a word is waited for just so."""
+"""The grace is this share of an interval, at most MAX_GRACE_S: members that take so much longer than the others are
+waited for, as their whole interval is lost otherwise. It is not longer, because members that are gone without a word
+are waited for, too."""
 
 NOT_ADMITTED = "the run does not admit it"
 
@@ -47,8 +49,8 @@ class Terms:
     that the step moves has `num_values`. `first_attempt` follows the one that committed the state. Times are in
     seconds: at least `grace_s` after enough members are ready (see `grace_after`), `patience_s` until a coordinator
     says that too few are.
-    `bytes_per_s` is what this member's line carries (see `meter`). `order` is the author's last resume order as it was
-    signed, and `sequence` its number; empty and 0: there was none.
+    `bytes_per_s` is this member's bandwidth (see `peer_connections`). `order` is the author's last resume order as it
+    was signed, and `sequence` its number; empty and 0 if there was none.
     """
 
     run: str
@@ -82,19 +84,19 @@ class Terms:
 
 
 def coordinator_of(run: str, step: int, attempt: int, candidates: Iterable[str]) -> str:
-    """The candidate with the lowest hash: another one for each attempt, and the same for all who ask."""
+    """Return the candidate with the lowest hash: another one for each attempt, and the same for all members."""
     return min(candidates, key=lambda peer: hashlib.sha256(f"{run}/{step}/{attempt}/{peer}".encode()).digest())
 
 
 def grace_after(interval_s: float, least_s: float) -> float:
-    """How long a round waits for members once enough are there, after an interval that took `interval_s`. A run whose
-    least is 0 waits for nobody."""
+    """Return how many seconds a round waits for members once enough are there, after an interval that took
+    `interval_s`. A run with a `least_s` of 0 waits for nobody."""
     return max(least_s, min(GRACE_SHARE * interval_s, MAX_GRACE_S)) if least_s else 0.0
 
 
 def fair_shares(bytes_per_s: tuple[int, ...]) -> tuple[float, ...]:
-    """Each owner's share of the work, in proportion to what it says it can carry: claims, so within MAX_SKEW of their
-    median either way. Of whom nothing is known (0), the median is assumed."""
+    """Return each owner's share of the work, in proportion to its bandwidth. Bandwidths are claims, so they count
+    within MAX_SKEW of their median either way. For an unknown one (0) the median is assumed."""
     known = [each for each in bytes_per_s if each]
     if not known:
         return (1.0,) * len(bytes_per_s)
@@ -107,7 +109,7 @@ def _share(ratio: float) -> float:
 
 
 def part_values(num_values: int, bandwidths: tuple[float, ...]) -> tuple[int, ...]:
-    """How many values each owner reduces, in proportion to `bandwidths`. They sum to `num_values`."""
+    """Return how many values each owner reduces, in proportion to `bandwidths`. They sum to `num_values`."""
     total, edges, passed = sum(bandwidths), [0], 0.0
     for bandwidth in bandwidths:
         passed += bandwidth
@@ -118,26 +120,27 @@ def part_values(num_values: int, bandwidths: tuple[float, ...]) -> tuple[int, ..
 
 
 def part_sizes(num_values: int, members: tuple[Contribution, ...]) -> tuple[int, ...]:
-    """The part of each of `members`, by the bandwidths they reported. Pure floating-point arithmetic in a fixed order,
-    so that every member that recomputes it gets the same sizes."""
+    """Return the part size of each of `members`, by the bandwidths they reported. Floating-point arithmetic in a fixed
+    order: every member that recomputes it gets the same sizes."""
     return part_values(num_values, fair_shares(tuple(member.bytes_per_s for member in members)))
 
 
 def form_group(terms: Terms, attempt: int, ready: Mapping[str, Ready]) -> tuple[Group, dict[str, str]]:
-    """The group for those who are `ready`, and the reason for each one left out. `terms.me` is always taken.
+    """Return the group of the members that are `ready`, and the reason for each one left out. `terms.me` is always
+    taken.
 
-    If a member of the state voted in an earlier attempt, the group resumes the outcome of the latest such vote. What
-    others say to have voted for is not needed: enough of the members must have voted for whatever was decided.
+    If a member of the state voted in an earlier attempt, the group resumes the outcome of the latest such vote. The
+    votes of other peers do not matter: enough members of the state must have voted for an outcome that was decided.
     """
     left_out = _unfit(terms, attempt, ready)
     fit = {peer: each for peer, each in ready.items() if peer not in left_out}
-    # those who contribute go before those who only want to be admitted
+    # members that contribute go before those that only want to be admitted
     order = sorted(fit, key=lambda peer: (peer != terms.me, fit[peer].num_tokens == 0, peer))
     for peer in order[terms.max_group :]:
         left_out[peer] = f"the group is full with {terms.max_group} members"
     members = tuple(_contribution(peer, fit[peer]) for peer in sorted(order[: terms.max_group]))
     votes = [each for peer, each in fit.items() if each.voted and (peer in terms.roster or not terms.roster)]
-    # of two for one attempt, which takes a damaged member, only the one that most voted for can have been decided
+    # of two outcomes of one attempt, which takes a damaged member, only the one with most votes can have been decided
     supporters = Counter(each.voted for each in votes)
     latest = max(votes, key=lambda each: (each.voted_attempt, supporters[each.voted]), default=None)
     reduces = latest is None and any(member.num_tokens for member in members)
@@ -158,7 +161,7 @@ def form_group(terms: Terms, attempt: int, ready: Mapping[str, Ready]) -> tuple[
 
 
 def complaint(terms: Terms, attempt: int, contribution: Contribution | None, signed: SignedGroup) -> str:
-    """What is wrong with a group in the eyes of `terms.me`, which offered `contribution`; empty: nothing."""
+    """Return what is wrong with a group for `terms.me`, which offered `contribution`; empty if nothing is."""
     group = signed.group
     checks = (
         ((group.run, group.step, group.attempt) != (terms.run, terms.step, attempt), "it is for another round"),
@@ -180,19 +183,19 @@ def complaint(terms: Terms, attempt: int, contribution: Contribution | None, sig
 
 
 def origin_complaint(terms: Terms, origin: SignedGroup) -> str:
-    """Why nobody honest can have voted in `origin`, a group of this step and state; empty: it is one like any other."""
+    """Return why no honest member can have voted in `origin`, a group of this step and state; empty if one can."""
     if terms.roster and origin.signer not in terms.roster:
         return f"{short(origin.signer)} signed it and is no member of the state that it follows from"
     return _forbidden(terms, origin.group)
 
 
 def reported(terms: Terms, contribution: Contribution | None) -> Contribution:
-    """What `terms.me` reports with `contribution`; None: nothing but its bandwidth."""
+    """Return what `terms.me` reports with `contribution`; without one it reports only its bandwidth."""
     return replace(contribution or Contribution(peer_id=terms.me), bytes_per_s=terms.bytes_per_s)
 
 
 def _forbidden(terms: Terms, group: Group) -> str:
-    """What no group of this step may be, whoever is asked."""
+    """Return which rule `group` breaks that holds for all groups of this step; empty if none."""
     num_members = len(group.members)
     checks = (
         (group.order != terms.order, "it follows from another resume order of the run's author"),
@@ -213,12 +216,12 @@ def _forbidden(terms: Terms, group: Group) -> str:
 
 
 def convict(accusations: Mapping[str, Collection[str]], num_failed: int = 0) -> tuple[str, ...]:
-    """Whom to leave out of the group, by its members' word alone. `accusations`: who accuses whom.
+    """Return the peers to leave out of the group, by its members' word alone. `accusations` are by accuser.
 
-    Nothing is proved here, so it takes the peer in most disputes, on either side: one who breaks the round for all is
-    accused by all, and one who accuses all is left alone. In a tie nobody is left out. But once `num_failed` attempts
-    at the step have failed, both may be unable to work with each other, and then the tied peers take turns: by a hash,
-    one of them is left out, or none.
+    Nothing is proved here, so this takes the peer in most disputes, on either side: a peer that breaks the round for
+    all is accused by all, and a peer that accuses all stands alone. In a tie nobody is left out. But if `num_failed`
+    attempts at the step have failed, the two may be unable to work with each other. Then the tied peers take turns: by
+    a hash, one of them is left out, or none.
     """
     edges = {(by, of) for by, accused in accusations.items() for of in accused if of in accusations and of != by}
     convicted = []
@@ -238,7 +241,7 @@ def convict(accusations: Mapping[str, Collection[str]], num_failed: int = 0) -> 
 
 
 def _in_turn(tied: list[str], num_failed: int) -> str:
-    """Which of `tied` to leave out of this attempt; empty: none."""
+    """Return which of `tied` to leave out of this attempt; empty for none."""
     if not num_failed:
         return ""
     return min(("", *tied), key=lambda peer: hashlib.sha256(f"{num_failed}/{peer}".encode()).digest())
@@ -251,7 +254,7 @@ def _unfit(terms: Terms, attempt: int, ready: Mapping[str, Ready]) -> dict[str, 
             unfit[peer] = "it claims more tokens or samples than its lease has"
     honest = {peer: each.accused for peer, each in ready.items() if peer not in unfit}
     own = ready[terms.me].accused if terms.me in ready else ()
-    # what this member saw itself counts also in a tie: it signs a group of those that it can work with
+    # what this member saw itself counts also in a tie: it signs a group of members that it can work with
     for peer in (*convict(honest, attempt - terms.first_attempt), *(peer for peer in own if peer in honest)):
         if peer != terms.me:
             accusers = [by for by, accused in honest.items() if peer in accused]
@@ -276,5 +279,5 @@ def _overclaims(terms: Terms, member: Contribution) -> bool:
 
 
 def short(peer_id: str) -> str:
-    """A peer id's last six characters, which people tell peers apart by."""
+    """Return a peer id's last six characters, which identify peers in messages."""
     return peer_id[-6:]

@@ -1,6 +1,6 @@
-"""How an attempt comes to its group: by leading it, if this member is the attempt's coordinator, or by asking who is.
+"""How an attempt gets its group: its coordinator forms it, and every other member asks the coordinator.
 
-Pure functions on the round's state. What follows once there is a signed group is `round`'s.
+Pure functions on the round's state. `state_machine` decides what follows once there is a signed group.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from swarm.training.round.round_state import (
     MAX_HEARD,
     RoundState,
     Step,
+    Timers,
     give_up,
     is_overdue,
     own_ready,
@@ -29,9 +30,9 @@ from swarm.training.round.round_state import (
 )
 
 MIN_GRACE_S = 1.0
-"""Between two calls for members without whom there is no group."""
+"""The time between two calls for members that a group needs."""
 LEFT_OUT_REST_S = 1.0
-"""Whoever was left out asks again after this, to hear how the round ended."""
+"""After this, a member that was left out asks again how the round ended."""
 
 
 def advance(state: RoundState, now: float) -> Step:
@@ -42,21 +43,25 @@ def advance(state: RoundState, now: float) -> Step:
         return _lead(replace(state, asked=""), now)
     if state.mine is None or state.asked == state.leader:
         return state, []
-    state = replace(state, asked=state.leader, grace_until=None, hurry_at=None, deadline=None)
+    state = replace(state, asked=state.leader, timers=Timers())
     return state, [Ask(peer=state.leader, ready=own_ready(state))]
 
 
 def move(state: RoundState, attempt: int, now: float) -> Step:
-    """Go on at a later `attempt`, which another member has named. The more often, the longer until the next time: one
-    that names another attempt again and again ends none that gets under way meanwhile."""
+    """Go on at a later `attempt`, which another member has named.
+
+    Each move delays the next one for longer: a member that names one attempt after the other then cannot end every
+    attempt that gets under way.
+    """
     if attempt > MAX_BELIEVED_ATTEMPT:
         return state, []
-    if now < state.movable_at:
-        return replace(state, later=max(state.later, attempt)), []
+    if now < state.attempts.movable_at:
+        return replace(state, attempts=replace(state.attempts, later=max(state.attempts.later, attempt))), []
     if state.phase == "forming":
         state = short_from(state, now)  # for others the attempt ended without a group
-    moved = replace(state, num_moved=state.num_moved + 1, movable_at=now + rest_after(state.num_moved))
-    state, replies = renew(moved, attempt)
+    num_moved = state.attempts.num_moved
+    attempts = replace(state.attempts, num_moved=num_moved + 1, movable_at=now + rest_after(num_moved))
+    state, replies = renew(replace(state, attempts=attempts), attempt)
     state, actions = advance(state, now)
     return state, [*replies, *actions]
 
@@ -69,9 +74,11 @@ def on_reported(state: RoundState, peer: str, ready: Ready, now: float) -> Step:
         return state, [Reply(peer=peer, reply=ReadyReply(kind="group", group=state.signed.data))]
     if peer not in state.ready and len(state.ready) >= MAX_HEARD and peer not in state.terms.roster:
         return state, [Reply(peer=peer, reply=ReadyReply(kind="left_out", reason="too many others are ready"))]
-    is_forgiven = ready.attempt > state.suspects.get(peer, -1)
-    heard = {other: reason for other, reason in state.unreachable.items() if other != peer or not is_forgiven}
-    state = replace(state, ready={**state.ready, peer: ready}, unreachable=heard)
+    faults = state.faults
+    if ready.attempt > faults.suspects.get(peer, -1):
+        unreachable = {other: reason for other, reason in faults.unreachable.items() if other != peer}
+        faults = replace(faults, unreachable=unreachable)
+    state = replace(state, ready={**state.ready, peer: ready}, faults=faults)
     # a stranger could otherwise interrupt one attempt after the other
     is_heeded = peer in state.terms.roster or not roster_left(state)
     if ready.attempt > state.attempt and waits(state) and is_heeded:
@@ -82,17 +89,18 @@ def on_reported(state: RoundState, peer: str, ready: Ready, now: float) -> Step:
 def on_left_out(state: RoundState, attempt: int, reason: str, now: float) -> Step:
     if state.phase != "forming" or state.attempt != attempt:
         return state, []
-    state = replace(state, phase="left_out", asked="", deadline=now + LEFT_OUT_REST_S)
+    timers = replace(state.timers, deadline=now + LEFT_OUT_REST_S)
     notice = GiveUp(step=state.terms.step, attempt=attempt, reason=f"left out: {reason}", missing=())
-    return state, [notice]
+    return replace(state, phase="left_out", asked="", timers=timers), [notice]
 
 
 def too_few(state: RoundState, now: float) -> Step:
-    absent = set(state.terms.roster) - present_members(state).keys() - {state.terms.me}
+    """Give up, because too few members are ready."""
+    terms, here = state.terms, present_members(state).keys() | {state.terms.me}
+    absent = set(terms.roster) - here
     busy, missing = sorted(absent & state.heard), tuple(sorted(absent - state.heard))
     names = f"; missing: {', '.join(map(short, missing))}" if missing else ""
     names += f"; there, and not ready: {', '.join(map(short, busy))}" if busy else ""
-    terms, here = state.terms, present_members(state).keys() | {state.terms.me}
     reason = f"{len(here)} of at least {terms.min_group} members are ready{names}"
     if not terms.succession.is_usual(terms.roster, here):
         needed, num_here = terms.succession.num_usual(terms.roster), len(here & set(terms.roster))
@@ -101,81 +109,92 @@ def too_few(state: RoundState, now: float) -> Step:
 
 
 def _lead(state: RoundState, now: float) -> Step:
-    """Wait for `min_group`, then for the absent until the grace ends, then have the group signed."""
-    terms, present, absent = state.terms, present_members(state), absent_members(state)
-    num_ready = len(present.keys() | {terms.me})
-    if state.grace_until is None:
-        state, queries = _begin_to_wait(state, num_ready, now)
-        if queries or state.grace_until is None:
+    """Wait for `min_group`, then for absent members until the grace ends, then have the group signed."""
+    if state.timers.grace_until is None:
+        state, queries = _begin_to_wait(state, now)
+        if queries or state.timers.grace_until is None:
             return state, queries
-    # a run's first group has no roster that says who is to come, so it always waits
-    is_complete = (not absent and bool(terms.roster)) or num_ready >= terms.max_group
-    if not (is_complete and state.mine) and state.grace_until is not None and now < state.grace_until:
+    grace_until = state.timers.grace_until
+    if grace_until is not None and now < grace_until and not (state.mine and _is_complete(state)):
         return state, []
-    if not _has_electors(state, present.keys() | {terms.me}, now):
-        return _wait_for_electors(state, absent, now)
-    reports = {**present, terms.me: own_ready(state)}
-    group, left_out = form_group(terms, state.attempt, reports)
-    if len(group.members) < terms.min_group or not _has_electors(state, group.peer_ids, now):
+    if not _has_electors(state, _ready_members(state), now):
+        return _wait_for_electors(state, now)
+    return _form(state, now)
+
+
+def _form(state: RoundState, now: float) -> Step:
+    """Have the group of those who are ready signed, or give up if too few of them are fit for it."""
+    present = present_members(state)
+    group, left_out = form_group(state.terms, state.attempt, {**present, state.terms.me: own_ready(state)})
+    if len(group.members) < state.terms.min_group or not _has_electors(state, group.peer_ids, now):
         reasons = "; ".join(f"{short(peer)}: {reason}" for peer, reason in left_out.items())
         return give_up(state, f"too few members are fit for a group: {reasons}", (), now)
     claimants = tuple(peer for peer, each in present.items() if each.voted and each.voted == group.resumes)
-    state = replace(state, phase="signing", claimants=claimants, grace_until=None, hurry_at=None, deadline=None)
-    return state, [Sign(group=group, left_out=left_out)]
+    return replace(state, phase="signing", claimants=claimants, timers=Timers()), [Sign(group=group, left_out=left_out)]
 
 
-def _begin_to_wait(state: RoundState, num_ready: int, now: float) -> Step:
-    """For the grace, if enough members are ready, else for enough of them. Those who are absent are asked whether they
+def _is_complete(state: RoundState) -> bool:
+    """Return whether nobody is waited for any more. A run's first group has no roster that says who is to come, so it
+    always waits, unless it is full."""
+    is_full = len(_ready_members(state)) >= state.terms.max_group
+    return is_full or (bool(state.terms.roster) and not absent_members(state))
+
+
+def _begin_to_wait(state: RoundState, now: float) -> Step:
+    """Wait for the grace if enough members are ready, else for enough of them. Absent members are asked whether they
     are there, in the second case only after a while."""
     terms, present, absent = state.terms, present_members(state), absent_members(state)
     # a member that only wants to be admitted must not cut the others' intervals short
     worked = any(each.num_tokens for each in present.values()) or bool(state.mine and state.mine.num_tokens)
-    if num_ready < terms.min_group or (absent and not worked):
-        if state.deadline is not None or state.mine is None:
+    if len(_ready_members(state)) < terms.min_group or (absent and not worked):
+        if state.timers.deadline is not None or state.mine is None:
             return state, []
-        return replace(state, deadline=now + terms.patience_s, hurry_at=now + terms.patience_s / 2), []
+        return replace(state, timers=Timers(deadline=now + terms.patience_s, hurry_at=now + terms.patience_s / 2)), []
     # a member's first interval takes at least as long as those that have ended
     grace_s = grace_after(state.interval_s or now - state.began_at, terms.grace_s)
-    hurry_at = now + grace_s / 2 if absent else None
-    state = replace(state, grace_until=now + grace_s, hurry_at=hurry_at, deadline=None)
+    timers = Timers(grace_until=now + grace_s, hurry_at=now + grace_s / 2 if absent else None)
     others = tuple(peer for peer in absent if peer != terms.me)
-    return state, [Query(peers=others, hurry=False)] if others and grace_s > 0 else []
+    queries = [Query(peers=others, hurry=False)] if others and grace_s > 0 else []
+    return replace(state, timers=timers), [*queries]
 
 
 def _has_electors(state: RoundState, peers: Collection[str], now: float) -> bool:
-    """Whether enough members of the state before are among `peers` for a group that is formed now."""
+    """Return whether enough members of the state before are among `peers` for a group that is formed now."""
     succession, roster = state.terms.succession, state.terms.roster
     return succession.is_usual(roster, peers) or (is_overdue(state, now) and succession.is_enough(roster, peers))
 
 
-def _wait_for_electors(state: RoundState, absent: tuple[str, ...], now: float) -> Step:
-    """The grace is over, and too few members of the state before are here for what follows from it."""
-    terms = state.terms
-    state = replace(
-        short_from(state, now),
-        grace_until=now + max(terms.grace_s, MIN_GRACE_S),
-        hurry_at=None,
-        deadline=state.deadline or now + terms.patience_s,
+def _wait_for_electors(state: RoundState, now: float) -> Step:
+    """Wait on, because the grace is over and too few members of the state before are here for a group."""
+    terms, absent = state.terms, absent_members(state)
+    timers = Timers(
+        grace_until=now + max(terms.grace_s, MIN_GRACE_S), deadline=state.timers.deadline or now + terms.patience_s
     )
-    return state, [Query(peers=absent, hurry=True)] if absent else []
+    queries = [Query(peers=absent, hurry=True)] if absent else []
+    return replace(short_from(state, now), timers=timers), [*queries]
 
 
 def present_members(state: RoundState) -> dict[str, Ready]:
     return {peer: each for peer, each in state.ready.items() if each.attempt == state.attempt}
 
 
+def _ready_members(state: RoundState) -> set[str]:
+    """Return the members that have reported to this attempt, and this one."""
+    return present_members(state).keys() | {state.terms.me}
+
+
 def absent_members(state: RoundState) -> tuple[str, ...]:
-    """Members with a lease who may still come, this member included while its interval lasts."""
+    """Return the members with a lease that may still come, this member included while its interval lasts."""
     present = present_members(state)
     mine = {state.terms.me} if state.mine else set()
-    # not all of more than a third lie when they say that a member is gone
+    # if more than a third say that a member is gone, not all of them lie
     reports = Counter(peer for each in present.values() for peer in each.accused)
     gone = {peer for peer, count in reports.items() if 3 * count > len(present.keys() | mine)}
     return tuple(sorted(roster_left(state) - present.keys() - mine - gone))
 
 
 def _refusal(state: RoundState, peer: str, ready: Ready) -> ReadyReply | None:
-    """Why `peer` cannot be in this attempt's group, if it cannot."""
+    """Return why `peer` cannot be in this attempt's group, or None if it can."""
     if not state.terms.admits(peer):
         return ReadyReply(kind="left_out", reason=NOT_ADMITTED)
     is_behind = (ready.sequence, ready.state_digest) != (state.terms.sequence, state.terms.state_digest)
@@ -192,9 +211,9 @@ def awaited_peers(state: RoundState) -> tuple[str, ...]:
     terms, group = state.terms, state.signed
     match state.phase:
         case "voting" if group is not None:
-            return tuple(peer for peer in group.group.peer_ids if peer not in state.votes and peer != terms.me)
+            return tuple(peer for peer in group.group.peer_ids if peer not in state.voting.votes and peer != terms.me)
         case "forming" | "left_out" | "resting" if state.leader == terms.me:
-            return tuple(sorted(set(terms.roster) - present_members(state).keys() - {terms.me}))
+            return tuple(sorted(set(terms.roster) - _ready_members(state)))
         case "forming" | "left_out" | "resting":
             return (state.leader,)
         case _:

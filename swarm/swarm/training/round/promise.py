@@ -1,10 +1,10 @@
-"""What a member has promised and voted for, on disk before others hear of it: a restart does not make it forget.
+"""What a member has promised and voted for, written to disk before others hear of it, so that it outlives a restart.
 
-In Paxos' words (Lamport 1998, "The Part-Time Parliament") members are acceptors: one that reports ready for an attempt
-promises to vote in no earlier one, and says what it voted for last. Both are only worth something if they outlive the
-process. The parts of the outcome are kept as well, so that a vote that nobody counted can still be finished when all
-members stopped at once. They are not flushed, since they are large: a power failure may lose them, a killed process
-does not. `docs/one-history.md` says what follows from this, and what a run does when the parts are lost.
+In the terms of Paxos (Lamport 1998, "The Part-Time Parliament") members are acceptors: one that reports ready for an
+attempt promises to vote in no earlier one, and says what it voted for last. Both must outlive the process. The parts of
+the outcome are kept as well, so that a vote that nobody counted can still be finished when all members stopped at once.
+They are not flushed, since they are large: a power failure may lose them, a killed process does not. The page "One
+history" of the documentation says what follows from this, and what a run does when the parts are lost.
 """
 
 from __future__ import annotations
@@ -29,10 +29,8 @@ _DIGEST_BYTES = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promise:
-    """`report` is the newest one, and `first_attempt` that of its step (see `coordinator.Terms`).
-
-    `parts` are those of the outcome that it names; empty if there is none or they are lost.
-    """
+    """A member's newest `report`, and the `first_attempt` of its step (see `coordinator.Terms`). `parts` are the parts
+    of the outcome that the report names; empty if it names none or they are lost."""
 
     report: Ready
     first_attempt: int = 0
@@ -40,21 +38,21 @@ class Promise:
 
 
 class PromiseStore(Protocol):
-    """Keeps the newest promise of one member of one run. Both block."""
+    """Keeps the newest promise of one member of one run. Both methods block."""
 
     def read(self) -> Promise | None:
-        """None: this member has promised nothing yet."""
+        """Return the newest promise; None if this member has promised nothing yet."""
 
     def write(self, promise: Promise) -> None:
-        """Return once a restart will find `promise`. Raises ConfigError if that cannot be."""
+        """Return once a restart will find `promise`. Raises ConfigError if it cannot be written."""
 
 
 def bound(state: RoundState, promise: Promise | None) -> RoundState:
-    """`state`, the beginning of a step, as far as an earlier `promise` allows.
+    """Return `state`, the beginning of a step, as far as an earlier `promise` allows.
 
-    From the same state of the run the member goes on after the attempt it promised, with its vote. At a state before
-    the one it promised something for it takes no part: what it voted for there is not known any more. A run with a
-    `min_group` of 1 has no history to protect in this way.
+    If the run's state is the one of the promise, the member goes on after the attempt it promised, with its vote. If it
+    is an earlier one, the member abstains: what it voted for later is not known any more. A run with a `min_group` of 1
+    has no history to protect in this way.
     """
     terms = state.terms
     if promise is None or terms.min_group == 1:
@@ -83,7 +81,7 @@ class PromiseFile:
         self._path = folder / "promise.bin"
 
     def read(self) -> Promise | None:
-        """Raises IntegrityError if it cannot be read: without it this member could vote twice."""
+        """Raises IntegrityError if the promise cannot be read: without it this member could vote twice."""
         try:
             data = self._path.read_bytes()
         except FileNotFoundError:
@@ -146,7 +144,7 @@ class PromiseFile:
                     path.unlink()
 
     def _parts(self, voted: Outcome) -> tuple[bytes, ...]:
-        """Empty unless they are all there, as they were voted for."""
+        """Return the parts of `voted`; empty unless all of them are there, as they were voted for."""
         try:
             parts = tuple(_split(self._place(voted).read_bytes()))
         except OSError:

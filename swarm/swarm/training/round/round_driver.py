@@ -104,12 +104,12 @@ class RoundDriver:
     def is_led_by(self, peer: str, attempt: int) -> bool:
         """Whether `peer` coordinates the attempt that this member is at, or about to go on to."""
         state = self._state
-        return attempt in {state.attempt, state.later} and led(replace(state, attempt=attempt)).leader == peer
+        return attempt in {state.attempt, state.attempts.later} and led(replace(state, attempt=attempt)).leader == peer
 
     @property
     def accused(self) -> dict[str, str]:
         """The peers that this member has seen break the protocol, and how."""
-        return dict(self._state.accused)
+        return dict(self._state.faults.accused)
 
     @property
     def bytes_sent(self) -> int:
@@ -159,7 +159,7 @@ class RoundDriver:
                     before = self._state
                     self._state, actions = state_machine.step(before, event, now())
                     self.log.enter(_measured(self._state), now())
-                    self.log.refuse_new(self._state.accused, before.accused)
+                    self.log.refuse_new(self._state.faults.accused, before.faults.accused)
                     if self._state.asked != before.asked:
                         self._end_attempt()
                     for action in actions:

@@ -1,7 +1,7 @@
-"""What can happen to a member during a round, and what the member then does: the vocabulary of `round.step`.
+"""The events of a round at one member, and the actions that follow: input and output of `state_machine.step`.
 
-Values only. Envelopes in events have been verified by whoever made the event; everything else about them, such as
-whether their signer may say this, is the machine's to judge.
+Values only. The code that makes an event has verified the envelopes in it. The state machine judges everything else
+about them, such as whether their signer may say this.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from swarm_protocol.training_messages import (
 class SignedGroup:
     """A group as its coordinator signed it. `data` is the envelope, `digest` the sha256 of `data`.
 
-    `origin` is the group that the outcome it resumes is from, where another member signed it. `order` is the author's
-    resume order that it names.
+    `origin` is the group of the outcome that this one resumes, if it resumes one. `order` is the resume order of the
+    run's author that it names.
     """
 
     group: Group
@@ -40,7 +40,7 @@ class SignedGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offered:
-    """This member's interval has ended after `interval_s`, with this to contribute."""
+    """This member's interval has ended after `interval_s` seconds, with this contribution."""
 
     contribution: Contribution
     interval_s: float = 0.0
@@ -56,7 +56,7 @@ class Sighted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reported:
-    """`peer` is ready, and waits for an answer from this member, in which it sees the coordinator."""
+    """`peer` is ready. It takes this member for the coordinator, and waits for its answer."""
 
     peer: str
     ready: Ready
@@ -110,7 +110,7 @@ class Reduced:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReduceFailed:
-    """The parts cannot be had, because `accused` broke the protocol or `unreachable` could not be reached."""
+    """The reduction failed, because `accused` broke the protocol or `unreachable` could not be reached."""
 
     attempt: int
     reason: str
@@ -129,7 +129,7 @@ class Voted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptLeft:
-    """`peer` has left its attempt and says why."""
+    """`peer` has left its attempt, for the reason in `abort`."""
 
     peer: str
     abort: Abort
@@ -144,7 +144,7 @@ class Proven:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
-    """The time that `round.wake_at` named has come."""
+    """The time that `state_machine.wake_at` returned has come."""
 
 
 Event: TypeAlias = (
@@ -183,7 +183,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
-    """Ask these absent members where they are; with `hurry`, to come with what they have, this member included."""
+    """Ask these absent members where they are; with `hurry`, to end their intervals, this member included."""
 
     peers: tuple[str, ...]
     hurry: bool
@@ -206,7 +206,7 @@ class Reduce:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recover:
-    """Get the parts of an outcome that others have reached, from `holders` first, and apply them."""
+    """Get the parts of an outcome that other members have reached, from `holders` in order, and apply them."""
 
     signed: SignedGroup
     outcome: Outcome
@@ -223,7 +223,7 @@ class CastVote:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Announce:
-    """Tell `peers` that this member leaves the attempt, before any of its streams break, or they would blame it."""
+    """Tell `peers` that this member leaves the attempt. Its streams break after that: they would blame it otherwise."""
 
     abort: Abort
     peers: tuple[str, ...]
@@ -231,7 +231,7 @@ class Announce:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GiveUp:
-    """The attempt is over: stop whatever was begun for it. `missing` are those who were absent or at fault."""
+    """The attempt is over: stop its work. `missing` members were absent or at fault."""
 
     step: int
     attempt: int

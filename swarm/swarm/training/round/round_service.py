@@ -1,7 +1,7 @@
-"""Answers the other members of a run: leads what they ask to the replica, or to the driver of the step it is about.
+"""Answers the other members of a run: passes their requests to the replica, or to the driver of the step in question.
 
-Whoever is behind is shown this member's certificate at once. Whoever is ahead is asked for its own. A question about
-the step that this member is just about to begin waits for it. No state but which driver runs.
+A peer that is behind is shown this member's certificate at once. A peer that is ahead is asked for its own. A request
+about a step that this member is about to begin waits for that. The only state is which driver runs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from swarm.training.state.state_transfer import Donor
 
 
 class RoundService:
-    """One run's. `open` registers it with the network, which keeps it until the network is closed."""
+    """The service of one run. `open` registers its handlers with the network, which keeps them until it is closed."""
 
     def __init__(self, context: RoundContext) -> None:
         self._context = context
@@ -45,12 +45,12 @@ class RoundService:
         await network.serve_stream(methods.history, self._on_history)
 
     def close(self) -> None:
-        """Take part in nothing any more. States and parts are still handed out."""
+        """Take part in no more rounds. States and parts are still served."""
         self._closed = True
         self.enter(None)
 
     def enter(self, driver: RoundDriver | None) -> None:
-        """`driver` runs from now on."""
+        """Pass requests to `driver` from now on."""
         self._driver = driver
         self._changed.set()
         self._changed = asyncio.Event()
@@ -60,7 +60,7 @@ class RoundService:
         standing = self._context.replica.standing()
         if self._driver is not None and self._driver.terms.step == wanted.step:
             if not wanted.watches:
-                # whoever else could have everyone's intervals end before they have brought anything
+                # any other peer could otherwise end all members' intervals before they have contributed anything
                 if wanted.hurry and self._driver.is_led_by(peer, wanted.attempt):
                     self._driver.hurry()
                 self._driver.feed(Sighted(peer=peer, attempt=wanted.attempt))
@@ -103,7 +103,7 @@ class RoundService:
         return reply
 
     async def _driver_at(self, step: int, peer: str) -> RoundDriver:
-        """The driver of `step`, once this member is there. Raises PeerRefused when it will never be."""
+        """Return the driver of `step`, once this member is there. Raises PeerRefused if it will never be."""
         while self._driver is None or self._driver.terms.step < step:
             self._refuse_if_closed()
             if self._driver is not None:
@@ -113,7 +113,7 @@ class RoundService:
         return self._driver
 
     def _refuse_if_closed(self) -> None:
-        """Whoever is told `pending` would ask again, and wait for a member that has left."""
+        """Raise PeerRefused if this member has left: a peer that is told `pending` would ask again, and wait for it."""
         if self._closed:
             raise PeerRefused("this member does not train any more")
 
@@ -132,7 +132,8 @@ class RoundService:
         return b""
 
     async def _on_resume(self, _peer: str, request: bytes) -> bytes:
-        """Whoever brings it: the run's author has signed it. Others hear of it from this member."""
+        """Take a resume order from any peer, since the run's author has signed it. Other members learn it from this
+        one."""
         proof = await self._context.check(request)
         replica = self._context.replica
         if not proof.is_order:

@@ -1,6 +1,6 @@
-"""What a member knows of a round, and the few ways in which all of `forming` and `round` change it.
+"""What a member knows of a round, and the transitions that `group_formation` and `state_machine` share.
 
-Values and pure functions. See `round` for what the phases mean.
+Values and pure functions. See `state_machine` for what the phases mean.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ Phase: TypeAlias = Literal["forming", "signing", "left_out", "reducing", "voting
 
 FIRST_REST_S = 0.05
 MAX_REST_S = 5.0
-"""The pause after a failed attempt doubles from the first to the last, so that what fails for good spins slowly."""
+"""The pause after a failed attempt doubles from the first value to the last, so that what keeps failing spins
+slowly."""
 
 MAX_BELIEVED_ATTEMPT = limits.MAX_ATTEMPT // 2
-"""The furthest that others can bring an attempt's number: the other half is for the attempts that follow."""
+"""The highest attempt to which others can move this member. The other half is for the attempts that follow."""
 
 MAX_HEARD = 1024
-"""Peers whose reports or votes are kept: four full groups, so that strangers cannot fill the memory. The members of the
+"""Peers whose reports or votes are kept: four full groups, so that strangers cannot fill the memory. Members of the
 state, and of a group, are heard beyond it."""
 
 
@@ -39,70 +40,105 @@ class Ballot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Faults:
+    """What has gone wrong with other peers at this step, as this member saw it.
+
+    `accused` broke the protocol and `unreachable` could not be reached, each with the reason. `suspects` spoiled an
+    attempt, and are left out up to the attempt that is named, whatever they send meanwhile. `disputes` counts, for each
+    peer, the attempts that ended because somebody left, on either side.
+    """
+
+    accused: Mapping[str, str] = field(default_factory=dict)
+    unreachable: Mapping[str, str] = field(default_factory=dict)
+    suspects: Mapping[str, int] = field(default_factory=dict)
+    disputes: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def peers(self) -> set[str]:
+        return self.accused.keys() | self.unreachable.keys()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempts:
+    """How the attempts at this step have gone. `num_failed` have failed. Others have moved this member to later
+    attempts `num_moved` times, and may again from `movable_at` on, to `later`. Since `short_since`, too few members of
+    the state have been there for a group."""
+
+    num_failed: int = 0
+    num_moved: int = 0
+    movable_at: float = 0.0
+    later: int = 0
+    short_since: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timers:
+    """The times at which this member acts of its own accord: as the coordinator it waits for absent members until
+    `grace_until`, and asks them to hurry at `hurry_at`; the phase ends at `deadline`."""
+
+    grace_until: float | None = None
+    hurry_at: float | None = None
+    deadline: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Voting:
+    """The votes of this attempt. `outcome` is what this member votes for; `silent` are members that vote no more."""
+
+    outcome: Outcome | None = None
+    votes: Mapping[str, Voted] = field(default_factory=dict)
+    silent: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RoundState:
-    """`known` are peers seen in the run. `accused` broke the protocol, `unreachable` could not be reached: each with
-    how, as this member saw it. `suspects` spoiled an attempt, and are left out until the one that is named: that they
-    are heard of proves nothing. `disputes` counts the attempts of this step that ended as somebody left, on either
-    side. A member that `abstains` takes part in no group (see `promise`). Since `short_since`, too few members of the
-    state have been there for a group. Others have moved this member to later attempts `num_moved` times, and may again
-    from `movable_at` on, to `later`. The step began at `began_at`, and the member's newest interval took `interval_s`;
-    0: not known. `ready` are the reports it holds, `heard` the peers that have answered or called in this attempt. What
-    follows `leader` belongs to the attempt.
-    `claimants` are, at the coordinator, those who said to have voted for the outcome that the group resumes."""
+    """One member's state of one step. The fields from `leader` on belong to the attempt.
+
+    The step began at `began_at`, and the member's newest interval took `interval_s`; 0: unknown. `mine` is its
+    contribution. `known` are peers seen in the run, `ready` the reports that it holds, and `heard` the peers that have
+    answered or called in this attempt. A member that `abstains` takes part in no group (see `promise`). `asked` is the
+    coordinator that it reports to. At the coordinator, `claimants` say that they voted for the outcome that the group
+    resumes. A member that is `recovering` gets the parts from others instead of reducing.
+    """
 
     terms: Terms
     attempt: int
     phase: Phase = "forming"
+    began_at: float = 0.0
+    interval_s: float = 0.0
     mine: Contribution | None = None
     known: tuple[str, ...] = ()
-    accused: Mapping[str, str] = field(default_factory=dict)
-    unreachable: Mapping[str, str] = field(default_factory=dict)
-    suspects: Mapping[str, int] = field(default_factory=dict)
     ready: Mapping[str, Ready] = field(default_factory=dict)
     ballot: Ballot | None = None
-    num_failed: int = 0
     abstains: bool = False
-    short_since: float | None = None
-    disputes: Mapping[str, int] = field(default_factory=dict)
-    num_moved: int = 0
-    movable_at: float = 0.0
-    later: int = 0
-    interval_s: float = 0.0
-    began_at: float = 0.0
-    heard: frozenset[str] = frozenset()
+    faults: Faults = field(default_factory=Faults)
+    attempts: Attempts = field(default_factory=Attempts)
     leader: str = ""
     asked: str = ""
-    grace_until: float | None = None
-    hurry_at: float | None = None
-    deadline: float | None = None
+    heard: frozenset[str] = frozenset()
+    timers: Timers = field(default_factory=Timers)
     claimants: tuple[str, ...] = ()
     signed: SignedGroup | None = None
-    outcome: Outcome | None = None
     recovering: bool = False
-    votes: Mapping[str, Voted] = field(default_factory=dict)
-    silent: frozenset[str] = frozenset()
+    voting: Voting = field(default_factory=Voting)
 
 
 Step: TypeAlias = tuple[RoundState, list[Action]]
 
 
 def led(state: RoundState) -> RoundState:
-    """`state` with the attempt's coordinator in this member's eyes.
+    """Return `state` with the attempt's coordinator, as this member sees it.
 
-    One of the roster, which is the same for all, so that all agree; where nobody of it is left, as at a run's
-    beginning, one of those seen lately.
+    The coordinator is a member of the roster, which is the same for all, so that all agree. Where none of it is left,
+    as at a run's beginning, it is one of the peers seen lately.
     """
-    candidates = roster_left(state) or (set(state.known) - failed(state)) | {state.terms.me}
+    candidates = roster_left(state) or (set(state.known) - state.faults.peers) | {state.terms.me}
     leader = coordinator_of(state.terms.run, state.terms.step, state.attempt, candidates)
     return replace(state, leader=leader)
 
 
-def failed(state: RoundState) -> set[str]:
-    return state.accused.keys() | state.unreachable.keys()
-
-
 def roster_left(state: RoundState) -> set[str]:
-    return set(state.terms.roster) - failed(state)
+    return set(state.terms.roster) - state.faults.peers
 
 
 def waits(state: RoundState) -> bool:
@@ -110,14 +146,14 @@ def waits(state: RoundState) -> bool:
 
 
 def moves_at(state: RoundState) -> float | None:
-    """When to go on at the later attempt that others have named, if they have."""
-    return state.movable_at if waits(state) and state.later > state.attempt else None
+    """Return when to go on at the later attempt that others have named, if they have."""
+    return state.attempts.movable_at if waits(state) and state.attempts.later > state.attempt else None
 
 
 def own_ready(state: RoundState) -> Ready:
     mine = reported(state.terms, state.mine)
-    # a report names only so many, and those of earlier rosters matter least
-    accused = sorted(failed(state), key=lambda peer: (peer not in state.terms.roster, peer))
+    # a report has room for a limited number, and those of earlier rosters matter least
+    accused = sorted(state.faults.peers, key=lambda peer: (peer not in state.terms.roster, peer))
     return Ready(
         run=state.terms.run,
         step=state.terms.step,
@@ -137,72 +173,74 @@ def own_ready(state: RoundState) -> Ready:
 
 
 def blame(state: RoundState, accused: tuple[str, ...], unreachable: tuple[str, ...], reason: str) -> RoundState:
-    return replace(
-        state,
-        accused={**state.accused, **{peer: reason for peer in accused if peer != state.terms.me}},
-        unreachable={**state.unreachable, **{peer: reason for peer in unreachable if peer != state.terms.me}},
+    me, faults = state.terms.me, state.faults
+    faults = replace(
+        faults,
+        accused={**faults.accused, **{peer: reason for peer in accused if peer != me}},
+        unreachable={**faults.unreachable, **{peer: reason for peer in unreachable if peer != me}},
     )
+    return replace(state, faults=faults)
 
 
 def suspect(state: RoundState, peers: tuple[str, ...]) -> RoundState:
-    """Leave `peers` out of the next attempt, whatever they say meanwhile: they have spoiled this one."""
+    """Leave `peers`, which have spoiled this attempt, out of the next one, whatever they send meanwhile."""
     until = {peer: state.attempt + 1 for peer in peers if peer != state.terms.me}
-    return replace(state, suspects={**state.suspects, **until})
+    return replace(state, faults=replace(state.faults, suspects={**state.faults.suspects, **until}))
 
 
 def rest_after(num_times: int) -> float:
-    """Seconds to pause after what has happened `num_times` before."""
-    # no power of what others can count up without end
+    """Return the seconds to pause after what has happened `num_times` before."""
+    # others can count `num_times` up without end: bound the power
     return min(FIRST_REST_S * 2.0 ** min(num_times, 16), MAX_REST_S)
 
 
 def is_overdue(state: RoundState, now: float) -> bool:
-    """Whether a majority of the state's members is enough for a group by now."""
-    after_s, since = state.terms.majority_after_s, state.short_since
+    """Return whether a majority of the state's members is enough for a group by now."""
+    after_s, since = state.terms.majority_after_s, state.attempts.short_since
     return after_s > 0 and since is not None and now >= since + after_s
 
 
 def short_from(state: RoundState, now: float) -> RoundState:
-    """`state` with the time noted at which too few members were there, unless it was so before."""
-    return state if state.short_since is not None else replace(state, short_since=now)
+    """Note that too few members are there from `now` on, unless that is noted already."""
+    if state.attempts.short_since is not None:
+        return state
+    return replace(state, attempts=replace(state.attempts, short_since=now))
 
 
 def give_up(state: RoundState, reason: str, missing: tuple[str, ...], now: float) -> Step:
-    """This attempt is over; the next one begins after a pause."""
+    """End this attempt; the next one begins after a pause."""
     missing = tuple(sorted(set(missing)))
     notice = GiveUp(step=state.terms.step, attempt=state.attempt, reason=reason, missing=missing)
-    rest_s = rest_after(state.num_failed)
-    state, replies = renew(replace(state, num_failed=state.num_failed + 1), state.attempt + 1)
-    return replace(state, phase="resting", deadline=now + rest_s), [notice, *replies]
+    num_failed = state.attempts.num_failed
+    failed = replace(state, attempts=replace(state.attempts, num_failed=num_failed + 1))
+    state, replies = renew(failed, state.attempt + 1)
+    return replace(state, phase="resting", timers=Timers(deadline=now + rest_after(num_failed))), [notice, *replies]
 
 
 def renew(state: RoundState, attempt: int) -> Step:
-    """The beginning of `attempt`. Whoever still waits for an earlier one is told."""
+    """Begin `attempt`. Peers that still wait for an earlier one are told."""
     replies: list[Action] = [
         Reply(peer=peer, reply=ReadyReply(kind="attempt", attempt=attempt))
         for peer, each in state.ready.items()
         if each.attempt < attempt
     ]
-    terms = state.terms
+    terms, faults = state.terms, state.faults
     state = RoundState(
         terms=terms,
         attempt=attempt,
+        began_at=state.began_at,
+        interval_s=state.interval_s,
         mine=state.mine,
         known=state.known,
-        accused=state.accused,
-        suspects={peer: until for peer, until in state.suspects.items() if attempt <= until},
-        # if too few are left for any group, the others may be back: without them the run waits anyway
-        unreachable=state.unreachable if terms.succession.is_enough(terms.roster, roster_left(state)) else {},
         ready={peer: each for peer, each in state.ready.items() if each.attempt >= attempt},
         ballot=state.ballot,
-        num_failed=state.num_failed,
         abstains=state.abstains,
-        short_since=state.short_since,
-        disputes=state.disputes,
-        num_moved=state.num_moved,
-        movable_at=state.movable_at,
-        later=state.later,
-        interval_s=state.interval_s,
-        began_at=state.began_at,
+        faults=replace(
+            faults,
+            suspects={peer: until for peer, until in faults.suspects.items() if attempt <= until},
+            # if too few are left for any group, the others may be back: without them the run waits anyway
+            unreachable=faults.unreachable if terms.succession.is_enough(terms.roster, roster_left(state)) else {},
+        ),
+        attempts=state.attempts,
     )
     return led(state), replies

@@ -1,4 +1,4 @@
-"""One outer step, as one member lives it: a pure machine, `step(state, event, now) -> (state, actions)`.
+"""One outer step at one member, as a pure state machine: `step(state, event, now) -> (state, actions)`.
 
     forming ── group ──> reducing ── parts ──> voting ── two thirds ──> done
        │                    │                    │
@@ -7,18 +7,19 @@
 The machine runs while the member's interval does, since others may be ready sooner. Every attempt has one coordinator
 and one signed group. An attempt that fails changes nothing but the attempt's number: the contribution is kept.
 
-Why no two replicas commit different outcomes of one step: an outcome needs votes of two thirds of its group; a member
-votes only when it holds all parts; and a member that voted reports this with its next ready, whose group resumes
-that outcome before any new one. A coordinator asks absent members where they are before it goes on without them, so
-one that has committed already says so. An outcome also needs votes of enough members of the state before
-(see `vote.Succession`), so at most one side of a network that is cut in two goes on, and the other one follows it
-later; if too many are gone without a word, the run waits for some of them. What voids this: members that lie; or a
-`min_group` of 1. The two sides then have different states, and the certificates decide who follows.
+No two replicas commit different outcomes of one step: an outcome needs the votes of two thirds of its group; a member
+votes only when it holds all parts; and a member that voted says so in its next report, so that the next group resumes
+that outcome before any new one. A coordinator asks absent members where they are before it goes on without them, so a
+member that has committed already says so. An outcome also needs the votes of enough members of the state before (see
+`vote.Succession`): at most one side of a partitioned network goes on, and the other side follows it later. If too many
+members are gone without a word, the run waits for some of them. Members that lie, and a `min_group` of 1, void this
+guarantee. The two sides then have different states, and the certificates decide who follows.
 
 A group in which nobody has tokens reduces nothing and commits no outer step. It commits the roster: its members hold
-the leases that follow. So does a run's first round, and one whose members all failed to train.
+the leases that follow. A run's first round is such a group, and a round whose members all failed to train.
 
-Leaves to others: time, the network, signatures (`driver`), bytes (`butterfly`), whom groups take (`coordinator`).
+Time, the network and signatures are left to `round_driver`, bytes to `butterfly`, the choice of members to
+`coordinator`.
 """
 
 from __future__ import annotations
@@ -60,8 +61,10 @@ from swarm.training.round.round_state import (
     MAX_BELIEVED_ATTEMPT,
     MAX_HEARD,
     Ballot,
+    Faults,
     RoundState,
     Step,
+    Timers,
     blame,
     give_up,
     led,
@@ -82,25 +85,32 @@ def begin(
     interval_s: float = 0.0,
     began_at: float = 0.0,
 ) -> RoundState:
-    """Before the member's interval. `accused`: whom it saw break the protocol at earlier steps. `promise`: its newest
-    one, also of an earlier process. `interval_s`: how long its last interval took; 0: it had none. `began_at`: now."""
-    state = RoundState(terms=terms, attempt=terms.first_attempt, accused=accused)
-    return bound(led(replace(state, interval_s=interval_s, began_at=began_at)), promise)
+    """Return the state at the beginning of the member's interval.
+
+    `accused` are the peers that it saw break the protocol at earlier steps. `promise` is its newest one, also of an
+    earlier process. `interval_s` is the duration of its last interval; 0 if it had none. `began_at` is now.
+    """
+    faults = Faults(accused=accused)
+    state = RoundState(
+        terms=terms, attempt=terms.first_attempt, faults=faults, interval_s=interval_s, began_at=began_at
+    )
+    return bound(led(state), promise)
 
 
 def wake_at(state: RoundState) -> float | None:
-    """When a Tick is due, if nothing happens before."""
-    times = [state.grace_until, state.hurry_at, state.deadline, moves_at(state)] if state.phase != "done" else []
+    """Return when a Tick is due, if nothing happens before."""
+    if state.phase == "done":
+        return None
+    timers = state.timers
+    times = (timers.grace_until, timers.hurry_at, timers.deadline, moves_at(state))
     return min((time for time in times if time is not None), default=None)
 
 
 def step(state: RoundState, event: Event, now: float) -> Step:  # noqa: C901, PLR0911, PLR0912 - one case an event
-    """What follows from `event`. Never raises: what does not fit the phase is ignored."""
+    """Return what follows from `event`. Never raises: an event that does not fit the phase is ignored."""
     if state.phase == "done":
         return state, []
     match event:
-        case Proven(certificate=certificate):
-            return replace(state, phase="done"), [Finish(certificate=certificate)]
         case Offered(contribution=contribution, interval_s=interval_s):
             return advance(replace(state, mine=contribution, interval_s=interval_s or state.interval_s), now)
         case Sighted(peer=peer, attempt=attempt):
@@ -112,26 +122,21 @@ def step(state: RoundState, event: Event, now: float) -> Step:  # noqa: C901, PL
         case Lost(peer=peer, reason=reason):
             return _on_lost(state, peer, reason, now)
         case Moved(attempt=attempt, to=to):
-            return _on_moved(state, to, now) if attempt == state.attempt < to and waits(state) else (state, [])
+            return _on_moved(state, attempt, to, now)
         case LeftOut(attempt=attempt, reason=reason):
             return on_left_out(state, attempt, reason, now)
         case Grouped(signed=signed):
             return _on_grouped(state, signed, now)
         case Reduced(attempt=attempt, outcome=outcome):
-            return _on_reduced(state, outcome, now) if _reduces(state, attempt) else (state, [])
-        case ReduceFailed(attempt=attempt, reason=reason):
-            if not _reduces(state, attempt):
-                return state, []
-            return _fail(
-                suspect(blame(state, event.accused, event.unreachable, reason), event.unreachable),
-                reason,
-                (*event.accused, *event.unreachable),
-                now,
-            )
+            return _on_reduced(state, attempt, outcome, now)
+        case ReduceFailed():
+            return _on_reduce_failed(state, event, now)
         case Voted():
             return _on_voted(state, event, now)
         case AttemptLeft(peer=peer, abort=abort):
             return _on_left(state, peer, abort, now)
+        case Proven(certificate=certificate):
+            return replace(state, phase="done"), [Finish(certificate=certificate)]
         case Tick():
             return _on_tick(state, now)
 
@@ -141,8 +146,8 @@ def _reduces(state: RoundState, attempt: int) -> bool:
 
 
 def _on_sighted(state: RoundState, peer: str, attempt: int, now: float) -> Step:
-    """A member that is at a later attempt takes this one along. Without a roster, whom a member has met and the attempt
-    it is at decide whom it takes for the coordinator."""
+    """Note that `peer` is in the run. If it is at a later attempt, move to that attempt. Without a roster, the peers
+    that a member has met and its attempt decide who it takes for the coordinator."""
     is_new = peer not in state.known and len(state.known) < MAX_HEARD and state.terms.admits(peer)
     state = replace(state, known=(*state.known, peer)) if is_new else state
     if peer in state.terms.roster:
@@ -151,19 +156,21 @@ def _on_sighted(state: RoundState, peer: str, attempt: int, now: float) -> Step:
     if not waits(state) or not is_heeded:
         return state, []
     if attempt > state.attempt:
-        # two members that saw the same death differently would else each wait for the other at its own attempt
+        # two members that saw the same failure differently would otherwise each wait for the other at its own attempt
         return move(state, attempt, now)
     if state.terms.roster:
         return state, []
-    if is_new and state.grace_until is not None:
-        # it may know others in turn, and a run is to have one first group
-        state = replace(state, grace_until=now + state.terms.grace_s)
+    if is_new and state.timers.grace_until is not None:
+        # it may know others in turn, and a run must have one first group
+        state = replace(state, timers=replace(state.timers, grace_until=now + state.terms.grace_s))
     return advance(led(state), now)
 
 
-def _on_moved(state: RoundState, to: int, now: float) -> Step:
+def _on_moved(state: RoundState, attempt: int, to: int, now: float) -> Step:
     """The coordinator is at a later attempt, and waits for this member there."""
-    if now < state.movable_at or to > MAX_BELIEVED_ATTEMPT:
+    if not (attempt == state.attempt < to and waits(state)):
+        return state, []
+    if now < state.attempts.movable_at or to > MAX_BELIEVED_ATTEMPT:
         return give_up(state, f"the coordinator {short(state.leader)} moves on again and again", (), now)
     return move(state, to, now)
 
@@ -174,12 +181,12 @@ def _on_lost(state: RoundState, peer: str, reason: str, now: float) -> Step:
         gone = f"the coordinator {short(peer)} is gone: {reason}{_shortage(state)}"
         return give_up(short_from(state, now), gone, (peer,), now)
     if state.phase == "voting":
-        return _count(replace(state, silent=state.silent | {peer}), now)
+        return _count(_without_vote_of(state, peer), now)
     return advance(state, now)
 
 
 def _shortage(state: RoundState) -> str:
-    """That the run waits, if it does: too few members of the state are there, as far as this one sees."""
+    """Return, for a message, that too few members of the state are there, if this member sees too few."""
     terms, left = state.terms, roster_left(state)
     if terms.succession.is_usual(terms.roster, left):
         return ""
@@ -196,17 +203,16 @@ def _on_grouped(state: RoundState, signed: SignedGroup, now: float) -> Step:
     if liar:
         return give_up(blame(state, (liar,), (), reason), reason, (liar,), now)
     group = signed.group
+    votes = {peer: each for peer, each in state.voting.votes.items() if peer in group.peer_ids}
     state = replace(
         state,
         phase="reducing",
         signed=signed,
         asked="",
-        short_since=None,
-        grace_until=None,
-        hurry_at=None,
-        deadline=now + group.reduce_s,
-        votes={peer: each for peer, each in state.votes.items() if peer in group.peer_ids},
-        # these have their answer from now on
+        attempts=replace(state.attempts, short_since=None),
+        timers=Timers(deadline=now + group.reduce_s),
+        voting=replace(state.voting, votes=votes),
+        # the reports to this attempt are answered from now on
         ready={peer: each for peer, each in state.ready.items() if each.attempt > state.attempt},
     )
     if group.resumes is None:
@@ -215,16 +221,16 @@ def _on_grouped(state: RoundState, signed: SignedGroup, now: float) -> Step:
 
 
 def _objection(state: RoundState, signed: SignedGroup) -> tuple[str, str]:
-    """Who is to blame that this member cannot take part in `signed`, and why; nobody: it can."""
+    """Return the peer that keeps this member out of the signed group, with the reason; empty if none does."""
     me, mine, origin = state.terms.me, state.mine, signed.origin
     if signed.signer == me:
-        # it is as it was when this member signed, even if its interval has ended since
+        # the group was right when this member signed it, even if its interval has ended since
         return "", ""
     if wrong := complaint(state.terms, state.attempt, mine, signed):
         return signed.signer, f"the group that {short(signed.signer)} signed is not acceptable: {wrong}"
     leaves = any(member.peer_id == me and member.leaving for member in origin.group.members) if origin else False
     if origin and leaves and origin.signer != me and not (mine and mine.leaving):
-        # its coordinator alone could otherwise be all that is counted on afterwards
+        # the coordinator could otherwise leave itself as the only member that the next state depends on
         return origin.signer, f"{short(origin.signer)} signed a group in which this member leaves, and it does not"
     return "", ""
 
@@ -235,12 +241,14 @@ def _on_second_group(state: RoundState, signed: SignedGroup, now: float) -> Step
 
 
 def _recover(state: RoundState, signed: SignedGroup, outcome: Outcome) -> Recover:
-    voters = [peer for peer, each in state.votes.items() if each.vote.outcome == outcome]
+    voters = [peer for peer, each in state.voting.votes.items() if each.vote.outcome == outcome]
     others = [peer for peer in signed.group.peer_ids if peer not in voters and peer != state.terms.me]
     return Recover(signed=signed, outcome=outcome, holders=(*voters, *others))
 
 
-def _on_reduced(state: RoundState, outcome: Outcome, now: float) -> Step:
+def _on_reduced(state: RoundState, attempt: int, outcome: Outcome, now: float) -> Step:
+    if not _reduces(state, attempt):
+        return state, []
     assert state.signed is not None
     group = state.signed.group
     if group.resumes is not None and outcome != group.resumes:
@@ -253,46 +261,61 @@ def _on_reduced(state: RoundState, outcome: Outcome, now: float) -> Step:
         outcome=outcome,
     )
     ballot = Ballot(attempt=group.attempt, outcome=outcome, origin=group.origin or state.signed.data)
-    state = replace(state, phase="voting", outcome=outcome, ballot=ballot, deadline=now + group.vote_s)
+    voting, timers = replace(state.voting, outcome=outcome), Timers(deadline=now + group.vote_s)
+    state = replace(state, phase="voting", ballot=ballot, voting=voting, timers=timers)
     return state, [CastVote(vote=vote, peers=_others(state))]
+
+
+def _on_reduce_failed(state: RoundState, event: ReduceFailed, now: float) -> Step:
+    if not _reduces(state, event.attempt):
+        return state, []
+    state = suspect(blame(state, event.accused, event.unreachable, event.reason), event.unreachable)
+    return _fail(state, event.reason, (*event.accused, *event.unreachable), now)
 
 
 def _on_voted(state: RoundState, event: Voted, now: float) -> Step:
     # votes may come before the group does
-    is_member = state.signed is None or event.peer in state.signed.group.peer_ids
+    votes, is_member = state.voting.votes, state.signed is None or event.peer in state.signed.group.peer_ids
     is_owed = state.signed is not None or event.peer in state.terms.roster
-    has_room = is_owed or len(state.votes) < MAX_HEARD
+    has_room = is_owed or len(votes) < MAX_HEARD
     if event.vote.attempt != state.attempt or not (is_member and has_room and state.terms.admits(event.peer)):
         return state, []
-    known = state.votes.get(event.peer)
+    known = votes.get(event.peer)
     if known is not None and known.vote != event.vote:
-        # the first one counts; of strangers, who vote before there is a group, there is no end
+        # the first vote counts; strangers, who may vote before there is a group, are not worth the memory
         if state.signed is None:
             return state, []
-        return replace(state, accused={**state.accused, event.peer: "voted twice"}), []
-    return _count(replace(state, votes={**state.votes, event.peer: event}), now)
+        accused = {**state.faults.accused, event.peer: "voted twice"}
+        return replace(state, faults=replace(state.faults, accused=accused)), []
+    return _count(replace(state, voting=replace(state.voting, votes={**votes, event.peer: event})), now)
+
+
+def _without_vote_of(state: RoundState, peer: str) -> RoundState:
+    """Expect no vote of `peer` any more."""
+    return replace(state, voting=replace(state.voting, silent=state.voting.silent | {peer}))
 
 
 def _valid_votes(state: RoundState) -> dict[str, Voted]:
-    """Those of the group's members for this very group; votes may come before the group does."""
+    """Return the votes of the group's members for this very group."""
     signed = state.signed
     if signed is None:
         return {}
-    peers = signed.group.peer_ids
     return {
-        peer: each for peer, each in state.votes.items() if peer in peers and each.vote.group_digest == signed.digest
+        peer: each
+        for peer, each in state.voting.votes.items()
+        if peer in signed.group.peer_ids and each.vote.group_digest == signed.digest
     }
 
 
 def _count(state: RoundState, now: float) -> Step:
-    """Votes decide only once this member has voted too: until then others may still need its part."""
+    """Count the votes. They decide only once this member has voted too: until then others may still need its part."""
     if state.signed is None or state.phase != "voting":
         return state, []
     votes = _valid_votes(state)
     result = tally(
         state.signed.group.peer_ids,
         {peer: each.vote for peer, each in votes.items()},
-        state.silent,
+        state.voting.silent,
         roster=state.terms.roster,
         succession=state.terms.succession,
     )
@@ -306,10 +329,11 @@ def _count(state: RoundState, now: float) -> Step:
 
 
 def _no_quorum(state: RoundState, reason: str, now: float) -> Step:
+    mine = state.voting.outcome
     assert state.signed is not None
-    assert state.outcome is not None
+    assert mine is not None
     votes = {peer: each.vote for peer, each in _valid_votes(state).items()}
-    convicted, suspects = disagreement(state.outcome, votes, state.signed.group.peer_ids)
+    convicted, suspects = disagreement(mine, votes, state.signed.group.peer_ids)
     absent = tuple(sorted(set(state.signed.group.peer_ids) - votes.keys()))
     names = f"; no vote from {', '.join(map(short, absent))}" if absent else ""
     state = suspect(blame(state, convicted, suspects, "its part or vote differs"), suspects)
@@ -320,36 +344,38 @@ def _on_left(state: RoundState, peer: str, abort: Abort, now: float) -> Step:
     members = set(state.signed.group.peer_ids) if state.signed else set()
     if state.signed is None or abort.group_digest != state.signed.digest or peer not in members:
         return state, []
-    state = replace(state, silent=state.silent | {peer})
+    state = _without_vote_of(state, peer)
     if state.phase == "voting":
         return _count(state, now)
     reason = f"{short(peer)} left: {abort.reason}"
-    # it may tell that another one has left or lied, or say so of anyone: whoever it is twice is found out
-    disputes = Counter(state.disputes) + Counter({peer, *abort.accused} & members)
+    # it may report rightly that another member has left or lied, or accuse anyone: a peer in two disputes is suspect
+    disputes = Counter(state.faults.disputes) + Counter({peer, *abort.accused} & members)
     (worst, most), *others = disputes.most_common(2)
     if most > 1 and not any(count == most for _, count in others):
         state = suspect(blame(state, (), (worst,), reason), (worst,))
     missing = tuple(each for each in abort.accused if each in members and each != state.terms.me)
-    return _fail(replace(state, disputes=disputes), reason, (peer,), now, missing=missing)
+    state = replace(state, faults=replace(state.faults, disputes=disputes))
+    return _fail(state, reason, (peer,), now, missing=missing)
 
 
 def _on_tick(state: RoundState, now: float) -> Step:
+    timers = state.timers
     if (moves := moves_at(state)) is not None and now >= moves:
-        return move(state, state.later, now)
-    if state.hurry_at is not None and now >= state.hurry_at:
+        return move(state, state.attempts.later, now)
+    if timers.hurry_at is not None and now >= timers.hurry_at:
         absent = absent_members(state)
-        # before the grace, so many are missing that none is to come early: it is to be known who is there
-        query = Query(peers=absent, hurry=state.grace_until is not None)
-        return replace(state, hurry_at=None), [query] if absent else []
-    if state.grace_until is not None and now >= state.grace_until:
+        # before the grace so many are missing that a shorter interval helps nobody: this only asks who is there
+        query = Query(peers=absent, hurry=timers.grace_until is not None)
+        return replace(state, timers=replace(timers, hurry_at=None)), [query] if absent else []
+    if timers.grace_until is not None and now >= timers.grace_until:
         return advance(state, now)
-    return _on_deadline(state, now) if state.deadline is not None and now >= state.deadline else (state, [])
+    return _on_deadline(state, now) if timers.deadline is not None and now >= timers.deadline else (state, [])
 
 
 def _on_deadline(state: RoundState, now: float) -> Step:
     match state.phase:
         case "resting" | "left_out":
-            return advance(replace(state, phase="forming", deadline=None), now)
+            return advance(replace(state, phase="forming", timers=replace(state.timers, deadline=None)), now)
         case "reducing":
             return _fail(state, "the reduction took too long", (), now)
         case "voting":
@@ -361,11 +387,11 @@ def _on_deadline(state: RoundState, now: float) -> Step:
 def _fail(
     state: RoundState, reason: str, accused: tuple[str, ...], now: float, *, missing: tuple[str, ...] | None = None
 ) -> Step:
-    """This member cannot reduce. If another one could, its outcome can be had; else the attempt is over. Others hear of
-    `accused`, the owner of `missing`, where these are not the same."""
+    """This member cannot reduce. If another member could, recover its outcome; else abort the attempt. Other members
+    are told of `accused`; this member's user is told of `missing`, or of `accused` too."""
     signed = state.signed
     assert signed is not None
-    # whoever voted has all parts, and would have given them
+    # members that voted have all parts, and would have given them
     state = blame(state, (), state.claimants, "it does not give the parts it says it voted for")
     votes = _valid_votes(state)
     if votes and not state.recovering:
@@ -382,7 +408,7 @@ def _others(state: RoundState) -> tuple[str, ...]:
 def _abort(
     state: RoundState, reason: str, accused: tuple[str, ...], now: float, *, missing: tuple[str, ...] | None = None
 ) -> Step:
-    """Leave a signed group, and say so: see `_fail`."""
+    """Leave a signed group, and tell its members: see `_fail`."""
     assert state.signed is not None
     abort = Abort(
         run=state.terms.run,

@@ -3,7 +3,8 @@
 An outcome needs the votes of two thirds of its group, rounded up, and of enough members of the state before
 (`Succession`). Any two sets of members that are enough for one state share a member, and a member votes once in an
 attempt. A member that has voted says so when it reports to a later attempt, whose group then finishes that outcome
-before any other: so an outcome that was decided unseen stays decided. `docs/one-history.md` has the whole argument.
+before any other. So an outcome stays decided, even if nobody saw that it was. The page "One history" of the
+documentation has the whole argument.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from swarm_protocol.training_messages import Outcome, Vote
 
 
 def quorum(num_members: int) -> int:
-    """How many votes decide: ceil(2 n / 3), so 1 of 1, 2 of 2, 2 of 3, 3 of 4, 6 of 8."""
+    """Return how many votes decide: ceil(2 n / 3), so 1 of 1, 2 of 2, 2 of 3, 3 of 4, 6 of 8."""
     return -(-2 * num_members // 3)
 
 
@@ -24,12 +25,12 @@ def quorum(num_members: int) -> int:
 class Succession:
     """A run's rule for how many members of a state (its roster) must vote for the state that follows it.
 
-    Usually two thirds, so that neither strangers nor a part of the members alone can take the run with them. Once a
+    Usually two thirds must, so that neither strangers nor a part of the members alone can take over the run. Once a
     coordinator has missed them for `majority_after_s` seconds (0: never), a majority is enough: more than half, or
     exactly half with the roster's first member in the order of peer ids. Two majorities share a member as two thirds
-    do, so no two of them decide differently, whenever each member's time is over: the time protects nobody, it only
-    gives members that pause the chance to come back. A majority does so with honest members alone; two thirds also
-    with fewer than a third that lie.
+    do, so no two of them decide differently, whenever each member's time is over. The time is no protection: it only
+    gives members that pause the chance to come back. Majorities are safe if all members are honest; two thirds also if
+    fewer than a third lie.
 
     A run with a `min_group` of 1 lets a single survivor go on, and each of its members is trusted that far.
     """
@@ -38,14 +39,15 @@ class Succession:
     majority_after_s: float = 0.0
 
     def is_usual(self, roster: Collection[str], voters: Collection[str]) -> bool:
-        """Whether two thirds of `roster` are among `voters`. A run's initial state has no roster, and needs nobody."""
+        """Return whether two thirds of `roster` are among `voters`. A run's initial state has no roster, and needs no
+        voters."""
         return len(set(roster) & set(voters)) >= self.num_usual(roster)
 
     def num_usual(self, roster: Collection[str]) -> int:
         return min(1, len(roster)) if self.min_group == 1 else quorum(len(roster))
 
     def is_enough(self, roster: Collection[str], voters: Collection[str]) -> bool:
-        """Whether what `voters` voted for may follow from a state with this `roster`."""
+        """Return whether what `voters` voted for may follow from a state with this `roster`."""
         if self.is_usual(roster, voters):
             return True
         if not self.majority_after_s:
@@ -56,7 +58,8 @@ class Succession:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tally:
-    """`decided`: what has a quorum. `hopeless`: nothing can get one any more. `reason`: why, in words."""
+    """The result of a count. `decided` is the outcome that has a quorum. If the vote is `hopeless`, no outcome can get
+    one any more. `reason` says why, in words."""
 
     decided: Outcome | None
     hopeless: bool
@@ -71,10 +74,8 @@ def tally(
     roster: Collection[str] = (),
     succession: Succession = Succession(),
 ) -> Tally:
-    """Count `votes` by member. `silent` are members that will not vote any more.
-
-    `roster` are the members of the state before, of whom enough must be among the voters too.
-    """
+    """Count `votes` by member. `silent` members will not vote any more. `roster` are the members of the state before:
+    enough of them must be among the voters, too."""
     needed = quorum(len(members))
     counts = Counter(vote.outcome for vote in votes.values())
     outcome, most = counts.most_common(1)[0] if counts else (None, 0)
@@ -94,12 +95,13 @@ def tally(
 def disagreement(
     mine: Outcome, votes: Mapping[str, Vote], owners: tuple[str, ...]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Whom votes that differ from `mine` convict, and whom they only make suspect.
+    """Return the peers that votes which differ from `mine` convict, and those that they only make suspect.
 
-    The owner of a part that more than a third sees otherwise: not all of these lie, so it gave different results. Who
-    has the same parts and a state that fewer have than mine; where as many have it, it may be mine that is damaged (see
-    `mending`). A vote that differs in parts of others proves nothing: either it is made up,
-    or an owner gave its voter something else; one vote could otherwise turn all honest members against each other.
+    Convicted is the owner of a part that more than a third see otherwise: not all of these lie, so it gave different
+    results. So is a member with the same parts and a state that fewer members have than mine; where as many have it,
+    mine may be the damaged one (see `state_repair`). A vote that differs in other members' parts proves nothing: either
+    the voter made it up, or an owner gave it another result. One vote could otherwise turn all honest members against
+    each other.
     """
     differing = {peer: _owners_of_other_parts(mine, vote.outcome, owners) for peer, vote in votes.items()}
     counts = Counter(owner for differ in differing.values() for owner in differ)

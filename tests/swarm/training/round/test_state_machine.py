@@ -133,8 +133,8 @@ def test_accused_member_stays_accused_and_unreachable_one_is_forgiven_when_heard
     script: Script = [(0.0, OFFER), (1.0, Grouped(signed=FIRST))]
     script.append((2.0, ReduceFailed(attempt=0, reason="x", accused=(OTHERS[0],), unreachable=(OTHERS[1],))))
     state, _ = run([*script, (2.1, Reported(peer=OTHERS[1], ready=ready(2)))])
-    assert set(state.accused) == {OTHERS[0]}
-    assert not state.unreachable
+    assert set(state.faults.accused) == {OTHERS[0]}
+    assert not state.faults.unreachable
 
 
 def test_attempts_that_fail_again_and_again_rest_longer_up_to_a_bound() -> None:
@@ -146,7 +146,8 @@ def test_attempts_that_fail_again_and_again_rest_longer_up_to_a_bound() -> None:
         assert due is not None
         rests.append(due - now)
         # forget, so that there is always somebody to ask
-        state = replace(state, unreachable={}, deadline=due)
+        faults, timers = replace(state.faults, unreachable={}), replace(state.timers, deadline=due)
+        state = replace(state, faults=faults, timers=timers)
         state, _ = machine.step(state, Tick(), due)
         state = replace(state, leader=LEADER, asked=LEADER)
         now = due
@@ -161,7 +162,7 @@ def test_reports_and_votes_of_strangers_are_bounded() -> None:
         state, _ = machine.step(state, Reported(peer=f"stranger {number}", ready=ready()), 0.0)
         state, _ = machine.step(state, replace(voted(ME, FIRST, OUTCOME), peer=f"stranger {number}"), 0.0)
     assert len(state.ready) <= 1024
-    assert len(state.votes) <= 1024
+    assert len(state.voting.votes) <= 1024
 
 
 @pytest.mark.parametrize("tellers", [(OTHERS[0], OTHERS[0]), (OTHERS[1], LEADER)], ids=["itself", "others"])
@@ -170,14 +171,14 @@ def test_member_that_leaves_twice_in_a_step_is_left_out_of_the_next_attempt_and_
 ) -> None:
     state, _ = run([(0.0, OFFER)])
     for at, teller in enumerate(tellers):
-        assert not state.unreachable
+        assert not state.faults.unreachable
         state = replace(state, phase="reducing", attempt=0, signed=FIRST)
         gone = left(teller, FIRST, "no disk")
         if teller != OTHERS[0]:
             gone = replace(gone, abort=replace(gone.abort, accused=(OTHERS[0],)))
         state, actions = machine.step(state, gone, 1.0 + at)
         assert actions[0].abort.accused == (teller,)  # type: ignore[union-attr]
-    assert set(state.unreachable) == {OTHERS[0]}
+    assert set(state.faults.unreachable) == {OTHERS[0]}
 
 
 def test_attempt_that_a_member_leaves_names_whom_it_misses_and_not_the_member_itself() -> None:
@@ -210,10 +211,10 @@ def test_grace_follows_the_interval_that_the_member_last_had() -> None:
     reports: Script = [(1.0, Reported(peer=peer, ready=ready())) for peer in OTHERS]
     mine = Offered(contribution=contribution(LEADER), interval_s=40.0)
     state, _ = run([(0.0, mine), *reports], terms(LEADER))
-    assert state.grace_until == 11.0
+    assert state.timers.grace_until == 11.0
     state, _ = machine.step(machine.begin(terms(LEADER), accused={}, interval_s=40.0), *reversed(reports[0]))
     state, _ = machine.step(state, *reversed(reports[1]))
-    assert state.grace_until == 11.0
+    assert state.timers.grace_until == 11.0
 
 
 def test_member_tells_for_whom_it_waits() -> None:
@@ -242,7 +243,7 @@ def test_strangers_without_number_keep_no_member_from_voting_and_reporting() -> 
 
 def test_votes_of_peers_that_the_run_does_not_admit_are_not_kept() -> None:
     state, _ = run([(0.0, voted(PEERS[3], FIRST, OUTCOME))], terms(LEADER, roster=(), admission=PEERS[:3]))
-    assert not state.votes
+    assert not state.voting.votes
 
 
 @pytest.mark.parametrize("by_report", [True, False])
@@ -308,8 +309,8 @@ def test_attempt_that_leaves_no_room_for_later_ones_is_not_believed() -> None:
 def test_member_that_votes_twice_is_accused_and_its_first_vote_counts() -> None:
     first, second = voted(LEADER, FIRST, OUTCOME), voted(LEADER, FIRST, outcome(FIRST, b"x"))
     state, _ = run([(0.0, OFFER), (0.1, Grouped(signed=FIRST)), (0.2, first), (0.3, second)])
-    assert state.accused == {LEADER: "voted twice"}
-    assert state.votes[LEADER] == first
+    assert state.faults.accused == {LEADER: "voted twice"}
+    assert state.voting.votes[LEADER] == first
 
 
 def test_strangers_that_vote_twice_are_not_accused() -> None:
@@ -319,7 +320,7 @@ def test_strangers_that_vote_twice_are_not_accused() -> None:
         (0.0, voted(f"stranger {number}", FIRST, each)) for number in range(300) for each in (OUTCOME, other)
     ]
     state, actions = run([*script, (1.0, OFFER)])
-    assert not state.accused
+    assert not state.faults.accused
     assert any(isinstance(action, Ask) for action in actions)
 
 
@@ -388,7 +389,7 @@ def test_coordinator_blames_who_does_not_give_the_parts_it_says_it_voted_for() -
     state, (recover,) = machine.step(state, Grouped(signed=own), 2.0)
     assert isinstance(recover, Recover)
     state, _ = machine.step(state, ReduceFailed(attempt=0, reason="cannot be had"), 3.0)
-    assert set(state.unreachable) == {ME}
+    assert set(state.faults.unreachable) == {ME}
 
 
 def test_member_that_another_ones_origin_says_to_leave_blames_who_signed_that() -> None:
@@ -398,7 +399,7 @@ def test_member_that_another_ones_origin_says_to_leave_blames_who_signed_that() 
     resumed = signed(PEERS, 1, leader, part_values=(), resumes=OUTCOME, origin=FIRST.data)
     script: Script = [(0.0, OFFER), (1.0, Moved(attempt=0, to=1))]
     state, _ = run([*script, (2.0, Grouped(signed=replace(resumed, origin=made_up)))])
-    assert set(state.accused) == {OTHERS[0]}
+    assert set(state.faults.accused) == {OTHERS[0]}
     assert state.signed is None
     state, actions = run([*script, (2.0, Grouped(signed=replace(resumed, origin=FIRST)))])
     assert [type(each) for each in actions] == [Recover]
@@ -410,8 +411,8 @@ def test_one_made_up_vote_and_a_missing_one_turn_no_honest_members_against_each_
     script += [(2.0, voted(peer, FIRST, OUTCOME)) for peer in (ME, LEADER)]
     state, actions = run([*script, (2.1, voted(liar, FIRST, made_up)), (13.0, Tick())])
     assert any(isinstance(each, GiveUp) for each in actions)
-    assert not state.accused
-    assert set(state.unreachable) == {liar}
+    assert not state.faults.accused
+    assert set(state.faults.unreachable) == {liar}
 
 
 @pytest.mark.parametrize(
@@ -459,9 +460,9 @@ def test_member_that_spoiled_an_attempt_is_forgiven_only_after_the_next_one() ->
     script: Script = [(0.0, OFFER), (1.0, Grouped(signed=FIRST))]
     script.append((2.0, ReduceFailed(attempt=0, reason="x", unreachable=(OTHERS[0],))))
     state, _ = run([*script, (2.1, Reported(peer=OTHERS[0], ready=ready(1)))])
-    assert set(state.unreachable) == {OTHERS[0]}
+    assert set(state.faults.unreachable) == {OTHERS[0]}
     state, _ = machine.step(state, Reported(peer=OTHERS[0], ready=ready(2)), 2.2)
-    assert not state.unreachable
+    assert not state.faults.unreachable
 
 
 def test_peer_that_the_run_does_not_admit_is_told_so_and_counts_for_nothing() -> None:

@@ -19,7 +19,6 @@ from pathlib import Path
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from swarm_protocol import base58
 from swarm_protocol.errors import ConfigError, IntegrityError
 
 KEY_BYTES = 32
@@ -100,7 +99,7 @@ def peer_id_of(public_key: bytes) -> str:
     """The peer id that embeds the 32 bytes of an Ed25519 public key."""
     if len(public_key) != KEY_BYTES:
         raise ValueError(f"a public key has {KEY_BYTES} bytes, not {len(public_key)}")
-    return base58.encode(_PEER_ID_HEADER + public_key)
+    return base58_encode(_PEER_ID_HEADER + public_key)
 
 
 @lru_cache(maxsize=4096)
@@ -109,7 +108,7 @@ def public_key_of(peer_id: str) -> bytes:
     if len(peer_id) != _PEER_ID_CHARS:
         raise ValueError(_not_a_peer_id(peer_id))
     try:
-        raw = base58.decode(peer_id)
+        raw = base58_decode(peer_id)
     except ValueError:
         raise ValueError(_not_a_peer_id(peer_id)) from None
     header, key = raw[: len(_PEER_ID_HEADER)], raw[len(_PEER_ID_HEADER) :]
@@ -197,3 +196,28 @@ def _unusable(verb: str, path: Path, error: OSError) -> ConfigError:
         f"cannot {verb} the identity file {path} ({error.strerror})",
         remedy="choose another home folder: one that you may write to, with free space",
     )
+
+
+_DIGITS = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
+_VALUES = {digit: value for value, digit in enumerate(_DIGITS)}
+
+
+def base58_encode(data: bytes) -> str:
+    number = int.from_bytes(data, "big")
+    digits = []
+    while number:
+        number, digit = divmod(number, 58)
+        digits.append(_DIGITS[digit])
+    num_zeros = len(data) - len(data.lstrip(b"\0"))
+    return "1" * num_zeros + "".join(reversed(digits))
+
+
+def base58_decode(text: str) -> bytes:
+    """Raises ValueError for a character that is no digit. Quadratic in the length, which the caller bounds."""
+    number = 0
+    for character in text:
+        if character not in _VALUES:
+            raise ValueError(f"{character!r} is not a digit of base58")
+        number = number * 58 + _VALUES[character]
+    num_zeros = len(text) - len(text.lstrip("1"))
+    return bytes(num_zeros) + number.to_bytes((number.bit_length() + 7) // 8, "big")

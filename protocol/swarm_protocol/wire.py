@@ -35,11 +35,11 @@ from dataclasses import fields, is_dataclass
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
 from swarm_protocol import limits
 from swarm_protocol.errors import PeerViolation
-from swarm_protocol.expansion import count_values
 
 MESSAGE_VERSION = 1
 _LENGTH_BYTES = 4
@@ -148,3 +148,70 @@ def _built(message: Message, field: Any, build: Callable[[Any], Any] | None) -> 
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         return tuple(value) if build is None else tuple(build(item) for item in value)
     return value if build is None else build(value)
+
+
+# wire types; the two of groups are not in proto3, and refused
+_VARINT, _FIXED64, _DELIMITED, _FIXED32 = 0, 1, 2, 5
+_FIXED_BYTES = {_FIXED64: 8, _FIXED32: 4}
+_WHOLE = (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
+
+
+def count_values(data: bytes, start: int, descriptor: Any, *, most: int) -> int:
+    """The number of fields in `data` from `start` on, in messages within it too, and of the numbers packed into them.
+
+    Texts and bytes count as one, and so does whatever `descriptor` does not know. Stops soon after `most`; a packed
+    number counts for each of its bytes. Raises ValueError where no field can be.
+    """
+    num_values = 0
+    open_messages = [(start, len(data), descriptor)]
+    while open_messages:
+        position, end, descriptor = open_messages.pop()
+        while position < end:
+            tag, position = decode_varint(data, position)
+            length, position = _content(data, position, tag & 7)
+            num_values += 1
+            if length > end - position:
+                raise ValueError("a field is longer than its message")
+            field = descriptor.fields_by_number.get(tag >> 3) if tag & 7 == _DELIMITED else None
+            if field is not None and field.message_type is not None:
+                open_messages.append((position, position + length, field.message_type))
+            elif field is not None and field.type not in _WHOLE:
+                num_values += length
+            if num_values > most:
+                return num_values
+            position += length
+    return num_values
+
+
+def _content(data: bytes, position: int, wire_type: int) -> tuple[int, int]:
+    """The length of a field's content, and where it begins."""
+    if wire_type == _VARINT:
+        return 0, decode_varint(data, position)[1]
+    if wire_type == _DELIMITED:
+        return decode_varint(data, position)
+    if wire_type not in _FIXED_BYTES:
+        raise ValueError("a field has no known wire type")
+    return _FIXED_BYTES[wire_type], position
+
+
+MAX_VARINT_BYTES = 10
+"""Of 64 bits, protobuf's largest."""
+
+
+def encode_varint(value: int) -> bytes:
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)
+
+
+def decode_varint(data: bytes, at: int, *, max_bytes: int = MAX_VARINT_BYTES) -> tuple[int, int]:
+    """The number at `at`, and where it ends. Raises ValueError for one that does not end within `max_bytes`."""
+    number = 0
+    for index, byte in enumerate(data[at : at + max_bytes]):
+        number |= (byte & 0x7F) << (7 * index)
+        if byte < 0x80:
+            return number, at + index + 1
+    raise ValueError("a number does not end")

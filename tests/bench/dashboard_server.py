@@ -24,7 +24,6 @@ from swarm_node.http.server import listen, serving
 from swarm_protocol.envelope import Envelope
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import NodeRecord, Record, publish_key
-from swarm_protocol.signed_record import seal_record, unseal_record
 
 REFRESH_S = 30.0
 NUM_BLOCKS = 64

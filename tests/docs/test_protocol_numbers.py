@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from support.site_pages import written
 from swarm.network import framing, unread_budget
-from swarm.network.dht import dht_search, record_dht, record_storage, routing_table
-from swarm.network.libp2p import calls, stream_server
-from swarm.network.relay import relay, reservations
+from swarm.network.dht import record_dht, record_storage, routing_table
+from swarm.network.libp2p import calls, libp2p_stream
+from swarm.network.relay import relay
 from swarm.serving.server import connection_server, forward_server, result_batcher, server_session
 from swarm.serving.session import chain, session_decisions
 from swarm.training.allreduce import exchange, parts, peer_connections
@@ -27,15 +27,15 @@ SAID = [
     ("transport.md", f"the last piece of a message, at most {framing.CHUNK_BYTES // MIB} MiB"),
     ("transport.md", f"Each side begins with a credit of {framing.WINDOW_BYTES // MIB} MiB"),
     ("transport.md", f"A piece costs its length and {framing.FRAME_COST_BYTES} bytes"),
-    ("transport.md", f"at most {stream_server.MAX_STREAMS_PER_PEER} streams of one peer"),
+    ("transport.md", f"at most {libp2p_stream.MAX_STREAMS_PER_PEER} streams of one peer"),
     ("transport.md", f"the largest message and {(unread_budget.PEER_BYTES - limits.MAX_MESSAGE_BYTES) // MIB} MiB"),
     ("transport.md", f"({unread_budget.HOST_BYTES // MIB} MiB)"),
     ("relay.md", f"within | {relay.OPENING_TIMEOUT_S:.0f} s |"),
-    ("relay.md", f"after {reservations.MIN_PAUSE_S} seconds, doubling up to {reservations.MAX_PAUSE_S:.0f}"),
+    ("relay.md", f"after {relay.MIN_PAUSE_S} seconds, doubling up to {relay.MAX_PAUSE_S:.0f}"),
     ("records.md", f"| {routing_table.BUCKET_SIZE} members, and as many who wait"),
-    ("records.md", f"the {dht_search.WIDTH} nearest"),
+    ("records.md", f"the {routing_table.WIDTH} nearest"),
     ("records.md", f"the {record_dht.NUM_REPLICAS} nearest nodes"),
-    ("records.md", f"at most {dht_search.MAX_CALLS} for each key"),
+    ("records.md", f"at most {routing_table.MAX_CALLS} for each key"),
     ("records.md", f"deadline of one call | {record_dht.RPC_TIMEOUT_S:.0f} s"),
     ("records.md", f"left out of searches for | {record_dht.SUSPECT_S:.0f} s"),
     ("records.md", f"of a signer {record_storage.MAX_KEYS_PER_SIGNER} keys, in all {record_storage.MAX_KEYS:,} keys"),

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from swarm_protocol.envelope import seal, unseal
+from swarm_protocol.envelope import read_record, seal, seal_record, unseal, unseal_record
 from swarm_protocol.errors import PeerRefused, RoundError, SessionError
 from swarm_protocol.failure_messages import decode_failure, encode_failure
 from swarm_protocol.identity import Identity
@@ -23,7 +23,6 @@ from swarm_protocol.records import (
     ValidationReport,
     publish_key,
 )
-from swarm_protocol.signed_record import read_record, seal_record, unseal_record
 from swarm_protocol.version import Hello
 
 from protocol import (

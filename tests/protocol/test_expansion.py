@@ -4,8 +4,8 @@ import pytest
 from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
-from swarm_protocol.expansion import count_values
 from swarm_protocol.proto import control_pb2, failure_pb2, records_pb2, serving_pb2, session_pb2, training_pb2
+from swarm_protocol.wire import count_values
 
 NAMES = st.lists(st.text(st.characters(codec="utf-8"), min_size=1, max_size=5), max_size=5)
 

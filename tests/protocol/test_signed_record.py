@@ -5,11 +5,10 @@ from dataclasses import replace
 import pytest
 from protocol.decoders import IDENTITY, KEY, NEIGHBOUR, NODE, NOW, RECORD_ENVELOPE, SERVE, TRAINER, VOTE_ENVELOPE
 from swarm_protocol import limits
-from swarm_protocol.envelope import Envelope, seal
+from swarm_protocol.envelope import Envelope, read_record, seal, seal_record, unseal_record
 from swarm_protocol.errors import IntegrityError, PeerViolation
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import Record, lookup_keys, publish_key
-from swarm_protocol.signed_record import read_record, seal_record, unseal_record
 
 
 def record_of(record: Record, key: str, payload: bytes | None = None) -> Envelope:

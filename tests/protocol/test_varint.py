@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from swarm_protocol.varint import decode_varint, encode_varint
+from swarm_protocol.wire import decode_varint, encode_varint
 
 
 @given(st.integers(0, 2**35 - 1), st.binary(max_size=3))

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 import torch
-from swarm.network.failpoints import no_faults
+from swarm.network.interface import no_faults
 from swarm.network.membership import Membership
 from swarm.network.memory.memory_link import Link
 from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork

@@ -126,3 +126,17 @@ def too_many_calls(peer_id: str) -> PeerRefused:
 def too_long(max_bytes: int, peer_id: str) -> PeerViolation:
     """What a message that is longer than its receiver takes ends with."""
     return PeerViolation(f"the peer sent a message of more than {max_bytes} bytes", peer_id=peer_id)
+
+
+class FaultHook(Protocol):
+    """Whoever wants to know, and perhaps to act, when a phase is reached."""
+
+    async def reached(self, phase: str) -> None: ...
+
+
+class _NoFaults:
+    async def reached(self, phase: str) -> None:
+        """Nothing happens, and nothing else gets to run: no task switch."""
+
+
+no_faults: FaultHook = _NoFaults()

@@ -1,6 +1,6 @@
 """Scripted faults: who is struck, at which phase, by what; and whether it really happened.
 
-Code under test announces its phases to a `FaultHook` (`swarm.network.failpoints`); `FaultScript.hook(who)` is one that
+Code under test announces its phases to a `FaultHook` (`swarm.network.interface`); `FaultScript.hook(who)` is one that
 looks the phase up in its list of faults and strikes. A fault that never fired proves nothing, so a test ends with
 `assert_all_fired`.
 
@@ -25,7 +25,7 @@ from typing import Literal, TypeAlias
 
 from swarm_protocol.errors import ConfigError, PeerUnreachable
 
-from swarm.network.failpoints import FaultHook
+from swarm.network.interface import FaultHook
 
 SCRIPT_VARIABLE = "SWARM_TEST_FAULTS"
 

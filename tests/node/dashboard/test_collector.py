@@ -14,10 +14,10 @@ from swarm_node.dashboard import collector as collector_module
 from swarm_node.dashboard.history.facts import HistoryError
 from swarm_node.dashboard.views import ModelView
 from swarm_protocol import limits
+from swarm_protocol.envelope import seal_record
 from swarm_protocol.errors import PeerTimeout
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import NodeRecord, publish_key
-from swarm_protocol.signed_record import seal_record
 
 
 def in_a_world(test: Callable[[World], Awaitable[None]]) -> Callable[[], None]:

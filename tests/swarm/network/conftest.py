@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from swarm.network.libp2p import host_start
+from swarm.network.libp2p import network_entry
 from swarm.network.multiaddr import PeerAddr
 
 
@@ -14,4 +14,4 @@ def identities_are_free(monkeypatch: pytest.MonkeyPatch) -> None:
     async def is_free(_addrs: Sequence[PeerAddr], _peer_id: str, _network_id: str) -> None:
         return None
 
-    monkeypatch.setattr(host_start, "check_identity_is_free", is_free)
+    monkeypatch.setattr(network_entry, "check_identity_is_free", is_free)

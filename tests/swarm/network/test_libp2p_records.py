@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.network_worlds import libp2p_node
 from swarm.network.dht import record_dht
-from swarm.network.libp2p import partition_watch
+from swarm.network.libp2p import network_entry
 from swarm.network.libp2p.host import Host
 from swarm.network.libp2p.libp2p_network import (
     Libp2pNetwork,
@@ -19,9 +19,9 @@ from swarm.network.libp2p.libp2p_network import (
 from swarm.network.libp2p.p2pd_process import DaemonOptions
 from swarm_protocol import limits
 from swarm_protocol.dht_messages import FindRequest, FindResponse, Found, StoreRequest, StoreResponse, place_of
+from swarm_protocol.envelope import seal_record
 from swarm_protocol.errors import PeerTimeout, PeerUnreachable
 from swarm_protocol.identity import Identity
-from swarm_protocol.signed_record import seal_record
 from swarm_protocol.version import PROTOCOL_VERSION
 
 pytestmark = pytest.mark.usefixtures("identities_are_free")
@@ -34,7 +34,7 @@ PING = FindRequest(addrs=("/ip4/127.0.0.1/tcp/1",)).to_bytes()
 @pytest.fixture(autouse=True)
 def nobody_is_asked_unless_a_test_wants_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A node that is alone asks whoever connects, and suspects who has nothing to say yet."""
-    monkeypatch.setattr(partition_watch, "MIN_PAUSE_S", 600.0)
+    monkeypatch.setattr(network_entry, "MIN_PAUSE_S", 600.0)
 
 
 class Liar:

@@ -14,12 +14,12 @@ import psutil
 import pytest
 import uvloop
 from support.network_worlds import libp2p_node
-from swarm.network.libp2p.binary_addr import peer_id_bytes
 from swarm.network.libp2p.daemon_control import ControlError
 from swarm.network.libp2p.host import CONTROL_FAILURES, Host
 from swarm.network.libp2p.libp2p_network import Libp2pNetwork
 from swarm.network.libp2p.p2pd_process import DaemonOptions
-from swarm_protocol.varint import encode_varint
+from swarm.network.multiaddr import peer_id_bytes
+from swarm_protocol.wire import encode_varint
 
 KAD = ("/ipfs/kad/1.0.0", "/ipfs/lan/kad/1.0.0")
 WARM_UP_S, FLOOD_S = 0.5, 1.5

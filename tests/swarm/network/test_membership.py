@@ -18,10 +18,10 @@ from swarm.network.membership import Membership
 from swarm.network.memory.memory_network import Link, MemoryInternet, MemoryNetwork
 from swarm.testing import virtual_time
 from swarm_protocol import limits
+from swarm_protocol.envelope import seal_record
 from swarm_protocol.errors import PeerTimeout, PeerUnreachable, PeerViolation, SwarmError
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import ServeRecord, TrainerRecord, lookup_keys, publish_key
-from swarm_protocol.signed_record import seal_record
 
 LATENCY_S = 0.03
 SEEN_S = 0.5

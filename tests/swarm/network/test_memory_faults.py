@@ -11,9 +11,9 @@ import pytest
 from swarm.network.interface import EndOfStream, Stream
 from swarm.network.memory.memory_network import DETECTION_S, Link, MemoryInternet, MemoryNetwork
 from swarm.testing import virtual_time
+from swarm_protocol.envelope import seal_record
 from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable, PeerViolation
 from swarm_protocol.identity import Identity
-from swarm_protocol.signed_record import seal_record
 
 LATENCY_S = 0.02
 

@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from swarm.network.failpoints import no_faults
+from swarm.network.interface import no_faults
 from swarm.testing import virtual_time
 from swarm.testing.faults import SCRIPT_VARIABLE, Fault, FaultScript
 from swarm_protocol.errors import ConfigError, PeerUnreachable

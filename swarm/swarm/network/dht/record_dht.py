@@ -36,10 +36,8 @@ from swarm_protocol.errors import PeerError, PeerViolation
 from swarm_protocol.identity import check_peer_id
 
 from swarm.network.dht.address_book import AddressBook
-from swarm.network.dht.dht_search import WIDTH, Search
-from swarm.network.dht.record_storage import RecordStorage
-from swarm.network.dht.record_validator import RecordValidator
-from swarm.network.dht.routing_table import RoutingTable, node_id_of, to_id
+from swarm.network.dht.record_storage import RecordStorage, RecordValidator
+from swarm.network.dht.routing_table import WIDTH, RoutingTable, Search, node_id_of, to_id
 from swarm.network.libp2p.host import Host, NotServed
 
 NUM_REPLICAS = 5

@@ -6,13 +6,14 @@ Only what the validator passed gets here. Of a key and signer the record issued 
 from __future__ import annotations
 
 import heapq
+import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
 from swarm_protocol import limits
 from swarm_protocol.dht_messages import place_of
-from swarm_protocol.envelope import Envelope
-
-from swarm.network.dht.record_validator import drop_at
+from swarm_protocol.envelope import RECORD_PURPOSE, Envelope, unseal
+from swarm_protocol.errors import SwarmError
 
 MAX_KEYS = 16384
 """Sharded keys of a thousand models and runs."""
@@ -99,3 +100,47 @@ class RecordStorage:
         self._places[signer].discard(place)
         if not self._places[signer]:
             del self._places[signer]
+
+
+_MAX_CHECKED = 8192
+
+
+def drop_at(issued_at: float) -> float:
+    """When a record that was issued then is forgotten; not when it expires, which may be earlier.
+
+    Until then a record that expired hides those that its signer issued before it: the later *issued* one wins, also
+    when it lives for a shorter time. A function of a signed time, so nobody makes an old record outlast a new one.
+    """
+    return issued_at + limits.MAX_RECORD_LIFETIME_S
+
+
+class RecordValidator:
+    def __init__(self, network_id: str, now: Callable[[], float] = time.time) -> None:
+        self._network_id = network_id
+        self.now = now
+        self._checked: OrderedDict[bytes, Envelope] = OrderedDict()
+
+    def envelope(self, data: bytes) -> Envelope | None:
+        """None: refused. A record that has expired since it was issued passes: whoever looks it up leaves it out."""
+        envelope = self._checked.get(data) or self._unseal(data)
+        if envelope is None or drop_at(envelope.issued_at) <= self.now():
+            return None
+        self._checked[data] = envelope
+        self._checked.move_to_end(data)
+        while len(self._checked) > _MAX_CHECKED:
+            self._checked.popitem(last=False)
+        return envelope
+
+    def _unseal(self, data: bytes) -> Envelope | None:
+        try:
+            return unseal(
+                data,
+                purpose=RECORD_PURPOSE,
+                network_id=self._network_id,
+                now=self.now(),
+                max_payload_bytes=limits.MAX_RECORD_BYTES,
+                max_lifetime_s=limits.MAX_RECORD_LIFETIME_S,
+                expired_too=True,
+            )
+        except SwarmError:
+            return None

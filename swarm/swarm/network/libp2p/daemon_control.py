@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 from swarm_protocol.proto import p2pd_pb2
-from swarm_protocol.varint import encode_varint
+from swarm_protocol.wire import encode_varint
 
-from swarm.network.libp2p.binary_addr import addr_bytes, addr_text, peer_id_bytes, peer_id_text
+from swarm.network.multiaddr import addr_bytes, addr_text, peer_id_bytes, peer_id_text
 
 STREAM_BUFFER_BYTES = 1 << 20
 """What a reader holds before it stops reading. asyncio's default of 64 KiB halves the throughput of large messages."""

@@ -18,25 +18,29 @@ from types import TracebackType
 
 from swarm_protocol import limits
 from swarm_protocol.dht_messages import Contact
-from swarm_protocol.envelope import Envelope
+from swarm_protocol.envelope import Envelope, seal_record
 from swarm_protocol.errors import PeerTimeout, PeerUnreachable, StartError, SwarmError
 from swarm_protocol.identity import Identity
-from swarm_protocol.signed_record import seal_record
 
 from swarm.network.dht.address_book import to_announce
 from swarm.network.dht.record_dht import DhtCounts, RecordDht
-from swarm.network.dht.record_validator import RecordValidator
+from swarm.network.dht.record_storage import RecordValidator
 from swarm.network.interface import Stream, StreamHandler, UnaryHandler
 from swarm.network.libp2p.calls import TOKEN_BYTES, Calls
-from swarm.network.libp2p.host import Host, NotServed
-from swarm.network.libp2p.host_start import start_host
-from swarm.network.libp2p.libp2p_options import Libp2pOptions
-from swarm.network.libp2p.libp2p_stream import Libp2pStream
-from swarm.network.libp2p.network_entry import HELLO, Entrance, explain_refusal, hello_answer, join, method_prefix
-from swarm.network.libp2p.partition_watch import CHECK_S, Watch
-from swarm.network.libp2p.stream_server import StreamServer
-from swarm.network.relay.relay import NO_RELAY, Relay, RelayCounts, RelayLimits
-from swarm.network.relay.reservations import Reservations
+from swarm.network.libp2p.host import Host, Libp2pOptions, NotServed
+from swarm.network.libp2p.libp2p_stream import Libp2pStream, StreamServer
+from swarm.network.libp2p.network_entry import (
+    CHECK_S,
+    HELLO,
+    Entrance,
+    Watch,
+    explain_refusal,
+    hello_answer,
+    join,
+    method_prefix,
+    start_host,
+)
+from swarm.network.relay.relay import NO_RELAY, Relay, RelayCounts, RelayLimits, Reservations
 from swarm.network.traffic import Traffic
 
 __all__ = ["Libp2pNetwork", "Libp2pOptions"]

@@ -11,7 +11,8 @@ import contextlib
 import logging
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -28,7 +29,10 @@ from swarm_protocol.errors import (
 )
 from swarm_protocol.version import PROTOCOL_VERSION, Hello, check_hello, software_version
 
-from swarm.network.libp2p.host import CONTROL_FAILURES, Host, NotServed, dial_failure
+from swarm.network.dht.record_dht import RecordDht
+from swarm.network.dht.record_storage import RecordValidator
+from swarm.network.libp2p.host import CONTROL_FAILURES, Host, Libp2pOptions, NotServed, dial_failure
+from swarm.network.libp2p.p2pd_process import DaemonOptions
 from swarm.network.libp2p.unary_connection import UnaryAnswer
 from swarm.network.multiaddr import PeerAddr
 
@@ -234,3 +238,175 @@ def _check_clock(skews_s: Sequence[float]) -> None:
         f"{len(skews_s)} peers it reached",
         remedy="set the clock, for example by turning on network time",
     )
+
+
+CHECK_S = 3.0
+"""While all is well. A look at the daemon's connections takes a millisecond."""
+
+MIN_PAUSE_S = 0.5
+MAX_PAUSE_S = 10.0
+"""Between attempts to reach who is missing, growing: a partition is healed this long after its cause is gone."""
+
+REFRESH_S = 60.0
+MAX_KNOWN_PEERS = 64
+NUM_DIALS = 8
+
+
+class Watch:
+    def __init__(
+        self,
+        host: Host,
+        dht: RecordDht,
+        seeds: Sequence[PeerAddr],
+        network_id: str,
+        on_healed: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._host = host
+        self._dht = dht
+        self._seeds = tuple(seeds)
+        self._met: set[str] = set()  # seeds that have answered and were connected at each look since
+        self._network_id = network_id
+        self._on_healed = on_healed
+        self._known: OrderedDict[str, tuple[str, ...]] = OrderedDict()
+
+    def begin(self, met: Iterable[str], known: Iterable[Contact]) -> None:
+        """Take in the seeds that have answered, by peer id, and peers of earlier days."""
+        self._met.update(met)
+        self._known.update((contact.peer_id, contact.addrs) for contact in known)
+
+    async def run(self) -> None:
+        pause_s = back_off_s = MIN_PAUSE_S
+        loop = asyncio.get_running_loop()
+        refresh_at = loop.time() + REFRESH_S
+        while True:
+            await asyncio.sleep(pause_s)
+            try:
+                cut_off = await self._heal()
+                if loop.time() >= refresh_at:
+                    refresh_at = loop.time() + REFRESH_S
+                    await asyncio.gather(*(self._dht.ping(peer_id) for peer_id in self._met))
+                    await self._dht.refresh()
+            except PeerUnreachable:
+                return  # the daemon has ended; the lane tells
+            back_off_s = min(back_off_s * 2, MAX_PAUSE_S) if cut_off else MIN_PAUSE_S
+            pause_s = back_off_s if cut_off else CHECK_S
+
+    async def _heal(self) -> bool:
+        """True while somebody is missing whom we keep trying to reach."""
+        connected = await self._host.connected_peers()
+        self._host.traffic.note(connected)
+        for contact in self._dht.contacts():
+            self._known[contact.peer_id] = contact.addrs
+            self._known.move_to_end(contact.peer_id)
+        while len(self._known) > MAX_KNOWN_PEERS:
+            self._known.popitem(last=False)
+        self._met.intersection_update(connected)
+        missing = [seed for seed in self._seeds if seed.peer_id not in self._met]
+        alone = not self._dht.peers()
+        if not missing and not alone:
+            return False
+        found = await asyncio.gather(*(self._reach_seed(seed) for seed in missing))
+        if alone:
+            others = [peer_id for peer_id in reversed(self._known) if peer_id not in connected][:NUM_DIALS]
+            asked = {*others, *connected}
+            found += await asyncio.gather(*(self._dht.ping(peer_id, self._known.get(peer_id, ())) for peer_id in asked))
+        if any(found):
+            logger.info("found %d lost peers again", sum(found))
+            await self._dht.refresh()
+            await self._on_healed()
+        return not all(found) or not self._dht.peers()
+
+    async def _reach_seed(self, seed: PeerAddr) -> bool:
+        try:
+            await connect(self._host, seed.peer_id, [seed.addr], self._network_id)
+        except PeerError as error:
+            logger.debug("seed %s: %s", seed, error)
+            return False
+        if not await self._dht.ping(seed.peer_id):
+            return False
+        self._met.add(seed.peer_id)
+        return True
+
+
+COPY_CHECK_S = 1.5
+"""For finding a peer by its id through others; a live one answers in a few round trips."""
+
+NUM_COPY_DIALS = 8
+"""Remembered peers that are asked for a copy of this node, besides the given ones."""
+
+
+async def start_host(options: Libp2pOptions, peer_id: str) -> Host:
+    """Our host, if nobody else has our identity; the check runs beside the start, before we connect to anyone."""
+    daemon_options = options.for_daemon(peer_id)
+    asked: tuple[PeerAddr | Contact, ...] = (*options.seeds(peer_id), *options.remembered[:NUM_COPY_DIALS])
+    if not asked:
+        return await Host.start(daemon_options)
+    check = asyncio.create_task(check_identity_is_free(asked, peer_id, options.network_id))
+    host: Host | None = None
+    try:
+        host = await Host.start(daemon_options)
+        await check
+    except BaseException:
+        check.cancel()
+        await asyncio.wait((check,))
+        if host is not None:
+            await host.stop()
+        raise
+    return host
+
+
+async def check_identity_is_free(addrs: Sequence[PeerAddr | Contact], peer_id: str, network_id: str) -> None:
+    """Raises StartError if a running node has this identity, wherever it is.
+
+    A throwaway anonymous host asks the network behind `addrs` for the peer id, dials it and says hello. libp2p lets a
+    connection stand only if the other side proves that it holds the key, so a peer that answers is a copy: this node
+    itself, which starts meanwhile, does not answer yet. None of `addrs` reached, or nothing found in time: free, as
+    far as can be told. (A later sign is a record of ours that we did not write.)
+    """
+    host = await Host.start(DaemonOptions())
+    lane = asyncio.create_task(host.lane.run())
+    try:
+        async with asyncio.timeout(COPY_CHECK_S):
+            reached = await _reach_any(host, addrs)
+            if not reached or not await _is_there(host, reached, peer_id, network_id):
+                return
+    except TimeoutError:
+        return
+    finally:
+        try:
+            await host.stop()
+        finally:
+            await lane
+    raise StartError(
+        f"the identity {peer_id} is in use by another running node",
+        remedy="stop that node, or give this one its own identity (another home folder)",
+    )
+
+
+async def _reach_any(host: Host, addrs: Sequence[PeerAddr | Contact]) -> list[str]:
+    dials = {
+        asyncio.create_task(
+            host.control.connect(each.peer_id, [each.addr] if isinstance(each, PeerAddr) else each.addrs)
+        ): each.peer_id
+        for each in addrs
+    }
+    try:
+        await first_success(set(dials))
+        return [peer_id for dial, peer_id in dials.items() if succeeded(dial)]
+    finally:
+        for dial in dials:
+            dial.cancel()
+        await asyncio.wait(dials)
+
+
+async def _is_there(host: Host, reached: Sequence[str], peer_id: str, network_id: str) -> bool:
+    asking = RecordDht(host, method_prefix(network_id) + "dht/", RecordValidator(network_id, time.time))
+    await asyncio.gather(*(asking.ping(each) for each in reached))
+    async for addrs in asking.find_addrs(peer_id):
+        try:
+            await host.control.connect(peer_id, addrs)
+            await greet(host, peer_id, network_id)
+        except (*CONTROL_FAILURES, PeerError):
+            continue
+        return True
+    return False

@@ -17,8 +17,8 @@ from typing import Any
 from swarm_protocol import limits
 from swarm_protocol.proto import p2pd_pb2
 
-from swarm.network.libp2p.binary_addr import peer_id_bytes, peer_id_text
 from swarm.network.libp2p.daemon_control import Control, ControlError, raise_if_error, read_message, write_message
+from swarm.network.multiaddr import peer_id_bytes, peer_id_text
 
 NOT_SERVED, BUSY, FAILED = "not served", "busy", "failed"
 """What a lane answers by itself: it has no such protocol; the peer has `limits.MAX_CALLS_PER_PEER` calls here; what

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from swarm_protocol.varint import decode_varint, encode_varint
+from swarm_protocol.wire import decode_varint, encode_varint
 
 HOP = "/libp2p/circuit/relay/0.2.0/hop"
 """To the relay: reserve, or connect to a peer that has reserved."""

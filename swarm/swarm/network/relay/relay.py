@@ -16,22 +16,26 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from swarm_protocol.errors import PeerError, PeerRefused, PeerTimeout, PeerUnreachable
 from swarm_protocol.proto import p2pd_pb2
 
-from swarm.network.libp2p.binary_addr import addr_text, peer_id_bytes, peer_id_text
 from swarm.network.libp2p.daemon_control import BACKLOG, ControlError, read_delimited, read_message
-from swarm.network.libp2p.host import CONTROL_FAILURES, Host, RawStream
+from swarm.network.libp2p.host import CONTROL_FAILURES, Host, NotServed, RawStream
+from swarm.network.multiaddr import addr_text, peer_id_bytes, peer_id_text
 from swarm.network.relay.circuit_messages import (
     HOP,
     MAX_MESSAGE_BYTES,
     STOP,
     Status,
+    check_hop_accepted,
     check_stop_accepted,
     hop_status,
     parse_hop_request,
+    reserve_request,
     stop_request,
 )
 
@@ -255,3 +259,79 @@ def _uncount(counter: Counter[T], key: T) -> None:
     counter[key] -= 1
     if counter[key] <= 0:
         del counter[key]
+
+
+ANSWER_TIMEOUT_S = 5.0
+MIN_PAUSE_S = 0.25
+MAX_PAUSE_S = 10.0
+"""Between attempts, growing: we are reachable again this long after a relay is back."""
+
+
+class Reservations:
+    def __init__(self, host: Host, relays: Sequence[str]) -> None:
+        """`relays`: their peer ids, which the host can dial."""
+        self._host = host
+        self._answered = {peer_id: asyncio.Event() for peer_id in relays}
+        self._held: set[str] = set()
+
+    @property
+    def held(self) -> frozenset[str]:
+        return frozenset(self._held)
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for peer_id in self._answered:
+                tasks.create_task(self._keep(peer_id))
+
+    async def wait_answered(self, peer_ids: Collection[str]) -> None:
+        """Until each of these relays has answered once, or has not in time."""
+        await asyncio.gather(*(event.wait() for peer_id, event in self._answered.items() if peer_id in peer_ids))
+
+    async def _keep(self, peer_id: str) -> None:
+        pause_s = MIN_PAUSE_S
+        warned = False
+        while True:
+            try:
+                reader, writer = await _reserve(self._host, peer_id)
+            except PeerError as error:
+                logger.log(logging.DEBUG if warned else logging.WARNING, "not reached through %s: %s", peer_id, error)
+                warned = True
+            else:
+                await self._hold(peer_id, reader, writer)
+                pause_s, warned = MIN_PAUSE_S, False
+            self._answered[peer_id].set()
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, MAX_PAUSE_S)
+
+    async def _hold(self, peer_id: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Until the relay leaves."""
+        self._held.add(peer_id)
+        self._answered[peer_id].set()
+        try:
+            with contextlib.suppress(ConnectionError):
+                await reader.read(1)
+        finally:
+            self._held.discard(peer_id)
+            writer.transport.abort()
+
+
+async def _reserve(host: Host, relay: str) -> RawStream:
+    """The stream that stands for our place at `relay`. Raises PeerError."""
+    try:
+        async with asyncio.timeout(ANSWER_TIMEOUT_S):
+            reader, writer = await host.open_stream(relay, HOP)
+            try:
+                writer.write(reserve_request())
+                check_hop_accepted(await read_delimited(reader, MAX_MESSAGE_BYTES))
+            except BaseException:
+                writer.transport.abort()
+                raise
+    except TimeoutError:
+        raise PeerTimeout(f"no answer within {ANSWER_TIMEOUT_S:.0f} s", peer_id=relay) from None
+    except NotServed:
+        raise PeerRefused("it does not relay", peer_id=relay) from None
+    except ValueError as error:
+        raise PeerRefused(f"it does not relay for us: {error}", peer_id=relay) from None
+    except CONTROL_FAILURES:
+        raise PeerUnreachable("it broke off", peer_id=relay) from None
+    return reader, writer

@@ -24,8 +24,7 @@ from swarm_protocol.errors import ConfigError, PeerRefused, PeerTimeout, PeerVio
 from swarm_protocol.serving_messages import BACKWARD_METHOD, FORWARD_METHOD, Compute
 from torch import Tensor
 
-from swarm.network.failpoints import FaultHook, no_faults
-from swarm.network.interface import EndOfStream, Network, Stream
+from swarm.network.interface import EndOfStream, FaultHook, Network, Stream, no_faults
 from swarm.serving.model.span import Span
 from swarm.serving.wire.tensor_stream import receive_floats, receive_tokens, send_tensor
 

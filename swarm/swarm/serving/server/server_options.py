@@ -10,7 +10,7 @@ import torch
 from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError
 
-from swarm.network.failpoints import FaultHook, no_faults
+from swarm.network.interface import FaultHook, no_faults
 
 Dtype: TypeAlias = Literal["float32", "bfloat16", "float16", "int8", "int4"]
 

@@ -37,7 +37,7 @@ from swarm_protocol.session_frames import (
 )
 from torch import Tensor
 
-from swarm.network.failpoints import FaultHook
+from swarm.network.interface import FaultHook
 from swarm.serving.engine.sequence import EngineSequence
 from swarm.serving.model.batch import Want
 from swarm.serving.sampling.sampling import LogitEdits, Pick, Picked, Sampling

@@ -27,7 +27,6 @@ from swarm_protocol.errors import (
 from swarm_protocol.training_messages import ReduceOpening
 from torch import Tensor
 
-from swarm.network.failpoints import FaultHook
 from swarm.network.framing import WINDOW_BYTES
 from swarm.network.interface import EndOfStream, Stream
 from swarm.training.allreduce.parts import PartResult, ReductionScheme, check_frame, num_values

@@ -21,8 +21,7 @@ from swarm_protocol.errors import ConfigError, PeerTimeout, PeerUnreachable, Swa
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import RoundReport, TrainerRecord, TrainerState
 
-from swarm.network.failpoints import FaultHook, no_faults
-from swarm.network.interface import Network
+from swarm.network.interface import FaultHook, Network, no_faults
 from swarm.network.membership import Membership
 from swarm.training.allreduce.parts import Residuals
 from swarm.training.inner.interval import Intervals, Materials, Validating

@@ -7,14 +7,12 @@ import hashlib
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from swarm.network.dht import dht_search
-from swarm.network.dht.dht_search import MAX_CALLS, WIDTH, Search
-from swarm.network.dht.routing_table import node_id_of, to_id
+from swarm.network.dht import routing_table
+from swarm.network.dht.routing_table import MAX_CALLS, WIDTH, Search, node_id_of, to_id
 from swarm_protocol import limits
 from swarm_protocol.dht_messages import place_of
-from swarm_protocol.envelope import Envelope
+from swarm_protocol.envelope import Envelope, seal_record
 from swarm_protocol.identity import Identity, peer_id_of
-from swarm_protocol.signed_record import seal_record
 
 PEERS = [peer_id_of(hashlib.sha256(b"%d" % number).digest()) for number in range(300)]
 OWN, *OTHERS = PEERS
@@ -90,7 +88,7 @@ def test_search_keeps_of_each_subject_and_signer_the_record_issued_last() -> Non
 
 
 def test_search_takes_in_no_more_records_of_a_key_than_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dht_search, "MAX_RECORDS_PER_KEY", 2)
+    monkeypatch.setattr(routing_table, "MAX_RECORDS_PER_KEY", 2)
     search = Search([KEY], OWN)
     for signer in b"abc":
         search.take_in(sealed(signer, "k", 1.0))

@@ -9,14 +9,13 @@ from typing import Any, cast
 
 from swarm.network.dht import address_book
 from swarm.network.dht.record_dht import RPC_TIMEOUT_S, SEARCH_TIMEOUT_S, RecordDht
-from swarm.network.dht.record_validator import RecordValidator
+from swarm.network.dht.record_storage import RecordValidator
 from swarm.testing import virtual_time
 from swarm_protocol import limits
 from swarm_protocol.dht_messages import Contact, FindRequest, FindResponse, Found
-from swarm_protocol.envelope import Envelope
+from swarm_protocol.envelope import Envelope, seal_record
 from swarm_protocol.errors import PeerUnreachable
 from swarm_protocol.identity import Identity, peer_id_of
-from swarm_protocol.signed_record import seal_record
 
 NOW = 1_700_000_000.0
 KEY = "nodes/3"

@@ -9,9 +9,8 @@ from swarm.network.dht import record_storage
 from swarm.network.dht.record_storage import RecordStorage
 from swarm_protocol import limits
 from swarm_protocol.dht_messages import place_of
-from swarm_protocol.envelope import Envelope
+from swarm_protocol.envelope import Envelope, seal_record
 from swarm_protocol.identity import Identity
-from swarm_protocol.signed_record import seal_record
 
 IDENTITIES = [Identity(bytes([number]) * 32) for number in range(1, 6)]
 NOW = 1_700_000_000.0

@@ -7,12 +7,11 @@ import time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from swarm.network.dht import record_validator
-from swarm.network.dht.record_validator import RecordValidator
+from swarm.network.dht import record_storage
+from swarm.network.dht.record_storage import RecordValidator
 from swarm_protocol import limits
-from swarm_protocol.envelope import Envelope, seal
+from swarm_protocol.envelope import RECORD_PURPOSE, Envelope, seal, seal_record
 from swarm_protocol.identity import Identity
-from swarm_protocol.signed_record import RECORD_PURPOSE, seal_record
 
 IDENTITY = Identity(b"a" * 32)
 OTHER = Identity(b"b" * 32)
@@ -93,7 +92,7 @@ def test_forged_record_is_refused_after_the_honest_one_was_checked() -> None:
 
 
 def test_checked_records_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record_validator, "_MAX_CHECKED", 2)
+    monkeypatch.setattr(record_storage, "_MAX_CHECKED", 2)
     validator = RecordValidator("test", lambda: NOW)
     for age_s in range(5):
         assert validator.envelope(sealed(issued_at=NOW - age_s)) is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from swarm.network.libp2p.binary_addr import addr_bytes, addr_text, peer_id_bytes, peer_id_text
+from swarm.network.multiaddr import addr_bytes, addr_text, peer_id_bytes, peer_id_text
 from swarm_protocol.identity import Identity
 
 PEER_ID = Identity(b"a" * 32).peer_id

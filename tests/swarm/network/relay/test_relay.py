@@ -15,13 +15,13 @@ import uvloop
 from support.network_worlds import eventually, libp2p_node
 from swarm.network.interface import Stream
 from swarm.network.libp2p import libp2p_network
-from swarm.network.libp2p.binary_addr import peer_id_bytes
 from swarm.network.libp2p.daemon_control import read_delimited
 from swarm.network.libp2p.host import Host, RawStream
 from swarm.network.libp2p.libp2p_network import (
     Libp2pNetwork,
 )
 from swarm.network.libp2p.p2pd_process import DaemonOptions
+from swarm.network.multiaddr import peer_id_bytes
 from swarm.network.relay import relay
 from swarm.network.relay.circuit_messages import HOP, MAX_MESSAGE_BYTES, Status, hop_status
 from swarm.network.relay.relay import Circuit, Relay, RelayLimits

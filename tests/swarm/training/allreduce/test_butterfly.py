@@ -13,8 +13,7 @@ from typing import TypeAlias
 import pytest
 import torch
 from support.training_swarm import SpoiledCodec
-from swarm.network.failpoints import FaultHook, no_faults
-from swarm.network.interface import Stream
+from swarm.network.interface import FaultHook, Stream, no_faults
 from swarm.network.memory.memory_link import Link
 from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
 from swarm.testing import virtual_time

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 from support.round_scripts import LEADER, ME, signed
-from swarm.network.failpoints import no_faults
+from swarm.network.interface import no_faults
 from swarm.testing import virtual_time
 from swarm.training.allreduce.part_streams import PartStreams
 from swarm.training.allreduce.parts import ReductionScheme

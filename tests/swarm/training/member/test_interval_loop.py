@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from support.training_swarm import SyntheticInner, config, materials_of
-from swarm.network.failpoints import no_faults
+from swarm.network.interface import no_faults
 from swarm.testing import virtual_time
 from swarm.training.inner.interval import Intervals
 from swarm.training.inner.lease import Lane

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager, suppress
 
 import uvloop
 from swarm.network.libp2p.libp2p_network import Libp2pNetwork, Libp2pOptions
-from swarm.network.libp2p.network_entry import Entrance
+from swarm.network.libp2p.network_entry import NetworkEntry
 from swarm.network.membership import Membership
 from swarm.own_thread import in_own_thread
 from swarm_protocol import limits
@@ -222,7 +222,7 @@ async def _until_failed(network: Libp2pNetwork) -> None:
     raise await network.wait_failed()
 
 
-async def _arrive(node: Node, entrance: Entrance) -> None:
+async def _arrive(node: Node, entrance: NetworkEntry) -> None:
     """Report the steps that every node takes, and say that it is ready."""
     addrs = await node.network.addrs()
     node.steps.done(
@@ -249,7 +249,7 @@ async def _arrive(node: Node, entrance: Entrance) -> None:
     )
 
 
-def _way_in(entrance: Entrance) -> str:
+def _way_in(entrance: NetworkEntry) -> str:
     if not entrance.remembered:
         return ""
     named = ", ".join(entrance.remembered[:MAX_NAMED])

@@ -76,7 +76,7 @@ MAX_FOUND_PEERS = 20
 MAX_CONTACT_ADDRS = 8
 # MAX_FIND_KEYS digests of 34 bytes and MAX_CONTACT_ADDRS addresses of 259 bytes.
 MAX_FIND_REQUEST_BYTES = 4 * 2**10
-# The unary lane carries messages of up to 4 MiB, its own framing included.
+# The unary connection carries messages of up to 4 MiB, its own framing included.
 MAX_FIND_RESPONSE_BYTES = 4 * 2**20 - 4 * 2**10
 
 # --- fields of records ---------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from bench.report import Report
 from support.training_swarm import WINDOW_TOKENS, Swarm, SyntheticInner, config
-from swarm.network.memory.memory_link import Link
+from swarm.network.memory.memory_link import LinkModel
 from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
 from swarm.testing import virtual_time
 from swarm.testing.link_presets import MBIT_BYTES
@@ -93,7 +93,7 @@ class HomeLines(MemoryInternet):
     """Each node has `mbit` Mbit/s up and as much down, which all its links share."""
 
     def __init__(self, mbit: float) -> None:
-        super().__init__(default_link=Link(latency_s=LATENCY_S))
+        super().__init__(default_link=LinkModel(latency_s=LATENCY_S))
         self._rate = mbit * MBIT_BYTES
 
     def network(self, identity: Identity | None = None, network_id: str = "test", **access: float) -> MemoryNetwork:

@@ -21,7 +21,7 @@ MIB = 2**20
 
 SAID = [
     ("identity.md", f"at most {signed_run.MAX_RUN_FILE_BYTES // 1024} KiB"),
-    ("transport.md", f"A request larger than {calls.LANE_BYTES // MIB} MiB"),
+    ("transport.md", f"A request larger than {calls.MAX_UNARY_BYTES // MIB} MiB"),
     ("transport.md", f"A response is kept for {calls.PARCEL_S:.0f} seconds"),
     ("transport.md", f"{calls.MAX_PARCELS_BYTES // MIB} MiB in all"),
     ("transport.md", f"the last piece of a message, at most {framing.CHUNK_BYTES // MIB} MiB"),

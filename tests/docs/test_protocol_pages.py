@@ -68,7 +68,7 @@ def test_protocol_pages_use_each_limit_and_list_it_with_its_value(name: str) -> 
 
 
 def test_protocol_pages_name_no_limit_that_does_not_exist() -> None:
-    statuses = {status.name for status in circuit_messages.Status}
+    statuses = {status.name for status in circuit_messages.CircuitStatus}
     words = set(re.findall(r"\b((?:MAX|MIN|NUM)_[A-Z_]+|[A-Z_]+_(?:BYTES|S|TOKENS|VERSION))\b", TEXT)) - statuses
     assert words - {"PROTOCOL_VERSION"} <= set(LIMITS)
 
@@ -122,7 +122,7 @@ def test_relay_page_has_the_limits_and_statuses() -> None:
         f"| a circuit without a byte for | {bounds.idle_s:.0f} s |",
     ):
         assert said in relay
-    assert [each.name for each in circuit_messages.Status if f"`{each.name}` ({each.value})" not in relay] == []
+    assert [each.name for each in circuit_messages.CircuitStatus if f"`{each.name}` ({each.value})" not in relay] == []
 
 
 WORDS: dict[str, tuple[Any, ...]] = {

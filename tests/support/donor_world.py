@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import torch
 from support.training_swarm import config
-from swarm.network.memory.memory_link import Link
+from swarm.network.memory.memory_link import LinkModel
 from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
 from swarm.training.round.methods import Methods
 from swarm.training.state.replica import Held, Replica
@@ -43,7 +43,7 @@ class DonorWorld:
         store: ChunkStore = NO_STORE,
     ) -> None:
         self.wanted, self.own = states(num_values)
-        self.internet = MemoryInternet(default_link=Link(latency_s=latency_s), detection_s=1.0)
+        self.internet = MemoryInternet(default_link=LinkModel(latency_s=latency_s), detection_s=1.0)
         self.executor = ThreadPoolExecutor(1)
         self.mine = self.internet.network(down_bytes_per_s=down_mbit_s * MBIT_S)
         self.fetcher = Fetcher(self.mine, METHODS, self.executor, store)

@@ -17,7 +17,7 @@ from typing import TypeVar
 import torch
 from swarm.network.interface import no_faults
 from swarm.network.membership import Membership
-from swarm.network.memory.memory_link import Link
+from swarm.network.memory.memory_link import LinkModel
 from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
 from swarm.testing import virtual_time
 from swarm.testing.faults import FaultScript
@@ -40,7 +40,7 @@ E = TypeVar("E")
 AUTHOR = Identity(b"r" * 32)
 NUM_VALUES = 3000
 WINDOW_TOKENS = 4
-LAN = Link(latency_s=0.005)
+LAN = LinkModel(latency_s=0.005)
 PHASES = [
     "interval",
     "round.ready",
@@ -182,7 +182,7 @@ class Swarm:
     """Starts, kills and joins the members of one run. Use as an async context manager in virtual time."""
 
     def __init__(
-        self, run: RunConfig, script: FaultScript | None = None, *, link: Link = LAN, detection_s: float = 0.2
+        self, run: RunConfig, script: FaultScript | None = None, *, link: LinkModel = LAN, detection_s: float = 0.2
     ) -> None:
         self.run = signed(run)
         self.internet = MemoryInternet(default_link=link, detection_s=detection_s)

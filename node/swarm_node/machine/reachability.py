@@ -105,7 +105,7 @@ async def _reaches(membership: Membership, peer_id: str) -> bool:
         return False
     host = await Host.start(DaemonOptions())
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(host.lane.run(), name="dial back")
+        tasks.create_task(host.unary.run(), name="dial back")
         try:
             await host.control.connect(peer_id, direct)
             return True

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from swarm.network.memory.memory_link import Link
+from swarm.network.memory.memory_link import LinkModel
 
 MBIT_BYTES = 1_000_000 / 8
 
@@ -26,13 +26,13 @@ class Connection:
     loss: float = 0.0
 
     def __post_init__(self) -> None:
-        # a Link checks the same bounds
+        # a LinkModel checks the same bounds
         link_between(self, self)
 
 
-def link_between(sender: Connection, receiver: Connection) -> Link:
+def link_between(sender: Connection, receiver: Connection) -> LinkModel:
     """The simulated link in that direction: both latencies, the narrower rate."""
-    return Link(
+    return LinkModel(
         latency_s=sender.latency_s + receiver.latency_s,
         jitter_s=sender.jitter_s + receiver.jitter_s,
         bandwidth_bytes_per_s=min(sender.up_bytes_per_s, receiver.down_bytes_per_s),

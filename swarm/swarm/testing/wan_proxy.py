@@ -26,7 +26,7 @@ import sys
 from functools import partial
 from types import TracebackType
 
-from swarm.network.memory.memory_link import Link, Pipe, Rate
+from swarm.network.memory.memory_link import LinkModel, Pipe, Rate
 from swarm.testing.link_presets import LINKS, Connection
 
 BURST_S = 0.02
@@ -116,10 +116,10 @@ class WanProxy:
     def _pipes(self) -> list[Pipe]:
         return [pipe for pipes in self._open.values() for pipe in pipes]
 
-    def _link(self) -> Link:
+    def _link(self) -> LinkModel:
         """Without the rates, which all connections share."""
         line = self._connection
-        return Link(latency_s=line.latency_s, jitter_s=line.jitter_s, loss=line.loss)
+        return LinkModel(latency_s=line.latency_s, jitter_s=line.jitter_s, loss=line.loss)
 
     def _pipe(self, direction: _Direction) -> Pipe:
         pipe = Pipe(self._link(), up=direction.rate, down=Rate(math.inf), rng=self._rng)

@@ -71,7 +71,7 @@ class Liar:
 async def liar_beside(honest: Libp2pNetwork, identity_path: Path) -> AsyncIterator[Liar]:
     identity = Identity.load_or_create(identity_path)
     host = await Host.start(DaemonOptions(identity_path=identity_path, listen=("/ip4/127.0.0.1/tcp/0",)))
-    lane = asyncio.create_task(host.lane.run())
+    running = asyncio.create_task(host.unary.run())
     liar = Liar(identity, host, honest.peer_id)
     await host.serve(f"{PREFIX}find", liar.answer_find)
     await host.serve(f"{PREFIX}store", liar.answer_store)
@@ -83,7 +83,7 @@ async def liar_beside(honest: Libp2pNetwork, identity_path: Path) -> AsyncIterat
         yield liar
     finally:
         await host.stop()
-        await lane
+        await running
 
 
 def signed(identity: Identity, payload: bytes, issued_at: float, *, key: str = KEY) -> bytes:
@@ -277,7 +277,7 @@ def test_lookup_that_nobody_answers_raises_timeout(tmp_path: Path, monkeypatch: 
             await libp2p_node(tmp_path / "b", peers=await a.addrs()) as b,
         ):
             monkeypatch.setattr(record_dht, "RPC_TIMEOUT_S", 30)
-            a._host.lane._answers[f"{PREFIX}find"] = _silent
+            a._host.unary._answers[f"{PREFIX}find"] = _silent
             with pytest.raises(PeerTimeout):
                 await b.lookup([KEY], timeout_s=0.3)
 

@@ -31,14 +31,14 @@ MEBIBYTE = 2**20
 async def stranger_beside(node: Libp2pNetwork) -> AsyncIterator[Host]:
     """An anonymous libp2p host that is connected to `node`."""
     host = await Host.start(DaemonOptions(listen=("/ip4/127.0.0.1/tcp/0",)))
-    lane = asyncio.create_task(host.lane.run())
+    running = asyncio.create_task(host.unary.run())
     try:
         (addr,) = await node.addrs()
         await host.control.connect(node.peer_id, [addr.partition("/p2p/")[0]])
         yield host
     finally:
         await host.stop()
-        await lane
+        await running
 
 
 def add_provider(provider: bytes) -> bytes:

@@ -7,7 +7,7 @@ import logging
 
 import pytest
 from support.training_swarm import PHASES, Member, Swarm, assert_equal_steps, config
-from swarm.network.memory.memory_link import Link
+from swarm.network.memory.memory_link import LinkModel
 from swarm.testing import virtual_time
 from swarm.testing.faults import Fault, FaultScript
 from swarm.testing.leaks import no_leaks
@@ -23,7 +23,9 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.ERROR, logger="swarm")
 
 
-def run_with_kill(fault: Fault, *, num_members: int = 4, min_group: int = 1, link: Link | None = None) -> list[Member]:
+def run_with_kill(
+    fault: Fault, *, num_members: int = 4, min_group: int = 1, link: LinkModel | None = None
+) -> list[Member]:
     """The members of a run in which `fault` struck, the dead one included. Its survivors have been compared."""
 
     async def main() -> list[Member]:
@@ -31,7 +33,7 @@ def run_with_kill(fault: Fault, *, num_members: int = 4, min_group: int = 1, lin
             swarms: list[Swarm] = []
             script = FaultScript([fault], kill=lambda who: swarms[0].kill(who))  # noqa: PLW0108 - it comes later
             run = config(min_group=min_group, outer_steps=NUM_STEPS)
-            async with Swarm(run, script, link=link or Link(latency_s=0.005)) as swarm:
+            async with Swarm(run, script, link=link or LinkModel(latency_s=0.005)) as swarm:
                 swarms.append(swarm)
                 for index in range(num_members):
                     await swarm.join(f"m{index}")
@@ -70,7 +72,7 @@ def test_kill_of_one_of_two_leaves_the_other_to_finish(phase: str) -> None:
 
 @pytest.mark.parametrize("phase", ["round.slice", "round.reduced", "round.deliver", "round.proposed", "round.vote"])
 def test_kill_among_eight_over_uneven_links_leaves_one_state(phase: str) -> None:
-    link = Link(latency_s=0.02, jitter_s=0.04)
+    link = LinkModel(latency_s=0.02, jitter_s=0.04)
     run_with_kill(Fault(who="*", phase=phase, what="kill", nth=6), num_members=8, min_group=2, link=link)
 
 

@@ -7,7 +7,7 @@ import logging
 
 import pytest
 from support.training_swarm import WINDOW_TOKENS, Swarm, SyntheticInner, assert_equal_steps, config
-from swarm.network.memory.memory_link import Link
+from swarm.network.memory.memory_link import LinkModel
 from swarm.testing import virtual_time
 from swarm.training.member.trainer_events import ContributionLate, OuterStep, RoundAborted
 
@@ -46,7 +46,7 @@ def test_member_whose_contribution_comes_too_late_is_told_by_how_much() -> None:
 
     async def main() -> None:
         run = config(min_group=2, outer_steps=NUM_STEPS, quorum_grace_s=1.0, interval_steps=1)
-        async with Swarm(run, link=Link(latency_s=0.5)) as swarm:
+        async with Swarm(run, link=LinkModel(latency_s=0.5)) as swarm:
             for index in range(2):
                 await swarm.join(f"m{index}", inner=SyntheticInner(virtual_step_s=INTERVAL_S))
             await swarm.join("late", inner=SyntheticInner(virtual_step_s=1.4 * INTERVAL_S))

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 from support.training_swarm import PHASES, Member, Swarm, SyntheticInner, assert_equal_steps, config
-from swarm.network.memory.memory_link import Link
+from swarm.network.memory.memory_link import LinkModel
 from swarm.testing import virtual_time
 from swarm.testing.faults import Fault, FaultScript
 from swarm.testing.leaks import no_leaks
@@ -109,7 +109,7 @@ def seconds_of_steps(overlap_steps: int, bandwidth_bytes_per_s: float) -> list[f
     seconds: list[float] = []
 
     async def main() -> None:
-        link = Link(latency_s=0.01, bandwidth_bytes_per_s=bandwidth_bytes_per_s)
+        link = LinkModel(latency_s=0.01, bandwidth_bytes_per_s=bandwidth_bytes_per_s)
         run = streaming(overlap_steps=overlap_steps, fragments=1, mixing=0.0, codec="int8", interval_steps=10)
         async with Swarm(run, link=link) as swarm:
             for index in range(2):

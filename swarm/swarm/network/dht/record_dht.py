@@ -1,4 +1,4 @@
-"""The record DHT: Kademlia (Maymounkov and Mazieres 2002) over our unary lane.
+"""The record DHT: Kademlia (Maymounkov and Mazieres 2002) over unary calls.
 
 Puts together the pure parts: `routing_table` knows the peers, `dht_search` whom to ask, `record_validator` what to
 believe, `record_storage` what is held here, `address_book` where peers are dialled. A search belongs to its caller and
@@ -37,7 +37,7 @@ from swarm_protocol.identity import check_peer_id
 
 from swarm.network.dht.address_book import AddressBook
 from swarm.network.dht.record_storage import RecordStorage, RecordValidator
-from swarm.network.dht.routing_table import WIDTH, RoutingTable, Search, node_id_of, to_id
+from swarm.network.dht.routing_table import WIDTH, NodeLookup, RoutingTable, node_id_of, to_id
 from swarm.network.libp2p.host import Host, NotServed
 
 NUM_REPLICAS = 5
@@ -83,7 +83,7 @@ class DhtCounts:
 class _Sought:
     """A peer whose addresses are searched for. Callers take turns, and each goes on where the last one stopped."""
 
-    def __init__(self, search: Search, until: float) -> None:
+    def __init__(self, search: NodeLookup, until: float) -> None:
         self.search = search
         self.until = until
         self.lock = asyncio.Lock()
@@ -193,7 +193,7 @@ class RecordDht:
         now = asyncio.get_running_loop().time()
         self._sought = {each: sought for each, sought in self._sought.items() if sought.until > now}
         if peer_id not in self._sought:
-            search = Search([place_of(peer_id)], self._host.peer_id)
+            search = NodeLookup([place_of(peer_id)], self._host.peer_id)
             search.drop(peer_id)  # it could not be dialled
             self._sought[peer_id] = _Sought(search, until=now + SOUGHT_S)
         return self._sought[peer_id]
@@ -213,14 +213,14 @@ class RecordDht:
 
     # --- asking -------------------------------------------------------------------------------------------------------
 
-    async def _search(self, keys: Sequence[bytes], *, only_peers: bool, timeout_s: float) -> Search:
+    async def _search(self, keys: Sequence[bytes], *, only_peers: bool, timeout_s: float) -> NodeLookup:
         """Ask the nearest nodes of every key, and whom they name, until the nearest of all have been asked."""
-        search = Search(keys, self._host.peer_id)
+        search = NodeLookup(keys, self._host.peer_id)
         await self._carry_out(search, only_peers=only_peers, timeout_s=timeout_s)
         return search
 
     async def _carry_out(
-        self, search: Search, *, only_peers: bool, timeout_s: float, is_over: Callable[[], bool] = lambda: False
+        self, search: NodeLookup, *, only_peers: bool, timeout_s: float, is_over: Callable[[], bool] = lambda: False
     ) -> None:
         now = asyncio.get_running_loop().time()
         self._suspects = {peer: until for peer, until in self._suspects.items() if until > now}
@@ -239,7 +239,7 @@ class RecordDht:
                 for call in running:
                     call.cancel()
 
-    async def _ask(self, search: Search, peer_id: str, request: FindRequest) -> None:
+    async def _ask(self, search: NodeLookup, peer_id: str, request: FindRequest) -> None:
         try:
             found = await self._find(peer_id, request, search.addrs_of(peer_id))
         except asyncio.CancelledError:
@@ -257,7 +257,7 @@ class RecordDht:
             await self._take_in(search, key, each.records)
         search.left_out(peer_id, request.keys[len(found) :])
 
-    async def _take_in(self, search: Search, place: bytes, records: Sequence[bytes]) -> None:
+    async def _take_in(self, search: NodeLookup, place: bytes, records: Sequence[bytes]) -> None:
         """Those of `records` that are valid and belong to `place`. The rest is no harm to what else is there."""
         for index, data in enumerate(records, 1):
             envelope = self._validator.envelope(data)

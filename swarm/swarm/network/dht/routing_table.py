@@ -118,7 +118,7 @@ MAX_RECORDS_PER_KEY = WIDTH * limits.MAX_RECORDS_PER_KEY
 """As if each of the nearest held others: a liar can name accomplices without end, each with records of its own."""
 
 
-class Search:
+class NodeLookup:
     def __init__(self, keys: Sequence[bytes], own_peer_id: str) -> None:
         # of each key the peers, each behind its distance, nearest first: a liar can name thousands
         self._ranked: dict[bytes, list[tuple[int, str]]] = {key: [] for key in keys}

@@ -1,8 +1,8 @@
-"""Calls of any size: small ones over the unary lane, large ones over a stream, invisible to the caller.
+"""Calls of any size: small ones over the unary connection, large ones over a stream, invisible to the caller.
 
 A request that is too large goes as a stream's one message. A response that turns out too large stays here as a
 *parcel*, and its caller fetches it over a stream: the handler must not run twice. `Calls` owns the parcels; tasks
-belong to the lane and to whoever accepts streams.
+belong to the unary connection and to the stream server.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from swarm.network.interface import EndOfStream, Stream, StreamHandler, UnaryHan
 from swarm.network.libp2p.host import Host
 from swarm.network.libp2p.unary_connection import UnaryAnswer
 
-LANE_BYTES = 2**20
-"""Beyond it a stream is as fast, and the lane stays free for the small. The daemon's own limit is 4 MiB."""
+MAX_UNARY_BYTES = 2**20
+"""Beyond it a stream is as fast, and the unary connection stays free for the small. The daemon's own limit is 4 MiB."""
 
 MAX_PARCELS_BYTES = 256 * 2**20
 """Responses that wait to be fetched; the oldest make room. Two of the largest, and many of the usual."""
@@ -57,11 +57,11 @@ class Calls:
         self._num_bulk: Counter[str] = Counter()
 
     async def call(self, peer_id: str, names: tuple[str, str, str], request: bytes, max_bytes: int) -> bytes:
-        """`names`: the protocols of the lane, of large requests and of parcels. Deadlines are the caller's."""
-        lane_name, bulk_name, parcel_name = names
-        if len(request) > LANE_BYTES:
+        """`names` are the protocols of small requests, large requests and parcels. The caller sets deadlines."""
+        unary_name, bulk_name, parcel_name = names
+        if len(request) > MAX_UNARY_BYTES:
             return await self._exchange(peer_id, bulk_name, request, max_bytes)
-        response = await self._host.call(peer_id, lane_name, request)
+        response = await self._host.call(peer_id, unary_name, request)
         status, body = response[:1], response[1:]
         if status == _OK:
             if len(body) > max_bytes:  # no more than the daemon's own limit
@@ -81,7 +81,7 @@ class Calls:
             except EndOfStream:
                 raise PeerViolation("the peer ended without a response", peer_id=peer_id) from None
 
-    def lane_answer(self, handler: UnaryHandler) -> UnaryAnswer:
+    def unary_answer(self, handler: UnaryHandler) -> UnaryAnswer:
         async def answer(peer_id: str, request: bytes) -> bytes:
             try:
                 response = await handler(peer_id, request)
@@ -90,7 +90,7 @@ class Calls:
             except Exception as error:
                 logger.exception("a handler failed")
                 return _FAILURE + encode_failure(error)
-            return _OK + response if len(response) <= LANE_BYTES else _PARCEL + self._keep(peer_id, response)
+            return _OK + response if len(response) <= MAX_UNARY_BYTES else _PARCEL + self._keep(peer_id, response)
 
         return answer
 

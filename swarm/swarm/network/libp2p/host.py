@@ -1,7 +1,7 @@
-"""One libp2p host: the daemon, its control socket, the unary lane and raw streams, with the daemon's errors translated.
+"""One libp2p host: the daemon, its control socket, small calls and raw streams, and its options.
 
-The only place where the daemon's and the lane's words become PeerUnreachable, PeerRefused or `NotServed`. Owned by
-whoever called `start`, who also runs `lane.run()`; leaves methods, messages and records to the modules above.
+This is the only place where errors of the daemon become PeerUnreachable, PeerRefused or `NotServed`. The caller of
+`Host.start` owns the host and runs `unary.run()`. Methods, messages and records belong to the modules above.
 """
 
 from __future__ import annotations
@@ -20,7 +20,14 @@ from swarm_protocol.version import check_network_id
 from swarm.network.interface import too_many_calls
 from swarm.network.libp2p.daemon_control import Control, ControlError
 from swarm.network.libp2p.p2pd_process import Daemon, DaemonOptions
-from swarm.network.libp2p.unary_connection import BUSY, NOT_SERVED, LaneClosed, RemoteLaneError, UnaryAnswer, UnaryLane
+from swarm.network.libp2p.unary_connection import (
+    BUSY,
+    NOT_SERVED,
+    RemoteCallError,
+    UnaryAnswer,
+    UnaryConnection,
+    UnaryConnectionClosed,
+)
 from swarm.network.multiaddr import PeerAddr, check_announce_addr, check_listen_addr, parse_peer_addr
 from swarm.network.traffic import Traffic
 from swarm.network.unread_budget import UnreadBudget
@@ -45,10 +52,10 @@ class NotServed(Exception):
 
 
 class Host:
-    def __init__(self, daemon: Daemon, control: Control, lane: UnaryLane, peer_id: str) -> None:
+    def __init__(self, daemon: Daemon, control: Control, unary: UnaryConnection, peer_id: str) -> None:
         self.daemon = daemon
         self.control = control
-        self.lane = lane
+        self.unary = unary
         self.peer_id = peer_id
         self.traffic = Traffic()
         self.unread = UnreadBudget()
@@ -61,7 +68,7 @@ class Host:
         try:
             control = Control(daemon.control_socket)
             peer_id, _ = await control.identify()
-            return cls(daemon, control, await UnaryLane.open(control), peer_id)
+            return cls(daemon, control, await UnaryConnection.open(control), peer_id)
         except CONTROL_FAILURES as error:
             await daemon.stop()
             raise StartError(f"the libp2p daemon does not answer: {error}", remedy="start again") from error
@@ -70,7 +77,7 @@ class Host:
             raise
 
     async def stop(self) -> None:
-        self.lane.close()
+        self.unary.close()
         await self.daemon.stop()
 
     async def addrs(self) -> tuple[str, ...]:
@@ -95,8 +102,8 @@ class Host:
         """
         try:
             self.traffic.sent(peer_id, len(request))
-            response = await self._dialling(peer_id, addrs, lambda: self.lane.call(peer_id, protocol, request))
-        except (ControlError, LaneClosed, RemoteLaneError) as error:
+            response = await self._dialling(peer_id, addrs, lambda: self.unary.call(peer_id, protocol, request))
+        except (ControlError, UnaryConnectionClosed, RemoteCallError) as error:
             raise translate(error, peer_id) from None
         self.traffic.received(peer_id, len(response))
         return response
@@ -111,8 +118,8 @@ class Host:
             return response
 
         try:
-            await self.lane.serve(protocol, counted)
-        except (ControlError, LaneClosed) as error:
+            await self.unary.serve(protocol, counted)
+        except (ControlError, UnaryConnectionClosed) as error:
             raise translate(error, self.peer_id) from None
 
     async def accept_streams(self, protocol: str, socket_path: str) -> None:
@@ -161,13 +168,13 @@ def _nowhere(_peer_id: str) -> AsyncGenerator[Sequence[str], None]:
 
 def translate(error: Exception, peer_id: str) -> PeerUnreachable | PeerRefused | NotServed:
     text = str(error)
-    if "protocols not supported" in text or (isinstance(error, RemoteLaneError) and text == NOT_SERVED):
+    if "protocols not supported" in text or (isinstance(error, RemoteCallError) and text == NOT_SERVED):
         return NotServed(peer_id)
-    if isinstance(error, RemoteLaneError) and text == BUSY:
+    if isinstance(error, RemoteCallError) and text == BUSY:
         return too_many_calls(peer_id)
     if isinstance(error, ControlError):
         return PeerUnreachable(f"peer {peer_id} cannot be reached ({dial_failure(text)})", peer_id=peer_id)
-    if isinstance(error, RemoteLaneError):
+    if isinstance(error, RemoteCallError):
         return PeerUnreachable(f"peer {peer_id} broke off", peer_id=peer_id)
     return PeerUnreachable("this node's libp2p daemon has ended", remedy="restart this node", peer_id=peer_id)
 

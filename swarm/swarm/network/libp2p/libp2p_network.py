@@ -32,8 +32,8 @@ from swarm.network.libp2p.libp2p_stream import Libp2pStream, StreamServer
 from swarm.network.libp2p.network_entry import (
     CHECK_S,
     HELLO,
-    Entrance,
-    Watch,
+    NetworkEntry,
+    PartitionWatch,
     explain_refusal,
     hello_answer,
     join,
@@ -62,7 +62,7 @@ class Libp2pNetwork:
         self._calls = Calls(host, self._open_unbounded)
         self._relay_limits = RelayLimits() if options.relay == "serve" else NO_RELAY
         self._reservations = Reservations(host, [relay.peer_id for relay in options.relays_used(identity.peer_id)])
-        self._entrance = Entrance()
+        self._entrance = NetworkEntry()
         self._methods: set[tuple[str, str]] = set()
         self._published: dict[str, Envelope] = {}
         self._started_at = self.now()
@@ -110,7 +110,7 @@ class Libp2pNetwork:
         return self._network_id
 
     @property
-    def entrance(self) -> Entrance:
+    def entrance(self) -> NetworkEntry:
         """The peers that this node joined through."""
         return self._entrance
 
@@ -207,7 +207,7 @@ class Libp2pNetwork:
     async def serve(self, method: str, handler: UnaryHandler) -> None:
         self._claim("call", method)
         await self._streams.serve(self._name("bulk", method), self._calls.bulk_handler(handler))
-        await self._host.serve(self._name("call", method), self._calls.lane_answer(handler))
+        await self._host.serve(self._name("call", method), self._calls.unary_answer(handler))
 
     async def serve_stream(self, method: str, handler: StreamHandler) -> None:
         self._claim("stream", method)
@@ -275,7 +275,7 @@ class Libp2pNetwork:
         """Owns the host and every task. Ends by being cancelled, or when the start or the daemon fails."""
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._run_lane())
+                tasks.create_task(self._run_unary())
                 await self._enter(tasks)
                 self._ready.set_result(None)
         except BaseExceptionGroup as group:
@@ -288,8 +288,8 @@ class Libp2pNetwork:
             self._relay.close()
             await self._host.stop()
 
-    async def _run_lane(self) -> None:
-        await self._host.lane.run()
+    async def _run_unary(self) -> None:
+        await self._host.unary.run()
         await self._host.daemon.ended()
         raise self._host.daemon.failure()
 
@@ -314,13 +314,13 @@ class Libp2pNetwork:
         answers = await asyncio.gather(*(self._dht.ping(peer_id) for peer_id in entrance.peer_ids))
         await self._dht.refresh()
         met = [peer_id for peer_id, answered in zip(entrance.peer_ids, answers, strict=True) if answered]
-        watch = Watch(self._host, self._dht, self._seeds, self._network_id, self._publish_again)
+        watch = PartitionWatch(self._host, self._dht, self._seeds, self._network_id, self._publish_again)
         watch.begin(met, remembered)
         tasks.create_task(watch.run())
 
     async def _keep_own_addrs(self) -> None:
         """Others are told where this node is now: relays come and go, and so do networks."""
-        with contextlib.suppress(PeerUnreachable):  # the daemon has ended; the lane tells
+        with contextlib.suppress(PeerUnreachable):  # the daemon has ended; the unary connection tells
             while True:
                 await asyncio.sleep(CHECK_S)
                 self._dht.own_addrs = to_announce(await self._own_addrs())

@@ -24,7 +24,7 @@ from swarm.network.framing import Kind
 from swarm.network.interface import EndOfStream, StreamHandler, too_long
 from swarm.network.libp2p.daemon_control import BACKLOG, ControlError, read_message
 from swarm.network.libp2p.host import Host
-from swarm.network.libp2p.stream_buffers import Wire
+from swarm.network.libp2p.stream_buffers import StreamBuffers
 from swarm.network.multiaddr import peer_id_text
 from swarm.network.traffic import Traffic
 from swarm.network.unread_budget import UnreadBudget
@@ -54,7 +54,7 @@ class Libp2pStream:
         """
         self._reader = reader
         self._writer = writer
-        self._wire = Wire(self._check_frame, self._accept)
+        self._wire = StreamBuffers(self._check_frame, self._accept)
         self.peer_id = peer_id
         self._timeout_s = timeout_s
         self._traffic = traffic or Traffic()

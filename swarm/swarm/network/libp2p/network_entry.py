@@ -110,7 +110,7 @@ async def connect(host: Host, peer_id: str, addrs: Sequence[str], network_id: st
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entrance:
+class NetworkEntry:
     """The peer ids through which a node entered its network: of those it was given, and of those it remembered."""
 
     given: tuple[str, ...] = ()
@@ -128,7 +128,7 @@ async def join(
     network_id: str,
     *,
     may_be_first: bool = False,
-) -> Entrance:
+) -> NetworkEntry:
     """Reach peers of the network; those that are slow may still be on their way. Remembered ones are a second choice.
 
     Raises ConfigError if a given peer refuses and none of the others accepts, StartError if no peer was reached
@@ -152,7 +152,7 @@ async def join(
             task.cancel()
         if attempts:
             await asyncio.wait(attempts)
-    entrance = Entrance(
+    entrance = NetworkEntry(
         given=tuple(dict.fromkeys(each.peer_id for each in greetings if isinstance(each, PeerAddr))),
         remembered=tuple(each.peer_id for each in greetings if isinstance(each, Contact)),
     )
@@ -252,7 +252,7 @@ MAX_KNOWN_PEERS = 64
 NUM_DIALS = 8
 
 
-class Watch:
+class PartitionWatch:
     def __init__(
         self,
         host: Host,
@@ -287,7 +287,7 @@ class Watch:
                     await asyncio.gather(*(self._dht.ping(peer_id) for peer_id in self._met))
                     await self._dht.refresh()
             except PeerUnreachable:
-                return  # the daemon has ended; the lane tells
+                return  # the daemon has ended; the unary connection tells
             back_off_s = min(back_off_s * 2, MAX_PAUSE_S) if cut_off else MIN_PAUSE_S
             pause_s = back_off_s if cut_off else CHECK_S
 
@@ -364,7 +364,7 @@ async def check_identity_is_free(addrs: Sequence[PeerAddr | Contact], peer_id: s
     far as can be told. (A later sign is a record of ours that we did not write.)
     """
     host = await Host.start(DaemonOptions())
-    lane = asyncio.create_task(host.lane.run())
+    unary = asyncio.create_task(host.unary.run())
     try:
         async with asyncio.timeout(COPY_CHECK_S):
             reached = await _reach_any(host, addrs)
@@ -376,7 +376,7 @@ async def check_identity_is_free(addrs: Sequence[PeerAddr | Contact], peer_id: s
         try:
             await host.stop()
         finally:
-            await lane
+            await unary
     raise StartError(
         f"the identity {peer_id} is in use by another running node",
         remedy="stop that node, or give this one its own identity (another home folder)",

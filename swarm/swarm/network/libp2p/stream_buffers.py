@@ -21,7 +21,7 @@ _TAKEN_BYTES = 2**16
 """What is taken at once from a reader, which may hold much: no more of it is to be there twice."""
 
 
-class Wire(asyncio.BufferedProtocol):
+class StreamBuffers(asyncio.BufferedProtocol):
     """`announced(kind, length)` hears of a frame before anything is allocated for it, and says whether it is wanted;
     `accept(kind, length, body)` gets it whole if so. Both may raise PeerViolation, which ends the reading. One task
     owns it: the one that runs `run`."""

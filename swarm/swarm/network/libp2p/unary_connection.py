@@ -1,8 +1,8 @@
-"""The unary lane: small calls multiplexed over one persistent connection to the libp2p daemon.
+"""The unary connection: small calls multiplexed over one persistent connection to the libp2p daemon.
 
-Answers calls of unknown protocols, ends handlers whose caller has left, and notices that the daemon died.
-`UnaryLane.run` is the one task that reads the connection; it owns every handler it starts, so many of one peer at most.
-Leaves sizes, deadlines and the meaning of bytes to the caller.
+It answers calls of unknown protocols, ends handlers whose caller has left, and notices the daemon's death.
+`UnaryConnection.run` is the one task that reads the connection. It owns every handler that it starts, and bounds them
+for each peer. Sizes, deadlines and the meaning of the bytes belong to the caller.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from swarm.network.libp2p.daemon_control import Control, ControlError, raise_if_
 from swarm.network.multiaddr import peer_id_bytes, peer_id_text
 
 NOT_SERVED, BUSY, FAILED = "not served", "busy", "failed"
-"""What a lane answers by itself: it has no such protocol; the peer has `limits.MAX_CALLS_PER_PEER` calls here; what
-should answer has a defect."""
+"""Answers of the connection itself: the protocol is not served; the peer has `limits.MAX_CALLS_PER_PEER` calls running
+here; the handler failed."""
 
 UnaryAnswer = Callable[[str, bytes], Awaitable[bytes]]
 """`async answer(peer_id, request) -> response`. What it raises is a defect: logged, and for the caller `FAILED`."""
@@ -30,15 +30,15 @@ UnaryAnswer = Callable[[str, bytes], Awaitable[bytes]]
 logger = logging.getLogger(__name__)
 
 
-class LaneClosed(Exception):
+class UnaryConnectionClosed(Exception):
     """The daemon is gone, so nothing that waits for it will be answered."""
 
 
-class RemoteLaneError(Exception):
-    """The other side's lane answered with an error instead of a response."""
+class RemoteCallError(Exception):
+    """The other side answered with an error instead of a response."""
 
 
-class UnaryLane:
+class UnaryConnection:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
@@ -49,7 +49,7 @@ class UnaryLane:
         self._closed = False
 
     @classmethod
-    async def open(cls, control: Control) -> UnaryLane:
+    async def open(cls, control: Control) -> UnaryConnection:
         reader, writer = await control.open()
         try:
             write_message(writer, p2pd_pb2.Request(type=p2pd_pb2.Request.PERSISTENT_CONN_UPGRADE))
@@ -60,7 +60,7 @@ class UnaryLane:
         return cls(reader, writer)
 
     async def call(self, peer_id: str, protocol: str, request: bytes) -> bytes:
-        """Raises LaneClosed, ControlError (the daemon could not reach the peer or protocol) or RemoteLaneError.
+        """Raise UnaryConnectionClosed, RemoteCallError, or ControlError if the daemon cannot reach the peer.
 
         Cancelling it cancels the handler at the other side.
         """
@@ -73,7 +73,7 @@ class UnaryLane:
             raise
         result: Any = answer.callUnaryResponse
         if result.HasField("error"):
-            raise RemoteLaneError(result.error.decode(errors="replace"))
+            raise RemoteCallError(result.error.decode(errors="replace"))
         response: bytes = result.response
         return response
 
@@ -102,7 +102,7 @@ class UnaryLane:
             handler.cancel()
         for pending in self._pending.values():
             if not pending.done():
-                pending.set_exception(LaneClosed("the libp2p daemon has ended"))
+                pending.set_exception(UnaryConnectionClosed("the libp2p daemon has ended"))
 
     def _send(self, message: Any) -> None:
         if not self._closed:
@@ -110,7 +110,7 @@ class UnaryLane:
 
     async def _request(self, message: Any) -> Any:
         if self._closed:
-            raise LaneClosed("the libp2p daemon has ended")
+            raise UnaryConnectionClosed("the libp2p daemon has ended")
         pending = asyncio.get_running_loop().create_future()
         self._pending[message.callId] = pending
         try:
@@ -118,7 +118,7 @@ class UnaryLane:
             await self._writer.drain()
             return await pending
         except ConnectionError:
-            raise LaneClosed("the libp2p daemon has ended") from None
+            raise UnaryConnectionClosed("the libp2p daemon has ended") from None
         finally:
             del self._pending[message.callId]
             if pending.done() and not pending.cancelled():

@@ -30,7 +30,7 @@ RETRANSMIT_S = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
+class LinkModel:
     """One direction between two peers. `jitter_s` is the most that is added at random; `loss` is per packet."""
 
     latency_s: float = 0.0
@@ -73,7 +73,7 @@ class _Transfer:
 class Pipe:
     """One direction of a link, through the sender's uplink and the receiver's downlink."""
 
-    def __init__(self, link: Link, *, up: Rate, down: Rate, rng: random.Random) -> None:
+    def __init__(self, link: LinkModel, *, up: Rate, down: Rate, rng: random.Random) -> None:
         self._rng = rng
         self._access = (up, down)
         self._flows: dict[object, deque[_Transfer]] = {}
@@ -84,7 +84,7 @@ class Pipe:
         self._is_closed = False
         self.set_link(link)
 
-    def set_link(self, link: Link) -> None:
+    def set_link(self, link: LinkModel) -> None:
         """What is under way keeps its old arrival time."""
         self.link = link
         self._stages = (*self._access, Rate(link.bandwidth_bytes_per_s))

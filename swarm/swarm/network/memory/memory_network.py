@@ -5,8 +5,8 @@ it. Under `testing.virtual_time` whole swarms run on it in milliseconds, the sam
 is bytes, failures travel in their wire form, records pass the checks of the real validator: code that works here
 fails on the real network only for reasons that belong to the real network.
 
-Bytes in motion are left to `memory_link`, conversations to `memory_stream`, what a node holds of the record store to
-`memory_records`. Handlers run in tasks that their node owns and `close` ends. Nothing here may be used from two loops.
+Bytes in motion are left to `memory_link`, streams to `memory_stream`. `RecordStore` keeps one node's share of records.
+Handlers run in tasks that their node owns and `close` ends. Nothing here may be used from two event loops.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from swarm_protocol.identity import Identity
 from swarm_protocol.version import Hello, check_hello, software_version
 
 from swarm.network.interface import Stream, StreamHandler, UnaryHandler, too_many_calls
-from swarm.network.memory.memory_link import Link, Pipe, Rate
-from swarm.network.memory.memory_stream import End
+from swarm.network.memory.memory_link import LinkModel, Pipe, Rate
+from swarm.network.memory.memory_stream import StreamEnd
 
 EPOCH_S = 1_750_000_000.0
 """Unix time when the loop's clock reads zero."""
@@ -41,21 +41,23 @@ DETECTION_S = 1.0
 logger = logging.getLogger(__name__)
 
 _CALL = "call/"
-_Serve = Callable[[str, End], Awaitable[None]]
+_Serve = Callable[[str, StreamEnd], Awaitable[None]]
 
 
 class MemoryInternet:
     """All nodes of one simulation. Faults are switched at any time by the methods, and take effect at once."""
 
-    def __init__(self, seed: int = 0, default_link: Link | None = None, *, detection_s: float = DETECTION_S) -> None:
+    def __init__(
+        self, seed: int = 0, default_link: LinkModel | None = None, *, detection_s: float = DETECTION_S
+    ) -> None:
         self._seed = seed
-        self._default_link = default_link or Link()
+        self._default_link = default_link or LinkModel()
         self._detection_s = detection_s
         self._nodes: dict[str, MemoryNetwork] = {}
         self._num_created = 0
-        self._links: dict[tuple[str, str], Link] = {}
+        self._links: dict[tuple[str, str], LinkModel] = {}
         self._pipes: dict[tuple[str, str], Pipe] = {}
-        self._conversations: dict[End, tuple[str, str]] = {}
+        self._conversations: dict[StreamEnd, tuple[str, str]] = {}
         self._islands: dict[str, int] = {}
         self._num_partitions = 0
 
@@ -76,10 +78,10 @@ class MemoryInternet:
         identity = identity or Identity(hashlib.sha256(f"{self._seed}/{self._num_created}".encode()).digest())
         if self._is_up(identity.peer_id):
             raise ValueError(f"{identity.peer_id} is live already")
-        access = Access(up=Rate(up_bytes_per_s), down=Rate(down_bytes_per_s), clock_offset_s=clock_offset_s)
+        access = AccessLink(up=Rate(up_bytes_per_s), down=Rate(down_bytes_per_s), clock_offset_s=clock_offset_s)
         return self._start(identity, network_id, access)
 
-    def link(self, a: str, b: str, link: Link, back: Link | None = None) -> None:
+    def link(self, a: str, b: str, link: LinkModel, back: LinkModel | None = None) -> None:
         """Connect two peers by `link`, and in the direction from `b` to `a` by `back` if it differs."""
         for pair, each in (((a, b), link), ((b, a), back or link)):
             self._links[pair] = each
@@ -138,7 +140,7 @@ class MemoryInternet:
         for node in self._nodes.values():
             await node.close()
 
-    def _start(self, identity: Identity, network_id: str, access: Access) -> MemoryNetwork:
+    def _start(self, identity: Identity, network_id: str, access: AccessLink) -> MemoryNetwork:
         for pair in [pair for pair in self._pipes if identity.peer_id in pair]:
             del self._pipes[pair]
         node = MemoryNetwork(self, identity, network_id, access)
@@ -176,10 +178,10 @@ class MemoryInternet:
             )
         return self._pipes[pair]
 
-    def _connect(self, caller: str, server: str, timeout_s: float) -> End:
+    def _connect(self, caller: str, server: str, timeout_s: float) -> StreamEnd:
         """The caller's end of a new conversation."""
-        end = End(server, self._pipe(caller, server), timeout_s=timeout_s)
-        end.other = End(caller, self._pipe(server, caller), timeout_s=None)
+        end = StreamEnd(server, self._pipe(caller, server), timeout_s=timeout_s)
+        end.other = StreamEnd(caller, self._pipe(server, caller), timeout_s=None)
         end.other.other = end
         self._conversations[end] = (caller, server)
         return end
@@ -194,7 +196,7 @@ class MemoryInternet:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Access:
+class AccessLink:
     """How a node is attached, which outlives a crash."""
 
     up: Rate
@@ -205,7 +207,7 @@ class Access:
 class MemoryNetwork:
     """One node of a MemoryInternet. Implements `interface.Network`; made by `MemoryInternet.network`."""
 
-    def __init__(self, internet: MemoryInternet, identity: Identity, network_id: str, access: Access) -> None:
+    def __init__(self, internet: MemoryInternet, identity: Identity, network_id: str, access: AccessLink) -> None:
         self.is_up = True
         self._internet = internet
         self._identity = identity
@@ -251,7 +253,7 @@ class MemoryNetwork:
             yield end
 
     async def serve(self, method: str, handler: UnaryHandler) -> None:
-        async def answer(peer_id: str, end: End) -> None:
+        async def answer(peer_id: str, end: StreamEnd) -> None:
             await end.send(await handler(peer_id, await end.receive()))
 
         self._add_handler(f"{_CALL}{method}", answer)
@@ -321,7 +323,7 @@ class MemoryNetwork:
         self._handlers[method] = serve
 
     @asynccontextmanager
-    async def _conversation(self, peer_id: str, method: str, timeout_s: float) -> AsyncIterator[End]:
+    async def _conversation(self, peer_id: str, method: str, timeout_s: float) -> AsyncIterator[StreamEnd]:
         await self._reach(peer_id, timeout_s)
         end = self._internet._connect(self.peer_id, peer_id, timeout_s)
         target = self._internet._nodes[peer_id]
@@ -345,7 +347,7 @@ class MemoryNetwork:
     def _hello(self) -> Hello:
         return Hello(network_id=self.network_id, software_version=software_version(), sent_at=self.now())
 
-    def _accept(self, peer_id: str, method: str, end: End) -> None:
+    def _accept(self, peer_id: str, method: str, end: StreamEnd) -> None:
         """A conversation has arrived here."""
         if not self.is_up:
             return  # the caller hears of it when the crash is noticed
@@ -369,7 +371,7 @@ class MemoryNetwork:
 
         task.add_done_callback(ended)
 
-    async def _answer(self, serve: _Serve, peer_id: str, end: End) -> None:
+    async def _answer(self, serve: _Serve, peer_id: str, end: StreamEnd) -> None:
         try:
             await serve(peer_id, end)
         except asyncio.CancelledError:

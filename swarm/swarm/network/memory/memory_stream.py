@@ -27,7 +27,7 @@ _GRANT_BYTES = framing.WINDOW_BYTES // 4
 """Credit goes back in steps of this size, as on the real wire."""
 
 
-class End:
+class StreamEnd:
     """One side's view of a conversation with `peer_id`. Implements `interface.Stream`.
 
     `timeout_s` bounds each send and receive of the caller; a handler has None and ends when the caller leaves.
@@ -35,7 +35,7 @@ class End:
 
     def __init__(self, peer_id: str, pipe: Pipe, *, timeout_s: float | None) -> None:
         self.peer_id = peer_id
-        self.other: End
+        self.other: StreamEnd
         self.handler_task: asyncio.Task[None] | None = None
         self.max_message_bytes = limits.MAX_MESSAGE_BYTES
         self._pipe = pipe

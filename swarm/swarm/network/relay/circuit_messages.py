@@ -23,18 +23,18 @@ _PEER_ID = 1
 _MAX_PEER_ID_BYTES = 64
 
 
-class Hop(IntEnum):
+class HopMessage(IntEnum):
     RESERVE = 0
     CONNECT = 1
     STATUS = 2
 
 
-class Stop(IntEnum):
+class StopMessage(IntEnum):
     CONNECT = 0
     STATUS = 1
 
 
-class Status(IntEnum):
+class CircuitStatus(IntEnum):
     OK = 100
     RESERVATION_REFUSED = 200
     RESOURCE_LIMIT_EXCEEDED = 201
@@ -45,26 +45,26 @@ class Status(IntEnum):
 
 
 def reserve_request() -> bytes:
-    return _message({_TYPE: Hop.RESERVE})
+    return _message({_TYPE: HopMessage.RESERVE})
 
 
-def hop_status(status: Status) -> bytes:
+def hop_status(status: CircuitStatus) -> bytes:
     """Without a limit: the daemon treats such a circuit as a connection like any other."""
-    return _message({_TYPE: Hop.STATUS, _HOP_STATUS: status})
+    return _message({_TYPE: HopMessage.STATUS, _HOP_STATUS: status})
 
 
 def stop_request(source: bytes) -> bytes:
     """`source`: the binary peer id of who wants to connect."""
-    return _message({_TYPE: Stop.CONNECT, _PEER: _fields_bytes({_PEER_ID: source})})
+    return _message({_TYPE: StopMessage.CONNECT, _PEER: _fields_bytes({_PEER_ID: source})})
 
 
 def parse_hop_request(body: bytes) -> bytes | None:
     """The binary peer id to connect to; None: a reservation is asked for. Raises ValueError."""
     fields = _parse(body)
     match fields.get(_TYPE):
-        case Hop.RESERVE:
+        case HopMessage.RESERVE:
             return None
-        case Hop.CONNECT:
+        case HopMessage.CONNECT:
             peer = fields.get(_PEER)
             peer_id = _parse(peer).get(_PEER_ID) if isinstance(peer, bytes) else None
             if isinstance(peer_id, bytes) and 0 < len(peer_id) <= _MAX_PEER_ID_BYTES:
@@ -74,18 +74,18 @@ def parse_hop_request(body: bytes) -> bytes | None:
 
 def check_hop_accepted(body: bytes) -> None:
     """Raises ValueError, which says how else the relay answered."""
-    _check_status(_parse(body), Hop.STATUS, _HOP_STATUS)
+    _check_status(_parse(body), HopMessage.STATUS, _HOP_STATUS)
 
 
 def check_stop_accepted(body: bytes) -> None:
     """Raises ValueError, which says how else the peer answered."""
-    _check_status(_parse(body), Stop.STATUS, _STOP_STATUS)
+    _check_status(_parse(body), StopMessage.STATUS, _STOP_STATUS)
 
 
 def _check_status(fields: dict[int, int | bytes], kind: int, field: int) -> None:
     if fields.get(_TYPE) != kind or field not in fields:
         raise ValueError("its answer is none")
-    if fields[field] != Status.OK:
+    if fields[field] != CircuitStatus.OK:
         raise ValueError(f"its answer is status {fields[field]!r}")
 
 

@@ -30,7 +30,7 @@ from swarm.network.relay.circuit_messages import (
     HOP,
     MAX_MESSAGE_BYTES,
     STOP,
-    Status,
+    CircuitStatus,
     check_hop_accepted,
     check_stop_accepted,
     hop_status,
@@ -84,8 +84,8 @@ class RelayCounts:
     relayed_bytes: int = 0
 
 
-class Refused(Exception):
-    def __init__(self, status: Status) -> None:
+class CircuitRefused(Exception):
+    def __init__(self, status: CircuitStatus) -> None:
         self.status = status
 
 
@@ -126,8 +126,8 @@ class Relay:
                 await self._reserve(peer_id, reader, writer)
             else:
                 await self._relay(peer_id, target, (reader, writer))
-        except Refused as refusal:
-            self.counts.num_refused += refusal.status != Status.CONNECTION_FAILED
+        except CircuitRefused as refusal:
+            self.counts.num_refused += refusal.status != CircuitStatus.CONNECTION_FAILED
             writer.write(hop_status(refusal.status))
             await _close(writer)
         except (TimeoutError, asyncio.IncompleteReadError, ConnectionError, ControlError):
@@ -137,16 +137,16 @@ class Relay:
             _uncount(self._num_requests, peer_id)
 
     async def _read_request(self, peer_id: str, addr: bytes, reader: asyncio.StreamReader) -> str | None:
-        """The peer to connect with, or None for a reservation. Raises Refused."""
+        """The peer to connect with, or None for a reservation. Raises CircuitRefused."""
         if self._num_requests[peer_id] > self._limits.circuits_per_peer + 1:
-            raise Refused(Status.RESOURCE_LIMIT_EXCEEDED)
+            raise CircuitRefused(CircuitStatus.RESOURCE_LIMIT_EXCEEDED)
         try:
             if "/p2p-circuit" in addr_text(addr):
-                raise Refused(Status.PERMISSION_DENIED)  # no relay behind a relay
+                raise CircuitRefused(CircuitStatus.PERMISSION_DENIED)  # no relay behind a relay
             target = parse_hop_request(await read_delimited(reader, MAX_MESSAGE_BYTES))
             return None if target is None else peer_id_text(target)
         except ValueError:
-            raise Refused(Status.MALFORMED_MESSAGE) from None
+            raise CircuitRefused(CircuitStatus.MALFORMED_MESSAGE) from None
 
     async def _reserve(self, peer_id: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Until the peer leaves, or asks again: then the first stream is one whose end we have not heard of."""
@@ -154,11 +154,11 @@ class Relay:
         if previous is not None:
             previous.transport.abort()
         if len(self._reserved) >= self._limits.reservations:
-            raise Refused(Status.RESERVATION_REFUSED)
+            raise CircuitRefused(CircuitStatus.RESERVATION_REFUSED)
         self._reserved[peer_id] = writer
         self.counts.reservations = len(self._reserved)
         try:
-            writer.write(hop_status(Status.OK))
+            writer.write(hop_status(CircuitStatus.OK))
             await reader.read(1)
         finally:
             if self._reserved.get(peer_id) is writer:
@@ -173,7 +173,7 @@ class Relay:
         try:
             here = await self._open(source, target)
             try:
-                there[1].write(hop_status(Status.OK))
+                there[1].write(hop_status(CircuitStatus.OK))
                 await Circuit(there, here, self.counts).run(self._limits.idle_s)
             finally:
                 here[1].transport.abort()
@@ -185,12 +185,12 @@ class Relay:
 
     def _check_room(self, source: str, target: str) -> None:
         if target not in self._reserved:
-            raise Refused(Status.NO_RESERVATION)
+            raise CircuitRefused(CircuitStatus.NO_RESERVATION)
         limits = self._limits
         per_peer = max(self._num_circuits[source], self._num_circuits[target])
         is_full = self.counts.circuits >= limits.circuits or per_peer >= limits.circuits_per_peer
         if is_full or self._num_between[source, target] >= limits.circuits_per_pair:
-            raise Refused(Status.RESOURCE_LIMIT_EXCEEDED)
+            raise CircuitRefused(CircuitStatus.RESOURCE_LIMIT_EXCEEDED)
 
     async def _open(self, source: str, target: str) -> RawStream:
         """A stream to `target`, which has agreed that it be a connection from `source`."""
@@ -206,7 +206,7 @@ class Relay:
         except (*CONTROL_FAILURES, TimeoutError, ValueError) as error:
             logger.debug("%s cannot be relayed to %s: %s", source, target, error)
             self.counts.num_failed += 1
-            raise Refused(Status.CONNECTION_FAILED) from None
+            raise CircuitRefused(CircuitStatus.CONNECTION_FAILED) from None
         return reader, writer
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from swarm.network.dht import routing_table
-from swarm.network.dht.routing_table import MAX_CALLS, WIDTH, Search, node_id_of, to_id
+from swarm.network.dht.routing_table import MAX_CALLS, WIDTH, NodeLookup, node_id_of, to_id
 from swarm_protocol import limits
 from swarm_protocol.dht_messages import place_of
 from swarm_protocol.envelope import Envelope, seal_record
@@ -31,7 +31,7 @@ def nearest(peers: list[str], count: int) -> list[str]:
 @given(st.sets(st.sampled_from(OTHERS[:60])), st.data())
 def test_search_among_the_dead_asks_the_nearest_who_live(known: set[str], data: st.DataObject) -> None:
     dead = data.draw(st.sets(st.sampled_from(OTHERS[:60])))
-    search = Search([KEY], OWN)
+    search = NodeLookup([KEY], OWN)
     search.meet([*known, OWN], ())
     asked = []
     while calls := search.next_calls():
@@ -51,7 +51,7 @@ def test_search_among_the_dead_asks_the_nearest_who_live(known: set[str], data: 
 
 
 def test_search_does_not_meet_suspects_and_who_was_dropped() -> None:
-    search = Search([KEY], OWN)
+    search = NodeLookup([KEY], OWN)
     search.meet(OTHERS[:3], OTHERS[:1])
     search.drop(OTHERS[1])
     search.meet(OTHERS[:3], OTHERS[:1])
@@ -59,7 +59,7 @@ def test_search_does_not_meet_suspects_and_who_was_dropped() -> None:
 
 
 def test_search_under_a_liar_that_names_peers_without_end_stops() -> None:
-    search = Search([KEY], OWN)
+    search = NodeLookup([KEY], OWN)
     search.meet(OTHERS[:WIDTH], ())
     num_calls = 0
     while calls := search.next_calls():
@@ -72,7 +72,7 @@ def test_search_under_a_liar_that_names_peers_without_end_stops() -> None:
 
 
 def test_nearest_are_of_those_that_answered() -> None:
-    search = Search([KEY], OWN)
+    search = NodeLookup([KEY], OWN)
     search.meet(OTHERS[:3], ())
     search.answered.update(OTHERS[:2])
     search.drop(OTHERS[0])
@@ -80,7 +80,7 @@ def test_nearest_are_of_those_that_answered() -> None:
 
 
 def test_search_keeps_of_each_subject_and_signer_the_record_issued_last() -> None:
-    search = Search([KEY], OWN)
+    search = NodeLookup([KEY], OWN)
     records = [sealed(signer, key, issued_at) for signer in b"ab" for key in "kl" for issued_at in (2.0, 3.0, 1.0)]
     for record in records:
         search.take_in(record)
@@ -89,7 +89,7 @@ def test_search_keeps_of_each_subject_and_signer_the_record_issued_last() -> Non
 
 def test_search_takes_in_no_more_records_of_a_key_than_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(routing_table, "MAX_RECORDS_PER_KEY", 2)
-    search = Search([KEY], OWN)
+    search = NodeLookup([KEY], OWN)
     for signer in b"abc":
         search.take_in(sealed(signer, "k", 1.0))
     search.take_in(sealed(ord("a"), "k", 2.0))
@@ -101,7 +101,7 @@ def test_search_takes_in_no_more_records_of_a_key_than_its_bound(monkeypatch: py
 
 def test_search_asks_again_for_what_an_answer_had_no_room_for() -> None:
     keys = [place_of(str(number)) for number in range(3)]
-    search = Search(keys, OWN)
+    search = NodeLookup(keys, OWN)
     search.meet(OTHERS[:1], ())
     assert search.next_calls() == [(OTHERS[0], keys)]
     search.left_out(OTHERS[0], keys[1:])
@@ -111,6 +111,6 @@ def test_search_asks_again_for_what_an_answer_had_no_room_for() -> None:
 
 def test_search_for_many_keys_asks_for_as_many_as_a_request_takes() -> None:
     keys = [place_of(str(number)) for number in range(limits.MAX_FIND_KEYS + 1)]
-    search = Search(keys, OWN)
+    search = NodeLookup(keys, OWN)
     search.meet(OTHERS[:1], ())
     assert search.next_calls() == [(OTHERS[0], keys[:-1]), (OTHERS[0], keys[-1:])]

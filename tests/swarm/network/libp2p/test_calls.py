@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 from swarm.network.libp2p import calls
-from swarm.network.libp2p.calls import LANE_BYTES, MAX_BULK_PER_PEER, MAX_PARCELS_PER_PEER, Calls
+from swarm.network.libp2p.calls import MAX_BULK_PER_PEER, MAX_PARCELS_PER_PEER, MAX_UNARY_BYTES, Calls
 from swarm.testing import virtual_time
 from swarm_protocol.errors import PeerRefused, PeerTimeout
 
-LARGE = bytes(LANE_BYTES + 1)
+LARGE = bytes(MAX_UNARY_BYTES + 1)
 
 
 class Sender:
@@ -71,7 +71,7 @@ def test_parcel_is_for_its_caller_once_and_for_a_while() -> None:
 
     async def main() -> None:
         calls = _calls()
-        answer = calls.lane_answer(large)
+        answer = calls.unary_answer(large)
         tokens = [(await answer("caller", b""))[1:] for _ in range(MAX_PARCELS_PER_PEER + 1)]
         foreign = (await answer("other", b""))[1:]
         with pytest.raises(PeerRefused):

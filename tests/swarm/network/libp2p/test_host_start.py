@@ -22,7 +22,7 @@ from swarm.network.libp2p.libp2p_network import (
     Libp2pNetwork,
     Libp2pOptions,
 )
-from swarm.network.libp2p.network_entry import Entrance
+from swarm.network.libp2p.network_entry import NetworkEntry
 from swarm.network.libp2p.p2pd_process import DaemonOptions
 from swarm.network.multiaddr import parse_peer_addr
 from swarm_protocol.dht_messages import Contact
@@ -53,7 +53,7 @@ async def failure(path: Path, **options: object) -> SwarmError:
 async def bare_host(hello: Hello | None, skew_s: float = 0.0) -> AsyncIterator[str]:
     """The address of a libp2p host that says `hello`, or is no Swarm node at all."""
     host = await Host.start(DaemonOptions(listen=("/ip4/127.0.0.1/tcp/0",)))
-    lane = asyncio.create_task(host.lane.run())
+    running = asyncio.create_task(host.unary.run())
 
     async def answer(_peer_id: str, _request: bytes) -> bytes:
         assert hello is not None
@@ -64,7 +64,7 @@ async def bare_host(hello: Hello | None, skew_s: float = 0.0) -> AsyncIterator[s
     _, addrs = await host.control.identify()
     yield f"{addrs[0]}/p2p/{host.peer_id}"
     await host.stop()
-    await lane
+    await running
 
 
 def test_start_beside_dead_seeds_does_not_wait_for_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,7 +329,7 @@ def test_start_without_seeds_joins_through_remembered_peers_and_finds_a_copy(tmp
             remembered = (gone, contact_of(a, (await a.addrs())[0]))
             for peers in ((), (dead,)):
                 async with await libp2p_node(tmp_path / "c", peers=peers, remembered=remembered) as c:
-                    assert c.entrance == Entrance(remembered=(a.peer_id,))
+                    assert c.entrance == NetworkEntry(remembered=(a.peer_id,))
                     assert await c.publish("k", b"", lifetime_s=10)
             with pytest.raises(StartError, match=f"{b.peer_id} is in use by another running node"):
                 await libp2p_node(tmp_path / "b", remembered=remembered)
@@ -343,7 +343,7 @@ def test_start_with_only_remembered_peers_that_are_gone_fails_unless_it_may_be_t
         error = await failure(tmp_path / "a", remembered=remembered)
         assert error.message == "none of the peers that this node remembers (1) could be reached"
         async with await libp2p_node(tmp_path / "a", remembered=remembered, may_be_first=True) as first:
-            assert first.entrance == Entrance()
+            assert first.entrance == NetworkEntry()
 
     asyncio.run(main())
 
@@ -356,7 +356,7 @@ def test_given_peers_that_answer_leave_remembered_ones_alone(tmp_path: Path) -> 
         ):
             remembered = (contact_of(b, (await b.addrs())[0]),)
             async with await libp2p_node(tmp_path / "c", peers=await a.addrs(), remembered=remembered) as c:
-                assert c.entrance == Entrance(given=(a.peer_id,))
+                assert c.entrance == NetworkEntry(given=(a.peer_id,))
 
     asyncio.run(main())
 

@@ -10,7 +10,7 @@ import pytest
 import uvloop
 from swarm.network import framing
 from swarm.network.framing import Kind
-from swarm.network.libp2p.stream_buffers import SCRATCH_BYTES, Wire
+from swarm.network.libp2p.stream_buffers import SCRATCH_BYTES, StreamBuffers
 from swarm_protocol.errors import PeerViolation
 
 Frame = tuple[Kind, int, bytes]
@@ -26,7 +26,7 @@ class Near:
         self.frames: list[Frame] = []
         self.announced: list[tuple[Kind, int]] = []
         self.unwanted: set[int] = set()  # lengths
-        self.wire = Wire(self._announce, self._accept)
+        self.wire = StreamBuffers(self._announce, self._accept)
         self._near, self.far = socket.socketpair()
         for side in (self._near, self.far):
             for buffer in (socket.SO_SNDBUF, socket.SO_RCVBUF):

@@ -1,4 +1,4 @@
-"""The unary lane's own ends: what it leaves behind when it is not opened."""
+"""What a unary connection leaves behind when it cannot be opened."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from swarm.network.libp2p.daemon_control import Control
-from swarm.network.libp2p.unary_connection import UnaryLane
+from swarm.network.libp2p.unary_connection import UnaryConnection
 
 
 def test_opening_that_is_cancelled_closes_its_connection(tmp_path: Path) -> None:
@@ -23,7 +23,7 @@ def test_opening_that_is_cancelled_closes_its_connection(tmp_path: Path) -> None
 
         path = str(tmp_path / "socket")
         async with await asyncio.start_unix_server(silent_daemon, path), asyncio.timeout(10):
-            opening = asyncio.create_task(UnaryLane.open(Control(path)))
+            opening = asyncio.create_task(UnaryConnection.open(Control(path)))
             await asked.wait()
             opening.cancel()
             with pytest.raises(asyncio.CancelledError):

@@ -8,15 +8,15 @@ import random
 from collections.abc import Callable
 
 import pytest
-from swarm.network.memory.memory_link import FRAME_BYTES, OVERHEAD_BYTES, RETRANSMIT_S, Link, Pipe, Rate
+from swarm.network.memory.memory_link import FRAME_BYTES, OVERHEAD_BYTES, RETRANSMIT_S, LinkModel, Pipe, Rate
 from swarm.testing import virtual_time
 
 
-def make_pipe(link: Link, *, up: float = math.inf, down: float = math.inf, seed: int = 0) -> Pipe:
+def make_pipe(link: LinkModel, *, up: float = math.inf, down: float = math.inf, seed: int = 0) -> Pipe:
     return Pipe(link, up=Rate(up), down=Rate(down), rng=random.Random(seed))
 
 
-def arrivals(send: Callable[[Callable[[object, str, int], None]], None], link: Link, *, seed: int = 0) -> list:
+def arrivals(send: Callable[[Callable[[object, str, int], None]], None], link: LinkModel, *, seed: int = 0) -> list:
     """When each message that `send` puts on a fresh pipe arrives, in order of arrival."""
 
     async def main() -> list:
@@ -51,11 +51,11 @@ def test_link_with_impossible_values_is_refused() -> None:
         {"loss": -0.1},
     ):
         with pytest.raises(ValueError, match="must be"):
-            Link(**wrong)
+            LinkModel(**wrong)
 
 
 def test_pipe_with_latency_and_rate_takes_their_sum() -> None:
-    link = Link(latency_s=0.05, bandwidth_bytes_per_s=1e6)
+    link = LinkModel(latency_s=0.05, bandwidth_bytes_per_s=1e6)
     [(_, arrival_s)] = arrivals(lambda put: put("flow", "big", 2_000_000), link)
     assert arrival_s == pytest.approx(0.05 + (2_000_000 + OVERHEAD_BYTES) / 1e6)
 
@@ -65,7 +65,7 @@ def test_pipe_with_two_flows_shares_the_rate() -> None:
         put("a", "long", 10 * FRAME_BYTES)
         put("b", "short", FRAME_BYTES - OVERHEAD_BYTES)
 
-    link = Link(bandwidth_bytes_per_s=FRAME_BYTES)
+    link = LinkModel(bandwidth_bytes_per_s=FRAME_BYTES)
     times = dict(arrivals(send, link))
     assert times["short"] == pytest.approx(3)  # and not after the 10 s of the long one
     assert times["long"] == pytest.approx(11, rel=0.01)
@@ -76,7 +76,7 @@ def test_pipe_with_one_flow_keeps_its_order() -> None:
         put("a", "long", 3 * FRAME_BYTES)
         put("a", "short", 1)
 
-    link = Link(bandwidth_bytes_per_s=FRAME_BYTES, jitter_s=0.5, loss=0.2)
+    link = LinkModel(bandwidth_bytes_per_s=FRAME_BYTES, jitter_s=0.5, loss=0.2)
     assert [name for name, _ in arrivals(send, link)] == ["long", "short"]
 
 
@@ -85,7 +85,7 @@ def test_pipe_with_jitter_and_loss_never_reorders_and_loses_nothing() -> None:
         for index in range(300):
             put("flow", str(index), 100)
 
-    link = Link(latency_s=0.01, jitter_s=0.2, loss=0.3)
+    link = LinkModel(latency_s=0.01, jitter_s=0.2, loss=0.3)
     seen = arrivals(send, link)
     assert [name for name, _ in seen] == [str(index) for index in range(300)]
     assert seen[-1][1] > RETRANSMIT_S
@@ -96,7 +96,7 @@ def test_pipe_with_same_seed_repeats_and_with_another_differs() -> None:
         for index in range(50):
             put(index % 3, str(index), 5000)
 
-    link = Link(latency_s=0.01, jitter_s=0.2, bandwidth_bytes_per_s=1e5, loss=0.05)
+    link = LinkModel(latency_s=0.01, jitter_s=0.2, bandwidth_bytes_per_s=1e5, loss=0.05)
     assert arrivals(send, link, seed=1) == arrivals(send, link, seed=1)
     assert arrivals(send, link, seed=1) != arrivals(send, link, seed=2)
 
@@ -107,7 +107,7 @@ def test_pipes_with_one_uplink_share_it() -> None:
         uplink, start_s, arrived = Rate(1e6), loop.time(), []
         done = asyncio.Event()
         for _ in range(4):
-            pipe = Pipe(Link(), up=uplink, down=Rate(math.inf), rng=random.Random(0))
+            pipe = Pipe(LinkModel(), up=uplink, down=Rate(math.inf), rng=random.Random(0))
             pipe.put("flow", 1_000_000, lambda: arrived.append(1) or (len(arrived) == 4 and done.set()))
         await done.wait()
         return loop.time() - start_s
@@ -117,7 +117,7 @@ def test_pipes_with_one_uplink_share_it() -> None:
 
 def test_pipe_while_held_delivers_nothing_until_released() -> None:
     async def main() -> None:
-        pipe, seen = make_pipe(Link(latency_s=0.1)), []
+        pipe, seen = make_pipe(LinkModel(latency_s=0.1)), []
         pipe.put("flow", 1, lambda: seen.append("first"))
         pipe.hold()
         pipe.put("flow", 1, lambda: seen.append("second"))
@@ -131,7 +131,7 @@ def test_pipe_while_held_delivers_nothing_until_released() -> None:
 
 def test_pipe_after_drop_does_not_spend_the_rate_on_what_was_dropped() -> None:
     async def main() -> None:
-        pipe, seen = make_pipe(Link(bandwidth_bytes_per_s=FRAME_BYTES)), []
+        pipe, seen = make_pipe(LinkModel(bandwidth_bytes_per_s=FRAME_BYTES)), []
         pipe.put("given up", 100 * FRAME_BYTES, lambda: seen.append("never"))
         await asyncio.sleep(1.5)
         pipe.drop("given up")
@@ -144,7 +144,7 @@ def test_pipe_after_drop_does_not_spend_the_rate_on_what_was_dropped() -> None:
 
 def test_pipe_after_close_loses_what_was_under_way_and_carries_nothing() -> None:
     async def main() -> None:
-        pipe, seen = make_pipe(Link(latency_s=1)), []
+        pipe, seen = make_pipe(LinkModel(latency_s=1)), []
         pipe.put("flow", 1, lambda: seen.append("under way"))
         await asyncio.sleep(0.5)
         pipe.close()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from swarm.network.relay.circuit_messages import (
-    Status,
+    CircuitStatus,
     check_hop_accepted,
     check_stop_accepted,
     hop_status,
@@ -25,7 +25,7 @@ def body(message: bytes) -> bytes:
 
 def test_requests_have_the_bytes_of_the_specification() -> None:
     assert reserve_request() == b"\x02\x08\x00"
-    assert hop_status(Status.OK) == b"\x04\x08\x02\x28\x64"
+    assert hop_status(CircuitStatus.OK) == b"\x04\x08\x02\x28\x64"
     assert stop_request(PEER) == b"\x0b\x08\x00\x12\x07\x0a\x05" + PEER
 
 
@@ -53,12 +53,12 @@ def test_request_without_sense_raises_value_error(request_body: bytes) -> None:
 
 
 def test_only_the_status_ok_is_accepted() -> None:
-    check_hop_accepted(body(hop_status(Status.OK)))
+    check_hop_accepted(body(hop_status(CircuitStatus.OK)))
     check_stop_accepted(b"\x08\x01\x20\x64")
     with pytest.raises(ValueError, match="200"):
-        check_hop_accepted(body(hop_status(Status.RESERVATION_REFUSED)))
+        check_hop_accepted(body(hop_status(CircuitStatus.RESERVATION_REFUSED)))
     with pytest.raises(ValueError, match="none"):
-        check_stop_accepted(body(hop_status(Status.OK)))
+        check_stop_accepted(body(hop_status(CircuitStatus.OK)))
 
 
 @given(st.binary(max_size=64))

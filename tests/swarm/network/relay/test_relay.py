@@ -23,7 +23,7 @@ from swarm.network.libp2p.libp2p_network import (
 from swarm.network.libp2p.p2pd_process import DaemonOptions
 from swarm.network.multiaddr import peer_id_bytes
 from swarm.network.relay import relay
-from swarm.network.relay.circuit_messages import HOP, MAX_MESSAGE_BYTES, Status, hop_status
+from swarm.network.relay.circuit_messages import HOP, MAX_MESSAGE_BYTES, CircuitStatus, hop_status
 from swarm.network.relay.relay import Circuit, Relay, RelayLimits
 from swarm_protocol.errors import PeerUnreachable
 
@@ -284,22 +284,22 @@ def test_stranger_that_holds_all_circuits_it_may_have_keeps_nobody_else_away(
 ) -> None:
     monkeypatch.setattr(libp2p_network, "RelayLimits", lambda: RelayLimits(circuits_per_peer=4, circuits_per_pair=1))
 
-    async def connect(stranger: Host, trio: Trio, statuses: list[Status]) -> RawStream:
+    async def connect(stranger: Host, trio: Trio, statuses: list[CircuitStatus]) -> RawStream:
         reader, writer = await stranger.open_stream(trio.relay.peer_id, HOP)
         target = peer_id_bytes(trio.hidden.peer_id)
         body = b"\x08\x01\x12" + bytes([len(target) + 2]) + b"\x0a" + bytes([len(target)]) + target
         writer.write(bytes([len(body)]) + body)
         answer = await read_delimited(reader, MAX_MESSAGE_BYTES)
-        statuses.append(next(each for each in Status if answer in hop_status(each)))
+        statuses.append(next(each for each in CircuitStatus if answer in hop_status(each)))
         return reader, writer
 
     async def case(trio: Trio) -> None:
-        stranger, statuses = await Host.start(DaemonOptions()), list[Status]()
+        stranger, statuses = await Host.start(DaemonOptions()), list[CircuitStatus]()
         try:
             (addr,) = await trio.relay.addrs()
             await stranger.control.connect(trio.relay.peer_id, [addr.partition("/p2p/")[0]])
             streams = [await connect(stranger, trio, statuses) for _ in range(3)]
-            assert statuses.count(Status.RESOURCE_LIMIT_EXCEEDED) >= 2
+            assert statuses.count(CircuitStatus.RESOURCE_LIMIT_EXCEEDED) >= 2
             assert await trio.echoes()
             for _, writer in streams:
                 writer.transport.abort()

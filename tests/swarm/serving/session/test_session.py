@@ -12,7 +12,7 @@ from unittest.mock import patch
 import pytest
 from support.toy_server import COLUMNS, MODEL, VOCAB, ToyServer, expected_tokens, logits_of
 from swarm.network.membership import Membership
-from swarm.network.memory.memory_link import Link
+from swarm.network.memory.memory_link import LinkModel
 from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
 from swarm.router.routing import NoChain
 from swarm.serving.model.shape import ModelShape
@@ -69,7 +69,7 @@ class World:
 
 @asynccontextmanager
 async def world(spans: Sequence[tuple[int, int]] = THIRDS * 2) -> AsyncIterator[World]:
-    internet = MemoryInternet(detection_s=0, default_link=Link(latency_s=RTT_S / 2))
+    internet = MemoryInternet(detection_s=0, default_link=LinkModel(latency_s=RTT_S / 2))
     async with AsyncExitStack() as stack:
         network = internet.network()
         membership = await stack.enter_async_context(Membership(network))
@@ -208,7 +208,7 @@ def test_session_tokens_come_as_fast_as_servers_reach_each_other_however_far_the
         clock = asyncio.get_running_loop().time
         async with world(spans) as w:
             for peer_id in w.servers:
-                w.internet.link(w.network.peer_id, peer_id, Link(latency_s=0.4))
+                w.internet.link(w.network.peer_id, peer_id, LinkModel(latency_s=0.4))
             trace = Trace(model=MODEL)
             async with w.session(trace) as session:
                 times = []
@@ -221,7 +221,7 @@ def test_session_tokens_come_as_fast_as_servers_reach_each_other_however_far_the
             assert [server.num_rows for server in w.servers.values()] == [len(PROMPT) + 99] * len(spans)
             await w.all_freed()
             for peer_id in w.servers:  # so that lanes are closed when the test is over
-                w.internet.link(w.network.peer_id, peer_id, Link(latency_s=RTT_S / 2))
+                w.internet.link(w.network.peer_id, peer_id, LinkModel(latency_s=RTT_S / 2))
 
     run(scenario())
 

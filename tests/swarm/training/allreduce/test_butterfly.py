@@ -14,7 +14,7 @@ import pytest
 import torch
 from support.training_swarm import SpoiledCodec
 from swarm.network.interface import FaultHook, Stream, no_faults
-from swarm.network.memory.memory_link import Link
+from swarm.network.memory.memory_link import LinkModel
 from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
 from swarm.testing import virtual_time
 from swarm.training.allreduce import parts as module
@@ -205,8 +205,8 @@ def _noted(owner: PartReducer, reduce: Callable[..., None], handed: list[threadi
     reduce(owner, *arguments)
 
 
-def slow_link(latency_s: float) -> Link:
-    return Link(latency_s=latency_s)
+def slow_link(latency_s: float) -> LinkModel:
+    return LinkModel(latency_s=latency_s)
 
 
 @pytest.mark.parametrize("codec", ["fp32", "int8"])

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.training_swarm import NUM_VALUES, SpoiledCodec, Swarm, SyntheticInner, config
 from swarm.network.membership import Membership
-from swarm.network.memory.memory_link import Link
+from swarm.network.memory.memory_link import LinkModel
 from swarm.testing import virtual_time
 from swarm.training.member.progress_reports import BROKE_PROTOCOL, LEFT_OUT, LESSENED, RoundLog
 from swarm.training.member.trainer import RunMember
@@ -99,7 +99,7 @@ async def records_of(swarm: Swarm) -> dict[str, TrainerRecord]:
 async def phases_over(latency_s: float) -> dict[str, float]:
     """Of the last step of a run of three, over links this slow. The synthetic contributions lie on a line, where a
     robust aggregator takes the outer ones for liars'."""
-    async with Swarm(config(min_group=3, aggregator="mean"), link=Link(latency_s=latency_s)) as swarm:
+    async with Swarm(config(min_group=3, aggregator="mean"), link=LinkModel(latency_s=latency_s)) as swarm:
         for index in range(3):
             await swarm.join(f"m{index}", inner=SyntheticInner(virtual_step_s=STEP_S))
         members = await swarm.finish()

@@ -11,7 +11,7 @@ import pytest
 import torch
 from support.training_swarm import NUM_VALUES, Swarm, SyntheticInner, assert_equal_steps, config, signed
 from swarm.network.membership import Membership
-from swarm.network.memory.memory_link import Link
+from swarm.network.memory.memory_link import LinkModel
 from swarm.network.memory.memory_network import MemoryInternet
 from swarm.testing import virtual_time
 from swarm.testing.leaks import no_leaks
@@ -448,7 +448,7 @@ def test_partition_into_two_halves_that_both_go_on_ends_in_one_state() -> None:
 
 def test_run_over_a_slow_jittery_link_commits_equal_states() -> None:
     async def main() -> None:
-        link = Link(latency_s=0.1, jitter_s=0.05, bandwidth_bytes_per_s=100_000.0)
+        link = LinkModel(latency_s=0.1, jitter_s=0.05, bandwidth_bytes_per_s=100_000.0)
         async with Swarm(config(min_group=3, outer_steps=2), link=link) as swarm:
             for index in range(3):
                 await swarm.join(f"m{index}", inner=SyntheticInner(num_values=200_000))

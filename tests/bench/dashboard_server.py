@@ -21,7 +21,7 @@ from swarm_node.dashboard.collector import Collector
 from swarm_node.dashboard.history.history import History
 from swarm_node.dashboard.remembering import Remembering
 from swarm_node.http.server import listen, serving
-from swarm_protocol.envelope import Envelope
+from swarm_protocol.envelope import Envelope, seal_record, unseal_record
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import NodeRecord, Record, publish_key
 

@@ -14,8 +14,7 @@ from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable
 from swarm_protocol.serving_messages import KV_METHOD, KvHeader, KvRequest
 from swarm_protocol.session_frames import SequenceRef
 
-from swarm.network.interface import FaultHook
-from swarm.network.interface import EndOfStream, Network, Stream
+from swarm.network.interface import EndOfStream, FaultHook, Network, Stream
 from swarm.serving.engine.sequence import EngineSequence
 from swarm.serving.server.server_session import ServerSession
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from swarm.network.libp2p import calls
-from swarm.network.libp2p.calls import MAX_BULK_PER_PEER, MAX_PARCELS_PER_PEER, MAX_UNARY_BYTES, Calls
+from swarm.network.libp2p.calls import MAX_BULK_PER_PEER, MAX_PARCELS_PER_PEER, MAX_UNARY_BYTES, PARCEL_S, Calls
 from swarm.testing import virtual_time
 from swarm_protocol.errors import PeerRefused, PeerTimeout
 
@@ -81,7 +80,7 @@ def test_parcel_is_for_its_caller_once_and_for_a_while() -> None:
         assert await fetched(calls, "caller", tokens[1]) == LARGE
         with pytest.raises(PeerRefused):
             await fetched(calls, "caller", tokens[1])
-        await asyncio.sleep(calls.PARCEL_S + 1)
+        await asyncio.sleep(PARCEL_S + 1)
         with pytest.raises(PeerRefused):
             await fetched(calls, "other", foreign)
         assert (calls._parcels, calls._num_parcel_bytes) == ({}, 0)
@@ -93,7 +92,7 @@ def test_stream_that_asks_for_no_parcel_is_ended() -> None:
     async def main() -> None:
         silent = Sender(_calls(), "caller")
         silent.handled.cancel()
-        async with asyncio.timeout(calls.PARCEL_S + 1):
+        async with asyncio.timeout(PARCEL_S + 1):
             with pytest.raises(PeerTimeout, match="did not come in time"):
                 await _calls().hand_out_parcel("caller", silent)  # type: ignore[arg-type]
 

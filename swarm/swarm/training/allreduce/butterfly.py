@@ -30,8 +30,7 @@ from swarm_protocol.errors import PeerError, PeerViolation, RoundError, SwarmErr
 from swarm_protocol.training_messages import Group, Outcome, ReduceOpening
 from torch import Tensor
 
-from swarm.network.interface import FaultHook, no_faults
-from swarm.network.interface import EndOfStream, Stream
+from swarm.network.interface import EndOfStream, FaultHook, Stream, no_faults
 from swarm.training.allreduce.exchange import Exchange
 from swarm.training.allreduce.part_owner import BackupOwner, PartOwner
 from swarm.training.allreduce.part_streams import PartStreams

@@ -17,8 +17,7 @@ from swarm_protocol import limits
 from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable, PeerViolation, SwarmError
 from swarm_protocol.training_messages import Abort, Certificate, Ready, ReadyReply, Standing, StandingRequest, VoteReply
 
-from swarm.network.interface import FaultHook
-from swarm.network.interface import EndOfStream, Network
+from swarm.network.interface import EndOfStream, FaultHook, Network
 from swarm.training.allreduce.parts import Residuals
 from swarm.training.allreduce.peer_connections import SILENT_S, SLOWEST_BYTES_PER_S, BandwidthMeter, PeerConnections
 from swarm.training.round.certificate import MAX_HISTORY_BYTES, MAX_LINKS, Notary, Proof, Rank

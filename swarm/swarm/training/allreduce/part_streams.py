@@ -28,7 +28,7 @@ from swarm_protocol.training_messages import ReduceOpening
 from torch import Tensor
 
 from swarm.network.framing import WINDOW_BYTES
-from swarm.network.interface import EndOfStream, Stream
+from swarm.network.interface import EndOfStream, FaultHook, Stream
 from swarm.training.allreduce.parts import PartResult, ReductionScheme, check_frame, num_values
 from swarm.training.allreduce.peer_connections import QUIET_S, SILENT_S, PeerConnections
 from swarm.training.round.round_events import SignedGroup

@@ -9,7 +9,7 @@ from swarm.network.dht import record_dht, record_storage, routing_table
 from swarm.network.libp2p import calls, libp2p_stream
 from swarm.network.relay import relay
 from swarm.serving.server import connection_server, forward_server, result_batcher, server_session
-from swarm.serving.session import chain, session_decisions
+from swarm.serving.session import pipeline, session_state
 from swarm.training.allreduce import exchange, parts, peer_connections
 from swarm.training.round import certificate, coordinator, round_context, round_state
 from swarm.training.run import signed_run
@@ -46,8 +46,11 @@ SAID = [
     ("sessions.md", f"A peer may have {connection_server.MAX_LANES_PER_PEER} such streams"),
     ("sessions.md", f"within {connection_server.SILENT_S:.0f} s of its opening"),
     ("sessions.md", f"after {connection_server.IDLE_LANE_S:.0f} s without a sequence"),
-    ("sessions.md", f"tried again after {chain.RELINK_S:.0f} s, doubling up to {chain.MAX_RELINK_S / 60:.0f} minutes"),
-    ("sessions.md", f"After {session_decisions.MAX_FAILURES} failures of servers"),
+    (
+        "sessions.md",
+        f"tried again after {pipeline.RELINK_S:.0f} s, doubling up to {pipeline.MAX_RELINK_S / 60:.0f} minutes",
+    ),
+    ("sessions.md", f"After {session_state.MAX_FAILURES} failures of servers"),
     ("sessions.md", f"and {forward_server.MAX_CALL_S:.0f} s"),
     ("rounds.md", f"chunks of {replica_state.CHUNK_BYTES // MIB} MiB"),
     ("rounds.md", f"head has at most {replica_state.MAX_HEAD_BYTES // MIB} MiB"),

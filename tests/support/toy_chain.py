@@ -1,4 +1,4 @@
-"""Servers that compute hashes, a network that is a heap of arrivals, and a client that is nothing but a `Course`.
+"""Servers that compute hashes, a network that is a heap of arrivals, and a client that is nothing but a `SessionState`.
 
 A position's output is a hash of all inputs up to it, block by block, so a row that is lost, repeated or put at a wrong
 position changes every token after it. Everything is drawn from one seed; a thousand histories take seconds.
@@ -16,24 +16,24 @@ from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 
-from swarm.serving.session.actions import (
+from swarm.serving.session.pipeline import StepLimits
+from swarm.serving.session.replay_buffer import ReplayBuffer
+from swarm.serving.session.session_state import (
     Action,
-    Answer,
-    Blame,
-    Cause,
-    CloseSeat,
+    CloseStage,
     Fail,
+    FailureCause,
     Feed,
-    Find,
-    Hand,
-    OpenSeat,
-    Relink,
+    FindServers,
+    GrantHandover,
+    OpenStage,
     Repaired,
+    ReportFailure,
+    SessionState,
+    TakeOutput,
+    UpdateLink,
 )
-from swarm.serving.session.chain import Limits
-from swarm.serving.session.hop import Hop, Neighbours, Ran, StepTimer
-from swarm.serving.session.replay_buffer import Ledger
-from swarm.serving.session.session_decisions import Course
+from swarm.serving.session.stage import Neighbours, Opened, Stage, StepReport, StepTimer
 from swarm.serving.session.trace import HopTrace
 from swarm_protocol.errors import PeerRefused, PeerUnreachable, PeerViolation, SessionError, SwarmError
 from swarm_protocol.records import ServeRecord
@@ -146,7 +146,7 @@ class ToyWorld:
         self._closed: set[bytes] = set()
         self._avoid: dict[str, float] = {}
         self.is_answered = False
-        self.course = Course(num_blocks, lambda block: Ledger(ROW_BYTES), Limits(max_step_tokens=chunk))
+        self.state = SessionState(num_blocks, lambda block: ReplayBuffer(ROW_BYTES), StepLimits(max_step_tokens=chunk))
 
     # --- the client -------------------------------------------------------------------------------------------------
 
@@ -155,7 +155,7 @@ class ToyWorld:
         if self.error:
             raise self.error
         self.is_answered, self.outputs = False, []
-        self.carry_out(self.course.ask(b"".join(map(token_row, tokens)), want, self.now_s, ahead=ahead))
+        self.carry_out(self.state.ask(b"".join(map(token_row, tokens)), want, self.now_s, ahead=ahead))
         self.run_until(lambda: self.is_answered or self.error is not None)
         if self.error is not None:
             raise self.error
@@ -166,14 +166,14 @@ class ToyWorld:
         while not is_over():
             num_events += 1
             assert num_events < 50_000, "it goes on for ever"
-            due_s = self.course.next_s()
+            due_s = self.state.next_due_s()
             if self._events and self._events[0][0] <= due_s:
                 self.now_s, _, happen = heapq.heappop(self._events)
                 happen()
             else:
                 assert due_s < float("inf"), "nothing will ever happen"
                 self.now_s = max(self.now_s, due_s)
-                self.carry_out(self.course.tick(self.now_s))
+                self.carry_out(self.state.tick(self.now_s))
 
     def later(self, delay_s: float, happen: Callable[[], None]) -> None:
         heapq.heappush(self._events, (self.now_s + delay_s, next(self._count), happen))
@@ -195,44 +195,46 @@ class ToyWorld:
         follows: list[Action] = []
         for action in actions:
             match action:
-                case Find():
-                    self.look(action, self.now_s + PATIENCE_S if action.repair.has_patience else 0.0)
-                case OpenSeat(hop):
-                    self.send("client", hop.peer_id, self.opening(action))
+                case FindServers():
+                    self.look(action, self.now_s + PATIENCE_S if action.repair.is_patient else 0.0)
+                case OpenStage(stage):
+                    self.send("client", stage.peer_id, self.opening(action))
                 case Feed():
-                    rows = self.course.ledgers[action.hop.start].rows(action.start, action.end)
+                    rows = self.state.buffers[action.stage.start].rows(action.start, action.end)
                     assert BAD not in rows
-                    self.to_server(action.hop, self.feeding(action, rows))
-                case Relink(hop):
-                    self.to_server(hop, self.relinking(hop, hop.told))
-                case CloseSeat(hop):
-                    self._closed.add(hop.sequence_id)
-                    seats = self.servers[hop.peer_id].seats
-                    self.send("client", hop.peer_id, lambda seats=seats, hop=hop: seats.pop(hop.sequence_id, None))
-                case Blame(peer_id, _, cause):
-                    backoff_s = 1e9 if cause is Cause.JUDGED else BACKOFF_S
-                    if cause is Cause.JUDGED and not self.servers[peer_id].is_spoilt:
+                    self.to_server(action.stage, self.feeding(action, rows))
+                case UpdateLink(stage):
+                    self.to_server(stage, self.relinking(stage, stage.link.told))
+                case CloseStage(stage):
+                    self._closed.add(stage.sequence_id)
+                    seats = self.servers[stage.peer_id].seats
+                    self.send(
+                        "client", stage.peer_id, lambda seats=seats, stage=stage: seats.pop(stage.sequence_id, None)
+                    )
+                case ReportFailure(peer_id, _, cause):
+                    backoff_s = 1e9 if cause is FailureCause.VIOLATION else BACKOFF_S
+                    if cause is FailureCause.VIOLATION and not self.servers[peer_id].is_spoilt:
                         self.judged.append(peer_id)
                     self._avoid[peer_id] = self.now_s + backoff_s
                 case Repaired(repair, num_tokens):
                     self.num_anew += "only others" in str(repair.error)
                     self.repaired.append((repair.lost_peer, num_tokens))
-                case Answer(skip, is_last, goes_on):
+                case TakeOutput(skip, is_last, goes_on):
                     self.outputs += self._last[skip:]
                     assert not self.is_answered, "answered twice"
                     self.is_answered = is_last and not goes_on
                     if goes_on:
-                        follows = self.course.follow(token_row(self.outputs[-1]), self.now_s)
+                        follows = self.state.follow(token_row(self.outputs[-1]), self.now_s)
                 case Fail(error):
                     self.error = error
-                case Hand():
+                case GrantHandover():
                     pass
         if follows:
             self.carry_out(follows)
 
-    def look(self, find: Find, give_up_s: float) -> None:
+    def look(self, find: FindServers, give_up_s: float) -> None:
         repair = find.repair
-        hops, block = [], repair.start
+        stages, block = [], repair.start
         while block < repair.end:
             able = [
                 server
@@ -244,15 +246,15 @@ class ToyWorld:
                 if self.now_s < give_up_s:
                     self.later(0.5, lambda: self.look(find, give_up_s))
                     return
-                self.later(0.01, lambda: self.carry_out(self.course.not_found(repair, MISSING, self.now_s)))
+                self.later(0.01, lambda: self.carry_out(self.state.on_not_found(repair, MISSING, self.now_s)))
                 return
             server = self.random.choice(able)
             end = min(server.end, repair.end)
-            hops.append(self.new_hop(server.peer_id, block, end))
+            stages.append(self.new_stage(server.peer_id, block, end))
             block = end
-        self.later(0.01, lambda: self.carry_out(self.course.found(repair, hops, self.now_s)))
+        self.later(0.01, lambda: self.carry_out(self.state.on_found(repair, stages, self.now_s)))
 
-    def new_hop(self, peer_id: str, start: int, end: int) -> Hop:
+    def new_stage(self, peer_id: str, start: int, end: int) -> Stage:
         record = ServeRecord(
             model="m",
             revision="r",
@@ -265,7 +267,7 @@ class ToyWorld:
             free_kv_tokens=1,
             queue_depth=0,
         )
-        return Hop(
+        return Stage(
             peer_id=peer_id,
             start=start,
             end=end,
@@ -275,20 +277,20 @@ class ToyWorld:
             trace=HopTrace(peer_id=peer_id, start=start, end=end),
         )
 
-    def hear(self, peer_id: str, hop_id: bytes, tell: Callable[[Hop], list[Action]]) -> None:
+    def hear(self, peer_id: str, stage_id: bytes, tell: Callable[[Stage], list[Action]]) -> None:
         """Something arrives at the client for one of its seats."""
-        hop = self.hop(hop_id)
-        if hop is None or hop_id in self._closed:
+        stage = self.stage(stage_id)
+        if stage is None or stage_id in self._closed:
             return
         try:
-            self.carry_out(tell(hop))
+            self.carry_out(tell(stage))
         except PeerViolation as error:
-            self.carry_out(self.course.lost(hop, error, Cause.JUDGED, self.now_s))
+            self.carry_out(self.state.on_lost(stage, error, FailureCause.VIOLATION, self.now_s))
 
-    def hop(self, sequence_id: bytes) -> Hop | None:
-        course = self.course
-        hops = [*course.hops, *(hop for repair in course.repairs for hop in repair.fresh)]
-        return next((hop for hop in hops if hop.sequence_id == sequence_id), None)
+    def stage(self, sequence_id: bytes) -> Stage | None:
+        state = self.state
+        stages = [*state.stages, *(stage for repair in state.repairs for stage in repair.new)]
+        return next((stage for stage in stages if stage.sequence_id == sequence_id), None)
 
     def check_draws(self, prompt: list[int]) -> None:
         """Each token of the answer was drawn after those before it."""
@@ -301,19 +303,19 @@ class ToyWorld:
 
     def check_states(self) -> None:
         """What the servers hold follows from the tokens that the client knows, and from nothing else."""
-        tokens = self.course.ledgers[0].rows(0, self.course.length)
+        tokens = self.state.buffers[0].rows(0, self.state.length)
         states = [first_states(0, self.num_blocks)]
-        for position in range(self.course.length):
+        for position in range(self.state.length):
             states.append(run_blocks(states[-1], tokens[position * ROW_BYTES : (position + 1) * ROW_BYTES]))
-        for hop in self.course.hops:
-            seat = self.servers[hop.peer_id].seats.get(hop.sequence_id)
+        for stage in self.state.stages:
+            seat = self.servers[stage.peer_id].seats.get(stage.sequence_id)
             for ours, held in zip(states, seat.states if seat else (), strict=False):
-                assert held == ours[hop.start : hop.end]
+                assert held == ours[stage.start : stage.end]
 
     # --- a server ---------------------------------------------------------------------------------------------------
 
-    def to_server(self, hop: Hop, happen: Callable[[ToyServer], None]) -> None:
-        self.send("client", hop.peer_id, lambda: self.at_server(hop.peer_id, happen))
+    def to_server(self, stage: Stage, happen: Callable[[ToyServer], None]) -> None:
+        self.send("client", stage.peer_id, lambda: self.at_server(stage.peer_id, happen))
 
     def at_server(self, peer_id: str, happen: Callable[[ToyServer], None]) -> None:
         server = self.servers[peer_id]
@@ -324,54 +326,60 @@ class ToyWorld:
         else:
             happen(server)
 
-    def to_client(self, server: ToyServer, sequence_id: bytes, tell: Callable[[Hop], list[Action]]) -> None:
+    def to_client(self, server: ToyServer, sequence_id: bytes, tell: Callable[[Stage], list[Action]]) -> None:
         self.send(server.peer_id, "client", lambda: self.hear(server.peer_id, sequence_id, tell))
 
     def end_seat(self, server: ToyServer, sequence_id: bytes, error: SwarmError) -> None:
         server.seats.pop(sequence_id, None)
-        self.to_client(server, sequence_id, lambda hop: self.course.lost(hop, error, Cause.TOLD, self.now_s))
+        self.to_client(
+            server, sequence_id, lambda stage: self.state.on_lost(stage, error, FailureCause.TOLD, self.now_s)
+        )
 
-    def opening(self, action: OpenSeat) -> Callable[[], None]:
-        hop, told, num_known = action.hop, action.hop.told, action.hop.max_length
+    def opening(self, action: OpenStage) -> Callable[[], None]:
+        stage, told, num_known = action.stage, action.stage.link.told, action.stage.max_length
 
         def happen(server: ToyServer) -> None:
             if server.is_leaving:
-                self.end_seat(server, hop.sequence_id, PeerRefused("leaving"))
+                self.end_seat(server, stage.sequence_id, PeerRefused("leaving"))
                 return
             old = self.servers[action.taken_over.peer_id] if action.taken_over else None
-            states = [first_states(hop.start, hop.end)]
+            states = [first_states(stage.start, stage.end)]
             if old is not None:
                 seat = old.seats.get(action.taken_over.sequence_id) if old.is_up else None
                 if seat is None or self.random.random() < 0.2:
                     self.struck["hand-over"] += 1
-                    self.end_seat(server, hop.sequence_id, PeerRefused("no hand-over"))
+                    self.end_seat(server, stage.sequence_id, PeerRefused("no hand-over"))
                     return
-                cut = slice(hop.start - seat.start, hop.end - seat.start)
+                cut = slice(stage.start - seat.start, stage.end - seat.start)
                 states = [each[cut] for each in seat.states]
-            elif kept := server.pages.get((hop.start, hop.end)):
+            elif kept := server.pages.get((stage.start, stage.end)):
                 states = kept[: min(num_known, (len(kept) - 1) // 16 * 16) + 1]
-            server.seats[hop.sequence_id] = ToySeat(hop.start, hop.end, told, states)
+            server.seats[stage.sequence_id] = ToySeat(stage.start, stage.end, told, states)
             length = len(states) - 1
             self.to_client(
-                server, hop.sequence_id, lambda hop: self.course.ready(hop, length, server.max_step_tokens, self.now_s)
+                server,
+                stage.sequence_id,
+                lambda stage: self.state.on_opened(stage, Opened(length, server.max_step_tokens), self.now_s),
             )
 
         delay_s = 0.05 if action.taken_over else 0.0
-        return lambda: self.later(delay_s, lambda: self.at_server(hop.peer_id, happen))
+        return lambda: self.later(delay_s, lambda: self.at_server(stage.peer_id, happen))
 
     def feeding(self, action: Feed, rows: bytes) -> Callable[[ToyServer], None]:
         assert len(self.outputs) == action.num_drawn or action.want != "token"
         ask = ToyAsk(action.want, action.ahead, forward=action.forward)
-        return lambda server: self.step(server, action.hop.sequence_id, action.start, rows, ask)
+        return lambda server: self.step(server, action.stage.sequence_id, action.start, rows, ask)
 
-    def relinking(self, hop: Hop, told: Neighbours) -> Callable[[ToyServer], None]:
+    def relinking(self, stage: Stage, told: Neighbours) -> Callable[[ToyServer], None]:
         def happen(server: ToyServer) -> None:
-            if seat := server.seats.get(hop.sequence_id):
+            if seat := server.seats.get(stage.sequence_id):
                 seat.told = told
                 seat.num_links += 1
                 num_links, length = seat.num_links, seat.length
                 self.to_client(
-                    server, hop.sequence_id, lambda hop: self.course.linked(hop, num_links, length, self.now_s)
+                    server,
+                    stage.sequence_id,
+                    lambda stage: self.state.on_link_ack(stage, num_links, length, self.now_s),
                 )
 
         return happen
@@ -416,18 +424,18 @@ class ToyWorld:
                 outputs = [hashlib.blake2b(sequence_id + outputs[-1], digest_size=ROW_BYTES).digest()]
             if ask.want == "token":
                 self.drawn[seat.states[position][-1]].add(int.from_bytes(outputs[-1], "little") % VOCAB)
-            if ask.ahead and seat.told.next_sequence_id:
+            if ask.ahead and seat.told.next:
                 row = token_row(int.from_bytes(outputs[-1], "little") % VOCAB)
                 ahead = ToyAsk("token", ask.ahead - 1, forward=True)
-                looped = self.push(server, sequence_id, seat.told, position, row, ahead)
+                looped = self.push(server, sequence_id, seat.told.next, position, row, ahead)
         elif ask.forward:
             rows, outputs = b"".join(outputs), []
-            if seat.told.next_sequence_id:
-                push_failed = not self.push(server, sequence_id, seat.told, position - num_rows, rows, ask)
+            if seat.told.next:
+                push_failed = not self.push(server, sequence_id, seat.told.next, position - num_rows, rows, ask)
         else:
             outputs = []
         self.num_looped += looped
-        ran = Ran(
+        ran = StepReport(
             position=position,
             rows=rows,
             num_outputs=len(outputs),
@@ -435,14 +443,14 @@ class ToyWorld:
             looped=looped,
             num_links=seat.num_links,
         )
-        self.to_client(server, sequence_id, lambda hop: self.heard_result(hop, ran, outputs))
+        self.to_client(server, sequence_id, lambda stage: self.heard_result(stage, ran, outputs))
 
-    def push(self, server: ToyServer, source: bytes, told: Neighbours, position: int, rows: bytes, ask: ToyAsk) -> bool:
+    def push(self, server: ToyServer, source: bytes, to: Stage, position: int, rows: bytes, ask: ToyAsk) -> bool:
         """False: the sender notices that it failed."""
-        lower = told.next_peer_id
+        lower = to.peer_id
         if lower == server.peer_id:
-            assert told.next_sequence_id in server.seats, "nobody dials itself"
-            self.step(server, told.next_sequence_id, position, rows, ask)
+            assert to.sequence_id in server.seats, "nobody dials itself"
+            self.step(server, to.sequence_id, position, rows, ask)
             return True
         if (server.peer_id, lower) in self.cut:
             self.struck["cut"] += 1
@@ -452,22 +460,22 @@ class ToyWorld:
             return True
 
         def happen(target: ToyServer) -> None:
-            seat = target.seats.get(told.next_sequence_id)
-            if seat is None or seat.told.previous_sequence_id != source or BAD in rows:
+            seat = target.seats.get(to.sequence_id)
+            if seat is None or seat.told.previous is None or seat.told.previous.sequence_id != source or BAD in rows:
                 return
             if position > seat.length or len(rows) > ROW_BYTES * target.max_step_tokens:
                 return
-            self.step(target, told.next_sequence_id, position, rows, ask)
+            self.step(target, to.sequence_id, position, rows, ask)
 
         self.send(server.peer_id, lower, lambda: self.at_server(lower, happen))
         return True
 
-    def heard_result(self, hop: Hop, ran: Ran, outputs: list[bytes]) -> list[Action]:
+    def heard_result(self, stage: Stage, ran: StepReport, outputs: list[bytes]) -> list[Action]:
         rows = ran.rows
         if BAD in (rows[i : i + ROW_BYTES] for i in range(0, len(rows), ROW_BYTES)) or BAD in outputs:
             raise PeerViolation("not finite")
         self._last = [int.from_bytes(output, "little") % VOCAB for output in outputs]
-        return self.course.ran(hop, ran, self.now_s)
+        return self.state.on_report(stage, ran, self.now_s)
 
     # --- what goes wrong --------------------------------------------------------------------------------------------
 
@@ -475,11 +483,11 @@ class ToyWorld:
         seats, server.seats = server.seats, {}
 
         def tell() -> None:
-            course = self.course
-            hops = [*course.hops, *(hop for repair in course.repairs for hop in repair.fresh)]
-            for hop in hops:
-                if hop.peer_id == server.peer_id and (hop.sequence_id in seats or not server.is_up):
-                    self.carry_out(self.course.lost(hop, error, Cause.GONE, self.now_s))
+            state = self.state
+            stages = [*state.stages, *(stage for repair in state.repairs for stage in repair.new)]
+            for stage in stages:
+                if stage.peer_id == server.peer_id and (stage.sequence_id in seats or not server.is_up):
+                    self.carry_out(self.state.on_lost(stage, error, FailureCause.SILENT, self.now_s))
 
         self.later(delay_s, tell)
 
@@ -519,9 +527,8 @@ class ToyWorld:
             case "loss":
                 self.push_loss = 0.3
 
-    def told_to_leave(self, hop: Hop) -> list[Action]:
-        self.course.leaving(hop)
-        return self.course.tick(self.now_s)
+    def told_to_leave(self, stage: Stage) -> list[Action]:
+        return self.state.on_leaving(stage, self.now_s)
 
 
 @dataclass(frozen=True, kw_only=True)

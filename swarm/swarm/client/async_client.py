@@ -23,9 +23,8 @@ from swarm.remote.blocks import RemoteBlocks
 from swarm.remote.gradient import Ran, Wanted, attach, embed, run, waiting_for
 from swarm.router.routing import NoChain
 from swarm.serving.model.model_assets import Message, ModelAssets
-from swarm.serving.session.client_state import ClientState
 from swarm.serving.session.generate import Token, generate, sampler_for
-from swarm.serving.session.session import Session, SessionOptions
+from swarm.serving.session.session import ClientState, Session, SessionOptions
 from swarm.serving.session.trace import Trace
 from swarm.serving.tokenizer.tokenizer_process import TokenizerLimits
 from swarm.temporary_folder import temporary_folder

@@ -1,6 +1,10 @@
-"""The client's copy of what went into a span: rows as they were on the wire, so that another server can be fed them.
+"""The client's copies of what went into a span: rows as they were on the wire, so that another server can be fed them.
 
 A row has a fixed number of bytes, whatever the codec, and rows can be cut anywhere.
+
+The rows of a prompt's pages are kept after the session: a server may still hold the keys and values of these pages, but
+a client can survive that server's death only if it has their inputs too. A page's key stands for its whole prefix.
+There is one store per client, shared by its sessions and used only from its event loop.
 """
 
 from __future__ import annotations
@@ -11,8 +15,11 @@ from collections.abc import Sequence
 from swarm_protocol.limits import PAGE_TOKENS
 from swarm_protocol.rows import Data
 
+MAX_BYTES = 256 * 2**20
+"""Thousands of tokens at the boundaries of a large model; a session's own buffers may hold as much."""
 
-class Ledger:
+
+class ReplayBuffer:
     """`length` rows of `row_bytes` each, the first one at position 0."""
 
     __slots__ = ("_rows", "length", "row_bytes")
@@ -35,10 +42,6 @@ class Ledger:
             return bytes(view[start * self.row_bytes : end * self.row_bytes])
 
 
-MAX_BYTES = 256 * 2**20
-"""Thousands of tokens at the boundaries of a large model; a session's own ledgers may hold as much."""
-
-
 class PrefixStore:
     """Pages of encoded rows by page key, which stands for the codec too, and block. The longest unused go first."""
 
@@ -47,25 +50,25 @@ class PrefixStore:
         self._max_bytes = max_bytes
         self._pages: OrderedDict[tuple[bytes, int], bytes] = OrderedDict()
 
-    def keep(self, keys: Sequence[bytes], block: int, ledger: Ledger) -> None:
-        """Remember the inputs of `block` for the pages with these keys, as far as the ledger has them."""
+    def keep(self, keys: Sequence[bytes], block: int, buffer: ReplayBuffer) -> None:
+        """Remember the inputs of `block` for the pages with these keys, as far as the buffer has them."""
         # the first pages last, for without them the others are of no use
-        for index in reversed(range(min(len(keys), ledger.length // PAGE_TOKENS))):
+        for index in reversed(range(min(len(keys), buffer.length // PAGE_TOKENS))):
             name = keys[index], block
             if name in self._pages:
                 self._pages.move_to_end(name)
                 continue
-            page = ledger.rows(index * PAGE_TOKENS, (index + 1) * PAGE_TOKENS)
+            page = buffer.rows(index * PAGE_TOKENS, (index + 1) * PAGE_TOKENS)
             self._pages[name] = page
             self.num_bytes += len(page)
         while self.num_bytes > self._max_bytes:
             self.num_bytes -= len(self._pages.popitem(last=False)[1])
 
-    def fill(self, keys: Sequence[bytes], block: int, ledger: Ledger) -> None:
-        """Append to an empty ledger the pages that are known, without a gap."""
-        assert not ledger.length
+    def fill(self, keys: Sequence[bytes], block: int, buffer: ReplayBuffer) -> None:
+        """Append to an empty buffer the pages that are known, without a gap."""
+        assert not buffer.length
         for key in keys:
             page = self._pages.get((key, block))
             if page is None:
                 return
-            ledger.append(page)
+            buffer.append(page)

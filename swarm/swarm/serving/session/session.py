@@ -1,35 +1,71 @@
-"""One client's stateful inference over a chain of servers that may change under it: questions and their answers.
+"""One client's stateful inference over a chain of servers that may change under it.
 
-Leaves decisions to `course`, carrying them out to `pilot`, and sampling to the last server. Used by one task at a time.
+`Session` takes requests. `SessionRunner` carries out what `session_state` decides (connections, searches, deadlines)
+and reports to it what servers say. Everything happens in callbacks of one event loop, without waiting: a result that a
+connection delivers is answered with the next steps before the connection reads on. Only opening connections and looking
+for servers take tasks, which `close` ends. The last server samples.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+import asyncio
+import logging
+import math
+import secrets
+from collections import deque
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 from uuid import uuid4
 
 import torch
 from swarm_protocol import limits
-from swarm_protocol.errors import ConfigError
+from swarm_protocol.errors import ConfigError, PeerError, PeerRefused, PeerViolation, SwarmError
 from swarm_protocol.records import ServeRecord
 from swarm_protocol.rows import row_bytes
 from swarm_protocol.sampler import Sampler
-from swarm_protocol.session_frames import SampledToken, TokenDraw
+from swarm_protocol.session_frames import (
+    Frame,
+    LinkAck,
+    SampledToken,
+    SequenceEnded,
+    SequenceReady,
+    ServerLeaving,
+    StepResult,
+    TokenDraw,
+)
 from torch import Tensor
 
+from swarm.network.interface import Network
 from swarm.network.membership import Membership
+from swarm.router.routing import Hop, NoChain
 from swarm.serving.model.shape import ModelShape
-from swarm.serving.session.chain import Limits
-from swarm.serving.session.client_state import ClientState
+from swarm.serving.session.connection_pool import ClientConnection, ConnectionLost, ConnectionPool
+from swarm.serving.session.peer_health import PeerHealth
+from swarm.serving.session.pipeline import Feed, StepLimits, TakeOutput, UpdateLink
+from swarm.serving.session.replay_buffer import PrefixStore
 from swarm.serving.session.route_finder import KnownServers, RouteFinder
-from swarm.serving.session.session_decisions import Course
-from swarm.serving.session.session_messages import Speech
-from swarm.serving.session.session_runner import Pilot
-from swarm.serving.session.trace import Trace
+from swarm.serving.session.session_messages import Output, SessionMessages
+from swarm.serving.session.session_state import (
+    Action,
+    CloseStage,
+    Fail,
+    FailureCause,
+    FindServers,
+    GrantHandover,
+    OpenStage,
+    Repaired,
+    ReportFailure,
+    SessionState,
+)
+from swarm.serving.session.stage import Opened, Stage, StepTimer
+from swarm.serving.session.trace import HopTrace, Replay, Trace
+
+logger = logging.getLogger(__name__)
 
 MAX_STEP_BYTES = 2 * 2**20
-"""Of activations in one step: several steps of many clients wait at a server, in some hundred MiB in all."""
+"""Activations in one step. Several steps of many clients wait at a server, some hundred MiB in all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,14 +81,27 @@ class SessionOptions:
     codec: str = "raw"
 
 
-class Session:
-    """Use as a context manager; leaving it frees the chain. `servers` are those known so far.
+class ClientState:
+    """What all sessions of one client share: connections to servers, their health, and prefixes of earlier sessions."""
 
-    The chain is opened by the first question, whose tokens may be known to the servers already. Each question raises
-    NoChain when blocks are missing or were lost and nobody took them over in time, ConfigError if replays would need
-    too much memory, and SessionError when server after server fails. After any of these, and after cancelling one, the
-    session is fit only to be closed. With a `sampler` the index of each draw counts from the session's first one, and
-    ConfigError is raised for a grammar that servers cannot use, too.
+    def __init__(self, network: Network, membership: Membership) -> None:
+        self.connections = ConnectionPool(network)
+        self.health = PeerHealth(membership)
+        self.prefixes = PrefixStore()
+
+    async def close(self) -> None:
+        await self.health.close()
+        await self.connections.close()
+
+
+class Session:
+    """Use as a context manager, by one task at a time; leaving it frees the chain.
+
+    `servers` are those known so far. The first request opens the chain; the servers may know its tokens already. Each
+    request raises NoChain when blocks are missing or were lost and nobody took them over in time, ConfigError if
+    replays would need too much memory, and SessionError when server after server fails. After any of these, and after a
+    request was cancelled, only leaving the session is valid. With a `sampler` the index of each draw counts from the
+    session's first one, and ConfigError is raised for a grammar that servers cannot use, too.
     """
 
     def __init__(
@@ -71,7 +120,7 @@ class Session:
         trace.codec = options.codec
         self._max_tokens = max_tokens
         self._num_tokens = 0
-        self._speech = Speech(
+        self._messages = SessionMessages(
             model,
             state.prefixes,
             session_id=trace.session_id,
@@ -87,30 +136,25 @@ class Session:
             patience_s=options.patience_s,
         )
         num_rows = MAX_STEP_BYTES // row_bytes(options.codec, model.hidden_size)
-        step_limits = Limits(
+        step_limits = StepLimits(
             max_step_tokens=max(1, min(options.max_step_tokens, num_rows)),
             max_output_tokens=max(1, limits.MAX_MESSAGE_BYTES // (8 * model.vocab_size)),
         )
-        self._course = Course(model.num_blocks, self._speech.new_ledger, step_limits)
-        self._pilot = Pilot(
-            self._course,
-            self._speech,
-            state,
-            finder,
-            max_replay_bytes=options.max_replay_bytes,
-            trace=trace,
+        self._state = SessionState(model.num_blocks, self._messages.new_buffer, step_limits)
+        self._runner = SessionRunner(
+            self._state, self._messages, state, finder, max_replay_bytes=options.max_replay_bytes, trace=trace
         )
 
     async def __aenter__(self) -> Session:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for block, ledger in self._course.ledgers.items():
-            self._speech.keep(block, ledger)
-        await self._pilot.close()
+        for block, buffer in self._state.buffers.items():
+            self._messages.keep(block, buffer)
+        await self._runner.close()
 
     async def next_token(self, tokens: Sequence[int], draw: TokenDraw) -> SampledToken:
-        """Append tokens; the last server picks the one that follows them."""
+        """Append tokens; the last server draws the one that follows them."""
         return await self._first_token(tokens, draw, ahead=0)
 
     async def next_tokens(
@@ -118,32 +162,32 @@ class Session:
     ) -> AsyncGenerator[SampledToken, None]:
         """Append tokens; the servers draw those that follow, each at the index after that of the one before.
 
-        They do not wait for whoever takes them from here. Unless all were taken, the session is fit only to be closed.
+        Servers do not wait for the caller. Unless all tokens were taken, only leaving the session is valid.
         """
         yield await self._first_token(tokens, draw, ahead=num_tokens - 1)
         for _ in range(num_tokens - 1):
-            (picked,) = await self._pilot.more()
-            assert isinstance(picked, SampledToken)
-            yield picked
+            (token,) = await self._runner.next_answer()
+            assert isinstance(token, SampledToken)
+            yield token
 
     async def next_logits(self, tokens: Sequence[int]) -> Tensor:
         """Append tokens and return the logits [V] that follow the last one, float32."""
-        self._speech.draw = None
-        (logits_TV,) = await self._pilot.ask(self._append(tokens), "last")
+        self._messages.draw = None
+        (logits_TV,) = await self._runner.ask(self._append(tokens), "last")
         assert isinstance(logits_TV, Tensor)
         return logits_TV[-1]
 
     async def all_logits(self, tokens: Sequence[int]) -> Tensor:
         """Append tokens and return the logits [T, V] that follow each of them, float32."""
-        self._speech.draw = None
-        outputs = await self._pilot.ask(self._append(tokens), "all")
+        self._messages.draw = None
+        outputs = await self._runner.ask(self._append(tokens), "all")
         return torch.cat([output for output in outputs if isinstance(output, Tensor)])
 
     async def _first_token(self, tokens: Sequence[int], draw: TokenDraw, *, ahead: int) -> SampledToken:
-        self._speech.draw = draw
-        (picked,) = await self._pilot.ask(self._append(tokens, ahead=ahead), "token", ahead=ahead)
-        assert isinstance(picked, SampledToken)
-        return picked
+        self._messages.draw = draw
+        (token,) = await self._runner.ask(self._append(tokens, ahead=ahead), "token", ahead=ahead)
+        assert isinstance(token, SampledToken)
+        return token
 
     def _append(self, tokens: Sequence[int], *, ahead: int = 0) -> bytes:
         self._num_tokens += len(tokens) + ahead
@@ -153,4 +197,291 @@ class Session:
                 f"{self._max_tokens}",
                 remedy="ask about one token or more, and open a session with room for all",
             )
-        return self._speech.know(tokens)
+        return self._messages.append_tokens(tokens)
+
+
+class SessionRunner:
+    """Run one client session. After `Fail`, or once `ask` was cancelled, only `close` is valid."""
+
+    def __init__(
+        self,
+        state: SessionState,
+        messages: SessionMessages,
+        client: ClientState,
+        finder: RouteFinder,
+        *,
+        max_replay_bytes: int,
+        trace: Trace,
+    ) -> None:
+        self._state = state
+        self._messages = messages
+        self._pool = client.connections
+        self._health = client.health
+        self._finder = finder
+        self._max_replay_bytes = max_replay_bytes
+        self._trace = trace
+        self._loop = asyncio.get_running_loop()
+        self._connections: dict[Stage, ClientConnection] = {}
+        self._opening: dict[Stage, asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._todo: deque[Action] = deque()
+        self._is_busy = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_s = math.inf
+        self._received: Output | None = None
+        self._outputs: list[Output] = []
+        self._answers: deque[list[Output]] = deque()
+        self._waiting: asyncio.Future[None] | None = None
+        self._pauses: list[tuple[Replay, float]] = []
+
+    async def ask(self, rows: bytes, want: str, *, ahead: int = 0) -> list[Output]:
+        """Return the outputs that answer, in order; after a token `ahead` more follow. Raises NoChain, SessionError."""
+        if self._state.error is not None:
+            raise self._state.error
+        assert not self._answers, "tokens of the last request were not taken"
+        self._carry_out(self._state.ask(rows, want, self._loop.time(), ahead=ahead))
+        return await self.next_answer()
+
+    async def next_answer(self) -> list[Output]:
+        """Return what is answered next. Raises NoChain, SessionError."""
+        if not self._answers:
+            if self._state.error is not None:
+                raise self._state.error
+            self._waiting = self._loop.create_future()
+            await self._waiting
+        return self._answers.popleft()
+
+    async def close(self) -> None:
+        """Free the chain."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._todo.clear()
+        tasks = [*self._tasks, *self._opening.values()]
+        for task in tasks:
+            task.cancel()
+        for stage in list(self._connections):
+            self._close_stage(stage)
+        if tasks:
+            await asyncio.wait(tasks)
+
+    # --- actions ----------------------------------------------------------------------------------------------------
+
+    def _carry_out(self, actions: list[Action]) -> None:
+        """Carry the actions out. Those that follow from one of them come after the others."""
+        self._todo.extend(actions)
+        if self._is_busy:
+            return
+        self._is_busy = True
+        try:
+            while self._todo:
+                self._do(self._todo.popleft())
+        finally:
+            self._is_busy = False
+        self._set_timer()
+
+    def _do(self, action: Action) -> None:  # noqa: C901 a case an action
+        match action:
+            case Feed(stage):
+                self._send(stage, self._messages.step(action, self._state.buffers[stage.start]))
+            case TakeOutput():
+                self._take_output(action)
+            case UpdateLink(stage):
+                self._send(stage, self._messages.link(stage))
+            case GrantHandover(stage):
+                self._send(stage, self._messages.grant_handover(action))
+            case OpenStage(stage):
+                self._opening[stage] = self._loop.create_task(self._open_stage(action), name="open a sequence")
+            case CloseStage(stage):
+                self._close_stage(stage)
+            case FindServers():
+                self._start(self._find(action))
+            case ReportFailure():
+                self._report_failure(action)
+            case Repaired():
+                self._note_repair(action)
+            case Fail(error):
+                if self._waiting is not None and not self._waiting.done():
+                    self._waiting.set_exception(error)
+
+    def _send(self, stage: Stage, frame: Frame) -> None:
+        """Send nothing where the connection is lost: its stages are told of that."""
+        connection = self._connections.get(stage)
+        if connection is not None:
+            connection.send(frame)
+
+    def _take_output(self, action: TakeOutput) -> None:
+        output = self._received
+        assert output is not None
+        if isinstance(output, SampledToken):
+            self._messages.drawn.append(output.token_id)
+        self._outputs.append(output[action.skip :] if isinstance(output, Tensor) else output)
+        if not action.is_last:
+            return
+        now_s = self._loop.time()
+        for replay, since_s in self._pauses:
+            replay.failover_ms = (now_s - since_s) * 1000
+        self._pauses.clear()
+        self._answers.append(self._outputs)
+        self._outputs = []
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+        if action.goes_on:
+            assert isinstance(output, SampledToken)
+            row = self._messages.append_tokens([output.token_id])
+            self._carry_out(self._state.follow(row, now_s))
+
+    def _report_failure(self, failure: ReportFailure) -> None:
+        error = failure.error
+        logger.info("%s: %s", failure.peer_id, error)
+        if isinstance(error, PeerViolation) and failure.cause is not FailureCause.VIOLATION:
+            # a server that finds fault with the client is not at fault itself
+            error = PeerError(error.message, peer_id=failure.peer_id)
+        if isinstance(error, PeerRefused) and error.retry_after_s:
+            self._health.refused(failure.peer_id, self._messages.max_tokens, error.retry_after_s)
+        else:
+            self._health.failed(failure.peer_id, error)
+
+    def _note_repair(self, action: Repaired) -> None:
+        repair = action.repair
+        if known := self._messages.answer_tokens(repair.new):
+            self._send(*known)
+        self._trace.hops += [stage.trace for stage in repair.new]
+        if not repair.lost_peer:
+            self._trace.num_reused_tokens = min(stage.done for stage in repair.new)
+            return
+        replay = Replay(
+            lost_peer=repair.lost_peer,
+            start=repair.start,
+            end=repair.end,
+            reason=repair.error.message if repair.error else "",
+            new_peers=tuple(stage.peer_id for stage in repair.new),
+            num_tokens=action.num_tokens,
+            was_handed_over=repair.is_handover,
+            failover_ms=(self._loop.time() - repair.since_s) * 1000,
+        )
+        self._trace.replays.append(replay)
+        if self._state.is_asked:
+            self._pauses.append((replay, repair.since_s))
+
+    # --- sequences on servers ---------------------------------------------------------------------------------------
+
+    async def _open_stage(self, action: OpenStage) -> None:
+        stage = action.stage
+        try:
+            connection = await self._pool.get(stage.peer_id, self._messages.model.name)
+            connection.attach(stage.sequence_id, partial(self._receive, stage))
+        except SwarmError as error:
+            del self._opening[stage]
+            self._carry_out(self._state.on_lost(stage, error, FailureCause.SILENT, self._loop.time()))
+            return
+        del self._opening[stage]
+        self._connections[stage] = connection
+        self._health.opened(stage.peer_id)
+        stage.since_s = self._loop.time()
+        connection.send(self._messages.open(action))
+
+    def _close_stage(self, stage: Stage) -> None:
+        if opening := self._opening.pop(stage, None):
+            opening.cancel()
+            self._tasks.add(opening)
+            opening.add_done_callback(self._tasks.discard)
+        connection = self._connections.pop(stage, None)
+        if connection is not None:
+            self._health.closed(stage.peer_id)
+            connection.send(self._messages.close(stage))
+            connection.detach(stage.sequence_id)
+
+    def _receive(self, stage: Stage, message: Frame | ConnectionLost) -> None:
+        """Take something for this stage, called by the connection's task."""
+        now_s = self._loop.time()
+        try:
+            actions = self._read(stage, message, now_s)
+        except PeerViolation as error:
+            error.peer_id = stage.peer_id
+            actions = self._state.on_lost(stage, error, FailureCause.VIOLATION, now_s)
+        self._carry_out(actions)
+
+    def _read(self, stage: Stage, message: Frame | ConnectionLost, now_s: float) -> list[Action]:  # noqa: PLR0911 a case a frame
+        """Raises PeerViolation for what no server has reason to send."""
+        match message:
+            case StepResult():
+                result = self._messages.check_result(stage, message)
+                self._received = result.output
+                self._trace.codec_error = max(self._trace.codec_error, result.codec_error)
+                actions = self._state.on_report(stage, result.report, now_s)
+                self._health.worked(stage.peer_id)
+                return actions
+            case LinkAck():
+                return self._state.on_link_ack(stage, message.num_links, message.position, now_s)
+            case SequenceReady():
+                self._health.worked(stage.peer_id)
+                return self._state.on_opened(stage, Opened(message.length, message.max_step_tokens), now_s)
+            case SequenceEnded():
+                error = message.error(stage.peer_id)
+                if isinstance(error, ConfigError) and self._messages.has_grammar:
+                    return self._state.give_up(error, now_s)  # no server can use the grammar
+                return self._state.on_lost(stage, error, FailureCause.TOLD, now_s)
+            case ServerLeaving():
+                return self._state.on_leaving(stage, now_s)
+            case ConnectionLost(lost):
+                return self._state.on_lost(stage, lost, FailureCause.SILENT, now_s)
+        raise PeerViolation(f"a server does not send {type(message).__name__} to a client")
+
+    # --- time and tasks ---------------------------------------------------------------------------------------------
+
+    async def _find(self, find: FindServers) -> None:
+        repair = find.repair
+        try:
+            since_s = repair.begun_s if repair.is_patient else None
+            between = self._state.peers_beside(repair)
+            chain = await self._finder.find(repair.start, repair.end, between, since_s=since_s)
+            self._check_memory({hop.start for hop in chain})
+        except (NoChain, ConfigError) as error:
+            self._carry_out(self._state.on_not_found(repair, error, self._loop.time()))
+        else:
+            if repair.old is not None:
+                # connect before the sequence that is handed over has to stand still
+                dialling = [self._pool.get(hop.peer_id, self._messages.model.name) for hop in chain]
+                await asyncio.gather(*dialling, return_exceptions=True)
+            new = [self._new_stage(hop) for hop in chain]
+            self._carry_out(self._state.on_found(repair, new, self._loop.time()))
+
+    def _check_memory(self, starts: set[int]) -> None:
+        """Raises ConfigError if keeping the inputs of spans that begin there takes too much."""
+        boundaries = starts | self._state.buffers.keys()
+        num_bytes = self._messages.max_tokens * sum(self._messages.row_bytes(block) for block in boundaries)
+        if num_bytes > self._max_replay_bytes:
+            raise ConfigError(
+                f"surviving a failure would take {num_bytes} bytes here, and {self._max_replay_bytes} are allowed",
+                remedy="ask for fewer tokens or allow more memory",
+            )
+
+    def _new_stage(self, hop: Hop) -> Stage:
+        return Stage(
+            peer_id=hop.peer_id,
+            start=hop.start,
+            end=hop.end,
+            sequence_id=secrets.token_bytes(limits.SEQUENCE_ID_BYTES),
+            timer=StepTimer(hop.record, hop.end - hop.start),
+            row_bytes=self._messages.row_bytes(hop.start),
+            trace=HopTrace(peer_id=hop.peer_id, start=hop.start, end=hop.end),
+        )
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work, name="find servers")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _set_timer(self) -> None:
+        due_s = self._state.next_due_s()
+        # a timer that is too early only looks and is set again, which is rarer than a step
+        if due_s >= self._timer_s or math.isinf(due_s):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_s = due_s
+        self._timer = self._loop.call_at(due_s, self._tick)
+
+    def _tick(self) -> None:
+        self._timer, self._timer_s = None, math.inf
+        self._carry_out(self._state.tick(self._loop.time()))

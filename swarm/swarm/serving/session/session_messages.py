@@ -1,6 +1,6 @@
-"""What a client says to its servers in one session, and what their answers mean, once they have been checked.
+"""The messages of one session: the frames that the client sends, and the checked meaning of the servers' answers.
 
-Leaves who is told what to `course`, and sending to `pilot`. Legend of shapes: T positions, V vocabulary.
+`session_state` decides which server is told what, and `session` sends it. Legend of shapes: T positions, V vocabulary.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import numpy as np
 import torch
-from swarm_protocol.errors import PeerViolation, SwarmError
+from swarm_protocol.errors import PeerViolation
 from swarm_protocol.limits import PAGE_TOKENS
 from swarm_protocol.rows import INT8_BLOCK, TOKENS, Data, Rows, row_bytes
 from swarm_protocol.sampler import Sampler
@@ -19,15 +19,10 @@ from swarm_protocol.session_frames import (
     AllowHandover,
     AnswerTokens,
     CloseSequence,
-    Frame,
-    LinkAck,
     LinkUpdate,
     OpenSequence,
     SampledToken,
-    SequenceEnded,
-    SequenceReady,
     SequenceRef,
-    ServerLeaving,
     StepRequest,
     StepResult,
     TokenDraw,
@@ -35,9 +30,10 @@ from swarm_protocol.session_frames import (
 from torch import Tensor
 
 from swarm.serving.model.shape import ModelShape
-from swarm.serving.session.actions import Feed, Hand, OpenSeat
-from swarm.serving.session.hop import Hop, Ran
-from swarm.serving.session.replay_buffer import Ledger, PrefixStore
+from swarm.serving.session.pipeline import Feed
+from swarm.serving.session.replay_buffer import PrefixStore, ReplayBuffer
+from swarm.serving.session.session_state import GrantHandover, OpenStage
+from swarm.serving.session.stage import Stage, StepReport
 from swarm.serving.wire.page_keys import PageKeyChain, root_key
 
 Output: TypeAlias = SampledToken | Tensor
@@ -45,37 +41,25 @@ Output: TypeAlias = SampledToken | Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
-    """A step's result. `output` only from the last hop."""
+class CheckedResult:
+    """A step's result. Only the last stage has an `output`."""
 
-    ran: Ran
+    report: StepReport
     output: Output | None
     codec_error: float
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
-    length: int
-    max_step_tokens: int
+class SessionMessages:
+    """Build and read the frames of one session.
 
-
-@dataclass(frozen=True, slots=True)
-class Left:
-    """The server leaves, or with an `error` the seat is gone."""
-
-    error: SwarmError | None
-
-
-class Speech:
-    """Of one session. `store` has rows of earlier ones, `sampler` is for whoever draws.
-
-    `draw` says how the question's first token is taken; None: logits are wanted. `drawn` are the tokens so far.
+    `prefixes` has rows of earlier sessions; `sampler` is for the last server. `draw` says how the request's first token
+    is drawn, None if logits are wanted. `drawn` are the tokens so far.
     """
 
     def __init__(
         self,
         model: ModelShape,
-        store: PrefixStore,
+        prefixes: PrefixStore,
         *,
         session_id: str,
         max_tokens: int,
@@ -85,11 +69,10 @@ class Speech:
         self.draw: TokenDraw | None = None
         self.sampler = sampler
         self.drawn: list[int] = []
-        self.model = model.name
-        self._model = model
-        self._store = store
-        self._session_id = session_id
         self.max_tokens = max_tokens
+        self.model = model
+        self._prefixes = prefixes
+        self._session_id = session_id
         self._codec = codec
         # the first span computes from tokens; what the others hold depends on the codec before them, too
         roots = model.revision, f"{model.revision}/{codec}"
@@ -102,118 +85,104 @@ class Speech:
 
     # --- what is kept -----------------------------------------------------------------------------------------------
 
-    def know(self, tokens: Sequence[int]) -> bytes:
-        """Tokens that follow in this session, as rows."""
+    def append_tokens(self, tokens: Sequence[int]) -> bytes:
+        """Note tokens that follow in this session, and return them as rows."""
         for known, chain in zip(self._keys, self._chains, strict=True):
             known.extend(chain.extend(tokens))
         return np.asarray(tokens, dtype="<i4").tobytes()
 
     def row_bytes(self, block: int) -> int:
-        return row_bytes(self._codec, self._model.hidden_size) if block else row_bytes(TOKENS, 0)
+        return row_bytes(self._codec, self.model.hidden_size) if block else row_bytes(TOKENS, 0)
 
-    def new_ledger(self, block: int) -> Ledger:
-        """With what earlier sessions left for this prefix."""
-        ledger = Ledger(self.row_bytes(block))
+    def new_buffer(self, block: int) -> ReplayBuffer:
+        """Make the buffer of a boundary, with what earlier sessions left for this prefix."""
+        buffer = ReplayBuffer(self.row_bytes(block))
         if block:
-            self._store.fill(self._keys[1], block, ledger)
-        return ledger
+            self._prefixes.fill(self._keys[1], block, buffer)
+        return buffer
 
-    def keep(self, block: int, ledger: Ledger) -> None:
-        """For later sessions."""
+    def keep(self, block: int, buffer: ReplayBuffer) -> None:
+        """Keep the rows for later sessions."""
         if block:
-            self._store.keep(self._keys[1], block, ledger)
+            self._prefixes.keep(self._keys[1], block, buffer)
 
-    # --- what is said -----------------------------------------------------------------------------------------------
+    # --- what is sent -----------------------------------------------------------------------------------------------
 
-    def open(self, action: OpenSeat) -> OpenSequence:
-        hop, taken_over = action.hop, action.taken_over
-        num_pages = 0 if taken_over else hop.max_length // PAGE_TOKENS
+    def open(self, action: OpenStage) -> OpenSequence:
+        stage, taken_over = action.stage, action.taken_over
+        num_pages = 0 if taken_over else stage.max_length // PAGE_TOKENS
         return OpenSequence(
-            sequence_id=hop.sequence_id,
+            sequence_id=stage.sequence_id,
             session_id=self._session_id,
-            revision=self._model.revision,
-            start=hop.start,
-            end=hop.end,
+            revision=self.model.revision,
+            start=stage.start,
+            end=stage.end,
             max_tokens=self.max_tokens,
             codec=self._codec,
-            page_keys=tuple(self._keys[hop.start > 0][:num_pages]),
-            previous=_previous(hop),
-            next=_next(hop),
-            take_over=SequenceRef(peer_id=taken_over.peer_id, sequence_id=taken_over.sequence_id)
-            if taken_over
-            else None,
-            sampler=self.sampler if hop.end == self._model.num_blocks else None,
+            page_keys=tuple(self._keys[stage.start > 0][:num_pages]),
+            previous=_ref(stage.link.told.previous),
+            next=_ref(stage.link.told.next),
+            take_over=_ref(taken_over),
+            sampler=self.sampler if stage.end == self.model.num_blocks else None,
         )
 
-    def recall(self, fresh: Sequence[Hop]) -> tuple[Hop, AnswerTokens] | None:
-        """What the one that draws from now on, if it is among `fresh`, has to know of the answer so far."""
-        last = next((hop for hop in fresh if hop.end == self._model.num_blocks), None)
+    def answer_tokens(self, new: Sequence[Stage]) -> tuple[Stage, AnswerTokens] | None:
+        """Return what a new last stage has to know of the answer so far, if there is one among the `new` stages."""
+        last = next((stage for stage in new if stage.end == self.model.num_blocks), None)
         if last is None or self.sampler is None or not self.drawn:
             return None
-        return last, AnswerTokens(sequence_id=last.sequence_id, token_ids=np.asarray(self.drawn, dtype="<i4").tobytes())
+        token_ids = np.asarray(self.drawn, dtype="<i4").tobytes()
+        return last, AnswerTokens(sequence_id=last.sequence_id, token_ids=token_ids)
 
-    def step(self, feed: Feed, ledger: Ledger) -> StepRequest:
-        hop = feed.hop
+    def step(self, feed: Feed, buffer: ReplayBuffer) -> StepRequest:
+        stage = feed.stage
         return StepRequest(
-            sequence_id=hop.sequence_id,
+            sequence_id=stage.sequence_id,
             position=feed.start,
             want=feed.want,
             forward=feed.forward,
             draw=self._draw(feed) if feed.want == "token" else None,
             rows=Rows(
-                codec=self._codec if hop.start else TOKENS,
+                codec=self._codec if stage.start else TOKENS,
                 num_rows=feed.end - feed.start,
-                num_columns=self._model.hidden_size if hop.start else 0,
-                payload=ledger.rows(feed.start, feed.end),
+                num_columns=self.model.hidden_size if stage.start else 0,
+                payload=buffer.rows(feed.start, feed.end),
             ),
         )
 
-    def link(self, hop: Hop) -> LinkUpdate:
-        return LinkUpdate(sequence_id=hop.sequence_id, previous=_previous(hop), next=_next(hop))
+    def link(self, stage: Stage) -> LinkUpdate:
+        told = stage.link.told
+        return LinkUpdate(sequence_id=stage.sequence_id, previous=_ref(told.previous), next=_ref(told.next))
 
-    def hand(self, action: Hand) -> AllowHandover:
-        return AllowHandover(sequence_id=action.hop.sequence_id, to_peer_id=action.to_peer_id)
+    def grant_handover(self, action: GrantHandover) -> AllowHandover:
+        return AllowHandover(sequence_id=action.stage.sequence_id, to_peer_id=action.to_peer_id)
 
-    def close(self, hop: Hop) -> CloseSequence:
-        return CloseSequence(sequence_id=hop.sequence_id)
+    def close(self, stage: Stage) -> CloseSequence:
+        return CloseSequence(sequence_id=stage.sequence_id)
 
     def _draw(self, feed: Feed) -> TokenDraw:
         assert self.draw is not None
         return replace(self.draw, index=self.draw.index + feed.num_drawn, ahead=feed.ahead)
 
-    # --- what is heard ----------------------------------------------------------------------------------------------
+    # --- what is received -------------------------------------------------------------------------------------------
 
-    def understand(self, hop: Hop, frame: Frame) -> Heard | Opened | LinkAck | Left:
-        """Raises PeerViolation for what no server has reason to send."""
-        match frame:
-            case StepResult():
-                return self._result(hop, frame)
-            case SequenceReady():
-                return Opened(frame.length, frame.max_step_tokens)
-            case LinkAck():
-                return frame
-            case SequenceEnded():
-                return Left(frame.error(hop.peer_id))
-            case ServerLeaving():
-                return Left(None)
-        raise PeerViolation(f"a server does not send {type(frame).__name__} to a client")
-
-    def _result(self, hop: Hop, result: StepResult) -> Heard:
+    def check_result(self, stage: Stage, result: StepResult) -> CheckedResult:
+        """Raises PeerViolation for a result that the stage's server cannot have, or numbers that are not finite."""
         rows, output = result.rows, result.token
         copy: Data = b""
         num_outputs = 0
         logits: Output | None = output
-        if hop.end < self._model.num_blocks:
+        if stage.end < self.model.num_blocks:
             if output is not None:
                 raise PeerViolation("a token from the middle of the model")
             if rows is not None:
                 copy = self._checked_copy(rows)
         elif output is not None:
-            self._check_picked(output, rows)
+            self._check_token(output, rows)
             num_outputs = 1
         elif rows is not None:
             logits, num_outputs = self._logits(rows), rows.num_rows
-        ran = Ran(
+        report = StepReport(
             position=result.position,
             rows=copy,
             num_outputs=num_outputs,
@@ -225,19 +194,19 @@ class Speech:
             num_links=result.num_links,
             upstream_ms=result.upstream_ms,
         )
-        return Heard(ran, logits, result.codec_error)
+        return CheckedResult(report, logits, result.codec_error)
 
-    def _check_picked(self, picked: SampledToken, rows: Rows | None) -> None:
+    def _check_token(self, token: SampledToken, rows: Rows | None) -> None:
         if self.draw is None or rows is not None:
             raise PeerViolation("a token in place of logits, or beside them")
-        if max(picked.token_id, *(token_id for token_id, _ in picked.top), 0) >= self._model.vocab_size:
-            raise PeerViolation(f"a token is outside the vocabulary of {self._model.vocab_size}")
+        if max(token.token_id, *(token_id for token_id, _ in token.top), 0) >= self.model.vocab_size:
+            raise PeerViolation(f"a token is outside the vocabulary of {self.model.vocab_size}")
         asked = self.draw.num_logprobs
-        if (picked.logprob is None) != (asked is None) or len(picked.top) > (asked or 0):
+        if (token.logprob is None) != (asked is None) or len(token.top) > (asked or 0):
             raise PeerViolation("other probabilities than were asked for")
 
     def _checked_copy(self, rows: Rows) -> Data:
-        if rows.codec != self._codec or rows.num_columns != self._model.hidden_size:
+        if rows.codec != self._codec or rows.num_columns != self.model.hidden_size:
             raise PeerViolation(f"got {rows.num_columns} columns in {rows.codec}, not hidden states in {self._codec}")
         if not are_finite(rows):
             raise PeerViolation("the numbers are not all finite")
@@ -246,7 +215,7 @@ class Speech:
     def _logits(self, rows: Rows) -> Tensor:
         if self.draw is not None:
             raise PeerViolation("logits in place of a token")
-        if rows.codec != "raw" or rows.num_columns != self._model.vocab_size:
+        if rows.codec != "raw" or rows.num_columns != self.model.vocab_size:
             raise PeerViolation(f"got {rows.num_columns} columns in {rows.codec}, not logits of the vocabulary")
         # a copy in the machine's own byte order, which torch may write to
         logits = np.frombuffer(rows.payload, dtype="<f4").astype(np.float32, copy=True)
@@ -256,7 +225,7 @@ class Speech:
 
 
 def are_finite(rows: Rows) -> bool:
-    """Whether all numbers are, as far as their codec can express others."""
+    """Return whether all numbers are finite, as far as their codec can express others."""
     if rows.codec == "raw":
         return bool(np.isfinite(np.frombuffer(rows.payload, dtype="<f4")).all())
     if rows.codec == "bf16":
@@ -271,13 +240,5 @@ def _are_finite_bf16(bits: np.ndarray) -> bool:
     return bool(((bits & 0x7F80) != 0x7F80).all())
 
 
-def _next(hop: Hop) -> SequenceRef | None:
-    return _seat(hop.told.next_peer_id, hop.told.next_sequence_id)
-
-
-def _previous(hop: Hop) -> SequenceRef | None:
-    return _seat(hop.told.previous_peer_id, hop.told.previous_sequence_id)
-
-
-def _seat(peer_id: str, sequence_id: bytes) -> SequenceRef | None:
-    return SequenceRef(peer_id=peer_id, sequence_id=sequence_id) if sequence_id else None
+def _ref(stage: Stage | None) -> SequenceRef | None:
+    return SequenceRef(peer_id=stage.peer_id, sequence_id=stage.sequence_id) if stage else None

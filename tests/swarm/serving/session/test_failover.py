@@ -15,9 +15,9 @@ from unittest.mock import AsyncMock, patch
 
 import pytest
 from swarm.router.routing import NoChain
-from swarm.serving.session.hop import FLOOR_S
 from swarm.serving.session.session import SessionOptions
-from swarm.serving.session.session_decisions import LEAVE_RETRY_S, MAX_FAILURES
+from swarm.serving.session.session_state import LEAVE_RETRY_S, MAX_FAILURES
+from swarm.serving.session.stage import FLOOR_S
 from swarm.testing import virtual_time
 from swarm.testing.faults import Fault
 from swarm_protocol.errors import SessionError

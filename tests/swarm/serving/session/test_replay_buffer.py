@@ -3,29 +3,29 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 from swarm.serving.model.batch import PAGE_TOKENS
-from swarm.serving.session.replay_buffer import Ledger, PrefixStore
+from swarm.serving.session.replay_buffer import PrefixStore, ReplayBuffer
 
 PAGE_BYTES = 2 * PAGE_TOKENS
 
 
-def ledger_of(rows: bytes) -> Ledger:
-    ledger = Ledger(2)
-    ledger.append(rows)
-    return ledger
+def ledger_of(rows: bytes) -> ReplayBuffer:
+    buffer = ReplayBuffer(2)
+    buffer.append(rows)
+    return buffer
 
 
 @given(st.lists(st.integers(0, 70), min_size=1, max_size=20), st.data())
-def test_ledger_any_appends_read_back_as_one(lengths: list[int], data: st.DataObject) -> None:
-    ledger, whole = Ledger(3), b""
+def test_buffer_any_appends_read_back_as_one(lengths: list[int], data: st.DataObject) -> None:
+    buffer, whole = ReplayBuffer(3), b""
     for length in lengths:
         rows = data.draw(st.binary(min_size=3 * length, max_size=3 * length))
-        ledger.append(rows)
+        buffer.append(rows)
         whole += rows
-    assert 3 * ledger.length == len(whole)
+    assert 3 * buffer.length == len(whole)
     if whole:
-        start = data.draw(st.integers(0, ledger.length - 1))
-        end = data.draw(st.integers(start + 1, ledger.length))
-        assert ledger.rows(start, end) == whole[3 * start : 3 * end]
+        start = data.draw(st.integers(0, buffer.length - 1))
+        end = data.draw(st.integers(start + 1, buffer.length))
+        assert buffer.rows(start, end) == whole[3 * start : 3 * end]
 
 
 def test_store_gives_back_the_leading_pages_of_the_same_prefix_and_block() -> None:
@@ -37,11 +37,11 @@ def test_store_gives_back_the_leading_pages_of_the_same_prefix_and_block() -> No
         ([b"x", b"b"], 2, 0),
         ([b"a", b"b"], 3, 0),
     ]:
-        ledger = Ledger(2)
-        store.fill(keys, block, ledger)
-        assert ledger.length == num_pages * PAGE_TOKENS
+        buffer = ReplayBuffer(2)
+        store.fill(keys, block, buffer)
+        assert buffer.length == num_pages * PAGE_TOKENS
         if num_pages:
-            assert ledger.rows(0, ledger.length) == rows[: num_pages * PAGE_BYTES]
+            assert buffer.rows(0, buffer.length) == rows[: num_pages * PAGE_BYTES]
 
 
 def test_store_forgets_what_was_not_used_for_longest_and_later_pages_first() -> None:
@@ -49,6 +49,6 @@ def test_store_forgets_what_was_not_used_for_longest_and_later_pages_first() -> 
     store.keep([b"a", b"b"], 0, ledger_of(bytes(2 * PAGE_BYTES)))
     store.keep([b"c", b"d"], 0, ledger_of(bytes(2 * PAGE_BYTES)))
     assert store.num_bytes == 3 * PAGE_BYTES
-    ledger = Ledger(2)
-    store.fill([b"a", b"b"], 0, ledger)
-    assert ledger.length == PAGE_TOKENS
+    buffer = ReplayBuffer(2)
+    store.fill([b"a", b"b"], 0, buffer)
+    assert buffer.length == PAGE_TOKENS

@@ -16,9 +16,8 @@ from swarm.network.memory.memory_link import LinkModel
 from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
 from swarm.router.routing import NoChain
 from swarm.serving.model.shape import ModelShape
-from swarm.serving.session.client_state import ClientState
-from swarm.serving.session.hop import FLOOR_S, KNOWN_FLOOR_S, KNOWN_STEPS, MAX_TOKEN_S
-from swarm.serving.session.session import MAX_STEP_BYTES, Session, SessionOptions
+from swarm.serving.session.session import MAX_STEP_BYTES, ClientState, Session, SessionOptions
+from swarm.serving.session.stage import FLOOR_S, KNOWN_FLOOR_S, KNOWN_STEPS, MAX_TOKEN_S
 from swarm.serving.session.trace import Trace
 from swarm.testing import virtual_time
 from swarm.testing.leaks import no_leaks
@@ -42,7 +41,7 @@ class World:
 
     def hop(self, session: Session, index: int) -> ToyServer:
         """The server of a hop."""
-        return self.servers[session._course.hops[index].peer_id]
+        return self.servers[session._state.stages[index].peer_id]
 
     @asynccontextmanager
     async def session(
@@ -249,7 +248,7 @@ def test_session_server_that_dies_during_prefill(index: int, delay_s: float) -> 
                 asyncio.get_running_loop().call_later(delay_s, strike)
                 spare = {w.servers[peer_id] for peer_id in list(w.servers)[3:]}
                 # so that those who die are those who are used
-                session._pilot._finder._known.servers = {
+                session._runner._finder._known.servers = {
                     server.network.peer_id: record
                     for server in w.servers.values()
                     if server not in spare
@@ -270,7 +269,7 @@ def test_session_two_servers_that_die_at_once(looped: bool) -> None:
 
                 def strike(index: int) -> None:
                     if index == 4:
-                        for hop in list(session._course.hops)[:2]:
+                        for hop in list(session._state.stages)[:2]:
                             w.internet.crash(hop.peer_id)
 
                 assert await generate(session, 10, strike, looped=looped) == EXPECTED
@@ -305,7 +304,7 @@ def test_session_server_that_was_slow_lately_is_given_more_time() -> None:
             trace = Trace(model=MODEL)
             async with w.session(trace) as session:
                 await session.next_token(PROMPT, TokenDraw())
-                timer = session._course.hops[1].timer
+                timer = session._state.stages[1].timer
                 assert timer.timeout_s(1, 0) > FLOOR_S
                 for _ in range(KNOWN_STEPS):
                     timer.took(1, 0.02)
@@ -322,7 +321,7 @@ def test_session_server_that_answers_just_in_time_is_waited_for_no_longer_each_t
     async def scenario() -> None:
         async with world() as w, w.session(Trace(model=MODEL)) as session:
             await session.next_token(PROMPT, TokenDraw())
-            timer = session._course.hops[1].timer
+            timer = session._state.stages[1].timer
             for _ in range(50):
                 timer.took(1, timer.timeout_s(1, 0) - 0.01)
             assert FLOOR_S < timer.timeout_s(1, 0) <= FLOOR_S + MAX_TOKEN_S
@@ -384,10 +383,10 @@ def test_session_server_that_dies_during_a_hand_over(who: str) -> None:
             async with w.session(trace) as session:
 
                 def kill() -> None:
-                    (repair,) = session._course.repairs
-                    assert repair.is_handing
+                    (repair,) = session._state.repairs
+                    assert repair.is_handover
                     assert repair.old is not None
-                    struck.append(repair.old.peer_id if who == "old" else repair.fresh[0].peer_id)
+                    struck.append(repair.old.peer_id if who == "old" else repair.new[0].peer_id)
                     w.internet.crash(struck[0])
 
                 def strike(index: int) -> None:
@@ -549,7 +548,7 @@ def test_session_after_a_reused_prefix_a_dead_server_is_replayed_from_the_start(
         async with world() as w:
             async with w.session() as session:
                 await generate(session)
-                used = [hop.peer_id for hop in session._course.hops]
+                used = [hop.peer_id for hop in session._state.stages]
             trace = Trace(model=MODEL)
             with patch.object(w.membership, "known_rtts_ms", return_value=dict.fromkeys(used, 0.0)):
                 async with w.session(trace) as session:

@@ -1,0 +1,471 @@
+"""The pipeline of a session: which stage has run what, which is fed next, and which pushes to which.
+
+Stages lie side by side. Each is fed the rows of the replay buffer at its first block. A stage that lacks rows is fed:
+at first only the first stage, since servers push their outputs on and send the client a copy; after any trouble also
+the stage that lacks what the buffer before it has. Servers drop rows that they have run already, so feeding twice does
+no harm. This one rule covers prefill, decode, replay and the way around a broken link.
+
+Where more tokens may be drawn than the one that was asked for, the pipeline is closed to a ring: the last server pushes
+the token that it drew to the first one, and tells the client. Servers then run ahead of what the client knows. Their
+reports are kept until the client catches up, so everything else is decided as if it had asked for each token. If the
+last server is lost, another one might draw another token in the place of one that the client never heard of. So no
+server gets a token there before all have confirmed that they never received it.
+
+This is the pure part of `session_state` that moves rows; `session_state` inserts and removes the stages.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from swarm_protocol.errors import PeerViolation
+from swarm_protocol.limits import PAGE_TOKENS
+
+from swarm.serving.session.replay_buffer import ReplayBuffer
+from swarm.serving.session.stage import Neighbours, Stage, StepReport
+
+WINDOW_CHUNKS = 4
+"""Chunks of a prompt under way at once: enough for every stage of a usual chain to have work, and little to repeat."""
+
+RELINK_S = 10.0
+"""A link between two servers that failed is not used for as long, and for twice that the next time."""
+
+MAX_RELINK_S = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLimits:
+    """At most `max_step_tokens` rows in a step, and `max_output_tokens` if the outputs of all rows are wanted."""
+
+    max_step_tokens: int = 512
+    max_output_tokens: int = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """Send rows `[start, end)` of the stage's inputs. `forward`: the stages after it need their outputs.
+
+    Where a token is wanted it is the one after `num_drawn` others of this request, and `ahead` more may follow it
+    without being asked for.
+    """
+
+    stage: Stage
+    start: int
+    end: int
+    want: str
+    forward: bool
+    num_drawn: int = 0
+    ahead: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateLink:
+    """Tell the server its neighbours, as `stage.link` has them. It answers how much it had been given before."""
+
+    stage: Stage
+
+
+@dataclass(frozen=True, slots=True)
+class TakeOutput:
+    """The output that came last answers the request from its row `skip` on. `is_last` completes the answer.
+
+    `goes_on`: it is a token and also the next input: report it to the state at once by `follow`.
+    """
+
+    skip: int
+    is_last: bool
+    goes_on: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class PendingRequest:
+    """What the caller asked for last. Positions before `answered` are answered.
+
+    `num_drawn` tokens were drawn without being asked for and `ahead` more may be; `may_draw`: a server was asked to.
+    `is_timed`: a single token is under way since `asked_s`, through stages that have not changed.
+    """
+
+    want: str = "nothing"
+    answered: int = 0
+    ahead: int = 0
+    num_drawn: int = 0
+    may_draw: bool = False
+    asked_s: float = 0.0
+    is_timed: bool = False
+
+
+@dataclass(slots=True)
+class LostToken:
+    """A token that a lost server may have drawn and that the client never heard of, at `position` or later.
+
+    The `suspects` have until `due_s` to say whether they received it; `is_held`: one of them did.
+    """
+
+    position: int = 0
+    suspects: set[Stage] = field(default_factory=set)
+    due_s: float = math.inf
+    is_held: bool = False
+
+    def check(self, reached: int) -> bool:
+        """Note how far a stage was given inputs; return whether one of them holds the token."""
+        self.is_held = self.is_held or (bool(self.suspects) and reached > self.position)
+        return self.is_held
+
+
+class Pipeline:
+    """Stages over blocks `[0, num_blocks)`, with gaps while servers are missing.
+
+    `buffers` holds the inputs of the spans by their first block; `new_buffer(block)` makes one. `opening` are the
+    stages that are being opened in gaps.
+    """
+
+    def __init__(self, num_blocks: int, new_buffer: Callable[[int], ReplayBuffer], limits: StepLimits) -> None:
+        self.stages: list[Stage] = []
+        self.opening: list[Stage] = []
+        self.buffers = {0: new_buffer(0)}
+        self.num_blocks = num_blocks
+        self.request = PendingRequest()
+        self.lost_token = LostToken()
+        self._new_buffer = new_buffer
+        self._limits = limits
+        self._chunk = limits.max_step_tokens
+        self._is_ring = False
+        self._has_looped = False
+        self._links_changed = False
+        self._relink_s = math.inf
+
+    @property
+    def length(self) -> int:
+        """The number of tokens that were asked about so far."""
+        return self.buffers[0].length
+
+    @property
+    def is_asked(self) -> bool:
+        return self.request.answered < self.length
+
+    def ask(self, rows: bytes, want: str, ahead: int, now_s: float) -> None:
+        assert not self.is_asked, "one request at a time"
+        assert want == "token" or not ahead
+        before = self.length
+        self.buffers[0].append(rows)
+        if self._is_ring != (ahead > 0):
+            self._is_ring, self._links_changed = ahead > 0, True
+        self.request = PendingRequest(
+            want=want,
+            answered=before if want == "all" else self.length - 1,
+            ahead=ahead,
+            asked_s=now_s,
+            is_timed=self.length == before + 1,
+        )
+        self._retry_links(now_s)
+
+    def follow(self, row: bytes, now_s: float) -> None:
+        """Append the token that was drawn as the next input. Its server may have passed it on itself."""
+        request, start = self.request, self.length
+        assert request.ahead > 0
+        assert not self.is_asked
+        self.buffers[0].append(row)
+        request.ahead -= 1
+        request.num_drawn += 1
+        request.asked_s, request.is_timed = now_s, True
+        if self._has_looped:
+            first, last = self.stages[0], self.stages[-1]
+            self._expect_pushes([last, *self.stages], start, self.length)
+            if first.given == self.length:
+                first.expect_report(self.length, now_s)
+        self._retry_links(now_s)
+        for stage in list(self.stages):
+            self._take_early(stage, now_s)
+
+    # --- what servers report ----------------------------------------------------------------------------------------
+
+    def on_report(self, stage: Stage, report: StepReport, now_s: float) -> list[TakeOutput]:
+        """Take what a server has run. Raises PeerViolation if that cannot be."""
+        is_last = stage.end == self.num_blocks
+        if self.lost_token.check(report.position):
+            return []
+        if not stage.reported <= report.position <= self.length + (0 if is_last else self.request.ahead):
+            raise PeerViolation(f"the server ran {report.position} positions, of {self.length} after {stage.reported}")
+        if is_last:
+            return self._take_output(stage, report, now_s)
+        self._take_rows(stage, report, now_s)
+        return []
+
+    def _take_output(self, stage: Stage, report: StepReport, now_s: float) -> list[TakeOutput]:
+        request, outputs = self.request, list[TakeOutput]()
+        if request.is_timed and report.position == self.length == stage.done + 1:
+            self._note_times(report, (now_s - request.asked_s) * 1000)
+        if report.position > request.answered:
+            first = report.position - report.num_outputs
+            if not report.num_outputs or first > request.answered:
+                raise PeerViolation("the server left out what was asked for")
+            skip, request.answered = request.answered - first, report.position
+            is_over = not self.is_asked
+            outputs.append(TakeOutput(skip, is_last=is_over, goes_on=is_over and request.ahead > 0))
+        self._progress(stage, report, now_s)
+        return outputs
+
+    def _take_rows(self, stage: Stage, report: StepReport, now_s: float) -> None:
+        buffer = self.buffers[stage.end]
+        known = max(buffer.length, stage.reported)
+        first = report.position - len(report.rows) // buffer.row_bytes
+        if report.position > buffer.length and first > known:
+            raise PeerViolation("the server left out what was asked for")
+        if report.position > self.length:
+            # what is kept takes no more memory than the session, nor that of the message
+            report = replace(report, rows=bytes(report.rows[max(0, known - first) * buffer.row_bytes :]))
+        if stage.early and report.position == stage.reported:
+            # the report adds nothing but that, however often it comes
+            stage.early[-1] = replace(stage.early[-1], push_failed=stage.early[-1].push_failed or report.push_failed)
+            return
+        stage.early.append(report)
+        self._take_early(stage, now_s)
+
+    def _take_early(self, stage: Stage, now_s: float) -> None:
+        """Take early reports as far as the client knows the tokens."""
+        while stage.early:
+            report = stage.early[0]
+            if report.position > self.length:
+                if stage.done >= self.length:
+                    return
+                report, stage.early[0] = report.split(self.length, self.buffers[stage.end].row_bytes)
+            else:
+                stage.early.popleft()
+            _copy(self.buffers[stage.end], report)
+            self._progress(stage, report, now_s)
+
+    def _progress(self, stage: Stage, report: StepReport, now_s: float) -> None:
+        stage.progress(report, now_s)
+        lower, is_last = self._lower(stage, self.stages), stage.end == self.num_blocks
+        is_linked = lower is not None and _are_linked(stage, lower) and report.num_links == stage.link.num_sent
+        if is_last:
+            self._has_looped = report.looped and is_linked
+            if lower is not None and is_linked and report.push_failed:
+                self._unlink(stage, lower, now_s)
+                return
+        # after its last row the first stage gets the token that follows it
+        reach = report.position + is_last
+        if lower is None or lower.given < reach:
+            return
+        if is_linked and not report.push_failed:
+            if not is_last:
+                lower.expect_report(reach, now_s)
+        elif reach > max(lower.done, lower.fed):
+            if is_linked:
+                self._unlink(stage, lower, now_s)
+            else:
+                lower.forget_pushes()  # it went where the stage was linked to before
+
+    def _note_times(self, report: StepReport, took_ms: float) -> None:
+        """Note the times of a single token, which took `took_ms` through all stages."""
+        before = self.stages[: len(self.stages) - 1]
+        for stage, (compute_ms, queue_ms) in zip(reversed(before), reversed(report.upstream_ms), strict=False):
+            stage.trace.step(compute_ms, queue_ms)
+        if len(report.upstream_ms) == len(before):
+            # it is not known which link took it
+            wire_ms = took_ms - report.compute_ms - report.queue_ms - sum(map(sum, report.upstream_ms))
+            for stage in self.stages:
+                stage.trace.wire_ms += max(0.0, wire_ms) / len(self.stages)
+
+    # --- feeding ----------------------------------------------------------------------------------------------------
+
+    def feed(self, now_s: float) -> list[Feed | UpdateLink]:
+        """Update links that have changed, and feed each stage that lacks rows."""
+        actions: list[Feed | UpdateLink] = []
+        if self._links_changed:
+            self._links_changed = False
+            for stage in self.stages:
+                neighbours = self.neighbours(stage, now_s, self.stages)
+                if neighbours != stage.link.told:
+                    actions.append(_update_link(stage, neighbours))
+        for index in range(len(self.stages)):
+            while (feed := self._next_feed(index)) is not None:
+                actions.append(feed)
+                self._fed(index, feed, now_s)
+        return actions
+
+    def needed(self, stage: Stage) -> int:
+        """Return the position from which on the stage's outputs are not known yet."""
+        return self.request.answered if stage.end == self.num_blocks else self.buffers[stage.end].length
+
+    def _next_feed(self, index: int) -> Feed | None:
+        """Return the rows that the stage gets next, or None if it has all, or enough for now."""
+        stage = self.stages[index]
+        held, start = self.buffers[stage.start].length, stage.given
+        if start >= held:
+            return None
+        is_last, needed, request = stage.end == self.num_blocks, self.needed(stage), self.request
+        if self.lost_token.suspects and stage.start == 0:
+            held = min(held, self.lost_token.position)
+        slowest = min(following.done for following in self.stages[index:])
+        if start >= min(held, slowest + WINDOW_CHUNKS * self._chunk):
+            return None
+        forward = start >= needed and not is_last
+        end = min(held, start + self._chunk)
+        if start < needed and (not is_last or request.want == "all"):
+            end = min(end, needed)
+        want = self._want_until(end) if forward or is_last else "nothing"
+        if want == "all":
+            end = min(end, start + self._limits.max_output_tokens)
+        ahead = request.ahead if want == "token" else 0
+        return Feed(stage, start, end, want, forward, request.num_drawn, ahead)
+
+    def _fed(self, index: int, feed: Feed, now_s: float) -> None:
+        feed.stage.given = feed.stage.fed = feed.end
+        self.request.may_draw = self.request.may_draw or feed.want == "token"
+        feed.stage.expect_report(feed.end, now_s)
+        if feed.forward:
+            self._expect_pushes(self.stages[index:], feed.start, feed.end)
+
+    def _want_until(self, end: int) -> str:
+        request = self.request
+        is_wanted = end > request.answered if request.want == "all" else self.is_asked and end == self.length
+        return request.want if is_wanted else "nothing"
+
+    def _expect_pushes(self, stages: Sequence[Stage], start: int, end: int) -> None:
+        """Note the rows that pushes from the first of these stages will bring to the others, if all are in step."""
+        for upper, lower in itertools.pairwise(stages):
+            # a lower one that is still being fed directly may not have got to `start` when the push comes
+            if not _are_linked(upper, lower) or lower.given < start or lower.fed > lower.done:
+                return
+            start = max(start, lower.given)
+            if start >= end:
+                return
+            lower.given = end
+
+    # --- which stage pushes to which --------------------------------------------------------------------------------
+
+    def on_link_ack(self, stage: Stage, num_links: int, position: int) -> None:
+        """A server has received so many link updates, and had been given the inputs up to `position`.
+
+        Raises PeerViolation if that cannot be.
+        """
+        link = stage.link
+        if not link.num_acknowledged < num_links <= link.num_sent:
+            raise PeerViolation(f"the server was told of its neighbours {link.num_sent} times, not {num_links}")
+        link.num_acknowledged = num_links
+        if not self.lost_token.check(position) and not link.is_pending:
+            self.lost_token.suspects.discard(stage)
+            if not self.lost_token.suspects and self.lost_token.due_s < math.inf:
+                self._links_changed, self.lost_token.due_s = True, math.inf
+
+    def knows_draws_of(self, last: Stage) -> bool:
+        """Return whether the client knows all tokens that the last stage has pushed on."""
+        request = self.request
+        return not request.ahead or not request.may_draw or not (last.link.told.next or last.link.is_pending)
+
+    def neighbours(self, stage: Stage, now_s: float, ready: Sequence[Stage]) -> Neighbours:
+        """Choose one of the `ready` stages to push to, and the stage whose pushes come now or soon."""
+        lower, upper = self._lower(stage, ready), self._upper(stage, (*self.stages, *self.opening))
+        if now_s < stage.link.off_until_s or (stage.end == self.num_blocks and not self._may_loop(stage, lower)):
+            lower = None
+        return Neighbours(upper, lower)
+
+    def _may_loop(self, last: Stage, first: Stage | None) -> bool:
+        # no server dials itself, but the same sequence needs no dialling
+        can_push = first is last or (first is not None and first.peer_id != last.peer_id)
+        return can_push and not self.lost_token.suspects and not last.is_leaving
+
+    def _lower(self, stage: Stage, among: Iterable[Stage]) -> Stage | None:
+        """Return the stage after it; in a ring the first one comes after the last."""
+        start = stage.end % self.num_blocks
+        return next((other for other in among if other.start == start), None) if start or self._is_ring else None
+
+    def _upper(self, stage: Stage, among: Iterable[Stage]) -> Stage | None:
+        end = stage.start or self.num_blocks
+        return next((other for other in among if other.end == end), None) if stage.start or self._is_ring else None
+
+    def _unlink(self, upper: Stage, lower: Stage, now_s: float) -> None:
+        """Feed the lower one directly for a while."""
+        link = upper.link
+        link.off_until_s = now_s + min(MAX_RELINK_S, RELINK_S * 2**link.num_failures)
+        link.num_failures += 1
+        self._links_changed = True
+        self._relink_s = min(self._relink_s, link.off_until_s)
+        lower.forget_pushes()
+
+    def _retry_links(self, now_s: float) -> None:
+        if now_s >= self._relink_s:
+            self._links_changed, self._relink_s = True, math.inf
+
+    def nudge(self, stage: Stage, now_s: float) -> None:
+        """A report is late: what was pushed to the stage may be lost, so feed it directly."""
+        stage.deadline.nudge_s = math.inf
+        upper = self._upper(stage, self.stages)
+        if upper is not None and stage.given > max(stage.fed, stage.done):
+            self._unlink(upper, stage, now_s)
+
+    # --- stages that come and go ------------------------------------------------------------------------------------
+
+    def expect(self, opening: Sequence[Stage]) -> None:
+        """Note the stages that are being opened: those after them must know the sender before its pushes come."""
+        self.opening = list(opening)
+        self._links_changed = True
+
+    def add_buffers(self, stages: Sequence[Stage]) -> None:
+        """Make buffers for boundaries that are new with these stages."""
+        for stage in stages[1:]:
+            if stage.start not in self.buffers:
+                self.buffers[stage.start] = self._new_buffer(stage.start)
+
+    def insert(self, stages: Sequence[Stage], other_starts: Collection[int]) -> None:
+        """Put opened stages into a gap. Buffers are kept where a span begins, and at `other_starts`."""
+        self.stages = sorted([*self.stages, *stages], key=lambda stage: stage.start)
+        for stage in stages:
+            assert stage.opened is not None
+            length = stage.opened.length
+            position = min(length, self.buffers[stage.start].length, self.needed(stage))
+            # a sequence can give up only whole pages of what it shares with others
+            stage.begin(position if position == length else position // PAGE_TOKENS * PAGE_TOKENS)
+        for block in self.buffers.keys() - {stage.start for stage in self.stages} - set(other_starts):
+            del self.buffers[block]
+        self._chunk = min([self._limits.max_step_tokens] + [s.opened.max_step_tokens for s in self.stages if s.opened])
+        self._links_changed, self.request.is_timed = True, False
+
+    def remove(self, stage: Stage, now_s: float) -> list[UpdateLink]:
+        """Take a stage out. What it was to push to the next one may not come any more."""
+        self.stages.remove(stage)
+        stage.trace.is_replaced = True
+        self._links_changed, self.request.is_timed = True, False
+        if lower := self._lower(stage, self.stages):
+            lower.forget_pushes()
+        is_lost_draw = stage.end == self.num_blocks and not self.knows_draws_of(stage)
+        return self._suspect(now_s) if stage in self.lost_token.suspects or is_lost_draw else []
+
+    def forget_lost_token(self) -> None:
+        """All stages are about to go, and what they hold with them."""
+        self.lost_token = LostToken()
+
+    def _suspect(self, now_s: float) -> list[UpdateLink]:
+        """Ask all stages whether they hold a token that only the last one or one of them knew, and that has gone."""
+        lost = self.lost_token
+        lost.position = min(lost.position, self.length) if lost.suspects else self.length
+        lost.suspects = set(self.stages)
+        lost.due_s = max((now_s + stage.timeout_s() for stage in self.stages), default=math.inf)
+        actions = []
+        for stage in self.stages:
+            actions.append(_update_link(stage, self.neighbours(stage, now_s, self.stages)))
+            lost.check(stage.reported)
+        return actions
+
+
+def _update_link(stage: Stage, neighbours: Neighbours) -> UpdateLink:
+    stage.link.told = neighbours
+    stage.link.num_sent += 1
+    return UpdateLink(stage)
+
+
+def _copy(buffer: ReplayBuffer, report: StepReport) -> None:
+    if report.position <= buffer.length:
+        return
+    first = report.position - len(report.rows) // buffer.row_bytes
+    if first > buffer.length:
+        raise PeerViolation("the server left out what was asked for")
+    buffer.append(report.rows[(buffer.length - first) * buffer.row_bytes :])
+
+
+def _are_linked(upper: Stage, lower: Stage) -> bool:
+    return upper.link.told.next is lower

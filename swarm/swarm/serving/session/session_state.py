@@ -1,0 +1,463 @@
+"""The state machine of one session: what the client does next, decided from what it has heard.
+
+It is pure: time and bytes are arguments. Every method is an event and returns the actions that follow, in the order in
+which they are to be carried out.
+
+A server that is lost leaves a gap in the pipeline. A `Repair` puts one or several others there, which start empty and
+thus simply lack rows. The first opening is a repair too, of all blocks; so is the replacement of a leaving server.
+
+    finding ──> opening ──> in the pipeline
+       ^           │           │
+       └───────────┴───────────┘  a server is lost, late or leaving: find others for its blocks only
+
+A position is answered once, however often it is run, so a token is never taken twice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TypeAlias
+
+from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerViolation, SessionError, SwarmError
+from swarm_protocol.limits import PAGE_TOKENS
+
+from swarm.serving.session.pipeline import Feed, Pipeline, StepLimits, TakeOutput, UpdateLink
+from swarm.serving.session.replay_buffer import ReplayBuffer
+from swarm.serving.session.stage import Opened, Stage, StepReport
+
+OPEN_S = 10.0
+"""Covers dialling through a relay and a server's slow moment. A handover gets the time of a replay on top."""
+
+LEAVE_RETRY_S = 3.0
+"""Pause between searches for a replacement of a leaving server that still answers."""
+
+MAX_FAILURES = 16
+"""Maximum server failures per request or call. A request that exceeds it is assumed to be the cause."""
+
+
+class FailureCause(Enum):
+    """How a server was lost: it went silent, it said so itself, or the client saw it break the protocol."""
+
+    SILENT = "silent"
+    TOLD = "told"
+    VIOLATION = "violation"
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Repair:
+    """Blocks `[start, end)` that no server runs, or that a leaving one (`old`) runs until others have taken over.
+
+    It goes on since `begun_s`, and has held up the answer since `since_s`. `lost_peer` had the blocks last and had run
+    `lost_done` positions; it is empty before the first opening.
+
+    `new` are the stages that are being opened. `is_handover`: they take over the keys and values that `old` has by
+    then, which goes on until they are ready.
+    """
+
+    start: int
+    end: int
+    since_s: float = 0.0
+    begun_s: float = 0.0
+    lost_peer: str = ""
+    lost_done: int = 0
+    error: SwarmError | None = None
+    old: Stage | None = None
+    new: list[Stage] = field(default_factory=list)
+    is_handover: bool = False
+    is_opening: bool = False
+    may_hand_over: bool = True
+    is_idle: bool = True
+    has_searched_patiently: bool = False
+    open_by_s: float = 0.0
+
+    @property
+    def is_patient(self) -> bool:
+        """Nothing goes on without a replacement; a leaving server still answers, and the first opening fails early."""
+        return self.old is None and self.lost_peer != ""
+
+    @property
+    def is_ready(self) -> bool:
+        return self.is_opening and all(stage.opened for stage in self.new)
+
+
+@dataclass(frozen=True, slots=True)
+class FindServers:
+    """Look for servers, and report them by `on_found` or `on_not_found`."""
+
+    repair: Repair
+
+
+@dataclass(frozen=True, slots=True)
+class OpenStage:
+    """Ask the stage's server for a sequence, which takes over that of `taken_over` if there is one."""
+
+    stage: Stage
+    taken_over: Stage | None
+
+
+@dataclass(frozen=True, slots=True)
+class GrantHandover:
+    """Allow `to_peer_id` to fetch the keys and values of the stage's sequence."""
+
+    stage: Stage
+    to_peer_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class CloseStage:
+    stage: Stage
+
+
+@dataclass(frozen=True, slots=True)
+class ReportFailure:
+    """Avoid the peer for a while."""
+
+    peer_id: str
+    error: SwarmError
+    cause: FailureCause
+
+
+@dataclass(frozen=True, slots=True)
+class Repaired:
+    """Others have taken over the blocks of a lost or leaving server; they run `num_tokens` positions again."""
+
+    repair: Repair
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """The session cannot go on."""
+
+    error: SwarmError
+
+
+Action: TypeAlias = (
+    FindServers
+    | OpenStage
+    | GrantHandover
+    | Feed
+    | UpdateLink
+    | CloseStage
+    | ReportFailure
+    | Repaired
+    | TakeOutput
+    | Fail
+)
+
+
+class SessionState:
+    """A session over blocks `[0, num_blocks)`. `new_buffer(block)` makes the replay buffer of a boundary."""
+
+    def __init__(self, num_blocks: int, new_buffer: Callable[[int], ReplayBuffer], limits: StepLimits) -> None:
+        self.repairs = [Repair(start=0, end=num_blocks)]
+        self.error: SwarmError | None = None
+        self._num_failed = 0
+        self._has_opened = False
+        self._actions: list[Action] = []
+        self._pipeline = Pipeline(num_blocks, new_buffer, limits)
+
+    @property
+    def stages(self) -> Sequence[Stage]:
+        return self._pipeline.stages
+
+    @property
+    def buffers(self) -> Mapping[int, ReplayBuffer]:
+        """The inputs of the spans, by their first block."""
+        return self._pipeline.buffers
+
+    @property
+    def length(self) -> int:
+        """The number of tokens that were asked about so far."""
+        return self._pipeline.length
+
+    @property
+    def is_asked(self) -> bool:
+        return self._pipeline.is_asked
+
+    def peers_beside(self, repair: Repair) -> tuple[str, str]:
+        """Return the servers directly before and after the span under repair, "" for none."""
+        before = next((stage.peer_id for stage in self.stages if stage.end == repair.start), "")
+        return before, next((stage.peer_id for stage in self.stages if stage.start == repair.end), "")
+
+    # --- events -----------------------------------------------------------------------------------------------------
+
+    def ask(self, rows: bytes, want: str, now_s: float, *, ahead: int = 0) -> list[Action]:
+        """Append tokens. `want`: "token" or "last" for the last one's output, "all" for all new ones.
+
+        After a token the servers may draw `ahead` more, each of them the next input. `follow` reports each of these.
+        """
+        self._pipeline.ask(rows, want, ahead, now_s)
+        self._num_failed = 0
+        for repair in self.repairs:
+            if repair.is_idle:
+                repair.since_s = repair.begun_s = now_s
+                self._find(repair)
+        return self._decide(now_s)
+
+    def follow(self, row: bytes, now_s: float) -> list[Action]:
+        """The token that was answered is the next input."""
+        self._num_failed = 0
+        self._pipeline.follow(row, now_s)
+        return self._decide(now_s)
+
+    def on_found(self, repair: Repair, new: Sequence[Stage], now_s: float) -> list[Action]:
+        if repair not in self.repairs:
+            return []
+        assert not repair.new
+        repair.new = list(new)
+        repair.is_opening = False
+        # the rows between several new stages are not known, so these would begin anew
+        repair.is_handover = repair.old is not None and repair.may_hand_over and len(new) == 1
+        if repair.is_handover:
+            repair.since_s = now_s
+        self._pipeline.add_buffers(new)
+        return self._decide(now_s)
+
+    def on_not_found(self, repair: Repair, error: SwarmError, now_s: float) -> list[Action]:
+        if repair not in self.repairs:
+            return []
+        if repair.old is not None:
+            repair.old.replace_from_s = now_s + LEAVE_RETRY_S
+            self.repairs.remove(repair)
+        elif repair.lost_peer and not repair.has_searched_patiently:
+            self._find(repair)
+        elif self.is_asked:
+            error.__cause__ = repair.error
+            self._fail(error)
+        else:
+            # no caller waits: look again with the next request
+            repair.is_idle = True
+        return self._decide(now_s)
+
+    def on_opened(self, stage: Stage, opened: Opened, now_s: float) -> list[Action]:
+        """The server has a sequence for the stage. Raises PeerViolation if it says what cannot be."""
+        repair = self._repair_with(stage)
+        if stage.opened:
+            raise PeerViolation("the server opened a session twice")
+        # the old stage of a handover goes on until it is copied
+        is_handover = repair is not None and repair.is_handover
+        most = self.length + self._pipeline.request.ahead if is_handover else stage.max_length
+        if opened.length > most:
+            raise PeerViolation(f"the server holds {opened.length} positions, and was told of {most}")
+        if repair is None or self.error is not None:
+            return []
+        stage.opened = opened
+        return self._decide(now_s)
+
+    def on_report(self, stage: Stage, report: StepReport, now_s: float) -> list[Action]:
+        """A server has run some more positions. Raises PeerViolation if it says what cannot be."""
+        if stage not in self.stages:
+            return []
+        self._actions += self._pipeline.on_report(stage, report, now_s)
+        return self._decide(now_s)
+
+    def on_link_ack(self, stage: Stage, num_links: int, position: int, now_s: float) -> list[Action]:
+        """A server knows its neighbours. Raises PeerViolation if it says what cannot be."""
+        if stage not in self.stages:
+            return []
+        self._pipeline.on_link_ack(stage, num_links, position)
+        return self._decide(now_s)
+
+    def on_leaving(self, stage: Stage, now_s: float) -> list[Action]:
+        """A server drains."""
+        if not stage.is_leaving:
+            stage.replace_from_s = 0.0
+        return self.tick(now_s)
+
+    def on_lost(self, stage: Stage, error: SwarmError, cause: FailureCause, now_s: float) -> list[Action]:
+        self._lose(stage, error, cause, now_s)
+        return self._decide(now_s)
+
+    def give_up(self, error: SwarmError, now_s: float) -> list[Action]:
+        """No server can do what was asked."""
+        if self.error is None:
+            self._fail(error)
+        return self._decide(now_s)
+
+    def tick(self, now_s: float) -> list[Action]:
+        """Act on the deadlines that are over by now."""
+        for stage in list(self.stages):
+            if stage.deadline.due_s <= now_s:
+                self._lose_silent(stage, "the server did not answer in time", now_s)
+            elif stage.deadline.nudge_s <= now_s:
+                self._pipeline.nudge(stage, now_s)
+        if self._pipeline.lost_token.due_s <= now_s:
+            for stage in list(self._pipeline.lost_token.suspects):
+                self._lose_silent(stage, "the server did not hear in time who its neighbours are", now_s)
+        for repair in list(self.repairs):
+            awaited = self._awaited(repair)
+            if repair.open_by_s <= now_s and awaited is not None:
+                self._lose_silent(awaited, "the server opened no session in time", now_s)
+        return self._decide(now_s)
+
+    def next_due_s(self) -> float:
+        """Return when `tick` is next due, infinity if no deadline runs."""
+        if self.error is not None:
+            return math.inf
+        times = [min(stage.deadline.due_s, stage.deadline.nudge_s) for stage in self.stages]
+        times += [repair.open_by_s for repair in self.repairs if self._awaited(repair) is not None]
+        times += [stage.replace_from_s for stage in self.stages if stage.is_leaving and not self._is_replaced(stage)]
+        return min([*times, self._pipeline.lost_token.due_s])
+
+    # --- decisions --------------------------------------------------------------------------------------------------
+
+    def _decide(self, now_s: float) -> list[Action]:
+        if self.error is None:
+            if self._pipeline.lost_token.is_held:
+                self._start_anew(now_s)
+            for stage in self.stages:
+                if stage.replace_from_s <= now_s and not self._is_replaced(stage):
+                    self._leave(stage, now_s)
+            for repair in self.repairs:
+                if repair.new and not repair.is_opening:
+                    self._open(repair, now_s)
+            for repair in [repair for repair in self.repairs if self._can_splice(repair)]:
+                self._splice(repair, now_s)
+            self._actions += self._pipeline.feed(now_s)
+        actions = self._actions[:]
+        self._actions.clear()
+        return actions
+
+    def _repair_with(self, stage: Stage) -> Repair | None:
+        return next((repair for repair in self.repairs if stage in repair.new), None)
+
+    def _is_replaced(self, stage: Stage) -> bool:
+        return any(repair.old is stage for repair in self.repairs)
+
+    def _find(self, repair: Repair) -> None:
+        repair.is_idle = False
+        repair.has_searched_patiently = repair.is_patient
+        self._actions.append(FindServers(repair))
+
+    def _leave(self, stage: Stage, now_s: float) -> None:
+        refusal = PeerRefused("the server is leaving", peer_id=stage.peer_id)
+        repair = Repair(
+            start=stage.start, end=stage.end, since_s=now_s, lost_peer=stage.peer_id, error=refusal, old=stage
+        )
+        self.repairs.append(repair)
+        self._actions.append(ReportFailure(stage.peer_id, refusal, FailureCause.TOLD))
+        self._expect_opening()  # a last stage that leaves passes no more tokens on
+        self._find(repair)
+
+    def _open(self, repair: Repair, now_s: float) -> None:
+        repair.is_opening = True
+        repair.open_by_s = now_s + OPEN_S
+        if repair.is_handover and repair.old is not None:
+            repair.open_by_s += max(stage.timer.expected_s(repair.old.done) for stage in repair.new)
+        self._expect_opening()
+        for stage in repair.new:
+            stage.link.told = self._pipeline.neighbours(stage, now_s, [*self.stages, *repair.new])
+            taken_over = repair.old if repair.is_handover else None
+            if taken_over is not None:
+                self._actions.append(GrantHandover(taken_over, stage.peer_id))
+            stage.max_length = self.length // PAGE_TOKENS * PAGE_TOKENS
+            self._actions.append(OpenStage(stage, taken_over))
+
+    def _expect_opening(self) -> None:
+        self._pipeline.expect([stage for repair in self.repairs if repair.is_opening for stage in repair.new])
+
+    def _awaited(self, repair: Repair) -> Stage | None:
+        """Return the stage that delays the repair: one that is not open, or an old one that may pass more on."""
+        if not repair.is_opening:
+            return None
+        silent = next((stage for stage in repair.new if not stage.opened), None)
+        if silent is None and repair.old is not None and repair.old.link.is_pending:
+            return repair.old
+        return silent
+
+    def _can_splice(self, repair: Repair) -> bool:
+        if not repair.is_ready:
+            return False
+        old = repair.old
+        if old is None:
+            return True
+        # the client must have heard of the copied positions, too: nobody else reports their outputs
+        is_known = not repair.is_handover or all(s.opened and s.opened.length <= old.done for s in repair.new)
+        return is_known and (old.end < self._pipeline.num_blocks or self._pipeline.knows_draws_of(old))
+
+    def _splice(self, repair: Repair, now_s: float) -> None:
+        """Put the opened stages into the pipeline."""
+        if repair.old is not None:
+            self._remove(repair.old, now_s)
+            repair.lost_done = repair.old.done
+        self.repairs.remove(repair)
+        if repair.lost_peer:
+            for stage in repair.new:
+                stage.replays_until = self.length
+        self._has_opened = True
+        starts = [repair.start for repair in self.repairs]
+        self._expect_opening()
+        self._pipeline.insert(repair.new, [*starts, *(stage.start for other in self.repairs for stage in other.new)])
+        self._actions.append(Repaired(repair, max(0, repair.lost_done - repair.new[0].done)))
+
+    def _remove(self, stage: Stage, now_s: float) -> None:
+        self._actions += self._pipeline.remove(stage, now_s)
+        self._actions.append(CloseStage(stage))
+
+    def _lose_silent(self, stage: Stage, message: str, now_s: float) -> None:
+        self._lose(stage, PeerTimeout(message, peer_id=stage.peer_id), FailureCause.SILENT, now_s)
+
+    def _lose(self, stage: Stage, error: SwarmError, cause: FailureCause, now_s: float) -> None:
+        repair = self._repair_with(stage)
+        if self.error is not None or (repair is None and stage not in self.stages):
+            return
+        self._num_failed += 1
+        if repair is not None:
+            self._opening_failed(repair, stage, error, cause)
+        else:
+            self._actions.append(ReportFailure(stage.peer_id, error, cause))
+            self._replace(stage, error, now_s)
+        if self._num_failed > MAX_FAILURES:
+            what = (
+                "servers keep failing at the same token" if self._has_opened else "servers in a row opened no session"
+            )
+            self._fail(SessionError(f"{what}: {error.message}", remedy="try again in a moment"))
+
+    def _start_anew(self, now_s: float) -> None:
+        """Replace all stages: some ran a token that the client does not know and another server may not draw again."""
+        self._pipeline.forget_lost_token()
+        error = SessionError("a server was lost with a token that only others had got")
+        for stage in list(self.stages):
+            self._replace(stage, error, now_s)
+
+    def _replace(self, stage: Stage, error: SwarmError, now_s: float) -> None:
+        since_s = stage.since_s if stage.known > stage.done else now_s
+        self._remove(stage, now_s)
+        repair = next((repair for repair in self.repairs if repair.old is stage), None)
+        is_new = repair is None
+        if repair is None:
+            repair = Repair(start=stage.start, end=stage.end)
+            self.repairs.append(repair)
+        # nothing can be handed over from a lost server
+        is_cut_off = repair.is_handover and repair.is_opening
+        repair.old, repair.is_handover = None, False
+        repair.since_s, repair.lost_peer, repair.error = since_s, stage.peer_id, error
+        repair.lost_done, repair.begun_s = stage.done, now_s
+        if is_cut_off:
+            self._abandon(repair)
+        if is_new or is_cut_off:
+            self._find(repair)
+
+    def _opening_failed(self, repair: Repair, stage: Stage, error: SwarmError, cause: FailureCause) -> None:
+        self._abandon(repair)
+        repair.error = repair.error or error
+        # a refused handover may be the fault of either server: the new one may still do without
+        if not (repair.is_handover and cause is FailureCause.TOLD):
+            self._actions.append(ReportFailure(stage.peer_id, error, cause))
+        if repair.is_handover:
+            repair.may_hand_over = repair.is_handover = False
+        self._find(repair)
+
+    def _abandon(self, repair: Repair) -> None:
+        self._actions += [CloseStage(stage) for stage in repair.new]
+        repair.new, repair.is_opening = [], False
+        self._expect_opening()
+
+    def _fail(self, error: SwarmError) -> None:
+        self.error = error
+        self._actions[:] = [action for action in self._actions if isinstance(action, CloseStage)]
+        self._actions.append(Fail(error))

@@ -1,0 +1,242 @@
+"""A stage: the blocks that one server runs for one session, what the client knows of it, and how long it waits for it.
+
+Positions count from the start of the session. `done` have been run, as the server's results say. `fed` were sent by the
+client itself, so they are there or on their way. `given` is `fed`, or what the stage before was asked to push, which
+may get lost. `known` have surely reached the server.
+
+These are plain values without I/O. `pipeline` and `session_state` change them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field, replace
+
+from swarm_protocol.records import ServeRecord
+from swarm_protocol.rows import Data
+from swarm_protocol.session_frames import Spent
+
+from swarm.serving.session.trace import HopTrace
+
+FLOOR_S = 5.0
+"""Least time for a server that is not known yet: a busy machine may pause for a second or two."""
+
+KNOWN_FLOOR_S = 2.5
+"""The same for one whose last KNOWN_STEPS tokens each took at most a tenth of it: a pause is rare there."""
+
+KNOWN_STEPS = 8
+
+FACTOR = 8.0
+"""A step may take this many times what steps took so far, since another session's prefill may run first."""
+
+MAX_COMPUTE_S = 600.0
+"""Bound on what a server may claim: a chunk of a prompt on a slow machine with others waiting is done by then."""
+
+MAX_TOKEN_S = 30.0
+"""The same for one token. Without it, the wait for a server that answers just in time each time would grow for ever."""
+
+SLOWEST_BYTES_PER_S = 250_000.0
+"""A mobile uplink. Slower ones cannot carry activations."""
+
+
+class StepTimer:
+    """Estimate how long a step may take: from the server's own claim at first, then from its steps so far."""
+
+    __slots__ = ("_decode_s", "_num_quick", "_prefill_s")
+
+    def __init__(self, record: ServeRecord, num_blocks: int) -> None:
+        crowd = 1 + record.queue_depth
+        self._decode_s = num_blocks * record.decode_ms_per_block * crowd / 1000
+        self._prefill_s = num_blocks * record.prefill_ms_per_token * crowd / 1000
+        self._num_quick = 0
+
+    def timeout_s(self, num_tokens: int, num_bytes: int) -> float:
+        expected_s = self._decode_s if num_tokens == 1 else self._prefill_s * num_tokens
+        is_known = num_tokens == 1 and self._num_quick >= KNOWN_STEPS
+        floor_s = KNOWN_FLOOR_S if is_known else FLOOR_S
+        max_s = MAX_TOKEN_S if num_tokens == 1 else MAX_COMPUTE_S
+        return floor_s + min(FACTOR * expected_s, max_s) + num_bytes / SLOWEST_BYTES_PER_S
+
+    def expected_s(self, num_tokens: int) -> float:
+        """Return the time of a prompt of so many tokens if nothing comes between, at most MAX_COMPUTE_S."""
+        return min(self._prefill_s * num_tokens, MAX_COMPUTE_S)
+
+    def took(self, num_tokens: int, seconds: float) -> None:
+        if num_tokens == 1:
+            self._decode_s += 0.2 * (seconds - self._decode_s)
+            self._num_quick = self._num_quick + 1 if seconds <= KNOWN_FLOOR_S / 10 else 0
+        else:
+            self._prefill_s += 0.2 * (seconds / num_tokens - self._prefill_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepReport:
+    """What a server said of one step: it has run everything before `position`.
+
+    `rows` are the resulting inputs of the next stage; the last stage has none but `num_outputs` outputs, for the last
+    positions. `push_failed`: the next stage has not taken some rows. `passed_on`: the report is of single tokens, whose
+    times come with the last stage's answer as `upstream_ms`, compute and queue of the stages before, the nearest last.
+    `looped`: the token that the last stage drew is on its way to the first. `num_links`: the number of link updates
+    that the server had received by then.
+    """
+
+    position: int
+    rows: Data = b""
+    num_outputs: int = 0
+    compute_ms: float = 0.0
+    queue_ms: float = 0.0
+    push_failed: bool = False
+    passed_on: bool = False
+    looped: bool = False
+    num_links: int = 0
+    upstream_ms: tuple[Spent, ...] = ()
+
+    def split(self, position: int, row_bytes: int) -> tuple[StepReport, StepReport]:
+        """Return what it says of the positions before `position`, and what it says of the others."""
+        num_rows = max(0, len(self.rows) // row_bytes - (self.position - position))
+        rows, rest = self.rows[: num_rows * row_bytes], self.rows[num_rows * row_bytes :]
+        return replace(self, position=position, rows=rows), replace(self, rows=rest, compute_ms=0.0, queue_ms=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What a server said when it opened the sequence: it holds `length` positions already."""
+
+    length: int
+    max_step_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbours:
+    """The stages that a stage takes pushes from (`previous`) and pushes to (`next`)."""
+
+    previous: Stage | None = None
+    next: Stage | None = None
+
+
+@dataclass(slots=True)
+class LinkState:
+    """What a server was told of its neighbours: `num_sent` updates since it was opened, of which it confirmed some.
+
+    After `num_failures` failed pushes the stage is not linked to the next one before `off_until_s`.
+    """
+
+    told: Neighbours = field(default_factory=Neighbours)
+    num_sent: int = 0
+    num_acknowledged: int = 0
+    num_failures: int = 0
+    off_until_s: float = 0.0
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether the server may not have heard yet who its neighbours are."""
+        return self.num_acknowledged < self.num_sent
+
+
+@dataclass(slots=True)
+class Deadline:
+    """When a stage is given up (`due_s`) and when it is fed once more (`nudge_s`).
+
+    Both hold for all positions up to `goal`: a server that reports them one by one gains no time.
+    """
+
+    goal: int = 0
+    due_s: float = math.inf
+    nudge_s: float = math.inf
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Stage:
+    """Blocks `[start, end)` on one server.
+
+    `max_length` positions may be on the server already, `opened` is what it said of that. `early`: reports of positions
+    whose tokens the client has not heard of. `replace_from_s`: from when on another server is sought, infinity for one
+    that does not leave. Others had run the positions before `replays_until`.
+    """
+
+    peer_id: str
+    start: int
+    end: int
+    sequence_id: bytes
+    timer: StepTimer
+    row_bytes: int
+    trace: HopTrace
+    max_length: int = 0
+    opened: Opened | None = None
+    done: int = 0
+    fed: int = 0
+    given: int = 0
+    known: int = 0
+    since_s: float = 0.0
+    deadline: Deadline = field(default_factory=Deadline)
+    link: LinkState = field(default_factory=LinkState)
+    early: deque[StepReport] = field(default_factory=deque)
+    replace_from_s: float = math.inf
+    replays_until: int = 0
+
+    @property
+    def reported(self) -> int:
+        """The number of positions that the server says it has run."""
+        return self.early[-1].position if self.early else self.done
+
+    @property
+    def is_leaving(self) -> bool:
+        return self.replace_from_s < math.inf
+
+    def begin(self, position: int) -> None:
+        """Start with `position` positions on the server and nothing on the way."""
+        self.done = self.fed = self.given = self.known = self.deadline.goal = position
+
+    def expect_report(self, known: int, now_s: float) -> None:
+        """Inputs up to `known` have surely reached the server, so it owes a report from now on."""
+        if known <= self.known:
+            return
+        owed = self.known > self.done
+        self.known = known
+        if not owed and known > self.done:
+            self._set_deadline(now_s)
+
+    def progress(self, report: StepReport, now_s: float) -> None:
+        """The server has run everything before the report's position."""
+        num_tokens, owed = report.position - self.done, self.known > self.done
+        if not num_tokens:
+            return
+        self.done = report.position
+        self.given = max(self.given, report.position)
+        self.known = max(self.known, report.position)
+        # if it owed nothing, its input came by a push that had not been reported yet
+        took_s = now_s - self.since_s if owed else 0.0
+        if owed and report.passed_on:
+            self.timer.took(1, took_s / num_tokens)
+        elif owed:
+            self.timer.took(num_tokens, took_s)
+        if not report.passed_on and report.position > self.replays_until:
+            self._note_times(num_tokens, report, took_s * 1000)
+        self.since_s = now_s
+        if self.done >= self.deadline.goal:
+            self._set_deadline(now_s)
+
+    def _note_times(self, num_tokens: int, report: StepReport, took_ms: float) -> None:
+        """Add a step that took `took_ms`, 0 if unknown. The pipeline knows what a single token waited for."""
+        if num_tokens > 1:
+            self.trace.prompt_ms += max(took_ms, report.compute_ms + report.queue_ms)
+        else:
+            self.trace.step(report.compute_ms, report.queue_ms)
+
+    def forget_pushes(self) -> None:
+        """What was to come by pushes may never come."""
+        self.given = max(self.done, self.fed)
+
+    def timeout_s(self) -> float:
+        """Return how long the server may take to report what it owes, or to answer at all."""
+        num_owed = max(1, self.known - self.done)
+        return self.timer.timeout_s(num_owed, 2 * num_owed * self.row_bytes)
+
+    def _set_deadline(self, now_s: float) -> None:
+        if self.known == self.done:
+            self.deadline = Deadline(self.known)
+            return
+        timeout_s = self.timeout_s()
+        self.since_s = now_s
+        self.deadline = Deadline(self.known, now_s + timeout_s, now_s + timeout_s / 2)

@@ -1,0 +1,579 @@
+"""The client's decisions against a toy chain: any history of failures ends with the right answers or a typed error."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from contextlib import suppress
+from functools import partial
+
+import pytest
+from support.toy_chain import KINDS, ROW_BYTES, Request, ToyServer, ToyWorld, answers, any_world, outputs_of, token_row
+from swarm.serving.session.pipeline import RELINK_S, WINDOW_CHUNKS, StepLimits
+from swarm.serving.session.replay_buffer import ReplayBuffer
+from swarm.serving.session.session_state import (
+    LEAVE_RETRY_S,
+    MAX_FAILURES,
+    OPEN_S,
+    Action,
+    FailureCause,
+    Feed,
+    FindServers,
+    OpenStage,
+    ReportFailure,
+    SessionState,
+    TakeOutput,
+    UpdateLink,
+)
+from swarm.serving.session.stage import FLOOR_S, Opened, Stage, StepReport
+from swarm_protocol.errors import PeerUnreachable, PeerViolation, SessionError
+
+THIRDS = [(0, 2), (2, 4), (4, 6)]
+
+
+def test_state_every_history_of_failures_ends_with_the_undisturbed_answers() -> None:
+    struck: Counter[str] = Counter()
+    num_failed = 0
+    for seed in range(400):
+        world, request = any_world(seed)
+        with suppress(SessionError):
+            for answer, expected in answers(world, request):
+                assert answer == expected, f"seed {seed}"
+        num_failed += world.error is not None
+        struck += world.struck
+    assert set(struck) == {*KINDS, "push lost", "hand-over"}
+    assert num_failed < 20, "these worlds have spares: few of them are beyond help"
+
+
+def test_state_no_server_keeps_a_token_that_died_with_the_one_that_drew_it() -> None:
+    """Where another server would draw another one: a tie, or a sum in another order."""
+    num_looped = num_anew = num_failed = 0
+    for seed in range(400):
+        draw = random.Random(seed)
+        spans = draw.choice([[(0, 1), (1, 2), (2, 3)], [(0, 2), (2, 3)], [(0, 1), (1, 3)], [(0, 3)]])
+        world = ToyWorld(seed, num_blocks=3, spans=spans * 6)
+        world.draws_vary, world.max_delay_s = True, draw.choice([0.02, 0.2, 1.0])
+        now_s = 0.0
+        for _ in range(8):
+            now_s += draw.choice([0.0, 0.01, 0.1, 0.5, 2.0])
+            what = draw.choice(["kill", "kill", "lane", "evict", "spoil", "leave", "stall", "late", "late"])
+            world.later(now_s, partial(strike_any_stage, world, what))
+        try:
+            assert len(world.ask([1, 2, 3], "token", ahead=40)) == 41
+            world.check_draws([1, 2, 3])
+            world.check_states()
+            world.wait(1.0)
+            world.check_states()
+        except SessionError:
+            num_failed += 1
+        assert not world.judged, f"seed {seed}: the innocent are blamed"
+        num_looped += world.num_looped
+        num_anew += world.num_anew
+    assert num_looped > 400 * 20
+    assert num_anew > 20
+    assert num_failed < 40
+
+
+def strike_any_stage(world: ToyWorld, what: str) -> None:
+    stages = world.state.stages
+    if stages:
+        index = world.random.choice([0, len(stages) - 1, world.random.randrange(len(stages))])
+        world.strike(what, served_by(world, index))
+
+
+def toy(spans: list[tuple[int, int]] = THIRDS * 2, **options: int) -> ToyWorld:
+    return ToyWorld(1, num_blocks=6, spans=spans, **options)
+
+
+def draws_after(prompt: list[int], num_tokens: int) -> list[int]:
+    known = list(prompt)
+    for _ in range(num_tokens):
+        known += outputs_of(known, 6)[-1:]
+    return known[len(prompt) :]
+
+
+def served_by(world: ToyWorld, index: int) -> ToyServer:
+    return world.servers[world.state.stages[index].peer_id]
+
+
+def tokens(world: ToyWorld, num_prompt: int = 20, num_tokens: int = 6) -> list[int]:
+    """Answers of a greedy generation, each of them checked."""
+    request = Request(prompt=list(range(num_prompt)), wants=[("token", 0, 0.0)] * num_tokens)
+    found = []
+    for answer, expected in answers(world, request):
+        assert answer == expected
+        found += answer
+    return found
+
+
+def test_state_undisturbed_runs_every_row_once_on_every_hop() -> None:
+    world = toy()
+    tokens(world)
+    assert world.num_rows_run == 3 * 25
+    assert world.repaired == [("", 0)]
+
+
+def test_state_a_prompt_is_under_way_in_no_more_than_a_window_of_chunks() -> None:
+    world = toy(chunk=2)
+    fed: list[int] = []
+    carry_out = world.carry_out
+
+    def watch(actions: list) -> None:  # type: ignore[type-arg]
+        for action in actions:
+            if isinstance(action, Feed):
+                fed.append(action.end - min(stage.done for stage in world.state.stages))
+        carry_out(actions)
+
+    world.carry_out = watch  # type: ignore[method-assign]
+    tokens(world, 60, 2)
+    assert max(fed) == 2 * WINDOW_CHUNKS
+
+
+@pytest.mark.parametrize("index", [0, 1, 2])
+def test_state_killed_stage_is_replayed_alone_and_at_once(index: int) -> None:
+    world = toy()
+    first = world.ask(list(range(20)), "token")
+    num_rows = world.num_rows_run
+    world.strike("kill", served_by(world, index))
+    since_s = world.now_s
+    assert world.ask(first, "token") == outputs_of([*range(20), *first], 6)[-1:]
+    assert [num_tokens for _, num_tokens in world.repaired[1:]] == [20]
+    # the replay, the new token on all three, and perhaps the row whose copy had not come yet
+    assert world.num_rows_run - num_rows <= 20 + 3
+    assert world.now_s - since_s < 0.5
+
+
+def test_state_copies_that_were_lost_with_their_server_are_computed_again() -> None:
+    """The last stage has run what the buffer before it has not: the copy died with the server that sent it."""
+    world = toy()
+    expected = outputs_of(list(range(20)), 6)[-1:]
+    middle = []
+
+    def kill_when_pushed() -> None:
+        if not middle and len(world.state.stages) == 3:
+            last = served_by(world, 2)
+            if any(seat.length for seat in last.seats.values()):
+                middle.append(world.strike("kill", served_by(world, 1)))
+        world.later(0.0005, kill_when_pushed)
+
+    world.later(0.0, kill_when_pushed)
+    assert world.ask(list(range(20)), "token") == expected
+    assert middle
+    assert world.now_s < 1, "nothing was waited for in vain"
+    assert world.ask(expected, "token") == outputs_of([*range(20), *expected], 6)[-1:]
+
+
+def test_state_stalled_stage_is_fed_once_more_and_then_given_up() -> None:
+    world = toy()
+    first = world.ask(list(range(20)), "token")
+    served_by(world, 1).stalled_until_s = 1e9
+    since_s = world.now_s
+    world.ask(first, "token")
+    assert FLOOR_S < world.now_s - since_s < FLOOR_S + 1
+    assert len(world.repaired) == 2
+
+
+def test_state_link_that_is_cut_is_gone_around_and_tried_again_later() -> None:
+    world = toy()
+    first = world.ask(list(range(20)), "token")
+    upper, lower = world.state.stages[:2]
+    world.cut = {(upper.peer_id, lower.peer_id)}
+    second = world.ask(first, "token")
+    pause_s = world.now_s
+    third = world.ask(second, "token")
+    assert world.now_s - pause_s < 0.2, "only the first token finds out the slow way"
+    assert world.state.stages[:2] == [upper, lower]
+    assert upper.link.told.next is None
+    world.cut = set()
+    world.wait(60)
+    world.ask(third, "token")
+    assert upper.link.told.next is lower
+
+
+def test_state_leaving_server_hands_its_seat_over_and_nothing_is_run_again() -> None:
+    world = toy()
+    world.random.random = lambda: 0.5  # type: ignore[method-assign]
+    first = world.ask(list(range(20)), "token")
+    world.strike("leave", served_by(world, 1))
+    num_rows = world.num_rows_run
+    world.wait(0.5)
+    assert world.ask(first, "token") == outputs_of([*range(20), *first], 6)[-1:]
+    assert world.repaired[1][1] == 0
+    assert world.num_rows_run == num_rows + 3
+
+
+def test_state_hand_over_that_fails_is_a_replay() -> None:
+    world = toy()
+    world.random.random = lambda: 0.1  # type: ignore[method-assign]
+    first = world.ask(list(range(20)), "token")
+    world.strike("leave", served_by(world, 1))
+    world.wait(0.5)
+    assert world.struck["hand-over"] == 1
+    assert world.ask(first, "token") == outputs_of([*range(20), *first], 6)[-1:]
+    assert world.repaired[1][1] == 20
+
+
+@pytest.mark.parametrize("ahead", [0, 9])
+@pytest.mark.parametrize("index", [0, 1, 2])
+def test_state_leaving_server_goes_on_until_its_seat_is_handed_over(index: int, ahead: int) -> None:
+    world = toy()
+    world.random.random = lambda: 0.5  # type: ignore[method-assign]
+    last = world.ask(list(range(20)), "token")
+    world.strike("leave", served_by(world, index))
+    answer = []
+    while len(answer) < 30:
+        answer += world.ask(last, "token", ahead=ahead)
+        last = answer[-1:]
+    assert answer == draws_after(list(range(20)), 31)[1:]
+    assert len(world.repaired) == 2
+    # what it ran after it had been copied
+    assert world.num_rows_run <= 3 * 50 + 2
+    assert world.repaired[1][1] <= 2
+
+
+@pytest.mark.parametrize("which", ["old", "new"])
+def test_state_death_during_a_hand_over_is_a_replay(which: str) -> None:
+    world = toy(THIRDS * 3)
+    first = world.ask(list(range(20)), "token")
+    old = served_by(world, 1)
+    world.strike("leave", old)
+    world.run_until(lambda: any(repair.is_handover and repair.is_opening for repair in world.state.repairs))
+    new = world.servers[world.state.repairs[0].new[0].peer_id]
+    world.strike("kill", old if which == "old" else new)
+    assert world.ask(first, "token") == outputs_of([*range(20), *first], 6)[-1:]
+    assert world.now_s < 1
+
+
+def test_state_leaving_server_without_a_spare_is_kept_and_looked_around_for_now_and_then() -> None:
+    world = toy(THIRDS)
+    last = world.ask(list(range(20)), "token")
+    leaver = served_by(world, 1)
+    leaver.is_leaving = True
+    for sequence_id in leaver.seats:
+        world.to_client(leaver, sequence_id, world.told_to_leave)
+    looks = []
+    look = world.look
+    world.look = lambda *arguments: (looks.append(world.now_s), look(*arguments))  # type: ignore[assignment]
+    since_s = world.now_s
+    for _ in range(100):
+        last = world.ask(last, "token")
+    assert 1 <= len(looks) <= 2 + (world.now_s - since_s) / LEAVE_RETRY_S
+
+
+def test_state_prefix_that_all_servers_hold_but_the_ledgers_do_not_is_computed() -> None:
+    world = toy(THIRDS)
+    tokens(world, 40, 1)
+    again = ToyWorld(2, num_blocks=6, spans=THIRDS)
+    for server, known in zip(again.servers.values(), world.servers.values(), strict=True):
+        server.pages = known.pages
+    tokens(again, 40, 1)
+    assert again.num_rows_run == 3 * 40
+
+
+def test_state_prefix_that_is_known_on_both_sides_is_not_run_again() -> None:
+    world = toy(THIRDS)
+    tokens(world, 40, 1)
+    again = ToyWorld(2, num_blocks=6, spans=THIRDS)
+    for server, known in zip(again.servers.values(), world.servers.values(), strict=True):
+        server.pages = known.pages
+
+    def filled(block: int) -> ReplayBuffer:
+        buffer = ReplayBuffer(ROW_BYTES)
+        buffer.append(world.state.buffers[block].rows(0, 32))
+        return buffer
+
+    again.state._pipeline._new_buffer = filled
+    tokens(again, 40, 1)
+    assert again.num_rows_run == 3 * 8
+
+
+# --- single decisions -----------------------------------------------------------------------------------------------
+
+
+def opened(num_blocks: int = 2, spans: tuple[tuple[int, int], ...] = ((0, 1), (1, 2))) -> tuple[SessionState, ToyWorld]:
+    """A state that has asked about four tokens, with all stages open and the tokens on their way."""
+    world = ToyWorld(3, num_blocks=num_blocks, spans=list(spans))
+    state = SessionState(num_blocks, lambda block: ReplayBuffer(ROW_BYTES), StepLimits(max_step_tokens=8))
+    (find,) = state.ask(b"".join(map(token_row, range(4))), "token", 0.0)
+    assert isinstance(find, FindServers)
+    fresh = [world.new_stage(f"s{i}", start, end) for i, (start, end) in enumerate(spans)]
+    assert [type(action) for action in state.on_found(find.repair, fresh, 0.0)] == [OpenStage] * len(spans)
+    for stage in fresh:
+        state.on_opened(stage, Opened(0, 8), 0.0)
+    return state, world
+
+
+def test_ran_positions_that_cannot_be_are_violations() -> None:
+    state, _ = opened()
+    with pytest.raises(PeerViolation, match="ran 5 positions, of 4"):
+        state.on_report(state.stages[0], StepReport(position=5, rows=bytes(5 * ROW_BYTES)), 1.0)
+    state.on_report(state.stages[0], StepReport(position=4, rows=bytes(4 * ROW_BYTES)), 1.0)
+    with pytest.raises(PeerViolation, match="of 4 after 4"):
+        state.on_report(state.stages[0], StepReport(position=3, rows=bytes(3 * ROW_BYTES)), 1.0)
+
+
+def test_ran_without_the_rows_or_the_output_asked_for_is_a_violation() -> None:
+    state, _ = opened()
+    with pytest.raises(PeerViolation, match="left out"):
+        state.on_report(state.stages[0], StepReport(position=4, rows=bytes(3 * ROW_BYTES)), 1.0)
+    with pytest.raises(PeerViolation, match="left out"):
+        state.on_report(state.stages[1], StepReport(position=4), 1.0)
+
+
+def ring(ahead: int = 8) -> SessionState:
+    """Three stages, opened, with a question of four tokens under way."""
+    world = ToyWorld(3, num_blocks=3, spans=[(0, 1), (1, 2), (2, 3)])
+    state = SessionState(3, lambda block: ReplayBuffer(ROW_BYTES), StepLimits(max_step_tokens=8))
+    (find,) = state.ask(b"".join(map(token_row, range(4))), "token", 0.0, ahead=ahead)
+    assert isinstance(find, FindServers)
+    fresh = [world.new_stage(f"s{i}", i, i + 1) for i in range(3)]
+    state.on_found(find.repair, fresh, 0.0)
+    for stage in fresh:
+        state.on_opened(stage, Opened(0, 8), 0.0)
+    return state
+
+
+def test_ran_ahead_of_what_the_client_knows_is_kept_until_it_does() -> None:
+    state = ring()
+    first, _, last = state.stages
+    assert (last.link.told.next, first.link.told.previous) == (first, last)
+    state.on_report(first, StepReport(position=4, rows=bytes(4 * ROW_BYTES)), 1.0)
+    state.on_report(first, StepReport(position=6, rows=b"c" * 2 * ROW_BYTES), 1.0)
+    assert (first.done, first.reported, state.buffers[1].length) == (4, 6, 4)
+    assert state.on_report(last, StepReport(position=4, num_outputs=1, looped=True), 1.0) == [
+        TakeOutput(0, is_last=True, goes_on=True)
+    ]
+    assert state.follow(token_row(7), 1.0) == [], "nobody is fed"
+    assert (first.done, state.buffers[1].length) == (5, 5)
+    state.on_report(last, StepReport(position=5, num_outputs=1, looped=True), 1.0)
+    state.follow(token_row(8), 1.0)
+    assert (first.done, state.buffers[1].rows(4, 6)) == (6, b"c" * 2 * ROW_BYTES)
+
+
+def test_ran_further_ahead_than_the_client_allowed_is_a_violation() -> None:
+    state = ring(ahead=2)
+    first, middle, last = state.stages
+    state.on_report(first, StepReport(position=6, rows=bytes(6 * ROW_BYTES)), 1.0)
+    with pytest.raises(PeerViolation, match="ran 7 positions"):
+        state.on_report(first, StepReport(position=7, rows=bytes(ROW_BYTES)), 1.0)
+    with pytest.raises(PeerViolation, match="left out"):
+        state.on_report(middle, StepReport(position=6, rows=bytes(ROW_BYTES)), 1.0)
+    with pytest.raises(PeerViolation, match="ran 5 positions"):
+        state.on_report(last, StepReport(position=5, num_outputs=1), 1.0)
+
+
+def test_ran_ahead_that_is_told_without_end_takes_no_memory() -> None:
+    state = ring()
+    first = state.stages[0]
+    state.on_report(first, StepReport(position=6, rows=bytes(6 * ROW_BYTES)), 1.0)
+    for _ in range(1000):
+        state.on_report(first, StepReport(position=6, push_failed=True), 1.0)
+    assert len(first.early) == 1
+    assert first.early[0].push_failed
+
+
+def test_linked_that_nobody_asked_for_is_a_violation() -> None:
+    state = ring()
+    with pytest.raises(PeerViolation, match="told of its neighbours 0 times, not 1"):
+        state.on_link_ack(state.stages[0], 1, 4, 1.0)
+
+
+def test_lost_last_stage_holds_up_the_next_token_until_nobody_has_another() -> None:
+    state = ring()
+    first, middle, last = state.stages
+    for stage in (first, middle):
+        state.on_report(stage, StepReport(position=4, rows=bytes(4 * ROW_BYTES)), 1.0)
+    actions = state.on_lost(last, PeerUnreachable("gone"), FailureCause.SILENT, 1.0)
+    assert {action.stage for action in actions if isinstance(action, UpdateLink)} == {first, middle}
+    state.on_link_ack(first, 1, 4, 1.0)
+    assert state.next_due_s() == pytest.approx(1.0 + FLOOR_S, abs=0.1)
+    assert state.tick(state.next_due_s()), "whoever does not answer is replaced"
+    assert state.stages == [first]
+
+
+def spare(state: SessionState, actions: list[Action], now_s: float) -> Stage:
+    """A stage in the place of the one that was lost."""
+    (repair,) = [action.repair for action in actions if isinstance(action, FindServers)]
+    stage = ToyWorld(4, num_blocks=3, spans=[]).new_stage(f"spare {now_s}", repair.start, repair.end)
+    state.on_found(repair, [stage], now_s)
+    state.on_opened(stage, Opened(0, 8), now_s)
+    return stage
+
+
+def in_doubt() -> tuple[SessionState, Stage, Stage, Stage]:
+    """The last stage of a ring was lost, and others have yet to say what they got; its place is taken."""
+    state = ring()
+    first, middle, last = state.stages
+    for stage in (first, middle):
+        state.on_report(stage, StepReport(position=4, rows=bytes(4 * ROW_BYTES)), 1.0)
+    new = spare(state, state.on_lost(last, PeerUnreachable("gone"), FailureCause.SILENT, 1.0), 1.1)
+    return state, first, middle, new
+
+
+def test_token_that_died_is_not_copied_even_where_its_place_is_taken() -> None:
+    state, first, _, new = in_doubt()
+    state.on_report(new, StepReport(position=4, num_outputs=1), 2.0)
+    state.follow(token_row(7), 2.0)
+    state.on_report(first, StepReport(position=5, rows=b"T" * ROW_BYTES), 2.1)
+    assert not state.stages, "all begin anew"
+    assert state.buffers[1].length == 4
+
+
+def test_token_that_died_and_came_to_the_new_last_stage_is_not_answered_and_nobody_is_blamed() -> None:
+    state, _, _, new = in_doubt()
+    actions = state.on_report(new, StepReport(position=5, num_outputs=1), 2.0)
+    assert not state.stages
+    assert not any(isinstance(action, TakeOutput | ReportFailure) for action in actions)
+
+
+def test_stage_that_goes_before_it_has_said_leaves_the_others_in_doubt() -> None:
+    state, first, middle, new = in_doubt()
+    state.on_link_ack(middle, 1, 4, 2.0)
+    state.on_lost(first, PeerUnreachable("gone"), FailureCause.SILENT, 2.1)
+    assert state._pipeline.lost_token.suspects == {middle, new}
+    state.on_link_ack(middle, 2, 5, 2.2)
+    assert not state.stages
+
+
+def test_doubt_on_doubt_is_about_the_first_token() -> None:
+    state, first, middle, new = in_doubt()
+    state.on_report(new, StepReport(position=4, num_outputs=1), 2.0)
+    state.follow(token_row(7), 2.0)
+    state.on_lost(middle, PeerUnreachable("gone"), FailureCause.SILENT, 2.1)
+    state.on_lost(new, PeerUnreachable("gone"), FailureCause.SILENT, 2.2)
+    state.on_link_ack(first, first.link.num_sent, 5, 2.3)
+    assert not state.stages
+
+
+def test_last_stage_lost_before_any_token_could_be_drawn_leaves_no_doubt() -> None:
+    state = ring()
+    first, _, last = state.stages
+    state._pipeline.request.may_draw = False
+    state.on_lost(last, PeerUnreachable("gone"), FailureCause.SILENT, 1.0)
+    assert not state._pipeline.lost_token.suspects
+    assert first in state.stages
+
+
+def test_leaving_last_stage_that_does_not_hear_to_pass_no_more_on_is_given_up() -> None:
+    state = ring()
+    last = state.stages[-1]
+    spare(state, state.on_leaving(last, 1.0), 1.0)
+    assert last in state.stages
+    assert last.link.is_pending
+    now_s = 1.0
+    while last in state.stages:
+        assert state.next_due_s() > now_s, "it spins"
+        now_s = state.next_due_s()
+        state.tick(now_s)
+    assert now_s < 1.0 + 2 * OPEN_S
+
+
+def test_ran_ahead_with_rows_that_were_told_before_takes_no_more_memory_than_the_session() -> None:
+    state = ring(ahead=200)
+    first = state.stages[0]
+    for position in range(1, 200):
+        state.on_report(first, StepReport(position=position, rows=bytes(position * ROW_BYTES)), 1.0)
+    assert sum(len(ran.rows) for ran in first.early) <= 200 * ROW_BYTES
+
+
+def test_last_stage_whose_tokens_do_not_get_on_is_linked_again_later() -> None:
+    state = ring()
+    first, _, last = state.stages
+    state.on_report(last, StepReport(position=4, num_outputs=1, push_failed=True), 1.0)
+    actions = state.follow(token_row(7), 1.0)
+    assert any(isinstance(action, Feed) and action.stage is first for action in actions)
+    assert last.link.told.next is None
+    state.on_link_ack(last, 1, 4, 1.0)
+    state.on_report(last, StepReport(position=5, num_outputs=1, num_links=1), 1.0 + RELINK_S)
+    state.follow(token_row(8), 1.0 + RELINK_S)
+    assert last.link.told.next is first
+
+
+def test_ran_rows_and_outputs_that_are_known_already_are_cut_off() -> None:
+    state, _ = opened()
+    upper, last = state.stages
+    state.on_report(upper, StepReport(position=2, rows=b"a" * 2 * ROW_BYTES), 1.0)
+    state.on_report(upper, StepReport(position=4, rows=b"b" * 3 * ROW_BYTES), 1.0)
+    assert state.buffers[1].rows(0, 4) == b"a" * 2 * ROW_BYTES + b"b" * 2 * ROW_BYTES
+    assert TakeOutput(0, is_last=True) in state.on_report(last, StepReport(position=4, num_outputs=1), 1.0)
+    state.ask(bytes(4 * ROW_BYTES), "all", 2.0)
+    assert TakeOutput(0, is_last=False) in state.on_report(last, StepReport(position=6, num_outputs=2), 3.0)
+    assert TakeOutput(1, is_last=True) in state.on_report(last, StepReport(position=8, num_outputs=3), 3.0)
+    assert not any(isinstance(a, TakeOutput) for a in state.on_report(last, StepReport(position=8, num_outputs=3), 3.0))
+
+
+def test_ready_with_more_than_it_was_told_of_is_a_violation() -> None:
+    world = ToyWorld(3, num_blocks=1, spans=[(0, 1)])
+    state = SessionState(1, lambda block: ReplayBuffer(ROW_BYTES), StepLimits())
+    (find,) = state.ask(bytes(20 * ROW_BYTES), "token", 0.0)
+    assert isinstance(find, FindServers)
+    stage = world.new_stage("s0", 0, 1)
+    state.on_found(find.repair, [stage], 0.0)
+    with pytest.raises(PeerViolation, match="holds 17 positions, and was told of 16"):
+        state.on_opened(stage, Opened(17, 8), 0.0)
+    feeds = [action for action in state.on_opened(stage, Opened(16, 8), 0.0) if isinstance(action, Feed)]
+    assert [(feed.start, feed.end, feed.want) for feed in feeds] == [(16, 20, "token")]
+
+
+def test_lost_stage_leaves_its_neighbours_unlinked() -> None:
+    state, _ = opened(3, ((0, 1), (1, 2), (2, 3)))
+    actions = state.on_lost(state.stages[1], PeerUnreachable("gone"), FailureCause.SILENT, 1.0)
+    told = {action.stage.start: action.stage.link.told for action in actions if isinstance(action, UpdateLink)}
+    assert told[0].next is None
+    assert told[2].previous is None
+
+
+def test_lost_server_after_server_ends_the_session() -> None:
+    state, world = opened(1, ((0, 1),))
+    for number in range(MAX_FAILURES + 1):
+        assert state.error is None
+        actions = state.on_lost(state.stages[0], PeerUnreachable("gone"), FailureCause.SILENT, 1.0)
+        finds = [action for action in actions if isinstance(action, FindServers)]
+        if finds:
+            stage = world.new_stage(f"s{number}", 0, 1)
+            state.on_found(finds[0].repair, [stage], 1.0)
+            state.on_opened(stage, Opened(0, 8), 1.0)
+    assert isinstance(state.error, SessionError)
+
+
+def test_not_found_while_nobody_asks_is_looked_for_again_with_the_next_question() -> None:
+    state, _ = opened(1, ((0, 1),))
+    state.on_report(state.stages[0], StepReport(position=4, num_outputs=1), 1.0)
+    (repair,) = [
+        action.repair
+        for action in state.on_lost(state.stages[0], PeerUnreachable("gone"), FailureCause.SILENT, 1.0)
+        if isinstance(action, FindServers)
+    ]
+    assert state.on_not_found(repair, SessionError("nobody"), 30.0) == []
+    assert [type(action) for action in state.ask(token_row(1), "token", 40.0)] == [FindServers]
+    state.on_not_found(repair, SessionError("nobody"), 60.0)
+    assert str(state.error) == "nobody"
+
+
+def test_stage_that_reports_row_by_row_gains_no_time() -> None:
+    stage = toy().new_stage("a", 0, 2)
+    stage.begin(0)
+    stage.expect_report(100, 0.0)
+    due_s, now_s = stage.deadline.due_s, 0.0
+    while now_s + 1 < due_s:
+        now_s += 1
+        stage.progress(StepReport(position=stage.done + 1), now_s)
+    assert 2 < stage.done < 50
+    assert stage.deadline.due_s == due_s
+    stage.expect_report(120, now_s)
+    stage.progress(StepReport(position=100), now_s)
+    assert stage.deadline.due_s > now_s + FLOOR_S  # a new deadline for the rows that came since
+    stage.progress(StepReport(position=120), now_s)
+    assert stage.deadline.due_s == math.inf
+
+
+def test_state_hand_over_gets_the_time_of_running_the_session_again() -> None:
+    world = toy(THIRDS * 3)
+    world.ask(list(range(20)), "token")
+    world.strike("leave", served_by(world, 1))
+    world.run_until(lambda: any(repair.is_handover and repair.is_opening for repair in world.state.repairs))
+    (repair,) = world.state.repairs
+    again_s = max(stage.timer.expected_s(20) for stage in repair.new)
+    assert again_s > 0
+    assert repair.open_by_s == pytest.approx(repair.since_s + OPEN_S + again_s, abs=0.01)

@@ -25,10 +25,11 @@ CHUNK_BYTES = 2**20
 """The largest piece. The usual chunk of state is one piece, and need not be copied together from several."""
 
 WINDOW_BYTES = 4 * 2**20
-"""What one side may send before the other has taken it: 80 MB/s at 50 ms, and the most a stream can occupy unread."""
+"""Bytes that a side may send before the other has consumed any: 80 MB/s at 50 ms, and the most one stream holds
+unread."""
 
 FRAME_COST_BYTES = 256
-"""What a piece costs beside its bytes, so that a flood of empty messages is bounded as well."""
+"""Credit that a piece costs besides its bytes, so that a flood of empty messages is bounded, too."""
 
 HEADER = struct.Struct(">BI")
 
@@ -65,7 +66,7 @@ def credit(num_bytes: int) -> bytes:
 
 
 def pieces(message: bytes) -> Iterator[tuple[Kind, memoryview]]:
-    """At least one, so that an empty message arrives as one."""
+    """Yield the pieces of a message; at least one, so that an empty message arrives."""
     view = memoryview(message)
     for start in range(0, len(view) - CHUNK_BYTES, CHUNK_BYTES):
         yield Kind.MORE, view[start : start + CHUNK_BYTES]

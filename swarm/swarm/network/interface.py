@@ -19,7 +19,7 @@ from swarm_protocol.envelope import Envelope
 from swarm_protocol.errors import PeerRefused, PeerViolation
 
 BUSY_RETRY_S = 1.0
-"""When to ask a peer again that works on too many calls of ours: most calls take less."""
+"""Pause before asking again a peer that is busy with our calls. Most calls take less."""
 
 
 class EndOfStream(Exception):
@@ -114,7 +114,7 @@ class Network(Protocol):
 
 
 def too_many_calls(peer_id: str) -> PeerRefused:
-    """What a call is refused with while `peer_id` works on `limits.MAX_CALLS_PER_PEER` others of the same caller."""
+    """Return the refusal of a call while `peer_id` runs `limits.MAX_CALLS_PER_PEER` others of the same caller."""
     return PeerRefused(
         f"the peer works on {limits.MAX_CALLS_PER_PEER} calls of this node already",
         remedy="ask again when some have ended",
@@ -124,7 +124,7 @@ def too_many_calls(peer_id: str) -> PeerRefused:
 
 
 def too_long(max_bytes: int, peer_id: str) -> PeerViolation:
-    """What a message that is longer than its receiver takes ends with."""
+    """Return the error for a message longer than its receiver accepts."""
     return PeerViolation(f"the peer sent a message of more than {max_bytes} bytes", peer_id=peer_id)
 
 

@@ -1,10 +1,11 @@
-"""Who is there: publishes this node's records, looks up everyone's, and says how far a peer is.
+"""Membership: publishes this node's records, looks up the records of others, and estimates round trips.
 
-One plane for training and serving. What a record says is claimed by its peer; only that the peer signed it, that it is
-well formed, and that it is the newest of that peer is vouched for here. Which models and runs exist is read from the
-node records, into which `announcer` writes what the node has announced: no further index has to be kept and expired.
+One plane serves training and serving. A record's content is a claim of its peer. This module guarantees only that the
+peer signed it, that it is well formed, and that it is the newest of that peer. Existing models and runs are read from
+the node records, into which `Announcer` writes what the node has announced, so that no further index must be kept.
 
-Its context owns the announcer's task, and ends with whoever entered it if that task fails.
+`Announcer.run` is the one task that publishes; `put` and `withdraw` send it messages and return at once. The context of
+`Membership` owns that task, and is cancelled if the task fails.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ LOOKUP_TIMEOUT_S = 5.0
 """Several hops through the store over slow links; longer, and asking again is better than waiting."""
 
 MAX_LISTED_PEERS = 4096
-"""Of one model, one run, or all nodes. More would cost memory without giving anyone a better choice."""
+"""Maximum peers listed for one model, one run, or all nodes. More would cost memory without a better choice."""
 
 MAX_LISTED_MODELS = 64
 """Whoever lists them looks up the servers of each, and anyone can make up names."""
@@ -46,7 +47,7 @@ R = TypeVar("R", NodeRecord, ServeRecord, TrainerRecord)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MembershipCounters:
-    """What was tolerated since the start; a healthy node shows zeros, but for failures while it is alone."""
+    """Tolerated failures since the start. A healthy node shows zeros, except for failures while it is alone."""
 
     num_publish_failures: int  # records that no peer took in time; each was tried again
     num_malformed: int  # records of others that were signed and made no sense
@@ -115,7 +116,7 @@ class Membership:
 
     @property
     def counters(self) -> MembershipCounters:
-        """As of now."""
+        """Return the current counters."""
         return MembershipCounters(
             num_publish_failures=self._announcer.num_failures,
             num_malformed=self._num_malformed,
@@ -142,18 +143,18 @@ class Membership:
         return await self._look_up(NodeRecord, "nodes", "", timeout_s)
 
     async def servers(self, model: str, *, timeout_s: float = LOOKUP_TIMEOUT_S) -> dict[str, ServeRecord]:
-        """Who serves `model`, draining ones included. Raises ValueError if that cannot be a model's name."""
+        """Return the servers of `model`, draining ones included. Raises ValueError for an invalid name."""
         return await self._look_up(ServeRecord, "serve", model, timeout_s)
 
     async def trainers(self, run: str, *, timeout_s: float = LOOKUP_TIMEOUT_S) -> dict[str, TrainerRecord]:
-        """Who trains `run`, finished and leaving ones included. Raises ValueError if that cannot be a run's name."""
+        """Return the trainers of `run`, finished and leaving ones included. Raises ValueError for an invalid name."""
         return await self._look_up(TrainerRecord, "train", run, timeout_s)
 
     def ages_s(self, kind: Kind, name: str = "") -> dict[str, float]:
-        """How many seconds ago each peer that the last lookup of `kind` and `name` knew last spoke for itself.
+        """Return the age in seconds of each peer's newest record in the last lookup of `kind` and `name`.
 
-        Asks nobody. The living do so every half of RECORD_LIFETIME_S, and the dead are listed for all of it. A peer
-        whose clock is ahead spoke just now.
+        No peer is asked. Living peers renew their records twice in RECORD_LIFETIME_S; a dead one stays listed for all
+        of it. The age is 0 for a peer whose clock is ahead.
         """
         now = self._network.now()
         view = self._views.get((kind, name), {})
@@ -174,7 +175,8 @@ class Membership:
         return {peer_id: seen.record for peer_id, seen in sorted(view.items()) if isinstance(seen.record, record_type)}
 
     def _view(self, kind: Kind, name: str) -> dict[str, _Seen]:
-        """What is remembered and has not expired: a lookup that misses a record, or finds an old one, hides nothing."""
+        """Return the remembered records that have not expired. A lookup that misses a record or finds an old one hides
+        nothing."""
         now = self._network.now()
         view = self._views.pop((kind, name), {})
         self._views[kind, name] = view = {
@@ -234,10 +236,10 @@ class Membership:
 
 
 PUBLISH_TIMEOUT_S = 5.0
-"""Also how long leaving may take when nobody answers."""
+"""Time-out of publishing; also the time that leaving takes when nobody answers."""
 
 RETRY_FRACTION = 0.1
-"""Of a record's life, after a failure: four tries before the earlier record is gone."""
+"""Pause after a failed publication, as a fraction of a record's lifetime: four tries before the old record expires."""
 
 SEES_NOBODY = "no peer took it; this node sees nobody"
 
@@ -246,7 +248,7 @@ SEES_NOBODY = "no peer took it; this node sees nobody"
 class _Announced:
     record: Record
     due_s: float = 0.0
-    """On the loop's clock; 0: at once."""
+    """Due time on the loop's clock; 0 means at once."""
     is_farewell: bool = False
 
 
@@ -273,7 +275,7 @@ class Announcer:
             self._put(_Announced(_farewell(announced.record), is_farewell=True))
 
     async def run(self) -> None:
-        """Until it is cancelled; then, or when it fails, it says goodbye in every record."""
+        """Publish until cancelled. Then, or on failure, publish every record once more as leaving."""
         try:
             while True:
                 self._changed.clear()

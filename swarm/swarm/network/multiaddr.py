@@ -75,12 +75,12 @@ def dialable(addrs: Iterable[str]) -> tuple[str, ...]:
 
 
 def is_loopback(addr: str) -> bool:
-    """Whether only this machine can use it."""
+    """Return whether only this machine can use the address."""
     return "/ip4/127." in addr or "/ip6/::1/" in addr
 
 
 def is_private(addr: str) -> bool:
-    """Whether only this machine or its local network can use it. False for names and for what is no address."""
+    """Return whether only this machine or its local network can use the address. False for names and invalid text."""
     _, version, host, *_ = (*addr.split("/", 3), "", "", "")
     try:
         ip = ipaddress.ip_address(host)
@@ -237,7 +237,7 @@ def _port_bytes(port: str) -> bytes:
 
 
 def _unpadded(text: str) -> bytes:
-    """What follows "u" in multibase: base64 for URLs, without padding."""
+    """Decode multibase "u": base64 for URLs, without padding."""
     return base64.urlsafe_b64decode(text[1:] + "=" * (-(len(text) - 1) % 4))
 
 

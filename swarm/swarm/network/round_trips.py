@@ -1,7 +1,7 @@
-"""How far a peer is: round trips measured with real calls, and remembered for a while.
+"""Round-trip times to peers, measured with real calls and remembered for a while.
 
-Every node answers pings, and whoever asks pays for them. A peer can seem farther than it is, never nearer. What a peer
-says of its own links is left to its records.
+Every node answers pings, at the cost of the asking node. A peer can appear farther than it is, never nearer. A peer's
+own claims about its links are in its records.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ NUM_PINGS = 3
 """The fastest counts. The first one may have to open a connection."""
 
 LIFETIME_S = 60.0
-"""Until it is measured again. Routes change seldom, and a dead peer is noticed otherwise."""
+"""Time until a round trip is measured again. Routes change seldom, and a dead peer is noticed otherwise."""
 
 KEPT_S = 3 * LIFETIME_S
-"""An old one is better than none for whoever cannot wait, but says little after minutes."""
+"""Maximum age of a remembered round trip. An old value helps a caller that cannot wait, but not after minutes."""
 
 MAX_PEERS = 4096
-"""Whose round trips are remembered; the longest not asked for make room."""
+"""Maximum peers remembered; those not asked for the longest are dropped."""
 
 MAX_MEASURED_AT_ONCE = 16
 """Connections to strangers that one question may open."""
@@ -79,7 +79,7 @@ class RoundTrips:
         return rtt_s if asyncio.get_running_loop().time() - measured_at_s < KEPT_S else None
 
     def all_known_s(self) -> list[float]:
-        """Of every peer whose is known, at most KEPT_S old."""
+        """Return every known round trip, at most KEPT_S old."""
         since_s = asyncio.get_running_loop().time() - KEPT_S
         return [rtt_s for rtt_s, measured_at_s in self._known.values() if measured_at_s > since_s]
 

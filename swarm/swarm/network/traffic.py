@@ -1,6 +1,6 @@
-"""What this node sends and receives, by how the peer at the other end is reached: directly, or through a relay.
+"""Bytes that this node sends and receives, counted apart for peers reached directly and through a relay.
 
-Payloads of calls and messages of streams; the network's own framing and encryption come on top. A peer is `relayed`
+Payloads of calls and messages of streams are counted; framing and encryption come on top. A peer is `relayed`
 while all connections to it lead through relays, as of the last look at them (`note`): what passed before the first look
 counts as direct. State belongs to the network's loop; nothing in it grows with what peers do.
 """

@@ -1,4 +1,4 @@
-"""How many bytes of streams may wait unread in one host: of each peer, and of all together. Pure.
+"""Budgets for the bytes of streams that wait unread in one host: for each peer, and for all together. Pure.
 
 A stream's window bounds what one stream holds, but not what all streams of a peer hold, nor a message that is put
 together from many pieces. So every piece is charged here before it is allocated, and released once its message has been
@@ -19,7 +19,7 @@ PEER_BYTES = limits.MAX_MESSAGE_BYTES + 16 * 2**20
 """The largest message, and four full windows beside it."""
 
 HOST_BYTES = 512 * 2**20
-"""Of all peers together: full windows of 128 streams, which a group of sixteen does not come near."""
+"""Maximum unread bytes of all peers: full windows of 128 streams, far more than a group of sixteen needs."""
 
 RETRY_AFTER_S = 1.0
 
@@ -56,7 +56,7 @@ class UnreadBudget:
         return holder in self._held
 
     def release(self, holder: UnreadHolder, num_bytes: int) -> None:
-        """So many bytes have been taken."""
+        """Release `num_bytes` that were consumed."""
         self._add(holder, -min(num_bytes, self._held[holder]))
 
     def drop(self, holder: UnreadHolder) -> None:

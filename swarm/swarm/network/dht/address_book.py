@@ -1,4 +1,4 @@
-"""Where peers can be dialled, by their own word: what a node of the DHT tells others, and dials itself. Pure.
+"""The addresses that peers announce of themselves: a DHT node dials these, and names them to others. Pure.
 
 A node names a peer to others only by the addresses that this peer itself gave: the transport vouches for who said it,
 and nothing vouches for the addresses. A dial there succeeds only if the peer's key answers. What others say of a peer
@@ -38,6 +38,6 @@ class AddressBook:
 
 
 def to_announce(addrs: Iterable[str]) -> tuple[str, ...]:
-    """As many of a host's own `addrs` as others are told: relays and what other machines can reach come first."""
+    """Return the part of a host's own `addrs` that is announced: relays and publicly reachable addresses first."""
     ranked = sorted(dialable(addrs), key=lambda addr: (is_loopback(addr), "/p2p-circuit" not in addr))
     return tuple(dict.fromkeys(ranked))[: limits.MAX_CONTACT_ADDRS]

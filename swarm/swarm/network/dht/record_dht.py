@@ -47,7 +47,7 @@ NUM_PARALLEL_CALLS = 16
 RPC_TIMEOUT_S = 3.0
 
 SEARCH_TIMEOUT_S = 4.0
-"""For the nodes to place a record with: whoever of those asked first is silent is known to be, and a second is left of
+"""Time-out of the search for the nodes that store a record. It covers one silent round of calls and leaves a second of
 the publisher's five."""
 
 _CHECKED_AT_ONCE = 32
@@ -57,13 +57,13 @@ SUSPECT_S = 5.0
 """A peer that did not answer is left out of searches for so long, so that each death costs one timeout, not many."""
 
 FIND_ADDRS_TIMEOUT_S = 2.0
-"""For a caller who waits for a peer that could not be dialled."""
+"""Time-out of an address search whose caller waits for a peer that could not be dialled."""
 
 SOUGHT_S = 2.0
 """A peer's addresses are searched for anew no more often: a dead one is dialled again and again."""
 
 _NO_ANSWER = b""
-"""To a request that is malformed. No decoder takes it for an answer."""
+"""The answer to a malformed request. No decoder accepts it."""
 
 T = TypeVar("T")
 
@@ -97,7 +97,7 @@ class RecordDht:
         self._table = RoutingTable(host.peer_id)
         self._storage = RecordStorage(validator.now)
         self.own_addrs: tuple[str, ...] = ()
-        """Where this node can be dialled, kept up to date by its network; while there are none, it only asks."""
+        """This node's own addresses, kept up to date by its network. While it has none, it only asks others."""
         self._book = AddressBook()
         self._suspects: dict[str, float] = {}
         self._sought: dict[str, _Sought] = {}
@@ -123,7 +123,7 @@ class RecordDht:
 
     @property
     def counts(self) -> DhtCounts:
-        """As of now; of records also those that have expired and are not cleared away yet."""
+        """Return the current counts. Records include expired ones that are not cleared away yet."""
         return DhtCounts(
             num_records=self._storage.num_records, num_refused=self._num_refused, num_peers=len(self.peers())
         )
@@ -171,7 +171,7 @@ class RecordDht:
         return list(search.records.values()), bool(search.answered) or not search.peers
 
     async def find_addrs(self, peer_id: str) -> AsyncGenerator[Sequence[str], None]:
-        """Where to dial `peer_id`: what it said to this node, then what it said to the nodes near its place.
+        """Yield addresses of `peer_id`: what it told this node, then what it told the nodes nearest to its id.
 
         Both are hints: a dial succeeds only if the peer's key answers.
         """
@@ -199,7 +199,8 @@ class RecordDht:
         return self._sought[peer_id]
 
     async def _more_addrs(self, sought: _Sought, peer_id: str, tried: Collection[str]) -> tuple[str, ...]:
-        """What nodes name besides `tried`: a liar that answers first delays what the others say, and hides none."""
+        """Return addresses that nodes name besides `tried`. A liar that answers first delays the others' answers but
+        hides none."""
 
         def named() -> tuple[str, ...]:
             return tuple(addr for addr in sought.search.addrs_of(peer_id) if addr not in tried)
@@ -267,7 +268,8 @@ class RecordDht:
                 await asyncio.sleep(0)
 
     async def _find(self, peer_id: str, request: FindRequest, hints: Sequence[str] = ()) -> tuple[Found, ...] | None:
-        """Of the first keys of `request`. None: no answer. `hints`: where others say that the peer is."""
+        """Ask for the first keys of `request`. None means no answer. `hints` are addresses of the peer that others
+        named."""
 
         def decode(answer: bytes) -> FindResponse:
             response = FindResponse.from_bytes(answer)
@@ -329,7 +331,7 @@ class RecordDht:
         self._learn(peer_id, addrs)
 
     def _learn(self, peer_id: str, addrs: Sequence[str]) -> None:
-        """Only of peers that the table keeps, so that a flood of newcomers pushes out no address."""
+        """Remember the addresses of peers that the table keeps, so that a flood of newcomers pushes out no address."""
         if peer_id in self._table:
             self._book.learn(peer_id, addrs)
 

@@ -19,7 +19,7 @@ MAX_KEYS = 16384
 """Sharded keys of a thousand models and runs."""
 
 MAX_BYTES = 256 * 2**20
-"""Of records as they were sent: those of a thousand nodes with eight models each are some 5 MiB."""
+"""Maximum bytes of stored records, as sent. A thousand nodes with eight models each need about 5 MiB."""
 
 MAX_KEYS_PER_SIGNER = 64
 """Three times what a node has that serves and trains eight models. So it takes hundreds of identities to fill this."""
@@ -106,10 +106,10 @@ _MAX_CHECKED = 8192
 
 
 def drop_at(issued_at: float) -> float:
-    """When a record that was issued then is forgotten; not when it expires, which may be earlier.
+    """Return the time at which a record issued at `issued_at` is deleted, which may be after it expires.
 
-    Until then a record that expired hides those that its signer issued before it: the later *issued* one wins, also
-    when it lives for a shorter time. A function of a signed time, so nobody makes an old record outlast a new one.
+    Until then an expired record hides earlier ones of its signer: the later *issued* one wins, even if it lives for a
+    shorter time. The time follows from a signed value, so no peer can make an old record outlast a new one.
     """
     return issued_at + limits.MAX_RECORD_LIFETIME_S
 
@@ -121,7 +121,7 @@ class RecordValidator:
         self._checked: OrderedDict[bytes, Envelope] = OrderedDict()
 
     def envelope(self, data: bytes) -> Envelope | None:
-        """None: refused. A record that has expired since it was issued passes: whoever looks it up leaves it out."""
+        """Return the checked envelope, or None if it is refused. An expired record passes; lookups leave it out."""
         envelope = self._checked.get(data) or self._unseal(data)
         if envelope is None or drop_at(envelope.issued_at) <= self.now():
             return None

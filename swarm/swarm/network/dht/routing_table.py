@@ -1,9 +1,9 @@
-"""Whom a node of the DHT knows: Kademlia's buckets of peers by their distance to the node itself. Pure.
+"""The routing table of a DHT node, Kademlia's buckets of peers by distance, and the search over many nodes. Pure.
 
 Source: Maymounkov and Mazieres, "Kademlia: A Peer-to-peer Information System Based on the XOR Metric" (2002), sections
-2.2 and 4.1: whoever has long been there is likelier to stay than a newcomer, so a full bucket keeps whom it has, and
-newcomers wait until one of these is found to be gone. That also keeps a flood of new identities from pushing out the
-peers that are known.
+2.2, 2.3 and 4.1: a peer that has long been there is likelier to stay than a newcomer, so a full bucket keeps its
+members and newcomers wait until one of these is gone. This also keeps a flood of new identities from pushing out known
+peers.
 
 Deviations: one bucket for each bit of distance instead of a tree of ranges, which holds the same peers; a peer that
 does not answer once is gone, since it comes back with its next call. A peer's place follows from its key; still, to be
@@ -37,7 +37,7 @@ def node_id_of(peer_id: str) -> int:
 
 
 def to_id(place: bytes) -> int:
-    """As a number: the distance of two is their XOR."""
+    """Return an id as a number; the distance between two ids is their XOR."""
     return int.from_bytes(place, "big")
 
 
@@ -50,7 +50,7 @@ class _Bucket:
 
 
 class RoutingTable:
-    """Of the node `peer_id`, which is not in it. For each of 256 bits BUCKET_SIZE members, and as many who wait."""
+    """The peers that node `peer_id` knows: for each of 256 bits BUCKET_SIZE members, and as many candidates."""
 
     def __init__(self, peer_id: str) -> None:
         self._own_id = node_id_of(peer_id)
@@ -61,7 +61,7 @@ class RoutingTable:
         return tuple(peer_id for bucket in self._buckets.values() for peer_id in bucket.members)
 
     def __contains__(self, peer_id: str) -> bool:
-        """Whether `peer_id` is a member; those who wait are not."""
+        """Return whether `peer_id` is a member. Candidates are not."""
         bucket = self._buckets.get((node_id_of(peer_id) ^ self._own_id).bit_length())
         return bucket is not None and peer_id in bucket.members
 
@@ -82,7 +82,7 @@ class RoutingTable:
             bucket.waiting.popitem(last=False)
 
     def lost(self, peer_id: str) -> None:
-        """`peer_id` did not answer. Its place goes to whoever of those waiting was heard of last."""
+        """Remove `peer_id`, which did not answer. Its place goes to the candidate that was heard of last."""
         bucket = self._buckets.get((node_id_of(peer_id) ^ self._own_id).bit_length())
         if bucket is None:
             return
@@ -95,8 +95,8 @@ class RoutingTable:
             bucket.members[heir] = None
 
     def doubtful(self) -> tuple[str, ...]:
-        """Of each bucket the member not heard of for longest: to be pinged, since others may wait for its place, and
-        searches that are not this node's own hear of it from here."""
+        """Return each bucket's member that was not heard of for longest. It is to be pinged: candidates may wait for
+        its place, and other nodes' searches learn of it from here."""
         return tuple(next(iter(bucket.members)) for bucket in self._buckets.values() if bucket.members)
 
     def nearest(self, key: int, count: int) -> list[str]:
@@ -108,14 +108,15 @@ WIDTH = 10
 """Nodes asked a key: twice the replicas, because two peers need not agree on which nodes are nearest."""
 
 MAX_CALLS = 100
-"""Of one search for each key; a liar can name peers without end, each nearer than the last."""
+"""Maximum calls of one search for each key. A liar can name peers without end, each nearer than the last."""
 
 
 MAX_ADDRS = 3 * limits.MAX_CONTACT_ADDRS
-"""Of one peer: what some name for it, so that a liar among them hides nothing."""
+"""Maximum addresses of one peer: from several sources, so that a liar among them hides nothing."""
 
 MAX_RECORDS_PER_KEY = WIDTH * limits.MAX_RECORDS_PER_KEY
-"""As if each of the nearest held others: a liar can name accomplices without end, each with records of its own."""
+"""Maximum records of a key, as if each of the nearest nodes held different ones. Liars could name accomplices without
+end."""
 
 
 class NodeLookup:
@@ -134,7 +135,7 @@ class NodeLookup:
 
     @property
     def keys(self) -> tuple[bytes, ...]:
-        """What is searched for."""
+        """The keys that are searched for."""
         return tuple(self._ranked)
 
     def meet(self, peers: Iterable[str], suspects: Container[str]) -> None:
@@ -153,7 +154,7 @@ class NodeLookup:
         self._addrs[peer_id] = tuple(dict.fromkeys((*known, *dialable(addrs))))[:MAX_ADDRS]
 
     def addrs_of(self, peer_id: str) -> tuple[str, ...]:
-        """What nodes have named for `peer_id` so far."""
+        """Return the addresses that nodes have named for `peer_id` so far."""
         return self._addrs.get(peer_id, ())
 
     def drop(self, peer_id: str) -> None:
@@ -169,7 +170,7 @@ class NodeLookup:
         self._asked.difference_update((peer_id, key) for key in keys)
 
     def take_in(self, envelope: Envelope) -> None:
-        """Of a subject and signer the record issued last counts. What is beyond the bound is left out."""
+        """Add a record. Of one key and signer the record issued last counts; records beyond the bound are dropped."""
         signed = (envelope.subject, envelope.peer_id)
         known = self.records.get(signed)
         if known is None:
@@ -180,7 +181,7 @@ class NodeLookup:
             self.records[signed] = envelope
 
     def nearest(self, key: bytes, count: int) -> list[str]:
-        """Of those that answered: a liar may have named the others, and there may be nobody of their names."""
+        """Return the nearest peers that answered. A liar may have invented the others."""
         return list(islice((peer_id for _, peer_id in self._ranked[key] if peer_id in self.answered), count))
 
     def next_calls(self) -> list[tuple[str, list[bytes]]]:

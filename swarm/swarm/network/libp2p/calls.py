@@ -22,7 +22,8 @@ from swarm.network.libp2p.host import Host
 from swarm.network.libp2p.unary_connection import UnaryAnswer
 
 MAX_UNARY_BYTES = 2**20
-"""Beyond it a stream is as fast, and the unary connection stays free for the small. The daemon's own limit is 4 MiB."""
+"""Larger messages go over a stream, which is as fast and keeps the unary connection free. The daemon's limit is 4
+MiB."""
 
 MAX_PARCELS_BYTES = 256 * 2**20
 """Responses that wait to be fetched; the oldest make room. Two of the largest, and many of the usual."""

@@ -17,7 +17,8 @@ from swarm_protocol.wire import encode_varint
 from swarm.network.multiaddr import addr_bytes, addr_text, peer_id_bytes, peer_id_text
 
 STREAM_BUFFER_BYTES = 1 << 20
-"""What a reader holds before it stops reading. asyncio's default of 64 KiB halves the throughput of large messages."""
+"""Bytes that a reader buffers before it stops reading. asyncio's default of 64 KiB halves the throughput of large
+messages."""
 
 BACKLOG = 4096
 """Streams that the daemon may have passed to us while our loop was busy. It resets those that find no place, and their
@@ -75,7 +76,8 @@ class Control:
         return peer_id_text(response.identify.id), _known(response.identify.addrs)
 
     async def connect(self, peer_id: str, addrs: Sequence[str] = ()) -> None:
-        """Without `addrs` the daemon looks the peer up. Raises ControlError with the dial's failures."""
+        """Connect to a peer. Without `addrs` the daemon looks the peer up. Raises ControlError with the dial's
+        failures."""
         request = p2pd_pb2.ConnectRequest(peer=peer_id_bytes(peer_id), addrs=[addr_bytes(addr) for addr in addrs])
         await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.CONNECT, connect=request))
 
@@ -116,7 +118,7 @@ class Control:
 
 
 def _known(addrs: Iterable[bytes]) -> tuple[str, ...]:
-    """As text. Those with parts that we have no name for are left out: no node of ours could use them."""
+    """Return the addresses as text, without those that have parts unknown to this program."""
     known = []
     for raw in addrs:
         with contextlib.suppress(ValueError):

@@ -33,7 +33,7 @@ from swarm.network.traffic import Traffic
 from swarm.network.unread_budget import UnreadBudget
 
 CONTROL_FAILURES = (ControlError, OSError, asyncio.IncompleteReadError)
-"""What a request to the daemon can end with: its own complaint, or its death."""
+"""The errors of a request to the daemon: its own refusal, or its death."""
 
 RawStream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -42,7 +42,7 @@ FindAddrs = Callable[[str], AsyncGenerator[Sequence[str], None]]
 """
 
 _NOT_DIALLED = ("failed to dial", "no addresses", "dial backoff", "all dials failed")
-"""How the daemon says that it reached nobody, so that nothing has been sent."""
+"""Messages by which the daemon reports that it reached nobody, so that nothing was sent."""
 
 T = TypeVar("T")
 

@@ -48,7 +48,7 @@ __all__ = ["Libp2pNetwork", "Libp2pOptions"]
 logger = logging.getLogger(__name__)
 
 MIN_ISSUE_STEP_S = 0.002
-"""Between two records of one key: of the two the one that was issued later counts."""
+"""Minimum difference between the issue times of two records of one key, of which the later one counts."""
 
 
 class Libp2pNetwork:
@@ -126,22 +126,22 @@ class Libp2pNetwork:
 
     @property
     def relay_counts(self) -> RelayCounts:
-        """What this node carries for others."""
+        """Return what this node relays for others."""
         return self._relay.counts
 
     @property
     def traffic(self) -> Traffic:
-        """What this node sends and receives itself."""
+        """Return the bytes that this node sends and receives itself."""
         return self._host.traffic
 
     @property
     def dht_counts(self) -> DhtCounts:
-        """What the record DHT holds here, as of now."""
+        """Return what this node's part of the record DHT holds now."""
         return self._dht.counts
 
     @property
     def daemon_pid(self) -> int:
-        """Of the libp2p daemon's process, a child of ours."""
+        """The process id of the libp2p daemon, a child process."""
         return self._host.daemon.pid
 
     def now(self) -> float:
@@ -190,7 +190,7 @@ class Libp2pNetwork:
 
     @contextlib.asynccontextmanager
     async def _open_unbounded(self, peer_id: str, protocol: str, max_bytes: int) -> AsyncIterator[Stream]:
-        """For calls, which have one deadline for all that they do."""
+        """Open a stream without a deadline of its own: a call has one deadline for everything."""
         reader, writer = await self._host.open_stream(peer_id, protocol)
         stream = Libp2pStream(
             reader,

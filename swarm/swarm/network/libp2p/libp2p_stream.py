@@ -1,9 +1,10 @@
-"""A stream of messages over one byte stream of the libp2p daemon: framing, credit, deadlines, typed failures.
+"""Streams of messages over byte streams of the libp2p daemon: framing, credit, deadlines, typed failures, accepting.
 
-`pump` is the one task that reads; whoever opened or accepted the stream owns it. It never stops reading for longer than
-a turn of the loop (credit bounds what it may be sent), so that the other side's leaving is noticed at once. What need
-not wait takes no timer and no turn of the loop. Leaves protocol names and handlers to `libp2p`, and bytes to
-`libp2p_wire`.
+`Libp2pStream.pump` is the one task that reads; the opener or acceptor of the stream owns it. It never stops reading
+for longer than one turn of the loop (credit bounds what it may be sent), so the other side's leaving is noticed at
+once. An operation that need not wait takes no timer and no turn of the loop. `StreamServer` accepts streams and runs
+their handlers in the task group that it is given. Protocol names belong to `libp2p_network`, bytes to
+`stream_buffers`.
 """
 
 from __future__ import annotations
@@ -137,7 +138,7 @@ class Libp2pStream:
             await self._drain()
 
     def close(self) -> None:
-        """What has been sent still leaves; nothing more is received."""
+        """Close the stream. Bytes already sent still leave; nothing more is received."""
         self._over()
         self._writer.close()
 
@@ -168,7 +169,7 @@ class Libp2pStream:
     # ----------------------------------------------------------------------------------------------------------------
 
     def _check_frame(self, kind: Kind, length: int) -> bool:
-        """Whether the frame is to be kept."""
+        """Return whether the frame is to be kept."""
         if kind not in (Kind.MORE, Kind.DATA):
             return True
         if self._unread_bytes + framing.cost(length) > framing.WINDOW_BYTES:
@@ -211,7 +212,7 @@ class Libp2pStream:
         self._granted.set()
 
     def _send_at_once(self, message: bytes) -> bool:
-        """Whether that can be done, and then it is: the usual case."""
+        """Send without waiting if possible, which is the usual case, and return whether it was done."""
         fits = len(message) <= framing.CHUNK_BYTES and framing.cost(len(message)) <= self._send_credit
         if not fits or self._error is not None or not self._wire.has_room:
             return False
@@ -289,7 +290,7 @@ class Libp2pStream:
 
 OPENING_TIMEOUT_S = 5.0
 LINGER_S = 5.0
-"""How long a caller may take to leave after its handler has returned, so that the last messages still arrive."""
+"""Time that a caller has to leave after its handler has returned, so that the last messages still arrive."""
 
 MAX_STREAMS_PER_PEER = 256
 """Each costs two open files and a task. What all of them hold unread is `unread_budget`'s to bound."""
@@ -378,7 +379,7 @@ async def _until_left(stream: Libp2pStream) -> None:
 
 
 async def _outcome(handler: StreamHandler, peer_id: str, stream: Libp2pStream) -> BaseException | None:
-    """What the handler raised, to be told to the caller."""
+    """Return the error that the handler raised, to be sent to the caller."""
     try:
         await handler(peer_id, stream)
     except SwarmError as error:

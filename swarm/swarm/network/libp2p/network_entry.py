@@ -1,7 +1,9 @@
-"""How a node enters a network: reach the peers it was given or remembers, say hello, compare network, version, clock.
+"""Entering a network: reach given or remembered peers, compare network, version and clock, and rejoin after a
+partition.
 
-`hello` is the one method whose name carries no network id, so that two peers which cannot work together can say why.
-Holds no state and owns no task beyond its own calls.
+`hello` is the one method whose name carries no network id, so that two peers that cannot work together can say why.
+`start_host` refuses an identity that another running node has. `PartitionWatch.run` is a task: it notices that this
+node is cut off, or that its seeds are, and dials them. Two groups that lost their common seed thus meet there again.
 """
 
 from __future__ import annotations
@@ -41,13 +43,13 @@ T = TypeVar("T")
 HELLO = "/swarm/hello"
 
 SEED_TIMEOUT_S = 5.0
-"""For a seed across the world on a slow link; half of the patience of a person who waits for an error."""
+"""Time-out of one seed: across the world on a slow link, and half of a user's patience."""
 
 GRACE_S = 0.5
-"""For the other peers once one has answered: the dead ones must not delay a node that is already connected."""
+"""Time for the other peers once one has answered. Dead ones must not delay a node that is connected."""
 
 HEAD_START_S = 1.0
-"""For the given peers, before remembered ones are tried as well. Given peers that all fail sooner end it."""
+"""Time for the given peers before remembered ones are tried, too. It ends early if all given peers fail."""
 
 
 logger = logging.getLogger(__name__)
@@ -60,7 +62,7 @@ class Greeting:
 
 
 def method_prefix(network_id: str) -> str:
-    """What the names of all methods of a network begin with."""
+    """Return the prefix of all method names of a network."""
     return f"/swarm/{PROTOCOL_VERSION}/{network_id}/"
 
 
@@ -173,7 +175,7 @@ def _hello(network_id: str, sent_at: float) -> Hello:
 
 
 async def first_success(tasks: set[asyncio.Task[T]], *, timeout_s: float | None = None) -> None:
-    """Until one has succeeded, all have failed, or `timeout_s` is over."""
+    """Wait until one task has succeeded, all have failed, or `timeout_s` is over."""
     pending = {task for task in tasks if not task.done()}
     if any(map(succeeded, tasks)):
         return
@@ -190,7 +192,7 @@ def succeeded(task: asyncio.Task[T]) -> bool:
 
 
 def _failures(attempts: Mapping[asyncio.Task[Greeting], PeerAddr | Contact]) -> dict[PeerAddr, BaseException | None]:
-    """Of given peers. Remembered ones may be gone for good, and nobody has named them."""
+    """Return the failures of given peers. Remembered ones are left out: they may be gone for good."""
     return {
         attempt: task.exception()
         for task, attempt in attempts.items()
@@ -245,7 +247,7 @@ CHECK_S = 3.0
 
 MIN_PAUSE_S = 0.5
 MAX_PAUSE_S = 10.0
-"""Between attempts to reach who is missing, growing: a partition is healed this long after its cause is gone."""
+"""Pause between attempts to reach missing peers; it grows. A partition heals this long after its cause is gone."""
 
 REFRESH_S = 60.0
 MAX_KNOWN_PEERS = 64
@@ -329,7 +331,7 @@ class PartitionWatch:
 
 
 COPY_CHECK_S = 1.5
-"""For finding a peer by its id through others; a live one answers in a few round trips."""
+"""Time for finding a peer by its id through others. A live one answers in a few round trips."""
 
 NUM_COPY_DIALS = 8
 """Remembered peers that are asked for a copy of this node, besides the given ones."""

@@ -29,7 +29,7 @@ from swarm_protocol.errors import StartError
 from swarm.temporary_folder import make_folder
 
 IDLE_TIMEOUT_S = 15
-"""How long the daemon lives without anyone connected: covers a slow start, and is how long an orphan can stay."""
+"""Time that the daemon lives without a client. It covers a slow start, and bounds the life of an orphan."""
 
 START_TIMEOUT_S = 15.0
 """A loaded machine has been seen to need 2 s; beyond this something hangs."""
@@ -40,17 +40,18 @@ _NUM_LAST_LINES = 20
 _MAX_LINE_CHARS = 500
 _TIMESTAMP = re.compile(r"^\d{4}[-/]\d\d[-/]\d\d[T ]\S+ ")
 _CRASH_SIGNS = ("panic: ", "fatal error: ", "SIG")
-"""How Go's runtime begins its account of a crash."""
+"""First words of a crash report of Go's runtime."""
 
 _STATUS_SIGNS = ("Control socket:", "Peer Addrs:", "/")
-"""What the daemon writes when all is well: its sockets and addresses."""
+"""First words of the daemon's normal output: its sockets and addresses."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DaemonOptions:
-    """What differs between our hosts. Empty `listen`: reachable through relays only. No `identity_path`: anonymous."""
+    """Options that differ between hosts. With empty `listen` a host is reachable through relays only; without
+    `identity_path` it is anonymous."""
 
     identity_path: Path | None = None
     listen: tuple[str, ...] = ()
@@ -60,7 +61,7 @@ class DaemonOptions:
 
 
 def p2pd_path() -> Path:
-    """Where the daemon of hivemind's wheel is, or would be. Does not import the package, which would take seconds."""
+    """Return the path of the daemon in hivemind's wheel. The package is not imported, as that takes seconds."""
     package = importlib.util.find_spec("hivemind")
     folders = package.submodule_search_locations if package else None
     folder = folders[0] if folders else Path(sysconfig.get_path("platlib"), "hivemind")
@@ -95,7 +96,8 @@ def arguments(options: DaemonOptions, control_socket: str) -> list[str]:
 
 
 class Daemon:
-    """Not asyncio's subprocess: uvloop's cannot set a process group, and asyncio's own needs a thread to wait."""
+    """One daemon process. It is no asyncio subprocess: uvloop's cannot set a process group, asyncio's needs a thread
+    to wait."""
 
     def __init__(self, process: subprocess.Popen[bytes], folder: Path) -> None:
         self._process = process
@@ -149,7 +151,7 @@ class Daemon:
         return self._process.pid
 
     def failure(self) -> StartError:
-        """How it ended, as far as is known, and what to do about it."""
+        """Return how the process ended, as far as is known, with a remedy."""
         code = self._process.poll()
         if code is None:
             return StartError("the libp2p daemon ended its connection to this node", remedy="restart this node")
@@ -194,7 +196,7 @@ class Daemon:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _read_output(self) -> None:
-        """Until the process closes its output, which it does by ending."""
+        """Read the output until the process ends."""
         output = asyncio.StreamReader()
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(output), self._process.stdout
@@ -252,8 +254,8 @@ def _refuse_taken_ports(listen: Sequence[str]) -> None:
 
 @contextmanager
 def _that_waits_its_turn() -> Iterator[None]:
-    """What is started inside gets its share of the cores, but does not push aside whoever computes each time that it
-    wakes: it then moves more bytes at once (Linux)."""
+    """Start child processes inside with the batch scheduling policy (Linux): they get their share of the cores, but do
+    not preempt computing threads at each wake-up, and so move more bytes at once."""
     try:
         is_set = os.sched_getscheduler(0) == os.SCHED_OTHER
         if is_set:

@@ -15,10 +15,10 @@ from swarm.network import framing
 from swarm.network.framing import Kind
 
 SCRATCH_BYTES = 2**14
-"""What is read at once where headers and short bodies come: several messages of a model's server."""
+"""Bytes read at once where headers and short bodies arrive: several messages of a model's server."""
 
 _TAKEN_BYTES = 2**16
-"""What is taken at once from a reader, which may hold much: no more of it is to be there twice."""
+"""Bytes taken at once from a reader, which bounds how much is held twice."""
 
 
 class StreamBuffers(asyncio.BufferedProtocol):
@@ -44,7 +44,7 @@ class StreamBuffers(asyncio.BufferedProtocol):
 
     @property
     def has_room(self) -> bool:
-        """Whether `drained` would return at once. Not before `run`, when nobody says that there is none."""
+        """Return whether `drained` would return at once. Valid only after `run` has started."""
         return self._transport is not None and self._room.is_set() and not self.is_lost
 
     async def run(self, reader: asyncio.StreamReader, transport: asyncio.Transport) -> None:
@@ -74,7 +74,7 @@ class StreamBuffers(asyncio.BufferedProtocol):
         self._body, self._num_body = bytearray(), 0
 
     async def drained(self) -> None:
-        """Until there is room to write. Raises ConnectionError if the connection is lost."""
+        """Wait until there is room to write. Raises ConnectionError if the connection is lost."""
         if self._transport is None:
             await asyncio.sleep(0)  # the task that runs this has its turn
         await self._room.wait()
@@ -123,7 +123,7 @@ class StreamBuffers(asyncio.BufferedProtocol):
             view = view[num_bytes:]
 
     def _advance(self, num_bytes: int) -> None:
-        """So many more bytes are where `get_buffer` wanted them."""
+        """Count `num_bytes` more bytes in the buffer that `get_buffer` returned."""
         if self._ended.done():
             return
         if not self._body:
@@ -191,7 +191,7 @@ class StreamBuffers(asyncio.BufferedProtocol):
 
 
 def _unread(reader: asyncio.StreamReader) -> Iterator[bytes]:
-    """What `reader` holds, without waiting for more."""
+    """Yield the bytes that `reader` holds, without waiting for more."""
     while not reader.at_eof():
         reading = reader.read(_TAKEN_BYTES)
         try:

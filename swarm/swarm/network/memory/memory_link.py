@@ -1,8 +1,8 @@
-"""What a simulated link does to bytes: latency, jitter, shared bandwidth and loss, one pipe for each direction.
+"""A simulated link: latency, jitter, shared bandwidth and loss, with one pipe for each direction.
 
 A pipe behaves like one TCP connection between two peers that carries many flows (streams and calls): bytes of one
 flow stay in order, flows share the rate frame by frame, and a lost packet delays what follows instead of vanishing.
-What travels and what it means is left to `memory_stream`; who is connected to whom, to `memory`. The WAN emulator for
+The meaning of the bytes belongs to `memory_stream`, connections to `memory_network`. The WAN emulator for
 real sockets (`testing.wan_proxy`) carries its bytes through the same pipes.
 Everything runs in the loop's own callbacks: a pipe has no task.
 """
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 FRAME_BYTES = 64 * 1024
-"""What one flow sends before the next has its turn. Small enough that a token never waits long behind a tensor."""
+"""Bytes that one flow sends before the next has its turn: few, so that a token never waits long behind a tensor."""
 
 OVERHEAD_BYTES = 64
 """Headers of IP, TCP, the cipher and the multiplexer, for each message."""
@@ -59,7 +59,7 @@ class Rate:
         self._free_at_s = 0.0
 
     def reserve(self, num_bytes: int, now_s: float) -> float:
-        """When the last of `num_bytes` will have passed."""
+        """Reserve the link for `num_bytes` and return the time at which the last of them will have passed."""
         self._free_at_s = max(self._free_at_s, now_s - self._burst_s) + num_bytes / self.bytes_per_s
         return self._free_at_s
 
@@ -85,7 +85,7 @@ class Pipe:
         self.set_link(link)
 
     def set_link(self, link: LinkModel) -> None:
-        """What is under way keeps its old arrival time."""
+        """Change the link. Bytes under way keep their arrival time."""
         self.link = link
         self._stages = (*self._access, Rate(link.bandwidth_bytes_per_s))
 
@@ -103,12 +103,12 @@ class Pipe:
         self._flows.pop(flow, None)
 
     def hold(self) -> None:
-        """From now on nothing arrives."""
+        """Hold back every arrival from now on."""
         if self._held is None:
             self._held = []
 
     def release(self) -> None:
-        """What was held arrives, and traffic goes on."""
+        """Deliver the held bytes and resume traffic."""
         held, self._held = self._held or [], None
         for deliver in held:
             deliver()
@@ -131,7 +131,7 @@ class Pipe:
         self._sending = False
 
     def _send_frame(self, loop: asyncio.AbstractEventLoop) -> float:
-        """When the next frame of the next flow will have left."""
+        """Send the next frame of the next flow and return the time at which it will have left."""
         flow, transfers = next(iter(self._flows.items()))
         del self._flows[flow]
         transfer = transfers[0]

@@ -36,7 +36,7 @@ EPOCH_S = 1_750_000_000.0
 """Unix time when the loop's clock reads zero."""
 
 DETECTION_S = 1.0
-"""How long a peer that vanished without a word, or a cut route, goes unnoticed."""
+"""Time until a peer that vanished silently, or a cut route, is noticed."""
 
 logger = logging.getLogger(__name__)
 
@@ -197,7 +197,7 @@ class MemoryInternet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessLink:
-    """How a node is attached, which outlives a crash."""
+    """A node's attachment to the internet, which outlives a crash of the node."""
 
     up: Rate
     down: Rate
@@ -393,7 +393,7 @@ class MemoryNetwork:
 
 
 MIN_ISSUE_STEP_S = 0.002
-"""Between two records of one key and signer, as on the real network."""
+"""Minimum difference between the issue times of two records of one key and signer, as on the real network."""
 
 
 class RecordStore:
@@ -430,7 +430,7 @@ class RecordStore:
 
 
 def newest(stores: Sequence[RecordStore], keys: Iterable[str]) -> list[Envelope]:
-    """Of each key and signer the latest live record that any of the stores holds."""
+    """Return, for each key and signer, the latest live record that any store holds."""
     found: dict[tuple[str, str], Envelope] = {}
     for key in keys:
         for store in stores:

@@ -126,7 +126,8 @@ class StreamEnd:
         self._pipe.put(self, 0, lambda: self.other.break_off(left))
 
     def break_off(self, error: SwarmError) -> None:
-        """What has arrived can still be read; then, and for sending at once, `error` is raised here."""
+        """Break the stream. Messages that have arrived can still be read; after them, and at once for sending, `error`
+        is raised."""
         self._close(error, error)
 
     def _close(self, error: SwarmError, at_end: Exception) -> None:

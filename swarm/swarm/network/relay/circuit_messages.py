@@ -11,10 +11,10 @@ from enum import IntEnum
 from swarm_protocol.wire import decode_varint, encode_varint
 
 HOP = "/libp2p/circuit/relay/0.2.0/hop"
-"""To the relay: reserve, or connect to a peer that has reserved."""
+"""Protocol to the relay: reserve, or connect to a peer that has reserved."""
 
 STOP = "/libp2p/circuit/relay/0.2.0/stop"
-"""From the relay to the peer that is to be reached."""
+"""Protocol from the relay to the peer that is to be reached."""
 
 MAX_MESSAGE_BYTES = 4096
 
@@ -49,7 +49,7 @@ def reserve_request() -> bytes:
 
 
 def hop_status(status: CircuitStatus) -> bytes:
-    """Without a limit: the daemon treats such a circuit as a connection like any other."""
+    """Encode a status without limits, so that the daemon treats the circuit as a connection like any other."""
     return _message({_TYPE: HopMessage.STATUS, _HOP_STATUS: status})
 
 

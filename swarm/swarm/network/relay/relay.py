@@ -40,13 +40,13 @@ from swarm.network.relay.circuit_messages import (
 )
 
 OPENING_TIMEOUT_S = 4.0
-"""For a request, and for the target to take a connection: the daemon that dials through us waits 5 s."""
+"""Time-out of a request, and of the target's acceptance. The daemon that dials through this node waits 5 s."""
 
 SPLICE_BYTES = 2**18
 """Read at once, and held in each direction of a circuit when its receiver is slow: up to four times that in all."""
 
 LINGER_S = 5.0
-"""For the last bytes of one end to reach the other, once the first has closed."""
+"""Time for the last bytes of one end to reach the other, once the first has closed."""
 
 T = TypeVar("T")
 
@@ -149,7 +149,8 @@ class Relay:
             raise CircuitRefused(CircuitStatus.MALFORMED_MESSAGE) from None
 
     async def _reserve(self, peer_id: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Until the peer leaves, or asks again: then the first stream is one whose end we have not heard of."""
+        """Hold a reservation until the peer leaves or asks again; then the first stream is one whose end was not
+        noticed."""
         previous = self._reserved.pop(peer_id, None)
         if previous is not None:
             previous.transport.abort()
@@ -219,7 +220,7 @@ class Circuit:
         self._num_bytes = 0
 
     async def run(self, idle_s: float) -> None:
-        """Until either end has closed, or nothing has moved for `idle_s`."""
+        """Copy bytes until either end has closed, or nothing has moved for `idle_s`."""
         (reader, writer), (other_reader, other_writer) = self._ends
         copies = {
             asyncio.create_task(self._copy(reader, other_writer)),
@@ -248,7 +249,7 @@ class Circuit:
 
 
 async def _close(writer: asyncio.StreamWriter) -> None:
-    """What has been written still leaves, if the other side takes it in time."""
+    """Close a connection after its written bytes have left, if the other side takes them in time."""
     writer.close()
     with contextlib.suppress(TimeoutError, ConnectionError):
         async with asyncio.timeout(LINGER_S):
@@ -264,7 +265,7 @@ def _uncount(counter: Counter[T], key: T) -> None:
 ANSWER_TIMEOUT_S = 5.0
 MIN_PAUSE_S = 0.25
 MAX_PAUSE_S = 10.0
-"""Between attempts, growing: we are reachable again this long after a relay is back."""
+"""Pause between attempts; it grows. The node is reachable again this long after a relay is back."""
 
 
 class Reservations:
@@ -284,7 +285,7 @@ class Reservations:
                 tasks.create_task(self._keep(peer_id))
 
     async def wait_answered(self, peer_ids: Collection[str]) -> None:
-        """Until each of these relays has answered once, or has not in time."""
+        """Wait until each of these relays has answered once, or its time is over."""
         await asyncio.gather(*(event.wait() for peer_id, event in self._answered.items() if peer_id in peer_ids))
 
     async def _keep(self, peer_id: str) -> None:
@@ -304,7 +305,7 @@ class Reservations:
             pause_s = min(2 * pause_s, MAX_PAUSE_S)
 
     async def _hold(self, peer_id: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Until the relay leaves."""
+        """Hold the reservation until the relay leaves."""
         self._held.add(peer_id)
         self._answered[peer_id].set()
         try:

@@ -317,7 +317,7 @@ def run(arguments: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return diagnostics.EXIT_FAILURE
     except Exception as error:
-        emitter.error(diagnostics.told(error))
+        emitter.error(diagnostics.as_swarm_error(error))
         return diagnostics.exit_code(error)
 
 

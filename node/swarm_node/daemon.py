@@ -22,16 +22,16 @@ from swarm_protocol.control_messages import LeaveReply, LeaveRequest, StatusRepl
 from swarm_protocol.errors import PeerError
 from swarm_protocol.identity import Identity
 
-from swarm_node import control, diagnostics, interrupts, shutdown
+from swarm_node import control, diagnostics, interrupts
 from swarm_node.control import ControlHandlers
 from swarm_node.events.emitter import Emitter
 from swarm_node.machine import hardware, reachability
 from swarm_node.machine.hardware import Hardware
 from swarm_node.machine.measuring import keep_measuring
-from swarm_node.metrics.exporter import telling
-from swarm_node.node import Node, Role, Steps
+from swarm_node.metrics.exporter import exporting
+from swarm_node.node import Node, NodeRole, StartupSteps
 from swarm_node.settings.config import Config
-from swarm_node.shutdown import Departure, signals_to
+from swarm_node.shutdown import Shutdown, signals_to, watch_stdin
 from swarm_node.storage import remembered_peers
 from swarm_node.storage.home import Home
 
@@ -46,7 +46,7 @@ EXIT_UNCLEAN = 1
 MAX_NAMED = 3  # peers in one line
 
 
-def run(config: Config, home: Home, emitter: Emitter, role: Role) -> int:
+def run(config: Config, home: Home, emitter: Emitter, role: NodeRole) -> int:
     """Live as `role` until it is done or told to leave; the caller holds the home's lock. Returns the exit code.
 
     If the node cannot start or cannot go on, that is told too; `stopped` is the last event whatever happened.
@@ -56,44 +56,44 @@ def run(config: Config, home: Home, emitter: Emitter, role: Role) -> int:
         return runner.run(_run(config, home, emitter, role))
 
 
-async def _run(config: Config, home: Home, emitter: Emitter, role: Role) -> int:
-    departure = Departure()
+async def _run(config: Config, home: Home, emitter: Emitter, role: NodeRole) -> int:
+    shutdown = Shutdown()
     if config.tethered:
-        _end_with_parent(departure)
-    with signals_to(departure):
-        life = asyncio.create_task(_live(config, home, emitter, role, departure), name="node")
+        _end_with_parent(shutdown)
+    with signals_to(shutdown):
+        life = asyncio.create_task(_live(config, home, emitter, role, shutdown), name="node")
         try:
-            clean = await _until_over(life, departure, emitter)
+            clean = await _until_over(life, shutdown, emitter)
         except Exception as error:
-            emitter.error(diagnostics.told(error))
-            emitter.emit("stopped", reason=departure.reason or "it cannot go on", clean=False)
+            emitter.error(diagnostics.as_swarm_error(error))
+            emitter.emit("stopped", reason=shutdown.reason or "it cannot go on", clean=False)
             return diagnostics.exit_code(error)
-    emitter.emit("stopped", reason=departure.reason or "its work is done", clean=clean)
+    emitter.emit("stopped", reason=shutdown.reason or "its work is done", clean=clean)
     if not life.done():
         # whoever closes the loop would wait for it, and for its threads, without an end
         os._exit(EXIT_UNCLEAN)
     return 0 if clean else EXIT_UNCLEAN
 
 
-def _end_with_parent(departure: Departure) -> None:
+def _end_with_parent(shutdown: Shutdown) -> None:
     loop = asyncio.get_running_loop()
 
     def leave() -> None:
         with suppress(RuntimeError):  # the loop is closed: we have left already
-            loop.call_soon_threadsafe(departure.force, "whoever started this node is gone")
+            loop.call_soon_threadsafe(shutdown.force, "whoever started this node is gone")
 
-    shutdown.watch_stdin(leave)
+    watch_stdin(leave)
 
 
-async def _until_over(life: asyncio.Task[None], departure: Departure, emitter: Emitter) -> bool:
+async def _until_over(life: asyncio.Task[None], shutdown: Shutdown, emitter: Emitter) -> bool:
     """Wait until `life` has ended, by itself or after a request to leave. Whether its work was finished.
 
     A life that does not even end CLOSE_S after it was cancelled is left behind, with a warning.
     """
-    await _first(life, departure.leaving)
-    if departure.leaving.is_set():
-        await _count_down(life, departure, emitter)
-    clean = life.done() or departure.finished.is_set()
+    await _first(life, shutdown.leaving)
+    if shutdown.leaving.is_set():
+        await _count_down(life, shutdown, emitter)
+    clean = life.done() or shutdown.finished.is_set()
     if clean:
         await asyncio.wait({life}, timeout=CLOSE_S)
     life.cancel()
@@ -106,19 +106,19 @@ async def _until_over(life: asyncio.Task[None], departure: Departure, emitter: E
     return clean
 
 
-async def _count_down(life: asyncio.Task[None], departure: Departure, emitter: Emitter) -> None:
+async def _count_down(life: asyncio.Task[None], shutdown: Shutdown, emitter: Emitter) -> None:
     """Give the role the time it has to finish, and tell how much is left."""
     now_s = asyncio.get_running_loop().time
-    grace_s = FORCED_S if departure.forced.is_set() else departure.grace_s
+    grace_s = FORCED_S if shutdown.forced.is_set() else shutdown.grace_s
     until_s = now_s() + grace_s
-    emitter.emit("draining", reason=departure.reason, seconds=grace_s)
+    emitter.emit("draining", reason=shutdown.reason, seconds=grace_s)
     told_s = now_s()
-    while not (life.done() or departure.finished.is_set()) and now_s() < until_s:
-        wake = [departure.finished]
-        if departure.forced.is_set():
+    while not (life.done() or shutdown.finished.is_set()) and now_s() < until_s:
+        wake = [shutdown.finished]
+        if shutdown.forced.is_set():
             until_s = min(until_s, now_s() + FORCED_S)
         else:
-            wake.append(departure.forced)
+            wake.append(shutdown.forced)
             if now_s() - told_s >= COUNTDOWN_S:
                 told_s = now_s()
                 emitter.say(f"  {until_s - now_s():.0f} s left")
@@ -135,9 +135,9 @@ async def _first(life: asyncio.Task[None], *events: asyncio.Event, timeout_s: fl
             wait.cancel()
 
 
-async def _live(config: Config, home: Home, emitter: Emitter, role: Role, departure: Departure) -> None:
+async def _live(config: Config, home: Home, emitter: Emitter, role: NodeRole, shutdown: Shutdown) -> None:
     """The node's task: up, work, down."""
-    steps = Steps(emitter, NUM_STEPS + role.num_steps)
+    steps = StartupSteps(emitter, NUM_STEPS + role.num_steps)
     machine = await _machine(config, home, role)
     steps.done("hardware", str(machine))
     identity = Identity.load(home.identity)
@@ -147,7 +147,7 @@ async def _live(config: Config, home: Home, emitter: Emitter, role: Role, depart
             home=home,
             identity=identity,
             emitter=emitter,
-            departure=departure,
+            shutdown=shutdown,
             hardware=machine,
             network=network,
             membership=membership,
@@ -155,9 +155,9 @@ async def _live(config: Config, home: Home, emitter: Emitter, role: Role, depart
             role=role.name,
         )
         async with (
-            remembered_peers.keeping(home, network),
+            remembered_peers.remembering(home, network),
             control.serving(home.socket, _handlers(node)),
-            telling(node, network),
+            exporting(node, network),
             asyncio.TaskGroup() as tasks,
         ):
             await _arrive(node, network.entrance)
@@ -167,14 +167,14 @@ async def _live(config: Config, home: Home, emitter: Emitter, role: Role, depart
             ]
             if role.computes and config.probe != "off":
                 watches.append(tasks.create_task(keep_measuring(node), name="measure"))
-            departure.grace_s = config.drain_s
+            shutdown.grace_s = config.drain_s
             await role.run(node)
-            departure.finished.set()
+            shutdown.finished.set()
             for watch in watches:
                 watch.cancel()
 
 
-async def _machine(config: Config, home: Home, role: Role) -> Hardware:
+async def _machine(config: Config, home: Home, role: NodeRole) -> Hardware:
     """What the role computes with; with `--threads` in this thread, too. Raises ConfigError."""
     machine = await in_own_thread(_examine, config, home, role)
     if role.computes and config.threads:
@@ -185,10 +185,10 @@ async def _machine(config: Config, home: Home, role: Role) -> Hardware:
     return machine
 
 
-def _examine(config: Config, home: Home, role: Role) -> Hardware:
+def _examine(config: Config, home: Home, role: NodeRole) -> Hardware:
     """Blocks, for seconds where the role computes. Raises ConfigError."""
     if not role.computes:
-        return hardware.survey()
+        return hardware.describe_machine()
     # with it comes torch: seconds of a core, and 250 MB that only who computes should spend
     from swarm_node.machine import probe  # noqa: PLC0415
 
@@ -196,7 +196,7 @@ def _examine(config: Config, home: Home, role: Role) -> Hardware:
 
 
 @asynccontextmanager
-async def _on_network(config: Config, home: Home, role: Role) -> AsyncIterator[Libp2pNetwork]:
+async def _on_network(config: Config, home: Home, role: NodeRole) -> AsyncIterator[Libp2pNetwork]:
     known = remembered_peers.remembered(config)
     relays = tuple(f"{addr}/p2p/{each.peer_id}" for each in known if each.relays for addr in each.addrs)
     network = await Libp2pNetwork.create(
@@ -259,7 +259,7 @@ def _way_in(entrance: NetworkEntry) -> str:
 
 async def _keep_announced(node: Node) -> None:
     """Keep the node's own record and the count of peers fresh; that it leaves is told at once."""
-    leaving = node.departure.leaving
+    leaving = node.shutdown.leaving
     while True:
         if leaving.is_set():
             await asyncio.sleep(REFRESH_S)
@@ -286,10 +286,10 @@ def _handlers(node: Node) -> ControlHandlers:
 
     async def leave(request: LeaveRequest) -> LeaveReply:
         if request.drain:
-            node.departure.request("drain")
+            node.shutdown.request("drain")
         else:
-            node.departure.force("stop")
-        return LeaveReply(pid=os.getpid(), seconds=node.departure.grace_s if request.drain else 0.0)
+            node.shutdown.force("stop")
+        return LeaveReply(pid=os.getpid(), seconds=node.shutdown.grace_s if request.drain else 0.0)
 
     return ControlHandlers(status=status, leave=leave)
 

@@ -44,7 +44,7 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line)
 
 
-class _File(logging.handlers.RotatingFileHandler):
+class _LogFile(logging.handlers.RotatingFileHandler):
     """A log file that says once that it cannot be written, instead of a traceback for each line."""
 
     failed = False
@@ -60,7 +60,7 @@ def set_up(directory: Path, *, log_format: str, level: str) -> Path:
     """Send all log lines to DIRECTORY/swarm-node.log, our errors to stderr too. Returns the file's path."""
     path = directory / "swarm-node.log"
     with explained("write the log"):
-        file = _File(path, maxBytes=MAX_FILE_BYTES, backupCount=NUM_OLD_FILES, encoding="utf-8", errors="replace")
+        file = _LogFile(path, maxBytes=MAX_FILE_BYTES, backupCount=NUM_OLD_FILES, encoding="utf-8", errors="replace")
     terminal = logging.StreamHandler(sys.stderr)
     terminal.setLevel(logging.ERROR)
     terminal.addFilter(lambda record: record.name.split(".")[0] in OURS)
@@ -102,7 +102,7 @@ def quieten_libraries() -> None:
 def keep_traceback(error: BaseException) -> Path:
     """Write where `error` came from to the log file, or to a temporary one if there is none yet. Returns its path."""
     for handler in logging.getLogger().handlers:
-        if isinstance(handler, _File):
+        if isinstance(handler, _LogFile):
             record = logging.LogRecord("swarm_node", logging.ERROR, __file__, 0, "unexpected error", None, _info(error))
             handler.handle(record)
             return Path(handler.baseFilename)
@@ -126,7 +126,7 @@ EXIT_FAILURE = 1
 EXIT_BUG = 70
 
 
-def told(error: Exception) -> SwarmError:
+def as_swarm_error(error: Exception) -> SwarmError:
     """`error` as something a person can act on; the traceback of a bug is kept in a file that the line names."""
     if isinstance(error, SwarmError):
         return error

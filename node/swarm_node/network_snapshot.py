@@ -51,7 +51,7 @@ MAX_RUNS = 24
 MAX_LISTINGS = 8
 """Models and runs that one poll asks for. Each is a lookup of eight keys."""
 
-Key = tuple[Literal["serve", "train"], str]
+LookupKey = tuple[Literal["serve", "train"], str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ class NetworkPoller:
         self._membership = membership
         self._servers: dict[str, Listed[ServeRecord]] = {}
         self._trainers: dict[str, Listed[TrainerRecord]] = {}
-        self._asked: dict[Key, int] = {}
+        self._asked: dict[LookupKey, int] = {}
         self._num_polls = 0
 
     async def poll(self) -> Poll:
@@ -85,7 +85,7 @@ class NetworkPoller:
         self._trainers = {name: each for name, each in self._trainers.items() if ("train", name) in self._asked}
         return Poll(snapshot=self._snapshot(nodes), problems=tuple(task.result() for task in asking if task.result()))
 
-    def _keys(self, nodes: Mapping[str, NodeRecord]) -> list[Key]:
+    def _keys(self, nodes: Mapping[str, NodeRecord]) -> list[LookupKey]:
         models = _most_named((record.models for record in nodes.values()), MAX_MODELS)
         # a member that has finished a run names it no more, and its last record says so for another minute
         named = _most_named((record.runs for record in nodes.values()), MAX_RUNS)
@@ -93,7 +93,7 @@ class NetworkPoller:
         runs = [*named, *ended][:MAX_RUNS]
         return [*(("serve", model) for model in models), *(("train", run) for run in runs)]
 
-    async def _list(self, key: Key) -> str:
+    async def _list(self, key: LookupKey) -> str:
         """Look up one model or run. Returns what went wrong, or an empty text."""
         kind, name = key
         self._asked[key] = self._num_polls

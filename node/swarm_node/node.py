@@ -20,18 +20,18 @@ from swarm_protocol.records import NodeRecord, Reachability
 from swarm_protocol.version import software_version
 
 from swarm_node.events.emitter import Emitter
-from swarm_node.machine.hardware import Hardware, held_bytes
+from swarm_node.machine.hardware import Hardware, resident_bytes
 from swarm_node.metrics.metric_registry import Registry
 from swarm_node.metrics.otel_traces import NO_TRACES, Traces
 from swarm_node.settings.config import Config
-from swarm_node.shutdown import Departure
+from swarm_node.shutdown import Shutdown
 from swarm_node.storage.home import Home
 
 RelayUse = Literal["none", "serve", "use"]
 RoleName: TypeAlias = records.Role
 
 
-class Role(Protocol):
+class NodeRole(Protocol):
     """What a node does once it is on the network."""
 
     name: RoleName
@@ -47,13 +47,13 @@ class Role(Protocol):
         """Whether the node relays for others, or may be relayed."""
 
     async def run(self, node: Node) -> None:
-        """Work until done. Once `node.departure.leaving` is set, take nothing new, finish what is in flight and return.
+        """Work until done. Once `node.shutdown.leaving` is set, take nothing new, finish what is in flight and return.
 
         Cancelled if that takes too long.
         """
 
 
-class Steps:
+class StartupSteps:
     """Numbers the steps of starting up, so that whoever watches sees how far it is."""
 
     def __init__(self, emitter: Emitter, num_steps: int) -> None:
@@ -99,11 +99,11 @@ class Node:
     home: Home
     identity: Identity
     emitter: Emitter
-    departure: Departure
+    shutdown: Shutdown
     hardware: Hardware
     network: Network
     membership: Membership
-    steps: Steps
+    steps: StartupSteps
     role: RoleName = ""
     reachability: Reachability = "unknown"
     activity: Activity = field(default_factory=Activity)
@@ -129,7 +129,7 @@ class Node:
             decode_tokens_per_s=speeds.decode_tokens_per_s,
             training_tokens_per_s=speeds.training_tokens_per_s,
             started_at=self.started_at,
-            state="leaving" if self.departure.leaving.is_set() else "alive",
+            state="leaving" if self.shutdown.leaving.is_set() else "alive",
             role=self.role,
             first_token_p50_s=first_token.p50_s if first_token else None,
             first_token_p95_s=first_token.p95_s if first_token else None,
@@ -147,8 +147,8 @@ class Node:
             addrs=(await self.network.addrs())[: limits.MAX_CONTROL_ADDRS],
             reachability=self.reachability,
             num_peers=self.num_peers,
-            state="draining" if self.departure.leaving.is_set() else self.activity.state,
+            state="draining" if self.shutdown.leaving.is_set() else self.activity.state,
             training=self.activity.waits(self.activity.training) if self.activity.training else None,
             serving=self.activity.serving,
-            memory_bytes=held_bytes(),
+            memory_bytes=resident_bytes(),
         )

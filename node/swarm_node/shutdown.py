@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 
-class Departure:
+class Shutdown:
     """`leaving` is set once the node should leave, `forced` once it should do so without finishing anything.
 
     `finished` is set once the role has nothing left in flight. `grace_s` is the time that work in flight gets: none
@@ -50,7 +50,7 @@ class Departure:
 
 
 @contextmanager
-def signals_to(departure: Departure) -> Iterator[None]:
+def signals_to(shutdown: Shutdown) -> Iterator[None]:
     """Turn Ctrl-C, SIGTERM and the end of the terminal into requests to leave. A third one gets the default action,
     should we be stuck."""
     loop = asyncio.get_running_loop()
@@ -59,8 +59,8 @@ def signals_to(departure: Departure) -> Iterator[None]:
         handled[signal.SIGHUP] = "the terminal is gone"
 
     def arrived(number: signal.Signals) -> None:
-        departure.request(handled[number])
-        if departure.forced.is_set():
+        shutdown.request(handled[number])
+        if shutdown.forced.is_set():
             restore()
 
     def restore() -> None:

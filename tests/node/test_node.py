@@ -11,9 +11,9 @@ from swarm_node.dashboard.role import DashboardRole
 from swarm_node.gateway.role import GatewayRole
 from swarm_node.machine.hardware import Hardware, Speeds
 from swarm_node.node import Activity, FirstTokenWait, Node, RoleName
-from swarm_node.roles.helper import StandBy
-from swarm_node.roles.seed import Seed
-from swarm_node.roles.volunteer import Volunteer
+from swarm_node.roles.helper import StandbyRole
+from swarm_node.roles.seed import SeedRole
+from swarm_node.roles.volunteer import VolunteerRole
 from swarm_protocol.records import NodeRecord
 
 
@@ -26,7 +26,7 @@ def record_of(activity: Activity, role: RoleName) -> NodeRecord:
     hardware = Hardware.of("cpu", "cpu", lambda: (2**40, 2**50), Speeds())
     parts: dict[str, Any] = {
         "config": SimpleNamespace(name="a node"),
-        "departure": SimpleNamespace(leaving=asyncio.Event()),
+        "shutdown": SimpleNamespace(leaving=asyncio.Event()),
         "hardware": hardware,
         "network": SimpleNamespace(addrs=no_addrs),
         "membership": SimpleNamespace(announce=announced.append),
@@ -50,5 +50,5 @@ def test_record_of_a_gateway_tells_how_long_requests_waited() -> None:
 
 
 def test_roles_have_the_names_that_records_know() -> None:
-    names = [each.name for each in (Seed, GatewayRole, Volunteer, StandBy, DashboardRole)]
+    names = [each.name for each in (SeedRole, GatewayRole, VolunteerRole, StandbyRole, DashboardRole)]
     assert names == ["seed", "gateway", "volunteer", "volunteer", ""]

@@ -15,44 +15,44 @@ from types import SimpleNamespace
 import pytest
 from swarm_node import daemon
 from swarm_node.events.emitter import Emitter
-from swarm_node.shutdown import Departure, signals_to
+from swarm_node.shutdown import Shutdown, signals_to
 from swarm_protocol.errors import StartError
 
 
 def lived(
-    life: Callable[[Departure], Awaitable[None]], leave: Callable[[Departure], None], grace_s: float = 60.0
+    life: Callable[[Shutdown], Awaitable[None]], leave: Callable[[Shutdown], None], grace_s: float = 60.0
 ) -> tuple[bool, list[str]]:
     """Whether `life` ended cleanly after `leave`, and the events that were emitted."""
     out = io.StringIO()
 
     async def scene() -> bool:
-        departure = Departure()
-        departure.grace_s = grace_s
-        task = asyncio.ensure_future(life(departure))
+        shutdown = Shutdown()
+        shutdown.grace_s = grace_s
+        task = asyncio.ensure_future(life(shutdown))
         await asyncio.sleep(0)
-        leave(departure)
-        return await daemon._until_over(task, departure, Emitter(json=True, out=out, err=io.StringIO()))
+        leave(shutdown)
+        return await daemon._until_over(task, shutdown, Emitter(json=True, out=out, err=io.StringIO()))
 
     clean = asyncio.run(scene())
     return clean, [json.loads(line)["event"] for line in out.getvalue().splitlines()]
 
 
-async def obedient(departure: Departure) -> None:
-    await departure.leaving.wait()
+async def obedient(shutdown: Shutdown) -> None:
+    await shutdown.leaving.wait()
 
 
-async def stubborn(_departure: Departure) -> None:
+async def stubborn(_departure: Shutdown) -> None:
     await asyncio.Event().wait()
 
 
-def ask(departure: Departure) -> None:
-    departure.request("test")
+def ask(shutdown: Shutdown) -> None:
+    shutdown.request("test")
 
 
-def ask_twice(departure: Departure) -> None:
-    departure.request("test")
-    departure.request("again")
-    assert departure.reason == "test"
+def ask_twice(shutdown: Shutdown) -> None:
+    shutdown.request("test")
+    shutdown.request("again")
+    assert shutdown.reason == "test"
 
 
 def test_until_over_a_role_that_obeys_ends_cleanly() -> None:
@@ -60,10 +60,10 @@ def test_until_over_a_role_that_obeys_ends_cleanly() -> None:
 
 
 def test_until_over_a_role_that_is_done_ends_cleanly_by_itself() -> None:
-    async def done(departure: Departure) -> None:
+    async def done(shutdown: Shutdown) -> None:
         pass
 
-    assert lived(done, lambda departure: None) == (True, [])
+    assert lived(done, lambda shutdown: None) == (True, [])
 
 
 def test_until_over_a_role_that_takes_too_long_is_cancelled() -> None:
@@ -74,15 +74,15 @@ def test_until_over_a_second_request_does_not_wait(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(daemon, "FORCED_S", 0.05)
     assert lived(stubborn, ask_twice) == (False, ["draining"])
     assert lived(obedient, ask_twice) == (True, ["draining"])
-    assert lived(stubborn, lambda departure: departure.force("stop")) == (False, ["draining"])
+    assert lived(stubborn, lambda shutdown: shutdown.force("stop")) == (False, ["draining"])
 
 
 def test_until_over_a_finished_role_gets_time_to_close() -> None:
     closed = []
 
-    async def slow_to_close(departure: Departure) -> None:
-        await departure.leaving.wait()
-        departure.finished.set()
+    async def slow_to_close(shutdown: Shutdown) -> None:
+        await shutdown.leaving.wait()
+        shutdown.finished.set()
         await asyncio.sleep(0.1)
         closed.append(True)
 
@@ -110,10 +110,10 @@ def test_run_a_life_that_ignores_its_cancellation_is_ended_in_time(monkeypatch: 
     async def scene() -> tuple[int, str]:
         out = io.StringIO()
         emitter = Emitter(json=True, out=out, err=io.StringIO())
-        departure = Departure()
-        departure.grace_s = 0.01
-        monkeypatch.setattr(daemon, "Departure", lambda: departure)
-        departure.request("test")
+        shutdown = Shutdown()
+        shutdown.grace_s = 0.01
+        monkeypatch.setattr(daemon, "Shutdown", lambda: shutdown)
+        shutdown.request("test")
         async with asyncio.timeout(10):
             config = SimpleNamespace(tethered=False)
             code = await daemon._run(config, None, emitter, None)  # type: ignore[arg-type]
@@ -131,22 +131,22 @@ def test_run_a_life_that_ignores_its_cancellation_is_ended_in_time(monkeypatch: 
 
 
 def test_until_over_a_life_that_fails_raises_its_cause() -> None:
-    async def failing(departure: Departure) -> None:
+    async def failing(shutdown: Shutdown) -> None:
         async with asyncio.TaskGroup():
             raise StartError("the libp2p daemon ended")
 
     with pytest.raises(StartError, match="the libp2p daemon ended"):
-        lived(failing, lambda departure: None)
+        lived(failing, lambda shutdown: None)
 
 
 def test_signals_that_nohup_has_ignored_stay_ignored() -> None:
     async def scene() -> None:
-        departure = Departure()
-        with signals_to(departure):
+        shutdown = Shutdown()
+        with signals_to(shutdown):
             os.kill(os.getpid(), signal.SIGHUP)
             os.kill(os.getpid(), signal.SIGTERM)
-            await departure.leaving.wait()
-        assert departure.reason == "SIGTERM"
+            await shutdown.leaving.wait()
+        assert shutdown.reason == "SIGTERM"
 
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
@@ -161,14 +161,14 @@ def test_signals_that_nohup_has_ignored_stay_ignored() -> None:
 )
 def test_signals_first_drain_then_force(number: signal.Signals, reason: str) -> None:
     async def scene() -> None:
-        departure = Departure()
-        with signals_to(departure):
+        shutdown = Shutdown()
+        with signals_to(shutdown):
             os.kill(os.getpid(), number)
-            await departure.leaving.wait()
-            assert departure.reason == reason
-            assert not departure.forced.is_set()
+            await shutdown.leaving.wait()
+            assert shutdown.reason == reason
+            assert not shutdown.forced.is_set()
             os.kill(os.getpid(), number)
-            await departure.forced.wait()
+            await shutdown.forced.wait()
         assert signal.getsignal(number) in {signal.SIG_DFL, signal.default_int_handler}
 
     before = signal.signal(number, signal.SIG_DFL)  # under nohup the tests themselves ignore SIGHUP

@@ -19,7 +19,7 @@ from swarm_node.events.emitter import Emitter
 from swarm_node.formatting import REPLACEMENT, plural
 from swarm_node.settings.parsers import whole_number
 from swarm_node.storage.home import Home
-from swarm_node.storage.remembered_peers import way_in
+from swarm_node.storage.remembered_peers import join_addrs
 
 
 class Conversation(Protocol):
@@ -31,7 +31,7 @@ class Conversation(Protocol):
     def clear(self) -> None: ...
 
 
-class Templated:
+class TemplatedConversation:
     """For a model with a chat template; `system` goes before everything."""
 
     def __init__(self, system: str) -> None:
@@ -48,7 +48,7 @@ class Templated:
         self._said.clear()
 
 
-class Plain:
+class PlainConversation:
     """For a model without one, which goes on from what was written."""
 
     def __init__(self, system: str) -> None:
@@ -83,7 +83,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class ChatOptions:
     """What was asked for on the command line. Raises ConfigError where it is made from flags."""
 
     model: str
@@ -95,7 +95,7 @@ class Told:
 def run(flags: Flags) -> int:
     config = flags.resolve()
     told = _told(flags)
-    peers = way_in(config)
+    peers = join_addrs(config)
     # with it comes torch, for seconds
     from swarm.client import Client, UsedRevisions  # noqa: PLC0415
 
@@ -119,17 +119,17 @@ def run(flags: Flags) -> int:
 class Chat:
     """Asks the client for answers and shows them. An answer that fails is no part of the conversation."""
 
-    def __init__(self, client: Client, told: Told, emitter: Emitter) -> None:
+    def __init__(self, client: Client, told: ChatOptions, emitter: Emitter) -> None:
         self._client = client
         self._told = told
         self._emitter = emitter
-        self._conversation: Conversation = Plain(told.system)
+        self._conversation: Conversation = PlainConversation(told.system)
 
     def begin(self) -> None:
         """Find the model, and say what it is. Raises ConfigError if nobody serves it."""
         status = _soon(lambda: self._client.model(self._told.model))
         if self._client.has_chat_template(self._told.model):
-            self._conversation = Templated(self._told.system)
+            self._conversation = TemplatedConversation(self._told.system)
         else:
             self._emitter.say(f"{self._told.model} has no chat template: it continues the text of the conversation")
         if status is not None:
@@ -218,13 +218,13 @@ def _piped() -> str:
     return text.rstrip("\n")
 
 
-def _told(flags: Flags) -> Told:
+def _told(flags: Flags) -> ChatOptions:
     model = flags.texts["model"]
     if not model:
         raise ConfigError("MODEL is missing", remedy="see swarm-node models for those that are served")
     tokens = _parsed(flags.texts, "max_tokens", whole_number(1, limits.MAX_SESSION_TOKENS))
     temperature = _parsed(flags.texts, "temperature", _temperature)
-    return Told(
+    return ChatOptions(
         model=model,
         system=flags.texts["system"] or "",
         temperature=TEMPERATURE if temperature is None else temperature,

@@ -25,7 +25,7 @@ TRAINING = (
 )
 
 if TYPE_CHECKING:
-    from swarm_node.node import Role
+    from swarm_node.node import NodeRole
 
 
 def seed(flags: Flags) -> int:
@@ -105,7 +105,7 @@ def check_model(config: Config) -> None:
             )
 
 
-def live(flags: Flags, config: Config, make_role: Callable[[Config], Role], *, joins: bool) -> int:
+def live(flags: Flags, config: Config, make_role: Callable[[Config], NodeRole], *, joins: bool) -> int:
     """Hold the home and live in it as the role that `make_role` gives, which `joins` others. Returns the exit code."""
     home = Home(config.home)
     home.create()
@@ -114,7 +114,7 @@ def live(flags: Flags, config: Config, make_role: Callable[[Config], Role], *, j
         Identity.load_or_create(home.identity)
         # last of what takes no time to find out: whoever corrects it should not meet the next mistake then
         if joins:
-            remembered_peers.check_way_in(config)
+            remembered_peers.check_can_join(config)
         role = make_role(config)
         # the network takes half a second to import: what is refused above is refused at once
         from swarm_node import daemon  # noqa: PLC0415
@@ -123,17 +123,17 @@ def live(flags: Flags, config: Config, make_role: Callable[[Config], Role], *, j
         return daemon.run(config, home, Emitter(json=flags.json), role)
 
 
-def _seed_role(_config: Config) -> Role:
-    from swarm_node.roles.seed import Seed  # noqa: PLC0415
+def _seed_role(_config: Config) -> NodeRole:
+    from swarm_node.roles.seed import SeedRole  # noqa: PLC0415
 
-    return Seed()
+    return SeedRole()
 
 
-def _volunteer_role(config: Config) -> Role:
+def _volunteer_role(config: Config) -> NodeRole:
     if not (config.run or config.model):
-        from swarm_node.roles.helper import Helper, StandBy  # noqa: PLC0415
+        from swarm_node.roles.helper import HelperRole, StandbyRole  # noqa: PLC0415
 
-        return StandBy(config) if config.take == "nothing" else Helper(config)
-    from swarm_node.roles.volunteer import Volunteer  # noqa: PLC0415
+        return StandbyRole(config) if config.take == "nothing" else HelperRole(config)
+    from swarm_node.roles.volunteer import VolunteerRole  # noqa: PLC0415
 
-    return Volunteer(config)
+    return VolunteerRole(config)

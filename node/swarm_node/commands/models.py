@@ -20,7 +20,7 @@ from swarm_node.commands.command_options import Flags
 from swarm_node.events.emitter import Emitter
 from swarm_node.settings.parsers import HubId, parse_model
 from swarm_node.storage.home import Home
-from swarm_node.storage.remembered_peers import way_in
+from swarm_node.storage.remembered_peers import join_addrs
 
 if TYPE_CHECKING:
     from swarm.client import Client, ModelStatus, OtherRevision
@@ -34,12 +34,12 @@ MAX_CONTEXTS = 8
 
 HEADS = ("MODEL", "REVISION", "BLOCKS", "SERVERS", "CONTEXT", "")
 
-Spans = Sequence[tuple[int, int]]
+BlockSpans = Sequence[tuple[int, int]]
 
 
 def list_models(flags: Flags) -> int:
     config = flags.resolve()
-    peers = way_in(config)
+    peers = join_addrs(config)
     # with it comes torch, for seconds
     from swarm.client import Client  # noqa: PLC0415
 
@@ -76,7 +76,7 @@ def _contexts(client: Client, names: Sequence[str]) -> dict[str, int | None]:
         return dict(zip(asked, threads.map(ask, asked), strict=True))
 
 
-def served(missing: Spans, num_blocks: int) -> list[tuple[int, int]]:
+def served(missing: BlockSpans, num_blocks: int) -> list[tuple[int, int]]:
     """The spans between those that are missing."""
     edges = [0, *(edge for span in missing for edge in span), num_blocks]
     return [(start, end) for start, end in zip(edges[::2], edges[1::2], strict=True) if start < end]
@@ -118,7 +118,7 @@ def _cells(each: ModelStatus | OtherRevision) -> tuple[str, str, str]:
     return short_revision(each.revision), f"{spans} of {each.num_blocks}", str(each.num_servers)
 
 
-def _state(missing: Spans) -> str:
+def _state(missing: BlockSpans) -> str:
     return f"nobody serves {', '.join(f'{start}:{end}' for start, end in missing)}" if missing else "whole"
 
 

@@ -30,7 +30,7 @@ from swarm_node import diagnostics
 from swarm_node.commands.command_options import Flags
 from swarm_node.commands.daemons import check_model
 from swarm_node.events.emitter import Emitter
-from swarm_node.machine.hardware import PROCESS_BYTES, share_of_told, told_for
+from swarm_node.machine.hardware import PROCESS_BYTES, limit_for, share_of_limit
 from swarm_node.settings.parsers import parse_node_name, parse_size
 from swarm_node.storage.home import Home
 
@@ -65,7 +65,7 @@ def run(flags: Flags) -> int:
 def _for_model(node: PlannedNode) -> PlannedNode:
     """What a node is told with --max-memory is for all of the program."""
     try:
-        model_bytes = share_of_told(node.memory_bytes, PROCESS_BYTES).model_bytes
+        model_bytes = share_of_limit(node.memory_bytes, PROCESS_BYTES).model_bytes
     except ConfigError:
         model_bytes = 0
     return replace(node, memory_bytes=model_bytes)
@@ -78,7 +78,7 @@ def _emit(emitter: Emitter, model: str, num_blocks: int, found: PlacementPlan) -
         model=model,
         num_blocks=num_blocks,
         nodes=[_fields(taken) for taken in found.taken],
-        lacking=[{"start": low, "end": high, "memory_bytes": told_for(size)} for (low, high), size in found.lacking],
+        lacking=[{"start": low, "end": high, "memory_bytes": limit_for(size)} for (low, high), size in found.lacking],
         tokens_per_s=found.tokens_per_s,
         chain=[{"name": hop.peer_id, "start": hop.start, "end": hop.end, "ms": hop.cost_ms} for hop in hops],
         chain_ms=found.chain.cost_ms if found.chain else None,
@@ -107,7 +107,7 @@ def _lines(model: str, num_blocks: int, found: PlacementPlan) -> Iterator[str]:
         yield f"missing: {format_spans([span for span, _ in found.lacking])}"
         for (low, high), size in found.lacking:
             yield (
-                f"  → a node with {told_for(size) / 2**30:.2f} GiB would serve {low}:{high} "
+                f"  → a node with {limit_for(size) / 2**30:.2f} GiB would serve {low}:{high} "
                 f"with the cache of {COMFORTABLE_SESSIONS} sessions"
             )
         return

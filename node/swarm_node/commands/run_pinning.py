@@ -16,15 +16,15 @@ from swarm.training.run.start_config import LOCAL
 from swarm_protocol.errors import ConfigError
 
 from swarm_node.events.emitter import Emitter
-from swarm_node.roles.model_source import Reports
+from swarm_node.roles.model_source import ProgressReports
 from swarm_node.settings.config import Config
 from swarm_node.storage.home import Home
 
-Pins = Mapping[tuple[str, str], str]
+PinnedValues = Mapping[tuple[str, str], str]
 """Values of a run file by table and key."""
 
 
-def data_pins(run: RunConfig, config: Config, emitter: Emitter, *, pin: bool, unpinned: bool) -> Pins:
+def data_pins(run: RunConfig, config: Config, emitter: Emitter, *, pin: bool, unpinned: bool) -> PinnedValues:
     """Those of the data that is here, or those that the run has; empty ones if it is to be `unpinned`. What is on the
     hub is pinned by its commits; with `pin`, its tokens too.
 
@@ -70,7 +70,7 @@ def data_pins(run: RunConfig, config: Config, emitter: Emitter, *, pin: bool, un
     return {**commits, ("data", "digest"): digest}
 
 
-def hub_pins(data: DataConfig) -> Pins:
+def hub_pins(data: DataConfig) -> PinnedValues:
     """The commits of what `data` takes from the hub. Raises ConfigError."""
     found = dict[tuple[str, str], str]()
     if data.source == "hub":
@@ -80,7 +80,7 @@ def hub_pins(data: DataConfig) -> Pins:
     return found
 
 
-def _kept_digest(run: RunConfig, commits: Pins, emitter: Emitter) -> str:
+def _kept_digest(run: RunConfig, commits: PinnedValues, emitter: Emitter) -> str:
     """The digest that the run has, unless its data is of other commits from now on."""
     digest, remedy = run.data.digest, "sign with --pin to pin its tokens, too"
     if not digest:
@@ -98,7 +98,7 @@ def _tell_kept(run: RunConfig, emitter: Emitter, remedy: str) -> None:
     emitter.emit("warning", message=message, remedy=remedy)
 
 
-def start_pins(run: RunConfig, config: Config, emitter: Emitter) -> Pins:
+def start_pins(run: RunConfig, config: Config, emitter: Emitter) -> PinnedValues:
     """Those of the checkpoint that the run starts from: none if it starts from none, or has them and the checkpoint is
     not here.
 
@@ -131,7 +131,7 @@ def checkpoint_source(run: RunConfig, config: Config, emitter: Emitter) -> Check
         emitter.emit("downloading", model=run.start.checkpoint, num_bytes=num_bytes, total_bytes=total_bytes)
 
     return CheckpointSource(
-        place=config.start, cache=Home(config.home).cache / "models", on_progress=Reports(downloading)
+        place=config.start, cache=Home(config.home).cache / "models", on_progress=ProgressReports(downloading)
     )
 
 

@@ -46,13 +46,13 @@ async def _watch(which: SignedRun | RunId, config: Config, emitter: Emitter) -> 
     async with visiting(config) as (network, membership):
         run = await find_run(network, membership, which.run_id) if isinstance(which, RunId) else which
         emitter.emit("watching", run=run.run_id, signed_by=run.peer_id, outer_steps=run.config.outer_steps)
-        watching = Watching(Observer(network, membership, run), run, emitter)
+        watching = RunWatcher(Observer(network, membership, run), run, emitter)
         with recorded(emitter, config.tensorboard, run.run_id, "watch"):
             await watching.until_finished()
     return 0
 
 
-class Watching:
+class RunWatcher:
     """Tells what an observer sees, once."""
 
     def __init__(self, observer: Observer, run: SignedRun, emitter: Emitter) -> None:

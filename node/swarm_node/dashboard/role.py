@@ -38,5 +38,5 @@ class DashboardRole:
                 whom = "this machine" if is_local(node.config.host) else "whoever reaches it"
                 node.steps.done("dashboard", f"{url}/ for {whom}, read-only")
                 node.emitter.emit("dashboard", url=url)
-                await node.departure.leaving.wait()
+                await node.shutdown.leaving.wait()
                 app.state.live.close()

@@ -9,14 +9,14 @@ from swarm_node.commands.daemons import live
 from swarm_node.settings.config import Config
 
 if TYPE_CHECKING:
-    from swarm_node.node import Role
+    from swarm_node.node import NodeRole
 
 
 def run(flags: Flags) -> int:
     return live(flags, flags.resolve(), _gateway_role, joins=True)
 
 
-def _gateway_role(config: Config) -> Role:
+def _gateway_role(config: Config) -> NodeRole:
     from swarm_node.gateway.role import GatewayRole  # noqa: PLC0415
 
     return GatewayRole(config)

@@ -73,7 +73,7 @@ class GatewayRole:
             node.emitter.emit("listening", url=url)
             if dashboard is not None:
                 node.emitter.emit("dashboard", url=url)
-            await node.departure.leaving.wait()
+            await node.shutdown.leaving.wait()
             if dashboard is not None:
                 dashboard.state.live.close()
 

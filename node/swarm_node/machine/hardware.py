@@ -1,7 +1,7 @@
 """The machine: its device, cores, speeds and memory, and the share of the memory that serving may use.
 
 A node that computes is examined by `swarm_node.machine.probe`, which imports torch. A node that does not is described
-by `survey`. Nothing here imports torch.
+by `describe_machine`. Nothing here imports torch.
 
 The constants were measured on Linux with a 44M Llama: Python, torch, transformers, numba and libp2p hold about 560 MiB
 before the first weight is loaded; loading, computing and answering take up to 85 MiB beside weights and cache
@@ -74,7 +74,7 @@ class Hardware:
         )
 
 
-def survey() -> Hardware:
+def describe_machine() -> Hardware:
     """The processor and its memory. Blocks for a moment."""
     return Hardware.of("cpu", cpu_name(), machine_memory, Speeds())
 
@@ -113,14 +113,14 @@ WORKING_BYTES = 96 * 2**20
 PROCESS_BYTES = 560 * 2**20
 """Of a node that has not started yet: Python, torch, transformers, numba and libp2p."""
 
-TOLD_SHARE = 0.9  # of what the owner allowed and the process does not hold yet; the rest is for activations
+LIMIT_SHARE = 0.9  # of what the owner allowed and the process does not hold yet; the rest is for activations
 FREE_SHARE = 0.8  # of what is free, where the owner said nothing; the rest is also for the machine's owner
 MAX_CACHE_BYTES = 4 * 2**30  # where nobody said how much may be used
 MAX_WAITING_BYTES = 256 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
+class MemoryShare:
     """Bytes for weights and cache together, of these at most for the cache, and for what waits to be computed."""
 
     model_bytes: int
@@ -128,7 +128,7 @@ class Share:
     waiting_bytes: int = MAX_WAITING_BYTES
 
 
-def held_bytes() -> int:
+def resident_bytes() -> int:
     """Resident bytes of this process and its children (the libp2p daemon)."""
     process = psutil.Process()
     total = 0
@@ -140,15 +140,15 @@ def held_bytes() -> int:
     return total
 
 
-def share_of_free(free_bytes: int) -> Share:
+def share_of_free(free_bytes: int) -> MemoryShare:
     """Where the owner said nothing."""
     model_bytes = int(free_bytes * FREE_SHARE)
-    return Share(model_bytes=model_bytes, cache_bytes=max(1, min(model_bytes, MAX_CACHE_BYTES)))
+    return MemoryShare(model_bytes=model_bytes, cache_bytes=max(1, min(model_bytes, MAX_CACHE_BYTES)))
 
 
-def share_of_told(told_bytes: int, held: int) -> Share:
+def share_of_limit(told_bytes: int, held: int) -> MemoryShare:
     """`held` of what was told is in use already. Raises ConfigError if that leaves nothing to serve with."""
-    left_bytes = int((told_bytes - held) * TOLD_SHARE)
+    left_bytes = int((told_bytes - held) * LIMIT_SHARE)
     model_bytes = left_bytes - WORKING_BYTES
     waiting_bytes = min(MAX_WAITING_BYTES, max(limits.MAX_MESSAGE_BYTES, (told_bytes - held - left_bytes) // 2))
     if model_bytes <= 0:
@@ -157,9 +157,9 @@ def share_of_told(told_bytes: int, held: int) -> Share:
             f"{WORKING_BYTES // 2**20} MiB to work with; nothing is left for a model",
             remedy="allow more with --max-memory",
         )
-    return Share(model_bytes=model_bytes, cache_bytes=model_bytes, waiting_bytes=waiting_bytes)
+    return MemoryShare(model_bytes=model_bytes, cache_bytes=model_bytes, waiting_bytes=waiting_bytes)
 
 
-def told_for(model_bytes: int) -> int:
-    """What has to be allowed so that a node that starts has so much for a model: the reverse of `share_of_told`."""
-    return int((model_bytes + WORKING_BYTES) / TOLD_SHARE) + PROCESS_BYTES + 1
+def limit_for(model_bytes: int) -> int:
+    """What has to be allowed so that a node that starts has so much for a model: the reverse of `share_of_limit`."""
+    return int((model_bytes + WORKING_BYTES) / LIMIT_SHARE) + PROCESS_BYTES + 1

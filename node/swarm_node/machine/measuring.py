@@ -45,7 +45,7 @@ def is_idle(node: Node) -> bool:
     """Whether it neither trains, nor answers anybody, nor leaves."""
     serving = node.activity.serving
     is_answering = serving is not None and (serving.num_sessions > 0 or serving.tokens_per_s > 0)
-    return node.activity.training is None and not is_answering and not node.departure.leaving.is_set()
+    return node.activity.training is None and not is_answering and not node.shutdown.leaving.is_set()
 
 
 async def measured_apart(node: Node) -> Speeds | None:

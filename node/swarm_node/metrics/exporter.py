@@ -28,13 +28,13 @@ from swarm_node.settings.parsers import Endpoint
 
 
 @asynccontextmanager
-async def telling(node: Node, network: Libp2pNetwork) -> AsyncIterator[None]:
+async def exporting(node: Node, network: Libp2pNetwork) -> AsyncIterator[None]:
     """Raises StartError if `--metrics` cannot be listened on, ConfigError if `--otlp` lacks what it needs."""
     about = {"service.version": software_version(), "service.instance.id": network.peer_id}
     node.traces = open_traces(node.config.otlp, about)
     try:
         with node.metrics.reading(lambda: read_node(node)), node.metrics.reading(lambda: read_network(network)):
-            async with exposed(node.metrics, _bound(node.config.metrics)) as url:
+            async with serving_metrics(node.metrics, _bound(node.config.metrics)) as url:
                 if url:
                     node.emitter.emit("metrics", url=url)
                 yield
@@ -58,7 +58,7 @@ MAX_CONNECTIONS = 16
 
 
 @asynccontextmanager
-async def exposed(registry: Registry, listener: socket.socket | None) -> AsyncIterator[str]:
+async def serving_metrics(registry: Registry, listener: socket.socket | None) -> AsyncIterator[str]:
     """Answer on `listener` while the context lasts, and close it; the value is the URL. Without one nothing happens."""
     if listener is None:
         yield ""

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-Kind = Literal["counter", "gauge", "histogram"]
+MetricKind = Literal["counter", "gauge", "histogram"]
 
 _STEP_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5, 5.0, 10.0)
 _REQUEST_S = (0.1, 0.3, 0.6, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0, 300.0, 900.0, 1800.0)
@@ -25,14 +25,14 @@ class MetricSpec:
     """`about` is the help that Prometheus shows, `moves` says when the value changes. `labels` maps a label's name to
     its values in words; `buckets` are a histogram's upper bounds."""
 
-    kind: Kind
+    kind: MetricKind
     about: str
     moves: str
     labels: Mapping[str, str] = field(default_factory=dict)
     buckets: tuple[float, ...] = ()
 
 
-Part: TypeAlias = Mapping[str, MetricSpec]
+MetricGroup: TypeAlias = Mapping[str, MetricSpec]
 
 
 def _counter(about: str, moves: str, **labels: str) -> MetricSpec:
@@ -50,7 +50,7 @@ def _histogram(about: str, moves: str, buckets: tuple[float, ...], **labels: str
 _PEER_CLASS = "`direct` or `relayed`: whether all connections to the peer lead through relays"
 _NOW = "read whenever somebody asks"
 
-NODE: Part = {
+NODE: MetricGroup = {
     "swarm_node_info": _gauge(
         "1, with what this daemon is in its labels.",
         "never",
@@ -72,7 +72,7 @@ NODE: Part = {
         stat="`min`, `median` or `max` over the peers",
     ),
 }
-NETWORK: Part = {
+NETWORK: MetricGroup = {
     "swarm_network_sent_bytes_total": _counter(
         "Bytes of calls, answers and streams that were sent, without framing and encryption.",
         "as they are handed to libp2p; what a relay carries for others is not among them",
@@ -100,7 +100,7 @@ NETWORK: Part = {
         "Records of others beyond what is listed.", "when one kind has more than 4,096 signers"
     ),
 }
-RELAY: Part = {
+RELAY: MetricGroup = {
     "swarm_relay_num_reservations": _gauge("Nodes that are reached through this one.", "as they come and go"),
     "swarm_relay_num_circuits": _gauge("Connections that this node carries for others now.", "as they open and close"),
     "swarm_relay_bytes_total": _counter("Bytes carried for others, both ways.", "as they are passed on"),
@@ -110,7 +110,7 @@ RELAY: Part = {
         reason="`refused`, `failed` or `idle`",
     ),
 }
-SERVER: Part = {
+SERVER: MetricGroup = {
     "swarm_server_num_requests_running": _gauge("Sessions whose step is being computed.", _NOW),
     "swarm_server_num_requests_waiting": _gauge(
         "Sessions whose step waits for the pass that is computed, or for a later one.", _NOW
@@ -147,7 +147,7 @@ SERVER: Part = {
         "Moves to other blocks that failed; the old ones go on.", "when loading the other blocks fails"
     ),
 }
-TRAINER: Part = {
+TRAINER: MetricGroup = {
     "swarm_trainer_outer_step": _gauge("Committed outer step of this member's state.", "with each committed step"),
     "swarm_trainer_num_outer_steps": _gauge("Outer steps of the run.", "never"),
     "swarm_trainer_loss": _gauge("The group's mean training loss, weighted by tokens.", "with each committed step"),
@@ -185,7 +185,7 @@ TRAINER: Part = {
         "when memory was damaged, or another version computes differently: above 0 needs attention",
     ),
 }
-GATEWAY: Part = {
+GATEWAY: MetricGroup = {
     "swarm_gateway_http_requests_total": _counter(
         "HTTP requests by route and status.",
         "when a request has been answered or its client has left (`gone`)",
@@ -235,7 +235,7 @@ GATEWAY: Part = {
         "From the step that failed until the answer went on.", "when a request has ended, once for each loss", _STEP_S
     ),
 }
-PROCESS: Part = {
+PROCESS: MetricGroup = {
     "process_cpu_seconds_total": _counter("Processor time, without the libp2p daemon's.", _NOW),
     "process_resident_memory_bytes": _gauge("Resident memory, without the libp2p daemon's.", _NOW),
     "process_virtual_memory_bytes": _gauge("Virtual memory.", _NOW),
@@ -243,7 +243,7 @@ PROCESS: Part = {
     "process_open_fds": _gauge("Open files and sockets.", _NOW),
     "process_max_fds": _gauge("How many it may open.", "never"),
 }
-PARTS: Mapping[str, tuple[str, Part]] = {
+GROUPS: Mapping[str, tuple[str, MetricGroup]] = {
     "Every daemon": ("What it is and whom it sees.", NODE),
     "Network": ("Every daemon's traffic and records.", NETWORK),
     "Relay": ("What a seed carries for nodes behind a NAT; zeros elsewhere.", RELAY),
@@ -252,7 +252,7 @@ PARTS: Mapping[str, tuple[str, Part]] = {
     "Gateway": ("Of `gateway`.", GATEWAY),
     "Process": ("From the operating system, by prometheus_client; Linux only.", PROCESS),
 }
-METRICS: Part = {name: spec for _, part in PARTS.values() for name, spec in part.items()}
+METRICS: MetricGroup = {name: spec for _, part in GROUPS.values() for name, spec in part.items()}
 
 
 def render() -> str:
@@ -264,7 +264,7 @@ def render() -> str:
         "number of its buckets.\n\n"
         "This page is generated: `python -m swarm_node.metrics.metric_contract > docs/metrics.md`.\n"
     ]
-    for title, (about, part) in PARTS.items():
+    for title, (about, part) in GROUPS.items():
         rows = "\n".join(_row(name, spec) for name, spec in part.items())
         parts.append(f"## {title}\n\n{about}\n\n| metric | kind | meaning | it moves |\n|---|---|---|---|\n{rows}\n")
     return "\n".join(parts)

@@ -37,7 +37,7 @@ class Reading:
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
-Source: TypeAlias = Callable[[], Iterable[Reading]]
+ReadingSource: TypeAlias = Callable[[], Iterable[Reading]]
 Family: TypeAlias = CounterMetricFamily | GaugeMetricFamily
 
 
@@ -63,7 +63,7 @@ class Registry:
         return Histogram(name, spec.about, tuple(spec.labels), buckets=spec.buckets, registry=self._registry)
 
     @contextmanager
-    def reading(self, source: Source) -> Iterator[None]:
+    def reading(self, source: ReadingSource) -> Iterator[None]:
         """Ask `source` at each exposition while the context lasts. Two sources give different metrics."""
         self._sources.each.append(source)
         try:
@@ -78,7 +78,7 @@ class Registry:
 
 class _Sources(Collector):
     def __init__(self) -> None:
-        self.each: list[Source] = []
+        self.each: list[ReadingSource] = []
 
     def collect(self) -> Iterator[Family]:
         families: dict[str, Family] = {}

@@ -1,4 +1,4 @@
 """What a node does once it is on the network: seed, help where work is lacking, serve a model, train a run.
 
-A role is a `swarm_node.node.Role`. The gateway and the dashboard have theirs in their own packages.
+A role is a `swarm_node.node.NodeRole`. The gateway and the dashboard have theirs in their own packages.
 """

@@ -1,9 +1,9 @@
-"""Volunteers without a given task: `Helper` looks for work that the network lacks, `StandBy` takes none.
+"""Volunteers without a given task: `HelperRole` looks for work that the network lacks, `StandbyRole` takes none.
 
 `needs` ranks what the network lacks, thinnest first: models by the servers of their least served block, runs by their
-members. It follows from signed records, which only say what their peers claim; `swarm_node.roles.volunteer.prepared`
-checks a need before it becomes work. Work that cannot be taken here is left alone for a while, with the reason. The
-role's task owns everything. Nothing here imports torch.
+members. It follows from signed records, which only say what their peers claim;
+`swarm_node.roles.volunteer.prepare_work` checks a need before it becomes work. Work that cannot be taken here is left
+alone for a while, with the reason. The role's task owns everything. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _counted(count: int, what: str) -> str:
     return f"no {what}" if not count else f"only {count} {what}{'' if count == 1 else 's'}"
 
 
-class StandBy:
+class StandbyRole:
     """A role that ends only when told to."""
 
     name: RoleName = "volunteer"
@@ -107,7 +107,7 @@ class StandBy:
         node.activity.state = "idle"
         node.steps.done("takes", f"no work: as told by {node.config.origin('take')}")
         node.steps.done("standing by", "join again without it, or with --run RUN to train or --model MODEL to serve")
-        await node.departure.leaving.wait()
+        await node.shutdown.leaving.wait()
 
 
 def relay_use(config: Config) -> RelayUse:
@@ -129,12 +129,12 @@ MAX_TOLD = 3
 
 
 @dataclass(frozen=True, slots=True)
-class _LeftAlone:
+class _Postponed:
     until: float
     reason: str
 
 
-class Helper:
+class HelperRole:
     """A role that ends only when told to."""
 
     name: RoleName = "volunteer"
@@ -142,7 +142,7 @@ class Helper:
 
     def __init__(self, config: Config) -> None:
         self.computes = config.device != "cpu" or config.probe != "off"
-        self._left_alone: dict[str, _LeftAlone] = {}
+        self._left_alone: dict[str, _Postponed] = {}
         self._told = ""
         self._num_taken = 0
 
@@ -151,15 +151,15 @@ class Helper:
 
     async def run(self, node: Node) -> None:
         poller = NetworkPoller(node.network, node.membership)
-        while not node.departure.leaving.is_set():
+        while not node.shutdown.leaving.is_set():
             for need in await self._find_needs(node, poller):
-                if await self._helped(node, need) or node.departure.leaving.is_set():
+                if await self._helped(node, need) or node.shutdown.leaving.is_set():
                     break
             else:
                 self._tell_waiting(node)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(POLL_S):
-                        await node.departure.leaving.wait()
+                        await node.shutdown.leaving.wait()
 
     async def _find_needs(self, node: Node, poller: NetworkPoller) -> list[Need]:
         try:
@@ -178,7 +178,7 @@ class Helper:
         from swarm_node.roles import volunteer  # noqa: PLC0415
 
         try:
-            work = await volunteer.prepared(node, need)
+            work = await volunteer.prepare_work(node, need)
         except SwarmError as error:
             self._leave_alone(need.name, error.message, RETRY_S)
             return False
@@ -190,7 +190,7 @@ class Helper:
         try:
             await work()
         except SwarmError as error:
-            if node.departure.leaving.is_set():
+            if node.shutdown.leaving.is_set():
                 raise
             self._leave_alone(need.name, error.message, RETRY_S)
             node.emitter.emit("warning", message=f"{need.name} is given up: {error.message}", remedy=error.remedy)
@@ -201,7 +201,7 @@ class Helper:
     def _leave_alone(self, name: str, reason: str, seconds: float) -> None:
         if len(self._left_alone) >= MAX_LEFT_ALONE:
             del self._left_alone[next(iter(self._left_alone))]
-        self._left_alone[name] = _LeftAlone(asyncio.get_running_loop().time() + seconds, reason)
+        self._left_alone[name] = _Postponed(asyncio.get_running_loop().time() + seconds, reason)
 
     def _tell_waiting(self, node: Node) -> None:
         node.activity.state = "idle"

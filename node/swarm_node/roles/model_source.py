@@ -22,29 +22,29 @@ from swarm_node.storage.home import Home
 REPORT_S = 2.0
 """Between two reports of a download."""
 
-Bring = Callable[[int, int], None]
+FetchBlocks = Callable[[int, int], None]
 """Has blocks [start, end) in the directory afterwards."""
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ModelSource:
     """A directory with config, tokenizer and index, and how to have the weights of blocks there too."""
 
     directory: Path
-    bring: Bring
+    bring: FetchBlocks
 
 
-def find_source(model: Path | HubId, home: Home, on_progress: OnProgress) -> Source:
+def find_source(model: Path | HubId, home: Home, on_progress: OnProgress) -> ModelSource:
     """Raises ConfigError or IntegrityError for a model that a hub does not have, as does `bring`."""
     if isinstance(model, Path):
-        return Source(model, lambda _start, _end: None)
+        return ModelSource(model, lambda _start, _end: None)
     with _maybe_mistyped(model):
         found = find_model(model.model_id, _cache(home), revision=model.revision, endpoint=_endpoint())
 
     def bring(start: int, end: int) -> None:
         download_blocks(found, start, end, on_progress)
 
-    return Source(found.directory, bring)
+    return ModelSource(found.directory, bring)
 
 
 def check_served(model: Path | HubId, home: Home, blocks: tuple[int, int] | None = None) -> CheckedFamily:
@@ -78,7 +78,7 @@ def _maybe_mistyped(model: HubId) -> Iterator[None]:
         ) from error
 
 
-class Reports:
+class ProgressReports:
     """Passes on what a download reports: its beginning, its end, and in between every REPORT_S.
 
     Nothing at all where all is there already.

@@ -13,7 +13,7 @@ from swarm_node.settings.config import Config
 DEFAULT_NETWORK = Config.model_fields["network_id"].default
 
 
-class Seed:
+class SeedRole:
     """A role that ends only when told to."""
 
     name: RoleName = "seed"
@@ -27,7 +27,7 @@ class Seed:
         await reachability.serve(node.network, node.membership)
         node.activity.state = "seeding"
         node.emitter.emit("invite", command=join_command(await node.network.addrs(), node.config.network_id))
-        await node.departure.leaving.wait()
+        await node.shutdown.leaving.wait()
 
 
 def join_command(addrs: tuple[str, ...], network_id: str) -> str:

@@ -17,10 +17,10 @@ from swarm_protocol.control_messages import ServingStatus
 from swarm_protocol.errors import ConfigError, SessionError
 
 from swarm_node.formatting import rate, size
-from swarm_node.machine.hardware import held_bytes, share_of_free, share_of_told
+from swarm_node.machine.hardware import resident_bytes, share_of_free, share_of_limit
 from swarm_node.metrics.readings import ServerMetrics, read_server
 from swarm_node.node import Node
-from swarm_node.roles.model_source import Bring, Reports, find_source
+from swarm_node.roles.model_source import FetchBlocks, ProgressReports, find_source
 from swarm_node.settings.parsers import HubId
 
 RATE_S = 5.0
@@ -50,7 +50,7 @@ def model_name(model: Path | HubId) -> str:
         ) from error
 
 
-class Serving:
+class ModelServing:
     """A model's part on one node, owned by the task in `until_leaving`. `numbered`: its start is reported as steps.
     `dtype` is the kind of weights, where it is not the config's."""
 
@@ -70,7 +70,7 @@ class Serving:
     async def until_leaving(self) -> None:
         """Raises ConfigError or IntegrityError if the model cannot be served here, SessionError if it no longer can."""
         self._node.emitter.emit("loading", model=self._name)
-        source = await asyncio.to_thread(find_source, self._model, self._node.home, Reports(self._downloading))
+        source = await asyncio.to_thread(find_source, self._model, self._node.home, ProgressReports(self._downloading))
         options = await asyncio.to_thread(_options, self._node, self._dtype)
         volunteer = self._volunteer = SpanVolunteer(
             self._node.network,
@@ -87,18 +87,18 @@ class Serving:
     async def _serve(self, volunteer: SpanVolunteer) -> None:
         try:
             await volunteer.start()
-            while not self._node.departure.leaving.is_set():
+            while not self._node.shutdown.leaving.is_set():
                 if failure := volunteer.failure:
                     raise failure
                 self._say(volunteer)
                 try:
                     async with asyncio.timeout(1.0):
-                        await self._node.departure.leaving.wait()
+                        await self._node.shutdown.leaving.wait()
                 except TimeoutError:
                     continue
-            await volunteer.drain(within_s=self._node.departure.grace_s)
+            await volunteer.drain(within_s=self._node.shutdown.grace_s)
         except SessionError:
-            if not self._node.departure.leaving.is_set():
+            if not self._node.shutdown.leaving.is_set():
                 raise
         finally:
             await volunteer.close()
@@ -106,7 +106,7 @@ class Serving:
 
     def _downloading(self, num_bytes: int, total_bytes: int) -> None:
         """Called in the thread that downloads."""
-        if self._node.departure.leaving.is_set():
+        if self._node.shutdown.leaving.is_set():
             raise SessionError(f"the node leaves, and {self._name} is not whole")
         self._num_bytes = num_bytes
         self._node.emitter.emit("downloading", model=self._name, num_bytes=num_bytes, total_bytes=total_bytes)
@@ -117,7 +117,7 @@ class Serving:
             blocks = f"blocks {decision.start}:{decision.end} of {self._name}"
             self._node.steps.done("takes", f"{blocks}: {decision.reason}")
 
-    def _bringing(self, bring: Bring) -> Bring:
+    def _bringing(self, bring: FetchBlocks) -> FetchBlocks:
         """`bring`, a step once the span is chosen: a block that comes before is measured. Called in a thread."""
 
         def brought(start: int, end: int) -> None:
@@ -156,10 +156,10 @@ class Serving:
             num_sessions=len(server.sessions),
             tokens_per_s=self._rate.update(asyncio.get_running_loop().time(), server.num_tokens),
         )
-        self._node.emitter.status("serving", told(status, server.record.num_blocks))
+        self._node.emitter.status("serving", serving_line(status, server.record.num_blocks))
 
 
-def told(status: ServingStatus, num_blocks: int) -> str:
+def serving_line(status: ServingStatus, num_blocks: int) -> str:
     """`SERVING blocks 12:20 of 32, 41 tok/s`."""
     blocks = f"blocks {status.start}:{status.end} of {num_blocks}"
     sessions = f", {status.num_sessions} sessions" if status.num_sessions > 1 else ""
@@ -174,9 +174,9 @@ def _options(node: Node, dtype: Dtype) -> VolunteerOptions:
     if not config.max_memory:
         share = share_of_free(node.hardware.free_memory_bytes)
     else:
-        # on an accelerator this process's own memory is not what was told of
-        held = held_bytes() if device == "cpu" else 0
-        share = share_of_told(min(config.max_memory, node.hardware.memory_bytes), held)
+        # on an accelerator this process's own memory is not what the limit is about
+        held = resident_bytes() if device == "cpu" else 0
+        share = share_of_limit(min(config.max_memory, node.hardware.memory_bytes), held)
     return VolunteerOptions(
         span=config.blocks,
         max_blocks=config.max_blocks or None,

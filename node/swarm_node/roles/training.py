@@ -50,7 +50,7 @@ from swarm_node.events.tensorboard_files import recorded
 from swarm_node.formatting import rate
 from swarm_node.metrics.readings import TrainerMetrics, read_trainer
 from swarm_node.node import Node
-from swarm_node.roles.training_files import ChunkFolder, Saving, Snapshot
+from swarm_node.roles.training_files import CheckpointWriter, ChunkFolder, PendingCheckpoint
 from swarm_node.settings.config import Config
 from swarm_node.storage.home import explained
 
@@ -67,7 +67,7 @@ _LATE = {True: "came {late_s:.1f} s after the round's group was formed", False: 
 _MAX_NAMED = 8
 
 
-class Training:
+class RunTraining:
     """One run on one node. Whoever enters `taking_part` owns it."""
 
     def __init__(self, node: Node, run: SignedRun) -> None:
@@ -76,7 +76,7 @@ class Training:
         self._folder = node.home.checkpoints / run.run_id
         self._inner: InnerLoop | None = None
         self._trainer: RunMember | None = None
-        self._saving = Saving(
+        self._saving = CheckpointWriter(
             self._folder,
             keep=node.config.keep_checkpoints,
             keep_every=node.config.keep_every,
@@ -160,7 +160,7 @@ class Training:
             self._emit("lingering", peers=peers, seconds=seconds)
 
         await let_others_finish(
-            node.membership, self._run.run_id, node.network.peer_id, node.departure.leaving, on_wait=tell
+            node.membership, self._run.run_id, node.network.peer_id, node.shutdown.leaving, on_wait=tell
         )
 
     def _prepare(self, resumed: Checkpoint | None) -> Materials:
@@ -169,7 +169,7 @@ class Training:
             path=config.data,
             tokenizer=config.tokenizer,
             on_progress=self._tokenizing,
-            stop=self._node.departure.leaving.is_set,
+            stop=self._node.shutdown.leaving.is_set,
         )
         options = local_options(config, self._node.hardware.device)
         materials = prepare(self._run.config, options, data, self._bring_start)
@@ -189,7 +189,7 @@ class Training:
         source = checkpoint_source(run, node.config, node.emitter)
 
         def downloading(num_bytes: int, total_bytes: int) -> None:
-            if node.departure.leaving.is_set():
+            if node.shutdown.leaving.is_set():
                 raise SessionError(f"the node leaves, and {run.start.checkpoint} is not whole")
             source.on_progress(num_bytes, total_bytes)
 
@@ -199,7 +199,7 @@ class Training:
             raise PreparationStopped from error
 
     async def _stop_when_leaving(self, trainer: RunMember) -> None:
-        await self._node.departure.leaving.wait()
+        await self._node.shutdown.leaving.wait()
         trainer.stop()
         await asyncio.sleep(QUICK_S)
         self._node.emitter.say("  waiting for the step that is under way; Ctrl-C again ends it now")
@@ -311,7 +311,7 @@ class Training:
             return
         self._saved = digest
         inner = self._trainer.between_intervals(self._inner.state)
-        self._saving.soon(Snapshot(state=state, certificate=certificate, digest=digest, inner=inner))
+        self._saving.soon(PendingCheckpoint(state=state, certificate=certificate, digest=digest, inner=inner))
 
     def _warn(self, error: ConfigError) -> None:
         self._node.emitter.emit("warning", message=error.message, remedy=error.remedy)

@@ -34,7 +34,7 @@ MAX_WAITING = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Snapshot:
+class PendingCheckpoint:
     """A committed state and its digest. `inner` will be the inner optimizer's moments as they were then."""
 
     state: ReplicaState
@@ -43,7 +43,7 @@ class Snapshot:
     inner: Future[dict[str, Tensor]]
 
 
-class Saving:
+class CheckpointWriter:
     """`on_saved` hears of each checkpoint, `on_failure` of the first that could not be written; the next is tried."""
 
     def __init__(
@@ -61,10 +61,10 @@ class Saving:
         self._on_saved = on_saved
         self._on_failure = on_failure
         self._is_failing = False
-        self._waiting: list[Snapshot] = []
+        self._waiting: list[PendingCheckpoint] = []
         self._task: asyncio.Task[None] | None = None
 
-    def soon(self, snapshot: Snapshot) -> None:
+    def soon(self, snapshot: PendingCheckpoint) -> None:
         """Save `snapshot`, unless a newer one comes before its turn. Raises what a defect in an earlier one raised."""
         kept = [each for each in self._waiting if self._outlives(each, snapshot)]
         for each in self._waiting:
@@ -84,11 +84,11 @@ class Saving:
         if self._task is not None:
             await self._task
 
-    def _outlives(self, waiting: Snapshot, newer: Snapshot) -> bool:
+    def _outlives(self, waiting: PendingCheckpoint, newer: PendingCheckpoint) -> bool:
         step = waiting.state.outer_step
         return is_kept(step, self._keep_every) and step != newer.state.outer_step
 
-    def _give_up(self, snapshot: Snapshot) -> None:
+    def _give_up(self, snapshot: PendingCheckpoint) -> None:
         snapshot.inner.cancel()
         message = (
             f"the checkpoint of outer step {snapshot.state.outer_step} is not kept: the disk is slower than the run"

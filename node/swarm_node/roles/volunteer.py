@@ -1,6 +1,6 @@
 """A volunteer with a task: it trains a run, and serves a model that it was given or has trained.
 
-`prepared` makes a need that others announce into such a task. Work that nobody asked this node for by name must not
+`prepare_work` makes a need that others announce into such a task. Work that nobody asked this node for by name must not
 cost it much: only models of a hub, checked against the revision that their servers announce, or models trained here;
 only runs whose data is on this machine and whose state fits into its memory.
 """
@@ -30,14 +30,14 @@ from swarm_node.node import Node, RelayUse, RoleName
 from swarm_node.roles.helper import ModelNeed, Need, RunNeed, relay_use
 from swarm_node.roles.model_source import check_served
 from swarm_node.roles.run_source import keep_copy, run_of_id
-from swarm_node.roles.serving import Serving, model_name
-from swarm_node.roles.training import Training, local_options
+from swarm_node.roles.serving import ModelServing, model_name
+from swarm_node.roles.training import RunTraining, local_options
 from swarm_node.settings.config import Config
 from swarm_node.settings.parsers import HubId, RunId, parse_model
 from swarm_node.storage.home import Home
 
 
-class Volunteer:
+class VolunteerRole:
     """A role for a config with a run or a model. Raises ConfigError or IntegrityError for one that cannot be."""
 
     name: RoleName = "volunteer"
@@ -61,7 +61,7 @@ class Volunteer:
 
     async def run(self, node: Node) -> None:
         if node.config.model is not None:
-            await Serving(node, node.config.model, self._model_name, numbered=True).until_leaving()
+            await ModelServing(node, node.config.model, self._model_name, numbered=True).until_leaving()
             return
         why = f"as told by {node.config.origin('run')}"
         run = self._run
@@ -77,15 +77,15 @@ async def train(node: Node, run: SignedRun, why: str) -> None:
     """Train `run` to its end, and then serve its result if the node was told to. Raises SwarmError."""
     keep_copy(node.home, run)
     node.steps.done("takes", f"run {run.run_id}, signed by {run.peer_id}: {why}")
-    node.steps.done("course", course(run.config))
-    training = Training(node, run)
+    node.steps.done("course", schedule_of(run.config))
+    training = RunTraining(node, run)
     with suppress(PreparationStopped):
         async with training.taking_part():
             directory = await training.finish()
-            if directory is None or node.departure.leaving.is_set():
+            if directory is None or node.shutdown.leaving.is_set():
                 return
             if node.config.then_serve:
-                await Serving(node, directory, run.run_id, numbered=False).until_leaving()
+                await ModelServing(node, directory, run.run_id, numbered=False).until_leaving()
             else:
                 await training.let_others_finish()
 
@@ -97,7 +97,7 @@ def check_run(run: RunConfig, config: Config) -> None:
     check_source(run.start, config.start)
 
 
-def course(run: RunConfig) -> str:
+def schedule_of(run: RunConfig) -> str:
     """How a run goes, in a line."""
     steps = f"{run.outer_steps} outer steps of {run.interval_steps} inner steps"
     streaming = f", each of which moves one of {run.fragments} fragments" if run.fragments > 1 else ""
@@ -111,7 +111,7 @@ TRAINING_BYTES = 40
 Work = Callable[[], Awaitable[None]]
 
 
-async def prepared(node: Node, need: Need) -> Work:
+async def prepare_work(node: Node, need: Need) -> Work:
     """The work that meets `need`. Raises SwarmError, with the reason, if it is not for this node."""
     return await _training(node, need) if isinstance(need, RunNeed) else await _serving(node, need)
 
@@ -119,7 +119,7 @@ async def prepared(node: Node, need: Need) -> Work:
 async def _serving(node: Node, need: ModelNeed) -> Work:
     model, dtype = await asyncio.to_thread(_origin, need, node.home.checkpoints / need.name / need.name)
     await asyncio.to_thread(check_served, model, node.home, node.config.blocks)
-    return Serving(node, model, need.name, numbered=True, dtype=dtype).until_leaving
+    return ModelServing(node, model, need.name, numbered=True, dtype=dtype).until_leaving
 
 
 def _origin(need: ModelNeed, trained: Path) -> tuple[Path | HubId, Dtype]:

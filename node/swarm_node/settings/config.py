@@ -32,7 +32,7 @@ from swarm_protocol.errors import ConfigError
 from swarm_node.settings.parsers import (
     Endpoint,
     HubId,
-    Pin,
+    ModelPin,
     RunId,
     one_of,
     parse_bool,
@@ -217,7 +217,7 @@ class Config(BaseSettings):
     without a key."""
     tokens_per_min: int = _setting(0, whole_number(0, 10**9), "N", example="100000")
     """The same for tokens, of prompts and answers; 0: no limit."""
-    pin_model: tuple[Pin, ...] = _setting((), parse_pin, "MODEL@REVISION", many=True, example="story@1a2b3c4d5e6f")
+    pin_model: tuple[ModelPin, ...] = _setting((), parse_pin, "MODEL@REVISION", many=True, example="story@1a2b3c4d5e6f")
     """Use only that revision of a model, whatever else is served under its name; as `swarm-node models` shows it."""
     dashboard: bool = _switch(default=True)
     """Show the network at /, to whoever reaches the gateway."""
@@ -253,7 +253,7 @@ class Config(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return init_settings, _Environment(settings_cls), _File(settings_cls)
+        return init_settings, _Environment(settings_cls), _TomlFile(settings_cls)
 
     @model_validator(mode="before")
     @classmethod
@@ -316,7 +316,7 @@ class _Environment(EnvSettingsSource):
         return {name: Given(ENV_PREFIX + name.upper(), value) for name, value in super().__call__().items()}
 
 
-class _File(PydanticBaseSettingsSource):
+class _TomlFile(PydanticBaseSettingsSource):
     """The TOML file that was named, or config.toml in the home if there is one. Raises ConfigError, as `resolve`."""
 
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:

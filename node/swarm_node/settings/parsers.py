@@ -98,7 +98,7 @@ def parse_model(text: str) -> Path | HubId:
 
 
 @dataclass(frozen=True, slots=True)
-class Pin:
+class ModelPin:
     """The only revision that is used of a model, by the beginning of its digest."""
 
     model: str
@@ -108,11 +108,11 @@ class Pin:
         return f"{self.model}@{self.revision}"
 
 
-def parse_pin(text: str) -> Pin:
+def parse_pin(text: str) -> ModelPin:
     name, revision = split_pin(text)
     if not revision:
         raise ValueError(f"is not NAME@REVISION, with {MIN_PIN_CHARS} or more of the revision's digits")
-    return Pin(name, revision)
+    return ModelPin(name, revision)
 
 
 def parse_device(text: str) -> str:

@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Acquaintance:
+class RememberedPeer:
     """A peer, its addresses without the final /p2p/<peer_id>, and when it was first and last seen, in Unix seconds.
 
     `relays`: it has relayed for this node. Raises ValueError for values that no node writes.
@@ -76,7 +76,7 @@ class Acquaintance:
         return Contact(peer_id=self.peer_id, addrs=self.addrs)
 
 
-def read(path: Path, network_id: str, now_s: float) -> tuple[Acquaintance, ...]:
+def read(path: Path, network_id: str, now_s: float) -> tuple[RememberedPeer, ...]:
     """The peers of that network in the file at `path`, the likeliest to live first."""
     try:
         entries = _entries(path, network_id)
@@ -84,7 +84,7 @@ def read(path: Path, network_id: str, now_s: float) -> tuple[Acquaintance, ...]:
         logger.warning("the peers that were remembered in %s are lost: %s", path, error)
         return ()
     found = [each for entry in entries[: 2 * MAX_PEERS] if (each := _parsed(entry)) is not None]
-    return kept(found, {}, (), now_s)
+    return select_peers(found, {}, (), now_s)
 
 
 def _entries(path: Path, network_id: str) -> list[Any]:
@@ -97,17 +97,17 @@ def _entries(path: Path, network_id: str) -> list[Any]:
     return told["peers"] if told.get("network_id") == network_id else []
 
 
-def _parsed(entry: Any) -> Acquaintance | None:
+def _parsed(entry: Any) -> RememberedPeer | None:
     try:
-        return Acquaintance(**{**entry, "addrs": tuple(entry["addrs"])})
+        return RememberedPeer(**{**entry, "addrs": tuple(entry["addrs"])})
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         logger.warning("skipped a remembered peer: %s", error)
         return None
 
 
-def kept(
-    known: Iterable[Acquaintance], present: Mapping[str, tuple[str, ...]], relays: Iterable[str], now_s: float
-) -> tuple[Acquaintance, ...]:
+def select_peers(
+    known: Iterable[RememberedPeer], present: Mapping[str, tuple[str, ...]], relays: Iterable[str], now_s: float
+) -> tuple[RememberedPeer, ...]:
     """Of those `known` and those `present` now, by peer id with their addresses, the MAX_PEERS to remember.
 
     Relays come first, then those seen within a day from the one known longest on, then the others.
@@ -118,7 +118,7 @@ def kept(
     by_id = {each.peer_id: each for each in seen if each.last_seen > now_s - MAX_AGE_S}
     for peer_id, addrs in present.items():
         old = by_id.get(peer_id)
-        by_id[peer_id] = Acquaintance(
+        by_id[peer_id] = RememberedPeer(
             peer_id=peer_id,
             addrs=addrs,
             first_seen=min(old.first_seen, now_s) if old else now_s,
@@ -126,13 +126,13 @@ def kept(
             relays=peer_id in relaying or (old is not None and old.relays),
         )
 
-    def rank(each: Acquaintance) -> tuple[bool, bool, float]:
+    def rank(each: RememberedPeer) -> tuple[bool, bool, float]:
         return not each.relays, each.last_seen <= now_s - RECENT_S, each.first_seen
 
     return tuple(sorted(by_id.values(), key=rank)[:MAX_PEERS])
 
 
-def write(path: Path, network_id: str, peers: Sequence[Acquaintance]) -> None:
+def write(path: Path, network_id: str, peers: Sequence[RememberedPeer]) -> None:
     """Replace the file at `path` in one step. A disk that refuses is warned of."""
     try:
         replace_json(path, {"network_id": network_id, "peers": [asdict(each) for each in peers]})
@@ -140,18 +140,18 @@ def write(path: Path, network_id: str, peers: Sequence[Acquaintance]) -> None:
         logger.warning("cannot remember peers in %s: %s", path, error)
 
 
-def remembered(config: Config) -> tuple[Acquaintance, ...]:
+def remembered(config: Config) -> tuple[RememberedPeer, ...]:
     """The peers that the home of `config` remembers of its network."""
     return read(Home(config.home).peers, config.network_id, time.time())
 
 
-def way_in(config: Config) -> tuple[str, ...]:
+def join_addrs(config: Config) -> tuple[str, ...]:
     """Addresses of peers to join through: those given, or else those remembered. Raises ConfigError for none."""
-    check_way_in(config)
+    check_can_join(config)
     return config.peers or tuple(f"{addr}/p2p/{each.peer_id}" for each in remembered(config) for addr in each.addrs)
 
 
-def check_way_in(config: Config) -> None:
+def check_can_join(config: Config) -> None:
     """Raises ConfigError for a node that is to join and neither was given a peer nor remembers one."""
     if not config.peers and not remembered(config):
         raise ConfigError(
@@ -162,7 +162,7 @@ def check_way_in(config: Config) -> None:
 
 
 @asynccontextmanager
-async def keeping(home: Home, network: Libp2pNetwork) -> AsyncIterator[None]:
+async def remembering(home: Home, network: Libp2pNetwork) -> AsyncIterator[None]:
     """Remember the peers of `network`: soon, again every minute, and when the context is left."""
 
     left = asyncio.Event()
@@ -193,4 +193,4 @@ async def keeping(home: Home, network: Libp2pNetwork) -> AsyncIterator[None]:
 
 def _merge(path: Path, network_id: str, present: Mapping[str, tuple[str, ...]], relays: Iterable[str]) -> None:
     now_s = time.time()
-    write(path, network_id, kept(read(path, network_id, now_s), present, relays, now_s))
+    write(path, network_id, select_peers(read(path, network_id, now_s), present, relays, now_s))

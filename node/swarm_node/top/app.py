@@ -50,12 +50,12 @@ any key closes this"""
 Row = tuple[str, tuple[Text, ...]]
 
 
-class Help(ModalScreen[None]):
+class HelpScreen(ModalScreen[None]):
     """What the keys do. Any key closes it."""
 
     CSS = """
-    Help { align: center middle; }
-    Help Static { width: 84; max-width: 95%; padding: 1 2; border: round $accent; background: $surface; }
+    HelpScreen { align: center middle; }
+    HelpScreen Static { width: 84; max-width: 95%; padding: 1 2; border: round $accent; background: $surface; }
     """
 
     def compose(self) -> ComposeResult:
@@ -65,7 +65,7 @@ class Help(ModalScreen[None]):
         self.dismiss()
 
 
-class Top(App[None]):
+class TopApp(App[None]):
     """The live picture of `source`. `clock` is monotonic, in seconds."""
 
     ENABLE_COMMAND_PALETTE = False
@@ -124,8 +124,8 @@ class Top(App[None]):
         self.theme = "textual-dark" if self.theme == "textual-light" else "textual-light"
 
     def action_help(self) -> None:
-        if not isinstance(self.screen, Help):
-            self.push_screen(Help())
+        if not isinstance(self.screen, HelpScreen):
+            self.push_screen(HelpScreen())
 
     # --- when to draw -------------------------------------------------------------------------------------------------
 

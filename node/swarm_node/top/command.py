@@ -48,9 +48,9 @@ async def _show(config: Config, emitter: Emitter, *, is_live: bool) -> int:
     async with _opened(config, with_models=not (is_live or emitter.json)) as source:
         if is_live:
             # textual takes half a second to import, and nothing else needs it
-            from swarm_node.top.app import Top  # noqa: PLC0415
+            from swarm_node.top.app import TopApp  # noqa: PLC0415
 
-            app = Top(source, light=is_light(os.environ.get("COLORFGBG", "")))
+            app = TopApp(source, light=is_light(os.environ.get("COLORFGBG", "")))
             await app.run_async()
             return app.return_code or 0
         if emitter.json:
@@ -97,10 +97,10 @@ async def _direct(config: Config) -> AsyncIterator[Source]:
 async def _remote(url: str, *, with_models: bool) -> AsyncIterator[Source]:
     import httpx  # noqa: PLC0415
 
-    from swarm_node.top.remote import Remote  # noqa: PLC0415
+    from swarm_node.top.remote import DashboardClient  # noqa: PLC0415
 
     async with httpx.AsyncClient(headers={"User-Agent": "swarm-node"}) as client:
-        remote = Remote(client, url)
+        remote = DashboardClient(client, url)
         await remote.start()
         if with_models:
             for model in remote.overview().models[:MAX_DETAILS]:

@@ -28,13 +28,13 @@ MAX_ANSWER_BYTES = 16 * 2**20
 PAGE_NODES = 5000
 
 
-class Nodes(View):
+class NodePage(View):
     """A page of `/api/v1/nodes`, which is a bare list there."""
 
     nodes: tuple[NodeView, ...]
 
 
-class Remote:
+class DashboardClient:
     """A `dashboard.source.Source` over HTTP. Models and nodes are asked for when they are looked at, and come later."""
 
     def __init__(self, client: httpx.AsyncClient, url: str) -> None:
@@ -101,7 +101,7 @@ class Remote:
             if name:
                 self._models[name] = await self._get(f"models/{_quoted(name)}", ModelDetail)
             else:
-                found = await self._get(f"nodes?limit={PAGE_NODES}", Nodes, as_list_under="nodes")
+                found = await self._get(f"nodes?limit={PAGE_NODES}", NodePage, as_list_under="nodes")
                 self._nodes = found.nodes if found else ()
 
     # --- the task -----------------------------------------------------------------------------------------------------

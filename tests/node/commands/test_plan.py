@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from swarm_node import cli
 from swarm_node.commands.plan import read_nodes
-from swarm_node.machine.hardware import PROCESS_BYTES, share_of_told, told_for
+from swarm_node.machine.hardware import PROCESS_BYTES, limit_for, share_of_limit
 from swarm_protocol.errors import ConfigError
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -45,12 +45,12 @@ def test_plan_says_who_takes_what_why_and_how_fast(
 
 
 def test_plan_with_a_gap_says_what_closes_it(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = nodes_file(tmp_path, ATTIC.replace("800MB", str(told_for(600_000))))
+    path = nodes_file(tmp_path, ATTIC.replace("800MB", str(limit_for(600_000))))
     assert cli.run(["plan", "--model", str(model), "--nodes", str(path), "--json"]) == 0
     event = json.loads(capsys.readouterr().out)
     assert event["event"] == "plan"
     assert event["nodes"][0]["end"] == event["lacking"][0]["start"] < event["lacking"][0]["end"] == 4
-    assert event["lacking"][0]["memory_bytes"] > told_for(600_000)
+    assert event["lacking"][0]["memory_bytes"] > limit_for(600_000)
     assert (event["tokens_per_s"], event["chain"], event["chain_ms"]) == (0, [], None)
     assert cli.run(["plan", "--model", str(model), "--nodes", str(path)]) == 0
     assert "→ a node with" in capsys.readouterr().out
@@ -129,4 +129,4 @@ def test_plan_counts_what_the_program_itself_takes(
     path = nodes_file(tmp_path, ATTIC.replace("800MB", str(told)))
     assert cli.run(["plan", "--model", str(model), "--nodes", str(path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["lacking"] == []
-    assert share_of_told(told_for(10**9), PROCESS_BYTES).model_bytes in range(10**9, 10**9 + 10)
+    assert share_of_limit(limit_for(10**9), PROCESS_BYTES).model_bytes in range(10**9, 10**9 + 10)

@@ -16,9 +16,9 @@ from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_file import write_run
 from swarm.training.run.run_model import module_run
 from swarm.training.run.signed_run import SignedRun
-from swarm_node.commands.run_watch import Watching
+from swarm_node.commands.run_watch import RunWatcher
 from swarm_node.events.emitter import Emitter
-from swarm_node.roles.volunteer import Volunteer, course
+from swarm_node.roles.volunteer import VolunteerRole, schedule_of
 from swarm_node.settings.config import Config
 from swarm_protocol.errors import ConfigError, PeerTimeout
 from swarm_protocol.identity import Identity
@@ -55,7 +55,7 @@ class Scripted:
 
 def told(observer: Scripted) -> list[dict[str, object]]:
     out = io.StringIO()
-    watching = Watching(observer, RUN, Emitter(json=True, out=out, err=io.StringIO()))  # type: ignore[arg-type]
+    watching = RunWatcher(observer, RUN, Emitter(json=True, out=out, err=io.StringIO()))  # type: ignore[arg-type]
     try:
         virtual_time.run(watching.until_finished())
     finally:
@@ -146,17 +146,17 @@ def test_node_refuses_a_module_run_before_it_joins(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     write_run(path, module_run(RunConfig(name="own"), torch.nn.Linear(2, 1)), Identity.generate())
     with pytest.raises(ConfigError, match=r"module of its author's own.*swarm\.Trainer"):
-        Volunteer(Config(home=tmp_path, name="test", run=path))
+        VolunteerRole(Config(home=tmp_path, name="test", run=path))
 
 
 def test_node_refuses_data_that_the_run_does_not_use_before_it_joins(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     write_run(path, RunConfig(name="x"), Identity.generate())
     with pytest.raises(ConfigError, match="the run trains on the standard library"):
-        Volunteer(Config(home=tmp_path, name="test", run=path, data=tmp_path))
+        VolunteerRole(Config(home=tmp_path, name="test", run=path, data=tmp_path))
 
 
 def test_course_says_how_a_run_streams() -> None:
-    assert course(RunConfig(name="x")) == "40 outer steps of 20 inner steps"
+    assert schedule_of(RunConfig(name="x")) == "40 outer steps of 20 inner steps"
     streaming = RunConfig(name="x", fragments=4, overlap_steps=2)
-    assert course(streaming).endswith(", each of which moves one of 4 fragments, beside the next 2 inner steps")
+    assert schedule_of(streaming).endswith(", each of which moves one of 4 fragments, beside the next 2 inner steps")

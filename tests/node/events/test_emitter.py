@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from swarm_node.events.emitter import EVERY_S, WIPE, Emitter, LiveLine, event_contract
 from swarm_node.formatting import progress
-from swarm_node.roles.serving import told
+from swarm_node.roles.serving import serving_line
 from swarm_protocol.control_messages import ServingStatus
 from swarm_protocol.errors import ConfigError
 
@@ -195,4 +195,4 @@ def test_progress_and_serving_in_words() -> None:
     assert progress(1.2e9, 2.4e9, 4) == "[██··] 50 %, 1.2 GB of 2.4 GB"
     assert progress(0, 0, 2) == "[██] 100 %, 0 B of 0 B"
     status = ServingStatus(model="m", start=12, end=20, num_sessions=1, tokens_per_s=41.2)
-    assert told(status, 32) == "SERVING blocks 12:20 of 32, 41 tok/s"
+    assert serving_line(status, 32) == "SERVING blocks 12:20 of 32, 41 tok/s"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 
 import pytest
-from swarm_node.machine.hardware import MAX_CACHE_BYTES, WORKING_BYTES, held_bytes, share_of_free, share_of_told
+from swarm_node.machine.hardware import MAX_CACHE_BYTES, WORKING_BYTES, resident_bytes, share_of_free, share_of_limit
 from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError
 
@@ -15,17 +15,17 @@ MIB = 2**20
 @pytest.mark.parametrize("told", [700 * MIB, 2**30, 6 * 2**30, 2**40])
 def test_share_of_told_memory_leaves_what_is_held_and_what_is_worked_with(told: int) -> None:
     held = 480 * MIB
-    share = share_of_told(told, held)
+    share = share_of_limit(told, held)
     assert share.cache_bytes == share.model_bytes
     assert 0 < share.model_bytes <= told - held - WORKING_BYTES
     assert share.waiting_bytes >= limits.MAX_MESSAGE_BYTES  # else no message of the largest kind is ever taken
-    assert share_of_told(told + MIB, held).model_bytes > share.model_bytes
+    assert share_of_limit(told + MIB, held).model_bytes > share.model_bytes
 
 
 @pytest.mark.parametrize("told", [1, 480 * MIB, 480 * MIB + WORKING_BYTES])
 def test_share_of_less_than_the_node_itself_takes_is_refused_with_both_sizes(told: int) -> None:
     with pytest.raises(ConfigError, match=rf"of {told // MIB} MiB .* takes 480 MiB"):
-        share_of_told(told, 480 * MIB)
+        share_of_limit(told, 480 * MIB)
 
 
 def test_share_of_free_memory_leaves_some_to_the_owner() -> None:
@@ -36,7 +36,7 @@ def test_share_of_free_memory_leaves_some_to_the_owner() -> None:
 
 
 def test_held_memory_grows_with_what_is_allocated() -> None:
-    before = held_bytes()
+    before = resident_bytes()
     with mmap.mmap(-1, 64 * MIB) as kept:  # not of the heap, which may have as much to spare
         kept.write(b"x" * (64 * MIB))
-        assert held_bytes() - before > 48 * MIB
+        assert resident_bytes() - before > 48 * MIB

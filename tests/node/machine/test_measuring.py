@@ -13,7 +13,7 @@ from swarm.testing import virtual_time
 from swarm_node.machine import measuring, probe
 from swarm_node.machine.hardware import Hardware, Speeds
 from swarm_node.node import Activity
-from swarm_node.shutdown import Departure
+from swarm_node.shutdown import Shutdown
 from swarm_protocol.control_messages import ServingStatus, TrainingStatus
 
 SLOW = Speeds(prefill_tokens_per_s=60.0, decode_tokens_per_s=42.0, training_tokens_per_s=5000.0)
@@ -33,7 +33,7 @@ def node_of(folder: Path) -> Any:
         announce=announce,
         announced=announced,
         config=SimpleNamespace(threads=1),
-        departure=Departure(),
+        shutdown=Shutdown(),
         hardware=Hardware.of("cpu", "any", lambda: (1, 1), SLOW),
         home=SimpleNamespace(cache=folder),
     )

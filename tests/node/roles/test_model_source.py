@@ -15,10 +15,10 @@ from swarm.serving.model.span_loading import load_span
 from swarm.serving.server.capability import VolunteerOptions
 from swarm.serving.server.server_options import DTYPES
 from swarm_node import cli
-from swarm_node.roles.model_source import REPORT_S, Reports, find_source
-from swarm_node.roles.serving import Serving, _options, model_name
+from swarm_node.roles.model_source import REPORT_S, ProgressReports, find_source
+from swarm_node.roles.serving import ModelServing, _options, model_name
 from swarm_node.settings.parsers import HubId, parse_model
-from swarm_node.shutdown import Departure
+from swarm_node.shutdown import Shutdown
 from swarm_node.storage.home import Home
 from swarm_protocol.errors import ConfigError, SessionError
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -97,7 +97,7 @@ def test_source_on_this_machine_is_used_as_it_is(tmp_path: Path) -> None:
 def test_reports_say_the_beginning_the_end_and_little_in_between() -> None:
     seen: list[int] = []
     now_s = 0.0
-    reports = Reports(lambda num_bytes, _total: seen.append(num_bytes), clock=lambda: now_s)
+    reports = ProgressReports(lambda num_bytes, _total: seen.append(num_bytes), clock=lambda: now_s)
     reports(100, 100)
     assert not seen, "all was there"
     for num_bytes in range(0, 101, 10):
@@ -112,7 +112,7 @@ Scene = Callable[[VolunteerOptions, Path], None]
 
 
 def serve(monkeypatch: pytest.MonkeyPatch, node: MagicMock, scene: Scene) -> None:
-    """Let `Serving` serve MODEL, with `scene` in place of the volunteer's start; it is left right after."""
+    """Let `ModelServing` serve MODEL, with `scene` in place of the volunteer's start; it is left right after."""
 
     def volunteer(*arguments: object, options: VolunteerOptions, **_others: object) -> AsyncMock:
         directory = arguments[2]
@@ -120,18 +120,18 @@ def serve(monkeypatch: pytest.MonkeyPatch, node: MagicMock, scene: Scene) -> Non
 
         async def start() -> None:
             await asyncio.to_thread(scene, options, directory)
-            node.departure.request("done")
+            node.shutdown.request("done")
 
         return AsyncMock(start=start, failure=None)
 
     monkeypatch.setattr("swarm_node.roles.serving.Volunteer", volunteer)
-    asyncio.run(Serving(node, HubId(MODEL), "tiny", numbered=False).until_leaving())
+    asyncio.run(ModelServing(node, HubId(MODEL), "tiny", numbered=False).until_leaving())
 
 
 def node_in(tmp_path: Path) -> MagicMock:
     config = resolve({"home": str(tmp_path / "home"), "dtype": "int8", "max_memory": "64GiB"}, env={})
     return MagicMock(
-        departure=Departure(),
+        shutdown=Shutdown(),
         config=config,
         home=Home(config.home),
         hardware=MagicMock(device="cpu", memory_bytes=2**36),
@@ -165,7 +165,7 @@ def test_serving_that_is_left_while_it_downloads_ends_without_an_error(
     given_up = []
 
     def scene(options: VolunteerOptions, _directory: Path) -> None:
-        node.departure.request("Ctrl-C")
+        node.shutdown.request("Ctrl-C")
         with pytest.raises(SessionError, match="the node leaves") as caught:
             options.bring(0, NUM_BLOCKS)
         given_up.append(caught)

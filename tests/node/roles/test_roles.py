@@ -20,13 +20,13 @@ from swarm.training.run.signed_run import SignedRun
 from swarm_node.events.emitter import Emitter
 from swarm_node.machine import reachability
 from swarm_node.metrics.metric_registry import Registry
-from swarm_node.roles.helper import StandBy
-from swarm_node.roles.seed import Seed, join_command
-from swarm_node.roles.serving import Serving, TokenRate, model_name
-from swarm_node.roles.training import Training
-from swarm_node.roles.volunteer import Volunteer
+from swarm_node.roles.helper import StandbyRole
+from swarm_node.roles.seed import SeedRole, join_command
+from swarm_node.roles.serving import ModelServing, TokenRate, model_name
+from swarm_node.roles.training import RunTraining
+from swarm_node.roles.volunteer import VolunteerRole
 from swarm_node.settings.config import Config
-from swarm_node.shutdown import Departure
+from swarm_node.shutdown import Shutdown
 from swarm_protocol.errors import ConfigError, PeerRefused, SessionError, StartError, SwarmError
 from swarm_protocol.records import NodeRecord, TrainerRecord
 
@@ -56,8 +56,8 @@ def test_join_command_prefers_an_address_that_others_can_use() -> None:
 )
 def test_volunteer_uses_a_relay_unless_all_is_local_or_its_way_is_open(more: dict[str, object], relay: str) -> None:
     told = config(**more)
-    assert Volunteer(told).relay(told) == StandBy(told).relay(told) == relay
-    assert Seed().relay(told) == "serve"
+    assert VolunteerRole(told).relay(told) == StandbyRole(told).relay(told) == relay
+    assert SeedRole().relay(told) == "serve"
 
 
 def test_token_rate_is_over_the_last_seconds() -> None:
@@ -80,8 +80,8 @@ def test_serving_that_fails_ends_the_node_with_the_reason(monkeypatch: pytest.Mo
     monkeypatch.setattr("swarm_node.roles.serving._options", lambda *_: VolunteerOptions())
 
     async def scene() -> None:
-        node = MagicMock(departure=Departure())
-        serving = asyncio.create_task(Serving(node, Path("tiny"), "tiny", numbered=False).until_leaving())
+        node = MagicMock(shutdown=Shutdown())
+        serving = asyncio.create_task(ModelServing(node, Path("tiny"), "tiny", numbered=False).until_leaving())
         await asyncio.sleep(10)
         assert not serving.done()
         volunteer.failure = SessionError("tiny is served here no more")
@@ -104,11 +104,11 @@ def test_training_that_is_done_says_for_whom_and_how_long_it_stays() -> None:
         async with Membership(network) as membership, Membership(other) as others:
             others.announce(TrainerRecord(run=run.run_id, outer_step=1, state="training"))
             await asyncio.sleep(1)
-            node = MagicMock(network=network, membership=membership, departure=Departure(), metrics=Registry())
+            node = MagicMock(network=network, membership=membership, shutdown=Shutdown(), metrics=Registry())
             node.emitter = Emitter(json=False, err=err)
-            staying = asyncio.create_task(Training(node, run).let_others_finish())
+            staying = asyncio.create_task(RunTraining(node, run).let_others_finish())
             await asyncio.sleep(5)
-            node.departure.request("Ctrl-C")
+            node.shutdown.request("Ctrl-C")
             async with asyncio.timeout(1):
                 await staying
         await internet.close()
@@ -130,10 +130,10 @@ def test_training_that_is_to_end_says_what_it_waits_for(takes_s: float, lines: l
             await asyncio.sleep(takes_s)
 
         run_file = SignedRun(config=RunConfig(name="x"), peer_id="author", issued_at=1, signature=b"")
-        node = MagicMock(departure=Departure(), metrics=Registry(), emitter=Emitter(json=False, err=err))
-        training = Training(node, run_file)
+        node = MagicMock(shutdown=Shutdown(), metrics=Registry(), emitter=Emitter(json=False, err=err))
+        training = RunTraining(node, run_file)
         training._trainer = MagicMock(run=run, stop=stopped.set, state=None)
-        node.departure.request("Ctrl-C")
+        node.shutdown.request("Ctrl-C")
         assert await training.finish() is None
 
     virtual_time.run(scene())

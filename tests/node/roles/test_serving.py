@@ -12,17 +12,17 @@ import pytest
 from swarm.router.placement import PlacementDecision
 from swarm.serving.server.capability import VolunteerOptions
 from swarm_node.events.emitter import Emitter
-from swarm_node.node import Steps
-from swarm_node.roles.serving import Serving
-from swarm_node.roles.volunteer import Volunteer
-from swarm_node.shutdown import Departure
+from swarm_node.node import StartupSteps
+from swarm_node.roles.serving import ModelServing
+from swarm_node.roles.volunteer import VolunteerRole
+from swarm_node.shutdown import Shutdown
 
 
 @pytest.mark.parametrize("numbered", [True, False])
 def test_serving_tells_what_it_takes_before_it_loads_it(numbered: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     err = io.StringIO()
     emitter = Emitter(json=False, err=err)
-    node = MagicMock(departure=Departure(), emitter=emitter, steps=Steps(emitter, Volunteer.num_steps))
+    node = MagicMock(shutdown=Shutdown(), emitter=emitter, steps=StartupSteps(emitter, VolunteerRole.num_steps))
 
     def volunteer(*_: object, options: VolunteerOptions, on_choice: Any, on_decision: Any, **__: object) -> AsyncMock:
         server = MagicMock(start_block=12, end_block=20, sessions=(), num_tokens=0)
@@ -35,13 +35,13 @@ def test_serving_tells_what_it_takes_before_it_loads_it(numbered: bool, monkeypa
             await asyncio.to_thread(options.bring, 12, 20)
             on_decision(decision)
             on_decision(PlacementDecision(start=0, end=8, reason="it moved"))
-            asyncio.get_running_loop().call_later(0.01, node.departure.request, "done")
+            asyncio.get_running_loop().call_later(0.01, node.shutdown.request, "done")
 
         return AsyncMock(start=start, failure=None, server=server)
 
     monkeypatch.setattr("swarm_node.roles.serving.Volunteer", volunteer)
     monkeypatch.setattr("swarm_node.roles.serving._options", lambda *_: VolunteerOptions())
-    asyncio.run(Serving(node, Path("tiny"), "tiny", numbered=numbered).until_leaving())
+    asyncio.run(ModelServing(node, Path("tiny"), "tiny", numbered=numbered).until_leaving())
     steps = [
         "[1/4] takes: blocks 12:20 of tiny: as told",
         "[2/4] weights: everything is here already",

@@ -18,8 +18,8 @@ from swarm.training.state.replica_state import ReplicaState
 from swarm_node.events.emitter import Emitter
 from swarm_node.metrics.metric_registry import Registry
 from swarm_node.node import Activity
-from swarm_node.roles.training import Training
-from swarm_node.roles.training_files import Snapshot
+from swarm_node.roles.training import RunTraining
+from swarm_node.roles.training_files import PendingCheckpoint
 from swarm_node.storage.home import Home
 from swarm_protocol.control_messages import TrainingStatus
 
@@ -35,8 +35,8 @@ class Emitted:
         self.events.append({"event": name, **fields})
 
 
-def training_of(emitter: Emitted, waiting: Waiting | None = None) -> Training:
-    training = Training.__new__(Training)
+def training_of(emitter: Emitted, waiting: Waiting | None = None) -> RunTraining:
+    training = RunTraining.__new__(RunTraining)
     training._node = cast(Any, SimpleNamespace(emitter=emitter, activity=Activity()))
     training._run = cast(Any, SimpleNamespace(run_id="r"))
     training._trainer = cast(Any, SimpleNamespace(waiting=waiting, report=None))
@@ -77,7 +77,7 @@ DIGEST = "ab" * 32
 RESUMED = RunResumed(step=4, digest=DIGEST, roster=("a", "b"), sequence=7)
 
 
-def make_training(folder: Path, out: io.StringIO, saved: list[Snapshot]) -> Training:
+def make_training(folder: Path, out: io.StringIO, saved: list[PendingCheckpoint]) -> RunTraining:
     node = SimpleNamespace(
         home=Home(folder),
         config=SimpleNamespace(keep_checkpoints=2, keep_every=0, tensorboard=None),
@@ -86,7 +86,7 @@ def make_training(folder: Path, out: io.StringIO, saved: list[Snapshot]) -> Trai
         steps=SimpleNamespace(done=lambda *_: None),
         activity=Activity(),
     )
-    training = Training(cast("Any", node), RUN)
+    training = RunTraining(cast("Any", node), RUN)
     training._inner = cast("Any", SimpleNamespace(state=dict))
     training._trainer = cast(
         "Any",
@@ -104,7 +104,7 @@ def make_training(folder: Path, out: io.StringIO, saved: list[Snapshot]) -> Trai
 
 def test_state_that_the_run_goes_on_from_is_saved_again_with_the_resume_order(tmp_path: Path) -> None:
     """A member that forgets the order at a restart has promised votes that it then cannot keep."""
-    saved: list[Snapshot] = []
+    saved: list[PendingCheckpoint] = []
     training = make_training(tmp_path, io.StringIO(), saved)
     training._tell(Admitted(step=5, group=("a", "b")))
     training._tell(Admitted(step=5, group=("a", "b")))

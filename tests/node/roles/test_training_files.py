@@ -21,20 +21,20 @@ from swarm.training.run.run_config import InnerConfig
 from swarm.training.state.checkpoint import Checkpoint, load_newest, steps_in
 from swarm.training.state.replica_state import ReplicaState
 from swarm_node.roles import training_files
-from swarm_node.roles.training_files import ChunkFolder, Saving, Snapshot
+from swarm_node.roles.training_files import CheckpointWriter, ChunkFolder, PendingCheckpoint
 from swarm_protocol.errors import ConfigError, PeerUnreachable, RoundError
 from torch import Tensor
 
 
-def snapshot(step: int) -> Snapshot:
+def snapshot(step: int) -> PendingCheckpoint:
     inner: Future[dict[str, Tensor]] = Future()
     inner.set_result({"num_steps": torch.tensor([step])})
     state = replace(ReplicaState.initial(torch.full((10,), float(step))), outer_step=step)
-    return Snapshot(state=state, certificate=b"c%d" % step, inner=inner)
+    return PendingCheckpoint(state=state, certificate=b"c%d" % step, inner=inner)
 
 
-def make_saving(folder: Path, saved: list[int], failed: list[ConfigError]) -> Saving:
-    return Saving(folder, keep=2, on_saved=lambda step, path: saved.append(step), on_failure=failed.append)
+def make_saving(folder: Path, saved: list[int], failed: list[ConfigError]) -> CheckpointWriter:
+    return CheckpointWriter(folder, keep=2, on_saved=lambda step, path: saved.append(step), on_failure=failed.append)
 
 
 def test_soon_while_one_is_written_skips_to_the_newest_and_always_saves_that(
@@ -79,7 +79,7 @@ def test_soon_keeps_what_stays_for_good_until_its_turn_and_says_what_the_disk_wa
         saved: list[int] = []
         failed: list[ConfigError] = []
         on_saved = lambda step, _path: saved.append(step)  # noqa: E731
-        keeper = Saving(tmp_path, keep=1, keep_every=3, on_saved=on_saved, on_failure=failed.append)
+        keeper = CheckpointWriter(tmp_path, keep=1, keep_every=3, on_saved=on_saved, on_failure=failed.append)
         keeper.soon(snapshot(1))
         assert await asyncio.to_thread(begun.wait, 20)
         for step in range(2, 12):

@@ -24,12 +24,12 @@ from swarm.training.run.run_copy import serve_run
 from swarm.training.run.run_file import sign_run
 from swarm.training.run.start_config import StartConfig
 from swarm_node.events.emitter import Emitter
-from swarm_node.node import Node, Steps
+from swarm_node.node import Node, StartupSteps
 from swarm_node.roles import volunteer
-from swarm_node.roles.helper import MAX_LEFT_ALONE, Helper, ModelNeed, RunNeed
+from swarm_node.roles.helper import MAX_LEFT_ALONE, HelperRole, ModelNeed, RunNeed
 from swarm_node.settings.config import Config
 from swarm_node.settings.parsers import HubId
-from swarm_node.shutdown import Departure
+from swarm_node.shutdown import Shutdown
 from swarm_node.storage.home import Home
 from swarm_protocol.errors import ConfigError, SessionError
 from swarm_protocol.identity import Identity
@@ -74,11 +74,11 @@ def in_a_network(test: Scene, tmp_path: Path, config: Config) -> None:
                 home=Home(tmp_path),
                 identity=Identity.generate(),
                 emitter=emitter,
-                departure=Departure(),
+                shutdown=Shutdown(),
                 hardware=MagicMock(free_memory_bytes=1 << 32),
                 network=mine,
                 membership=membership,
-                steps=Steps(emitter, 9),
+                steps=StartupSteps(emitter, 9),
             )
             await test(node, other, others)
         await internet.close()
@@ -111,7 +111,7 @@ def test_a_run_that_is_not_for_this_node_says_why(run: RunConfig, reason: str, t
         others.announce(TrainerRecord(run=signed.run_id, outer_step=0, state="training"))
         await serve_run(other, signed)
         with pytest.raises(ConfigError, match=reason):
-            await volunteer.prepared(node, RunNeed(name=signed.run_id, num_helpers=2, why=""))
+            await volunteer.prepare_work(node, RunNeed(name=signed.run_id, num_helpers=2, why=""))
 
     in_a_network(scene, tmp_path, told)
 
@@ -131,7 +131,7 @@ def test_a_node_without_work_waits_takes_what_comes_and_leaves_alone_what_fails(
 
     async def scene(node: Node, other: Network, others: Membership) -> None:
         monkeypatch.setattr(volunteer, "prepared", prepared)
-        helping = asyncio.create_task(Helper(told).run(node))
+        helping = asyncio.create_task(HelperRole(told).run(node))
         await asyncio.sleep(12)
         others.announce(_named_node())
         for run in ("bad", "good"):
@@ -140,7 +140,7 @@ def test_a_node_without_work_waits_takes_what_comes_and_leaves_alone_what_fails(
         assert done == ["bad", "good"], "each once"
         await asyncio.sleep(300)
         assert done == ["bad", "good", "bad"]
-        node.departure.request("Ctrl-C")
+        node.shutdown.request("Ctrl-C")
         await helping
         events = [json.loads(line) for line in node.emitter._out.getvalue().splitlines()]  # type: ignore[attr-defined]
         assert [event["event"] for event in events[:5]] == ["waiting", "step", "warning", "step", "waiting"]
@@ -168,7 +168,7 @@ def _named_node() -> NodeRecord:
 def test_work_without_end_that_strangers_make_up_is_forgotten_and_told_in_one_short_line() -> None:
     out = io.StringIO()
     node = MagicMock(emitter=Emitter(json=True, out=out, err=io.StringIO()))
-    helper = Helper(MagicMock())
+    helper = HelperRole(MagicMock())
 
     async def main() -> None:
         for number in range(2 * MAX_LEFT_ALONE):

@@ -14,7 +14,15 @@ from support.network_worlds import eventually
 from support.node_settings import resolve
 from swarm_node.storage import remembered_peers
 from swarm_node.storage.home import Home
-from swarm_node.storage.remembered_peers import MAX_AGE_S, MAX_PEERS, RECENT_S, Acquaintance, kept, read, write
+from swarm_node.storage.remembered_peers import (
+    MAX_AGE_S,
+    MAX_PEERS,
+    RECENT_S,
+    RememberedPeer,
+    read,
+    select_peers,
+    write,
+)
 from swarm_protocol.dht_messages import Contact
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.identity import Identity
@@ -27,8 +35,10 @@ def peer(number: int) -> str:
     return Identity(number.to_bytes(2, "big") * 16).peer_id
 
 
-def entry(number: int, *, first_seen: float = NOW, last_seen: float = NOW, relays: bool = False) -> Acquaintance:
-    return Acquaintance(peer_id=peer(number), addrs=(ADDR,), first_seen=first_seen, last_seen=last_seen, relays=relays)
+def entry(number: int, *, first_seen: float = NOW, last_seen: float = NOW, relays: bool = False) -> RememberedPeer:
+    return RememberedPeer(
+        peer_id=peer(number), addrs=(ADDR,), first_seen=first_seen, last_seen=last_seen, relays=relays
+    )
 
 
 def as_json(**changes: Any) -> dict[str, Any]:
@@ -107,21 +117,21 @@ def test_entry_that_no_node_writes_is_left_out(tmp_path: Path, bad: dict[str, An
 def test_flood_of_newcomers_pushes_out_nobody_who_was_seen_within_a_day() -> None:
     friends = [entry(number, first_seen=NOW - 10, last_seen=NOW - RECENT_S + 60) for number in range(10)]
     flood = {peer(number): (ADDR,) for number in range(100, 300)}
-    remembered = kept(friends, flood, (), NOW)
+    remembered = select_peers(friends, flood, (), NOW)
     assert len(remembered) == MAX_PEERS
     assert {each.peer_id for each in friends} <= {each.peer_id for each in remembered}
 
 
 def test_peer_that_is_not_seen_gives_way_and_is_forgotten() -> None:
     stale, gone = entry(1, last_seen=NOW - RECENT_S), entry(2, last_seen=NOW - MAX_AGE_S)
-    assert kept([stale, gone], {}, (), NOW) == (stale,)
+    assert select_peers([stale, gone], {}, (), NOW) == (stale,)
     newcomers = {peer(number): (ADDR,) for number in range(10, 10 + MAX_PEERS)}
-    assert stale.peer_id not in {each.peer_id for each in kept([stale], newcomers, (), NOW)}
+    assert stale.peer_id not in {each.peer_id for each in select_peers([stale], newcomers, (), NOW)}
 
 
 def test_peer_that_relays_comes_first_and_one_from_the_future_ages() -> None:
     relay, ahead = entry(2), entry(1, first_seen=NOW + 9e9, last_seen=NOW + 9e9)
-    found = kept([ahead, relay], {relay.peer_id: (ADDR,)}, [relay.peer_id], NOW)
+    found = select_peers([ahead, relay], {relay.peer_id: (ADDR,)}, [relay.peer_id], NOW)
     assert [each.peer_id for each in found] == [relay.peer_id, ahead.peer_id]
     assert found[0].relays
     assert found[1].last_seen == NOW
@@ -130,11 +140,11 @@ def test_peer_that_relays_comes_first_and_one_from_the_future_ages() -> None:
 def test_node_that_remembers_nobody_needs_a_peer(tmp_path: Path) -> None:
     config = resolve({"home": str(tmp_path), "network_id": "net"}, env={})
     with pytest.raises(ConfigError, match="no peer to join through is named, and none is remembered"):
-        remembered_peers.check_way_in(config)
+        remembered_peers.check_can_join(config)
     write(tmp_path / "peers.json", "net", (entry(1, first_seen=0.0, last_seen=4e9),))
-    remembered_peers.check_way_in(config)
+    remembered_peers.check_can_join(config)
     (tmp_path / "peers.json").unlink()
-    remembered_peers.check_way_in(resolve({"home": str(tmp_path), "peers": [f"{ADDR}/p2p/{peer(1)}"]}, env={}))
+    remembered_peers.check_can_join(resolve({"home": str(tmp_path), "peers": [f"{ADDR}/p2p/{peer(1)}"]}, env={}))
 
 
 class Network:
@@ -163,7 +173,7 @@ def test_peers_are_kept_soon_and_when_the_node_leaves(tmp_path: Path, monkeypatc
     async def main() -> None:
         network = Network()
         network.contacts = (Contact(peer_id=peer(1), addrs=(ADDR,)),)
-        async with remembered_peers.keeping(home, cast("Any", network)):
+        async with remembered_peers.remembering(home, cast("Any", network)):
             await eventually(lambda: asyncio.to_thread(home.peers.exists))
             assert kept_peers() == [peer(1)]
             network.contacts = (*network.contacts, Contact(peer_id=peer(2), addrs=(ADDR,)))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from support.dashboard_source import ExampleSource
-from swarm_node.top.app import COLUMNS, LATE_S, Help, Top
+from swarm_node.top.app import COLUMNS, LATE_S, HelpScreen, TopApp
 from swarm_protocol.errors import PeerTimeout
 from textual.pilot import Pilot
 from textual.widgets import DataTable, Static, TabbedContent
@@ -17,7 +17,7 @@ from textual.worker import WorkerCancelled
 
 from .conftest import swarm
 
-Drive = Callable[[Top, Pilot[None]], Awaitable[None]]
+Drive = Callable[[TopApp, Pilot[None]], Awaitable[None]]
 
 
 class Clock:
@@ -29,7 +29,7 @@ class Clock:
 
 def driven(source: Any, drive: Drive, *, size: tuple[int, int] = (100, 40), clock: Clock | None = None) -> None:
     async def run() -> None:
-        app = Top(source, clock=clock or Clock())
+        app = TopApp(source, clock=clock or Clock())
         async with app.run_test(size=size) as pilot:
             await settled(app, pilot)
             await drive(app, pilot)
@@ -38,7 +38,7 @@ def driven(source: Any, drive: Drive, *, size: tuple[int, int] = (100, 40), cloc
     asyncio.run(run())
 
 
-async def settled(app: Top, pilot: Pilot[None]) -> None:
+async def settled(app: TopApp, pilot: Pilot[None]) -> None:
     """Everything that was asked for is drawn; the worker that waits for the source goes on."""
     await pilot.pause()
     for worker in [worker for worker in app.workers if worker.group == "detail" and not worker.is_finished]:
@@ -47,24 +47,24 @@ async def settled(app: Top, pilot: Pilot[None]) -> None:
     await pilot.pause()
 
 
-async def press(app: Top, pilot: Pilot[None], *keys: str) -> None:
+async def press(app: TopApp, pilot: Pilot[None], *keys: str) -> None:
     await pilot.press(*keys)
     await settled(app, pilot)
 
 
-def text_of(app: Top, name: str) -> str:
+def text_of(app: TopApp, name: str) -> str:
     """The plain text of the head, or of a tab's text or detail."""
     return str(app.screen_stack[0].query_one(f"#{name}-text", Static).content)
 
 
-def table(app: Top, name: str) -> DataTable[Any]:
+def table(app: TopApp, name: str) -> DataTable[Any]:
     return app.query_one(f"#{name}-table", DataTable)
 
 
 def test_overview_is_shown_first_and_changes_with_its_source() -> None:
     source = swarm(8)
 
-    async def drive(app: Top, pilot: Pilot[None]) -> None:
+    async def drive(app: TopApp, pilot: Pilot[None]) -> None:
         assert "6 volunteers among 8 nodes: 8 alive" in text_of(app, "overview")
         assert text_of(app, "head") == "a-swarm-of-friends · 0.1.0 · updated 0 s ago"
         source.change(num_nodes=9, joins_24h=77)
@@ -76,7 +76,7 @@ def test_overview_is_shown_first_and_changes_with_its_source() -> None:
 
 
 def test_tabs_and_what_the_keys_do_are_on_the_screen() -> None:
-    async def drive(app: Top, pilot: Pilot[None]) -> None:
+    async def drive(app: TopApp, pilot: Pilot[None]) -> None:
         lines = ["".join(segment.text for segment in strip) for strip in app.screen._compositor.render_strips()]
         assert lines[0].startswith(" a-swarm-of-friends · 0.1.0 · updated 0 s ago")
         assert lines[1].split() == ["Overview", "Models", "Runs", "Nodes"]
@@ -89,7 +89,7 @@ def test_tabs_and_what_the_keys_do_are_on_the_screen() -> None:
 def test_a_usual_terminal_shows_the_whole_command_to_join() -> None:
     source = swarm(12)
 
-    async def drive(app: Top, pilot: Pilot[None]) -> None:
+    async def drive(app: TopApp, pilot: Pilot[None]) -> None:
         lines = ["".join(segment.text for segment in strip) for strip in app.screen._compositor.render_strips()]
         assert source.overview().join_command.replace(" ", "") in "".join(lines).replace(" ", "")
         assert not any(line.strip() == "tok/s" for line in lines), "no other line is folded"
@@ -100,7 +100,7 @@ def test_a_usual_terminal_shows_the_whole_command_to_join() -> None:
 def test_keys_choose_tabs_and_rows_their_details() -> None:
     source = swarm(8)
 
-    async def drive(app: Top, pilot: Pilot[None]) -> None:
+    async def drive(app: TopApp, pilot: Pilot[None]) -> None:
         await press(app, pilot, "2")
         assert "replicas per block" in text_of(app, "models")
         await press(app, pilot, "3")
@@ -119,7 +119,7 @@ def test_keys_choose_tabs_and_rows_their_details() -> None:
 def test_chosen_row_stays_when_nodes_come_and_go() -> None:
     source = swarm(8)
 
-    async def drive(app: Top, pilot: Pilot[None]) -> None:
+    async def drive(app: TopApp, pilot: Pilot[None]) -> None:
         await press(app, pilot, "4", "down", "down")
         chosen = source.nodes()[2]
         gone = source.nodes()[0].peer_id
@@ -137,7 +137,7 @@ def test_chosen_row_stays_when_nodes_come_and_go() -> None:
 def test_thousand_nodes_are_shown_and_changed_in_place(hostile: bool) -> None:
     source = swarm(1000, hostile=hostile)
 
-    async def drive(app: Top, pilot: Pilot[None]) -> None:
+    async def drive(app: TopApp, pilot: Pilot[None]) -> None:
         await press(app, pilot, "4")
         nodes = table(app, "nodes")
         assert nodes.row_count == 1000
@@ -160,7 +160,7 @@ def test_hostile_names_are_text_and_never_markup() -> None:
     model = source.overview().models[0].model_copy(update={"name": "[bold red]x[/] [@click=app.quit]y[/]"})
     source.change(models=(model,), network_id="[reverse]net", stale="[/nothing open]")
 
-    async def drive(app: Top, pilot: Pilot[None]) -> None:
+    async def drive(app: TopApp, pilot: Pilot[None]) -> None:
         assert "[bold red]x[/]" in text_of(app, "overview")
         assert text_of(app, "head").startswith("[reverse]net · ")
         assert "[/nothing open]" in text_of(app, "head")
@@ -174,7 +174,7 @@ def test_hostile_names_are_text_and_never_markup() -> None:
 def test_stale_picture_says_so_and_how_old_it_is() -> None:
     source, clock = swarm(8), Clock()
 
-    async def drive(app: Top, pilot: Pilot[None]) -> None:
+    async def drive(app: TopApp, pilot: Pilot[None]) -> None:
         clock.now_s = LATE_S + 10
         app._draw_head()
         assert text_of(app, "head").endswith("no news · last update 25 s ago")
@@ -190,11 +190,11 @@ def test_stale_picture_says_so_and_how_old_it_is() -> None:
 
 
 def test_help_opens_once_and_any_key_closes_it() -> None:
-    async def drive(app: Top, pilot: Pilot[None]) -> None:
+    async def drive(app: TopApp, pilot: Pilot[None]) -> None:
         await press(app, pilot, "question_mark")
-        assert isinstance(app.screen, Help)
+        assert isinstance(app.screen, HelpScreen)
         await press(app, pilot, "x")
-        assert not isinstance(app.screen, Help)
+        assert not isinstance(app.screen, HelpScreen)
         await press(app, pilot, "question_mark")
         app._draw_head()  # as every second, with the help in front
 
@@ -202,7 +202,7 @@ def test_help_opens_once_and_any_key_closes_it() -> None:
 
 
 def test_d_turns_dark_into_light_and_back() -> None:
-    async def drive(app: Top, pilot: Pilot[None]) -> None:
+    async def drive(app: TopApp, pilot: Pilot[None]) -> None:
         before = app.current_theme.dark
         await press(app, pilot, "d")
         assert app.current_theme.dark is not before
@@ -214,7 +214,7 @@ def test_d_turns_dark_into_light_and_back() -> None:
 
 @pytest.mark.parametrize("size", [(20, 6), (40, 12), (240, 70)])
 def test_every_tab_is_drawn_at_any_size_and_after_a_resize(size: tuple[int, int]) -> None:
-    async def drive(app: Top, pilot: Pilot[None]) -> None:
+    async def drive(app: TopApp, pilot: Pilot[None]) -> None:
         await pilot.resize_terminal(*size)
         for key in "1234":
             await press(app, pilot, key)
@@ -226,7 +226,7 @@ def test_every_tab_is_drawn_at_any_size_and_after_a_resize(size: tuple[int, int]
 
 
 def test_empty_swarm_has_words_in_every_tab() -> None:
-    async def drive(app: Top, pilot: Pilot[None]) -> None:
+    async def drive(app: TopApp, pilot: Pilot[None]) -> None:
         assert "no model is served" in text_of(app, "overview")
         for key, name in zip("234", COLUMNS, strict=True):
             await press(app, pilot, key)
@@ -243,7 +243,7 @@ def test_detail_that_cannot_be_had_says_why_and_the_screen_goes_on() -> None:
     example = swarm(8)
     silent = Silent(example.shown, run_details=example.run_details)
 
-    async def drive(app: Top, pilot: Pilot[None]) -> None:
+    async def drive(app: TopApp, pilot: Pilot[None]) -> None:
         await press(app, pilot, "3")
         assert text_of(app, "runs") == "the dashboard�is silent"
 
@@ -251,7 +251,7 @@ def test_detail_that_cannot_be_had_says_why_and_the_screen_goes_on() -> None:
 
 
 def test_q_ends_it() -> None:
-    async def drive(app: Top, pilot: Pilot[None]) -> None:
+    async def drive(app: TopApp, pilot: Pilot[None]) -> None:
         await pilot.press("q")
         await pilot.pause()
         assert not app.is_running

@@ -13,7 +13,7 @@ from support.dashboard_source import ExampleSource
 from swarm_node.dashboard.app import create_dashboard
 from swarm_node.http.server import listen, serving
 from swarm_node.top import remote as remote_module
-from swarm_node.top.remote import Remote
+from swarm_node.top.remote import DashboardClient
 from swarm_protocol.errors import PeerUnreachable, PeerViolation
 
 from .conftest import swarm
@@ -31,9 +31,9 @@ async def dashboard(source: ExampleSource) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def following(url: str) -> AsyncIterator[Remote]:
+async def following(url: str) -> AsyncIterator[DashboardClient]:
     async with httpx.AsyncClient() as client:
-        remote = Remote(client, url)
+        remote = DashboardClient(client, url)
         await remote.start()
         task = asyncio.create_task(remote.follow())
         try:
@@ -43,7 +43,7 @@ async def following(url: str) -> AsyncIterator[Remote]:
             await asyncio.wait({task})
 
 
-async def until(remote: Remote, condition: Callable[[], bool]) -> None:
+async def until(remote: DashboardClient, condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(WITHIN_S):
         while not condition():
             await remote.wait_changed()
@@ -94,10 +94,12 @@ def test_dashboard_that_goes_leaves_the_last_picture_and_says_so(monkeypatch: py
     asyncio.run(scene())
 
 
-def answered(handler: Callable[[httpx.Request], httpx.Response], ask: Callable[[Remote], Awaitable[Any]]) -> Any:
+def answered(
+    handler: Callable[[httpx.Request], httpx.Response], ask: Callable[[DashboardClient], Awaitable[Any]]
+) -> Any:
     async def scene() -> Any:
         async with httpx.AsyncClient(transport=httpx.MockTransport(handler)) as client:
-            return await ask(Remote(client, "http://swarm.example"))
+            return await ask(DashboardClient(client, "http://swarm.example"))
 
     return asyncio.run(scene())
 
@@ -113,7 +115,7 @@ def answered(handler: Callable[[httpx.Request], httpx.Response], ask: Callable[[
 )
 def test_answer_that_is_no_view_is_refused_in_a_line(content: bytes, said: str) -> None:
     with pytest.raises(PeerViolation, match=said) as caught:
-        answered(lambda _request: httpx.Response(200, content=content), Remote.start)
+        answered(lambda _request: httpx.Response(200, content=content), DashboardClient.start)
     assert len(caught.value.message) <= 300
     assert "\n" not in caught.value.message
     assert caught.value.remedy
@@ -122,20 +124,20 @@ def test_answer_that_is_no_view_is_refused_in_a_line(content: bytes, said: str) 
 @pytest.mark.parametrize("status", [404, 403, 500, 503])
 def test_server_that_is_no_dashboard_is_named(status: int) -> None:
     with pytest.raises(PeerUnreachable, match=f"no dashboard answers at http://swarm.example: it answered {status}"):
-        answered(lambda _request: httpx.Response(status, content=b"x"), Remote.start)
+        answered(lambda _request: httpx.Response(status, content=b"x"), DashboardClient.start)
 
 
 def test_answer_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_module, "MAX_ANSWER_BYTES", 1000)
     with pytest.raises(PeerViolation, match="sends more than 1000 bytes"):
-        answered(lambda _request: httpx.Response(200, content=b"x" * 5000), Remote.start)
+        answered(lambda _request: httpx.Response(200, content=b"x" * 5000), DashboardClient.start)
 
 
 def test_fields_that_a_newer_dashboard_adds_are_ignored() -> None:
     view = swarm(1).overview()
     content = view.model_dump_json().replace('{"at":', '{"tomorrow":[1],"at":', 1)
 
-    async def ask(remote: Remote) -> Any:
+    async def ask(remote: DashboardClient) -> Any:
         await remote.start()
         return remote.overview()
 

@@ -124,7 +124,7 @@ def serve(monkeypatch: pytest.MonkeyPatch, node: MagicMock, scene: Scene) -> Non
 
         return AsyncMock(start=start, failure=None)
 
-    monkeypatch.setattr("swarm_node.roles.serving.Volunteer", volunteer)
+    monkeypatch.setattr("swarm_node.roles.serving.SpanVolunteer", volunteer)
     asyncio.run(ModelServing(node, HubId(MODEL), "tiny", numbered=False).until_leaving())
 
 

@@ -130,7 +130,7 @@ def test_a_node_without_work_waits_takes_what_comes_and_leaves_alone_what_fails(
         return work
 
     async def scene(node: Node, other: Network, others: Membership) -> None:
-        monkeypatch.setattr(volunteer, "prepared", prepared)
+        monkeypatch.setattr(volunteer, "prepare_work", prepared)
         helping = asyncio.create_task(HelperRole(told).run(node))
         await asyncio.sleep(12)
         others.announce(_named_node())

@@ -47,7 +47,7 @@ def differences() -> dict[str, bytes | None]:
 
 
 def update(path: Path, content: bytes | None) -> None:
-    """In one step, so that whoever imports meanwhile finds the old file or the new one."""
+    """Replace the file in one step, so that a concurrent import finds the old file or the new one."""
     if content is None:
         path.unlink()
         return

@@ -138,7 +138,7 @@ def check_vector(x_N: Tensor) -> Tensor:
 
 
 def magnitude(x_N: Tensor) -> float:
-    """Of the value that is farthest from zero: 0 where there is none, and NaN where any is NaN."""
+    """Return the largest absolute value: 0 for an empty tensor, NaN if any value is NaN."""
     # both extremes of a vector with a NaN are NaN
     return max(abs(float(extreme)) for extreme in torch.aminmax(x_N)) if x_N.numel() else 0.0
 

@@ -28,7 +28,7 @@ _ROW_CODECS: dict[str, RowCodec] = {
 
 
 def codec_names() -> tuple[str, ...]:
-    """From the largest on the wire to the smallest."""
+    """Return the names, from the most bytes on the wire to the fewest."""
     return tuple(_CODECS)
 
 
@@ -41,7 +41,7 @@ def get_codec(name: str) -> Codec:
 
 
 def row_codec_names() -> tuple[str, ...]:
-    """From the largest on the wire to the smallest."""
+    """Return the names, from the most bytes on the wire to the fewest."""
     return tuple(_ROW_CODECS)
 
 

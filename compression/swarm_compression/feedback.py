@@ -20,7 +20,8 @@ from swarm_compression.codec import Codec, CodecError
 
 
 class ErrorFeedback:
-    """Of one vector of `num_values`. Takes 8 bytes a value: the residual that counts, and the one that may."""
+    """Error feedback of one vector of `num_values`. It takes 8 bytes a value: the committed residual and the pending
+    one."""
 
     def __init__(self, codec: Codec, num_values: int) -> None:
         self._codec = codec

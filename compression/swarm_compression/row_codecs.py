@@ -134,5 +134,5 @@ def _num_blocks(num_columns: int) -> int:
 
 
 def _rounded_up(x: Tensor) -> Tensor:
-    """To the next fp32 that bf16 can hold. Not negative, and far from the largest."""
+    """Round up to the next fp32 that bf16 can hold. `x` is not negative and far from the largest."""
     return ((x.view(torch.int32) + 0xFFFF) & -0x10000).view(torch.float32)

@@ -1,15 +1,14 @@
-"""What peers say to each other, and how each checks what it hears.
+"""Messages between peers, and the checks of everything that is received.
 
     identity        the key of a node: peer id, signatures, file
-    envelope        a signed payload with its purpose, network, subject and times
-    records         what a peer publishes about itself, and under which keys
-    signed_record   records in their envelopes
-    wire            the step between bytes and values, and how to add a message
-    checks, limits  what a value may be, and every bound with its reason
-    errors, failure every failure, and its form on the wire
+    envelope        a signed payload with its purpose, network, subject and times; records in envelopes
+    records         what a peer publishes about itself, and under which DHT keys
+    wire            decoding bytes into values, and how to add a message
+    checks, limits  valid values, and every bound with its reason
+    errors          every failure; failure_messages is its form on the wire
     version         the first message between two peers
-    *_messages      what training, serving and the control socket say
+    *_messages      the messages of training, serving, the DHT and the control socket
     proto           the .proto sources and what is generated from them
 
-All of it is pure, but for the identity's file: no sockets, no tasks, no tensors.
+Everything is pure except the identity's file: no sockets, no tasks, no tensors.
 """

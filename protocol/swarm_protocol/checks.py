@@ -1,4 +1,4 @@
-"""What a single value from a peer may be: text, names, addresses, numbers, digests.
+"""Checks of single values from a peer: text, names, addresses, numbers, digests.
 
 Each check raises ValueError with the field's name and returns the value, typed. Dataclasses call them in
 `__post_init__`; `wire.decode` turns the ValueError into PeerViolation. Peer ids are checked by

@@ -1,4 +1,4 @@
-"""What a node's daemon and the commands beside it (`status`, `drain`, `stop`) say to each other.
+"""Messages between a node's daemon and its commands (`status`, `drain`, `stop`).
 
 They run as the same user on the same machine, but perhaps in different versions, so these are checked like anything
 else that is read. The socket is `swarm_node.control`'s.

@@ -1,4 +1,4 @@
-"""What the nodes of the record DHT say to each other: find the peers and records nearest to a place, store a record.
+"""Messages of the record DHT: find the peers and records nearest to an id, store a record.
 
 A find without keys is a ping: a node that answers is there, and each learns the other's addresses.
 """
@@ -20,15 +20,15 @@ MAX_STORED_BYTES = limits.MAX_RECORD_BYTES + limits.MAX_ENVELOPE_OVERHEAD_BYTES
 
 
 def place_of(name: str) -> bytes:
-    """Where a record's subject, or a peer id, is in the DHT. Nobody chooses it: it follows from the name."""
+    """Return the DHT id of a record's subject or a peer id. It is a hash of the name, so nobody can choose it."""
     return hashlib.sha256(name.encode()).digest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindRequest:
-    """What is known at the places `keys`, and who is nearest to each; `only_peers`: leave out the records.
+    """A request for the records at the ids `keys` and the nodes nearest to each. `only_peers` leaves out the records.
 
-    `addrs`: where the sender can be dialled. A sender without any only asks, and is not named to others.
+    `addrs` are the sender's addresses. A sender without any is not named to others.
     """
 
     keys: tuple[bytes, ...] = ()
@@ -63,13 +63,13 @@ class Contact:
 
     @property
     def num_bytes(self) -> int:
-        """At most so many on the wire."""
+        """An upper bound of the bytes on the wire."""
         return sum(len(item) + _FIELD_BYTES for item in (self.peer_id, *self.addrs, ""))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """Of one place: the signed envelopes there, unchecked but for their size, and nodes near it."""
+    """The answer for one id: its signed envelopes, with only their size checked, and the nodes near it."""
 
     records: tuple[bytes, ...] = ()
     peers: tuple[Contact, ...] = ()
@@ -82,16 +82,17 @@ class Found:
 
     @property
     def num_bytes(self) -> int:
-        """At most so many on the wire."""
+        """An upper bound of the bytes on the wire."""
         num_record_bytes = sum(len(record) + _FIELD_BYTES for record in (*self.records, b""))
         return num_record_bytes + sum(peer.num_bytes for peer in self.peers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindResponse:
-    """Of the first keys of the request, in its order, as many as MAX_FIND_RESPONSE_BYTES let in: the first at least.
+    """Answers for the first keys of the request, in order: as many as fit into MAX_FIND_RESPONSE_BYTES, and at least
+    one.
 
-    `addrs`: where the answering node can be dialled.
+    `addrs` are the answering node's addresses.
     """
 
     found: tuple[Found, ...] = ()
@@ -145,7 +146,7 @@ class StoreRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreResponse:
-    """Whether the record is held now: not if it is invalid, older than what is there, or one too many."""
+    """Whether the record is stored now. It is not if it is invalid, older than the stored one, or beyond a bound."""
 
     held: bool
 

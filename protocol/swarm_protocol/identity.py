@@ -1,7 +1,7 @@
 """A node's one key: its peer id, its signatures, and the file that keeps it.
 
 The key is Ed25519, the file libp2p's own form of it, so the same file starts the libp2p host (`p2pd -id`). The peer id
-embeds the public key, so whoever knows a peer id can check its signatures.
+embeds the public key, so every node that knows a peer id can check its signatures.
 
 Formats (libp2p specs, peer-ids/peer-ids.md): the file is the protobuf `PrivateKey{Type: Ed25519, Data: seed + public}`,
 the peer id is base58btc of the identity multihash of `PublicKey{Type: Ed25519, Data: public}`. For Ed25519 both have

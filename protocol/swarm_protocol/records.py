@@ -1,7 +1,7 @@
-"""What a peer publishes about itself, and the DHT keys under which it is found.
+"""The records that a peer publishes about itself, and the DHT keys under which they are found.
 
-The payloads only: `signed_record` puts them into signed envelopes and takes them out again. All numbers are what the
-peer claims; whoever decides by them caps each claim by what the peer has proved.
+This module holds the payloads; `envelope` seals and opens them. All numbers are claims of the peer: a decision that
+uses one caps it by what the peer has proved.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundReport:
-    """What one member measured of the round that committed `outer_step`.
+    """A member's measurements of the round that committed `outer_step`.
 
     `phases_s` are durations by name, over all attempts at the step: "interval" of the inner steps, "group" until the
     signed group was here, "reduce" until this member could vote, "commit" until the certificate was here, "apply" until

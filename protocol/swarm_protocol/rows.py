@@ -1,6 +1,6 @@
 """Rows of numbers as bytes: token ids or activations of consecutive positions, each encoded on its own.
 
-So rows can be cut anywhere and sent again as they are. That the numbers are finite, whoever decodes them must check.
+So rows can be cut anywhere and sent again as they are. The decoding side must check that the numbers are finite.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ TOKENS = "tokens"
 """The codec of token ids: int32, no columns."""
 
 CODECS = ("raw", "bf16", "int8")
-"""Of activations: fp32; bf16; int8 with a bf16 scale for each INT8_BLOCK columns, the row's scales before its codes."""
+"""Codecs of activations: fp32; bf16; int8 with a bf16 scale for each INT8_BLOCK columns, a row's scales before its
+codes."""
 
 INT8_BLOCK = 64
 
 
 def row_bytes(codec: str, num_columns: int) -> int:
-    """What one row takes. Raises ValueError for a codec that does not exist."""
+    """Return the bytes of one row. Raises ValueError for an unknown codec."""
     match codec:
         case "raw":
             return 4 * num_columns
@@ -53,7 +54,7 @@ class Rows:
 
     @classmethod
     def sized(cls, codec: str, num_rows: int, num_columns: int, data: memoryview) -> Rows:
-        """As many bytes of `data` as these rows take. Raises ValueError."""
+        """Return rows over the first bytes of `data`. Raises ValueError if there are too few."""
         payload = data[: num_rows * row_bytes(codec, num_columns)]
         return cls(codec=codec, num_rows=num_rows, num_columns=num_columns, payload=payload)
 

@@ -1,6 +1,6 @@
-"""How a session changes the logits of every draw: penalties, biases, end tokens that come too early, a grammar.
+"""The settings by which a session changes the logits of every draw: penalties, biases, early end tokens, a grammar.
 
-What one draw alone needs (temperature, cuts, seed) is a TokenDraw of `session_frames`; the last sequence gets this.
+Settings of a single draw (temperature, cuts, seed) are a TokenDraw of `session_frames`. The last server gets these.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def check_token_ids(value: bytes, field: str, *, most: int) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grammar:
-    """What the text of an answer must be: a JSON schema, or a grammar in llguidance's dialect of Lark."""
+    """A constraint on the text of an answer: a JSON schema, or a grammar in llguidance's dialect of Lark."""
 
     kind: str
     text: str

@@ -1,4 +1,4 @@
-"""What two peers tell each other first, and whether they can work together."""
+"""The first message between two peers, and the check whether they can work together."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def software_version() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
-    """Said by both sides of a connection. `sent_at` is the sender's clock in Unix seconds, 0: not said."""
+    """The greeting of both sides of a connection. `sent_at` is the sender's clock in Unix seconds; 0 means unknown."""
 
     network_id: str
     protocol_version: int = PROTOCOL_VERSION

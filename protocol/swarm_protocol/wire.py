@@ -195,7 +195,7 @@ def _content(data: bytes, position: int, wire_type: int) -> tuple[int, int]:
 
 
 MAX_VARINT_BYTES = 10
-"""Of 64 bits, protobuf's largest."""
+"""Maximum bytes of a varint: 64 bits, protobuf's largest."""
 
 
 def encode_varint(value: int) -> bytes:

@@ -26,7 +26,7 @@ WATCH_S = 0.05
 """Interval between two looks at the memory of a child that is busy."""
 
 INHERITED = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "PYTHONPYCACHEPREFIX")
-"""What an interpreter may need to start at all."""
+"""Environment variables that an interpreter may need to start at all."""
 
 
 OUT_OF_MEMORY = 71
@@ -43,7 +43,7 @@ def module_path() -> str:
 
 
 def how_it_ended(code: int, told: IO[bytes]) -> str:
-    """In words; `told` is the file that the child wrote its errors to."""
+    """Describe the end of a child process. `told` is the file that it wrote its errors to."""
     if code < 0:
         return f"was ended by {signal.Signals(-code).name}"
     told.seek(0)
@@ -105,7 +105,7 @@ class ChildProcess:
                 raise
 
     def kill(self) -> None:
-        """Who asks it hears that it has ended. Idempotent."""
+        """End the process. Later requests fail with its end. Idempotent."""
         self._process.kill()
         self._process.wait()
         with self._asking:
@@ -129,7 +129,7 @@ class ChildProcess:
         return f"exceeded its limits: it needed over {self._memory_bytes / 2**30:.3g} GiB of memory"
 
     def _how_it_ended(self) -> str:
-        """Of a child that has closed its pipe, or sent too much."""
+        """Describe the end of a child that closed its pipe or sent too much."""
         try:
             code = self._process.wait(timeout=1.0)
         except subprocess.TimeoutExpired:

@@ -7,7 +7,7 @@ import mmap
 import sys
 
 _MADV_POPULATE_WRITE = 23
-"""Of Linux, since 5.14."""
+"""Linux's constant, since 5.14."""
 
 
 def give_back() -> None:
@@ -19,10 +19,10 @@ def give_back() -> None:
 
 
 def make_resident(address: int, num_bytes: int) -> None:
-    """Have the system give the memory now, which otherwise it does when it is first written. Its content stays.
+    """Have the system back this memory now instead of at the first write. Its content stays.
 
-    In any thread, whoever uses this memory meanwhile; whoever asks the system for other memory may wait for it. Nothing
-    happens where the system has no such call.
+    Callable from any thread while others use the memory; other requests for memory may wait for it. Without effect
+    where the system has no such call.
     """
     if sys.platform == "linux":
         begin = address - address % mmap.PAGESIZE

@@ -16,7 +16,8 @@ T = TypeVar("T")
 
 
 async def in_own_thread(work: Callable[..., T], *arguments: object) -> T:
-    """What `work` returns or raises. Cancelled, it goes on, unseen."""
+    """Run `work` in a thread of its own and return its result. After a cancellation it runs on, and its result is
+    dropped."""
     thread = ThreadPoolExecutor(1, thread_name_prefix="swarm-once")
     try:
         return await asyncio.get_running_loop().run_in_executor(thread, work, *arguments)

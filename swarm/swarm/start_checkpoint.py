@@ -34,8 +34,8 @@ is bounded by as much again. A run's author is a stranger, and names what member
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSource:
-    """Where checkpoints come from: `place`, a directory of the member's own, or the hub, by way of the folder `cache`.
-    `on_progress` hears of downloads."""
+    """The source of checkpoints: `place`, a directory of the member's own, or the hub by way of the folder `cache`.
+    `on_progress` is called during downloads."""
 
     place: Path | None
     cache: Path
@@ -44,8 +44,7 @@ class CheckpointSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pin:
-    """What pins a checkpoint. `differing` are the settings by which its config computes something else than the run's
-    model."""
+    """The pin of a checkpoint. `differing` are the settings by which its config differs from the run's model."""
 
     revision: str
     digest: str
@@ -59,10 +58,10 @@ def check_source(start: StartConfig, place: Path | None) -> None:
 
 
 def bringing(run: RunConfig, source: CheckpointSource) -> Callable[[], Tensor]:
-    """What returns the weights that the run starts from, fp32 CPU [N], when it is called.
+    """Return a function that returns the weights that the run starts from, fp32 on the CPU, [N].
 
-    Raises ConfigError for a place that means nothing. What it returns raises ConfigError if the checkpoint cannot be
-    had or does not fit, IntegrityError if it is damaged or not the pinned one.
+    Raises ConfigError for an invalid place. The returned function raises ConfigError if the checkpoint is unavailable
+    or does not fit, IntegrityError if it is damaged or not the pinned one.
     """
     check_source(run.start, source.place)
 
@@ -73,7 +72,7 @@ def bringing(run: RunConfig, source: CheckpointSource) -> Callable[[], Tensor]:
 
 
 def pin_of(run: RunConfig, source: CheckpointSource) -> Pin:
-    """What pins the run's checkpoint as it is now. Raises as what `bringing` returns."""
+    """Return the pin of the run's checkpoint as it is now. Raises as the function of `bringing`."""
     check_model(run)
     directory = _directory(run, source)
     module = _read(directory)
@@ -89,7 +88,8 @@ def pin_of(run: RunConfig, source: CheckpointSource) -> Pin:
 
 
 def _directory(run: RunConfig, source: CheckpointSource) -> Path:
-    """Where the checkpoint's files are, brought if need be: not before its config fits the run's model."""
+    """Return the directory of the checkpoint's files. They are downloaded if need be, once the config fits the run's
+    model."""
     start = run.start
     if source.place is not None:
         return source.place
@@ -136,11 +136,11 @@ _REMEDY = "copy [model] from the checkpoint: swarm-node run init FILE --start CH
 _OF_THE_FILE = frozenset(
     {"_name_or_path", "architectures", "auto_map", "dtype", "quantization_config", "transformers_version", "use_cache"}
 )
-"""What a config says that is no setting of its model."""
+"""Keys of a config that are no settings of its model."""
 _WITHOUT_EFFECT = _OF_THE_FILE | {
     *("bos_token_id", "eos_token_id", "pad_token_id", "initializer_range", "max_position_embeddings")
 }
-"""What changes nothing of what the weights compute."""
+"""Keys that do not change what the weights compute."""
 
 
 def start_theta(run: RunConfig, module: nn.Module) -> Tensor:

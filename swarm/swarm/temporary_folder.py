@@ -1,4 +1,4 @@
-"""Temporary folders that carry their process's id: whoever makes one removes those of processes that were killed.
+"""Temporary folders named by their process's id. Creating one removes those of processes that were killed.
 
 A process that ends as it should removes its own. Blocking, and safe from any thread.
 """

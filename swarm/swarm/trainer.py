@@ -51,12 +51,12 @@ logger = logging.getLogger(__name__)
 
 NETWORK_ID = "swarm"
 LEAVE_S = 30.0
-"""How long a member that leaves waits for its step under way."""
+"""Time that a leaving member waits for its step under way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberOptions:
-    """What a member that trains from Python chooses for itself.
+    """The settings that a member training from Python chooses for itself.
 
     `identity` is the file with the key that names this member to others; it is created if it does not exist. None makes
     a key for this session, which does not work where the run admits only certain peers.

@@ -1,14 +1,14 @@
-"""Scripted faults: who is struck, at which phase, by what; and whether it really happened.
+"""Scripted faults: which participant fails, in which phase, and how; with a record of whether the fault fired.
 
-Code under test announces its phases to a `FaultHook` (`swarm.network.interface`); `FaultScript.hook(who)` is one that
-looks the phase up in its list of faults and strikes. A fault that never fired proves nothing, so a test ends with
-`assert_all_fired`.
+Code under test announces its phases to a `FaultHook` (`swarm.network.interface`). `FaultScript.hook(who)` returns one
+that looks the phase up in its list of faults and injects it. A fault that never fired proves nothing, so a test ends
+with `assert_all_fired`.
 
 Inside one event loop a test keeps the script and hands out hooks. A real process gets the script in the environment:
 the parent passes `script.environment(folder)`, the child calls `FaultScript.from_environment()`, and each fault
 leaves a file in that folder before it strikes, by which the parent's script knows that it fired.
 
-All state is changed by whoever announces a phase, never across threads.
+All state is changed by the task that announces a phase, never across threads.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Kill: TypeAlias = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """At the `nth` time that `who` reaches `phase`, `what` happens.
+    """A fault: when `who` reaches `phase` for the `nth` time, `what` happens.
 
     `who` is the name that the hook was made for, `*` anyone. kill: the process dies by SIGKILL, or in one event loop
     the script's `kill` is called and the announcing task waits for ever (its owner cancels it). stall: the task waits
@@ -92,7 +92,8 @@ class FaultScript:
             )
 
     def environment(self, folder: Path) -> Mapping[str, str]:
-        """What to add to a child's environment. From now on this script learns from `folder` what fired there."""
+        """Return the variables to add to a child's environment. From now on this script reads from `folder` what fired
+        there."""
         if any(callable(fault.what) for fault in self.faults):
             raise ValueError("a callable cannot be passed to a process")
         self._folder = folder
@@ -143,7 +144,7 @@ class FaultScript:
                 strike(who)
 
     def _mark(self, index: int) -> None:
-        """Before the fault strikes, since a killed process can say nothing afterwards."""
+        """Mark the fault as fired before it acts, since a killed process can report nothing."""
         self._fired.append(index)
         if self._folder is not None:
             (self._folder / f"fault-{index}.fired").touch()

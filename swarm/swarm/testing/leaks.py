@@ -46,7 +46,7 @@ def no_leaks(*, grace_s: float = GRACE_S) -> Iterator[None]:
 
 
 def _snapshot() -> dict[object, str]:
-    """What there is now: an identity for each thing, and its name for people."""
+    """Return what exists now: an identity for each resource, and a readable name."""
     return _tasks() | _threads() | _descriptors() | _children()
 
 
@@ -59,7 +59,7 @@ def _tasks() -> dict[object, str]:
 
 
 def _threads() -> dict[object, str]:
-    """Without those of a loop's default executor, which ends them with itself."""
+    """Return the threads, without those of a loop's default executor, which ends its own."""
     return {
         thread: f"thread {thread.name}"
         for thread in threading.enumerate()

@@ -32,10 +32,10 @@ ComputeCost = Callable[[Callable[..., object]], float]
 """The virtual seconds that a job costs, given the function it calls (partials and contexts unwrapped)."""
 
 START_S = 1000.0
-"""Not zero, so that code which takes 0 for "never" is found out."""
+"""The first time; not zero, so that code that takes 0 for "never" fails."""
 
 NUM_THREADS = 4
-"""Of the default executor. More than the cores of a small machine, so that jobs that wait for each other can."""
+"""Threads of the default executor: more than a small machine's cores, so that jobs can wait for each other."""
 
 THREAD_NAME = "virtual-time"
 
@@ -123,7 +123,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return job.result
 
     def unheard(self) -> list[Exception]:
-        """What tasks and callbacks raised that nobody has looked at. Asking counts as looking."""
+        """Return the exceptions of tasks and callbacks that nobody has retrieved, and mark them as retrieved."""
         errors = [task.exception() for task in self._failed if task._log_traceback]
         self._callback_errors, kept = [], self._callback_errors
         return [error for error in errors if isinstance(error, Exception)] + kept
@@ -145,7 +145,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
             self.close()
 
     def _idle(self, selector: selectors.BaseSelector, timeout_s: float | None) -> list[Any]:
-        """In place of a blocking select: deliver a job's result, wait for one, or let time pass to the next timer."""
+        """Replace a blocking select: deliver a job's result, wait for one, or advance time to the next timer."""
         left_s = self._real_deadline_s - time.monotonic()
         if left_s <= 0:
             raise RealTimeout(f"out of real time; still there: {_describe(asyncio.all_tasks(self))}")
@@ -201,7 +201,7 @@ class _Job:
         self.result.add_done_callback(lambda result: result.cancelled() and self.running.cancel())
 
     def work(self, func: Callable[..., T], args: tuple[Any, ...]) -> T:
-        """In the thread."""
+        """Run a job in the thread."""
         _this_thread.job = self
         try:
             return func(*args)

@@ -38,7 +38,7 @@ CHUNK_S = 0.01
 MIN_CHUNK_BYTES, MAX_CHUNK_BYTES = 1460, 64 * 1024
 
 BUFFER_S = 0.1
-"""What a home router queues before it makes the sender wait."""
+"""Seconds of traffic that a home router queues before it makes the sender wait."""
 
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 """SO_LINGER of zero: closing sends a TCP reset."""
@@ -117,7 +117,7 @@ class WanProxy:
         return [pipe for pipes in self._open.values() for pipe in pipes]
 
     def _link(self) -> LinkModel:
-        """Without the rates, which all connections share."""
+        """Return the link without its rates, which all connections share."""
         line = self._connection
         return LinkModel(latency_s=line.latency_s, jitter_s=line.jitter_s, loss=line.loss)
 
@@ -167,7 +167,7 @@ class _Direction:
         self.num_bytes = 0
 
     async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pipe: Pipe) -> None:
-        """Until `reader` ends and all of it has been written; then `writer` ends as well."""
+        """Copy until `reader` ends and everything has been written; then end `writer`, too."""
         flight = _Flight(writer)
         while data := await reader.read(self._within(CHUNK_S, MIN_CHUNK_BYTES, MAX_CHUNK_BYTES)):
             flight.num_bytes += len(data)
@@ -188,7 +188,7 @@ class _Direction:
 
 
 class _Flight:
-    """What one connection has on the line in one direction."""
+    """Bytes of one connection that are under way in one direction."""
 
     def __init__(self, writer: asyncio.StreamWriter) -> None:
         self.num_bytes = 0

@@ -14,9 +14,8 @@ from support.tiny_models import FAMILIES, write_model
 from swarm.serving.model.model_files import open_model
 from swarm.start_checkpoint import CheckpointSource, model_settings, pin_of
 from swarm.training.round.certificate import Notary
-from swarm.training.run.run_config import DEFAULT_MODEL, DataConfig, RunConfig
+from swarm.training.run.run_config import DEFAULT_MODEL, DataConfig, RunConfig, StartConfig
 from swarm.training.run.run_file import load_run, write_run
-from swarm.training.run.start_config import StartConfig
 from swarm.training.state.checkpoint import load_newest
 from swarm_protocol.identity import Identity
 

@@ -1,6 +1,7 @@
-"""What a run is: every setting that its replicas must share, checked when it is made.
+"""What a run is: every setting that its replicas must share, each declared once with its limits and its explanation.
 
-Values only. `run_file` reads, signs and writes them; `model` builds what `RunConfig.model` describes.
+To add a setting, declare a field here, with `implied` (see `settings.setting`); run files, templates and checks follow.
+Values only. `run_file` reads, signs and writes runs; `run_model` builds what `RunConfig.model` describes.
 """
 
 from __future__ import annotations
@@ -20,27 +21,33 @@ from swarm.training.run.settings import (
     ImpossibleValues,
     SettingChecks,
     are_peers,
+    check_fields,
+    choice,
+    describe,
+    explanations,
+    implied_values,
     is_digest,
     is_hub_id,
     is_revision,
+    number,
     refuse_unknown_keys,
+    setting,
     table_of,
+    whole,
     with_floats,
 )
-from swarm.training.run.start_config import StartConfig
 from swarm.trust.aggregators import Aggregator, aggregator_names, get_aggregator, parameter_names, parameters_of
 
 CODECS = ("fp32", "fp16", "bf16", "int8", "int4", "e3m0")
-"""Those of `swarm_compression`, which is not asked because it brings torch: a run is also read where nobody trains."""
+"""The codecs of `swarm_compression`, which cannot be imported here: it brings torch, and nodes without it read runs."""
 
 DEFAULT_AGGREGATOR = "centered_clip"
 """A member that lies moves it little, and it costs nothing where nobody does: `tests/bench/test_bench_lying_run.py`."""
 
-MAX_FRAGMENTS = 64
-"""More than most models have layers; a fragment of a few layers is already small."""
-MAX_INTERVAL_S = 86400.0
 MAX_MAJORITY_S = 7 * 86400.0
-"""A week: whoever wants to wait longer decides by hand, with `swarm-node run resume`."""
+"""A week. An author who wants to wait longer decides by hand, with `swarm-node run resume`."""
+LOCAL = "local"
+"""The checkpoint or tokenizer of which each member has its own copy."""
 
 DEFAULT_MODEL: Mapping[str, Any] = MappingProxyType(
     {
@@ -59,239 +66,291 @@ DEFAULT_MODEL: Mapping[str, Any] = MappingProxyType(
 )
 """A byte-level Llama of 1.1M parameters that two CPU cores train in a minute."""
 
-LATER_SETTINGS: Mapping[str, Any] = MappingProxyType(
-    {
-        "majority_after_s": 60.0,
-        "validation_interval": 10,
-        "fallback": "",
-        "start.checkpoint": "",
-        "start.revision": "",
-        "start.digest": "",
-        "data.revision": "",
-        "data.tokenizer_revision": "",
-    }
-)
-"""Settings that were added after runs had been signed, such as "data.split", each with the value that a signed file
-without it means. A run with that value keeps the id that it had before the setting existed; an entry here never
-changes."""
+_MODEL_KEYS: Mapping[str, str] = {
+    "model_type": "Family of decoders, as in a config.json: llama, qwen3, gpt2, …",
+    "vocab_size": "Tokens: 256 are the bytes; with a tokenizer, at least as many as it has.",
+    "hidden_size": "Width of the hidden states.",
+    "intermediate_size": "Width of each layer's MLP.",
+    "num_hidden_layers": "Layers.",
+    "num_attention_heads": "Attention heads, which divide hidden_size.",
+    "num_key_value_heads": "Heads of keys and values, which divide num_attention_heads.",
+    "max_position_embeddings": "Longest context, at least data.window_tokens.",
+    "tie_word_embeddings": "Input and output embeddings are the same weights.",
+    "bos_token_id": "Token before a document.",
+    "eos_token_id": "Token that ends a document.",
+}
 
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,62}[a-z0-9])?")
-_COLUMN = re.compile(r"[\w.-]{1,64}", re.ASCII)
 _NAME_RULE = "1 to 64 of a-z, 0-9, '.', '_' and '-', with a letter or digit at both ends"
+_COLUMN = re.compile(r"[\w.-]{1,64}", re.ASCII)
+_COLUMN_RULE = "use 1 to 64 letters, digits, '_', '-' and '.'"
 
 
-SOURCES = ("python-stdlib", "files", "hub")
+def _is_column(value: object) -> bool:
+    return isinstance(value, str) and _COLUMN.fullmatch(value) is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartConfig:
+    """Which weights a run begins with. `digest` is that of `run_model.weights_digest`, which every member checks."""
+
+    checkpoint: str = setting(
+        "",
+        'OWNER/NAME on the Hugging Face hub, or "local": each member names the directory of its own copy (join '
+        "--start); empty: weights drawn from the seed.",
+        lambda value: value in ("", LOCAL) or is_hub_id(value),
+        'use OWNER/NAME or "local", or leave it out',
+        implied="",
+    )
+    revision: str = setting(
+        "", "Its branch, tag or commit on the hub; run sign puts the commit in its place.", implied=""
+    )
+    digest: str = setting("", "Pins the weights: who has others is refused. Filled in by run sign.", implied="")
+
+    def __post_init__(self) -> None:
+        checks = check_fields(self, "start")
+        fits = self.revision == "" or (self.is_on_hub and is_revision(self.revision))
+        remedy = "use a branch, tag or commit with a checkpoint on the hub, and leave it out otherwise"
+        checks.require(fits, "revision", self.revision, remedy)
+        fits = self.digest == "" or (bool(self.checkpoint) and is_digest(self.digest))
+        remedy = "use the 64 hexadecimal digits that run sign fills in, or leave it out"
+        checks.require(fits, "digest", self.digest, remedy)
+        checks.finish()
+
+    @property
+    def is_on_hub(self) -> bool:
+        return self.checkpoint not in ("", LOCAL)
+
+
+_SOURCES = ("python-stdlib", "files", "hub")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataConfig:
-    """What is trained on, and as which tokens. `digest` pins the tokens, so that a replica with other data is refused;
-    empty: whatever is there. `revision` and `tokenizer_revision` pin what comes from the hub by its commits; empty: the
-    newest ones.
+    """What a run trains on, and as which tokens. Empty revisions mean the newest ones, an empty `digest` any data."""
 
-    `source` is the standard library's source, each member's own `files` (text, JSON lines, parquet or arrow), or the
-    data set `hub_id` of the Hugging Face hub, of which the configuration `hub_config` (if there are several), `split`
-    and the column `text_key` are used. `tokenizer` is "bytes", a tokenizer on the hub as OWNER/NAME, or "local": each
-    member names the directory of its own copy.
-    """
-
-    source: str = "python-stdlib"
-    hub_id: str = ""
-    hub_config: str = ""
-    split: str = "train"
-    text_key: str = "text"
-    revision: str = ""
-    tokenizer: str = "bytes"
-    tokenizer_revision: str = ""
-    digest: str = ""
-    window_tokens: int = 128
+    source: str = choice(
+        "python-stdlib",
+        _SOURCES,
+        f"{', '.join(_SOURCES)}: the standard library's source, each member's own files (join --data; text, JSON "
+        "lines, parquet or arrow), or a data set of the Hugging Face hub.",
+    )
+    hub_id: str = setting("", 'OWNER/NAME of the data set, with source = "hub".')
+    hub_config: str = setting("", "Which of its configurations, if it has several.")
+    split: str = setting("train", "Which split of it.", _is_column, _COLUMN_RULE)
+    text_key: str = setting(
+        "text", "Which column of it, or key of JSON lines, holds the text.", _is_column, _COLUMN_RULE
+    )
+    revision: str = setting("", "Its branch, tag or commit; run sign puts the commit in its place.", implied="")
+    tokenizer: str = setting(
+        "bytes",
+        '"bytes", OWNER/NAME on the hub, or "local": each member names the directory of its own copy.',
+        lambda value: value in ("bytes", LOCAL) or is_hub_id(value),
+        'use "bytes", "local", or OWNER/NAME',
+    )
+    tokenizer_revision: str = setting("", "The tokenizer's branch, tag or commit on the hub, likewise.", implied="")
+    digest: str = setting(
+        "",
+        "Pins the data: who has other data is refused. Filled in by run sign, if the data is there.",
+        lambda value: value == "" or is_digest(value),
+        "use the 64 hexadecimal digits of the corpus, or leave it out",
+    )
+    window_tokens: int = whole(128, 1, 1 << 20, "Tokens of one sample.")
 
     def __post_init__(self) -> None:
-        checks = SettingChecks("data")
-        checks.require(self.source in SOURCES, "source", self.source, f"use one of {', '.join(SOURCES)}")
-        fits = is_hub_id(self.hub_id) if self.source == "hub" else self.hub_id == ""
+        checks, is_hub = check_fields(self, "data"), self.source == "hub"
+        fits = is_hub_id(self.hub_id) if is_hub else self.hub_id == ""
         checks.require(fits, "hub_id", self.hub_id, 'use OWNER/NAME with source = "hub", and leave it out otherwise')
-        is_config = isinstance(self.hub_config, str) and _COLUMN.fullmatch(self.hub_config) is not None
-        checks.require(
-            self.hub_config == "" or (is_config and self.source == "hub"),
-            "hub_config",
-            self.hub_config,
-            "use 1 to 64 letters, digits, '_', '-' and '.' with source = \"hub\", and leave it out otherwise",
-        )
-        for key, value in (("split", self.split), ("text_key", self.text_key)):
-            is_word = isinstance(value, str) and _COLUMN.fullmatch(value) is not None
-            checks.require(is_word, key, value, "use 1 to 64 letters, digits, '_', '-' and '.'")
-        is_tokenizer = self.tokenizer in ("bytes", "local") or is_hub_id(self.tokenizer)
-        checks.require(is_tokenizer, "tokenizer", self.tokenizer, 'use "bytes", "local", or OWNER/NAME')
-        on_hub = {"revision": self.source == "hub", "tokenizer_revision": is_hub_id(self.tokenizer)}
-        for key, can_have in on_hub.items():
+        fits = self.hub_config == "" or (is_hub and _is_column(self.hub_config))
+        remedy = f'{_COLUMN_RULE} with source = "hub", and leave it out otherwise'
+        checks.require(fits, "hub_config", self.hub_config, remedy)
+        for key, can_have in (("revision", is_hub), ("tokenizer_revision", is_hub_id(self.tokenizer))):
             value = getattr(self, key)
             fits = value == "" or (can_have and is_revision(value))
             checks.require(fits, key, value, "use a branch, tag or commit of what is on the hub, or leave it out")
-        is_pin = self.digest == "" or is_digest(self.digest)
-        checks.require(is_pin, "digest", self.digest, "use the 64 hexadecimal digits of the corpus, or leave it out")
-        checks.whole("window_tokens", self.window_tokens, 1, 1 << 20)
         checks.finish()
 
 
-INNER_OPTIMIZERS = ("adamw", "muon")
-SCHEDULES = ("constant", "linear", "cosine")
-OUTER_OPTIMIZERS = ("nesterov", "average")
+_INNER_OPTIMIZERS = ("adamw", "muon")
+_SCHEDULES = ("constant", "linear", "cosine")
+_OUTER_OPTIMIZERS = ("nesterov", "average")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InnerConfig:
-    """One replica's optimizer. "muon" moves the hidden layers' matrices by Muon and the rest by AdamW.
-
-    The learning rate rises over `warmup_steps` of the replica's own steps; then `schedule` makes of it what the run's
-    progress asks for, down to `final_ratio` of it in the run's last step ("constant": it stays).
+    """The optimizer of one replica, see `inner.optimizers`.
 
     The defaults suit the default model: in 10 outer steps four replicas bring its validation loss from 5.5 to 2.5
     (`tests/bench/test_bench_default_run.py`).
     """
 
-    optimizer: str = "adamw"
-    batch_windows: int = 4
-    learning_rate: float = 3e-3
-    warmup_steps: int = 20
-    schedule: str = "constant"
-    final_ratio: float = 0.1
-    weight_decay: float = 0.1
-    beta1: float = 0.9
-    beta2: float = 0.95
-    muon_momentum: float = 0.95
-    clip_norm: float = 1.0
+    optimizer: str = choice(
+        "adamw",
+        _INNER_OPTIMIZERS,
+        f"{' or '.join(_INNER_OPTIMIZERS)}: Muon moves the hidden layers' matrices, AdamW the rest.",
+    )
+    batch_windows: int = whole(4, 1, 1 << 16, "Samples of one inner step.")
+    learning_rate: float = number(3e-3, 1e-9, 1.0, "Its peak.")
+    warmup_steps: int = whole(20, 0, 1 << 20, "Inner steps over which the learning rate rises.")
+    schedule: str = choice(
+        "constant", _SCHEDULES, f"What then becomes of the learning rate over the run: {', '.join(_SCHEDULES)}."
+    )
+    final_ratio: float = number(0.1, 0.0, 1.0, "What is left of it at the end, as a share.")
+    weight_decay: float = number(0.1, 0.0, 1.0, "Decoupled, of matrices alone.")
+    beta1: float = number(0.9, 0.0, 0.9999, "AdamW's first moment.")
+    beta2: float = number(0.95, 0.0, 0.99999, "AdamW's second moment.")
+    muon_momentum: float = number(0.95, 0.0, 0.9999, "Muon's momentum.")
+    clip_norm: float = number(1.0, 1e-6, 1e6, "Longest gradient that is taken as it is.")
 
     def __post_init__(self) -> None:
-        checks = SettingChecks("inner")
-        checks.require(
-            self.optimizer in INNER_OPTIMIZERS, "optimizer", self.optimizer, f"use {' or '.join(INNER_OPTIMIZERS)}"
-        )
-        checks.require(self.schedule in SCHEDULES, "schedule", self.schedule, f"use one of {', '.join(SCHEDULES)}")
-        checks.number("final_ratio", self.final_ratio, 0.0, 1.0)
-        checks.number("muon_momentum", self.muon_momentum, 0.0, 0.9999)
-        checks.whole("batch_windows", self.batch_windows, 1, 1 << 16)
-        checks.number("learning_rate", self.learning_rate, 1e-9, 1.0)
-        checks.whole("warmup_steps", self.warmup_steps, 0, 1 << 20)
-        checks.number("weight_decay", self.weight_decay, 0.0, 1.0)
-        checks.number("beta1", self.beta1, 0.0, 0.9999)
-        checks.number("beta2", self.beta2, 0.0, 0.99999)
-        checks.number("clip_norm", self.clip_norm, 1e-6, 1e6)
-        checks.finish()
+        check_fields(self, "inner").finish()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OuterConfig:
-    """What is made of the group's mean pseudo-gradient (see `outer`): Nesterov, or "average", which takes it as it is
-    and leaves the other settings unused.
+    """What a run makes of the group's mean pseudo-gradient, see `replica.apply_outer_step`. "average" leaves the other
+    settings unused.
 
     The momentum is for tens of outer steps. DiLoCo's own is 0.9, for hundreds.
     """
 
-    optimizer: str = "nesterov"
-    learning_rate: float = 0.7
-    momentum: float = 0.6
+    optimizer: str = choice(
+        "nesterov", _OUTER_OPTIMIZERS, f"{' or '.join(_OUTER_OPTIMIZERS)}: DiLoCo's Nesterov, or the mean as it is."
+    )
+    learning_rate: float = number(0.7, 1e-9, 10.0, "Of Nesterov.")
+    momentum: float = number(0.6, 0.0, 0.9999, "Of Nesterov. 0.6 suits tens of outer steps, DiLoCo's own 0.9 hundreds.")
 
     def __post_init__(self) -> None:
-        checks = SettingChecks("outer")
-        checks.require(
-            self.optimizer in OUTER_OPTIMIZERS, "optimizer", self.optimizer, f"use {' or '.join(OUTER_OPTIMIZERS)}"
-        )
-        checks.number("learning_rate", self.learning_rate, 1e-9, 10.0)
-        checks.number("momentum", self.momentum, 0.0, 0.9999)
-        checks.finish()
+        check_fields(self, "outer").finish()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
-    """A run. `model` is a Hugging Face config: `model_type` and that type's keys. `start` says which weights it begins
-    with.
+    """A run. `model` is a Hugging Face config: `model_type` and that type's keys.
 
-    An interval ends after `interval_steps` inner steps, or `interval_s` seconds where that is not 0, so that a slow
-    member brings what it can. Each outer step moves one of `fragments` parts of the model, in turn: a fragment's own
-    interval is so many times longer. With `overlap_steps`, members take that many steps of the next interval while the
-    round runs, and then take in its result, of which `mixing` says how much of their own weights they keep (Streaming
-    DiLoCo's H / P, tau and alpha, arXiv 2501.18512). With `error_feedback`, what the codec loses of a contribution is
-    added to the next one.
+    With `fragments`, a fragment's own interval is so many times longer. `fragments`, `overlap_steps` and `mixing` are
+    Streaming DiLoCo's H / P, tau and alpha (arXiv 2501.18512). A round needs two thirds of the members of the state
+    before, and after `majority_after_s` seconds without these a majority (see `vote.Succession`). `aggregation` holds
+    the parameters of `aggregator`; those that are not given get their defaults. Without a `fallback`, `min_group` must
+    be as many members as the aggregator needs.
 
-    A round waits for `min_group` members, then for more, up to `max_group`: `quorum_grace_s`, or for a share of the
-    interval's duration where that is longer (`coordinator.grace_after`). It needs two thirds of the
-    members of the state before, and after `majority_after_s` seconds without these a majority (see `vote.Succession`).
-    `admission` names the only peers that may contribute; empty: anyone may.
-
-    `aggregation` holds the parameters of `aggregator`; those that are not given get their defaults. Where fewer members
-    contribute to a round than these need, its aggregator is `fallback` with its default parameters; without one,
-    `min_group` must be as many as they need.
-
-    Raises ValueError that names every impossible value with its remedy. That the model can be built is checked by
-    `model.check_model`.
+    Raises ValueError that names every impossible value with its remedy. `run_model.check_model` checks that the model
+    can be built.
     """
 
-    name: str
-    seed: int = 0
-    outer_steps: int = 40
-    interval_steps: int = 20
-    interval_s: float = 0.0
-    fragments: int = 1
-    overlap_steps: int = 0
-    mixing: float = 0.0
-    codec: str = "int8"
-    error_feedback: bool = False
-    aggregator: str = DEFAULT_AGGREGATOR
-    fallback: str = DEFAULT_AGGREGATOR
-    admission: tuple[str, ...] = ()
-    min_group: int = 2
-    max_group: int = 16
-    quorum_grace_s: float = 2.0
-    majority_after_s: float = 60.0
-    validation_interval: int = 10
-    model: Mapping[str, Any] = field(default_factory=lambda: DEFAULT_MODEL)
-    start: StartConfig = field(default_factory=StartConfig)
-    data: DataConfig = field(default_factory=DataConfig)
-    inner: InnerConfig = field(default_factory=InnerConfig)
-    outer: OuterConfig = field(default_factory=OuterConfig)
-    aggregation: Mapping[str, float] = field(default_factory=dict)
+    name: str = field(
+        metadata=describe(
+            "Beginning of the run's id. The rest is a digest of all settings, of who signed them, and when.",
+            lambda value: isinstance(value, str) and _NAME.fullmatch(value) is not None,
+            f"use a name such as my-run: {_NAME_RULE}",
+        )
+    )
+    seed: int = whole(0, 0, (1 << 63) - 1, "Of the model's first weights and of the order of the samples.")
+    outer_steps: int = whole(
+        40, 1, 10_000_000, "How often the members' work is put together before the run is finished."
+    )
+    interval_steps: int = whole(
+        20, 1, 100_000, "Inner steps that each member takes on its own between two outer steps."
+    )
+    interval_s: float = number(
+        0.0,
+        0.0,
+        86400.0,
+        "An interval also ends after so many seconds, so that slow members bring what they can; 0: no limit.",
+    )
+    # more fragments than most models have layers; a fragment of a few layers is already small
+    fragments: int = whole(
+        1, 1, 64, "Each outer step moves one of so many parts of the model, in turn (Streaming DiLoCo); 1: all of it."
+    )
+    overlap_steps: int = whole(
+        0, 0, 100_000, "Inner steps that members take while a round is under way; 0: they wait for it."
+    )
+    mixing: float = number(
+        0.0, 0.0, 0.9999, "Share of its own weights that a member keeps when it takes in a result; for overlap_steps."
+    )
+    codec: str = choice("int8", CODECS, f"How contributions are sent: {', '.join(CODECS)}.")
+    error_feedback: bool = setting(
+        False,
+        "Add what the codec loses of a contribution to the next one.",
+        lambda value: isinstance(value, bool),
+        "use true or false",
+    )
+    aggregator: str = choice(
+        DEFAULT_AGGREGATOR, aggregator_names(), f"How contributions are put together: {', '.join(aggregator_names())}."
+    )
+    fallback: str = setting(
+        DEFAULT_AGGREGATOR,
+        "The aggregator of a round with fewer contributions than the one above needs, with its default parameters.",
+        lambda value: value in ("", *aggregator_names()),
+        f'use one of {", ".join(aggregator_names())}, or "" for none',
+        implied="",
+    )
+    admission: tuple[str, ...] = setting(
+        (),
+        "The peer ids that may contribute; empty: anyone may.",
+        are_peers,
+        "use a list of distinct peer ids, or leave it out",
+    )
+    min_group: int = whole(2, 1, limits.MAX_GROUP_MEMBERS, "A round needs so many members.")
+    max_group: int = whole(16, 1, limits.MAX_GROUP_MEMBERS, "A round takes at most so many members.")
+    quorum_grace_s: float = number(
+        2.0,
+        0.0,
+        600.0,
+        "Seconds that a round waits at least for more members once min_group are there. It waits for a quarter of the "
+        "interval's duration where that is longer, up to 30 s. 0: it waits for nobody.",
+    )
+    majority_after_s: float = number(
+        60.0,
+        0.0,
+        MAX_MAJORITY_S,
+        "Seconds that a round waits for two thirds of the last step's members. Then a majority of them is enough; 0: "
+        "never.",
+        implied=60.0,
+    )
+    validation_interval: int = whole(
+        10,
+        0,
+        10_000_000,
+        "Outer steps between two measurements of the loss on held-out data; 0: only before the first and after the "
+        "last step.",
+        implied=10,
+    )
+    model: Mapping[str, Any] = field(
+        default_factory=lambda: DEFAULT_MODEL,
+        metadata=describe(
+            "A Hugging Face config: model_type, and any of that type's keys. By default a byte-level Llama of 1.1 "
+            "million parameters.",
+            lambda value: isinstance(value, Mapping),
+            "write its keys below a line [model]",
+        ),
+    )
+    start: StartConfig = field(
+        default_factory=StartConfig,
+        metadata=describe(
+            "The weights that the run begins with. To train a checkpoint further: run init --start CHECKPOINT."
+        ),
+    )
+    data: DataConfig = field(default_factory=DataConfig, metadata=describe("What is trained on."))
+    inner: InnerConfig = field(default_factory=InnerConfig, metadata=describe("The optimizer of each member."))
+    outer: OuterConfig = field(
+        default_factory=OuterConfig, metadata=describe("What is made of the group's mean pseudo-gradient.")
+    )
+    aggregation: Mapping[str, float] = field(
+        default_factory=dict,
+        metadata=describe(
+            "Parameters of the aggregator, where it has any; those left out get their defaults.",
+            lambda value: isinstance(value, Mapping),
+            "write its keys below a line [aggregation]",
+        ),
+    )
 
     def __post_init__(self) -> None:
-        checks = SettingChecks("")
-        is_name = isinstance(self.name, str) and _NAME.fullmatch(self.name) is not None
-        checks.require(is_name, "name", self.name, f"use a name such as my-run: {_NAME_RULE}")
-        checks.whole("seed", self.seed, 0, (1 << 63) - 1)
-        checks.whole("outer_steps", self.outer_steps, 1, 10_000_000)
-        checks.whole("interval_steps", self.interval_steps, 1, 100_000)
-        checks.number("interval_s", self.interval_s, 0.0, MAX_INTERVAL_S)
-        checks.whole("fragments", self.fragments, 1, MAX_FRAGMENTS)
-        checks.whole("overlap_steps", self.overlap_steps, 0, 100_000)
-        checks.number("mixing", self.mixing, 0.0, 0.9999)
-        checks.require(
-            isinstance(self.error_feedback, bool), "error_feedback", self.error_feedback, "use true or false"
-        )
-        checks.require(
-            are_peers(self.admission), "admission", self.admission, "use a list of distinct peer ids, or leave it out"
-        )
-        checks.require(self.codec in CODECS, "codec", self.codec, f"use one of {', '.join(CODECS)}")
-        known = aggregator_names()
-        checks.require(self.aggregator in known, "aggregator", self.aggregator, f"use one of {', '.join(known)}")
-        checks.require(
-            self.fallback in ("", *known), "fallback", self.fallback, f'use one of {", ".join(known)}, or "" for none'
-        )
-        checks.require(
-            isinstance(self.aggregation, Mapping),
-            "aggregation",
-            self.aggregation,
-            "write its keys below a line [aggregation]",
-        )
-        checks.whole("min_group", self.min_group, 1, limits.MAX_GROUP_MEMBERS)
-        checks.whole("max_group", self.max_group, 1, limits.MAX_GROUP_MEMBERS)
-        checks.number("quorum_grace_s", self.quorum_grace_s, 0.0, 600.0)
-        checks.number("majority_after_s", self.majority_after_s, 0.0, MAX_MAJORITY_S)
-        checks.whole("validation_interval", self.validation_interval, 0, 10_000_000)
-        checks.require(isinstance(self.model, Mapping), "model", self.model, "write its keys below a line [model]")
+        checks = check_fields(self, "")
         self._check_together(checks)
         checks.finish()
-        aggregator = self.make_aggregator()
         object.__setattr__(self, "admission", tuple(sorted(self.admission)))
-        object.__setattr__(self, "aggregation", MappingProxyType(parameters_of(aggregator)))
+        object.__setattr__(self, "aggregation", MappingProxyType(parameters_of(self.make_aggregator())))
         object.__setattr__(self, "model", MappingProxyType(dict(self.model)))
 
     @property
@@ -307,13 +366,13 @@ class RunConfig:
         return get_aggregator(self.aggregator, self.aggregation)
 
     def aggregator_for(self, num_contributors: int) -> Aggregator:
-        """That of a round to which so many members contribute."""
+        """The aggregator of a round to which so many members contribute."""
         aggregator = self.make_aggregator()
         falls_back = self.fallback and num_contributors < aggregator.fewest_members()
         return get_aggregator(self.fallback, {}) if falls_back else aggregator
 
     def _check_together(self, checks: SettingChecks) -> None:
-        """Of the values that can be, those that cannot be beside each other."""
+        """Check values that are possible by themselves against each other."""
         if checks.passed("min_group", "max_group"):
             remedy = f"use at least min_group, {self.min_group}"
             checks.require(self.min_group <= self.max_group, "max_group", self.max_group, remedy)
@@ -337,7 +396,7 @@ class RunConfig:
         checks.require(bool(self.fallback) or self.min_group >= fewest, "min_group", self.min_group, remedy)
 
     def to_mapping(self) -> dict[str, Any]:
-        """Plain values, as they stand in a run file. `from_mapping` gives an equal config back."""
+        """Plain values, as they stand in a run file. `from_mapping` returns an equal config."""
         plain = {each.name: getattr(self, each.name) for each in fields(self)}
         plain["model"] = dict(self.model)
         plain["admission"] = list(self.admission)
@@ -347,10 +406,10 @@ class RunConfig:
         return plain
 
     def identifying_mapping(self) -> dict[str, Any]:
-        """What a run's id is made of: `to_mapping` without the later settings that say nothing new."""
+        """What a run's id is made of: `to_mapping` without the later settings that have their implied value."""
         mapping = self.to_mapping()
-        for setting, implied in LATER_SETTINGS.items():
-            table, _, key = setting.rpartition(".")
+        for path, implied in LATER_SETTINGS.items():
+            table, _, key = path.rpartition(".")
             values = mapping[table] if table else mapping
             if values[key] == implied:
                 del values[key]
@@ -360,7 +419,7 @@ class RunConfig:
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> RunConfig:
-        """Raises ConfigError that names all impossible values, or an unknown key, with what to use instead."""
+        """Raises ConfigError that names all impossible values, or an unknown key, each with its remedy."""
         refuse_unknown_keys(mapping, {each.name for each in fields(cls)}, "the run")
         values = with_floats(cls, mapping)
         values.setdefault("name", "")
@@ -381,13 +440,30 @@ class RunConfig:
         return config
 
 
-_TABLES: Mapping[str, type[Any]] = MappingProxyType(
-    {"start": StartConfig, "data": DataConfig, "inner": InnerConfig, "outer": OuterConfig}
+_TABLES: Mapping[str, type[Any]] = {
+    "start": StartConfig,
+    "data": DataConfig,
+    "inner": InnerConfig,
+    "outer": OuterConfig,
+}
+
+LATER_SETTINGS: Mapping[str, Any] = MappingProxyType(
+    implied_values(RunConfig)
+    | {path: value for key, table in _TABLES.items() for path, value in implied_values(table, f"{key}.").items()}
 )
+"""Settings that were added after runs had been signed, such as "data.revision", with their implied values. See
+`settings.setting`."""
+
+ABOUT: Mapping[str, str] = MappingProxyType(
+    explanations(RunConfig)
+    | {path: text for key, table in _TABLES.items() for path, text in explanations(table, f"{key}.").items()}
+    | {f"model.{key}": text for key, text in _MODEL_KEYS.items()}
+)
+"""The explanation of every setting and table, by its name, such as "data.split"."""
 
 
 def _check_aggregation_keys(values: Mapping[str, Any]) -> None:
-    """Raises ConfigError for a key that the chosen aggregator does not have. Other mistakes are RunConfig's to name."""
+    """Raises ConfigError for a key that the chosen aggregator does not have. RunConfig names other problems."""
     name, given = values.get("aggregator", DEFAULT_AGGREGATOR), values.get("aggregation", {})
     if name in aggregator_names() and isinstance(given, Mapping):
         refuse_unknown_keys(given, parameter_names(name), f"[aggregation], which is {name}'s,")

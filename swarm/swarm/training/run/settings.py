@@ -1,18 +1,24 @@
-"""Collects what is wrong with the settings of a run, so that its author hears all of it at once. Values only."""
+"""How a table of settings is declared and checked. Values only.
+
+A table is a frozen dataclass. Each field is declared with its default, its limits and its explanation, by `whole`,
+`number`, `choice` or `setting`. `check_fields` applies the limits. It collects all problems of a table, so that the
+author of a run reads all of them at once.
+"""
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.identity import check_peer_id
 
 MAX_ADMITTED = 1024
-"""Several full groups, within a run file's size."""
+"""Peer ids that a run may admit: several full groups, within a run file's size."""
+_UNSET = object()
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 _REVISION = re.compile(r"\w[\w.-]{0,95}(?:/\w[\w.-]{0,95})?", re.ASCII)
@@ -21,7 +27,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class ImpossibleRun(ConfigError):
-    """`problems` are the impossible values of a run, each with what to use instead."""
+    """`problems` are the impossible values of a run, each with its remedy."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         super().__init__(f"the run cannot be: {'; '.join(problems)}", remedy="correct the run file")
@@ -29,13 +35,15 @@ class ImpossibleRun(ConfigError):
 
 
 class ImpossibleValues(ValueError):
+    """`problems` are the impossible values of one table."""
+
     def __init__(self, problems: Sequence[str]) -> None:
         super().__init__("; ".join(problems))
         self.problems = tuple(problems)
 
 
 class SettingChecks:
-    """Collects what is wrong with one table, so that its author hears it all at once."""
+    """Collects the problems of one table. `finish` raises them together."""
 
     def __init__(self, table: str) -> None:
         self._prefix = f"{table}." if table else ""
@@ -51,20 +59,90 @@ class SettingChecks:
         self._problems.append(problem)
 
     def passed(self, *keys: str) -> bool:
-        """Whether none of `keys` has been found wrong: they can be compared with each other."""
+        """Whether no problem of `keys` was found, so that their values can be compared."""
         return self._wrong.isdisjoint(keys)
 
-    def whole(self, key: str, value: object, low: int, high: int) -> None:
-        fits = type(value) is int and low <= value <= high
-        self.require(fits, key, value, f"use a whole number from {low} to {high}")
-
-    def number(self, key: str, value: object, low: float, high: float) -> None:
-        fits = isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
-        self.require(fits, key, value, f"use a number from {low:g} to {high:g}")
-
     def finish(self) -> None:
+        """Raises ImpossibleValues if there are problems."""
         if self._problems:
             raise ImpossibleValues(self._problems)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    fits: Callable[[Any], bool]
+    remedy: str
+
+
+def describe(about: str, fits: Callable[[Any], bool] | None = None, remedy: str = "") -> dict[str, Any]:
+    """The metadata of a field that `dataclasses.field` declares. See `setting`."""
+    return {"about": about, "rule": _Rule(fits, remedy) if fits else None, "implied": _UNSET}
+
+
+def setting(
+    default: Any,
+    about: str,
+    fits: Callable[[Any], bool] | None = None,
+    remedy: str = "",
+    *,
+    implied: Any = _UNSET,
+) -> Any:
+    """A field with its explanation. Values that do not fit are refused with `remedy`.
+
+    `implied` marks a setting that was added after runs had been signed: it is the value that a signed file without the
+    setting means. A run with that value keeps the id that it had before the setting existed, so `implied` never
+    changes.
+    """
+    return field(default=default, metadata={**describe(about, fits, remedy), "implied": implied})
+
+
+def whole(default: int, low: int, high: int, about: str, *, implied: Any = _UNSET) -> Any:
+    """A whole number from `low` to `high`."""
+    return setting(
+        default,
+        about,
+        lambda value: type(value) is int and low <= value <= high,
+        f"use a whole number from {low} to {high}",
+        implied=implied,
+    )
+
+
+def number(default: float, low: float, high: float, about: str, *, implied: Any = _UNSET) -> Any:
+    """A number from `low` to `high`."""
+    return setting(
+        default,
+        about,
+        lambda value: isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high,
+        f"use a number from {low:g} to {high:g}",
+        implied=implied,
+    )
+
+
+def choice(default: str, options: Sequence[str], about: str) -> Any:
+    """One of `options`."""
+    remedy = f"use {' or '.join(options)}" if len(options) == 2 else f"use one of {', '.join(options)}"
+    return setting(default, about, lambda value: value in options, remedy)
+
+
+def check_fields(table: Any, name: str) -> SettingChecks:
+    """Check each value of `table`, which is called `name`, by itself. The caller adds what concerns several values."""
+    checks = SettingChecks(name)
+    for each in fields(table):
+        rule, value = each.metadata["rule"], getattr(table, each.name)
+        if rule is not None:
+            checks.require(rule.fits(value), each.name, value, rule.remedy)
+    return checks
+
+
+def explanations(table: type[Any], prefix: str = "") -> dict[str, str]:
+    """The explanation of each setting of `table`, by its name after `prefix`."""
+    return {f"{prefix}{each.name}": each.metadata["about"] for each in fields(table)}
+
+
+def implied_values(table: type[Any], prefix: str = "") -> dict[str, Any]:
+    """The implied value of each later setting of `table` (see `setting`), by its name after `prefix`."""
+    values = {f"{prefix}{each.name}": each.metadata["implied"] for each in fields(table)}
+    return {name: value for name, value in values.items() if value is not _UNSET}
 
 
 def are_peers(value: object) -> bool:
@@ -107,7 +185,7 @@ def refuse_unknown_keys(mapping: Mapping[str, Any], known: Collection[str], wher
 
 
 def table_of(kind: type[Any], key: str, mapping: object) -> Any:
-    """`mapping` as the dataclass `kind`, which is table `key`. Raises ConfigError, and what the dataclass raises."""
+    """Make the dataclass `kind`, which is table `key`, of `mapping`. Raises ConfigError, and what `kind` raises."""
     if not isinstance(mapping, Mapping):
         raise ConfigError(f"{key} must be a table", remedy=f"write its keys below a line [{key}]")
     refuse_unknown_keys(mapping, {each.name for each in fields(kind)}, f"[{key}]")
@@ -115,7 +193,7 @@ def table_of(kind: type[Any], key: str, mapping: object) -> Any:
 
 
 def with_floats(kind: type[Any], mapping: Mapping[str, Any]) -> dict[str, Any]:
-    """Whole numbers given for fractional settings become floats, so that equal runs have equal bytes."""
+    """`mapping` with whole numbers as floats where `kind` has floats, so that equal runs have equal bytes."""
     fractional = {each.name for each in fields(kind) if each.type == "float"}
     return {
         key: float(value) if key in fractional and type(value) is int and abs(value) < 1 << 53 else value

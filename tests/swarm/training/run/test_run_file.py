@@ -12,11 +12,17 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from swarm.training.run.run_config import LATER_SETTINGS, InnerConfig, RunConfig
+from swarm.training.run.run_config import ABOUT, LATER_SETTINGS, InnerConfig, RunConfig
 from swarm.training.run.run_file import inspect_run, load_run, new_run_file, read_config, sign_file, sign_run, write_run
-from swarm.training.run.run_text import ABOUT, to_toml
 from swarm.training.run.settings import ImpossibleRun
-from swarm.training.run.signed_run import MAX_RUN_FILE_BYTES, SignedRun, read_run, sign_mapping, without_signature
+from swarm.training.run.signed_run import (
+    MAX_RUN_FILE_BYTES,
+    SignedRun,
+    read_run,
+    sign_mapping,
+    to_toml,
+    without_signature,
+)
 from swarm_protocol.errors import ConfigError, IntegrityError
 from swarm_protocol.identity import Identity
 

@@ -7,8 +7,8 @@ import tomllib
 from collections.abc import Mapping
 
 import pytest
-from swarm.training.run.run_config import DEFAULT_MODEL, RunConfig
-from swarm.training.run.run_text import ABOUT, template, with_signature, with_value
+from swarm.training.run.run_config import ABOUT, DEFAULT_MODEL, RunConfig
+from swarm.training.run.run_file import template, with_signature, with_value
 
 CONFIG = RunConfig(name="story")
 SIGNATURE = {"peer_id": "me", "issued_at": 7, "signature": "abc="}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 import tomllib
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,19 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from swarm.training.run.run_config import ABOUT, LATER_SETTINGS, InnerConfig, RunConfig
-from swarm.training.run.run_file import inspect_run, load_run, new_run_file, read_config, sign_file, sign_run, write_run
+from swarm.training.run.run_config import ABOUT, DEFAULT_MODEL, LATER_SETTINGS, InnerConfig, RunConfig
+from swarm.training.run.run_file import (
+    inspect_run,
+    load_run,
+    new_run_file,
+    read_config,
+    sign_file,
+    sign_run,
+    template,
+    with_signature,
+    with_value,
+    write_run,
+)
 from swarm.training.run.settings import ImpossibleRun
 from swarm.training.run.signed_run import (
     MAX_RUN_FILE_BYTES,
@@ -414,3 +426,61 @@ def test_inspect_run_says_whether_the_signature_holds(run_path: Path) -> None:
     assert "not what its author signed" in found.problem
     run_path.write_text(text[: text.index("[signature]")])
     assert inspect_run(run_path).problem == "it is not signed"
+
+
+CONFIG = RunConfig(name="story")
+SIGNATURE = {"peer_id": "me", "issued_at": 7, "signature": "abc="}
+
+
+def settings() -> set[str]:
+    mapping = CONFIG.to_mapping() | {"aggregation": {}}  # each aggregator has its own
+    inner = {f"{key}.{name}" for key, table in mapping.items() if isinstance(table, Mapping) for name in table}
+    return set(mapping) | inner
+
+
+def test_about_explains_every_setting_and_nothing_else() -> None:
+    assert settings() == set(ABOUT)
+    assert {f"model.{key}" for key in DEFAULT_MODEL} <= set(ABOUT)
+
+
+def test_template_is_the_run_with_a_comment_above_each_setting() -> None:
+    text = template(CONFIG, "story.toml")
+    assert RunConfig.from_mapping(tomllib.loads(text)) == CONFIG
+    lines = text.splitlines()
+    bare = [line for before, line in zip(["", *lines], lines, strict=False) if "=" in line and line[0] not in "#["]
+    unexplained = [line for line in bare if not lines[lines.index(line) - 1].startswith("# ")]
+    assert (len(bare), unexplained) == (len(settings()) - 6, [])
+    assert max(map(len, lines)) <= 110
+    assert "Default: 40." in text
+
+
+def test_template_has_only_those_parameters_of_the_aggregator_that_are_not_usual() -> None:
+    config = RunConfig(name="story", aggregator="trimmed_mean", aggregation={"trim": 0.3})
+    assert tomllib.loads(template(config, "story.toml"))["aggregation"] == {"trim": 0.3}
+    assert tomllib.loads(template(CONFIG, "story.toml"))["aggregation"] == {}
+
+
+def test_with_signature_keeps_comments_and_replaces_an_earlier_signature() -> None:
+    text = "# mine\nname = 'x'  # a name\n[signature]  # old\n# kept\npeer_id = 'you'\n\n[data]\nsplit = 'train'\n"
+    signed = with_signature(text, SIGNATURE)
+    assert tomllib.loads(signed) == {"name": "x", "data": {"split": "train"}, "signature": SIGNATURE}
+    assert [line for line in ("# mine", "# a name", "# kept") if line not in signed] == []
+    assert with_signature(signed, SIGNATURE) == signed
+
+
+@pytest.mark.parametrize(
+    ("text", "outcome"),
+    [
+        ("[data]\ndigest = ''  # pinned\nsplit = 'a'\n", "[data]\ndigest = \"d\"  # pinned\nsplit = 'a'\n"),
+        ("[data]\nsplit = 'a'\n[inner]\n", "[data]\ndigest = \"d\"\nsplit = 'a'\n[inner]\n"),
+        ("name = 'x'\n", "name = 'x'\n\n[data]\ndigest = \"d\"\n"),
+    ],
+    ids=["there", "missing", "no table"],
+)
+def test_with_value_changes_one_line(text: str, outcome: str) -> None:
+    assert with_value(text, "data", "digest", "d") == outcome
+
+
+def test_template_of_every_name_is_read_back() -> None:
+    for name in ("a", "my-run.2", "x" * 64):
+        assert re.search(f'^name = "{re.escape(name)}"$', template(RunConfig(name=name), "p"), re.M)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal, TypeAlias
 
 from swarm_protocol import limits, wire
@@ -89,7 +90,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ready:
+class Ready(wire.WireMessage):
     """To the coordinator: I hold `state_digest` and bring this much.
 
     `accused` are members that broke their part of an earlier attempt at this step. `voted` is the outcome the member
@@ -97,6 +98,10 @@ class Ready:
     goes before any other. `bytes_per_s` is what the member has measured in its reductions so far; 0: nothing yet.
     `sequence` is that of the author's last resume order that the member knows (see `ResumeOrder`); 0: none.
     """
+
+    PROTO = training_pb2.Ready
+    MAX_BYTES = limits.MAX_READY_BYTES
+    NESTED = MappingProxyType({"voted": wire.flat(Outcome)})
 
     run: str
     step: int
@@ -124,18 +129,9 @@ class Ready:
         if (self.voted is None) != (not self.voted_origin):
             raise ValueError("voted and voted_origin come together")
 
-    def to_bytes(self) -> bytes:
-        return wire.encode(wire.fill(training_pb2.Ready, self))
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Ready:
-        """Raises PeerViolation."""
-        build = wire.flat(cls, {"voted": wire.flat(Outcome)})
-        return wire.decode(data, training_pb2.Ready, build, max_bytes=limits.MAX_READY_BYTES)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReadyReply:
+class ReadyReply(wire.WireMessage):
     """The coordinator's answer. `kind`:
 
     group     `group` is the signed group
@@ -144,6 +140,9 @@ class ReadyReply:
     behind    `state_digest` is the state to be at, `certificate` what committed it (empty: the run's initial state)
     left_out  the group went without you, for this `reason`
     """
+
+    PROTO = training_pb2.ReadyReply
+    MAX_BYTES = limits.MAX_CERTIFICATE_BYTES
 
     kind: ReplyKind
     group: bytes = b""
@@ -160,17 +159,9 @@ class ReadyReply:
         if (self.kind == "group") != bool(self.group):
             raise ValueError("a group comes with kind 'group' and only with it")
 
-    def to_bytes(self) -> bytes:
-        return wire.encode(wire.fill(training_pb2.ReadyReply, self))
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> ReadyReply:
-        """Raises PeerViolation."""
-        return wire.decode(data, training_pb2.ReadyReply, wire.flat(cls), max_bytes=limits.MAX_CERTIFICATE_BYTES)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class Group(wire.WireMessage):
     """The fixed members of one round, which all start from `state_digest`. Signed by its coordinator.
 
     Member i owns part i, of `part_values[i]` values; there are no parts if nobody brings tokens. The two times bound
@@ -178,6 +169,10 @@ class Group:
     reduces nothing: its members fetch the outcome's parts and vote on it again; `origin` is its own signed group.
     `order` is the author's last resume order that the state follows from, where there was one.
     """
+
+    PROTO = training_pb2.Group
+    MAX_BYTES = limits.MAX_READY_BYTES
+    NESTED = MappingProxyType({"members": wire.flat(Contribution), "resumes": wire.flat(Outcome)})
 
     run: str
     step: int
@@ -221,18 +216,9 @@ class Group:
     def num_tokens(self) -> int:
         return sum(member.num_tokens for member in self.members)
 
-    def to_bytes(self) -> bytes:
-        return wire.encode(wire.fill(training_pb2.Group, self))
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Group:
-        """Raises PeerViolation."""
-        build = wire.flat(cls, {"members": wire.flat(Contribution), "resumes": wire.flat(Outcome)})
-        return wire.decode(data, training_pb2.Group, build, max_bytes=limits.MAX_READY_BYTES)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReduceOpening:
+class ReduceOpening(wire.WireMessage):
     """What a stream of a reduction is for; it comes after the signed group. Frames are the part's, from 0. `kind`:
 
     exchange  to the owner of `part`: my slices of it follow, and I want its result
@@ -240,6 +226,9 @@ class ReduceOpening:
     result    to its backup: its owner fails me, and I want the result from `frame` on
     slices    from its backup: I stand in for the owner, and want your slices from `frame` on
     """
+
+    PROTO = training_pb2.ReduceOpening
+    MAX_BYTES = limits.MAX_REQUEST_BYTES
 
     kind: OpeningKind
     part: int
@@ -250,18 +239,14 @@ class ReduceOpening:
         check_int(self.part, "part", high=limits.MAX_GROUP_MEMBERS - 1)
         check_int(self.frame, "frame", high=limits.MAX_PART_VALUES)
 
-    def to_bytes(self) -> bytes:
-        return wire.encode(wire.fill(training_pb2.ReduceOpening, self))
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> ReduceOpening:
-        """Raises PeerViolation."""
-        return wire.decode(data, training_pb2.ReduceOpening, wire.flat(cls), max_bytes=limits.MAX_REQUEST_BYTES)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Vote:
+class Vote(wire.WireMessage):
     """One member's word that it holds all parts of `outcome` and that they gave its state. Signed by the member."""
+
+    PROTO = training_pb2.Vote
+    MAX_BYTES = limits.MAX_VOTE_BYTES
+    NESTED = MappingProxyType({"outcome": wire.flat(Outcome)})
 
     run: str
     step: int
@@ -275,40 +260,29 @@ class Vote:
         if not isinstance(self.outcome, Outcome):
             raise ValueError("it has no outcome")  # noqa: TRY004 - absent in the message
 
-    def to_bytes(self) -> bytes:
-        return wire.encode(wire.fill(training_pb2.Vote, self))
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Vote:
-        """Raises PeerViolation."""
-        build = wire.flat(cls, {"outcome": wire.flat(Outcome)})
-        return wire.decode(data, training_pb2.Vote, build, max_bytes=limits.MAX_VOTE_BYTES)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VoteReply:
+class VoteReply(wire.WireMessage):
     """Your slices came here at this rate, in bytes a second; 0: not measured. So members learn what they carry."""
+
+    PROTO = training_pb2.VoteReply
+    MAX_BYTES = limits.MAX_REQUEST_BYTES
 
     bytes_per_s: int = 0
 
     def __post_init__(self) -> None:
         check_int(self.bytes_per_s, "bytes_per_s", high=MAX_BYTES_PER_S)
 
-    def to_bytes(self) -> bytes:
-        return wire.encode(wire.fill(training_pb2.VoteReply, self))
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> VoteReply:
-        """Raises PeerViolation."""
-        return wire.decode(data, training_pb2.VoteReply, wire.flat(cls), max_bytes=limits.MAX_REQUEST_BYTES)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResumeOrder:
+class ResumeOrder(wire.WireMessage):
     """The run's author lets `roster` go on, without the others, from the state that has this digest and outer step.
 
     Signed by the author. Members follow the order of the highest `sequence` that they know, and none of a lower one.
     """
+
+    PROTO = training_pb2.ResumeOrder
+    MAX_BYTES = limits.MAX_READY_BYTES
 
     run: str
     sequence: int
@@ -325,21 +299,16 @@ class ResumeOrder:
         if not self.roster or list(self.roster) != sorted(set(self.roster)):
             raise ValueError("the roster is empty, or not sorted and distinct")
 
-    def to_bytes(self) -> bytes:
-        return wire.encode(wire.fill(training_pb2.ResumeOrder, self))
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> ResumeOrder:
-        """Raises PeerViolation."""
-        return wire.decode(data, training_pb2.ResumeOrder, wire.flat(cls), max_bytes=limits.MAX_READY_BYTES)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Certificate:
+class Certificate(wire.WireMessage):
     """A signed group and votes of its members for one outcome: `swarm.training.round.certificate` says whether enough.
 
     Or the author's signed resume `order`, which makes a state the run's as votes do.
     """
+
+    PROTO = training_pb2.Certificate
+    MAX_BYTES = limits.MAX_CERTIFICATE_BYTES
 
     group: bytes = b""
     votes: tuple[bytes, ...] = ()
@@ -350,18 +319,13 @@ class Certificate:
         if bool(self.order) == bool(self.group or self.votes):
             raise ValueError("it holds neither a group with votes nor an order, or both")
 
-    def to_bytes(self) -> bytes:
-        return wire.encode(wire.fill(training_pb2.Certificate, self))
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Certificate:
-        """Raises PeerViolation."""
-        return wire.decode(data, training_pb2.Certificate, wire.flat(cls), max_bytes=limits.MAX_CERTIFICATE_BYTES)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Abort:
+class Abort(wire.WireMessage):
     """I leave this attempt, for this reason, and will not vote in it any more."""
+
+    PROTO = training_pb2.Abort
+    MAX_BYTES = limits.MAX_ABORT_BYTES
 
     run: str
     step: int
@@ -376,21 +340,16 @@ class Abort:
         check_text(self.reason, "reason", max_chars=limits.MAX_FAILURE_TEXT_CHARS)
         _check_peers(self.accused, "accused")
 
-    def to_bytes(self) -> bytes:
-        return wire.encode(wire.fill(training_pb2.Abort, self))
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Abort:
-        """Raises PeerViolation."""
-        return wire.decode(data, training_pb2.Abort, wire.flat(cls), max_bytes=limits.MAX_ABORT_BYTES)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StandingRequest:
+class StandingRequest(wire.WireMessage):
     """Where are you in the run? I am at `attempt` of `step`. With `hurry`: its group forms, come with what you have.
 
     Who only `watches` is no member, and nothing is to be expected of it.
     """
+
+    PROTO = training_pb2.StandingRequest
+    MAX_BYTES = limits.MAX_REQUEST_BYTES
 
     run: str
     step: int
@@ -401,21 +360,16 @@ class StandingRequest:
     def __post_init__(self) -> None:
         _check_round(self.run, self.step, self.attempt)
 
-    def to_bytes(self) -> bytes:
-        return wire.encode(wire.fill(training_pb2.StandingRequest, self))
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> StandingRequest:
-        """Raises PeerViolation."""
-        return wire.decode(data, training_pb2.StandingRequest, wire.flat(cls), max_bytes=limits.MAX_REQUEST_BYTES)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class Standing(wire.WireMessage):
     """The committed state a peer holds, and what committed it. No certificate: it is the run's initial state.
 
     While the run's first group forms, `known` are others that it has met, and `attempt` is where it is.
     """
+
+    PROTO = training_pb2.Standing
+    MAX_BYTES = limits.MAX_CERTIFICATE_BYTES
 
     outer_step: int
     state_digest: bytes
@@ -429,13 +383,48 @@ class Standing:
         _check_peers(self.known, "known")
         check_int(self.attempt, "attempt", high=limits.MAX_ATTEMPT)
 
-    def to_bytes(self) -> bytes:
-        return wire.encode(wire.fill(training_pb2.Standing, self))
 
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Standing:
-        """Raises PeerViolation."""
-        return wire.decode(data, training_pb2.Standing, wire.flat(cls), max_bytes=limits.MAX_CERTIFICATE_BYTES)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartRequest(wire.WireMessage):
+    """Send me result part `index` of the group `origin_digest`."""
+
+    PROTO = training_pb2.PartRequest
+    MAX_BYTES = limits.MAX_REQUEST_BYTES
+
+    origin_digest: bytes
+    index: int
+
+    def __post_init__(self) -> None:
+        check_digest(self.origin_digest, "origin_digest")
+        check_int(self.index, "index", high=limits.MAX_GROUP_MEMBERS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManifestRequest(wire.WireMessage):
+    """Send me the manifest of this state."""
+
+    PROTO = training_pb2.ManifestRequest
+    MAX_BYTES = limits.MAX_REQUEST_BYTES
+
+    state_digest: bytes
+
+    def __post_init__(self) -> None:
+        check_digest(self.state_digest, "state_digest")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkRequest(wire.WireMessage):
+    """Send me chunk `index` of this state."""
+
+    PROTO = training_pb2.ChunkRequest
+    MAX_BYTES = limits.MAX_REQUEST_BYTES
+
+    state_digest: bytes
+    index: int
+
+    def __post_init__(self) -> None:
+        check_digest(self.state_digest, "state_digest")
+        check_int(self.index, "index", high=2**32 - 1)
 
 
 def _check_round(run: str, step: int, attempt: int) -> None:

@@ -6,14 +6,10 @@ dataclass whose fields have the message's names. To add one:
 1. write it in `proto/<topic>.proto` and run `make proto`;
 2. write the dataclass in `<topic>_messages.py`, checking each field in `__post_init__` with `swarm_protocol.checks`
    against bounds in `swarm_protocol.limits` (ValueError otherwise);
-3. give it the two methods
+3. derive it from `WireMessage`, which has `to_bytes` and `from_bytes`, and say what these need
 
-       def to_bytes(self) -> bytes:
-           return wire.encode(wire.fill(topic_pb2.Vote, self))
-
-       @classmethod
-       def from_bytes(cls, data: bytes) -> Vote:
-           return wire.decode(data, topic_pb2.Vote, wire.flat(cls), max_bytes=limits.MAX_VOTE_BYTES)
+       PROTO = topic_pb2.Vote
+       MAX_BYTES = limits.MAX_VOTE_BYTES
 
 4. give an example in `tests/protocol/<topic>_examples.py`: property tests and the fuzzer run over `decoders.py` there.
 
@@ -33,7 +29,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
@@ -122,6 +118,26 @@ def flat(value_type: Callable[..., T], builds: Mapping[str, Callable[[Any], Any]
         )
 
     return build
+
+
+class WireMessage:
+    """Base class of a frozen dataclass whose fields are those of a message that stands alone on the wire.
+
+    `NESTED` has a `build` for each field that holds messages, see `flat`.
+    """
+
+    __slots__ = ()
+    PROTO: ClassVar[type[Message]]
+    MAX_BYTES: ClassVar[int]
+    NESTED: ClassVar[Mapping[str, Callable[[Any], Any]]] = _NONE
+
+    def to_bytes(self) -> bytes:
+        return encode(fill(self.PROTO, self))
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """Raises PeerViolation."""
+        return decode(data, cls.PROTO, flat(cls, cls.NESTED), max_bytes=cls.MAX_BYTES)
 
 
 def _check_num_values(data: bytes, message_type: type[Message]) -> None:

@@ -6,9 +6,12 @@ from swarm_protocol.identity import Identity
 from swarm_protocol.training_messages import (
     Abort,
     Certificate,
+    ChunkRequest,
     Contribution,
     Group,
+    ManifestRequest,
     Outcome,
+    PartRequest,
     Ready,
     ReadyReply,
     ReduceOpening,
@@ -18,7 +21,6 @@ from swarm_protocol.training_messages import (
     Vote,
     VoteReply,
 )
-from swarm_protocol.transfer_messages import ChunkRequest, ManifestRequest, PartRequest
 
 FIRST, SECOND = sorted(Identity(bytes([number] * 32)).peer_id for number in range(2))
 DIGEST = bytes(range(32))

@@ -102,5 +102,6 @@ def test_registry_lists_every_class_that_reads_bytes() -> None:
         for _, value in inspect.getmembers(module, inspect.isclass)
         if value.__module__ == module.__name__ and hasattr(value, "from_bytes")
     }
+    readers.remove("wire.WireMessage")  # the base class
     missing = readers - {decoder.name for decoder in DECODERS}
     assert not missing, f"give these examples in tests/protocol: {sorted(missing)}"

@@ -43,9 +43,9 @@ SAID = [
     ("sessions.md", f"At most {server_session.MAX_INBOX} steps wait"),
     ("sessions.md", f"After {server_session.MAX_REFUSED} refusals"),
     ("sessions.md", f"held back for {result_batcher.REPORT_S} s"),
-    ("sessions.md", f"A peer may have {connection_server.MAX_LANES_PER_PEER} such streams"),
+    ("sessions.md", f"A peer may have {connection_server.MAX_CONNECTIONS_PER_PEER} such streams"),
     ("sessions.md", f"within {connection_server.SILENT_S:.0f} s of its opening"),
-    ("sessions.md", f"after {connection_server.IDLE_LANE_S:.0f} s without a sequence"),
+    ("sessions.md", f"after {connection_server.IDLE_CONNECTION_S:.0f} s without a sequence"),
     (
         "sessions.md",
         f"tried again after {pipeline.RELINK_S:.0f} s, doubling up to {pipeline.MAX_RELINK_S / 60:.0f} minutes",

@@ -86,7 +86,9 @@ class Server:
     is_serving: bool = True
 
     def __post_init__(self) -> None:
-        self.lanes = ConnectionServer(self.network, MODEL, self.options, offer=self.offer, on_changed=lambda: None)
+        self.connections = ConnectionServer(
+            self.network, MODEL, self.options, offer=self.offer, on_changed=lambda: None
+        )
 
     @property
     def peer_id(self) -> str:
@@ -98,18 +100,18 @@ class Server:
         return ServedSpan(engine=self.engine, revision=REVISION, max_step_tokens=MAX_STEP_TOKENS)
 
     async def start(self) -> None:
-        await self.network.serve_stream(f"{SESSION_METHOD}/{MODEL}", self.lanes.serve)
-        await self.network.serve_stream(f"{KV_METHOD}/{MODEL}", self.lanes.serve_kv)
+        await self.network.serve_stream(f"{SESSION_METHOD}/{MODEL}", self.connections.serve)
+        await self.network.serve_stream(f"{KV_METHOD}/{MODEL}", self.connections.serve_kv)
         loop = asyncio.get_running_loop()
-        self.tasks = [loop.create_task(work()) for work in (self.engine.run, self.lanes.run)]
+        self.tasks = [loop.create_task(work()) for work in (self.engine.run, self.connections.run)]
 
     async def freed(self) -> None:
         """Wait until nothing is lent out any more."""
         async with asyncio.timeout(30):
-            while self.lanes.seats or self.engine.num_seats or self.engine.num_waiting:
+            while self.connections.sessions or self.engine.num_sequences or self.engine.num_waiting:
                 await asyncio.sleep(0.01)
         assert self.engine.book.num_free == NUM_PAGES
-        assert self.lanes.backlog.num_bytes == 0
+        assert self.connections.backpressure.num_bytes == 0
 
     async def close(self) -> None:
         for task in self.tasks:

@@ -104,11 +104,11 @@ def read_server(volunteer: SpanVolunteer) -> Iterator[Reading]:
     server = volunteer.server
     if server is None:
         return
-    for reason, number in server.lanes.num_refused.items():
+    for reason, number in server.connections.num_refused.items():
         yield Reading("swarm_server_refusals_total", number, {"reason": reason})
     yield Reading("swarm_server_num_sessions", len(server.sessions))
-    yield Reading("swarm_server_num_lanes", server.lanes.num_lanes)
-    yield Reading("swarm_server_backlog_bytes", server.lanes.backlog.num_bytes)
+    yield Reading("swarm_server_num_lanes", server.connections.num_connections)
+    yield Reading("swarm_server_backlog_bytes", server.connections.backpressure.num_bytes)
     yield Reading("swarm_server_start_block", server.start_block)
     yield Reading("swarm_server_end_block", server.end_block)
     load = server.load

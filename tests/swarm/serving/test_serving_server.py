@@ -463,7 +463,7 @@ def test_move_no_longer_wanted_changes_nothing(boxes: Any, llama_dir: Path) -> N
         {"max_sessions": 0},
         {"idle_s": 0},
         {"max_step_tokens": 10**6},
-        {"max_lanes": 0},
+        {"max_connections": 0},
     ],
 )
 def test_options_without_meaning_are_refused(options: dict[str, Any]) -> None:

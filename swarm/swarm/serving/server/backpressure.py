@@ -1,4 +1,4 @@
-"""Bytes that wait at a server's seats to be computed: bounded for all, and for one client by three quarters of that.
+"""Bytes that wait at a server's sessions to be computed: bounded for all, and for one client by three quarters of that.
 
 So one that sends more than is computed cannot have all others refused. A single step of any size everyone may have
 waiting, if there is room. Whoever reads what clients send waits for `room` first, so that one which sends faster than

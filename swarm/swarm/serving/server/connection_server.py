@@ -1,9 +1,9 @@
-"""The server's side of lanes: who may open seats, and which frame is for which seat.
+"""The server's side of connections: who may open sessions, and which frame is for which session.
 
-A seat belongs to the lane that opened it and ends with it. Its id counts together with the client's peer id, which the
-network vouches for, so nobody reaches another's seat. Lanes are bounded in number: those that hold nothing and say
-nothing are ended, and make room for others at once when there are too many. `run` owns what looks after all of it;
-each lane is owned by the network's handler task.
+A session belongs to the connection that opened it and ends with it. Its id counts together with the client's peer id,
+which the network vouches for, so nobody reaches another's session. Lanes are bounded in number: those that hold nothing
+and say nothing are ended, and make room for others at once when there are too many. `run` owns what looks after all of
+it; each connection is owned by the network's handler task.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ from swarm.serving.wire.multiplexed_connection import MultiplexedConnection
 
 logger = logging.getLogger(__name__)
 
-MAX_LANES_PER_PEER = 8
+MAX_CONNECTIONS_PER_PEER = 8
 """A client needs one, and a server that pushes another; more are those that it has given up and we have not yet."""
 
 SILENT_S = 10.0
-"""What a new lane gets to say something."""
+"""What a new connection gets to say something."""
 
-IDLE_LANE_S = 120.0
-"""What a lane gets that holds no seat."""
+IDLE_CONNECTION_S = 120.0
+"""What a connection gets that holds no session."""
 
 SWEEP_S = 1.0
 
@@ -63,7 +63,7 @@ REQUEST_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedSpan:
-    """What is served now; without `grammars` no session may have one."""
+    """What is session now; without `grammars` no session may have one."""
 
     engine: Engine
     revision: str
@@ -72,14 +72,14 @@ class ServedSpan:
 
 
 @dataclass(slots=True, eq=False)
-class _Connection:
+class _ConnectionState:
     """`heard_s` is of the loop's clock; None before the first frame."""
 
-    lane: MultiplexedConnection
+    connection: MultiplexedConnection
     tasks: asyncio.TaskGroup
     since_s: float
     heard_s: float | None = None
-    seats: set[ServerSession] = field(default_factory=set)
+    sessions: set[ServerSession] = field(default_factory=set)
 
     @property
     def last_s(self) -> float:
@@ -87,11 +87,11 @@ class _Connection:
 
 
 Refusal = Literal["busy", "never", "violation", "lanes"]
-"""Why a seat was not opened: not now, not here at all, against the rules; or not even a lane."""
+"""Why a session was not opened: not now, not here at all, against the rules; or not even a connection."""
 
 
 class ConnectionServer:
-    """`offer` gives what new seats are opened on, or raises PeerRefused; `on_changed` hears of each opened or ended.
+    """`offer` gives what new sessions are opened on, or raises PeerRefused; `on_changed` hears of each opened or ended.
 
     `num_refused` counts by reason what was not opened.
     """
@@ -105,92 +105,88 @@ class ConnectionServer:
         offer: Callable[[], ServedSpan],
         on_changed: Callable[[], None],
     ) -> None:
-        self.seats: dict[tuple[str, bytes], ServerSession] = {}
-        self.pushes = Forwarder(network, model)
-        self.backlog = Backpressure(options.max_backlog_bytes)
-        self._around = SharedServices(
-            pushes=self.pushes, backlog=self.backlog, ticks=FlushTimer(), faults=options.faults
+        self.sessions: dict[tuple[str, bytes], ServerSession] = {}
+        self.forwarder = Forwarder(network, model)
+        self.backpressure = Backpressure(options.max_backlog_bytes)
+        self._services = SharedServices(
+            forwarder=self.forwarder, backpressure=self.backpressure, flush_timer=FlushTimer(), faults=options.faults
         )
         self.num_refused: dict[Refusal, int] = dict.fromkeys(get_args(Refusal), 0)
         self._network = network
         self._model = model
         self._options = options
-        self._offer = offer
+        self._offered = offer
         self._on_changed = on_changed
-        self._connections: set[_Connection] = set()
-        self._num_lanes: Counter[str] = Counter()
+        self._states: set[_ConnectionState] = set()
+        self._num_connections: Counter[str] = Counter()
 
     @property
-    def num_lanes(self) -> int:
-        return len(self._connections)
+    def num_connections(self) -> int:
+        return len(self._states)
 
     async def run(self) -> None:
-        """Until cancelled. Every lane ends then."""
+        """Until cancelled. Every connection ends then."""
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self.pushes.run(), name="pushes")
+                tasks.create_task(self.forwarder.run(), name="pushes")
                 tasks.create_task(self._sweep(), name="end what is idle")
         finally:
-            for connection in self._connections:
-                connection.lane.end()
+            for state in self._states:
+                state.connection.end()
 
     # --- handlers ---------------------------------------------------------------------------------------------------
 
     async def serve(self, peer_id: str, stream: Stream) -> None:
-        """A lane. Raises PeerRefused where there are too many, and what was wrong with what the peer said."""
+        """A connection. Raises PeerRefused where there are too many, and what was wrong with what the peer said."""
         try:
-            self._check_lanes(peer_id)
+            self._check_connections(peer_id)
         except PeerRefused:
             self.num_refused["lanes"] += 1
             raise
-        lane = MultiplexedConnection(stream, peer_id)
-        self._num_lanes[peer_id] += 1
+        connection = MultiplexedConnection(stream, peer_id)
+        self._num_connections[peer_id] += 1
         try:
             async with asyncio.TaskGroup() as tasks:
-                await self._run_lane(_Connection(lane, tasks, asyncio.get_running_loop().time()))
+                await self._run_connection(_ConnectionState(connection, tasks, asyncio.get_running_loop().time()))
         finally:
-            self._num_lanes[peer_id] -= 1
-            if not self._num_lanes[peer_id]:
-                del self._num_lanes[peer_id]
-        if isinstance(lane.error, PeerViolation | PeerTimeout | PeerRefused):
-            raise lane.error
+            self._num_connections[peer_id] -= 1
+            if not self._num_connections[peer_id]:
+                del self._num_connections[peer_id]
+        if isinstance(connection.error, PeerViolation | PeerTimeout | PeerRefused):
+            raise connection.error
 
-    def _check_lanes(self, peer_id: str) -> None:
-        if self._num_lanes[peer_id] >= MAX_LANES_PER_PEER:
-            raise _too_many_lanes("use those you have")
-        if self.num_lanes >= self._options.max_lanes:
+    def _check_connections(self, peer_id: str) -> None:
+        if self._num_connections[peer_id] >= MAX_CONNECTIONS_PER_PEER:
+            raise _too_many_connections("use those you have")
+        if self.num_connections >= self._options.max_connections:
             self._make_room()
 
     def _make_room(self) -> None:
-        """End a lane that holds nothing: of the peer that has most, the one that was silent longest.
+        """End a connection that holds nothing: of the peer that has most, the one that was silent longest.
 
         Raises PeerRefused if there is none.
         """
         unused = self._unused()
         if not unused:
-            raise _too_many_lanes("ask another server, or later")
-        ended = max(unused, key=lambda unused: (self._num_lanes[unused.lane.peer_id], -unused.last_s))
-        ended.lane.fail(_too_many_lanes("open another when you need one"))
-        self._connections.discard(ended)
+            raise _too_many_connections("ask another server, or later")
+        ended = max(unused, key=lambda unused: (self._num_connections[unused.connection.peer_id], -unused.last_s))
+        ended.connection.fail(_too_many_connections("open another when you need one"))
+        self._states.discard(ended)
 
-    def _unused(self) -> list[_Connection]:
-        """Those that no seat depends on."""
-        pushing = {served.previous.peer_id for served in self.seats.values() if served.previous is not None}
-        return [
-            connection
-            for connection in self._connections
-            if not connection.seats and connection.lane.peer_id not in pushing
-        ]
+    def _unused(self) -> list[_ConnectionState]:
+        """Those that no session depends on."""
+        pushing = {session.previous.peer_id for session in self.sessions.values() if session.previous is not None}
+        return [state for state in self._states if not state.sessions and state.connection.peer_id not in pushing]
 
-    async def _run_lane(self, connection: _Connection) -> None:
-        self._connections.add(connection)
+    async def _run_connection(self, state: _ConnectionState) -> None:
+        self._states.add(state)
         try:
-            peer_id = connection.lane.peer_id
-            await connection.lane.run(lambda frame: self._hear(frame, connection), lambda: self.backlog.room(peer_id))
+            peer_id = state.connection.peer_id
+            await state.connection.run(lambda frame: self._hear(frame, state), lambda: self.backpressure.room(peer_id))
         finally:
-            self._connections.discard(connection)
-            for served in list(connection.seats):
-                served.close()
+            self._states.discard(state)
+            for session in list(state.sessions):
+                session.close()
 
     async def serve_kv(self, peer_id: str, stream: Stream) -> None:
         """A hand-over to `peer_id`. Raises PeerRefused."""
@@ -201,61 +197,61 @@ class ConnectionServer:
             raise PeerTimeout("nothing was asked for") from None
         except EndOfStream:
             return
-        served = self.seats.get((request.client_peer_id, request.sequence_id))
-        await hand_over(served, request, peer_id, stream, self._options.faults)
+        session = self.sessions.get((request.client_peer_id, request.sequence_id))
+        await hand_over(session, request, peer_id, stream, self._options.faults)
 
     # --- frames -----------------------------------------------------------------------------------------------------
 
-    def _hear(self, frame: Frame, connection: _Connection) -> None:
+    def _hear(self, frame: Frame, state: _ConnectionState) -> None:
         """Raises PeerViolation for what nobody may say to a server."""
-        lane = connection.lane
-        connection.heard_s = asyncio.get_running_loop().time()
+        connection = state.connection
+        state.heard_s = asyncio.get_running_loop().time()
         match frame:
             case Push():
-                served = self.seats.get((frame.client_peer_id, frame.sequence_id))
-                if served is None:
-                    refuse_push(frame, lane, _no_seat())
+                session = self.sessions.get((frame.client_peer_id, frame.sequence_id))
+                if session is None:
+                    refuse_push(frame, connection, _no_session())
                 else:
-                    served.take_push(frame, lane)
+                    session.take_push(frame, connection)
             case OpenSequence():
-                self._open(frame, connection)
+                self._open(frame, state)
             case StepRequest() | LinkUpdate() | AllowHandover() | AnswerTokens() | CloseSequence():
-                served = self.seats.get((lane.peer_id, frame.sequence_id))
-                if served is not None:
-                    _tell(served, frame)
+                session = self.sessions.get((connection.peer_id, frame.sequence_id))
+                if session is not None:
+                    _tell(session, frame)
                 elif isinstance(frame, StepRequest):
-                    lane.send(SequenceEnded(sequence_id=frame.sequence_id, failure=encode_failure(_no_seat())))
+                    connection.send(SequenceEnded(sequence_id=frame.sequence_id, failure=encode_failure(_no_session())))
             case _:
-                raise PeerViolation(f"nobody says {type(frame).__name__} to a server", peer_id=lane.peer_id)
+                raise PeerViolation(f"nobody says {type(frame).__name__} to a server", peer_id=connection.peer_id)
 
-    def _open(self, wanted: OpenSequence, connection: _Connection) -> None:
-        lane = connection.lane
-        key = lane.peer_id, wanted.sequence_id
-        if key in self.seats:
-            raise PeerViolation("a seat is opened twice", peer_id=lane.peer_id)
+    def _open(self, wanted: OpenSequence, state: _ConnectionState) -> None:
+        connection = state.connection
+        key = connection.peer_id, wanted.sequence_id
+        if key in self.sessions:
+            raise PeerViolation("a session is opened twice", peer_id=connection.peer_id)
         try:
-            served = self._admit(wanted, connection)
+            session = self._admit(wanted, state)
         except SwarmError as error:
             self.num_refused[_reason(error)] += 1
-            lane.send(SequenceEnded(sequence_id=wanted.sequence_id, failure=encode_failure(error)))
+            connection.send(SequenceEnded(sequence_id=wanted.sequence_id, failure=encode_failure(error)))
             return
-        self.seats[key] = served
-        connection.seats.add(served)
-        served.task = connection.tasks.create_task(self._run_seat(served, wanted), name="seat")
+        self.sessions[key] = session
+        state.sessions.add(session)
+        session.task = state.tasks.create_task(self._run_session(session, wanted), name="session")
         if not _must_prepare(wanted):
-            served.ready()
+            session.ready()
         self._on_changed()
 
-    def _admit(self, wanted: OpenSequence, connection: _Connection) -> ServerSession:
+    def _admit(self, wanted: OpenSequence, state: _ConnectionState) -> ServerSession:
         """Raises PeerRefused."""
-        lane, offer = connection.lane, self._offer()
+        connection, offer = state.connection, self._offered()
         if wanted.revision != offer.revision:
             raise PeerRefused(f"this server has revision {offer.revision}", remedy="look up its record")
         span = offer.engine.span
         if wanted.sampler is not None and wanted.end != span.num_blocks:
-            raise PeerViolation("only the seat of the last block has a sampler", peer_id=lane.peer_id)
-        seat = offer.engine.open(
-            client=lane.peer_id,
+            raise PeerViolation("only the session of the last block has a sampler", peer_id=connection.peer_id)
+        sequence = offer.engine.open(
+            client=connection.peer_id,
             start=wanted.start,
             end=wanted.end,
             max_tokens=wanted.max_tokens,
@@ -264,76 +260,77 @@ class ConnectionServer:
         try:
             sampler = SessionSampler(wanted.sampler, span.vocab_size, offer.grammars) if wanted.sampler else None
         except SwarmError:
-            seat.close()
+            sequence.close()
             raise
-        shape = ModelSizes(
+        sizes = ModelSizes(
             num_blocks=span.num_blocks,
             hidden_size=span.hidden_size,
             vocab_size=span.vocab_size,
             max_step_tokens=offer.max_step_tokens,
         )
 
-        def closed(served: ServerSession) -> None:
-            del self.seats[lane.peer_id, wanted.sequence_id]
-            connection.seats.discard(served)
+        def closed(session: ServerSession) -> None:
+            del self.sessions[connection.peer_id, wanted.sequence_id]
+            state.sessions.discard(session)
             self._on_changed()
 
         return ServerSession(
-            lane,
+            connection,
             wanted,
-            seat,
-            shape,
-            self._around,
+            sequence,
+            sizes,
+            self._services,
             sampler=sampler,
             on_closed=closed,
         )
 
-    async def _run_seat(self, served: ServerSession, wanted: OpenSequence) -> None:
+    async def _run_session(self, session: ServerSession, wanted: OpenSequence) -> None:
         if _must_prepare(wanted):
             try:
-                await self._prepare(served, wanted)
+                await self._prepare(session, wanted)
             except SwarmError as error:
-                served.end(error)
+                session.end(error)
                 return
             except BaseException:
-                served.close()
+                session.close()
                 raise
-            served.ready()
-        await served.run()
+            session.ready()
+        await session.run()
 
-    async def _prepare(self, served: ServerSession, wanted: OpenSequence) -> None:
+    async def _prepare(self, session: ServerSession, wanted: OpenSequence) -> None:
         """Raises SwarmError."""
-        if served.sampler is not None:
-            await served.sampler.prepare()
+        if session.sampler is not None:
+            await session.sampler.prepare()
         if wanted.take_over is not None:
-            await self._take_over(served, wanted.take_over)
+            await self._take_over(session, wanted.take_over)
 
-    async def _take_over(self, served: ServerSession, source: SequenceRef) -> None:
+    async def _take_over(self, session: ServerSession, source: SequenceRef) -> None:
         """Raises SwarmError."""
-        is_in_vain, dials = False, self.pushes.dials
-        if not dials.begin(source.peer_id, served.client):
+        is_in_vain, limiter = False, self.forwarder.dial_limiter
+        if not limiter.begin(source.peer_id, session.client):
             raise PeerRefused("the server does not dial that peer now", remedy="run the session again")
         try:
-            await take_over(self._network, self._model, source, served.client, served.seat)
+            await take_over(self._network, self._model, source, session.client, session.sequence)
         except (PeerUnreachable, PeerTimeout, PeerRefused):
             is_in_vain = True
             raise
         finally:
-            dials.end(source.peer_id, served.client, rests=is_in_vain)
+            limiter.end(source.peer_id, session.client, rests=is_in_vain)
 
-    # --- when seats must go -----------------------------------------------------------------------------------------
+    # --- when sessions must go
+    # -----------------------------------------------------------------------------------------
 
-    def leave(self, seats: Collection[ServerSession], within_s: float) -> None:
-        """Ask the clients of these seats to go elsewhere."""
-        for served in seats:
-            served.leave()
-        for lane in {served.lane for served in seats if served.lane.error is None}:
-            lane.send(ServerLeaving(within_s=within_s))
+    def leave(self, sessions: Collection[ServerSession], within_s: float) -> None:
+        """Ask the clients of these sessions to go elsewhere."""
+        for session in sessions:
+            session.leave()
+        for connection in {session.connection for session in sessions if session.connection.error is None}:
+            connection.send(ServerLeaving(within_s=within_s))
 
-    def end(self, seats: Collection[ServerSession], error: SwarmError) -> None:
-        """End these seats now, and tell why."""
-        for served in list(seats):
-            served.end(error)
+    def end(self, sessions: Collection[ServerSession], error: SwarmError) -> None:
+        """End these sessions now, and tell why."""
+        for session in list(sessions):
+            session.end(error)
 
     async def _sweep(self) -> None:
         while True:
@@ -346,40 +343,40 @@ class ConnectionServer:
         now_s = asyncio.get_running_loop().time()
         idle_s = self._options.idle_s
         silent = PeerRefused(f"the session was silent for {idle_s:g} s", remedy="open it again", retry_after_s=1.0)
-        for served in list(self.seats.values()):
-            if served.seat.is_idle and now_s - served.seat.idle_since_s >= idle_s:
-                served.end(silent)
-        for connection in self._unused():
-            _end_if_idle(connection, now_s)
+        for session in list(self.sessions.values()):
+            if session.sequence.is_idle and now_s - session.sequence.idle_since_s >= idle_s:
+                session.end(silent)
+        for state in self._unused():
+            _end_if_idle(state, now_s)
 
 
-def _end_if_idle(connection: _Connection, now_s: float) -> None:
-    if connection.heard_s is None:
-        if now_s - connection.since_s >= SILENT_S:
-            connection.lane.fail(PeerTimeout("nothing was asked for", peer_id=connection.lane.peer_id))
-    elif now_s - connection.heard_s >= IDLE_LANE_S:
-        connection.lane.end()
+def _end_if_idle(state: _ConnectionState, now_s: float) -> None:
+    if state.heard_s is None:
+        if now_s - state.since_s >= SILENT_S:
+            state.connection.fail(PeerTimeout("nothing was asked for", peer_id=state.connection.peer_id))
+    elif now_s - state.heard_s >= IDLE_CONNECTION_S:
+        state.connection.end()
 
 
 def _must_prepare(wanted: OpenSequence) -> bool:
-    """Whether it takes time before the seat is ready."""
+    """Whether it takes time before the session is ready."""
     return wanted.take_over is not None or (wanted.sampler is not None and wanted.sampler.grammar is not None)
 
 
 def _tell(
-    served: ServerSession, frame: StepRequest | LinkUpdate | AllowHandover | AnswerTokens | CloseSequence
+    session: ServerSession, frame: StepRequest | LinkUpdate | AllowHandover | AnswerTokens | CloseSequence
 ) -> None:
     match frame:
         case StepRequest():
-            served.take_step(frame)
+            session.take_step(frame)
         case LinkUpdate():
-            served.link(frame)
+            session.link(frame)
         case AllowHandover():
-            served.handed_to.append(frame.to_peer_id)
+            session.handed_to.append(frame.to_peer_id)
         case AnswerTokens():
-            served.recall(frame)
+            session.recall(frame)
         case CloseSequence():
-            served.close()
+            session.close()
 
 
 def _reason(error: SwarmError) -> Refusal:
@@ -388,9 +385,9 @@ def _reason(error: SwarmError) -> Refusal:
     return "violation"
 
 
-def _too_many_lanes(remedy: str) -> PeerRefused:
+def _too_many_connections(remedy: str) -> PeerRefused:
     return PeerRefused("too many lanes are open", remedy=remedy, retry_after_s=SILENT_S)
 
 
-def _no_seat() -> PeerRefused:
+def _no_session() -> PeerRefused:
     return PeerRefused("there is no such session here", remedy="open it again", retry_after_s=1.0)

@@ -130,7 +130,7 @@ class Deployment:
         self._running = tasks.create_task(self.engine.run(), name="engine")
 
     async def close(self) -> None:
-        """End its seats and wait for what runs. Idempotent. Cancelled, what runs ends by itself."""
+        """End its sequences and wait for what runs. Idempotent. Cancelled, what runs ends by itself."""
         if self._running is not None:
             self._running.cancel()
             await asyncio.wait({self._running})

@@ -30,7 +30,7 @@ MAX_PEERS = 256
 """Peers at once. Clients name them, and each costs a stream."""
 
 MAX_PEERS_PER_CLIENT = 32
-"""A gateway's chains go on from here to a few; nobody may take all the lanes that there are for others."""
+"""A gateway's chains go on from here to a few; nobody may take all the connections that there are for others."""
 
 REST_S = 5.0
 """Half of what clients leave a broken link alone: before that only somebody who wants us to dial asks again."""
@@ -67,34 +67,34 @@ class DialLimiter:
 
 
 LINGER_S = 30.0
-"""How long a lane stays open without a seat that is linked: the next session is often soon."""
+"""How long a connection stays open without a session that is linked: the next session is often soon."""
 
-SeatKey: TypeAlias = tuple[str, bytes]
-"""The client's peer id, and the id of the seat at the next server."""
+SequenceKey: TypeAlias = tuple[str, bytes]
+"""The client's peer id, and the id of the session at the next server."""
 
 
 class PushFailed(Protocol):
-    """Tells a seat that something it pushed was lost. `is_linked`: later pushes may still arrive."""
+    """Tells a session that something it pushed was lost. `is_linked`: later pushes may still arrive."""
 
     def __call__(self, error: SwarmError, *, is_linked: bool) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
 class _Outgoing:
-    """Opened for `client`, and shared with others. `waiting` until the lane is open."""
+    """Opened for `client`, and shared with others. `waiting` until the connection is open."""
 
     client: str
-    lane: MultiplexedConnection | None = None
+    connection: MultiplexedConnection | None = None
     waiting: list[Push] = field(default_factory=list)
     num_waiting_bytes: int = 0
-    linked: dict[SeatKey, PushFailed] = field(default_factory=dict)
+    linked: dict[SequenceKey, PushFailed] = field(default_factory=dict)
     close_timer: asyncio.TimerHandle | None = None
     task: asyncio.Task[None] | None = None
 
 
 class Forwarder:
     def __init__(self, network: Network, model: str) -> None:
-        self.dials = DialLimiter()
+        self.dial_limiter = DialLimiter()
         self._network = network
         self._model = model
         self._outgoing: dict[str, _Outgoing] = {}
@@ -106,7 +106,7 @@ class Forwarder:
         return self._network.peer_id
 
     @property
-    def num_lanes(self) -> int:
+    def num_connections(self) -> int:
         return len(self._outgoing)
 
     async def run(self) -> None:
@@ -119,12 +119,12 @@ class Forwarder:
                     continue
                 outgoing.task = tasks.create_task(self._keep(peer_id, outgoing), name=f"push to {peer_id}")
 
-    def link(self, peer_id: str, key: SeatKey, failed: PushFailed) -> None:
-        """From now on a seat may push there; or it may not, if that is one peer too many."""
+    def link(self, peer_id: str, key: SequenceKey, failed: PushFailed) -> None:
+        """From now on a session may push there; or it may not, if that is one peer too many."""
         outgoing = self._outgoing.get(peer_id)
         if outgoing is None:
             client = key[0]
-            if not self.dials.begin(peer_id, client):
+            if not self.dial_limiter.begin(peer_id, client):
                 return
             outgoing = self._outgoing[peer_id] = _Outgoing(client)
             self._wanted.put_nowait(peer_id)
@@ -133,7 +133,7 @@ class Forwarder:
             outgoing.close_timer = None
         outgoing.linked[key] = failed
 
-    def unlink(self, peer_id: str, key: SeatKey) -> None:
+    def unlink(self, peer_id: str, key: SequenceKey) -> None:
         outgoing = self._outgoing.get(peer_id)
         if outgoing is None or outgoing.linked.pop(key, None) is None or outgoing.linked:
             return
@@ -143,52 +143,52 @@ class Forwarder:
         """Raises PeerError if it cannot be sent."""
         outgoing = self._outgoing.get(peer_id)
         if outgoing is None or (push.client_peer_id, push.sequence_id) not in outgoing.linked:
-            raise PeerUnreachable("there is no lane to the next server", peer_id=peer_id)
-        if outgoing.lane is not None:
-            outgoing.lane.send(push)
+            raise PeerUnreachable("there is no connection to the next server", peer_id=peer_id)
+        if outgoing.connection is not None:
+            outgoing.connection.send(push)
             return
         outgoing.num_waiting_bytes += num_bytes(push)
         if outgoing.num_waiting_bytes > limits.MAX_MESSAGE_BYTES:
-            raise PeerRefused("too much waits for a lane to the next server", peer_id=peer_id)
+            raise PeerRefused("too much waits for a connection to the next server", peer_id=peer_id)
         outgoing.waiting.append(push)
 
     def is_open(self, peer_id: str) -> bool:
         """Whether a push would leave at once."""
         outgoing = self._outgoing.get(peer_id)
-        return outgoing is not None and outgoing.lane is not None
+        return outgoing is not None and outgoing.connection is not None
 
     def is_coming(self, peer_id: str) -> bool:
-        """Whether there is a lane, or will be."""
+        """Whether there is a connection, or will be."""
         return peer_id in self._outgoing
 
     async def room(self, peer_id: str) -> None:
         """Wait while much is unsent to this peer. Whether it can be sent is told by `push`."""
         outgoing = self._outgoing.get(peer_id)
-        if outgoing is not None and outgoing.lane is not None:
+        if outgoing is not None and outgoing.connection is not None:
             with contextlib.suppress(SwarmError):
-                await outgoing.lane.room()
+                await outgoing.connection.room()
 
     async def _keep(self, peer_id: str, outgoing: _Outgoing) -> None:
         error: SwarmError | None = None
         try:
             async with open_stream(self._network, peer_id, self._model) as stream:
-                outgoing.lane = lane = MultiplexedConnection(stream, peer_id)
+                outgoing.connection = connection = MultiplexedConnection(stream, peer_id)
                 for push in outgoing.waiting:
-                    lane.send(push)
+                    connection.send(push)
                 outgoing.waiting.clear()
-                await lane.run(lambda frame: self._hear(frame, peer_id, outgoing))
-                error = lane.error
+                await connection.run(lambda frame: self._hear(frame, peer_id, outgoing))
+                error = connection.error
         except SwarmError as refusal:
             error = refusal
         finally:
             has_left = self._outgoing.get(peer_id) is outgoing
             if has_left:
                 del self._outgoing[peer_id]
-            self.dials.end(peer_id, outgoing.client, rests=has_left)
+            self.dial_limiter.end(peer_id, outgoing.client, rests=has_left)
             if outgoing.close_timer is not None:
                 outgoing.close_timer.cancel()
         for failed in list(outgoing.linked.values()):
-            failed(error or PeerUnreachable("the lane is closed", peer_id=peer_id), is_linked=False)
+            failed(error or PeerUnreachable("the connection is closed", peer_id=peer_id), is_linked=False)
 
     def _hear(self, frame: Frame, peer_id: str, outgoing: _Outgoing) -> None:
         if not isinstance(frame, PushRefused):
@@ -198,9 +198,9 @@ class Forwarder:
             failed(frame.error(peer_id), is_linked=True)
 
     def _close(self, peer_id: str, outgoing: _Outgoing) -> None:
-        # whoever links from now on gets a lane of its own
+        # whoever links from now on gets a connection of its own
         del self._outgoing[peer_id]
         if outgoing.task is not None:
             outgoing.task.cancel()
         else:
-            self.dials.end(peer_id, outgoing.client, rests=False)
+            self.dial_limiter.end(peer_id, outgoing.client, rests=False)

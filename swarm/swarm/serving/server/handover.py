@@ -1,4 +1,4 @@
-"""A seat's keys and values, from a server that leaves to the one that takes over, so that nothing is run again.
+"""A sequence's keys and values, from a server that leaves to the one that takes over, so that nothing is run again.
 
 The client names both sides: it tells the old server who may have them (Hand), and the new one where they are
 (`Open.take_over`). What they hold cannot be checked against anything, so they serve that client's session alone.
@@ -25,9 +25,9 @@ TAKE_OVER_S = 120.0
 """For all of it. The client gives up earlier if it knows better."""
 
 
-async def take_over(network: Network, model: str, source: SequenceRef, client: str, seat: EngineSequence) -> None:
-    """Fill `seat` with what the seat at `source` holds. Raises SwarmError, and then it is empty."""
-    start, end = seat.blocks
+async def take_over(network: Network, model: str, source: SequenceRef, client: str, sequence: EngineSequence) -> None:
+    """Fill `sequence` with what the sequence at `source` holds. Raises SwarmError, and then it is empty."""
+    start, end = sequence.blocks
     request = KvRequest(client_peer_id=client, sequence_id=source.sequence_id, start=start, end=end)
     try:
         async with (
@@ -37,7 +37,7 @@ async def take_over(network: Network, model: str, source: SequenceRef, client: s
         ):
             await stream.send(request.to_bytes())
             header = KvHeader.from_bytes(await stream.receive())
-            await seat.adopt(header.length, pieces)
+            await sequence.adopt(header.length, pieces)
     except TimeoutError:
         raise PeerTimeout("the session was not handed over in time", peer_id=source.peer_id) from None
     except EndOfStream:
@@ -45,13 +45,13 @@ async def take_over(network: Network, model: str, source: SequenceRef, client: s
 
 
 async def hand_over(
-    served: ServerSession | None, request: KvRequest, peer_id: str, stream: Stream, hook: FaultHook
+    session: ServerSession | None, request: KvRequest, peer_id: str, stream: Stream, hook: FaultHook
 ) -> None:
-    """Send what the seat holds, if the client allowed it. Raises PeerRefused if not; no steps run meanwhile."""
-    if served is None or peer_id not in served.handed_to:
+    """Send what the sequence holds, if the client allowed it. Raises PeerRefused if not; no steps run meanwhile."""
+    if session is None or peer_id not in session.handed_to:
         raise PeerRefused("there is no such session here that you may take over", remedy="run it again")
-    async with served.lock, aclosing(served.seat.export(request.start, request.end)) as pieces:
-        await stream.send(KvHeader(length=served.seat.length).to_bytes())
+    async with session.lock, aclosing(session.sequence.export(request.start, request.end)) as pieces:
+        await stream.send(KvHeader(length=session.sequence.length).to_bytes())
         async for piece in pieces:
             await hook.reached("serve/handover")
             async with asyncio.timeout(MESSAGE_S):

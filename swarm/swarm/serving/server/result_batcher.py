@@ -1,8 +1,9 @@
-"""What a seat has done, told to its client: at once where the client waits for it, else now and then, several together.
+"""What a session has done, told to its client: at once where the client waits for it, else now and then, several
+together.
 
 A server in the middle pushes its outputs on, and the client's copy of them is for the day that the next server dies.
 Told of each token alone, the client and both network daemons would wake up for it while the next server computes.
-Owned by the seat.
+Owned by the session.
 """
 
 from __future__ import annotations
@@ -18,29 +19,30 @@ from swarm_protocol.session_frames import StepResult
 from swarm.serving.wire.multiplexed_connection import MultiplexedConnection
 
 REPORT_S = 0.1
-"""How long a result waits. All seats' are told at the same moments, so that those of a lane go in one message."""
+"""How long a result waits. All sessions' are told at the same moments, so that those of a connection go in one
+message."""
 
 MAX_WAITING = 32
-"""Results of a seat. So many within REPORT_S are a prompt in small pieces."""
+"""Results of a session. So many within REPORT_S are a prompt in small pieces."""
 
 
 class FlushTimer:
-    """The moments at which seats tell what can wait. One for all seats of a server."""
+    """The moments at which sessions tell what can wait. One for all sessions of a server."""
 
     def __init__(self) -> None:
         self._waiting: dict[ResultBatcher, None] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    def add(self, reports: ResultBatcher) -> None:
+    def add(self, batcher: ResultBatcher) -> None:
         """Flush it at the next one. Idempotent."""
-        self._waiting[reports] = None
+        self._waiting[batcher] = None
         if self._timer is None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_at((math.floor(loop.time() / REPORT_S) + 1) * REPORT_S, self._tick)
 
-    def remove(self, reports: ResultBatcher) -> None:
+    def remove(self, batcher: ResultBatcher) -> None:
         """Idempotent."""
-        self._waiting.pop(reports, None)
+        self._waiting.pop(batcher, None)
         if not self._waiting and self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -48,43 +50,43 @@ class FlushTimer:
     def _tick(self) -> None:
         self._timer = None
         waiting, self._waiting = self._waiting, {}
-        for reports in waiting:
-            reports.flush()
+        for batcher in waiting:
+            batcher.flush()
 
 
 class ResultBatcher:
-    """To the client at the other end of `lane`."""
+    """To the client at the other end of `connection`."""
 
-    def __init__(self, lane: MultiplexedConnection, ticks: FlushTimer) -> None:
-        self._lane = lane
-        self._ticks = ticks
+    def __init__(self, connection: MultiplexedConnection, flush_timer: FlushTimer) -> None:
+        self._connection = connection
+        self._flush_timer = flush_timer
         self._waiting: list[StepResult] = []
 
     def tell(self, result: StepResult, *, can_wait: bool) -> None:
-        """In the order of the calls. Nothing is told once the lane has ended."""
+        """In the order of the calls. Nothing is told once the connection has ended."""
         if not result.passed_on:
             self.flush()
         self._waiting.append(result)
         if not can_wait or len(self._waiting) >= MAX_WAITING:
             self.flush()
         elif len(self._waiting) == 1:
-            self._ticks.add(self)
+            self._flush_timer.add(self)
 
     def flush(self) -> None:
         """Tell what waits now."""
         waiting = self._waiting
         self.close()
-        if waiting and self._lane.error is None:
-            self._lane.send(together(waiting))
+        if waiting and self._connection.error is None:
+            self._connection.send(together(waiting))
 
     def close(self) -> None:
         """Forget what waits."""
         self._waiting = []
-        self._ticks.remove(self)
+        self._flush_timer.remove(self)
 
 
 def together(results: Sequence[StepResult]) -> StepResult:
-    """One that tells what `results` of one seat tell, single tokens that were passed on one after another."""
+    """One that tells what `results` of one session tell, single tokens that were passed on one after another."""
     last = results[-1]
     if len(results) == 1:
         return last

@@ -30,8 +30,8 @@ class ServerOptions:
 
     A step computes at most `max_batch` sessions' next tokens, and beside them prompt tokens for `max_step_ms`; those of
     the only session for `max_alone_ms`, which is how long another one may wait that comes meanwhile. A session that
-    says nothing for `evict_idle_s` makes room when another peer needs it. At most `max_lanes` connections are open, and
-    what waits in all sessions together takes up to `max_backlog_bytes`, three quarters for one client.
+    says nothing for `evict_idle_s` makes room when another peer needs it. At most `max_connections` connections are
+    open, and what waits in all sessions together takes up to `max_backlog_bytes`, three quarters for one client.
     `on_step` hears, in the loop, of every computed step: its positions, and milliseconds that it computed and waited.
 
     Raises ConfigError for values that allow nothing.
@@ -47,7 +47,7 @@ class ServerOptions:
     max_alone_ms: float = 1000.0
     idle_s: float = 120.0
     evict_idle_s: float = 10.0
-    max_lanes: int = 1024
+    max_connections: int = 1024
     max_backlog_bytes: int = 256 * 2**20
     faults: FaultHook = field(default=no_faults)
     on_step: Callable[[int, float, float], None] = field(default=lambda _positions, _compute_ms, _queue_ms: None)
@@ -63,7 +63,7 @@ class ServerOptions:
             "max_alone_ms",
             "idle_s",
             "evict_idle_s",
-            "max_lanes",
+            "max_connections",
         )
         for name in (*limited, "max_backlog_bytes"):
             if not getattr(self, name) > 0:

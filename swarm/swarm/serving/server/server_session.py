@@ -1,12 +1,12 @@
-"""The server's side of one seat: what its client and the server before it send, run in order and passed on.
+"""The server's side of one session: what its client and the server before it send, run in order and passed on.
 
 Of the last server the token that it draws is passed on, too, to the first one, as far as the client allows it.
 
-Every frame is judged when it arrives, against the length that the seat will have after those before it, and nothing is
-computed for one that does not fit. A client that breaks the rules loses its seat; what another server pushes wrongly is
-refused to that server, and leaves the seat as it was. Rows that have been run already are dropped, for a client that
-finds a push slow sends the same rows itself.
-Leaves lanes and who owns which seat to `lane_server`, compute to the engine's seat. `run` is the task that owns it.
+Every frame is judged when it arrives, against the length that the session will have after those before it, and nothing
+is computed for one that does not fit. A client that breaks the rules loses its session; what another server pushes
+wrongly is refused to that server, and leaves the session as it was. Rows that have been run already are dropped, for a
+client that finds a push slow sends the same rows itself. Leaves connections and who owns which session to
+`connection_server`, compute to the engine's session. `run` is the task that owns it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ from swarm.serving.wire.tensor_stream import hidden_of, rows_of, tokens_of
 logger = logging.getLogger(__name__)
 
 MAX_INBOX = 16
-"""Steps that wait at one seat: clients keep four chunks of a prompt under way, and repeat some when a push is slow."""
+"""Steps that wait at one session: clients keep four chunks of a prompt under way, and repeat some when a push is
+slow."""
 
 MAX_HEIRS = 16
 """Servers among which a leaving one's blocks may be split."""
@@ -64,7 +65,7 @@ _WANTS = {"nothing": Want.NOTHING, "last": Want.LAST, "all": Want.ALL, "token": 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSizes:
-    """What a seat must know of the model, and the longest step that its server takes."""
+    """What a session must know of the model, and the longest step that its server takes."""
 
     num_blocks: int
     hidden_size: int
@@ -74,11 +75,11 @@ class ModelSizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedServices:
-    """What all seats of a server share."""
+    """What all sessions of a server share."""
 
-    pushes: Forwarder
-    backlog: Backpressure
-    ticks: FlushTimer
+    forwarder: Forwarder
+    backpressure: Backpressure
+    flush_timer: FlushTimer
     faults: FaultHook
 
 
@@ -99,33 +100,33 @@ class _Work:
 
 
 class ServerSession:
-    """`seat` is the engine's, `sampler` of the last block's only. `handed_to` may take its keys and values."""
+    """`session` is the engine's, `sampler` of the last block's only. `handed_to` may take its keys and values."""
 
     def __init__(
         self,
-        lane: MultiplexedConnection,
+        connection: MultiplexedConnection,
         opened: OpenSequence,
-        seat: EngineSequence,
-        shape: ModelSizes,
-        around: SharedServices,
+        sequence: EngineSequence,
+        sizes: ModelSizes,
+        services: SharedServices,
         *,
         sampler: SessionSampler | None,
         on_closed: Callable[[ServerSession], None],
     ) -> None:
-        self.client = lane.peer_id
+        self.client = connection.peer_id
         self.sequence_id = opened.sequence_id
-        self.seat = seat
+        self.sequence = sequence
         self.handed_to: deque[str] = deque(maxlen=MAX_HEIRS)
         self.task: asyncio.Task[None] | None = None
         self.lock = asyncio.Lock()
-        self.lane = lane
+        self.connection = connection
         self.sampler = sampler
         self._opened = opened
-        self._shape = shape
-        self._pushes = around.pushes
-        self._backlog = around.backlog
-        self._faults = around.faults
-        self._own = SequenceRef(peer_id=around.pushes.peer_id, sequence_id=opened.sequence_id)
+        self._sizes = sizes
+        self._forwarder = services.forwarder
+        self._backpressure = services.backpressure
+        self._faults = services.faults
+        self._own = SequenceRef(peer_id=services.forwarder.peer_id, sequence_id=opened.sequence_id)
         self.previous = opened.previous
         self._next: SequenceRef | None = None
         self._num_links = 0
@@ -136,25 +137,25 @@ class ServerSession:
         self.is_leaving = False
         self._inbox: deque[_Work] = deque()
         self._news = asyncio.Event()
-        self._reports = ResultBatcher(lane, around.ticks)
+        self._results = ResultBatcher(connection, services.flush_timer)
         self._answered: int | None = None
         self.is_closed = False
         self._on_closed = on_closed
-        seat.on_ended = self.end
+        sequence.on_ended = self.end
         self._link(opened.next)
 
     @property
     def is_first(self) -> bool:
-        return self.seat.blocks[0] == 0
+        return self.sequence.blocks[0] == 0
 
     @property
     def is_last(self) -> bool:
-        return self.seat.blocks[1] == self._shape.num_blocks
+        return self.sequence.blocks[1] == self._sizes.num_blocks
 
     # --- what others say --------------------------------------------------------------------------------------------
 
     def take_step(self, step: StepRequest) -> None:
-        """From the client. One that breaks the rules ends the seat."""
+        """From the client. One that breaks the rules ends the session."""
         try:
             if step.want == "token" and not (self.is_last or step.forward):
                 raise PeerViolation("only the last block's output says which token comes next")
@@ -162,39 +163,41 @@ class ServerSession:
         except SwarmError as error:
             self.end(error)
 
-    def take_push(self, push: Push, lane: MultiplexedConnection) -> None:
-        """From another server, by its lane, where it hears of it if that was wrong."""
+    def take_push(self, push: Push, connection: MultiplexedConnection) -> None:
+        """From another server, by its connection, where it hears of it if that was wrong."""
         try:
             named = self.previous
-            if named is None or (lane.peer_id, push.source_id) != (named.peer_id, named.sequence_id):
-                raise PeerViolation("the client did not name this seat as the one before", peer_id=lane.peer_id)
+            if named is None or (connection.peer_id, push.source_id) != (named.peer_id, named.sequence_id):
+                raise PeerViolation(
+                    "the client did not name this session as the one before", peer_id=connection.peer_id
+                )
             self._take(push, push.rows, passes_on=not self.is_last, upstream_ms=push.upstream_ms)
         except SwarmError as error:
-            refuse_push(push, lane, error)
+            refuse_push(push, connection, error)
 
     def recall(self, drawn: AnswerTokens) -> None:
-        """From the client. Raises PeerViolation, which ends its lane."""
+        """From the client. Raises PeerViolation, which ends its connection."""
         if self.sampler is None:
-            raise PeerViolation("tokens of an answer for a seat without a sampler", peer_id=self.client)
+            raise PeerViolation("tokens of an answer for a session without a sampler", peer_id=self.client)
         self.sampler.recall(drawn.token_ids)
 
     def link(self, link: LinkUpdate) -> None:
-        self._reports.flush()  # whoever takes the next server's place is fed with it
+        self._results.flush()  # whoever takes the next server's place is fed with it
         self.previous = link.previous
         self._link(link.next)
         self._is_cut_off, self._num_refused = False, 0
         self._num_links = min(self._num_links + 1, limits.MAX_LINKS)
-        known = self.seat.length if self._expected is None else self._expected
-        self.lane.send(LinkAck(sequence_id=self.sequence_id, num_links=self._num_links, position=known))
+        known = self.sequence.length if self._expected is None else self._expected
+        self.connection.send(LinkAck(sequence_id=self.sequence_id, num_links=self._num_links, position=known))
 
     def _link(self, to: SequenceRef | None) -> None:
         if to == self._next:
             return
         if self._next is not None:
-            self._pushes.unlink(self._next.peer_id, (self.client, self._next.sequence_id))
+            self._forwarder.unlink(self._next.peer_id, (self.client, self._next.sequence_id))
         self._next = to
         if to is not None and to != self._own:
-            self._pushes.link(to.peer_id, (self.client, to.sequence_id), self._push_failed)
+            self._forwarder.link(to.peer_id, (self.client, to.sequence_id), self._push_failed)
 
     def _take(
         self, frame: StepRequest | Push, rows: Rows, *, passes_on: bool, upstream_ms: tuple[Spent, ...] = ()
@@ -210,17 +213,17 @@ class ServerSession:
                 return
             if num_run > 0:
                 rows, position = rows.without(num_run), known
-        if position > (self.seat.length if known is None else known):
+        if position > (self.sequence.length if known is None else known):
             raise PeerViolation(
-                f"rows from position {position} on, and the session ends at {known or self.seat.length}"
+                f"rows from position {position} on, and the session ends at {known or self.sequence.length}"
             )
         self._check_size(rows, position, frame.want)
         if len(self._inbox) >= MAX_INBOX:
             raise PeerViolation(f"more than {MAX_INBOX} steps at once")
         x = self._decoded(rows)
         if known is None:
-            self.seat.rewind(position)
-        self._backlog.take(self.client, x.nbytes)
+            self.sequence.rewind(position)
+        self._backpressure.take(self.client, x.nbytes)
         self._expected = position + rows.num_rows
         work = _Work(
             position=position,
@@ -235,18 +238,18 @@ class ServerSession:
         self._news.set()
 
     def _check_size(self, rows: Rows, position: int, want: str) -> None:
-        num_rows, shape = rows.num_rows, self._shape
-        if num_rows > shape.max_step_tokens:
-            raise PeerViolation(f"a step of {num_rows} tokens, and this server takes {shape.max_step_tokens}")
-        if position + num_rows > self.seat.max_tokens:
-            raise PeerViolation(f"{position + num_rows} tokens, and the session reserved {self.seat.max_tokens}")
-        if self.is_last and want == "all" and 4 * num_rows * shape.vocab_size > limits.MAX_MESSAGE_BYTES // 2:
+        num_rows, sizes = rows.num_rows, self._sizes
+        if num_rows > sizes.max_step_tokens:
+            raise PeerViolation(f"a step of {num_rows} tokens, and this server takes {sizes.max_step_tokens}")
+        if position + num_rows > self.sequence.max_tokens:
+            raise PeerViolation(f"{position + num_rows} tokens, and the session reserved {self.sequence.max_tokens}")
+        if self.is_last and want == "all" and 4 * num_rows * sizes.vocab_size > limits.MAX_MESSAGE_BYTES // 2:
             raise PeerViolation(f"the logits of {num_rows} tokens are too large for one message")
 
     def _decoded(self, rows: Rows) -> Tensor:
         if self.is_first:
-            return tokens_of(rows, self._shape.vocab_size)
-        return hidden_of(rows, self._opened.codec, self._shape.hidden_size)
+            return tokens_of(rows, self._sizes.vocab_size)
+        return hidden_of(rows, self._opened.codec, self._sizes.hidden_size)
 
     # --- the task ---------------------------------------------------------------------------------------------------
 
@@ -254,9 +257,9 @@ class ServerSession:
         """Steps may come."""
         self._is_ready = True
         held = SequenceReady(
-            sequence_id=self.sequence_id, max_step_tokens=self._shape.max_step_tokens, length=self.seat.length
+            sequence_id=self.sequence_id, max_step_tokens=self._sizes.max_step_tokens, length=self.sequence.length
         )
-        self.lane.send(held)
+        self.connection.send(held)
 
     async def run(self) -> None:
         """Until it has ended. The client is told why, unless it was it that ended it."""
@@ -269,7 +272,7 @@ class ServerSession:
         except SwarmError as error:
             self.end(error)
         except Exception as error:
-            logger.exception("a seat failed")
+            logger.exception("a session failed")
             self.end(error)
         finally:
             self.close()
@@ -277,16 +280,16 @@ class ServerSession:
     async def _run_one(self, work: _Work) -> None:
         try:
             await self._faults.reached("serve/prefill" if work.num_rows > 1 else "serve/decode")
-            await self.lane.room()
+            await self.connection.room()
             if work.passes_on and self._next is not None:
-                await self._pushes.room(self._next.peer_id)
+                await self._forwarder.room(self._next.peer_id)
             pick = await self._engine_pick(work)
             async with self.lock:
-                done = await self.seat.step(work.x, _engine_want(work), pick)
+                done = await self.sequence.step(work.x, _engine_want(work), pick)
             if done.token is not None and self.sampler is not None:
                 self.sampler.drew(done.token.token_id)
         finally:
-            self._backlog.give_back(self.client, work.x.nbytes)
+            self._backpressure.give_back(self.client, work.x.nbytes)
         spent_ms = min(done.compute_ms, limits.MAX_STEP_MS), min(done.queue_ms, limits.MAX_STEP_MS)
         rows, codec_error = None, 0.0
         if done.output is not None:
@@ -319,7 +322,7 @@ class ServerSession:
             num_links=num_links,
             upstream_ms=work.upstream_ms if self.is_last else (),
         )
-        self._reports.tell(result, can_wait=result.passed_on and not self.is_leaving)
+        self._results.tell(result, can_wait=result.passed_on and not self.is_leaving)
 
     async def _engine_pick(self, work: _Work) -> Pick | None:
         if work.draw is None or not self.is_last:
@@ -339,7 +342,7 @@ class ServerSession:
             upstream_ms=(*work.upstream_ms, spent_ms)[-limits.MAX_UPSTREAM :] if work.num_rows == 1 else (),
         )
         try:
-            self._pushes.push(to.peer_id, frame)
+            self._forwarder.push(to.peer_id, frame)
         except SwarmError as error:
             logger.debug("%s takes no pushes: %s", to.peer_id, error)
             self._link(None)
@@ -362,10 +365,10 @@ class ServerSession:
         try:
             if to == self._own:
                 self._take(frame, frame.rows, passes_on=False)
-            elif self._pushes.is_open(to.peer_id):
-                self._pushes.push(to.peer_id, frame)
+            elif self._forwarder.is_open(to.peer_id):
+                self._forwarder.push(to.peer_id, frame)
             else:
-                self._is_cut_off = not self._pushes.is_coming(to.peer_id)
+                self._is_cut_off = not self._forwarder.is_coming(to.peer_id)
                 return False
         except SwarmError as error:
             logger.debug("a token is left to the client: %s", error)
@@ -378,28 +381,28 @@ class ServerSession:
         if not is_linked or self._num_refused >= MAX_REFUSED:
             self._link(None)
             self._is_cut_off = True
-        if self._answered is None or self.is_closed or self.lane.error is not None:
+        if self._answered is None or self.is_closed or self.connection.error is not None:
             return
         logger.debug("a push was lost: %s", error)
-        self._reports.flush()
+        self._results.flush()
         failed = StepResult(
             sequence_id=self.sequence_id, position=self._answered, push_failed=True, num_links=self._num_links
         )
-        self.lane.send(failed)
+        self.connection.send(failed)
 
     # --- its end ----------------------------------------------------------------------------------------------------
 
     def leave(self) -> None:
         """The client is to go elsewhere, and must have everything at once for that."""
         self.is_leaving = True
-        self._reports.flush()
+        self._results.flush()
 
     def end(self, error: BaseException) -> None:
         """Free it and tell the client. Idempotent."""
         if self.is_closed:
             return
-        if self.lane.error is None:
-            self.lane.send(SequenceEnded(sequence_id=self.sequence_id, failure=encode_failure(error)))
+        if self.connection.error is None:
+            self.connection.send(SequenceEnded(sequence_id=self.sequence_id, failure=encode_failure(error)))
         self.close()
 
     def close(self) -> None:
@@ -409,20 +412,20 @@ class ServerSession:
         self.is_closed = True
         if self.sampler is not None:
             self.sampler.close()
-        self._reports.close()
-        self.seat.close()
+        self._results.close()
+        self.sequence.close()
         self._link(None)
         for work in self._inbox:
-            self._backlog.give_back(self.client, work.x.nbytes)
+            self._backpressure.give_back(self.client, work.x.nbytes)
         self._inbox.clear()
         if self.task is not None and self.task is not asyncio.current_task():
             self.task.cancel()
         self._on_closed(self)
 
 
-def refuse_push(push: Push, lane: MultiplexedConnection, error: SwarmError) -> None:
+def refuse_push(push: Push, connection: MultiplexedConnection, error: SwarmError) -> None:
     """Tell the server that sent it."""
-    lane.send(
+    connection.send(
         PushRefused(
             client_peer_id=push.client_peer_id,
             sequence_id=push.sequence_id,

@@ -1,7 +1,8 @@
-"""What a seat of the last block knows beyond its cache: the answer's tokens so far, and what its grammar allows next.
+"""What a session of the last block knows beyond its cache: the answer's tokens so far, and what its grammar allows
+next.
 
-All of it follows from the Sampler that the seat was opened with and from those tokens. So another server that takes
-the seat over draws the same, once it has been told them. Used in the server's loop.
+All of it follows from the Sampler that the session was opened with and from those tokens. So another server that takes
+the session over draws the same, once it has been told them. Used in the server's loop.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ class SessionSampler:
     def _go_on(self) -> None:
         """Have the next mask worked out, while the token before it goes through the model."""
         if self._drawn and self._drawn[-1] in self._sampler.end_ids:
-            self.close()  # what is drawn after the end, before the client has closed the seat, nobody sees
+            self.close()  # what is drawn after the end, before the client has closed the session, nobody sees
         if self._grammar is not None:
             # nothing is appended before the mask is there
             self._mask = self._grammar.mask(self._drawn)

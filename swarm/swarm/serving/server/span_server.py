@@ -1,6 +1,6 @@
 """A node's span of a model: loads it, announces it, serves sessions on it, and leaves in order.
 
-`deployment` is what computes, `session.lane_server` what talks. The task started by `start` runs both and keeps the
+`deployment` is what computes, `connection_server` what talks. The task started by `start` runs both and keeps the
 announcement fresh; `close` ends it. Should it end before that, by a defect, then the server leaves as when it is
 drained, at once, and `failure` says why. Handlers run in the network's tasks.
 """
@@ -64,7 +64,9 @@ class SpanServer:
         self.rtt_ms: Mapping[str, float] = {}
         self.is_relayed = False
         self.moving_to = (0, 0)
-        self.lanes = ConnectionServer(network, name, self.options, offer=self._offer, on_changed=self._seats_changed)
+        self.connections = ConnectionServer(
+            network, name, self.options, offer=self._offered, on_changed=self._sessions_changed
+        )
         self.calls = ForwardServer(name, self._computer, faults=self.options.faults)
         self._network = network
         self._membership = membership
@@ -92,8 +94,8 @@ class SpanServer:
         deployed = await Deployment.load(self._model_dir, self.start_block, self.end_block, self.options)
         try:
             await self._network.serve(f"{FILES_METHOD}/{self.name}", self._give_files)
-            await self._network.serve_stream(f"{SESSION_METHOD}/{self.name}", self.lanes.serve)
-            await self._network.serve_stream(f"{KV_METHOD}/{self.name}", self.lanes.serve_kv)
+            await self._network.serve_stream(f"{SESSION_METHOD}/{self.name}", self.connections.serve)
+            await self._network.serve_stream(f"{KV_METHOD}/{self.name}", self.connections.serve_kv)
             await self.calls.serve(self._network)
         except BaseException:
             await deployed.close()
@@ -189,14 +191,14 @@ class SpanServer:
         await self._let_leave(self.sessions, within_s)
 
     async def _let_leave(self, sessions: Collection[ServerSession], within_s: float) -> None:
-        self.lanes.leave(sessions, within_s)
+        self.connections.leave(sessions, within_s)
         try:
             async with asyncio.timeout(within_s):
                 while not all(session.is_closed for session in sessions):
                     self._ended.clear()
                     await self._ended.wait()
         except TimeoutError:
-            self.lanes.end(sessions, _leaving())
+            self.connections.end(sessions, _leaving())
 
     async def close(self) -> None:
         """End every session at once and withdraw the record. Idempotent."""
@@ -224,7 +226,7 @@ class SpanServer:
             async with asyncio.TaskGroup() as self._tasks:
                 assert self._deployed is not None
                 self._deployed.start(self._tasks)
-                self._tasks.create_task(self.lanes.run(), name="lanes")
+                self._tasks.create_task(self.connections.run(), name="connections")
                 self._tasks.create_task(self._keep_announcing(), name="announce load")
         except ExceptionGroup as group:
             self._fail(group.exceptions[0])
@@ -243,7 +245,7 @@ class SpanServer:
     def _leave(self) -> None:
         """End every session now and tell everyone."""
         self._state = "draining"
-        self.lanes.end(self.sessions, _leaving())
+        self.connections.end(self.sessions, _leaving())
         self._membership.withdraw("serve", self.name)
 
     # --- what others are told ---------------------------------------------------------------------------------------
@@ -262,7 +264,7 @@ class SpanServer:
             prefill_ms_per_token=speed.prefill_ms,
             decode_ms_per_block=speed.decode_ms,
             free_kv_tokens=self._ready.engine.free_tokens,
-            queue_depth=len(self.lanes.seats),
+            queue_depth=len(self.connections.sessions),
             rtt_ms=self.rtt_ms,
             relayed=self.is_relayed,
             next_start=self.moving_to[0],
@@ -274,7 +276,7 @@ class SpanServer:
     @property
     def sessions(self) -> tuple[ServerSession, ...]:
         """Those that are open, also on blocks that are no longer announced."""
-        return tuple(self.lanes.seats.values())
+        return tuple(self.connections.sessions.values())
 
     @property
     def load(self) -> EngineLoad:
@@ -310,7 +312,7 @@ class SpanServer:
             self._look()
             self._membership.announce(self.record)
 
-    def _seats_changed(self) -> None:
+    def _sessions_changed(self) -> None:
         self._changed.set()
         self._ended.set()
 
@@ -356,7 +358,7 @@ class SpanServer:
 
     # --- what others ask for ----------------------------------------------------------------------------------------
 
-    def _offer(self) -> ServedSpan:
+    def _offered(self) -> ServedSpan:
         """For new sessions. Raises PeerRefused."""
         if self._state != "serving" or self._deployed is None:
             raise PeerRefused("the server takes no new sessions", remedy="ask another server")

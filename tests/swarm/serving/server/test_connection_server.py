@@ -26,7 +26,7 @@ from support.served_chain import (
     with_servers,
 )
 from swarm.serving.model.batch import PAGE_TOKENS
-from swarm.serving.server.connection_server import IDLE_LANE_S, MAX_LANES_PER_PEER, SILENT_S
+from swarm.serving.server.connection_server import IDLE_CONNECTION_S, MAX_CONNECTIONS_PER_PEER, SILENT_S
 from swarm.serving.server.server_session import MAX_INBOX
 from swarm.serving.wire.multiplexed_connection import MultiplexedConnection, open_stream
 from swarm.serving.wire.page_keys import page_keys
@@ -207,7 +207,7 @@ def test_wrong_step_ends_its_seat_in_type_and_no_other(case: str) -> None:
         assert isinstance(error, PeerViolation)
         assert message in str(error)
         assert world.servers[0].engine.num_tokens == num_tokens
-        assert world.servers[0].engine.num_seats == 1
+        assert world.servers[0].engine.num_sequences == 1
         await talk.step(right, 0, 2)
 
     with_servers(work, [(0, 4) if is_first else (1, 3)])
@@ -271,7 +271,7 @@ def test_frame_that_only_servers_say_ends_the_lane(frame: Any) -> None:
         talk.lane.send(frame)
         with pytest.raises(PeerViolation):
             await talk.next(StepResult)
-        assert list(world.servers[0].lanes.seats) == [(world.client.peer_id, sequence_id(2))]
+        assert list(world.servers[0].connections.sessions) == [(world.client.peer_id, sequence_id(2))]
         await other.step(token_rows(1), 0, 2)
 
     with_servers(work)
@@ -301,7 +301,7 @@ def test_message_that_is_none_ends_its_lane_with_all_seats_and_no_other(case: st
         await talk.lane._stream.send(BROKEN[case](world.servers[0]))
         with pytest.raises(PeerViolation):
             await talk.next(StepResult)
-        assert list(world.servers[0].lanes.seats) == [(world.client.peer_id, sequence_id(2))]
+        assert list(world.servers[0].connections.sessions) == [(world.client.peer_id, sequence_id(2))]
         await other.step(token_rows(1), 0, 2)
 
     with_servers(work)
@@ -326,7 +326,7 @@ def test_open_what_is_not_served_is_refused_for_good(case: str) -> None:
         assert isinstance(error, PeerRefused)
         assert message in str(error)
         assert error.retry_after_s == 0
-        assert world.servers[0].lanes.num_refused == {"busy": 0, "never": 1, "violation": 0, "lanes": 0}
+        assert world.servers[0].connections.num_refused == {"busy": 0, "never": 1, "violation": 0, "lanes": 0}
         await talk.open()
         await talk.step(token_rows(1), 0)
 
@@ -340,7 +340,7 @@ def test_open_more_than_there_is_room_for_is_refused_until_a_seat_is_closed() ->
         error = await talk.refused(2)
         assert isinstance(error, PeerRefused)
         assert error.retry_after_s > 0
-        assert world.servers[0].lanes.num_refused == {"busy": 1, "never": 0, "violation": 0, "lanes": 0}
+        assert world.servers[0].connections.num_refused == {"busy": 1, "never": 0, "violation": 0, "lanes": 0}
         talk.lane.send(CloseSequence(sequence_id=sequence_id(1)))
         await talk.open(2)
 
@@ -356,7 +356,7 @@ def test_thousands_of_seats_on_one_lane_are_bounded_by_admission() -> None:
             while len(talk.heard) < 2000:
                 await asyncio.sleep(0.01)
         assert sum(isinstance(frame, SequenceReady) for frame in talk.heard) == 8
-        assert world.servers[0].engine.num_seats == 8
+        assert world.servers[0].engine.num_sequences == 8
 
     with_servers(work, max_sessions=8)
 
@@ -369,7 +369,7 @@ def test_open_twice_ends_the_lane() -> None:
         talk.lane.send(opening(world.servers[0]))
         with pytest.raises(PeerViolation, match="twice"):
             await talk.next(SequenceReady)
-        assert world.servers[0].engine.num_seats == 1
+        assert world.servers[0].engine.num_sequences == 1
         await other.step(token_rows(1), 0)
 
     with_servers(work)
@@ -383,39 +383,39 @@ async def silent(world: World, client: Any) -> tuple[MultiplexedConnection, asyn
 
 def test_lanes_of_one_peer_and_of_all_are_bounded_and_silent_ones_end() -> None:
     async def work(world: World) -> None:
-        server = world.servers[0].lanes
-        greedy = [await silent(world, world.client) for _ in range(MAX_LANES_PER_PEER + 1)]
+        server = world.servers[0].connections
+        greedy = [await silent(world, world.client) for _ in range(MAX_CONNECTIONS_PER_PEER + 1)]
         others = [await silent(world, world.internet.network()) for _ in range(12)]
         await asyncio.sleep(1.0)
         refused = [lane.error for lane, _ in greedy if isinstance(lane.error, PeerRefused)]
-        assert server.num_lanes == 16
+        assert server.num_connections == 16
         # one was too many from the start, and four more have made room for others
-        assert len(refused) == 1 + (MAX_LANES_PER_PEER + 12 - 16)
+        assert len(refused) == 1 + (MAX_CONNECTIONS_PER_PEER + 12 - 16)
         assert all(error.retry_after_s > 0 for error in refused)
         assert server.num_refused["lanes"] == 1
         assert not any(lane.error for lane, _ in others)
         await asyncio.sleep(SILENT_S + 2.0)
-        assert server.num_lanes == 0
+        assert server.num_connections == 0
         assert sum(isinstance(lane.error, PeerTimeout) for lane, _ in greedy + others) == 16
         await asyncio.wait([running for _, running in greedy + others])
 
-    with_servers(work, max_lanes=16)
+    with_servers(work, max_connections=16)
 
 
 def test_lanes_that_hold_nothing_keep_nobody_out_however_often_they_speak() -> None:
     async def work(world: World) -> None:
-        server = world.servers[0].lanes
+        server = world.servers[0].connections
         attackers = [await silent(world, world.internet.network()) for _ in range(4)]
         for lane, _ in attackers:
             lane.send(CloseSequence(sequence_id=sequence_id(1)))
         await asyncio.sleep(SILENT_S + 2.0)
-        assert server.num_lanes == 4
+        assert server.num_connections == 4
         talks = [await world.talk(client=world.internet.network()) for _ in range(3)]
         for talk in talks:
             await talk.open()
         refused, running = await silent(world, world.internet.network())
         await asyncio.sleep(1.0)
-        assert server.num_lanes == 4
+        assert server.num_connections == 4
         assert sum(isinstance(lane.error, PeerRefused) for lane, _ in attackers) == 4
         for talk in talks:
             await talk.step(token_rows(1), 0)
@@ -427,7 +427,7 @@ def test_lanes_that_hold_nothing_keep_nobody_out_however_often_they_speak() -> N
         assert isinstance(late.error, PeerRefused), "lanes that hold seats are not ended for others"
         await asyncio.wait([running, late_running, *(task for _, task in attackers)])
 
-    with_servers(work, max_lanes=4)
+    with_servers(work, max_connections=4)
 
 
 # --- how it ends ------------------------------------------------------------------------------------------------------
@@ -469,7 +469,7 @@ def test_client_that_dies_is_forgotten() -> None:
         await talk.step(token_rows(*PROMPT), 0)
         world.internet.crash(client.peer_id)
         await world.servers[0].freed()
-        assert world.servers[0].lanes.num_lanes == 0
+        assert world.servers[0].connections.num_connections == 0
 
     with_servers(work)
 
@@ -487,9 +487,9 @@ def test_silent_seat_and_then_its_lane_are_ended() -> None:
         assert isinstance(error, PeerRefused)
         assert "silent for 10 s" in str(error)
         await world.servers[0].freed()
-        await asyncio.sleep(IDLE_LANE_S + 2)
+        await asyncio.sleep(IDLE_CONNECTION_S + 2)
         assert isinstance(talk.lane.error, PeerUnreachable)
-        assert world.servers[0].lanes.num_lanes == 0
+        assert world.servers[0].connections.num_connections == 0
 
     with_servers(work, idle_s=10.0)
 
@@ -545,7 +545,7 @@ def test_client_that_does_not_read_is_cut_off_and_others_are_served(monkeypatch:
         await other.open(2)
         with pytest.raises(PeerTimeout, match="does not read"):
             await send_without_end(world, other)
-        assert list(world.servers[0].lanes.seats) == [(world.client.peer_id, sequence_id(2))]
+        assert list(world.servers[0].connections.sessions) == [(world.client.peer_id, sequence_id(2))]
         await other.step(token_rows(1), 50, 2)
 
     with_servers(work)
@@ -572,7 +572,7 @@ def test_client_that_sends_faster_than_is_computed_waits_and_keeps_its_seat() ->
     async def work(world: World) -> None:
         talk = await world.talk()
         await talk.open()
-        backlog = world.servers[0].lanes.backlog
+        backlog = world.servers[0].connections.backpressure
         backlog.take(world.client.peer_id, 160)  # of other sessions of this client
         await talk.step(token_rows(*[1] * 16), 0)
         backlog.take(world.client.peer_id, 130)

@@ -105,7 +105,7 @@ def test_batch_of_sixteen_goes_on_as_one_message() -> None:
             talks[0].send_step(token_rows(number), 0, number, want="token", forward=True)
         for _ in range(16):
             assert (await talks[1].next(StepResult)).batch_size == 16
-        (outgoing,) = world.servers[0].lanes.pushes._outgoing.values()
+        (outgoing,) = world.servers[0].connections.forwarder._outgoing.values()
         assert outgoing.lane is not None
         assert outgoing.lane.num_messages == 1
 
@@ -252,7 +252,7 @@ def test_next_server_that_cannot_be_reached_is_told_to_the_client(who: str) -> N
             results.append(await talk.next(StepResult))
         assert results[-1].push_failed
         assert results[0].rows is not None
-        assert world.servers[0].lanes.pushes.num_lanes == 0
+        assert world.servers[0].connections.forwarder.num_connections == 0
 
     with_servers(work, [(0, 2)])
 
@@ -341,7 +341,7 @@ def test_server_killed_before_a_push_leaves_the_others_free() -> None:
 
 def test_lanes_between_servers_stay_for_a_while_and_are_then_closed() -> None:
     async def work(world: World) -> None:
-        servers = [server.lanes for server in world.servers]
+        servers = [server.connections for server in world.servers]
         talks = await world.chain()
         talks[0].send_step(token_rows(*PROMPT), 0, forward=True)
         for talk in talks:
@@ -349,14 +349,14 @@ def test_lanes_between_servers_stay_for_a_while_and_are_then_closed() -> None:
         for talk in talks:
             talk.lane.send(CloseSequence(sequence_id=sequence_id(1)))
         await asyncio.sleep(LINGER_S / 2)
-        assert [server.pushes.num_lanes for server in servers] == [1, 1, 0]
+        assert [server.forwarder.num_connections for server in servers] == [1, 1, 0]
         await talks[0].open(2, **world.neighbours(0))
         await asyncio.sleep(LINGER_S)
-        assert [server.pushes.num_lanes for server in servers] == [1, 0, 0]
+        assert [server.forwarder.num_connections for server in servers] == [1, 0, 0]
         talks[0].lane.send(CloseSequence(sequence_id=sequence_id(2)))
         await asyncio.sleep(LINGER_S + 1)
-        assert [server.pushes.num_lanes for server in servers] == [0, 0, 0]
-        assert [server.num_lanes for server in servers] == [1, 1, 1]  # the client's
+        assert [server.forwarder.num_connections for server in servers] == [0, 0, 0]
+        assert [server.num_connections for server in servers] == [1, 1, 1]  # the client's
 
     with_servers(work, SPANS)
 
@@ -389,7 +389,7 @@ def test_server_that_answers_pushes_with_nonsense_is_no_longer_pushed_to() -> No
         await talk.open(next=SequenceRef(peer_id=liar.peer_id, sequence_id=sequence_id(1)))
         await talk.step(token_rows(*PROMPT), 0, forward=True)
         assert (await talk.next(StepResult)).push_failed
-        assert world.servers[0].lanes.pushes.num_lanes == 0
+        assert world.servers[0].connections.forwarder.num_connections == 0
         await liar.close()
 
     with_servers(work, [(0, 2)])

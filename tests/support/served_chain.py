@@ -110,7 +110,7 @@ class Server:
         async with asyncio.timeout(30):
             while self.connections.sessions or self.engine.num_sequences or self.engine.num_waiting:
                 await asyncio.sleep(0.01)
-        assert self.engine.book.num_free == NUM_PAGES
+        assert self.engine.pages.num_free == NUM_PAGES
         assert self.connections.backpressure.num_bytes == 0
 
     async def close(self) -> None:

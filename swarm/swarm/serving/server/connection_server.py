@@ -35,12 +35,12 @@ from swarm_protocol.session_frames import (
 from swarm.network.interface import EndOfStream, Network, Stream
 from swarm.serving.engine.engine import Engine
 from swarm.serving.grammar.grammar_masks import GrammarPool
-from swarm.serving.server.backpressure import Backpressure
 from swarm.serving.server.forwarder import Forwarder
 from swarm.serving.server.handover import hand_over, take_over
 from swarm.serving.server.result_batcher import FlushTimer
 from swarm.serving.server.server_options import ServerOptions
-from swarm.serving.server.server_session import ModelSizes, ServerSession, SharedServices, refuse_push
+from swarm.serving.server.server_session import ServerSession, SharedServices, refuse_push
+from swarm.serving.server.session_inbox import Backpressure, ModelSizes
 from swarm.serving.server.session_sampler import SessionSampler
 from swarm.serving.wire.multiplexed_connection import MultiplexedConnection
 
@@ -63,7 +63,7 @@ REQUEST_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedSpan:
-    """What is session now; without `grammars` no session may have one."""
+    """What is served now; without `grammars` no session may have one."""
 
     engine: Engine
     revision: str

@@ -343,7 +343,7 @@ def test_seat_moved_to_another_engine_goes_on_there() -> None:
             assert other.open(client="a", start=0, end=4, max_tokens=80, page_keys=keys).length == 0
         running.cancel()
         await asyncio.wait({running})
-        assert other.allocator.num_free == NUM_PAGES
+        assert other.pages.num_free == NUM_PAGES
         other.close(wait=True)
 
     with_engine(work)

@@ -138,7 +138,7 @@ def test_engine_asks_at_its_start_and_as_its_seats_grow(monkeypatch: pytest.Monk
     async def work(engine: Engine, _span: Sums) -> None:
         seat = engine.open(client="c", start=0, end=NUM_BLOCKS, max_tokens=4 * PAGE_TOKENS)
         await generate(seat, prompt_of(PAGE_TOKENS), 2 * PAGE_TOKENS)
-        assert engine.book.num_touched == 3
+        assert engine.pages.num_touched == 3
         seat.close()
 
     with_engine(work, num_pages=20)

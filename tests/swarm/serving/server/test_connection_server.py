@@ -27,7 +27,7 @@ from support.served_chain import (
 )
 from swarm.serving.model.batch import PAGE_TOKENS
 from swarm.serving.server.connection_server import IDLE_CONNECTION_S, MAX_CONNECTIONS_PER_PEER, SILENT_S
-from swarm.serving.server.server_session import MAX_INBOX
+from swarm.serving.server.session_inbox import MAX_INBOX
 from swarm.serving.wire.multiplexed_connection import MultiplexedConnection, open_stream
 from swarm.serving.wire.page_keys import page_keys
 from swarm.testing.faults import Fault

@@ -24,7 +24,8 @@ from support.served_chain import (
 )
 from swarm.network.interface import Network, Stream
 from swarm.serving.server.forwarder import LINGER_S, MAX_PEERS_PER_CLIENT, REST_S
-from swarm.serving.server.server_session import MAX_REFUSED, refuse_push
+from swarm.serving.server.server_session import refuse_push
+from swarm.serving.server.session_link import MAX_REFUSED
 from swarm.serving.wire.multiplexed_connection import MultiplexedConnection, open_stream
 from swarm.testing.faults import Fault
 from swarm_protocol.errors import PeerRefused, PeerUnreachable, PeerViolation
@@ -106,8 +107,8 @@ def test_batch_of_sixteen_goes_on_as_one_message() -> None:
         for _ in range(16):
             assert (await talks[1].next(StepResult)).batch_size == 16
         (outgoing,) = world.servers[0].connections.forwarder._outgoing.values()
-        assert outgoing.lane is not None
-        assert outgoing.lane.num_messages == 1
+        assert outgoing.connection is not None
+        assert outgoing.connection.num_messages == 1
 
     with_servers(work, [(0, 2), (2, 4)])
 

@@ -42,7 +42,7 @@ def test_seat_is_handed_over_and_goes_on_where_it_stood() -> None:
         assert torch.equal(floats(result.rows), alone(PROMPT)[-1:])
         assert world.servers[1].engine.num_tokens == 1
         # what was taken over is not for others
-        assert world.servers[1].engine.book.num_kept == 0
+        assert world.servers[1].engine.pages.num_kept == 0
         assert world.servers[0].engine.num_sequences == 1
 
     with_servers(work, SPANS)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from swarm.serving.server.backpressure import Backpressure
+from swarm.serving.server.session_inbox import Backpressure
 from swarm.testing import virtual_time
 from swarm_protocol.errors import PeerRefused
 

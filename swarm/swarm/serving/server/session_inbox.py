@@ -1,0 +1,179 @@
+"""Steps that wait at a server's sessions, and how many bytes of them.
+
+Every frame is checked when it arrives, against the length that the session will have after the frames before it, and
+nothing is computed for one that does not fit. Rows that have been run already are dropped: a client that finds a push
+slow sends the same rows itself. Everything here is used in the server's event loop only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from dataclasses import dataclass
+
+from swarm_protocol import limits
+from swarm_protocol.errors import PeerRefused, PeerViolation
+from swarm_protocol.rows import Rows
+from swarm_protocol.session_frames import Push, Spent, StepRequest, TokenDraw
+from torch import Tensor
+
+from swarm.serving.engine.sequence import EngineSequence
+from swarm.serving.wire.tensor_stream import hidden_of, tokens_of
+
+MAX_INBOX = 16
+"""Steps that wait at one session: clients keep four chunks of a prompt under way, and repeat some when a push is
+slow."""
+
+
+class Backpressure:
+    """Bound the bytes that wait to be computed: for all clients, and for one client by three quarters of that.
+
+    A client that sends more than is computed therefore cannot have all others refused. Every client may have one step
+    of any size waiting, if there is room. Readers of a client's frames wait for `room` first, which slows down a client
+    that sends faster than is computed; only what came together, or from others, is refused. `num_bytes` is 0 when
+    nothing waits.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._of_client: Counter[str] = Counter()
+        self._changed = asyncio.Event()
+
+    @property
+    def num_bytes(self) -> int:
+        return self._of_client.total()
+
+    async def room(self, client: str) -> None:
+        """Wait while half of the client's share is taken, or half of all and some of it by this client."""
+        while self._is_filling(client):
+            self._changed.clear()
+            await self._changed.wait()
+
+    def _is_filling(self, client: str) -> bool:
+        own = self._of_client[client]
+        return 8 * own > 3 * self._max_bytes or (own > 0 and 2 * self.num_bytes > self._max_bytes)
+
+    def take(self, client: str, num_bytes: int) -> None:
+        """Raises PeerRefused."""
+        own = self._of_client[client] + num_bytes
+        is_over = own > num_bytes and 4 * own > 3 * self._max_bytes
+        if is_over or self.num_bytes + num_bytes > self._max_bytes:
+            raise PeerRefused("too much waits at the server", remedy="send less at once", retry_after_s=1.0)
+        self._of_client[client] = own
+
+    def give_back(self, client: str, num_bytes: int) -> None:
+        self._of_client[client] -= num_bytes
+        if not self._of_client[client]:
+            del self._of_client[client]
+        self._changed.set()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSizes:
+    """The sizes of the model that a session checks frames against, and the longest step that its server takes."""
+
+    num_blocks: int
+    hidden_size: int
+    vocab_size: int
+    max_step_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedStep:
+    """A step that fits the session. `passes_on`: all its outputs are wanted, here and by the next server.
+
+    `upstream_ms`: what the servers before spent on it, as far as that is known.
+    """
+
+    position: int
+    x: Tensor
+    num_rows: int
+    want: str
+    draw: TokenDraw | None
+    passes_on: bool
+    upstream_ms: tuple[Spent, ...]
+
+
+class SessionInbox:
+    """The steps of one session that wait for their turn. Hidden states arrive in `codec`.
+
+    Each step taken out by `next` is given back to the backpressure by `finish`; `close` drops those that still wait.
+    """
+
+    def __init__(
+        self, client: str, sequence: EngineSequence, sizes: ModelSizes, codec: str, backpressure: Backpressure
+    ) -> None:
+        self._client = client
+        self._sequence = sequence
+        self._sizes = sizes
+        self._codec = codec
+        self._backpressure = backpressure
+        self._expected: int | None = None  # the length after all that waits; None before the first step
+        self._steps: deque[CheckedStep] = deque()
+        self._arrived = asyncio.Event()
+
+    @property
+    def length(self) -> int:
+        """The session's length after everything that waits."""
+        return self._sequence.length if self._expected is None else self._expected
+
+    def take(self, frame: StepRequest | Push, *, passes_on: bool, upstream_ms: tuple[Spent, ...] = ()) -> None:
+        """Check a frame and let it wait. Raises PeerViolation, PeerRefused."""
+        rows, position = frame.rows, frame.position
+        if self._expected is not None:
+            num_run = min(rows.num_rows, self._expected - position)
+            if num_run == rows.num_rows:
+                return
+            if num_run > 0:
+                rows, position = rows.without(num_run), self._expected
+        if position > self.length:
+            raise PeerViolation(f"rows from position {position} on, and the session ends at {self.length}")
+        self._check_size(rows, position, frame.want)
+        if len(self._steps) >= MAX_INBOX:
+            raise PeerViolation(f"more than {MAX_INBOX} steps at once")
+        x = self._decoded(rows)
+        if self._expected is None:
+            self._sequence.rewind(position)
+        self._backpressure.take(self._client, x.nbytes)
+        self._expected = position + rows.num_rows
+        step = CheckedStep(
+            position=position,
+            x=x,
+            num_rows=rows.num_rows,
+            want=frame.want,
+            draw=frame.draw,
+            passes_on=passes_on,
+            upstream_ms=upstream_ms,
+        )
+        self._steps.append(step)
+        self._arrived.set()
+
+    async def next(self) -> CheckedStep:
+        while not self._steps:
+            self._arrived.clear()
+            await self._arrived.wait()
+        return self._steps.popleft()
+
+    def finish(self, step: CheckedStep) -> None:
+        """The step was computed, or failed."""
+        self._backpressure.give_back(self._client, step.x.nbytes)
+
+    def close(self) -> None:
+        for step in self._steps:
+            self.finish(step)
+        self._steps.clear()
+
+    def _check_size(self, rows: Rows, position: int, want: str) -> None:
+        num_rows, sizes = rows.num_rows, self._sizes
+        if num_rows > sizes.max_step_tokens:
+            raise PeerViolation(f"a step of {num_rows} tokens, and this server takes {sizes.max_step_tokens}")
+        if position + num_rows > self._sequence.max_tokens:
+            raise PeerViolation(f"{position + num_rows} tokens, and the session reserved {self._sequence.max_tokens}")
+        is_last = self._sequence.blocks[1] == sizes.num_blocks
+        if is_last and want == "all" and 4 * num_rows * sizes.vocab_size > limits.MAX_MESSAGE_BYTES // 2:
+            raise PeerViolation(f"the logits of {num_rows} tokens are too large for one message")
+
+    def _decoded(self, rows: Rows) -> Tensor:
+        if self._sequence.blocks[0] == 0:
+            return tokens_of(rows, self._sizes.vocab_size)
+        return hidden_of(rows, self._codec, self._sizes.hidden_size)

@@ -1,10 +1,10 @@
 """The aggregation of one part: the loops over its slices that an aggregator's decision needs.
 
-One pass over the frames surveys them (for those aggregators that need it), a second one combines them. The caller
-gives the frames, in one order, twice, and decides where they are kept meanwhile. Nothing here knows peers or codecs.
+One pass over the frames surveys them, if the aggregator needs it; a second one combines them. The caller passes the
+frames twice, in one order, and decides where they are kept meanwhile. Nothing here knows peers or codecs.
 
-Bits: members in the given order; each product of a coefficient (rounded to fp32) and a value is rounded to fp32, then
-added to the sum in fp32; the coordinates' centre comes last. Equal frames give equal bits on every machine.
+Equal frames give equal bits on every machine: members are added in the given order; each product of a coefficient
+(rounded to fp32) and a value is rounded to fp32, then added to the sum in fp32; the coordinates' centre comes last.
 Shapes: M members, F values of a frame, N values of the part.
 """
 
@@ -20,11 +20,11 @@ from swarm.trust.kernels import WEIGHT_BITS, Doubles, Floats, centred, median_cu
 
 
 class Aggregation:
-    """Of one part. `weights`: what the round granted each member, in its order; those with 0 are not counted.
+    """Aggregates one part. `weights` are the members' weights, in their order; a member with 0 is not counted.
 
     Call `survey` with each frame's rows if `has_survey`, then `decide`, then `combine` with each frame's rows. Rows are
-    one fp32 array [F] for each member, taken one after the other. Raises AggregationError if nobody has weight, and
-    NotFinite, before anything is done with the row.
+    one fp32 array [F] for each member, consumed one after the other. Raises AggregationError if no member has weight,
+    and NotFinite before it uses a row.
     """
 
     def __init__(self, aggregator: Aggregator, weights: Sequence[int]) -> None:
@@ -60,18 +60,18 @@ class Aggregation:
 
     @property
     def is_sum(self) -> bool:
-        """Whether, by the decision, the result is the sum of `coefficients` * slices and nothing else."""
+        """Whether the decided result is the sum of `coefficients` * slices and nothing else."""
         assert self._decision is not None
         return not self._decision.centre
 
     @property
     def coefficients(self) -> tuple[float, ...]:
-        """What each slice counts for, beside the centre."""
+        """The coefficient of each slice. Valid after `decide`."""
         assert self._decision is not None
         return self._of_all(self._decision.coefficients)
 
     def combine(self, rows: Iterable[Floats]) -> Floats:
-        """The frame's result [F]."""
+        """Return the frame's result [F]."""
         decision = self._decision
         assert decision is not None
         checked = self._checked(rows)
@@ -88,7 +88,7 @@ class Aggregation:
         ]
 
     def _checked(self, rows: Iterable[Floats]) -> Iterator[tuple[int, Floats]]:
-        """The rows that count, with their members."""
+        """Yield the rows that count, with their members' positions."""
         num_rows = num_values = 0
         for member, row_F in enumerate(rows):
             num_rows += 1
@@ -104,7 +104,7 @@ class Aggregation:
             raise ValueError(f"{num_rows} rows of {self._num_members} members")
 
     def _of_all(self, values: Sequence[float]) -> tuple[float, ...]:
-        """With a 0 for each member that is not counted."""
+        """Return `values` of the counted members with a 0 for each other member."""
         if not values:
             return ()
         known = dict(zip(self._counted, values, strict=True))
@@ -114,8 +114,8 @@ class Aggregation:
 def aggregate(
     aggregator: Aggregator, frames: Callable[[], Iterable[Iterable[Floats]]], weights: Sequence[int]
 ) -> tuple[Floats, AggregationReport]:
-    """The result [N] for a part whose frames are at hand, and the report. `frames()` gives them, from the first, each
-    time it is called. Raises as Aggregation does."""
+    """Return the result [N] for a part whose frames are at hand, and the report. Each call of `frames()` yields them
+    from the first on. Raises as Aggregation does."""
     aggregation = Aggregation(aggregator, weights)
     if aggregation.has_survey:
         for rows in frames():
@@ -138,9 +138,9 @@ def _sum(rows: Iterable[Floats], coefficients: Sequence[float]) -> Floats:
 
 
 def _scaled(weights: Sequence[int]) -> tuple[int, ...]:
-    """In parts of about 2^-28 of their sum, so that shares of it can be cut finely, however few tokens there are.
+    """Scale `weights` to units of about 2^-28 of their sum, so that it can be cut finely, however few tokens there are.
 
-    The ratios stay as they are, unless they cannot be told in such parts; nobody has less than one.
+    The ratios are kept as far as such units can express them; each weight is at least one unit.
     """
     unit = math.gcd(*weights)
     total = sum(weights) // unit

@@ -1,13 +1,14 @@
-"""The face of an aggregator: what it needs to know of a part's slices, and what it makes of that.
+"""The aggregators: how an owner combines the members' slices of its part, as mean, trimmed, clipped or by distance.
 
-An aggregator decides with M numbers or M x M numbers; the loops over values are `aggregation`'s. So its decision is a
-pure function that fits a page, and every aggregator's result is
+An aggregator decides with M or M x M numbers; the loops over values are in `aggregation`. So its decision is a short
+pure function, and every aggregator's result is
 
     sum over members of coefficient * slice  +  centre * trimmed mean of each coordinate
 
 Decisions use fp64 with correctly rounded sums (`math.fsum`), so that they are the same bits on every machine.
-Whatever is robust here is so for each part on its own, and by weight (tokens that the round has granted), except where
-an aggregator says that it counts members. Shapes: M members.
+Robustness holds for each part on its own, and by weight (tokens that the round has granted), except where an aggregator
+says that it counts members. A new aggregator is a class here, its place in `_AGGREGATORS`, and a row in the tests'
+table. Shapes: M members.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ Survey: TypeAlias = Literal["nothing", "norms", "distances"]
 
 
 class AggregationError(ValueError):
-    """Slices that cannot be aggregated."""
+    """The slices cannot be aggregated."""
 
 
 class NotFinite(AggregationError):
@@ -37,29 +38,21 @@ class NotFinite(AggregationError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AggregationReport:
-    """What happened to whom, by the members' order.
+    """What the aggregation did to each member, in the members' order.
 
-    `norms`: of each slice, or its distance from the centre, as far as the aggregator looks at that. `kept`: how much of
-    each slice's pull was left, 1 for all and 0 for one that was left out; both are empty where each coordinate has its
-    own answer. `note`: why the result is less robust than the run asks for.
-    """
+    `norms` are the slices' lengths, or their distances from the centre, if the aggregator uses them. `kept` is the
+    share of each slice's weight that was left: 1 for all, 0 for a slice that was left out. Both are empty where each
+    coordinate is aggregated on its own. `note` says why the result is less robust than the run asks for."""
 
     norms: tuple[float, ...] = ()
     kept: tuple[float, ...] = ()
     note: str = ""
 
-    @property
-    def left_out(self) -> tuple[int, ...]:
-        return tuple(member for member, kept in enumerate(self.kept) if kept == 0)
-
-    @property
-    def clipped(self) -> tuple[int, ...]:
-        return tuple(member for member, kept in enumerate(self.kept) if 0 < kept < 1)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AggregationDecision:
-    """`coefficients` and `centre` as the module's formula has them; `cut` is the weight trimmed at each end."""
+    """What an aggregator decided: `coefficients` and `centre` of the module's formula. `cut` is the weight trimmed at
+    each end."""
 
     coefficients: tuple[float, ...]
     centre: float = 0.0
@@ -68,17 +61,17 @@ class AggregationDecision:
 
 
 def bounded(default: float, low: float, high: float) -> Any:
-    """A parameter of an aggregator, a whole number where the default is one."""
+    """Declare a parameter of an aggregator. It is a whole number if the default is one."""
     return field(default=default, metadata={"low": low, "high": high})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aggregator(ABC):
-    """Its fields are its parameters. Raises ValueError that names each impossible one."""
+    """An aggregator, whose fields are its parameters. Raises ValueError that names each impossible one."""
 
     name: ClassVar[str]
     survey: ClassVar[Survey]
-    """What `decide` is given: nothing, norms [M], or products [M, M] of the slices less the coordinates' median."""
+    """The input of `decide`: nothing, norms [M], or products [M, M] of the slices less the coordinates' median."""
 
     def __post_init__(self) -> None:
         problems = []
@@ -94,10 +87,10 @@ class Aggregator(ABC):
 
     @abstractmethod
     def decide(self, weights: Sequence[int], survey: Doubles, /) -> AggregationDecision:
-        """`weights` are positive. One coefficient for each."""
+        """Return the decision, with one coefficient for each of `weights`, which are positive."""
 
     def fewest_members(self) -> int:
-        """How many must contribute for what the parameters promise."""
+        """Return how many members must contribute for the robustness that the parameters promise."""
         return 1
 
 
@@ -107,7 +100,7 @@ def shares(weights: Sequence[int]) -> tuple[float, ...]:
 
 
 def weighted_median(values: Sequence[float], weights: Sequence[int]) -> float:
-    """The lowest value that, with all below it, has at least half of the weight."""
+    """Return the lowest value that, with all below it, has at least half of the weight."""
     below, total = 0, sum(weights)
     for value, weight in sorted(zip(values, weights, strict=True)):
         below += weight
@@ -117,7 +110,8 @@ def weighted_median(values: Sequence[float], weights: Sequence[int]) -> float:
 
 
 def distances(products_MM: Doubles, coefficients: Sequence[float]) -> tuple[float, ...]:
-    """From each member's slice to the point sum of coefficient * slice, all relative to the centre."""
+    """Return the distance from each member's slice to the point sum of coefficient * slice, all relative to the
+    centre."""
     pull = [math.fsum((row * coefficients).tolist()) for row in products_MM]
     square = math.fsum(each * coefficient for each, coefficient in zip(pull, coefficients, strict=True))
     own = products_MM.diagonal().tolist()
@@ -167,9 +161,9 @@ class MultiKrum(Aggregator):
     2017, arXiv 1703.02757, section 4): a slice's score is the sum of its squared distances to the M - liars - 2
     nearest others, and the M - liars lowest scores stay. Equal scores: the earlier member stays.
 
-    It counts members, not tokens, so admission has to see to it that a liar is one member. The promise needs
-    M >= 2 liars + 3; where fewer contribute, as many liars as that many allow are left out, and the report says so
-    (refusing would stop a run for good when members leave). Memory: one decoded frame of each member, and the part's
+    It counts members, not tokens, so admission must ensure that a liar is one member. The guarantee needs
+    M >= 2 liars + 3. If fewer contribute, as many liars as their number allows are left out, and the report says so:
+    refusing would stop a run for good when members leave. Memory: one decoded frame of each member, and the part's
     encoded slices.
     """
 
@@ -215,8 +209,9 @@ def _score(products_MM: Doubles, member: int, num_nearest: int) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinateMedian(Aggregator):
-    """The weighted median of each coordinate; the middle of both where two share it (Yin et al. 2018,
-    arXiv 1803.01498, definition 1, there without weights). Holds while liars have less than half of the weight."""
+    """The weighted median of each coordinate; the middle of both where two share it (Yin et al. 2018, arXiv 1803.01498,
+    definition 1, there without weights). It is robust while liars have less than half of the weight. Memory: one
+    decoded frame of each member, and a few blocks."""
 
     name: ClassVar[str] = "median"
     survey: ClassVar[Survey] = "nothing"
@@ -230,9 +225,8 @@ class TrimmedMean(Aggregator):
     """The mean of each coordinate without the lowest and highest `trim` of the weight (Yin et al. 2018,
     arXiv 1803.01498, definition 2, there without weights).
 
-    A member across the edge of what is cut counts with the rest of its weight. Holds while liars have at most `trim` of
-    the weight.
-    """
+    A member at the edge of the cut counts with the rest of its weight. The mean is robust while liars have at most
+    `trim` of the weight. Memory: one decoded frame of each member, and a few blocks."""
 
     name: ClassVar[str] = "trimmed_mean"
     survey: ClassVar[Survey] = "nothing"
@@ -244,15 +238,22 @@ class TrimmedMean(Aggregator):
         return AggregationDecision(coefficients=(0.0,) * len(weights), centre=1.0, cut=cut)
 
 
+# Aggregators that look for a point near most slices start at the coordinate median, so that no slice, however far, is
+# in the first point. They measure lengths in multiples of the weighted median distance from there, because a run cannot
+# know how long its pseudo-gradients are. Each point on the way is a combination of the slices and the start, so that
+# products [M, M] are all they need, and iterations cost nothing. If at least half of the weight agrees in every value,
+# that median distance is 0, and these slices are the result. Memory: one decoded frame of each member, and the part's
+# encoded slices.
+
 _STILL = 1e-7
-"""A step by which no coefficient changes more is the last: fp32 has no finer ones."""
+"""The iteration ends when no coefficient changes by more: fp32 resolves no less."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GeometricMedian(Aggregator):
-    """The point with the least weighted sum of distances to the slices, by at most `iterations` of Weiszfeld's, where a
-    slice's pull grows no more within `smoothing` (Pillutla et al. 2019, arXiv 1912.13445, algorithm 2, with another
-    start and a relative smoothing). Holds while liars have less than half of the weight."""
+    """The point with the least weighted sum of distances to the slices, by at most `iterations` of Weiszfeld's
+    algorithm. Within `smoothing`, a slice's weight grows no more (Pillutla et al. 2019, arXiv 1912.13445, algorithm 2,
+    with another start and a relative smoothing). It is robust while liars have less than half of the weight."""
 
     name: ClassVar[str] = "geometric_median"
     survey: ClassVar[Survey] = "distances"
@@ -345,19 +346,21 @@ def aggregator_names() -> tuple[str, ...]:
 
 
 def parameter_names(name: str) -> tuple[str, ...]:
-    """Of an aggregator in `aggregator_names()`."""
+    """Return the parameters of the aggregator `name`, which is in `aggregator_names()`."""
     return tuple(each.name for each in fields(_AGGREGATORS[name]))
 
 
 def get_aggregator(name: str, parameters: Mapping[str, float]) -> Aggregator:
-    """One in `aggregator_names()`, with its defaults where `parameters` says nothing. Raises ValueError."""
+    """Return the aggregator `name`, which is in `aggregator_names()`. `parameters` replace its defaults. Raises
+    ValueError."""
     if unknown := [key for key in parameters if key not in parameter_names(name)]:
         raise ValueError(f"{name} has no parameter {unknown[0]!r}: it has {', '.join(parameter_names(name)) or 'none'}")
     return _AGGREGATORS[name](**parameters)
 
 
 def parameters_of(aggregator: Aggregator) -> dict[str, float]:
-    """All of them. What counts is a whole number, what measures is not, so that equal settings have equal bytes."""
+    """Return all parameters: counts as whole numbers and all others as floats, so that equal settings have equal
+    bytes."""
     values = {each.name: getattr(aggregator, each.name) for each in fields(aggregator)}
     return {
         each.name: values[each.name] if isinstance(each.default, int) else float(values[each.name])

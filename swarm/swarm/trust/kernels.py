@@ -1,8 +1,12 @@
-"""The trimmed mean of each coordinate over the members, by weight: its one kernel, of which the median is a case.
+"""The kernels of robust aggregation: trimmed means of coordinates, and scalar products among the members' vectors.
 
-Leaves to others whose weights these are. Pure; nothing here has state. Equal input gives equal bits on every machine:
-comparisons, and sums whose order is that of the sorted values, each product and sum rounded to fp64 on its own. So who
-sent what does not matter either.
+Pure, with the same bits on every machine. The trimmed mean needs comparisons, and sums in the order of the sorted
+values, each product and sum rounded to fp64 on its own; so the order of the members does not matter either.
+
+A scalar product as a sum of rounded products would depend on the order in which a BLAS adds, so nothing is rounded:
+each block of each row is scaled to whole numbers below 2^20 times a power of two, and sums of 2^13 products of those
+are exact in fp64, in any order and with fused operations. The loss is 2^-21 of a block's largest magnitude.
+
 Shapes: M members, F values of a frame, B values of a block.
 """
 
@@ -22,7 +26,7 @@ Whole: TypeAlias = NDArray[np.int64]
 N = TypeVar("N", bound=np.generic)
 
 WEIGHT_BITS = 28
-"""Of one weight, so that it fits a key, and its product with an fp32 value is exact in fp64."""
+"""The bits of one weight, so that it fits a key, and its product with an fp32 value is exact in fp64."""
 
 _CACHED_VALUES = 1 << 16  # of all members' blocks together: they stay in a core's cache through the whole network
 _LEAST_BLOCK = 1 << 10
@@ -31,17 +35,18 @@ _WEIGHT_MASK = (1 << WEIGHT_BITS) - 1
 
 
 def median_cut(weight_M: Sequence[int]) -> int:
-    """The weight to cut at each end so that the trimmed mean is the median (the middle of both where there are two)."""
+    """Return the weight to cut at each end so that the trimmed mean is the median (the middle of both where there are
+    two)."""
     return (sum(weight_M) - 1) // 2
 
 
 def trimmed_mean(x_MF: Floats, weight_M: Sequence[int], cut: int) -> Floats:
-    """For each column, the weighted mean of what lies between the lowest and the highest `cut` of all weight [F].
+    """Return, for each column, the weighted mean of the values between the lowest and the highest `cut` of all weight
+    [F].
 
-    Weights are positive and below 2^28, and `cut` is less than half of their sum. A member across the edge of what
-    is cut counts with the rest of its weight; so members who together have at most `cut` cannot move any coordinate
-    beyond the others' range. `x_MF` must be finite. Memory beyond the result: a few blocks.
-    """
+    Weights are positive and below 2^28, and `cut` is less than half of their sum. A member at the edge of the cut
+    counts with the rest of its weight; so members that together have at most `cut` cannot move any coordinate beyond
+    the others' range. `x_MF` must be finite. Memory beyond the result: a few blocks."""
     num_members, num_values = x_MF.shape
     if not 0 <= 2 * cut < sum(weight_M):
         raise ValueError(f"nothing is left if {cut} of {sum(weight_M)} is cut at each end")
@@ -60,15 +65,15 @@ def trimmed_mean(x_MF: Floats, weight_M: Sequence[int], cut: int) -> Floats:
 
 
 def blocks(num_values: int, block_values: int) -> Iterator[slice]:
-    """All of `num_values`, a block after the other."""
+    """Yield slices of `block_values` that cover `num_values`."""
     for start in range(0, num_values, block_values):
         yield slice(start, min(start + block_values, num_values))
 
 
 @lru_cache(maxsize=64)
 def network(num_members: int) -> tuple[tuple[int, int], ...]:
-    """Pairs (low, high) that sort when exchanged in this order: Batcher's merge exchange for any number of inputs
-    (Knuth, The Art of Computer Programming 3, section 5.2.2, algorithm M)."""
+    """Return the pairs (low, high) that sort when exchanged in this order: Batcher's merge exchange for any number of
+    inputs (Knuth, The Art of Computer Programming 3, section 5.2.2, algorithm M)."""
     pairs = list[tuple[int, int]]()
     top = 1 << max(0, (num_members - 1).bit_length() - 1)
     stride = top if num_members > 1 else 0
@@ -84,7 +89,7 @@ def network(num_members: int) -> tuple[tuple[int, int], ...]:
 
 
 def _sort(rows: list[NDArray[N]]) -> None:
-    """Make of `rows` those of the k-th lowest value of each column, in place."""
+    """Sort each column over `rows`, in place: row k then holds the k-th lowest values."""
     spare = np.empty_like(rows[0])
     for low, high in network(len(rows)):
         np.minimum(rows[low], rows[high], out=spare)
@@ -93,7 +98,7 @@ def _sort(rows: list[NDArray[N]]) -> None:
 
 
 def _keys(row: Floats, weight: int) -> Whole:
-    """Whole numbers in the order of the values, and of the weights where those are equal."""
+    """Return whole numbers in the order of the values, and of the weights where values are equal."""
     bits_B = row.view(np.int32)
     keys_B: Whole = (bits_B ^ ((bits_B >> 31) & _MAGNITUDE)).astype(np.int64)
     keys_B <<= WEIGHT_BITS
@@ -107,7 +112,7 @@ def _values(keys_B: Whole) -> Floats:
 
 
 def _mean_of_ranks(rows: list[Floats], weight_M: Sequence[int], cut: int) -> Doubles:
-    """Where all weigh the same, each rank has one weight in all columns."""
+    """Return the trimmed mean of sorted `rows` with equal weights: each rank has one weight in all columns."""
     total, below = sum(weight_M), 0
     sum_B = np.zeros(rows[0].shape)
     for row, weight in zip(rows, weight_M, strict=True):
@@ -120,17 +125,17 @@ def _mean_of_ranks(rows: list[Floats], weight_M: Sequence[int], cut: int) -> Dou
 
 
 def _mean_of_weights(rows: list[Whole], weight_M: Sequence[int], cut: int) -> Doubles:
-    """`rows` are sorted keys."""
+    """Return the trimmed mean of `rows`, which are sorted keys."""
     total, ascending = sum(weight_M), sorted(weight_M)
     below_B, kept_B = np.zeros_like(rows[0]), np.empty_like(rows[0])
     sum_B, product_B = np.zeros(rows[0].shape), np.empty(rows[0].shape)
     for rank, keys_B in enumerate(rows):
         if sum(ascending[:rank]) >= total - cut:
-            break  # whoever is below, all that is left is cut
+            break  # whichever members are below, all that is left is cut
         edge_B = np.maximum(below_B, cut, out=kept_B)
         below_B += keys_B & _WEIGHT_MASK
         if sum(ascending[-rank - 1 :]) <= cut:
-            continue  # whoever is below, all up to here is cut
+            continue  # whichever members are below, all up to here is cut
         np.subtract(np.minimum(below_B, total - cut), edge_B, out=kept_B)
         np.maximum(kept_B, 0, out=kept_B)
         np.multiply(_values(keys_B), kept_B, out=product_B)
@@ -145,7 +150,7 @@ _LARGEST = np.finfo(np.float32).max
 
 
 def products(x_MF: Floats) -> Doubles:
-    """x_i * x_j for all pairs of members [M, M], in fp64, by blocks in their order. `x_MF` must be finite."""
+    """Return x_i * x_j for all pairs of members [M, M], in fp64, by blocks in their order. `x_MF` must be finite."""
     num_members, num_values = x_MF.shape
     sum_MM = np.zeros((num_members, num_members))
     for block in blocks(num_values, _BLOCK_VALUES):
@@ -155,7 +160,7 @@ def products(x_MF: Floats) -> Doubles:
 
 
 def square(x_F: Floats) -> float:
-    """x * x, as `products` has it."""
+    """Return x * x, with the bits of `products`."""
     total = 0.0
     for block in blocks(x_F.size, _BLOCK_VALUES):
         whole_1B, exponent_1 = _whole(x_F[None, block])
@@ -164,14 +169,14 @@ def square(x_F: Floats) -> float:
 
 
 def centred(x_MF: Floats, centre_F: Floats) -> Floats:
-    """x - centre, in place, within fp32's range."""
+    """Return x - centre, computed in place, within fp32's range."""
     with np.errstate(over="ignore"):
         np.subtract(x_MF, centre_F, out=x_MF)
     return np.clip(x_MF, -_LARGEST, _LARGEST, out=x_MF)
 
 
 def _whole(x_MB: Floats) -> tuple[Doubles, np.ndarray[tuple[int, ...], np.dtype[np.int64]]]:
-    """Whole numbers of at most 2^20, and the power of two [M] that each row is to be multiplied by."""
+    """Return whole numbers of at most 2^20, and the power of two [M] by which to multiply each row."""
     largest_M = np.maximum(x_MB.max(axis=1), -x_MB.min(axis=1)).astype(np.float64)
     exponent_M = np.frexp(largest_M)[1].astype(np.int64) - _BITS
     whole_MB = x_MB * np.ldexp(1.0, -exponent_M)[:, None]

@@ -87,7 +87,7 @@ class RunMemberOptions:
 class RunMember:
     """One member of `run`. `on_event` is called in the event loop, and must not block.
 
-    `run` takes part until all outer steps are committed; the state is then handed out to those who are late, until
+    `run` takes part until all outer steps are committed. The state is then served to members that are late, until
     `close`.
     """
 
@@ -109,8 +109,8 @@ class RunMember:
         self._on_event = on_event
         start = options.state or ReplicaState.initial(options.materials.take_weights(), run.config.overlap_steps)
         self._start: ReplicaState | None = start
-        self._bring = None if options.state else options.materials.bring
-        self._options = replace(options, state=None)  # which `_start` holds until it is copied
+        materials = replace(options.materials, bring=None) if options.state else options.materials
+        self._options = replace(options, materials=materials, state=None)  # nothing but `_start` keeps the state
         self._faults = faults
         self._executor = ThreadPoolExecutor(2, thread_name_prefix="swarm-round")
         max_interval_s = min(options.max_interval_s, run.config.interval_s or math.inf)
@@ -264,10 +264,10 @@ class RunMember:
         proof = await furthest(context, claims_of(context, records))
         if proof is not None and proof.rank > context.replica.rank:
             await self._reach(context, proof, records)
-        if self._bring is not None and context.replica.proof is None:
-            state = ReplicaState.initial(await asyncio.to_thread(self._bring), self._run.config.overlap_steps)
+        bring = self._options.materials.bring
+        if bring is not None and context.replica.proof is None:
+            state = ReplicaState.initial(await asyncio.to_thread(bring), self._run.config.overlap_steps)
             context.replica.begin(await asyncio.get_running_loop().run_in_executor(self._executor, Held.of, state))
-        self._bring = None
         self._announce("training")
 
     async def _reach(self, context: RoundContext, proof: Proof, records: Mapping[str, TrainerRecord]) -> Reached | None:
@@ -392,7 +392,7 @@ class RunMember:
                     driver.feed(Proven(certificate=proof.certificate))
             await asyncio.sleep(WATCH_S if driver.terms.roster else FIRST_WATCH_S)
 
-    # --- what others hear --------------------------------------------------------------------------------------------
+    # --- reports -----------------------------------------------------------------------------------------------------
 
     def _on_abort(self, notice: GiveUp) -> None:
         logger.warning("attempt %d at outer step %d: %s", notice.attempt, notice.step, notice.reason)

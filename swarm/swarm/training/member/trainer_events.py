@@ -1,4 +1,4 @@
-"""What a trainer tells its owner, as it happens. Values only; digests are hexadecimal, times in seconds."""
+"""The events that a member of a run reports as they happen. Values only; digests are hexadecimal, times in seconds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateFetched:
-    """This member now has the run's committed state, got from `donors`; `num_bytes` had to be fetched for it."""
+    """This member has fetched the run's committed state from `donors`: `num_bytes` of it."""
 
     step: int
     digest: str
@@ -31,7 +31,7 @@ class IntervalDone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntervalFailed:
-    """This member contributes nothing to outer step `step`, for this reason."""
+    """This member contributes nothing to outer step `step`, for `reason`."""
 
     step: int
     reason: str
@@ -66,7 +66,7 @@ class OuterStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundAborted:
-    """An attempt at outer step `step` failed; nothing is lost. `missing` did not answer, or were at fault."""
+    """An attempt at outer step `step` failed; nothing is lost. `missing` members did not answer, or were at fault."""
 
     step: int
     attempt: int
@@ -76,8 +76,8 @@ class RoundAborted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContributionLate:
-    """Outer step `step` was committed without what this member has trained for it. That work is lost, and its samples
-    are leased again.
+    """Outer step `step` was committed without this member's contribution. That work is lost, and its samples are leased
+    again.
 
     `late_s`: how long after the round's group was formed its `num_tokens` were ready, by the clocks of two machines;
     None: its interval still ran.
@@ -121,8 +121,8 @@ TrainingEvent: TypeAlias = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """For `peers`, as far as this member knows, since its interval ended `seconds` ago. Without `peers` it computes
-    with the others."""
+    """What a member waits for since its interval ended `seconds` ago: `peers`, as far as it knows. Without `peers`, it
+    computes with the others."""
 
     peers: tuple[str, ...]
     seconds: float

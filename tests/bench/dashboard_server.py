@@ -14,12 +14,11 @@ from pathlib import Path
 
 import swarm.network.libp2p.libp2p_network  # noqa: F401 what a daemon has loaded, for the sake of its memory
 import uvloop
-from support.dashboard_world import PLACE, fetch_nothing, node_record, serve_record, trainer_record
+from support.dashboard_world import INFO, fetch_nothing, node_record, serve_record, trainer_record
 from swarm.network.membership import Membership
 from swarm_node.dashboard.app import create_dashboard
 from swarm_node.dashboard.collector import Collector
-from swarm_node.dashboard.history.history import History
-from swarm_node.dashboard.remembering import Remembering
+from swarm_node.dashboard.history.history import DashboardHistory
 from swarm_node.http.server import listen, serving
 from swarm_protocol.envelope import Envelope, seal_record, unseal_record
 from swarm_protocol.identity import Identity
@@ -92,23 +91,22 @@ def _records(index: int) -> list[Record]:
 
 async def main(num_nodes: int, history: Path) -> None:
     network = Peers(num_nodes)
-    async with Membership(network) as membership, History(history) as remembered:  # type: ignore[arg-type]
-        remembering = Remembering(remembered)
+    async with Membership(network) as membership, DashboardHistory(history) as stored:  # type: ignore[arg-type]
         collector = Collector(
             network,  # type: ignore[arg-type]
             membership,
-            remembering,
-            place=PLACE,
+            stored,
+            info=INFO,
             fetch_run=fetch_nothing,
         )
-        looking = asyncio.create_task(collector.keep_looking())
+        polling = asyncio.create_task(collector.run_forever())
         app = create_dashboard(collector)
         async with serving(app, listen("127.0.0.1", 0)) as url:
             print(url, flush=True)
             await asyncio.to_thread(sys.stdin.read)
             app.state.live.close()
-        looking.cancel()
-        await asyncio.wait({looking})
+        polling.cancel()
+        await asyncio.wait({polling})
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from support.plain_records import node_record
-from swarm_node.dashboard.node_views import counted, node_view
+from swarm_node.dashboard.view_builder import counted, node_view
 from swarm_node.formatting import REACHES, reach
 
 LOOPBACK = "/ip4/127.0.0.1/tcp/1"

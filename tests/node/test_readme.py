@@ -15,7 +15,7 @@ from swarm_node import cli, network_snapshot
 from swarm_node.dashboard import app as dashboard_app
 from swarm_node.dashboard import live
 from swarm_node.dashboard.app import beside, create_dashboard
-from swarm_node.dashboard.history.retention_limits import DAY_S, Bounds
+from swarm_node.dashboard.history.retention import DAY_S, RetentionLimits
 from swarm_node.gateway.app import create_app
 from swarm_node.metrics import exporter
 from swarm_node.settings.config import SETTINGS
@@ -94,7 +94,7 @@ def test_security_tells_the_bounds_of_dashboard_and_metrics() -> None:
         f"{live.MAX_STREAM_S / 60:.0f} minutes each",
         f"{network_snapshot.MAX_MODELS} models and {network_snapshot.MAX_RUNS} runs",
         f"at most {exporter.MAX_CONNECTIONS} connections",
-        f"the last {Bounds().max_age_s / DAY_S:.0f} days",
+        f"the last {RetentionLimits().max_age_s / DAY_S:.0f} days",
     ):
         assert said in text.replace("\n", " ")
 

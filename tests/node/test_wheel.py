@@ -10,12 +10,12 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from swarm_node.dashboard import bodies, pages
-from swarm_node.dashboard.history import schema_upgrade
+from swarm_node.dashboard import pages
+from swarm_node.dashboard.history import schema
 
 ROOT = Path(__file__).parents[2]
 WHEEL = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
-DASHBOARD = Path(bodies.__file__).parent
+DASHBOARD = Path(pages.__file__).parent
 
 
 def test_the_wheel_takes_whole_packages_and_leaves_nothing_out() -> None:
@@ -26,7 +26,7 @@ def test_the_wheel_takes_whole_packages_and_leaves_nothing_out() -> None:
 
 @pytest.mark.parametrize(
     "folder",
-    [DASHBOARD / "static", DASHBOARD / "templates", schema_upgrade.MIGRATIONS, schema_upgrade.MIGRATIONS / "versions"],
+    [DASHBOARD / "static", DASHBOARD / "templates", schema.MIGRATIONS, schema.MIGRATIONS / "versions"],
 )
 def test_what_is_read_at_run_time_lies_in_a_package_and_is_not_ignored(folder: Path) -> None:
     files = [file for file in folder.iterdir() if file.is_file()]
@@ -40,7 +40,7 @@ def test_what_is_read_at_run_time_lies_in_a_package_and_is_not_ignored(folder: P
 
 
 def test_each_static_file_has_a_kind_and_is_served() -> None:
-    assert set(bodies.static_files()) == {file.name for file in (DASHBOARD / "static").iterdir()}
+    assert set(pages.static_files()) == {file.name for file in (DASHBOARD / "static").iterdir()}
 
 
 def test_each_template_that_is_named_is_there() -> None:

@@ -14,9 +14,9 @@ from random import Random
 from support.dashboard_source import ExampleSource
 from swarm_node.dashboard.views import (
     ChainView,
+    ChangeEvent,
     CheckpointFile,
     ContributorView,
-    Happening,
     ModelDetail,
     ModelView,
     NodeDetail,
@@ -368,10 +368,10 @@ class _Invention:
             "/dns4/seed.example.org/tcp/4001/p2p/12D3KooWD3eckifWpRn9wQpMG9R9hX3sD158z7EqHWmweQAJU5SA",
         )
 
-    def _happenings(self) -> list[Happening]:
+    def _happenings(self) -> list[ChangeEvent]:
         if not self.num_nodes:
             return []
-        log: list[Happening] = []
+        log: list[ChangeEvent] = []
         for i, peer in enumerate(self.peers[:9]):
             kind = ("join", "run", "join", "leave", "model")[i % 5]
             name = self.names[peer] or peer[-8:]
@@ -382,7 +382,7 @@ class _Invention:
                 "model": f"{next(iter(self.models))} is whole: every block has a server",
             }[kind]
             who = peer if kind in {"join", "leave"} else None
-            log.append(Happening(at=self.at - 40 - i * 700, kind=kind, peer_id=who, words=words))
+            log.append(ChangeEvent(at=self.at - 40 - i * 700, kind=kind, peer_id=who, words=words))
         return log
 
     def _series(self) -> dict[str, Series]:

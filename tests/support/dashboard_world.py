@@ -14,16 +14,15 @@ from swarm.network.membership import Membership
 from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
 from swarm.training.run.signed_run import SignedRun
 from swarm_node.dashboard.collector import Collector
-from swarm_node.dashboard.history.facts import Contribution, HistoryError, Sample, Step, Turnover
-from swarm_node.dashboard.remembering import Remembering
-from swarm_node.dashboard.runs_seen import FetchRun
-from swarm_node.dashboard.view_builder import Place
-from swarm_node.dashboard.views import Happening, PresenceView, RefusalView, Series, StepView
+from swarm_node.dashboard.history.facts import ContributionTotal, HistoryError, SeriesSample, StepFact, Turnover
+from swarm_node.dashboard.run_follower import FetchRun
+from swarm_node.dashboard.view_builder import NetworkInfo
+from swarm_node.dashboard.views import ChangeEvent, PresenceView, RefusalView, Series, StepView
 from swarm_protocol.errors import PeerRefused
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import Record, ServeRecord, TrainerRecord
 
-PLACE = Place(network_id="test", version="1", join_command="swarm-node join --peers /ip4/192.0.2.1/tcp/1/p2p/x")
+INFO = NetworkInfo(network_id="test", version="1", join_command="swarm-node join --peers /ip4/192.0.2.1/tcp/1/p2p/x")
 SETTLED_S = 15.0
 """After it, a dashboard tells who comes and who goes."""
 
@@ -55,10 +54,10 @@ class PlainHistory:
     """Lists instead of a database, and `failure` instead of what they hold."""
 
     present: list[frozenset[str]] = field(default_factory=list)
-    samples: list[tuple[float, list[Sample]]] = field(default_factory=list)
-    told_steps: dict[tuple[str, int], Step] = field(default_factory=dict)
+    samples: list[tuple[float, list[SeriesSample]]] = field(default_factory=list)
+    told_steps: dict[tuple[str, int], StepFact] = field(default_factory=dict)
     told_refusals: list[RefusalView] = field(default_factory=list)
-    told: list[Happening] = field(default_factory=list)
+    told: list[ChangeEvent] = field(default_factory=list)
     failure: HistoryError | None = None
 
     @property
@@ -68,23 +67,23 @@ class PlainHistory:
     def record_nodes(self, peer_ids: Iterable[str], at: float) -> None:
         self.present.append(frozenset(peer_ids))
 
-    def record_samples(self, samples: Iterable[Sample], at: float) -> None:
+    def record_samples(self, samples: Iterable[SeriesSample], at: float) -> None:
         self.samples.append((at, list(samples)))
 
-    def record_step(self, step: Step) -> None:
+    def record_step(self, step: StepFact) -> None:
         self.told_steps[step.run, step.outer_step] = step
 
     def record_refusal(self, run: str, refusal: RefusalView) -> None:
         self.told_refusals.append(refusal)
 
-    def record_happening(self, happening: Happening) -> None:
-        self.told.append(happening)
+    def record_change(self, change: ChangeEvent) -> None:
+        self.told.append(change)
 
     async def turnover(self) -> Turnover:
         kinds = [each.kind for each in self._kept(self.told)]
         return Turnover(joins=kinds.count("join"), leaves=kinds.count("leave"))
 
-    async def happenings(self) -> tuple[Happening, ...]:
+    async def changes(self) -> tuple[ChangeEvent, ...]:
         return tuple(self._kept(self.told)[::-1][:20])
 
     async def presence(self, peer_id: str) -> tuple[PresenceView, ...]:
@@ -109,17 +108,17 @@ class PlainHistory:
     async def refusals(self, run: str) -> tuple[RefusalView, ...]:
         return tuple(self._kept(self.told_refusals))
 
-    async def contributions(self, run: str) -> tuple[Contribution, ...]:
-        found: dict[str, Contribution] = {}
+    async def contributions(self, run: str) -> tuple[ContributionTotal, ...]:
+        found: dict[str, ContributionTotal] = {}
         for step in self._kept(list(self.told_steps.values())):
             for peer_id, tokens in step.tokens.items():
-                before = found.get(peer_id, Contribution(peer_id=peer_id, tokens=0, rounds=0))
+                before = found.get(peer_id, ContributionTotal(peer_id=peer_id, tokens=0, rounds=0))
                 found[peer_id] = replace(before, tokens=before.tokens + tokens, rounds=before.rounds + 1)
         return tuple(found.values())
 
-    async def contribution(self, peer_id: str) -> Contribution:
+    async def contribution(self, peer_id: str) -> ContributionTotal:
         found = [each for each in await self.contributions("") if each.peer_id == peer_id]
-        return found[0] if found else Contribution(peer_id=peer_id, tokens=0, rounds=0)
+        return found[0] if found else ContributionTotal(peer_id=peer_id, tokens=0, rounds=0)
 
     def _kept(self, what: list) -> list:  # type: ignore[type-arg]
         if self.failure is not None:
@@ -175,10 +174,9 @@ async def world(fetch_run: FetchRun = fetch_nothing, internet: MemoryInternet | 
         stack.push_async_callback(network.close)
         membership = await stack.enter_async_context(Membership(network))
         history = PlainHistory()
-        remembering = Remembering(history)  # type: ignore[arg-type]
-        collector = Collector(network, membership, remembering, place=PLACE, fetch_run=fetch_run)
+        collector = Collector(network, membership, history, info=INFO, fetch_run=fetch_run)  # type: ignore[arg-type]
         found = World(internet, stack, network, membership, history, collector)
-        looking = asyncio.create_task(collector.keep_looking())
+        looking = asyncio.create_task(collector.run_forever())
         try:
             yield found
         finally:

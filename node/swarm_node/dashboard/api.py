@@ -15,8 +15,7 @@ from pydantic import BaseModel, TypeAdapter
 from swarm_node.dashboard.checkpoints import Checkpoints
 from swarm_node.dashboard.dashboard_errors import DashboardError, RemedyBody, unknown
 from swarm_node.dashboard.live import Live, LiveResponse
-from swarm_node.dashboard.source import Source
-from swarm_node.dashboard.views import ModelDetail, NodeDetail, NodeView, Overview, RunDetail, Series
+from swarm_node.dashboard.views import ModelDetail, NodeDetail, NodeView, Overview, RunDetail, Series, ViewSource
 
 MAX_NAME_CHARS = 256
 """Longer than any name that a record can hold, so that it is simply not found."""
@@ -41,7 +40,7 @@ _OVERVIEW = {"$ref": "#/components/schemas/Overview"}
 _HEARTBEAT = {"type": "object", "properties": {"at": {"type": "number"}}, "required": ["at"]}
 
 
-def router(source: Source, live: Live, checkpoints: Checkpoints | None = None) -> APIRouter:
+def router(source: ViewSource, live: Live, checkpoints: Checkpoints | None = None) -> APIRouter:
     """All of the API's routes."""
     api = Api(source, live, checkpoints)
     routes = APIRouter(prefix="/api/v1")
@@ -88,7 +87,7 @@ def router(source: Source, live: Live, checkpoints: Checkpoints | None = None) -
 
 
 class Api:
-    def __init__(self, source: Source, live: Live, checkpoints: Checkpoints | None) -> None:
+    def __init__(self, source: ViewSource, live: Live, checkpoints: Checkpoints | None) -> None:
         self._source = source
         self._live = live
         self._checkpoints = checkpoints

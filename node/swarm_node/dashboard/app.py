@@ -11,7 +11,7 @@ from swarm_node.dashboard import api, dashboard_errors, pages
 from swarm_node.dashboard.checkpoints import Checkpoints
 from swarm_node.dashboard.dashboard_errors import DashboardError
 from swarm_node.dashboard.live import Live
-from swarm_node.dashboard.source import Source
+from swarm_node.dashboard.views import ViewSource
 from swarm_node.http.addresses import caller_of
 from swarm_node.http.http_error import HttpError
 from swarm_node.http.rate_limit import Allowances, Rates
@@ -31,7 +31,7 @@ GATEWAY = ("/v1", "/tokenize", "/detokenize", "/health", "/metrics", "/openapi.j
 """The paths that a gateway answers, with all below them, where both share a server."""
 
 
-def create_dashboard(source: Source, *, has_chat: bool = False, checkpoints: Checkpoints | None = None) -> FastAPI:
+def create_dashboard(source: ViewSource, *, has_chat: bool = False, checkpoints: Checkpoints | None = None) -> FastAPI:
     """Create the application over `source`, which its owner keeps fresh. `has_chat`: a gateway shares the server.
 
     Close its `state.live` before its server stops, or the server waits for every open stream.

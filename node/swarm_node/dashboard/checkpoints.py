@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from swarm_node.dashboard.view_sanitizing import shown
 from swarm_node.dashboard.views import CheckpointFile
+from swarm_node.formatting import shown
 
 MAX_FILES = 256
 """Of one run: a model's shards and its small files."""

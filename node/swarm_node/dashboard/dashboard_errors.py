@@ -10,7 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from swarm_node.dashboard.view_sanitizing import shown
+from swarm_node.formatting import shown
 from swarm_node.http.http_error import HttpError, install_errors
 
 log = logging.getLogger(__name__)

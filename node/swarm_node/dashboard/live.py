@@ -18,8 +18,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from swarm_node.dashboard.dashboard_errors import DashboardError
-from swarm_node.dashboard.source import Source
-from swarm_node.dashboard.views import Overview
+from swarm_node.dashboard.views import Overview, ViewSource
 from swarm_node.http.addresses import caller_of
 from swarm_node.http.event_stream import EventStream, event, wait_disconnected
 
@@ -55,7 +54,7 @@ HEADERS = {
 class Live:
     """`now` is Unix time in seconds."""
 
-    def __init__(self, source: Source, now: Callable[[], float]) -> None:
+    def __init__(self, source: ViewSource, now: Callable[[], float]) -> None:
         self._source = source
         self._now = now
         self._streams: Counter[str] = Counter()

@@ -1,31 +1,53 @@
-"""How a model is served, in words and numbers. Pure: records in, views out; chains are the router's own choice."""
+"""How a model is served, in words and numbers. Pure: records in, views out; the router chooses the chains."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from statistics import median
+from typing import Generic, TypeVar
 
 import numpy as np
 from swarm.router.revisions import Revision, revisions
 from swarm.router.routing import DEFAULT_RTT_MS, Chain, NoChain, RoutingContext, find_chain, runs
 from swarm_protocol.records import ServeRecord
 
-from swarm_node.dashboard.memo import Made
-from swarm_node.dashboard.view_sanitizing import blocks, ending, is_single_block, shown
 from swarm_node.dashboard.views import ChainView, ModelDetail, ModelView, RevisionView, ServerView, SpanView
-from swarm_node.formatting import plural
+from swarm_node.formatting import blocks, ending, is_single_block, plural, shown
 from swarm_node.network_snapshot import Listed
 
 MAX_CHAINS = 4
-"""Of one model: the cheapest, and others that share no server with those before."""
+"""Chains shown of one model: the cheapest, and others that share no server with those before."""
 
 MAX_OTHER_REVISIONS = 8
 
+R = TypeVar("R")
+V = TypeVar("V")
+
 Names = Mapping[str, str]
-"""Of nodes by peer id, already fit to be shown."""
+"""Names of nodes by peer id, already fit to be shown."""
 
 Spans = tuple[tuple[int, int], ...]
+
+
+class RecordMemo(Generic[R, V]):
+    """Keeps what was made of each peer's record while the record is the same: most are signed anew twice a minute.
+
+    Membership returns the same object again for a record that it has read already.
+    """
+
+    def __init__(self, make: Callable[[str, R], V]) -> None:
+        self._make = make
+        self._made: dict[str, tuple[R, V]] = {}
+
+    def views(self, records: Mapping[str, R]) -> dict[str, V]:
+        """Return the views by peer id; forget those of peers that are not in `records`."""
+        before = self._made
+        self._made = {peer_id: self._one(before.get(peer_id), peer_id, record) for peer_id, record in records.items()}
+        return {peer_id: view for peer_id, (_, view) in self._made.items()}
+
+    def _one(self, before: tuple[R, V] | None, peer_id: str, record: R) -> tuple[R, V]:
+        return before if before is not None and before[0] is record else (record, self._make(peer_id, record))
 
 
 def model_detail(
@@ -33,11 +55,11 @@ def model_detail(
     listed: Listed[ServeRecord],
     names: Names,
     rtts_ms: Mapping[str, float],
-    made: Made[ServeRecord, ServerView],
+    memo: RecordMemo[ServeRecord, ServerView],
 ) -> ModelDetail | None:
-    """Of the revision that serves most of the model; None if nobody serves any of it.
+    """Return the views of the revision that serves most of the model; None if nobody serves any of it.
 
-    `made` is of the look before, by `server_view`.
+    `memo` keeps the `server_view` of each record.
     """
     found = revisions(listed.records)
     if not found:
@@ -59,7 +81,7 @@ def model_detail(
         tokens_per_s=_tokens_per_s(servers, num_blocks),
         other_revisions=_other_revisions(found[1:]),
     )
-    views = (seen_now(each, names, listed.age_s(peer_id)) for peer_id, each in made.of(servers).items())
+    views = (current_view(each, names, listed.age_s(peer_id)) for peer_id, each in memo.views(servers).items())
     return ModelDetail(
         model=view,
         servers=tuple(sorted(views, key=lambda server: (server.start, server.end, server.name, server.peer_id))),
@@ -78,7 +100,7 @@ def _other_revisions(found: Sequence[Revision]) -> tuple[RevisionView, ...]:
 
 
 def server_view(peer_id: str, record: ServeRecord) -> ServerView:
-    """All that stays as it is until the server signs another record."""
+    """Return what stays as it is until the server signs another record."""
     moves = record.next_end > 0
     return ServerView(
         peer_id=peer_id,
@@ -99,8 +121,8 @@ def server_view(peer_id: str, record: ServeRecord) -> ServerView:
     )
 
 
-def seen_now(view: ServerView, names: Names, age_s: float) -> ServerView:
-    """With what changes from look to look."""
+def current_view(view: ServerView, names: Names, age_s: float) -> ServerView:
+    """Return `view` with what changes from snapshot to snapshot."""
     return view.model_copy(update={"name": names.get(view.peer_id) or view.name, "age_s": age_s})
 
 
@@ -133,8 +155,10 @@ def _words(servers: Mapping[str, ServeRecord], missing: Spans, replicas: Sequenc
 
 
 def _tokens_per_s(servers: Mapping[str, ServeRecord], num_blocks: int) -> float | None:
-    """Every token passes each block once, so any block's servers tell it together: the median of what blocks say, which
-    no few servers can choose. None if none says."""
+    """Return the model's speed: the median over its blocks, which a few servers cannot choose.
+
+    Every token passes each block once, so the servers of any block report the whole together. None if none does.
+    """
     told = [record for record in servers.values() if record.tokens_per_s is not None]
     if not told:
         return None
@@ -147,7 +171,7 @@ def _tokens_per_s(servers: Mapping[str, ServeRecord], num_blocks: int) -> float 
 def _chains(
     servers: Mapping[str, ServeRecord], num_blocks: int, names: Names, rtts_ms: Mapping[str, float]
 ) -> tuple[ChainView, ...]:
-    """As a client here would find them, with the round trips known here."""
+    """Return the chains that a client here would find, with the round trips known here."""
     used: set[str] = set()
     found: list[ChainView] = []
     while len(found) < MAX_CHAINS:
@@ -161,7 +185,7 @@ def _chains(
 
 
 def _assumed_ms(chain: Sequence[str], servers: Mapping[str, ServeRecord], rtts_ms: Mapping[str, float]) -> float:
-    """What `find_chain` has put in for links without a measured round trip; a token takes each link one way."""
+    """Return what `find_chain` assumes for links without a measured round trip; a token takes each link one way."""
     num_assumed = sum(end not in rtts_ms for end in (chain[0], chain[-1]))
     num_assumed += sum(a not in servers[b].rtt_ms and b not in servers[a].rtt_ms for a, b in pairwise(chain))
     return num_assumed * DEFAULT_RTT_MS / 2

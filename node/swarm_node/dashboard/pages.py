@@ -7,9 +7,11 @@ events say that the collector has looked. Geometry is `charts`', formats are `wo
 from __future__ import annotations
 
 import asyncio
+import gzip
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import resources
 from typing import Any, Generic, TypeVar
 from urllib.parse import urlencode
 
@@ -17,11 +19,21 @@ from fastapi import APIRouter, Request, Response
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from swarm_node.dashboard import charts, wording
-from swarm_node.dashboard.bodies import Body, static_files
-from swarm_node.dashboard.source import Source
-from swarm_node.dashboard.view_sanitizing import plain
-from swarm_node.dashboard.views import NodeView, RunDetail
+from swarm_node.dashboard.views import NodeView, RunDetail, ViewSource
+from swarm_node.formatting import plain
 from swarm_node.settings.parsers import is_run_id
+
+HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+}
+KINDS = {
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
 
 ROWS = 50
 STEP_ROWS = 15
@@ -42,6 +54,39 @@ SORTS: Mapping[str, Callable[[NodeView], Any]] = {
 }
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """What goes out, as it is and compressed."""
+
+    plain: bytes
+    packed: bytes
+    kind: str
+    status: int = 200
+
+    @classmethod
+    def of(cls, data: bytes, kind: str, status: int = 200) -> Body:
+        return cls(data, gzip.compress(data, 5, mtime=0), kind, status)
+
+    def answer(self, request: Request) -> Response:
+        packs = "gzip" in request.headers.get("accept-encoding", "")
+        headers = {**HEADERS, "cache-control": "no-cache", "vary": "accept-encoding", "content-type": self.kind}
+        if packs:
+            headers["content-encoding"] = "gzip"
+        return Response(self.packed if packs else self.plain, self.status, headers)
+
+
+def static_files() -> dict[str, Body]:
+    """By name, read once: the folder is part of the package."""
+    folder = resources.files("swarm_node.dashboard") / "static"
+    files = {file.name: file for file in folder.iterdir() if file.is_file()}
+    return {
+        name: Body.of(file.read_bytes(), kind)
+        for name, file in files.items()
+        for suffix, kind in KINDS.items()
+        if name.endswith(suffix)
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +122,7 @@ Content = tuple[str, dict[str, Any]] | None
 """A template and what it is told; None: there is no such thing."""
 
 
-def router(source: Source, has_chat: bool = False) -> APIRouter:
+def router(source: ViewSource, has_chat: bool = False) -> APIRouter:
     """The pages, and `/static/…`. `has_chat`: this is a gateway, so one can try it."""
     pages = _Pages(source, has_chat=has_chat)
     routes = APIRouter(include_in_schema=False)
@@ -104,7 +149,7 @@ class _Page:
 
 
 class _Pages:
-    def __init__(self, source: Source, *, has_chat: bool) -> None:
+    def __init__(self, source: ViewSource, *, has_chat: bool) -> None:
         self._source = source
         self._has_chat = has_chat
         self._templates = _environment()

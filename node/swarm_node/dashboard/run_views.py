@@ -12,11 +12,10 @@ from typing import Literal
 from swarm.training.member.observer import CommittedStep
 from swarm_protocol.records import RoundReport, TrainerRecord
 
-from swarm_node.dashboard.evenly import evenly
-from swarm_node.dashboard.history.facts import Contribution
-from swarm_node.dashboard.view_sanitizing import ending, shown
+from swarm_node.dashboard.history.facts import ContributionTotal
+from swarm_node.dashboard.history.reader import evenly
 from swarm_node.dashboard.views import ContributorView, RunView, StepView
-from swarm_node.formatting import plural
+from swarm_node.formatting import ending, plural, shown
 from swarm_node.network_snapshot import Listed
 
 MAX_LOSSES = 60
@@ -164,7 +163,7 @@ def _place(phase: str) -> tuple[int, str]:
 
 
 def contributors(
-    facts: RunFacts, done: Iterable[Contribution], names: Names, since: Mapping[str, float], at: float
+    facts: RunFacts, done: Iterable[ContributionTotal], names: Names, since: Mapping[str, float], at: float
 ) -> tuple[ContributorView, ...]:
     """Members, and whoever was one in a step that this dashboard has seen; most tokens first."""
     by_peer = {each.peer_id: each for each in done}
@@ -183,7 +182,7 @@ def contributor_view(
     peer_id: str,
     run: str,
     record: TrainerRecord | None,
-    done: Contribution | None,
+    done: ContributionTotal | None,
     *,
     name: str | None,
     since: Mapping[str, float],

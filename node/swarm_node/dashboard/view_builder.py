@@ -1,23 +1,26 @@
-"""All views of one look: some milliseconds of work with a thousand nodes, for a thread."""
+"""Builds all views of one snapshot: some milliseconds of work with a thousand nodes, for a thread. No I/O."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from statistics import median
 
-from swarm_protocol.records import ServeRecord
+from swarm_protocol.records import NodeRecord, ServeRecord
 
-from swarm_node.dashboard.memo import Made
-from swarm_node.dashboard.model_views import model_detail, server_view
-from swarm_node.dashboard.node_views import counted, first_token_s, node_view, node_views, num_volunteers
+from swarm_node.dashboard.model_views import RecordMemo, model_detail, server_view
 from swarm_node.dashboard.run_views import RunFacts, run_view
-from swarm_node.dashboard.views import ModelDetail, NodeView, Overview, RunView, ServerView
-from swarm_node.network_snapshot import NetworkSnapshot
+from swarm_node.dashboard.views import ModelDetail, NodeView, Overview, PresenceView, RunView, ServerView
+from swarm_node.formatting import REACHES, reach, shown
+from swarm_node.network_snapshot import Listed, NetworkSnapshot
+
+MONTH_S = 30 * 86400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """What does not change: which network this is, and how to join it."""
+class NetworkInfo:
+    """What stays the same in every overview: which network this is, and how to join it."""
 
     network_id: str
     version: str
@@ -25,8 +28,8 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Picture:
-    """The views of one look, by peer id, model and run id. `overview` is without what the history adds."""
+class SnapshotViews:
+    """The views of one snapshot, by peer id, model and run id. `overview` is without what the history adds."""
 
     overview: Overview
     nodes: Mapping[str, NodeView]
@@ -34,58 +37,54 @@ class Picture:
     runs: Mapping[str, RunView]
 
 
-class Drafts:
-    """What the picture before was made of, so that the next one makes only what is new. Of whoever makes pictures."""
+class ViewBuilder:
+    """Builds views, and keeps what they were made of, so that the next ones make only what is new."""
 
-    def __init__(self) -> None:
-        self.nodes = Made(node_view)
-        self.servers: dict[str, Made[ServeRecord, ServerView]] = {}
+    def __init__(self, network: NetworkInfo) -> None:
+        self._network = network
+        self._nodes = RecordMemo(node_view)
+        self._servers: dict[str, RecordMemo[ServeRecord, ServerView]] = {}
 
-    def keep(self, models: Iterable[str]) -> None:
-        """Of these models' servers, and of no others."""
-        self.servers = {model: self.servers.get(model) or Made(server_view) for model in models}
-
-
-def picture(look: NetworkSnapshot, facts: tuple[RunFacts, ...], place: Place, drafts: Drafts) -> Picture:
-    nodes = node_views(look.nodes, look.at, drafts.nodes)
-    names = {peer_id: node.name for peer_id, node in nodes.items()}
-    drafts.keep(look.models)
-    found = {
-        model: model_detail(model, listed, names, look.rtts_ms, drafts.servers[model])
-        for model, listed in look.models.items()
-    }
-    models = {model: detail for model, detail in sorted(found.items()) if detail is not None}
-    runs = {each.run: run_view(each, look.at) for each in sorted(facts, key=lambda each: each.run)}
-    by_state, by_reachability = counted(nodes.values())
-    p50_s, p95_s = first_token_s(look.nodes.records)
-    speeds = [detail.model.tokens_per_s for detail in models.values() if detail.model.tokens_per_s is not None]
-    training_speeds = [run.tokens_per_s for run in runs.values() if run.tokens_per_s is not None]
-    overview = Overview(
-        at=look.at,
-        stale=None,
-        network_id=place.network_id,
-        version=place.version,
-        num_nodes=by_state["alive"],
-        num_volunteers=num_volunteers(nodes.values()),
-        nodes_by_state=by_state,
-        nodes_by_reachability=by_reachability,
-        models=tuple(detail.model for detail in models.values()),
-        runs=tuple(runs.values()),
-        tokens_per_s=sum(speeds) if speeds else None,
-        training_tokens_per_s=sum(training_speeds) if training_speeds else None,
-        first_token_p50_s=p50_s,
-        first_token_p95_s=p95_s,
-        joins_24h=0,
-        leaves_24h=0,
-        happenings=(),
-        join_command=place.join_command,
-    )
-    return Picture(overview=overview, nodes=nodes, models=models, runs=runs)
+    def build(self, snapshot: NetworkSnapshot, facts: tuple[RunFacts, ...]) -> SnapshotViews:
+        nodes = node_views(snapshot.nodes, snapshot.at, self._nodes)
+        names = {peer_id: node.name for peer_id, node in nodes.items()}
+        self._servers = {model: self._servers.get(model) or RecordMemo(server_view) for model in snapshot.models}
+        found = {
+            model: model_detail(model, listed, names, snapshot.rtts_ms, self._servers[model])
+            for model, listed in snapshot.models.items()
+        }
+        models = {model: detail for model, detail in sorted(found.items()) if detail is not None}
+        runs = {each.run: run_view(each, snapshot.at) for each in sorted(facts, key=lambda each: each.run)}
+        by_state, by_reachability = counted(nodes.values())
+        p50_s, p95_s = first_token_s(snapshot.nodes.records)
+        speeds = [detail.model.tokens_per_s for detail in models.values() if detail.model.tokens_per_s is not None]
+        training_speeds = [run.tokens_per_s for run in runs.values() if run.tokens_per_s is not None]
+        overview = Overview(
+            at=snapshot.at,
+            stale=None,
+            network_id=self._network.network_id,
+            version=self._network.version,
+            num_nodes=by_state["alive"],
+            num_volunteers=num_volunteers(nodes.values()),
+            nodes_by_state=by_state,
+            nodes_by_reachability=by_reachability,
+            models=tuple(detail.model for detail in models.values()),
+            runs=tuple(runs.values()),
+            tokens_per_s=sum(speeds) if speeds else None,
+            training_tokens_per_s=sum(training_speeds) if training_speeds else None,
+            first_token_p50_s=p50_s,
+            first_token_p95_s=p95_s,
+            joins_24h=0,
+            leaves_24h=0,
+            happenings=(),
+            join_command=self._network.join_command,
+        )
+        return SnapshotViews(overview=overview, nodes=nodes, models=models, runs=runs)
 
 
-def numbers(made: Picture) -> dict[str, tuple[str, float | None]]:
-    """What is kept over time: by the name of its series the unit and the value."""
-    overview = made.overview
+def series_values(views: SnapshotViews) -> dict[str, tuple[str, float | None]]:
+    """Return what the history keeps over time: the unit and the value, by the name of the series."""
+    overview = views.overview
     values: dict[str, tuple[str, float | None]] = {
         "nodes": ("nodes", float(overview.num_nodes)),
         "tokens_per_s": ("tokens/s", overview.tokens_per_s),
@@ -100,3 +99,71 @@ def numbers(made: Picture) -> dict[str, tuple[str, float | None]]:
         values[f"training_tokens_per_s/{run.run}"] = ("tokens/s", run.tokens_per_s)
         values[f"members/{run.run}"] = ("members", float(run.num_members))
     return values
+
+
+# --- nodes ------------------------------------------------------------------------------------------------------------
+
+
+def node_view(peer_id: str, record: NodeRecord) -> NodeView:
+    """Return what stays as it is until the node signs another record; `age_s` is set for each snapshot."""
+    return NodeView(
+        peer_id=peer_id,
+        name=shown(record.name),
+        version=shown(record.version),
+        device=shown(record.device),
+        state=record.state,
+        reachability=reach(record.reachability, record.addrs),
+        role=record.role,
+        memory_bytes=record.memory_bytes,
+        free_memory_bytes=record.free_memory_bytes,
+        prefill_tokens_per_s=record.prefill_tokens_per_s or None,
+        decode_tokens_per_s=record.decode_tokens_per_s or None,
+        training_tokens_per_s=record.training_tokens_per_s or None,
+        started_at=record.started_at,
+        age_s=0.0,
+        models=tuple(map(shown, record.models)),
+        runs=tuple(map(shown, record.runs)),
+    )
+
+
+def node_views(nodes: Listed[NodeRecord], at: float, memo: RecordMemo[NodeRecord, NodeView]) -> dict[str, NodeView]:
+    """`memo` keeps the `node_view` of each record."""
+    return {
+        # nobody has started tomorrow, whatever their clock says
+        peer_id: view.model_copy(update={"started_at": min(view.started_at, at), "age_s": nodes.age_s(peer_id)})
+        for peer_id, view in memo.views(nodes.records).items()
+    }
+
+
+def counted(nodes: Iterable[NodeView]) -> tuple[dict[str, int], dict[str, int]]:
+    """Count the nodes by state and, of those that are alive, by reachability."""
+    by_state = Counter(node.state for node in nodes)
+    by_reachability = Counter(node.reachability for node in nodes if node.state == "alive")
+    return (
+        {state: by_state[state] for state in ("alive", "leaving")},
+        {kind: by_reachability[kind] for kind in REACHES},
+    )
+
+
+def num_volunteers(nodes: Iterable[NodeView]) -> int:
+    """Count the nodes that are alive and serve, train or wait for work."""
+    return sum(node.state == "alive" and bool(node.role == "volunteer" or node.models or node.runs) for node in nodes)
+
+
+def first_token_s(nodes: Mapping[str, NodeRecord]) -> tuple[float | None, float | None]:
+    """Return the gateways' times to a first token, p50 and p95: of several gateways the median of what each reports."""
+    alive = [record for record in nodes.values() if record.state == "alive"]
+    p50s = [record.first_token_p50_s for record in alive if record.first_token_p50_s is not None]
+    p95s = [record.first_token_p95_s for record in alive if record.first_token_p95_s is not None]
+    return median(p50s) if p50s else None, median(p95s) if p95s else None
+
+
+def uptime_share(presence: Iterable[PresenceView], at: float) -> float | None:
+    """Return the share of the time since a node was first seen, at most 30 days, in which it was there.
+
+    None if it was never seen, or only just.
+    """
+    periods = [(max(period.since, at - MONTH_S), period.until or at) for period in presence]
+    first = min((since for since, _ in periods), default=at)
+    there_s = sum(max(0.0, until - since) for since, until in periods)
+    return min(1.0, there_s / (at - first)) if at > first else None

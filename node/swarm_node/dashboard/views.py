@@ -6,7 +6,7 @@ it. Times are Unix seconds; a `None` is "not known", never zero.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict
 
@@ -220,7 +220,7 @@ class RunDetail(View):
 # --- the whole --------------------------------------------------------------------------------------------------------
 
 
-class Happening(View):
+class ChangeEvent(View):
     """A line of the log of what changed: a node that came or went, a model that became whole, a run's step."""
 
     at: float
@@ -258,5 +258,31 @@ class Overview(View):
     first_token_p95_s: float | None
     joins_24h: int
     leaves_24h: int
-    happenings: tuple[Happening, ...]  # newest first, at most 20
+    happenings: tuple[ChangeEvent, ...]  # newest first, at most 20
     join_command: str
+
+
+class ViewSource(Protocol):
+    """The newest views. A name that nobody has answers None: not known here, or not any more."""
+
+    def overview(self) -> Overview: ...
+
+    def model(self, name: str) -> ModelDetail | None: ...
+
+    async def run(self, run: str) -> RunDetail | None:
+        """By its id."""
+        ...
+
+    def nodes(self) -> tuple[NodeView, ...]:
+        """By name, then peer id."""
+        ...
+
+    async def node(self, peer_id: str) -> NodeDetail | None: ...
+
+    async def series(self, name: str, hours: float) -> Series | None:
+        """The newest `hours` of a number by its name; `/api/v1/series` says which names there are."""
+        ...
+
+    async def wait_changed(self) -> None:
+        """Until the collector has looked once more. Also then everything may be as it was."""
+        ...

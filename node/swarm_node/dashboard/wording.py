@@ -13,8 +13,8 @@ from urllib.parse import quote
 from markupsafe import Markup
 
 from swarm_node import formatting
-from swarm_node.dashboard.view_sanitizing import plain
 from swarm_node.dashboard.views import NodeView, Overview
+from swarm_node.formatting import plain
 
 UNKNOWN = Markup('<span class="none"><span aria-hidden="true">–</span><span class="unseen">not known</span></span>')
 MAX_NAME_CHARS = 48

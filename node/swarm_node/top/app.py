@@ -19,8 +19,7 @@ from textual.events import Resize
 from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Static, TabbedContent, TabPane
 
-from swarm_node.dashboard.source import Source
-from swarm_node.dashboard.views import ModelView, NodeView, Overview, RunView
+from swarm_node.dashboard.views import ModelView, NodeView, Overview, RunView, ViewSource
 from swarm_node.formatting import UNKNOWN, clean, rate, size
 from swarm_node.top import rendering
 
@@ -81,7 +80,7 @@ class TopApp(App[None]):
         ("q", "quit", "Quit"),
     ]
 
-    def __init__(self, source: Source, *, light: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, source: ViewSource, *, light: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._source = source
         self._clock = clock

@@ -15,8 +15,7 @@ from swarm_protocol.errors import ConfigError
 
 from swarm_node import diagnostics, interrupts
 from swarm_node.commands.command_options import Flags
-from swarm_node.dashboard.source import Source
-from swarm_node.dashboard.views import Overview
+from swarm_node.dashboard.views import Overview, ViewSource
 from swarm_node.events.emitter import Emitter
 from swarm_node.formatting import clean
 from swarm_node.settings.config import Config
@@ -61,7 +60,7 @@ async def _show(config: Config, emitter: Emitter, *, is_live: bool) -> int:
 
 
 @asynccontextmanager
-async def _opened(config: Config, *, with_models: bool) -> AsyncIterator[Source]:
+async def _opened(config: Config, *, with_models: bool) -> AsyncIterator[ViewSource]:
     if config.url:
         async with _remote(config.url, with_models=with_models) as source:
             yield source
@@ -71,20 +70,20 @@ async def _opened(config: Config, *, with_models: bool) -> AsyncIterator[Source]
 
 
 @asynccontextmanager
-async def _direct(config: Config) -> AsyncIterator[Source]:
+async def _direct(config: Config) -> AsyncIterator[ViewSource]:
     """Run a dashboard's collector on the network itself; it has seen nodes if there are any.
 
     Raises StartError or PeerError if no peer of `config` can be joined through.
     """
     # the network takes half a second to import, and a dashboard is read without it
-    from swarm_node.dashboard.showing import looking_through  # noqa: PLC0415
+    from swarm_node.dashboard.collecting import running_collector  # noqa: PLC0415
     from swarm_node.network_visit import visiting  # noqa: PLC0415
 
     diagnostics.quieten_libraries()
     with temporary_folder("top") as folder:
         async with (
             visiting(config) as (network, membership),
-            looking_through(network, membership, config, folder / "history.sqlite") as collector,
+            running_collector(network, membership, config, folder / "history.sqlite") as collector,
         ):
             with suppress(TimeoutError):
                 async with asyncio.timeout(FIRST_S):
@@ -94,7 +93,7 @@ async def _direct(config: Config) -> AsyncIterator[Source]:
 
 
 @asynccontextmanager
-async def _remote(url: str, *, with_models: bool) -> AsyncIterator[Source]:
+async def _remote(url: str, *, with_models: bool) -> AsyncIterator[ViewSource]:
     import httpx  # noqa: PLC0415
 
     from swarm_node.top.remote import DashboardClient  # noqa: PLC0415
@@ -119,7 +118,7 @@ def is_light(colorfgbg: str) -> bool:
     return colorfgbg.rpartition(";")[2] in LIGHT_BACKGROUNDS
 
 
-async def picture(source: Source, width: int) -> str:
+async def picture(source: ViewSource, width: int) -> str:
     """The overview and the details of its first models and runs, in lines of `width`, the join command aside."""
     view = source.overview()
     parts = [_head(view), rendering.overview(view, width).plain]

@@ -35,7 +35,10 @@ class NodePage(View):
 
 
 class DashboardClient:
-    """A `dashboard.source.Source` over HTTP. Models and nodes are asked for when they are looked at, and come later."""
+    """A `dashboard.views.ViewSource` over HTTP.
+
+    Models and nodes are asked for when they are looked at, and come later.
+    """
 
     def __init__(self, client: httpx.AsyncClient, url: str) -> None:
         """`client` is the caller's to close; `url` the dashboard's, without `/api/v1`."""

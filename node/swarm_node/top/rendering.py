@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from rich.text import Text
 
 from swarm_node.dashboard.views import (
-    Happening,
+    ChangeEvent,
     ModelDetail,
     ModelView,
     NodeDetail,
@@ -148,7 +148,7 @@ def _agreement(run: RunView) -> str:
     return f"{agree} agree" if run.num_agreeing == run.num_at_step else f"only {agree} AGREE"
 
 
-def _happening(happening: Happening, width: int) -> Line:
+def _happening(happening: ChangeEvent, width: int) -> Line:
     head = f"{_clock(happening.at)} {happening.kind:<6}"
     return Text.assemble((head, "dim"), clean(happening.words, max(1, width - len(head))))
 

@@ -16,10 +16,10 @@ from support.dashboard_source import ExampleSource
 from support.dashboard_swarms import example_source
 from swarm_node.dashboard.app import VisitorRates, beside, create_dashboard
 from swarm_node.dashboard.checkpoints import Checkpoints
+from swarm_node.dashboard.run_follower import MAX_STEPS
 from swarm_node.dashboard.run_views import PHASES
-from swarm_node.dashboard.runs_seen import MAX_STEPS
-from swarm_node.dashboard.view_sanitizing import MAX_SHOWN_CHARS, shown
 from swarm_node.dashboard.views import ModelDetail, NodeDetail, NodeView, Overview, RunDetail, Series, StepView
+from swarm_node.formatting import MAX_SHOWN_CHARS, shown
 from swarm_node.http.addresses import caller_of
 
 RUN = "story-0123456789ab"

@@ -13,9 +13,9 @@ from swarm.testing import virtual_time
 from swarm.training.member.observer import CommittedStep
 from swarm.training.member.trainer_events import OuterStep, Validated
 from swarm.training.run.signed_run import SignedRun
-from swarm_node.dashboard.history.facts import Step
+from swarm_node.dashboard.history.facts import StepFact
+from swarm_node.dashboard.run_follower import FollowedRun
 from swarm_node.dashboard.run_views import RunEnd, RunFacts, RunFile, downsampled, end_of, run_view
-from swarm_node.dashboard.runs_seen import RunSeen
 from swarm_node.dashboard.views import RunDetail, StepView
 from swarm_node.network_snapshot import Listed
 from swarm_protocol import limits
@@ -147,7 +147,7 @@ def test_steps_that_come_together_took_equal_parts_of_the_time_and_phases_are_in
     async def main() -> None:
         async with world() as found:
             runs = found.collector._runs
-            seen = RunSeen(run="story", trainers=Listed(records={}, ages_s={}), seen_at=0.0)
+            seen = FollowedRun(run="story", trainers=Listed(records={}, ages_s={}), seen_at=0.0)
             phases_s = dict.fromkeys(("apply", "new", "group"), 1.0)
             seen.reports[3] = {"a": RoundReport(outer_step=3, phases_s=phases_s, bytes_sent=1)}
             runs._take_steps(seen, [committed(1)])
@@ -185,7 +185,7 @@ def test_run_that_only_the_history_knows_is_shown_and_says_so() -> None:
         async with world() as found:
             for number in (1, 2):
                 view = step(number, at + number).model_dump(exclude={"num_members"})
-                found.history.record_step(Step(run="story", group=("ann", "bob"), tokens={"ann": 7}, **view))
+                found.history.record_step(StepFact(run="story", group=("ann", "bob"), tokens={"ann": 7}, **view))
             await found.looks()
             assert found.collector.overview().runs == ()
             detail = await detail_of(found, "story")

@@ -9,11 +9,11 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from support.history_places import place, postgres  # noqa: F401
-from swarm_node.dashboard.history.facts import Sample, Step, Turnover
-from swarm_node.dashboard.history.history import History
-from swarm_node.dashboard.history.retention_limits import DAY_S, HOUR_S, Bounds
-from swarm_node.dashboard.history.writer import Pace
-from swarm_node.dashboard.views import Happening, RefusalView
+from swarm_node.dashboard.history.facts import SeriesSample, StepFact, Turnover
+from swarm_node.dashboard.history.history import DashboardHistory
+from swarm_node.dashboard.history.retention import DAY_S, HOUR_S, RetentionLimits
+from swarm_node.dashboard.history.writer import WriterTiming
+from swarm_node.dashboard.views import ChangeEvent, RefusalView
 
 NOW = 1_800_000_000.0
 HOSTILE = [
@@ -38,14 +38,14 @@ class Clock:
 
 def remembered(
     place: Path | str,  # noqa: F811
-    tell: Callable[[History], None],
-    ask: Callable[[History], Awaitable[object]],
+    tell: Callable[[DashboardHistory], None],
+    ask: Callable[[DashboardHistory], Awaitable[object]],
     *,
     clock: Clock | None = None,
-    bounds: Bounds | None = None,
+    limits: RetentionLimits | None = None,
 ) -> None:
     async def run() -> None:
-        async with History(place, clock=clock or Clock(), bounds=bounds) as history:
+        async with DashboardHistory(place, clock=clock or Clock(), limits=limits) as history:
             assert history.status.problem is None
             tell(history)
             assert await history.flushed(110)
@@ -54,7 +54,7 @@ def remembered(
     asyncio.run(run())
 
 
-def step(number: int, **values: object) -> Step:
+def step(number: int, **values: object) -> StepFact:
     fields: dict[str, object] = {
         "run": "run-1",
         "outer_step": number,
@@ -65,7 +65,7 @@ def step(number: int, **values: object) -> Step:
         "num_tokens": 30,
         "tokens": {"ada": 10, "ben": 20},
     }
-    return Step(**(fields | values))  # type: ignore[arg-type]
+    return StepFact(**(fields | values))  # type: ignore[arg-type]
 
 
 def refusal(number: int, **values: object) -> RefusalView:
@@ -81,12 +81,12 @@ def refusal(number: int, **values: object) -> RefusalView:
 
 
 def test_presence_follows_from_looks(place: Path | str) -> None:  # noqa: F811
-    def tell(history: History) -> None:
+    def tell(history: DashboardHistory) -> None:
         history.record_nodes({"ada", "ben"}, NOW - 500)
         history.record_nodes({"ada", "cyd"}, NOW - 400)
         history.record_nodes({"ada", "ben", "cyd"}, NOW - 300)
 
-    async def ask(history: History) -> None:
+    async def ask(history: DashboardHistory) -> None:
         ben = await history.presence("ben")
         assert [(each.since, each.until) for each in ben] == [(NOW - 500, NOW - 400), (NOW - 300, None)]
         assert [(each.since, each.until) for each in await history.presence("ada")] == [(NOW - 500, None)]
@@ -99,9 +99,9 @@ def test_presence_follows_from_looks(place: Path | str) -> None:  # noqa: F811
 
 
 def test_presence_goes_on_over_a_short_restart_and_ends_in_a_long_one(place: Path | str) -> None:  # noqa: F811
-    async def nothing(_: History) -> None: ...
+    async def nothing(_: DashboardHistory) -> None: ...
 
-    async def ask(history: History) -> None:
+    async def ask(history: DashboardHistory) -> None:
         assert [(each.since, each.until) for each in await history.presence("ada")] == [
             (NOW - 9000, NOW - 8900),
             (NOW - 100, None),
@@ -114,12 +114,12 @@ def test_presence_goes_on_over_a_short_restart_and_ends_in_a_long_one(place: Pat
 
 
 def test_presence_survives_a_clock_that_was_a_day_ahead(place: Path | str) -> None:  # noqa: F811
-    def tell(history: History) -> None:
+    def tell(history: DashboardHistory) -> None:
         history.record_nodes({"ada"}, NOW + DAY_S)
         history.record_nodes({"ada"}, NOW)
         history.record_nodes(set(), NOW + 5)
 
-    async def ask(history: History) -> None:
+    async def ask(history: DashboardHistory) -> None:
         spans = await history.presence("ada")
         assert len(spans) == 2
         assert all(each.until is not None and each.until >= each.since for each in spans)
@@ -128,12 +128,12 @@ def test_presence_survives_a_clock_that_was_a_day_ahead(place: Path | str) -> No
 
 
 def test_series_averages_and_leaves_gaps(place: Path | str) -> None:  # noqa: F811
-    def tell(history: History) -> None:
+    def tell(history: DashboardHistory) -> None:
         for ago, value in [(60, 1.0), (59, 3.0), (30, 8.0), (0, math.nan), (0, math.inf), (0, 1e300)]:
-            history.record_samples([Sample(name="tokens_per_s", unit="tok/s", value=value)], NOW - ago)
-        history.record_samples([Sample(name="tokens_per_s", unit="tok/s", value=5.0)], math.nan)
+            history.record_samples([SeriesSample(name="tokens_per_s", unit="tok/s", value=value)], NOW - ago)
+        history.record_samples([SeriesSample(name="tokens_per_s", unit="tok/s", value=5.0)], math.nan)
 
-    async def ask(history: History) -> None:
+    async def ask(history: DashboardHistory) -> None:
         fine = await history.series("tokens_per_s", 0.05)
         assert fine is not None
         assert (fine.unit, fine.step_s) == ("tok/s", 5.0)
@@ -154,11 +154,11 @@ def test_series_averages_and_leaves_gaps(place: Path | str) -> None:  # noqa: F8
 
 
 def test_steps_are_evenly_chosen_with_both_ends(place: Path | str) -> None:  # noqa: F811
-    def tell(history: History) -> None:
+    def tell(history: DashboardHistory) -> None:
         for number in range(1, 531):
             history.record_step(step(number))
 
-    async def ask(history: History) -> None:
+    async def ask(history: DashboardHistory) -> None:
         steps = await history.steps("run-1", limit=10_000)
         numbers = [each.outer_step for each in steps]
         assert len(numbers) == 500
@@ -173,13 +173,13 @@ def test_steps_are_evenly_chosen_with_both_ends(place: Path | str) -> None:  # n
 
 
 def test_step_told_again_adds_what_is_known_and_counts_once(place: Path | str) -> None:  # noqa: F811
-    def tell(history: History) -> None:
+    def tell(history: DashboardHistory) -> None:
         history.record_step(step(1, loss=math.nan))
         history.record_step(step(1, phases_s={"reduce": 2.5}, seconds=60.0))
         history.record_step(step(1, bytes_per_parameter=0.5))
         history.record_step(step(1, validation_loss=1.25))
 
-    async def ask(history: History) -> None:
+    async def ask(history: DashboardHistory) -> None:
         (found,) = await history.steps("run-1")
         assert math.isnan(found.loss)
         assert (found.phases_s, found.seconds, found.bytes_per_parameter) == ({"reduce": 2.5}, 60.0, 0.5)
@@ -192,12 +192,12 @@ def test_step_told_again_adds_what_is_known_and_counts_once(place: Path | str) -
 
 
 def test_contribution_is_of_all_runs(place: Path | str) -> None:  # noqa: F811
-    def tell(history: History) -> None:
+    def tell(history: DashboardHistory) -> None:
         history.record_step(step(1))
         history.record_step(step(2, tokens={}))
         history.record_step(step(1, run="run-2", group=("ada",), tokens={"ada": 2**70, "eve": 5}))
 
-    async def ask(history: History) -> None:
+    async def ask(history: DashboardHistory) -> None:
         ada = await history.contribution("ada")
         assert (ada.tokens, ada.rounds) == (2**53 + 10, 3)
         eve = await history.contribution("eve")
@@ -207,31 +207,31 @@ def test_contribution_is_of_all_runs(place: Path | str) -> None:  # noqa: F811
 
 
 def test_refusals_and_happenings_come_newest_first(place: Path | str) -> None:  # noqa: F811
-    def tell(history: History) -> None:
+    def tell(history: DashboardHistory) -> None:
         for number in range(150):
             history.record_refusal("run-1", refusal(number))
             history.record_refusal("run-1", refusal(number, reason="told again"))
-            history.record_happening(Happening(at=NOW + number, kind="join", peer_id=None, words=f"no {number}"))
+            history.record_change(ChangeEvent(at=NOW + number, kind="join", peer_id=None, words=f"no {number}"))
 
-    async def ask(history: History) -> None:
+    async def ask(history: DashboardHistory) -> None:
         refusals = await history.refusals("run-1")
         assert [each.outer_step for each in refusals] == list(range(149, 49, -1))
         assert refusals[0] == refusal(149)
-        assert [each.words for each in await history.happenings()] == [f"no {number}" for number in range(149, 129, -1)]
+        assert [each.words for each in await history.changes()] == [f"no {number}" for number in range(149, 129, -1)]
 
     remembered(place, tell, ask)
 
 
 def test_hostile_names_are_data(place: Path | str) -> None:  # noqa: F811
-    def tell(history: History) -> None:
+    def tell(history: DashboardHistory) -> None:
         history.record_nodes(HOSTILE, NOW - 10)
         for number, name in enumerate(HOSTILE):
-            history.record_samples([Sample(name=name, unit=name, value=float(number))], NOW)
+            history.record_samples([SeriesSample(name=name, unit=name, value=float(number))], NOW)
             history.record_step(step(1, run=name, digest=name, group=(name,), tokens={name: 7}, phases_s={name: 1.0}))
             history.record_refusal(name, refusal(1, peer_id=name, name=name, by_peer_id=name, reason=name))
-            history.record_happening(Happening(at=NOW, kind="run", peer_id=name, words=name))
+            history.record_change(ChangeEvent(at=NOW, kind="run", peer_id=name, words=name))
 
-    async def ask(history: History) -> None:
+    async def ask(history: DashboardHistory) -> None:
         for number, name in enumerate(HOSTILE):
             assert len(await history.presence(name)) == 1
             series = await history.series(name, 1)
@@ -245,44 +245,44 @@ def test_hostile_names_are_data(place: Path | str) -> None:  # noqa: F811
             (refused,) = await history.refusals(name)
             assert len(refused.reason) <= 1000
             assert len(refused.peer_id) <= 256
-        assert len(await history.happenings()) == len(HOSTILE)
+        assert len(await history.changes()) == len(HOSTILE)
         assert history.status.num_dropped == 0
 
     remembered(place, tell, ask)
 
 
 def test_series_beyond_the_bound_are_dropped_and_counted(place: Path | str) -> None:  # noqa: F811
-    def tell(history: History) -> None:
-        history.record_samples([Sample(name=f"s{number:03}", unit="", value=1.0) for number in range(30)], NOW)
+    def tell(history: DashboardHistory) -> None:
+        history.record_samples([SeriesSample(name=f"s{number:03}", unit="", value=1.0) for number in range(30)], NOW)
 
-    async def ask(history: History) -> None:
+    async def ask(history: DashboardHistory) -> None:
         assert await history.series("s019", 1) is not None
         assert await history.series("s020", 1) is None
         assert history.status.num_dropped == 10
 
-    remembered(place, tell, ask, bounds=Bounds(max_series=20))
+    remembered(place, tell, ask, limits=RetentionLimits(max_series=20))
 
 
 def test_old_facts_are_forgotten_and_detail_fades(place: Path | str) -> None:  # noqa: F811
     async def run() -> None:
         clock = Clock()
-        bounds = Bounds(max_age_s=10 * DAY_S, steps_in_full=10, max_refusals=5, max_happenings=5)
-        async with History(place, clock=clock, bounds=bounds, pace=Pace(tidy_s=0.05)) as history:
+        limits = RetentionLimits(max_age_s=10 * DAY_S, steps_in_full=10, max_refusals=5, max_changes=5)
+        async with DashboardHistory(place, clock=clock, limits=limits, timing=WriterTiming(tidy_s=0.05)) as history:
             history.record_nodes({"old"}, NOW)
             history.record_nodes({"new"}, NOW + 1)
-            history.record_samples([Sample(name="s", unit="", value=1.0)], NOW)
+            history.record_samples([SeriesSample(name="s", unit="", value=1.0)], NOW)
             history.record_step(step(1, at=NOW, run="over", group=("gone",)))
             for number in range(1, 41):
                 validated = 1.0 if number == 2 or number % 5 == 0 else None
                 history.record_step(step(number, at=NOW + 9 * DAY_S, validation_loss=validated))
                 history.record_refusal("run-1", refusal(number, at=NOW + 9 * DAY_S + number))
-                history.record_happening(Happening(at=NOW + 9 * DAY_S, kind="run", peer_id=None, words=str(number)))
+                history.record_change(ChangeEvent(at=NOW + 9 * DAY_S, kind="run", peer_id=None, words=str(number)))
             assert await history.flushed(110)
             clock.now = NOW + 10 * DAY_S + 2 * HOUR_S
             async with asyncio.timeout(30):
                 while await history.series("s", 10 * 24) is not None or await history.contributions("over"):
                     await asyncio.sleep(0.05)
-                while len(await history.happenings()) > 5 or len(await history.steps("run-1")) > 20:
+                while len(await history.changes()) > 5 or len(await history.steps("run-1")) > 20:
                     await asyncio.sleep(0.05)
             assert await history.steps("over") == ()
             assert await history.presence("old") == ()

@@ -10,12 +10,10 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection
 from swarm_node.dashboard.history import reader, recorder
-from swarm_node.dashboard.history.facts import Sample, Step
-from swarm_node.dashboard.history.recorder import Recorder
-from swarm_node.dashboard.history.retention import Retention
-from swarm_node.dashboard.history.retention_limits import DAY_S, HOUR_S, Bounds
+from swarm_node.dashboard.history.facts import Fact, PresenceFact, SamplesFact, SeriesSample, StepFact
+from swarm_node.dashboard.history.recorder import FactRecorder
+from swarm_node.dashboard.history.retention import DAY_S, HOUR_S, Retention, RetentionLimits
 from swarm_node.dashboard.history.store import Store, open_store
-from swarm_node.dashboard.history.write_queue import Fact, Look, Samples
 
 START = 1_800_000_000.0
 DAYS = 30
@@ -31,14 +29,14 @@ class Swarm:
         self._random = random.Random(5)
         self._present = set(NODES)
 
-    def look(self, at: float) -> Look:
+    def look(self, at: float) -> PresenceFact:
         leaving = self._random.sample(sorted(self._present), len(self._present) // 4)
         self._present = set(NODES) - set(leaving)
-        return Look(at, frozenset(self._present))
+        return PresenceFact(at, frozenset(self._present))
 
-    def step(self, number: int, at: float) -> Step:
+    def step(self, number: int, at: float) -> StepFact:
         group = tuple(self._random.sample(NODES[:64], GROUP))
-        return Step(
+        return StepFact(
             run="run-1",
             outer_step=number,
             at=at,
@@ -52,11 +50,11 @@ class Swarm:
         )
 
 
-def samples(at: float) -> Samples:
-    return Samples(at, tuple(Sample(name=name, unit="tok/s", value=at % 97) for name in SERIES))
+def samples(at: float) -> SamplesFact:
+    return SamplesFact(at, tuple(SeriesSample(name=name, unit="tok/s", value=at % 97) for name in SERIES))
 
 
-def commit(store: Store, writing: Recorder, facts: list[Fact]) -> None:
+def commit(store: Store, writing: FactRecorder, facts: list[Fact]) -> None:
     with store.writing() as connection:
         assert writing.write(connection, facts) == 0
 
@@ -75,9 +73,9 @@ def _far_apart(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.timeout(600)  # a busy machine is not a bug
 def test_thirty_days_of_a_thousand_nodes_stay_small_and_fast(tmp_path: Path) -> None:
     file = tmp_path / "history.sqlite3"
-    bounds = Bounds(steps_in_full=300)
+    limits = RetentionLimits(steps_in_full=300)
     store, _ = open_store(file)
-    writing, retention, swarm = Recorder(bounds), Retention(store, bounds), Swarm()
+    writing, retention, swarm = FactRecorder(limits), Retention(store, limits), Swarm()
     first = START - (DAYS + 3) * DAY_S  # three days more than are kept
     num_hours = (DAYS + 3) * 24
     for hour in range(num_hours):
@@ -95,13 +93,13 @@ def test_thirty_days_of_a_thousand_nodes_stay_small_and_fast(tmp_path: Path) -> 
     print(f"{used / 2**20:.1f} MiB used, {on_disk / 2**20:.1f} MiB on disk")
     assert retention.squeeze == 0
     assert used > 2**20
-    assert used < bounds.max_bytes / 4
-    assert on_disk < bounds.max_bytes / 2
+    assert used < limits.max_bytes / 4
+    assert on_disk < limits.max_bytes / 2
     asked: dict[str, Callable[[Connection], object]] = {
         "presence": lambda found: reader.read_presence(found, NODES[7], START - DAYS * DAY_S),
         "turnover": lambda found: reader.read_turnover(found, START - DAY_S),
-        "month": lambda found: reader.read_series(found, SERIES[3], 720, START, bounds),
-        "day": lambda found: reader.read_series(found, SERIES[3], 24, START, bounds),
+        "month": lambda found: reader.read_series(found, SERIES[3], 720, START, limits),
+        "day": lambda found: reader.read_series(found, SERIES[3], 24, START, limits),
         "steps": lambda found: reader.read_steps(found, "run-1", 500),
         "contributions": lambda found: reader.read_contributions(found, "run-1"),
     }
@@ -121,23 +119,23 @@ def cpu_s(store: Store, read: Callable[[Connection], object]) -> float:
 
 def test_above_its_bytes_all_ages_shrink_until_it_fits(tmp_path: Path) -> None:
     file = tmp_path / "history.sqlite3"
-    bounds = Bounds(max_bytes=2**20)
+    limits = RetentionLimits(max_bytes=2**20)
     store, _ = open_store(file)
-    writing, retention = Recorder(bounds), Retention(store, bounds)
+    writing, retention = FactRecorder(limits), Retention(store, limits)
     num_days = 12
     for hour in range(24 * num_days):
         began = START + hour * HOUR_S
         # strangers by the hundred, each there for half an hour
         strangers = frozenset(f"stranger-{hour}-{number}" for number in range(100))
-        commit(store, writing, [Look(began, strangers), Look(began + 1800, frozenset())])
+        commit(store, writing, [PresenceFact(began, strangers), PresenceFact(began + 1800, frozenset())])
         if hour % 6 == 5:
             tidy(retention, began + HOUR_S)
     now = START + num_days * DAY_S
     for _ in range(3):
         tidy(retention, now)
     assert retention.squeeze > 0
-    assert store.used_bytes() <= bounds.max_bytes
-    assert file.stat().st_size <= bounds.max_bytes * 1.25
+    assert store.used_bytes() <= limits.max_bytes
+    assert file.stat().st_size <= limits.max_bytes * 1.25
     with store.reading(60.0) as connection:
         # what is left is the newest
         assert reader.read_presence(connection, f"stranger-{24 * num_days - 1}-0", START)

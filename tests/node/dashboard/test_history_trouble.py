@@ -17,15 +17,14 @@ from sqlalchemy import text
 from support.history_places import postgres  # noqa: F401
 from support.postgres_server import PostgresServer
 from swarm_node.dashboard.history.database import reason
-from swarm_node.dashboard.history.facts import HistoryError, Sample
-from swarm_node.dashboard.history.history import History
+from swarm_node.dashboard.history.facts import HistoryError, SamplesFact, SeriesSample
+from swarm_node.dashboard.history.history import DashboardHistory
 from swarm_node.dashboard.history.store import open_store
-from swarm_node.dashboard.history.write_queue import MAX_OFTEN, MAX_ONCE, Inbox, Samples
-from swarm_node.dashboard.history.writer import Pace
-from swarm_node.dashboard.views import Happening
+from swarm_node.dashboard.history.writer import MAX_OFTEN, MAX_ONCE, WriteQueue, WriterTiming
+from swarm_node.dashboard.views import ChangeEvent
 from swarm_protocol.errors import ConfigError
 
-HASTY = Pace(patience_s=0.0, retry_s=0.01, again_s=0.05, tidy_s=0.05)
+HASTY = WriterTiming(patience_s=0.0, retry_s=0.01, again_s=0.05, tidy_s=0.05)
 DEADLINE_S = 60
 
 
@@ -56,17 +55,17 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-def say(history: History, words: str) -> None:
-    history.record_happening(Happening(at=time.time(), kind="run", peer_id=None, words=words))
+def say(history: DashboardHistory, words: str) -> None:
+    history.record_change(ChangeEvent(at=time.time(), kind="run", peer_id=None, words=words))
 
 
-async def words(history: History) -> list[str]:
-    return [each.words for each in reversed(await history.happenings())]
+async def words(history: DashboardHistory) -> list[str]:
+    return [each.words for each in reversed(await history.changes())]
 
 
 def begun(file: Path, *said: str) -> None:
     async def run() -> None:
-        async with History(file) as history:
+        async with DashboardHistory(file) as history:
             for each in said:
                 say(history, each)
 
@@ -75,7 +74,7 @@ def begun(file: Path, *said: str) -> None:
 
 def kept(place: Path | str) -> list[str]:
     async def run() -> list[str]:
-        async with History(place) as history:
+        async with DashboardHistory(place) as history:
             assert history.status.problem is None
             return await words(history)
 
@@ -95,7 +94,7 @@ def test_locked_at_the_start_is_a_warning_and_what_was_told_arrives_later(tmp_pa
 
     async def run() -> None:
         with locked(file):
-            history = History(file, pace=HASTY, on_warning=heard.append)
+            history = DashboardHistory(file, timing=HASTY, on_warning=heard.append)
             await history.__aenter__()
             await until(lambda: history.status.problem is not None)
             say(history, "meanwhile")
@@ -114,7 +113,7 @@ def test_locked_while_running_goes_on_in_memory_with_what_was_there(tmp_path: Pa
     file = tmp_path / "history.sqlite3"
 
     async def run() -> None:
-        async with History(file, pace=HASTY) as history:
+        async with DashboardHistory(file, timing=HASTY) as history:
             say(history, "one")
             assert await history.flushed(DEADLINE_S)
             with locked(file):
@@ -136,7 +135,7 @@ def test_file_that_is_no_database_is_put_aside(tmp_path: Path, content: bytes) -
     heard: list[HistoryError] = []
 
     async def run() -> None:
-        async with History(file, on_warning=heard.append) as history:
+        async with DashboardHistory(file, on_warning=heard.append) as history:
             await asyncio.sleep(0)
             assert history.status.problem is None
             say(history, "new")
@@ -154,13 +153,13 @@ def test_damage_while_running_is_put_aside_and_a_new_one_begun(tmp_path: Path) -
     heard: list[HistoryError] = []
 
     async def run() -> None:
-        async with History(file, pace=HASTY, on_warning=heard.append) as history:
+        async with DashboardHistory(file, timing=HASTY, on_warning=heard.append) as history:
             damage(file)
             async with asyncio.timeout(DEADLINE_S):
                 while not list(tmp_path.glob("*.damaged-*Z")):
                     say(history, "after")
                     with contextlib.suppress(HistoryError):
-                        await history.happenings(100)
+                        await history.changes(100)
                     await asyncio.sleep(0.05)
             await until(lambda: history.status.problem is None)
             say(history, "last")
@@ -175,7 +174,7 @@ def test_full_disk_while_running_is_lived_through(tmp_path: Path) -> None:
     heard: list[HistoryError] = []
 
     async def run() -> None:
-        async with History(file, pace=HASTY, on_warning=heard.append) as history:
+        async with DashboardHistory(file, timing=HASTY, on_warning=heard.append) as history:
             with full_disk(300_000):
                 for number in range(600):
                     say(history, f"{number}" + "x" * 900)
@@ -210,7 +209,7 @@ def test_read_only_file_is_a_warning(tmp_path: Path) -> None:
 
     async def run() -> None:
         place = f"sqlite:///file:{file}?mode=ro&uri=true"
-        async with History(place, pace=HASTY) as history:
+        async with DashboardHistory(place, timing=HASTY) as history:
             say(history, "unwritten")
             await until(lambda: history.status.problem is not None)
             assert await history.flushed(DEADLINE_S)
@@ -225,7 +224,7 @@ def test_directory_in_the_way_is_a_warning(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
 
     async def run(place: Path) -> None:
-        async with History(place, pace=HASTY) as history:
+        async with DashboardHistory(place, timing=HASTY) as history:
             say(history, "hello")
             assert await history.flushed(DEADLINE_S)
             assert await words(history) == ["hello"]
@@ -241,7 +240,7 @@ def test_removed_file_is_begun_anew(tmp_path: Path) -> None:
     heard: list[HistoryError] = []
 
     async def run() -> None:
-        async with History(file, pace=HASTY, on_warning=heard.append) as history:
+        async with DashboardHistory(file, timing=HASTY, on_warning=heard.append) as history:
             for path in tmp_path.iterdir():
                 path.unlink()
             await until(lambda: bool(heard))
@@ -258,7 +257,7 @@ def test_removed_file_is_begun_anew(tmp_path: Path) -> None:
 )
 def test_place_that_never_can_be_one_is_refused(place: str) -> None:
     with pytest.raises(ConfigError) as told:
-        History(place)
+        DashboardHistory(place)
     assert told.value.remedy
 
 
@@ -267,7 +266,7 @@ def test_unreachable_server_is_a_warning_without_its_password() -> None:
 
     async def run() -> None:
         place = "postgresql+pg8000://ada:secret@127.0.0.1:1/swarm"
-        async with History(place, pace=HASTY, on_warning=heard.append) as history:
+        async with DashboardHistory(place, timing=HASTY, on_warning=heard.append) as history:
             say(history, "hello")
             assert await history.flushed(DEADLINE_S)
             assert await words(history) == ["hello"]
@@ -282,7 +281,7 @@ def test_server_that_dies_and_returns_misses_nothing(postgres: PostgresServer) -
     place = postgres.new_database()
 
     async def run() -> None:
-        async with History(place, pace=HASTY) as history:
+        async with DashboardHistory(place, timing=HASTY) as history:
             say(history, "one")
             assert await history.flushed(DEADLINE_S)
             await asyncio.to_thread(postgres.stop)
@@ -301,21 +300,21 @@ def test_server_that_dies_and_returns_misses_nothing(postgres: PostgresServer) -
 
 
 def test_telling_never_waits_and_the_oldest_samples_go() -> None:
-    inbox = Inbox()
+    queue = WriteQueue()
     for number in range(MAX_OFTEN + 7):
-        inbox.put(Samples(float(number), (Sample(name="s", unit="", value=1.0),)))
+        queue.put(SamplesFact(float(number), (SeriesSample(name="s", unit="", value=1.0),)))
     for number in range(MAX_ONCE):
-        inbox.put(Happening(at=float(number), kind="run", peer_id=None, words=""))
-    assert inbox.num_dropped == 7
-    assert len(inbox) == MAX_OFTEN + MAX_ONCE
-    facts = inbox.take(0.0)
-    assert not inbox.wait_empty(0.0)
-    inbox.put_back(facts)
-    inbox.done()
-    assert inbox.num_dropped == 7
-    again = inbox.take(0.0)
+        queue.put(ChangeEvent(at=float(number), kind="run", peer_id=None, words=""))
+    assert queue.num_dropped == 7
+    assert len(queue) == MAX_OFTEN + MAX_ONCE
+    facts = queue.take(0.0)
+    assert not queue.wait_empty(0.0)
+    queue.put_back(facts)
+    queue.done()
+    assert queue.num_dropped == 7
+    again = queue.take(0.0)
     assert again == facts
-    assert min(fact.at for fact in again if isinstance(fact, Samples)) == 7.0
+    assert min(fact.at for fact in again if isinstance(fact, SamplesFact)) == 7.0
 
 
 def test_slow_read_ends_at_its_deadline(tmp_path: Path) -> None:

@@ -1,12 +1,11 @@
-"""How much of a chain's time is assumed, where the round trips of its links are not known."""
+"""The views of a model: what is assumed of a chain's time, and what is kept from one snapshot to the next."""
 
 from __future__ import annotations
 
 import pytest
 from support.dashboard_world import serve_record
 from swarm.router.routing import DEFAULT_RTT_MS
-from swarm_node.dashboard.memo import Made
-from swarm_node.dashboard.model_views import model_detail, server_view
+from swarm_node.dashboard.model_views import RecordMemo, model_detail, server_view
 from swarm_node.network_snapshot import Listed
 from swarm_protocol.identity import Identity
 
@@ -32,8 +31,24 @@ def test_chain_tells_what_was_assumed_for_links_without_a_measured_round_trip(
     }
     known = {PEERS[each]: ms for each, ms in rtts_ms.items()}
     listed = Listed(records=servers, ages_s=dict.fromkeys(servers, 0.0))
-    detail = model_detail("tiny", listed, {}, known, Made(server_view))
+    detail = model_detail("tiny", listed, {}, known, RecordMemo(server_view))
     assert detail is not None
     [chain] = detail.chains
     assert chain.assumed_ms == num_ways * DEFAULT_RTT_MS / 2
     assert chain.assumed_ms <= chain.ms_per_token
+
+
+def test_memo_makes_a_view_again_only_for_another_record() -> None:
+    asked: list[str] = []
+
+    def make(peer_id: str, record: list[int]) -> int:
+        asked.append(peer_id)
+        return sum(record)
+
+    memo, ann, bob = RecordMemo(make), [1], [2]
+    assert memo.views({"ann": ann, "bob": bob}) == {"ann": 1, "bob": 2}
+    assert memo.views({"ann": ann, "bob": [2, 3]}) == {"ann": 1, "bob": 5}
+    assert asked == ["ann", "bob", "bob"]
+    assert memo.views({}) == {}
+    assert memo.views({"ann": ann}) == {"ann": 1}
+    assert asked == ["ann", "bob", "bob", "ann"], "who was away is not kept"

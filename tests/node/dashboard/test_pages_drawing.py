@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from support.dashboard_swarms import HOSTILE_NAMES, example_source
 from swarm_node.dashboard import charts, wording
-from swarm_node.dashboard.view_sanitizing import plain
+from swarm_node.formatting import plain
 
 numbers = st.one_of(st.none(), st.floats(-1e12, 1e12), st.just(math.nan), st.just(math.inf))
 

@@ -58,7 +58,7 @@ _SQLSTATES = {
 _DAMAGED = ("CORRUPT", "NOTADB")
 
 
-class Damage(HistoryError):
+class DatabaseDamage(HistoryError):
     """A SQLite file is not, or not any more, a database."""
 
 
@@ -147,7 +147,7 @@ def reason(error: Exception, place: str) -> HistoryError | None:
     if known is None:
         return None
     what, remedy = known
-    kind = Damage if is_damage(error) else HistoryError
+    kind = DatabaseDamage if is_damage(error) else HistoryError
     return kind(f"the history in {place} cannot be used: {what}", remedy=remedy)
 
 
@@ -168,7 +168,7 @@ def _known(error: Exception) -> tuple[str, str] | None:
 
 
 def is_damage(error: Exception) -> bool:
-    if isinstance(error, Damage):
+    if isinstance(error, DatabaseDamage):
         return True
     cause = error.orig if isinstance(error, DBAPIError) else error
     return isinstance(cause, sqlite3.Error) and _sqlite_code(cause) in _DAMAGED

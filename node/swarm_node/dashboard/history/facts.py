@@ -1,14 +1,27 @@
-"""What the history is told, and what it alone can tell. Values only.
+"""What the history records and reports, and how it is made fit for a database. Values only.
 
-Texts may be hostile: they are cut where they are stored (see `texts`). Times are Unix seconds.
+Texts may be hostile: `bounded` cuts them where they are stored. What a text means is not judged: it is only ever a
+bound parameter, and who shows it escapes it. Times are Unix seconds.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from swarm_protocol.errors import SwarmError
+
+from swarm_node.dashboard.views import ChangeEvent, RefusalView
+
+MAX_NAME = 256
+MAX_WORDS = 1000
+MAX_WHOLE = 2**53
+MAX_NUMBER = 1e15
+MAX_PHASES = 16
+_DIGEST = 16
 
 
 class HistoryError(SwarmError):
@@ -18,7 +31,7 @@ class HistoryError(SwarmError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
+class SeriesSample:
     """One number of a series, for example `tokens_per_s` or `tokens_per_s/MODEL`. What is not finite is dropped."""
 
     name: str
@@ -27,7 +40,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class StepFact:
     """A committed outer step of a run. `tokens` is by peer id, where known; all of `group` count as having had a round.
 
     The same step may be recorded again, once more is known of it: contributions are counted once, `phases_s`,
@@ -49,7 +62,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Contribution:
+class ContributionTotal:
     """Of `peer_id` to the committed steps of one run, or of all, that this dashboard has seen."""
 
     peer_id: str
@@ -76,3 +89,56 @@ class HistoryStatus:
     problem: HistoryError | None
     num_waiting: int
     num_dropped: int
+
+
+@dataclass(frozen=True, slots=True)
+class PresenceFact:
+    """Everyone who is there at `at`."""
+
+    at: float
+    peer_ids: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplesFact:
+    at: float
+    samples: tuple[SeriesSample, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RefusalFact:
+    run: str
+    refusal: RefusalView
+
+
+Fact = PresenceFact | SamplesFact | StepFact | RefusalFact | ChangeEvent
+
+
+def bounded(text: str, limit: int = MAX_NAME) -> str:
+    """At most `limit` characters; what was cut is told apart by a digest of the whole. Fitting text stays as it is.
+
+    PostgreSQL takes no zero character, and neither database half a surrogate pair: they become question marks.
+    """
+    if len(text) <= limit and text.isascii() and "\0" not in text:
+        return text
+    clean = text.replace("\0", "?").encode("utf-8", "replace").decode("utf-8")
+    if len(clean) <= limit:
+        return clean
+    digest = hashlib.sha256(clean.encode()).hexdigest()[:_DIGEST]
+    return f"{clean[: limit - _DIGEST - 1]}…{digest}"
+
+
+def whole(number: int) -> int:
+    """Within what a database adds up without overflow."""
+    return max(-MAX_WHOLE, min(number, MAX_WHOLE))
+
+
+def finite(number: float | None) -> float | None:
+    """`number`, or None if it is none that can be drawn."""
+    return number if number is not None and math.isfinite(number) and abs(number) <= MAX_NUMBER else None
+
+
+def phases_text(phases_s: Mapping[str, float]) -> str:
+    """JSON of at most `MAX_PHASES` durations."""
+    known = {bounded(name, 40): finite(seconds) for name, seconds in list(phases_s.items())[:MAX_PHASES]}
+    return json.dumps({name: seconds for name, seconds in known.items() if seconds is not None})

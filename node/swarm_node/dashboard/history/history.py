@@ -1,7 +1,8 @@
-"""The dashboard's memory, as its collector uses it: told things without waiting, asked with a deadline.
+"""The dashboard's memory, as its collector uses it: recorded without waiting, read with a deadline.
 
-The event loop owns a `History`; the database belongs to its writer's thread, and a few threads read it. Whatever
-becomes of the database, nothing here raises but the reads, and those only HistoryError.
+The event loop owns a history; the database belongs to its writer's thread, and a few threads read it. Whatever becomes
+of the database, only the reads raise, and those only HistoryError. `TolerantReads` turns that into what to show
+instead.
 """
 
 from __future__ import annotations
@@ -10,24 +11,37 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Awaitable, Callable, Hashable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from sqlalchemy import Connection
 
 from swarm_node.dashboard.history import reader
-from swarm_node.dashboard.history.asking import Asking
 from swarm_node.dashboard.history.database import is_damage, reason, url_of
-from swarm_node.dashboard.history.facts import Contribution, HistoryError, HistoryStatus, Sample, Step, Turnover
-from swarm_node.dashboard.history.retention_limits import HOUR_S, Bounds
-from swarm_node.dashboard.history.stored_text import finite
-from swarm_node.dashboard.history.write_queue import Fact, Look, Refused, Samples
-from swarm_node.dashboard.history.writer import Pace, Writer
-from swarm_node.dashboard.views import Happening, PresenceView, RefusalView, Series, StepView
+from swarm_node.dashboard.history.facts import (
+    ContributionTotal,
+    Fact,
+    HistoryError,
+    HistoryStatus,
+    PresenceFact,
+    RefusalFact,
+    SamplesFact,
+    SeriesSample,
+    StepFact,
+    Turnover,
+    finite,
+)
+from swarm_node.dashboard.history.retention import HOUR_S, RetentionLimits
+from swarm_node.dashboard.history.writer import HistoryWriter, WriterTiming
+from swarm_node.dashboard.views import ChangeEvent, PresenceView, RefusalView, Series, StepView
 
 logger = logging.getLogger(__name__)
 
+NUM_THREADS = 2
+MAX_ASKED = 64
+FRESH_S = 1.0
 READ_S = 5.0
 OPEN_S = 5.0
 CLOSE_S = 10.0
@@ -35,7 +49,7 @@ CLOSE_S = 10.0
 _T = TypeVar("_T")
 
 
-class History:
+class DashboardHistory:
     """In `place`: the path of a SQLite file, or a URL such as `postgresql+pg8000://user:password@host/database`.
 
     A database belongs to one dashboard. `on_warning` hears, in the event loop, why the history is in memory only, and
@@ -46,18 +60,20 @@ class History:
         self,
         place: Path | str,
         *,
-        bounds: Bounds | None = None,
-        pace: Pace | None = None,
+        limits: RetentionLimits | None = None,
+        timing: WriterTiming | None = None,
         clock: Callable[[], float] = time.time,
         on_warning: Callable[[HistoryError], None] | None = None,
     ) -> None:
         url_of(place)
-        self._bounds = bounds or Bounds()
+        self._limits = limits or RetentionLimits()
         self._clock = clock
         self._on_warning = on_warning
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._writer = Writer(place, bounds=self._bounds, pace=pace or Pace(), clock=clock, warn=self._warn)
-        self._asking = Asking(READ_S)
+        self._writer = HistoryWriter(
+            place, limits=self._limits, timing=timing or WriterTiming(), clock=clock, warn=self._warn
+        )
+        self._queries = QueryPool(READ_S)
 
     async def __aenter__(self) -> Self:
         """Waits a little for the database; a slow one is opened while the daemon goes on."""
@@ -67,7 +83,7 @@ class History:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._asking.close()
+        self._queries.close()
         if not await asyncio.to_thread(self._writer.close, CLOSE_S):
             logger.warning("the history's database holds up the end: its last seconds may be missing")
 
@@ -77,45 +93,45 @@ class History:
         return HistoryStatus(
             place=store.place if store else "nowhere yet",
             problem=self._writer.problem,
-            num_waiting=len(self._writer.inbox),
+            num_waiting=len(self._writer.queue),
             num_dropped=self._writer.num_dropped,
         )
 
     async def flushed(self, wait_s: float = 10.0) -> bool:
         """Whether all that was told is written, or given up, within `wait_s`."""
-        return await asyncio.to_thread(self._writer.inbox.wait_empty, wait_s)
+        return await asyncio.to_thread(self._writer.queue.wait_empty, wait_s)
 
     # --- telling ------------------------------------------------------------------------------------------------------
 
     def record_nodes(self, peer_ids: Iterable[str], at: float) -> None:
         """Everyone who is there at `at`: who came and who left since the last look follows from it."""
-        self._put(Look(at, frozenset(peer_ids)), at)
+        self._put(PresenceFact(at, frozenset(peer_ids)), at)
 
-    def record_samples(self, samples: Iterable[Sample], at: float) -> None:
+    def record_samples(self, samples: Iterable[SeriesSample], at: float) -> None:
         """Numbers that cannot be drawn are left out."""
-        self._put(Samples(at, tuple(sample for sample in samples if finite(sample.value) is not None)), at)
+        self._put(SamplesFact(at, tuple(sample for sample in samples if finite(sample.value) is not None)), at)
 
-    def record_step(self, step: Step) -> None:
+    def record_step(self, step: StepFact) -> None:
         self._put(step, step.at)
 
     def record_refusal(self, run: str, refusal: RefusalView) -> None:
         """One for each outer step, peer, and peer who refused: the first is kept."""
-        self._put(Refused(run, refusal), refusal.at)
+        self._put(RefusalFact(run, refusal), refusal.at)
 
-    def record_happening(self, happening: Happening) -> None:
-        self._put(happening, happening.at)
+    def record_change(self, change: ChangeEvent) -> None:
+        self._put(change, change.at)
 
     def _put(self, fact: Fact, at: float) -> None:
         if math.isfinite(at) and abs(at) < 1e11:
-            self._writer.inbox.put(fact)
+            self._writer.queue.put(fact)
         else:
-            self._writer.inbox.drop(1)
+            self._writer.queue.drop(1)
 
     # --- asking -------------------------------------------------------------------------------------------------------
 
     async def presence(self, peer_id: str) -> tuple[PresenceView, ...]:
         """Of the newest 30 days, oldest first, at most 500."""
-        since = self._clock() - self._bounds.max_age_s
+        since = self._clock() - self._limits.max_age_s
         return await self._ask(("presence", peer_id), lambda found: reader.read_presence(found, peer_id, since))
 
     async def turnover(self, hours: float = 24.0) -> Turnover:
@@ -126,18 +142,18 @@ class History:
         """The newest `hours`, in steps of 5 s, a minute or an hour; None for a name that nobody told."""
         now = self._clock()
         return await self._ask(
-            ("series", name, hours), lambda found: reader.read_series(found, name, hours, now, self._bounds)
+            ("series", name, hours), lambda found: reader.read_series(found, name, hours, now, self._limits)
         )
 
     async def steps(self, run: str, limit: int = reader.MAX_STEPS) -> tuple[StepView, ...]:
         """At most 500, evenly chosen, oldest first."""
         return await self._ask(("steps", run, limit), lambda found: reader.read_steps(found, run, limit))
 
-    async def contributions(self, run: str) -> tuple[Contribution, ...]:
+    async def contributions(self, run: str) -> tuple[ContributionTotal, ...]:
         """Most tokens first, at most 1,000."""
         return await self._ask(("contributions", run), lambda found: reader.read_contributions(found, run))
 
-    async def contribution(self, peer_id: str) -> Contribution:
+    async def contribution(self, peer_id: str) -> ContributionTotal:
         """To all runs that are remembered."""
         return await self._ask(("contribution", peer_id), lambda found: reader.read_contribution(found, peer_id))
 
@@ -145,12 +161,12 @@ class History:
         """Newest first."""
         return await self._ask(("refusals", run, limit), lambda found: reader.read_refusals(found, run, limit))
 
-    async def happenings(self, limit: int = 20) -> tuple[Happening, ...]:
+    async def changes(self, limit: int = 20) -> tuple[ChangeEvent, ...]:
         """Newest first."""
-        return await self._ask(("happenings", limit), lambda found: reader.read_happenings(found, limit))
+        return await self._ask(("changes", limit), lambda found: reader.read_changes(found, limit))
 
     async def _ask(self, key: Hashable, read: Callable[[Connection], _T]) -> _T:
-        return await self._asking.ask(key, lambda: self._read(read))
+        return await self._queries.ask(key, lambda: self._read(read))
 
     def _read(self, read: Callable[[Connection], _T]) -> _T:
         """In a reader's thread."""
@@ -174,3 +190,60 @@ class History:
         logger.warning("%s", problem)
         if self._on_warning is not None and self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._on_warning, problem)
+
+
+class QueryPool:
+    """An answer is given again for `FRESH_S`."""
+
+    def __init__(self, deadline_s: float) -> None:
+        self._deadline_s = deadline_s
+        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="history-read")
+        self._asked: dict[Hashable, asyncio.Future[Any]] = {}
+
+    async def ask(self, key: Hashable, read: Callable[[], _T]) -> _T:
+        """Raises what `read` raises, and HistoryError if it takes longer than the deadline, or too many ask."""
+        answer: asyncio.Future[_T] | None = self._asked.get(key)
+        if answer is None:
+            answer = self._begin(key, read)
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                return await asyncio.shield(answer)
+        except TimeoutError as error:
+            raise _slow("the history gave no answer in time") from error
+
+    def _begin(self, key: Hashable, read: Callable[[], _T]) -> asyncio.Future[_T]:
+        if sum(not answer.done() for answer in self._asked.values()) >= MAX_ASKED:
+            raise _slow("the history is asked too much at once")
+        loop = asyncio.get_running_loop()
+        answer = loop.run_in_executor(self._threads, read)
+        self._asked[key] = answer
+
+        def keep_for_a_while(done: asyncio.Future[_T]) -> None:
+            is_failed = done.cancelled() or done.exception() is not None
+            loop.call_later(0.0 if is_failed else FRESH_S, self._asked.pop, key, None)
+
+        answer.add_done_callback(keep_for_a_while)
+        return answer
+
+    def close(self) -> None:
+        """A query that runs ends by its own deadline."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _slow(message: str) -> HistoryError:
+    return HistoryError(message, remedy="try again; if it stays so, the database's disk or server is too slow")
+
+
+class TolerantReads:
+    """Reads that answer something instead where the history cannot; `num_failures` counts those."""
+
+    def __init__(self) -> None:
+        self.num_failures = 0
+
+    async def __call__(self, reading: Awaitable[_T], instead: _T) -> _T:
+        try:
+            return await reading
+        except HistoryError as error:
+            self.num_failures += 1
+            logger.warning("the dashboard's history does not answer: %s", error)
+            return instead

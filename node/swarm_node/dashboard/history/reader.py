@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
+from itertools import pairwise
 
 from sqlalchemy import ColumnElement, Connection, func, select
 
-from swarm_node.dashboard.evenly import evenly
-from swarm_node.dashboard.history.facts import Contribution, Turnover
-from swarm_node.dashboard.history.retention_limits import HOUR_S, Bounds
-from swarm_node.dashboard.history.stored_text import bounded
-from swarm_node.dashboard.history.tables import (
+from swarm_node.dashboard.history.facts import ContributionTotal, Turnover, bounded
+from swarm_node.dashboard.history.retention import HOUR_S, RetentionLimits
+from swarm_node.dashboard.history.schema import (
     contributions,
     happenings,
     nodes,
@@ -25,7 +25,7 @@ from swarm_node.dashboard.history.tables import (
     series,
     steps,
 )
-from swarm_node.dashboard.views import Happening, PresenceView, RefusalView, Series, StepView
+from swarm_node.dashboard.views import ChangeEvent, PresenceView, RefusalView, Series, StepView
 
 MAX_STEPS = 500
 MAX_PRESENCES = 500
@@ -55,13 +55,13 @@ def read_turnover(connection: Connection, since: float) -> Turnover:
     )
 
 
-def read_series(connection: Connection, name: str, hours: float, now: float, bounds: Bounds) -> Series | None:
+def read_series(connection: Connection, name: str, hours: float, now: float, limits: RetentionLimits) -> Series | None:
     """Averages; None for a name that never had a value, or none for so long that it is forgotten."""
-    hours = min(max(hours, 1 / 60), bounds.max_age_s / HOUR_S)
+    hours = min(max(hours, 1 / 60), limits.max_age_s / HOUR_S)
     found = connection.execute(select(series).where(series.c.name == bounded(name))).one_or_none()
     if found is None:
         return None
-    width_s = bounds.width_s(hours)
+    width_s = limits.width_s(hours)
     first, last = int((now - hours * HOUR_S) // width_s), int(now // width_s)
     rows = connection.execute(
         select(samples.c.bucket, samples.c.total / samples.c.num).where(
@@ -99,7 +99,18 @@ def read_steps(connection: Connection, run: str, limit: int) -> tuple[StepView, 
     )
 
 
-def read_contributions(connection: Connection, run: str) -> tuple[Contribution, ...]:
+def evenly(is_preferred: Sequence[bool], limit: int) -> list[int]:
+    """At most `limit` places, in order: evenly spaced with both ends, but the first preferred one of those near to it
+    instead of each."""
+    count = len(is_preferred)
+    if count <= limit or limit < 2:
+        return list(range(max(0, count - limit), count))
+    ends = [round(at * (count - 1) / (limit - 1)) for at in range(limit)]
+    inner = (range(place, following) for place, following in pairwise(ends[1:]))
+    return [0, *(next((at for at in near if is_preferred[at]), near[0]) for near in inner), count - 1]
+
+
+def read_contributions(connection: Connection, run: str) -> tuple[ContributionTotal, ...]:
     rows = connection.execute(
         select(nodes.c.peer_id, contributions.c.tokens, contributions.c.rounds)
         .join_from(contributions, nodes)
@@ -108,17 +119,17 @@ def read_contributions(connection: Connection, run: str) -> tuple[Contribution, 
         .order_by(contributions.c.tokens.desc(), contributions.c.rounds.desc(), nodes.c.peer_id)
         .limit(MAX_CONTRIBUTORS)
     )
-    return tuple(Contribution(peer_id=row.peer_id, tokens=row.tokens, rounds=row.rounds) for row in rows)
+    return tuple(ContributionTotal(peer_id=row.peer_id, tokens=row.tokens, rounds=row.rounds) for row in rows)
 
 
-def read_contribution(connection: Connection, peer_id: str) -> Contribution:
+def read_contribution(connection: Connection, peer_id: str) -> ContributionTotal:
     """Over all runs that are remembered."""
     tokens, rounds = connection.execute(
         select(func.sum(contributions.c.tokens), func.sum(contributions.c.rounds))
         .join_from(contributions, nodes)
         .where(nodes.c.peer_id == bounded(peer_id))
     ).one()
-    return Contribution(peer_id=peer_id, tokens=int(tokens or 0), rounds=int(rounds or 0))
+    return ContributionTotal(peer_id=peer_id, tokens=int(tokens or 0), rounds=int(rounds or 0))
 
 
 def read_refusals(connection: Connection, run: str, limit: int) -> tuple[RefusalView, ...]:
@@ -142,8 +153,8 @@ def read_refusals(connection: Connection, run: str, limit: int) -> tuple[Refusal
     )
 
 
-def read_happenings(connection: Connection, limit: int) -> tuple[Happening, ...]:
+def read_changes(connection: Connection, limit: int) -> tuple[ChangeEvent, ...]:
     rows = connection.execute(
         select(happenings).order_by(happenings.c.at.desc(), happenings.c.id.desc()).limit(min(limit, MAX_REFUSALS))
     )
-    return tuple(Happening(at=row.at, kind=row.kind, peer_id=row.peer_id, words=row.words) for row in rows)
+    return tuple(ChangeEvent(at=row.at, kind=row.kind, peer_id=row.peer_id, words=row.words) for row in rows)

@@ -13,10 +13,20 @@ from typing import TypeVar
 from sqlalchemy import Connection, Table, case, func, insert, literal, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from swarm_node.dashboard.history.facts import Step
-from swarm_node.dashboard.history.retention_limits import WIDTHS_S, Bounds
-from swarm_node.dashboard.history.stored_text import MAX_WORDS, bounded, finite, phases_text, whole
-from swarm_node.dashboard.history.tables import (
+from swarm_node.dashboard.history.facts import (
+    MAX_WORDS,
+    Fact,
+    PresenceFact,
+    RefusalFact,
+    SamplesFact,
+    StepFact,
+    bounded,
+    finite,
+    phases_text,
+    whole,
+)
+from swarm_node.dashboard.history.retention import WIDTHS_S, RetentionLimits
+from swarm_node.dashboard.history.schema import (
     collector,
     contributions,
     happenings,
@@ -28,8 +38,7 @@ from swarm_node.dashboard.history.tables import (
     series,
     steps,
 )
-from swarm_node.dashboard.history.write_queue import Fact, Look, Refused, Samples
-from swarm_node.dashboard.views import Happening
+from swarm_node.dashboard.views import ChangeEvent
 
 GAP_S = 600.0
 """Nobody looked for longer than this: who left and came in it is not known."""
@@ -41,11 +50,11 @@ _AT_ONCE = 500  # names in one query
 _T = TypeVar("_T")
 
 
-class Recorder:
+class FactRecorder:
     """Of one database."""
 
-    def __init__(self, bounds: Bounds) -> None:
-        self._bounds = bounds
+    def __init__(self, limits: RetentionLimits) -> None:
+        self._limits = limits
         self._present: dict[str, int] | None = None  # the number of each node whose presence is open
         self._looked_at: float | None = None
         self._num_dropped = 0
@@ -55,26 +64,26 @@ class Recorder:
         self._present = None
 
     def write(self, connection: Connection, facts: Sequence[Fact]) -> int:
-        """How much had no place: series and peers beyond the bounds."""
+        """How much had no place: series and peers beyond the limits."""
         self._num_dropped = 0
         for fact in facts:
             match fact:
-                case Look():
+                case PresenceFact():
                     self._look(connection, fact)
-                case Step():
+                case StepFact():
                     self._step(connection, fact)
-                case Refused():
+                case RefusalFact():
                     _refusal(connection, fact)
-                case Happening():
+                case ChangeEvent():
                     _happening(connection, fact)
-                case Samples():
+                case SamplesFact():
                     pass
-        self._samples(connection, [fact for fact in facts if isinstance(fact, Samples)])
+        self._samples(connection, [fact for fact in facts if isinstance(fact, SamplesFact)])
         return self._num_dropped
 
     # --- who is there -------------------------------------------------------------------------------------------------
 
-    def _look(self, connection: Connection, look: Look) -> None:
+    def _look(self, connection: Connection, look: PresenceFact) -> None:
         present = self._known_present(connection)
         there = {bounded(peer) for peer in look.peer_ids}
         if len(there) > MAX_PRESENT:
@@ -108,7 +117,7 @@ class Recorder:
 
     # --- numbers over time --------------------------------------------------------------------------------------------
 
-    def _samples(self, connection: Connection, told: Sequence[Samples]) -> None:
+    def _samples(self, connection: Connection, told: Sequence[SamplesFact]) -> None:
         sums: dict[tuple[str, int, int], list[float]] = defaultdict(list)
         units: dict[str, str] = {}
         for each in told:
@@ -131,7 +140,7 @@ class Recorder:
         new = sorted(units.keys() - known.keys())
         if not new:
             return known
-        room = self._bounds.max_series - int(connection.scalar(select(func.count()).select_from(series)) or 0)
+        room = self._limits.max_series - int(connection.scalar(select(func.count()).select_from(series)) or 0)
         taken = new[: max(0, room)]
         self._num_dropped += len(new) - len(taken)
         for name in taken:
@@ -140,7 +149,7 @@ class Recorder:
 
     # --- runs ---------------------------------------------------------------------------------------------------------
 
-    def _step(self, connection: Connection, step: Step) -> None:
+    def _step(self, connection: Connection, step: StepFact) -> None:
         run = _run(connection, step.run, step.at)
         group = {bounded(peer): whole(step.tokens.get(peer, 0)) for peer in step.group[:MAX_MEMBERS]}
         numbers = _numbers(connection, nodes, "peer_id", group)
@@ -158,7 +167,7 @@ class Recorder:
             connection.execute(_adding(connection, contributions, ["run_id", "node_id"], "tokens", "rounds"), parts)
 
 
-def _step_row(step: Step) -> dict[str, object]:
+def _step_row(step: StepFact) -> dict[str, object]:
     return {
         "outer_step": whole(step.outer_step),
         "at": step.at,
@@ -172,7 +181,7 @@ def _step_row(step: Step) -> dict[str, object]:
     }
 
 
-def _refusal(connection: Connection, fact: Refused) -> None:
+def _refusal(connection: Connection, fact: RefusalFact) -> None:
     told = fact.refusal
     row = {
         "run_id": _run(connection, fact.run, told.at),
@@ -188,7 +197,7 @@ def _refusal(connection: Connection, fact: Refused) -> None:
         connection.execute(insert(refusals), row)
 
 
-def _happening(connection: Connection, told: Happening) -> None:
+def _happening(connection: Connection, told: ChangeEvent) -> None:
     peer_id = None if told.peer_id is None else bounded(told.peer_id)
     row = {"at": told.at, "kind": told.kind, "peer_id": peer_id, "words": bounded(told.words, MAX_WORDS)}
     connection.execute(insert(happenings), row)

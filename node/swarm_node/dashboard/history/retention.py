@@ -1,18 +1,20 @@
-"""Forgets: by age, by detail, and, when the database is above its bound, sooner. In transactions of milliseconds.
+"""How much the history keeps, in which detail, and how it forgets: in transactions of milliseconds.
 
-`tidy` is a generator so that the writer can write between two of its steps, and be ended there.
+It forgets by age, by detail, and sooner when the database is above its bound. A number over time is kept in buckets of
+three widths at once, each for as long as somebody would look at it so closely. `tidy` is a generator so that the writer
+can write between two of its steps, and be ended there.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from sqlalchemy import ColumnElement, Connection, Table, delete, func, select
+from swarm_protocol.errors import ConfigError
 
-from swarm_node.dashboard.history.retention_limits import MAX_SQUEEZE, Bounds
-from swarm_node.dashboard.history.store import Store
-from swarm_node.dashboard.history.tables import (
+from swarm_node.dashboard.history.schema import (
     contributions,
     happenings,
     nodes,
@@ -23,6 +25,17 @@ from swarm_node.dashboard.history.tables import (
     series,
     steps,
 )
+from swarm_node.dashboard.history.store import Store
+
+HOUR_S = 3600.0
+DAY_S = 24 * HOUR_S
+
+RAW_S = 5
+MINUTE_S = 60
+WIDTHS_S = (RAW_S, MINUTE_S, int(HOUR_S))
+"""Of the buckets of a series. The collector looks about every 5 s."""
+
+MAX_SQUEEZE = 10
 
 logger = logging.getLogger(__name__)
 
@@ -30,23 +43,61 @@ _ROWS = 1000
 _SERIES = 20
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetentionLimits:
+    """`max_bytes` is of the database's content; a SQLite file is that plus a log of at most about 8 MB beside it.
+
+    Above it, all ages halve, and again, until it fits. A run keeps its newest `steps_in_full` steps; of older ones
+    every second goes whenever there are as many again, so that the detail fades with age.
+    """
+
+    max_age_s: float = 30 * DAY_S
+    max_bytes: int = 256 * 2**20
+    raw_age_s: float = 2 * HOUR_S
+    minute_age_s: float = 2 * DAY_S
+    steps_in_full: int = 1000
+    max_refusals: int = 200  # of a run
+    max_changes: int = 1000
+    max_series: int = 2000
+
+    def __post_init__(self) -> None:
+        if not 0 < self.raw_age_s <= self.minute_age_s <= self.max_age_s:
+            raise ConfigError(
+                "a history keeps raw values no longer than minutes, and those no longer than all",
+                remedy="order its ages so",
+            )
+        if self.max_bytes < 2**20 or min(self.steps_in_full, self.max_refusals, self.max_changes) < 1:
+            raise ConfigError("a history this small keeps nothing", remedy="give it at least 1 MiB and one of each")
+
+    def ages_s(self, squeeze: int) -> dict[int, float]:
+        """How long buckets of each width are kept; the widest as long as anything else."""
+        ages = (self.raw_age_s, self.minute_age_s, self.max_age_s)
+        return {width: age / 2**squeeze for width, age in zip(WIDTHS_S, ages, strict=True)}
+
+    def width_s(self, hours: float) -> int:
+        """Of the finest buckets that still hold the newest `hours`, and are not more than a chart can show."""
+        if hours * HOUR_S <= self.raw_age_s:
+            return RAW_S
+        return MINUTE_S if hours * HOUR_S <= self.minute_age_s else int(HOUR_S)
+
+
 class Retention:
     """Of one store. `squeeze` is how often all ages are halved to keep it within its bytes."""
 
-    def __init__(self, store: Store, bounds: Bounds) -> None:
+    def __init__(self, store: Store, limits: RetentionLimits) -> None:
         self._store = store
-        self._bounds = bounds
+        self._limits = limits
         self.squeeze = 0
 
     def tidy(self, now: float) -> Iterator[None]:
         """One pass. Raises what the database raises; the next pass does what this one left."""
         self._adjust()
-        for step in (self._samples, self._presence, self._runs, self._refusals, self._happenings, self._nodes):
+        for step in (self._samples, self._presence, self._runs, self._refusals, self._changes, self._nodes):
             yield from step(now)
         self._store.give_back()
 
     def _adjust(self) -> None:
-        used, most = self._store.used_bytes(), self._bounds.max_bytes
+        used, most = self._store.used_bytes(), self._limits.max_bytes
         if used > most and self.squeeze < MAX_SQUEEZE:
             self.squeeze += 1
             days = self._oldest_s() / 86_400
@@ -55,10 +106,10 @@ class Retention:
             self.squeeze -= 1
 
     def _oldest_s(self) -> float:
-        return self._bounds.max_age_s / 2.0**self.squeeze
+        return self._limits.max_age_s / 2.0**self.squeeze
 
     def _samples(self, now: float) -> Iterator[None]:
-        ages = self._bounds.ages_s(self.squeeze)
+        ages = self._limits.ages_s(self.squeeze)
         with self._store.writing() as connection:
             numbers = connection.scalars(select(series.c.id).order_by(series.c.id)).all()
         for at in range(0, len(numbers), _SERIES):
@@ -87,7 +138,7 @@ class Retention:
     def _thin(self, run: int) -> Iterator[None]:
         """Of each two neighbours among the older steps one goes, rather one that was not validated, whenever they are
         as many as those kept in full; the first stays."""
-        full = max(1, self._bounds.steps_in_full >> self.squeeze)
+        full = max(1, self._limits.steps_in_full >> self.squeeze)
         with self._store.writing() as connection:
             columns = steps.c.outer_step, steps.c.validation_loss
             ordered = select(*columns).where(steps.c.run_id == run).order_by(steps.c.outer_step)
@@ -111,15 +162,15 @@ class Retention:
         yield from self._delete(refusals, refusals.c.id, refusals.c.at < now - self._oldest_s())
         with self._store.writing() as connection:
             full = (
-                select(refusals.c.run_id).group_by(refusals.c.run_id).having(func.count() > self._bounds.max_refusals)
+                select(refusals.c.run_id).group_by(refusals.c.run_id).having(func.count() > self._limits.max_refusals)
             )
             crowded = connection.scalars(full).all()
         for run in crowded:
-            yield from self._keep_newest(refusals, self._bounds.max_refusals, refusals.c.run_id == run)
+            yield from self._keep_newest(refusals, self._limits.max_refusals, refusals.c.run_id == run)
 
-    def _happenings(self, now: float) -> Iterator[None]:
+    def _changes(self, now: float) -> Iterator[None]:
         yield from self._delete(happenings, happenings.c.id, happenings.c.at < now - self._oldest_s())
-        yield from self._keep_newest(happenings, self._bounds.max_happenings)
+        yield from self._keep_newest(happenings, self._limits.max_changes)
 
     def _nodes(self, _: float) -> Iterator[None]:
         """Those that no presence and no contribution speaks of."""

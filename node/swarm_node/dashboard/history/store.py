@@ -18,7 +18,7 @@ from sqlalchemy import Connection, Engine, Table, func, literal_column, select, 
 from sqlalchemy.exc import SQLAlchemyError
 
 from swarm_node.dashboard.history.database import (
-    Damage,
+    DatabaseDamage,
     engine_for,
     is_damage,
     memory_engine,
@@ -27,8 +27,7 @@ from swarm_node.dashboard.history.database import (
     url_of,
 )
 from swarm_node.dashboard.history.facts import HistoryError
-from swarm_node.dashboard.history.schema_upgrade import migrate
-from swarm_node.dashboard.history.tables import metadata
+from swarm_node.dashboard.history.schema import metadata, migrate
 
 logger = logging.getLogger(__name__)
 
@@ -182,11 +181,13 @@ def _opened(place: Path | str, shown: str) -> Store:
 
 
 def _check_pages(engine: Engine, shown: str) -> None:
-    """Raises Damage; or what SQLite raises where it cannot even begin."""
+    """Raises DatabaseDamage; or what SQLite raises where it cannot even begin."""
     with engine.connect() as connection:
         found = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar()
     if found != "ok":
-        raise Damage(f"the history in {shown} is damaged: {found}", remedy="it is put aside when it is opened again")
+        raise DatabaseDamage(
+            f"the history in {shown} is damaged: {found}", remedy="it is put aside when it is opened again"
+        )
 
 
 def _told(error: Exception, shown: str) -> HistoryError:

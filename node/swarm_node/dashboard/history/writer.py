@@ -1,8 +1,11 @@
-"""The thread that writes the history, and what it does when the database fails.
+"""The thread that writes the history, its queue, and what it does when the database fails.
+
+Samples and records of who is there come every few seconds and the newest makes up for those before; committed steps,
+refusals and changes come once. So they wait apart, and where the database is slow the oldest of their kind go.
 
 A database that fails is tried again for `patience_s`; then the history goes on in memory, begun with a copy of what
 was there, and every `again_s` the database is opened anew. Once it takes what it missed, the memory is let go.
-Owns the open store; readers use `store` as it is at that moment.
+The thread owns the open store; readers use `store` as it is at that moment.
 """
 
 from __future__ import annotations
@@ -10,25 +13,101 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from swarm_node.dashboard.history.database import is_damage, reason
-from swarm_node.dashboard.history.facts import HistoryError
-from swarm_node.dashboard.history.recorder import Recorder
-from swarm_node.dashboard.history.retention import Retention
-from swarm_node.dashboard.history.retention_limits import Bounds
+from swarm_node.dashboard.history.facts import Fact, HistoryError, PresenceFact, SamplesFact
+from swarm_node.dashboard.history.recorder import FactRecorder
+from swarm_node.dashboard.history.retention import Retention, RetentionLimits
 from swarm_node.dashboard.history.store import Store, open_memory, open_store
-from swarm_node.dashboard.history.write_queue import Fact, Inbox
 
 logger = logging.getLogger(__name__)
 
 _IDLE_S = 1.0
+MAX_OFTEN = 1000
+MAX_ONCE = 10_000
+BATCH = 500
+
+
+class WriteQueue:
+    """Safe from any thread. `take` is the writer's; what it gave is `put_back` or not, then `done`."""
+
+    def __init__(self) -> None:
+        self._often: deque[Fact] = deque()
+        self._once: deque[Fact] = deque()
+        self._changed = threading.Condition()
+        self._num_taken = 0
+        self.is_closed = False
+        self.num_dropped = 0
+
+    def __len__(self) -> int:
+        return len(self._often) + len(self._once)
+
+    def put(self, fact: Fact) -> None:
+        with self._changed:
+            self._add(fact)
+            self._changed.notify_all()
+
+    def put_back(self, facts: Iterable[Fact]) -> None:
+        """What could not be written, before all else."""
+        with self._changed:
+            newer = [*self._often, *self._once]
+            self._often.clear()
+            self._once.clear()
+            for fact in [*facts, *newer]:
+                self._add(fact)
+
+    def take(self, wait_s: float) -> list[Fact]:
+        """At most a batch of each kind; empty if there is nothing after `wait_s`."""
+        with self._changed:
+            if not len(self) and not self.is_closed:
+                self._changed.wait(wait_s)
+            waiting = (self._once, self._often)
+            taken = [queue.popleft() for queue in waiting for _ in range(min(len(queue), BATCH))]
+            self._num_taken = len(taken)
+            return taken
+
+    def done(self) -> None:
+        """With what was taken."""
+        with self._changed:
+            self._num_taken = 0
+            self._changed.notify_all()
+
+    def drop(self, count: int) -> None:
+        with self._changed:
+            self.num_dropped += count
+
+    def pause(self, wait_s: float) -> None:
+        """Until closed, or for `wait_s`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.is_closed, wait_s)
+
+    def wait_empty(self, wait_s: float) -> bool:
+        """Whether all that was put is written, or given up."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not len(self) and not self._num_taken, wait_s)
+
+    def close(self) -> None:
+        """From now on nothing waits."""
+        with self._changed:
+            self.is_closed = True
+            self._changed.notify_all()
+
+    def _add(self, fact: Fact) -> None:
+        queue, limit = (
+            (self._often, MAX_OFTEN) if isinstance(fact, PresenceFact | SamplesFact) else (self._once, MAX_ONCE)
+        )
+        queue.append(fact)
+        if len(queue) > limit:
+            queue.popleft()
+            self.num_dropped += 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class WriterTiming:
     """`tidy_s` between two passes of retention, `retry_s` between two attempts to write one batch."""
 
     patience_s: float = 30.0
@@ -37,29 +116,29 @@ class Pace:
     tidy_s: float = 60.0
 
 
-class Writer:
-    """`warn` is called in the writer's thread. Of a running writer others use `inbox`, `suspect` and the attributes."""
+class HistoryWriter:
+    """`warn` is called in the writer's thread. Of a running writer others use `queue`, `suspect` and the attributes."""
 
     def __init__(
         self,
         place: Path | str,
         *,
-        bounds: Bounds,
-        pace: Pace,
+        limits: RetentionLimits,
+        timing: WriterTiming,
         clock: Callable[[], float],
         warn: Callable[[HistoryError], None],
     ) -> None:
-        self.inbox = Inbox()
+        self.queue = WriteQueue()
         self.store: Store | None = None
         self.problem: HistoryError | None = None
         self.is_open = threading.Event()
         self._place = place
-        self._bounds = bounds
-        self._pace = pace
+        self._limits = limits
+        self._timing = timing
         self._clock = clock
         self._warn = warn
-        self._recorder = Recorder(bounds)
-        self._missed = Inbox()  # by the database, while the history is in memory
+        self._recorder = FactRecorder(limits)
+        self._missed = WriteQueue()  # by the database, while the history is in memory
         self._failing_since: float | None = None
         self._again_at = 0.0
         self._suspicion: HistoryError | None = None
@@ -69,14 +148,14 @@ class Writer:
 
     @property
     def num_dropped(self) -> int:
-        return self.inbox.num_dropped + self._missed.num_dropped
+        return self.queue.num_dropped + self._missed.num_dropped
 
     def start(self) -> None:
         self._thread.start()
 
     def close(self, wait_s: float) -> bool:
         """Writes what is waiting and ends. False if the database holds the thread up: it is left behind."""
-        self.inbox.close()
+        self.queue.close()
         self._thread.join(wait_s)
         return not self._thread.is_alive()
 
@@ -92,7 +171,7 @@ class Writer:
         except HistoryError as error:
             self._go_to_memory(error)
         self.is_open.set()
-        while not self.inbox.is_closed or len(self.inbox):
+        while not self.queue.is_closed or len(self.queue):
             self._turn()
         if self.problem is not None:
             self._try_again()
@@ -100,7 +179,7 @@ class Writer:
         self.store.close()
 
     def _turn(self) -> None:
-        facts = self.inbox.take(0.0 if self._tidying else _IDLE_S)
+        facts = self.queue.take(0.0 if self._tidying else _IDLE_S)
         try:
             self._write(facts)
             self._failing_since = None
@@ -109,7 +188,7 @@ class Writer:
         except Exception as error:
             self._failed(error, facts)
         finally:
-            self.inbox.done()
+            self.queue.done()
         if self.problem is not None and time.monotonic() >= self._again_at:
             self._try_again()
 
@@ -126,13 +205,13 @@ class Writer:
                     self._write([fact])
                 return
             logger.warning("a fact was not written to the history: %s: %s", type(error).__name__, error)
-            self.inbox.drop(len(facts))
+            self.queue.drop(len(facts))
             return
         if self.problem is not None:
             for fact in facts:
                 self._missed.put(fact)
 
-    def _commit(self, store: Store, recorder: Recorder, facts: Sequence[Fact]) -> None:
+    def _commit(self, store: Store, recorder: FactRecorder, facts: Sequence[Fact]) -> None:
         if not facts:
             return
         try:
@@ -141,7 +220,7 @@ class Writer:
         except BaseException:
             recorder.forget()
             raise
-        self.inbox.drop(num_dropped)
+        self.queue.drop(num_dropped)
 
     def _tidy(self) -> None:
         """One step of retention, if it is time. Raises for a file that is damaged or gone."""
@@ -151,7 +230,7 @@ class Writer:
         if self._tidying is None and time.monotonic() >= self._tidy_at:
             self.store.check_place()
             self._tidying = self._retention.tidy(self._clock())
-            self._tidy_at = time.monotonic() + self._pace.tidy_s
+            self._tidy_at = time.monotonic() + self._timing.tidy_s
         if self._tidying is not None and next(self._tidying, self) is self:
             self._tidying = None
 
@@ -164,14 +243,14 @@ class Writer:
         if known is None or self.problem is not None:
             logger.warning("the history was not tidied: %s: %s", type(error).__name__, error)
             return
-        self.inbox.put_back(unwritten)
+        self.queue.put_back(unwritten)
         now = time.monotonic()
         self._failing_since = self._failing_since or now
         is_lasting = is_damage(error) or isinstance(error, HistoryError)
-        if is_lasting or self.inbox.is_closed or now - self._failing_since >= self._pace.patience_s:
+        if is_lasting or self.queue.is_closed or now - self._failing_since >= self._timing.patience_s:
             self._go_to_memory(known, is_damaged=is_damage(error))
         else:
-            self.inbox.pause(self._pace.retry_s)
+            self.queue.pause(self._timing.retry_s)
 
     def _go_to_memory(self, problem: HistoryError, *, is_damaged: bool = False) -> None:
         failing = self.store
@@ -179,12 +258,12 @@ class Writer:
         if failing is not None:
             failing.close()
         self.problem = problem
-        self._again_at = time.monotonic() + (0.0 if is_damaged else self._pace.again_s)
+        self._again_at = time.monotonic() + (0.0 if is_damaged else self._timing.again_s)
         self._warn(problem)
 
     def _try_again(self) -> None:
         """Into the database with what it missed, or memory for a while longer."""
-        memory, recorder, facts = self.store, Recorder(self._bounds), list[Fact]()
+        memory, recorder, facts = self.store, FactRecorder(self._limits), list[Fact]()
         try:
             store = self._opened()
             try:
@@ -195,7 +274,7 @@ class Writer:
                 raise
         except Exception as error:
             self._missed.put_back(facts)
-            self._again_at = time.monotonic() + self._pace.again_s
+            self._again_at = time.monotonic() + self._timing.again_s
             logger.debug("the history stays in memory: %s", error)
             return
         self._use(store)
@@ -211,8 +290,8 @@ class Writer:
         return store
 
     def _use(self, store: Store) -> None:
-        self._recorder = Recorder(self._bounds)
-        self._retention = Retention(store, self._bounds)
+        self._recorder = FactRecorder(self._limits)
+        self._retention = Retention(store, self._limits)
         self._tidying = None
         self._failing_since = None
         self.store = store

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from alembic import context
 
-from swarm_node.dashboard.history.schema_upgrade import CONTEXT
-from swarm_node.dashboard.history.tables import metadata
+from swarm_node.dashboard.history.schema import CONTEXT, metadata
 
 context.configure(connection=context.config.attributes["connection"], target_metadata=metadata, **CONTEXT)
 context.run_migrations()

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from swarm_node.dashboard.evenly import evenly
+from swarm_node.dashboard.history.reader import evenly
 
 
 def test_preferred_places_stand_for_those_before_them() -> None:

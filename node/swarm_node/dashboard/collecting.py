@@ -1,4 +1,4 @@
-"""Holds what it takes to show a swarm: the history, and the collector's task. Owned by whoever enters it."""
+"""Runs a collector with its history and its task, for a daemon and for `swarm-node top`."""
 
 from __future__ import annotations
 
@@ -16,16 +16,15 @@ from swarm_protocol.version import software_version
 from swarm_node.dashboard.checkpoints import Checkpoints
 from swarm_node.dashboard.collector import Collector
 from swarm_node.dashboard.history.database import sqlite_file, url_of
-from swarm_node.dashboard.history.history import History
-from swarm_node.dashboard.remembering import Remembering
-from swarm_node.dashboard.view_builder import Place
+from swarm_node.dashboard.history.history import DashboardHistory
+from swarm_node.dashboard.view_builder import NetworkInfo
 from swarm_node.node import Node
 from swarm_node.roles.seed import join_command
 from swarm_node.settings.config import Config
 
 
 def collecting(node: Node) -> AbstractAsyncContextManager[Collector]:
-    """A daemon's collector, as `looking_through`. Raises ConfigError for a place that its owner cannot have meant."""
+    """Run a daemon's collector, as `running_collector`. Raises ConfigError where the history's directory is missing."""
 
     def warn(error: SwarmError) -> None:
         node.emitter.emit("warning", message=error.message, remedy=error.remedy)
@@ -34,11 +33,11 @@ def collecting(node: Node) -> AbstractAsyncContextManager[Collector]:
     file = sqlite_file(url_of(place))
     if file is not None and not file.parent.is_dir():
         raise ConfigError(f"there is no directory {file.parent} to keep the history in", remedy="check --history")
-    return looking_through(node.network, node.membership, node.config, place, on_warning=warn)
+    return running_collector(node.network, node.membership, node.config, place, on_warning=warn)
 
 
 @asynccontextmanager
-async def looking_through(
+async def running_collector(
     network: Network,
     membership: Membership,
     config: Config,
@@ -46,16 +45,16 @@ async def looking_through(
     *,
     on_warning: Callable[[SwarmError], None] | None = None,
 ) -> AsyncIterator[Collector]:
-    """A collector that looks while the context lasts, and keeps its history in `place`.
+    """Run a collector while the context lasts; it keeps its history in `place`.
 
     Raises ConfigError for a history that cannot be one.
     """
-    async with History(place, on_warning=on_warning) as history:
+    async with DashboardHistory(place, on_warning=on_warning) as history:
         collector = Collector(
             network,
             membership,
-            Remembering(history),
-            place=Place(
+            history,
+            info=NetworkInfo(
                 network_id=network.network_id,
                 version=software_version(),
                 join_command=join_command(config.peers, config.network_id),
@@ -64,13 +63,13 @@ async def looking_through(
             checkpoints=checkpoints(config),
         )
         async with asyncio.TaskGroup() as tasks:
-            looking = tasks.create_task(collector.keep_looking(), name="dashboard")
+            polling = tasks.create_task(collector.run_forever(), name="dashboard")
             yield collector
-            looking.cancel()
+            polling.cancel()
 
 
 def checkpoints(config: Config) -> Checkpoints | None:
-    """Raises ConfigError."""
+    """Return the checkpoints that this machine gives away. Raises ConfigError where their folder is missing."""
     if config.checkpoints is None:
         return None
     if not config.checkpoints.is_dir():

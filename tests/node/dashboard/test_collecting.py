@@ -6,7 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from swarm_node.dashboard.showing import checkpoints, collecting
+from swarm_node.dashboard.collecting import checkpoints, collecting
 from swarm_node.settings.config import Config
 from swarm_node.storage.home import Home
 from swarm_protocol.errors import ConfigError

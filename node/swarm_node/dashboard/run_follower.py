@@ -1,0 +1,273 @@
+"""Follows runs from outside: their signed files, the steps that they commit, what their members measure and refuse.
+
+Each run has one job at a time, which asks its members; a slow one holds up no other and no poll. A file is believed if
+it is the one that the run's id names, a step if its certificate holds (see `swarm.training.member.observer`). Owned by
+the collector's task, which gives the task group that the jobs run in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+
+from swarm.network.interface import Network
+from swarm.network.membership import Membership
+from swarm.training.member.observer import CommittedStep, Observer
+from swarm.training.run.signed_run import SignedRun
+from swarm_protocol.errors import SwarmError
+from swarm_protocol.records import RoundReport, TrainerRecord, ValidationReport
+
+from swarm_node.dashboard.history.facts import StepFact
+from swarm_node.dashboard.history.history import DashboardHistory, TolerantReads
+from swarm_node.dashboard.run_views import Names, RunEnd, RunFacts, RunFile, active, end_of, num_parameters, step_view
+from swarm_node.dashboard.views import RefusalView, StepView
+from swarm_node.formatting import ending, shown
+from swarm_node.network_snapshot import Listed
+
+MAX_RUNS = 48
+"""Runs that are kept, with those that nobody trains any more; the poller bounds how many are followed."""
+
+MAX_STEPS = 500
+MAX_REFUSALS = 100
+MAX_OPEN_STEPS = 8
+"""The newest steps whose members may still report measurements: their records follow a step by seconds."""
+
+RETRY_FILE_S = 30.0
+MAX_ASKED = 4
+"""Members that are asked for the file before the next pause."""
+
+FetchRun = Callable[[Network, str, str], Awaitable[SignedRun]]
+"""`fetch(network, peer_id, run_id)`: the run's file from one member, checked against its id. Raises SwarmError."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, kw_only=True)
+class FollowedRun:
+    """One run, as far as this dashboard has seen it."""
+
+    run_id: str
+    trainers: Listed[TrainerRecord]
+    seen_at: float
+    observer: Observer | None = None
+    file: RunFile | None = None
+    steps: deque[StepView] = field(default_factory=lambda: deque(maxlen=MAX_STEPS))
+    refusals: deque[RefusalView] = field(default_factory=lambda: deque(maxlen=MAX_REFUSALS))
+    since: dict[str, float] = field(default_factory=dict)
+    committed: dict[int, CommittedStep] = field(default_factory=dict)
+    end: RunEnd | None = None
+    reports: dict[int, dict[str, RoundReport]] = field(default_factory=dict)
+    reported: dict[str, int] = field(default_factory=dict)
+    validation: dict[int, dict[str, float]] = field(default_factory=dict)
+    ask_again_at: float = 0.0
+    has_recalled: bool = False
+    last_problem: str = ""
+    job: asyncio.Task[None] | None = None
+
+    @property
+    def facts(self) -> RunFacts:
+        is_proved = self.file is not None and bool(self.steps) and self.steps[-1].outer_step >= self.file.outer_steps
+        end = None if is_proved else self.end
+        return RunFacts(run=self.run_id, file=self.file, trainers=self.trainers, steps=tuple(self.steps), end=end)
+
+
+class RunFollower:
+    """The runs that were polled, by run id. `num_failures` counts jobs that ended with an unexpected exception."""
+
+    def __init__(
+        self,
+        network: Network,
+        membership: Membership,
+        history: DashboardHistory,
+        reads: TolerantReads,
+        *,
+        fetch: FetchRun,
+    ) -> None:
+        self._network = network
+        self._membership = membership
+        self._history = history
+        self._reads = reads
+        self._fetch = fetch
+        self.runs: dict[str, FollowedRun] = {}
+        self.num_failures = 0
+
+    def take(
+        self, tasks: asyncio.TaskGroup, runs: Mapping[str, Listed[TrainerRecord]], names: Names, at: float
+    ) -> None:
+        """Take in what the records say, and start to ask the members what is new."""
+        for run_id, trainers in runs.items():
+            run = self.runs.setdefault(run_id, FollowedRun(run_id=run_id, trainers=trainers, seen_at=at))
+            self._take_records(run, trainers, names, at)
+        for run_id, run in self.runs.items():
+            if run_id not in runs:
+                run.trainers = Listed(records={}, ages_s={})
+            elif run.job is None or run.job.done():
+                run.job = tasks.create_task(self._follow(run), name=f"follow run {run_id}")
+        self._forget()
+
+    def _forget(self) -> None:
+        """Forget, of too many runs, those that have been without members for longest."""
+        while len(self.runs) > MAX_RUNS:
+            oldest = min(self.runs.values(), key=lambda run: run.seen_at)
+            if oldest.job is not None:
+                oldest.job.cancel()
+            del self.runs[oldest.run_id]
+
+    # --- what the records say ---------------------------------------------------------------------------------------
+
+    def _take_records(self, run: FollowedRun, trainers: Listed[TrainerRecord], names: Names, at: float) -> None:
+        run.trainers, run.seen_at = trainers, at
+        run.since = {peer_id: run.since.get(peer_id, at) for peer_id in active(trainers.records)}
+        if run.file is not None and active(trainers.records):
+            group = run.committed[max(run.committed)].group if run.committed else ()
+            run.end = end_of(run.file, group, trainers.records)
+        run.reported = {peer_id: step for peer_id, step in run.reported.items() if peer_id in trainers.records}
+        changed = {
+            record.report.outer_step
+            for peer_id, record in trainers.records.items()
+            if record.report is not None and self._take_report(run, peer_id, record.report, names, at)
+        }
+        changed |= {
+            record.validation.outer_step
+            for peer_id, record in trainers.records.items()
+            if record.validation is not None and _take_validation(run, peer_id, record.validation)
+        }
+        for outer_step in sorted(changed & run.committed.keys()):
+            self._show_step(run, outer_step, at)
+
+    def _take_report(self, run: FollowedRun, peer_id: str, report: RoundReport, names: Names, at: float) -> bool:
+        """Return whether the report is new."""
+        if run.reported.get(peer_id) == report.outer_step:
+            return False
+        run.reported[peer_id] = report.outer_step
+        for refusal in report.refused:
+            view = RefusalView(
+                outer_step=report.outer_step,
+                at=at,
+                peer_id=refusal.peer_id,
+                name=names.get(refusal.peer_id) or ending(refusal.peer_id),
+                by_peer_id=peer_id,
+                reason=shown(refusal.reason),
+            )
+            run.refusals.appendleft(view)
+            self._history.record_refusal(run.run_id, view)
+        newest = max(run.committed, default=0)
+        if newest and not newest - MAX_OPEN_STEPS < report.outer_step <= newest + MAX_OPEN_STEPS:
+            return False
+        run.reports.setdefault(report.outer_step, {})[peer_id] = report
+        while len(run.reports) > 2 * MAX_OPEN_STEPS:
+            del run.reports[min(run.reports)]
+        return True
+
+    # --- what the members prove -------------------------------------------------------------------------------------
+
+    async def _follow(self, run: FollowedRun) -> None:
+        try:
+            if not run.has_recalled:
+                run.has_recalled = True
+                await self._recall(run)
+            if run.observer is None:
+                await self._find_file(run)
+            if run.observer is not None:
+                committed = await run.observer.look(active(run.trainers.records))
+                self._take_steps(run, committed)
+                run.last_problem = ""
+        except SwarmError as error:
+            self._warn(run, error)
+        except Exception:
+            self.num_failures += 1
+            logger.exception("the dashboard failed to follow the run %s", run.run_id)
+
+    def _warn(self, run: FollowedRun, error: SwarmError) -> None:
+        if error.message != run.last_problem:
+            logger.warning("cannot see where the run %s is: %s", run.run_id, error.message)
+        run.last_problem = error.message
+
+    async def _recall(self, run: FollowedRun) -> None:
+        """What an earlier dashboard has run. Members tell their newest report again to a new one."""
+        run.steps.extend(await self._reads(self._history.steps(run.run_id), ()))
+        recalled = {_key(refusal): refusal for refusal in await self._reads(self._history.refusals(run.run_id), ())}
+        news = [refusal for refusal in run.refusals if _key(refusal) not in recalled]
+        run.refusals = deque([*news, *recalled.values()], maxlen=MAX_REFUSALS)
+
+    async def _find_file(self, run: FollowedRun) -> None:
+        """Ask a few members, again after a pause if none of them has it. Raises what the last one did."""
+        if self._network.now() < run.ask_again_at:
+            return
+        run.ask_again_at = self._network.now() + RETRY_FILE_S
+        failure: SwarmError | None = None
+        members = active(run.trainers.records)
+        # those with a digest have the state, so they have had the file for longest
+        for peer_id in sorted(members, key=lambda peer_id: (not members[peer_id].digest, peer_id))[:MAX_ASKED]:
+            try:
+                signed = await self._fetch(self._network, peer_id, run.run_id)
+            except SwarmError as error:
+                failure = error
+                continue
+            run.observer = Observer(self._network, self._membership, signed)
+            config = signed.config
+            run.file = RunFile(
+                name=config.name, signed_by=signed.peer_id, outer_steps=config.outer_steps, min_group=config.min_group
+            )
+            return
+        if failure is not None:
+            raise failure
+
+    def _take_steps(self, run: FollowedRun, committed: list[CommittedStep]) -> None:
+        now = self._network.now()
+        since = run.steps[-1].at if run.steps else now
+        for number, step in enumerate(committed, 1):
+            run.committed[step.outer_step] = step
+            # when each of those that came since the last look was committed, no certificate says
+            self._show_step(run, step.outer_step, since + (now - since) * number / len(committed))
+        while len(run.committed) > MAX_OPEN_STEPS:
+            del run.committed[min(run.committed)]
+
+    def _show_step(self, run: FollowedRun, outer_step: int, at: float) -> None:
+        """Put the step among the others, in place of its earlier view."""
+        committed = run.committed[outer_step]
+        known = next((step for step in run.steps if step.outer_step == outer_step), None)
+        earlier = [step for step in run.steps if step.outer_step < outer_step]
+        view = step_view(
+            committed,
+            earlier[-1] if earlier else None,
+            run.reports.get(outer_step, {}),
+            run.validation.get(outer_step, {}),
+            num_parameters(run.trainers.records),
+            known.at if known else at,
+        )
+        later = [step for step in run.steps if step.outer_step > outer_step]
+        run.steps = deque([*earlier, view, *later], maxlen=MAX_STEPS)
+        self._history.record_step(
+            StepFact(
+                run=run.run_id,
+                group=committed.group,
+                tokens=_shares(committed),
+                **view.model_dump(exclude={"num_members"}),
+            )
+        )
+
+
+def _take_validation(run: FollowedRun, peer_id: str, report: ValidationReport) -> bool:
+    """Return whether the loss is new, and may belong to a step that is shown."""
+    newest = max(run.committed, default=0)
+    if newest and not newest - MAX_OPEN_STEPS < report.outer_step <= newest + MAX_OPEN_STEPS:
+        return False
+    losses = run.validation.setdefault(report.outer_step, {})
+    is_news = losses.get(peer_id) != report.loss
+    losses[peer_id] = report.loss
+    while len(run.validation) > 2 * MAX_OPEN_STEPS:
+        del run.validation[min(run.validation)]
+    return is_news
+
+
+def _key(refusal: RefusalView) -> tuple[int, str, str]:
+    return refusal.outer_step, refusal.peer_id, refusal.by_peer_id
+
+
+def _shares(step: CommittedStep) -> dict[str, int]:
+    """Divide a step's tokens: a certificate says what the group did together, so each member gets the same part."""
+    return dict.fromkeys(step.group, step.num_tokens // len(step.group)) if step.group else {}

@@ -147,7 +147,7 @@ def test_steps_that_come_together_took_equal_parts_of_the_time_and_phases_are_in
     async def main() -> None:
         async with world() as found:
             runs = found.collector._runs
-            seen = FollowedRun(run="story", trainers=Listed(records={}, ages_s={}), seen_at=0.0)
+            seen = FollowedRun(run_id="story", trainers=Listed(records={}, ages_s={}), seen_at=0.0)
             phases_s = dict.fromkeys(("apply", "new", "group"), 1.0)
             seen.reports[3] = {"a": RoundReport(outer_step=3, phases_s=phases_s, bytes_sent=1)}
             runs._take_steps(seen, [committed(1)])

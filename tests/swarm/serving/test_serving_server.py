@@ -23,7 +23,7 @@ from swarm.serving.engine.span_speed import ObservedSpeed, SpanSpeed
 from swarm.serving.model.model_files import open_model
 from swarm.serving.server.deployment import Deployment
 from swarm.serving.server.server_options import ServerOptions
-from swarm.serving.server.span_server import IDLE_S, LOOK_S
+from swarm.serving.server.span_announcer import IDLE_S, LOOK_S
 from swarm.serving.wire.multiplexed_connection import MultiplexedConnection, open_stream
 from swarm.testing import virtual_time
 from swarm.testing.leaks import no_leaks

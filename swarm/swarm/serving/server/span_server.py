@@ -1,15 +1,15 @@
 """A node's span of a model: loads it, announces it, serves sessions on it, and leaves in order.
 
-`deployment` is what computes, `connection_server` what talks. The task started by `start` runs both and keeps the
-announcement fresh; `close` ends it. Should it end before that, by a defect, then the server leaves as when it is
-drained, at once, and `failure` says why. Handlers run in the network's tasks.
+`deployment` computes, `connection_server` takes sessions, `forward_server` takes calls on whole sequences, and
+`span_announcer` announces. The task started by `start` runs all of them; `close` ends it. If a defect ends it earlier,
+the server leaves as if it were drained, at once, and `failure` says why. Handlers run in the network's tasks.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 
 from swarm_protocol.errors import ConfigError, PeerRefused, SessionError, SwarmError
@@ -25,25 +25,15 @@ from swarm.serving.model.batch import PAGE_TOKENS
 from swarm.serving.server.connection_server import ConnectionServer, ServedSpan
 from swarm.serving.server.deployment import Deployment
 from swarm.serving.server.forward_server import ForwardServer, ForwardSpan
-from swarm.serving.server.recent_rate import RecentRate
 from swarm.serving.server.server_options import ServerOptions
 from swarm.serving.server.server_session import ServerSession
+from swarm.serving.server.span_announcer import ServedNow, SpanAnnouncer
 
 logger = logging.getLogger(__name__)
 
-ANNOUNCE_S = 3.0
-"""How often a changed load is published: often enough to spread sessions, rarely enough for the DHT."""
-LOOK_S = 15.0
-"""How often the rate of tokens is looked at, and published while there is one."""
-IDLE_S = 60.0
-"""Without a token for so long the blocks are measured again, and again after as long."""
-
 
 class SpanServer:
-    """Serves blocks `[start, end)` of the model in `model_dir` under the name `name`.
-
-    Its owner may set `rtt_ms`, `is_relayed` and `moving_to`, which it tells everyone at the next `announce`.
-    """
+    """Serves blocks `[start, end)` of the model in `model_dir` under the name `name`."""
 
     def __init__(
         self,
@@ -61,25 +51,18 @@ class SpanServer:
         self.end_block = end
         self.options = options or ServerOptions()
         self.failure: SessionError | None = None
-        self.rtt_ms: Mapping[str, float] = {}
-        self.is_relayed = False
-        self.moving_to = (0, 0)
+        self.announcer = SpanAnnouncer(membership, name, self._served_now)
         self.connections = ConnectionServer(
             network, name, self.options, offer=self._offered, on_changed=self._sessions_changed
         )
         self.calls = ForwardServer(name, self._computer, faults=self.options.faults)
         self._network = network
-        self._membership = membership
         self._model_dir = model_dir
         self._grammars = GrammarPool(model_dir / "tokenizer.json")
         self._state: ServeState = "joining"
         self._deployed: Deployment | None = None
         self._retiring: set[Deployment] = set()
         self._num_tokens = 0
-        self._rate: RecentRate | None = None
-        self._idle_since_s = 0.0
-        self._tokens_per_s = 0.0
-        self._changed = asyncio.Event()
         self._ended = asyncio.Event()
         self._tasks: asyncio.TaskGroup | None = None
         self._main: asyncio.Task[None] | None = None
@@ -87,7 +70,7 @@ class SpanServer:
     # --- life -------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """EngineLoad, measure, serve, announce. Raises ConfigError or IntegrityError, and then nothing is left behind.
+        """Load, measure, serve and announce. Raises ConfigError or IntegrityError, and then nothing is left behind.
 
         Once in the life of a network: a method is served once.
         """
@@ -102,8 +85,7 @@ class SpanServer:
             raise
         self._deployed = deployed
         self._state = "serving"
-        self._idle_since_s = asyncio.get_running_loop().time()
-        self._rate = RecentRate(self._idle_since_s)
+        self.announcer.start()
         self._main = asyncio.create_task(self._run(), name=f"serving {self.name}")
 
     async def move(
@@ -136,7 +118,7 @@ class SpanServer:
         self._take(new)
         self._retiring.add(old)
         tasks.create_task(self._retire(old, leaving, within_s), name="retire a span")
-        self.announce()
+        self.announcer.announce()
         return True
 
     async def _retire(self, old: Deployment, leaving: Collection[ServerSession], within_s: float) -> None:
@@ -175,19 +157,19 @@ class SpanServer:
             return
         self._take(deployed)
         self._state = "serving"
-        self.announce()
+        self.announcer.announce()
 
     def _take(self, deployed: Deployment) -> None:
         assert self._tasks is not None, "only while running"
         self._deployed, self.options = deployed, deployed.options
         self.start_block, self.end_block = deployed.blocks
-        self.moving_to = (0, 0)
+        self.announcer.moving_to = (0, 0)
         deployed.start(self._tasks)
 
     async def drain(self, *, within_s: float = 30.0) -> None:
         """Take no new sessions, ask the open ones to leave, and end those that have not `within_s`."""
         self._state = "draining"
-        self.announce()
+        self.announcer.announce()
         await self._let_leave(self.sessions, within_s)
 
     async def _let_leave(self, sessions: Collection[ServerSession], within_s: float) -> None:
@@ -227,7 +209,7 @@ class SpanServer:
                 assert self._deployed is not None
                 self._deployed.start(self._tasks)
                 self._tasks.create_task(self.connections.run(), name="connections")
-                self._tasks.create_task(self._keep_announcing(), name="announce load")
+                self._tasks.create_task(self.announcer.run(), name="announce load")
         except ExceptionGroup as group:
             self._fail(group.exceptions[0])
         finally:
@@ -246,32 +228,14 @@ class SpanServer:
         """End every session now and tell everyone."""
         self._state = "draining"
         self.connections.end(self.sessions, _leaving())
-        self._membership.withdraw("serve", self.name)
+        self.announcer.withdraw()
 
     # --- what others are told ---------------------------------------------------------------------------------------
 
     @property
     def record(self) -> ServeRecord:
         """What is announced now. Only while started."""
-        loaded, speed = self._ready.loaded, self._ready.speed
-        return ServeRecord(
-            model=self.name,
-            revision=loaded.revision,
-            num_blocks=loaded.span.num_blocks,
-            start=self.start_block,
-            end=self.end_block,
-            state=self._state,
-            prefill_ms_per_token=speed.prefill_ms,
-            decode_ms_per_block=speed.decode_ms,
-            free_kv_tokens=self._ready.engine.free_tokens,
-            queue_depth=len(self.connections.sessions),
-            rtt_ms=self.rtt_ms,
-            relayed=self.is_relayed,
-            next_start=self.moving_to[0],
-            next_end=self.moving_to[1],
-            tokens_per_s=self._tokens_per_s,
-            source=loaded.source,
-        )
+        return self.announcer.record
 
     @property
     def sessions(self) -> tuple[ServerSession, ...]:
@@ -306,55 +270,19 @@ class SpanServer:
         assert self._deployed is not None, "not started, or closed"
         return self._deployed
 
-    def announce(self) -> None:
-        """Tell everyone now. While there are no blocks, what was told last stays."""
-        if self._deployed is not None:
-            self._look()
-            self._membership.announce(self.record)
+    def _served_now(self) -> ServedNow | None:
+        if self._deployed is None:
+            return None
+        return ServedNow(
+            deployment=self._deployed,
+            state=self._state,
+            num_sessions=len(self.connections.sessions),
+            num_tokens=self.num_tokens,
+        )
 
     def _sessions_changed(self) -> None:
-        self._changed.set()
+        self.announcer.changed()
         self._ended.set()
-
-    async def _keep_announcing(self) -> None:
-        """At once, and then whenever the load has changed, but not more often than each ANNOUNCE_S.
-
-        Also while tokens are computed, and once when there are none any more.
-        """
-        while True:
-            self._changed.clear()
-            self.announce()
-            await asyncio.sleep(ANNOUNCE_S)
-            is_news = False
-            while not is_news:
-                try:
-                    async with asyncio.timeout(LOOK_S):
-                        is_news = await self._changed.wait()
-                except TimeoutError:
-                    is_news = self._look() or await self._measure_if_idle()
-
-    def _look(self) -> bool:
-        """Whether the rate of tokens is another than when it was last looked at."""
-        before, now = self._tokens_per_s, asyncio.get_running_loop().time()
-        if before or self.load.num_running:
-            self._idle_since_s = now
-        # while the blocks are exchanged, those that are being closed are not counted
-        if self._rate is not None and self._deployed is not None:
-            self._tokens_per_s = self._rate.per_s(self.num_tokens, now)
-        return self._tokens_per_s != before
-
-    async def _measure_if_idle(self) -> bool:
-        """Whether others are to be told."""
-        now = asyncio.get_running_loop().time()
-        if self._deployed is None or self._state != "serving" or now - self._idle_since_s < IDLE_S:
-            return False
-        self._idle_since_s = now
-        try:
-            await self._deployed.measure_again()
-        except (RuntimeError, MemoryError) as error:
-            logger.warning("could not measure the blocks of %s again: %s", self.name, error)
-            return False
-        return True
 
     # --- what others ask for ----------------------------------------------------------------------------------------
 

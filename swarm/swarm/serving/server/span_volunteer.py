@@ -90,7 +90,7 @@ class SpanVolunteer:
                 end=decision.end,
                 options=await asyncio.to_thread(self._server_options, decision, able),
             )
-            server.is_relayed = self._options.is_relayed()
+            server.announcer.is_relayed = self._options.is_relayed()
             await server.start()
         except BaseException:
             self._membership.withdraw("serve", self._name)
@@ -199,17 +199,17 @@ class SpanVolunteer:
                 self.num_failed_moves += 1
                 logger.warning("could not move to other blocks of %s: %s", self._name, error)
             finally:
-                if server.moving_to != (0, 0) and server.failure is None:
-                    server.moving_to = (0, 0)
-                    server.announce()
+                if server.announcer.moving_to != (0, 0) and server.failure is None:
+                    server.announcer.moving_to = (0, 0)
+                    server.announcer.announce()
 
     async def _measure_links(self, server: SpanServer) -> None:
         """So that sessions are routed by them, and so that others know whether this node is relayed by now."""
         servers = await self._servers(server.record.revision)
         rtt_ms = await self._membership.rtts_ms(servers, timeout_s=LINKS_WITHIN_S)
-        if (rtt_ms, self._options.is_relayed()) != (server.rtt_ms, server.is_relayed):
-            server.rtt_ms, server.is_relayed = rtt_ms, self._options.is_relayed()
-            server.announce()
+        if (rtt_ms, self._options.is_relayed()) != (server.announcer.rtt_ms, server.announcer.is_relayed):
+            server.announcer.rtt_ms, server.announcer.is_relayed = rtt_ms, self._options.is_relayed()
+            server.announcer.announce()
 
     async def _move_if_better(self, server: SpanServer, able: Capability) -> None:
         move = await self._better(server, able)
@@ -221,8 +221,8 @@ class SpanVolunteer:
         if not self._fits_beside(server, options, move, able):
             await self._move_alone(server, options, move, able)
             return
-        server.moving_to = move.start, move.end
-        server.announce()
+        server.announcer.moving_to = move.start, move.end
+        server.announcer.announce()
 
         async def still_wanted() -> bool:
             again = await self._better(server, able)
@@ -248,8 +248,8 @@ class SpanVolunteer:
         self, server: SpanServer, options: ServerOptions, move: PlacementDecision, able: Capability
     ) -> None:
         """Without memory for both: leave first, if others have every block; else stay, and say why."""
-        server.moving_to = move.start, move.end
-        server.announce()
+        server.announcer.moving_to = move.start, move.end
+        server.announcer.announce()
         await asyncio.sleep(SETTLE_S)
         record = server.record
         span = record.start, record.end

@@ -5,7 +5,7 @@ import itertools
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from swarm.serving.server.recent_rate import WINDOW_S, RecentRate
+from swarm.serving.server.span_announcer import WINDOW_S, RecentRate
 
 
 def test_rate_at_the_beginning_is_zero_and_then_of_the_time_that_has_passed() -> None:

@@ -1,0 +1,166 @@
+"""Announce what a server serves: its span, its measured times, its load and the rate of its tokens.
+
+`SpanAnnouncer.run` publishes whenever the load has changed, and has the blocks measured again while nobody uses them.
+It is a task of the server that owns it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from swarm_protocol.records import ServeRecord, ServeState
+
+from swarm.network.membership import Membership
+from swarm.serving.server.deployment import Deployment
+
+logger = logging.getLogger(__name__)
+
+ANNOUNCE_S = 3.0
+"""How often a changed load is published: often enough to spread sessions, rarely enough for the DHT."""
+LOOK_S = 15.0
+"""How often the rate of tokens is looked at, and published while there is one."""
+IDLE_S = 60.0
+"""Without a token for so long the blocks are measured again, and again after as long."""
+
+WINDOW_S = 60.0
+MARK_S = 1.0
+"""Least time between two counts that are remembered."""
+
+
+class RecentRate:
+    """The rate of a count that was 0 at `now`, in seconds of any clock.
+
+    A caller that asks less often than every WINDOW_S sees further back.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._marks = deque([(now, 0)])
+
+    def per_s(self, count: int, now: float) -> float:
+        """Return the rate over the last WINDOW_S, or since the beginning where that is less."""
+        while len(self._marks) > 1 and self._marks[1][0] <= now - WINDOW_S:
+            self._marks.popleft()
+        since, before = self._marks[0]
+        if now - self._marks[-1][0] >= MARK_S:
+            self._marks.append((now, count))
+        return max(0.0, (count - before) / (now - since)) if now > since else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedNow:
+    """What a server serves now: `num_tokens` were run since its start, on these blocks and on earlier ones."""
+
+    deployment: Deployment
+    state: ServeState
+    num_sessions: int
+    num_tokens: int
+
+
+class SpanAnnouncer:
+    """Publish the record of the model `name`. `served` returns None while there are no blocks.
+
+    Its owner may set `rtt_ms`, `is_relayed` and `moving_to`, which are published by the next `announce`.
+    """
+
+    def __init__(self, membership: Membership, name: str, served: Callable[[], ServedNow | None]) -> None:
+        self.rtt_ms: Mapping[str, float] = {}
+        self.is_relayed = False
+        self.moving_to = (0, 0)
+        self._membership = membership
+        self._name = name
+        self._served = served
+        self._rate: RecentRate | None = None
+        self._idle_since_s = 0.0
+        self._tokens_per_s = 0.0
+        self._changed = asyncio.Event()
+
+    def start(self) -> None:
+        """Count tokens and idle time from now on."""
+        self._idle_since_s = asyncio.get_running_loop().time()
+        self._rate = RecentRate(self._idle_since_s)
+
+    @property
+    def record(self) -> ServeRecord:
+        """What is announced now. Only while there are blocks."""
+        served = self._served()
+        assert served is not None, "not started, or closed"
+        return self._record_of(served)
+
+    def _record_of(self, served: ServedNow) -> ServeRecord:
+        loaded, speed = served.deployment.loaded, served.deployment.speed
+        start, end = served.deployment.blocks
+        return ServeRecord(
+            model=self._name,
+            revision=loaded.revision,
+            num_blocks=loaded.span.num_blocks,
+            start=start,
+            end=end,
+            state=served.state,
+            prefill_ms_per_token=speed.prefill_ms,
+            decode_ms_per_block=speed.decode_ms,
+            free_kv_tokens=served.deployment.engine.free_tokens,
+            queue_depth=served.num_sessions,
+            rtt_ms=self.rtt_ms,
+            relayed=self.is_relayed,
+            next_start=self.moving_to[0],
+            next_end=self.moving_to[1],
+            tokens_per_s=self._tokens_per_s,
+            source=loaded.source,
+        )
+
+    def announce(self) -> None:
+        """Publish the record now. While there are no blocks, the last record stays."""
+        if (served := self._served()) is not None:
+            self._update_rate(served)
+            self._membership.announce(self._record_of(served))
+
+    def withdraw(self) -> None:
+        self._membership.withdraw("serve", self._name)
+
+    def changed(self) -> None:
+        """The load is another than what was announced."""
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Announce at once, and then whenever the load has changed, but not more often than every ANNOUNCE_S.
+
+        Announces also while tokens are computed, and once when there are none any more.
+        """
+        while True:
+            self._changed.clear()
+            self.announce()
+            await asyncio.sleep(ANNOUNCE_S)
+            is_news = False
+            while not is_news:
+                try:
+                    async with asyncio.timeout(LOOK_S):
+                        is_news = await self._changed.wait()
+                except TimeoutError:
+                    served = self._served()
+                    is_news = served is not None and (self._update_rate(served) or await self._measure_if_idle(served))
+
+    def _update_rate(self, served: ServedNow) -> bool:
+        """Return whether the rate of tokens has changed since it was last looked at."""
+        before, now = self._tokens_per_s, asyncio.get_running_loop().time()
+        if before or served.deployment.engine.load.num_running:
+            self._idle_since_s = now
+        if self._rate is not None:
+            self._tokens_per_s = self._rate.per_s(served.num_tokens, now)
+        return self._tokens_per_s != before
+
+    async def _measure_if_idle(self, served: ServedNow) -> bool:
+        """Return whether the blocks were measured again, so that there is something to announce."""
+        now = asyncio.get_running_loop().time()
+        if served.state != "serving" or now - self._idle_since_s < IDLE_S:
+            return False
+        self._idle_since_s = now
+        try:
+            await served.deployment.measure_again()
+        except (RuntimeError, MemoryError) as error:
+            logger.warning("could not measure the blocks of %s again: %s", self._name, error)
+            return False
+        return True

@@ -258,7 +258,7 @@ GROUPS = {
     ),
 }
 USUAL = {"models": "list"}
-"""What a group does where none of its commands is named."""
+"""The command that a group runs when none of its commands is named."""
 for entry in COMMANDS:
     entry.add_to(GROUPS.get(entry.name.split()[0], app))
 for group in GROUPS.values():
@@ -291,8 +291,8 @@ def main() -> None:
     with contextlib.suppress(OSError):
         sys.stdout.flush()
         sys.stderr.flush()
-    # nothing of ours is left to do, while the teardown of torch, gRPC and uvloop takes its time, and has been seen to
-    # spin for ever after a failure
+    # nothing of ours is left to do, while the teardown of torch, gRPC and uvloop takes time, and has been seen to spin
+    # without end after a failure
     os._exit(code)
 
 
@@ -313,7 +313,7 @@ def run(arguments: Sequence[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return interrupts.EXIT_INTERRUPTED
     except BrokenPipeError:
-        # whoever read our output is gone; keep the interpreter from complaining about it when it exits
+        # the reader of our output has closed it; keep the interpreter from complaining about that when it exits
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return diagnostics.EXIT_FAILURE
     except Exception as error:
@@ -322,7 +322,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _or_help(arguments: list[str]) -> list[str]:
-    """Whoever names no command gets to see which there are."""
+    """Show the help where no command is named."""
     is_group = len(arguments) == 1 and arguments[0] in GROUPS
     return [*arguments, "--help"] if not arguments or is_group else arguments
 

@@ -1,7 +1,7 @@
-"""The unix socket of a daemon: gRPC for `status`, `drain` and `stop`, for the user who runs it and nobody else.
+"""The control socket of a daemon: gRPC for `status`, `drain` and `stop` over a unix socket that only its user may open.
 
 The daemon's event loop owns the server; the commands use the blocking client. Both check the other's bytes through
-`swarm_protocol.control_messages`. What leaving means is `swarm_node.shutdown`'s.
+`swarm_protocol.control_messages`. `swarm_node.shutdown` defines what leaving means.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _OPTIONS = [("grpc.max_receive_message_length", limits.MAX_CONTROL_BYTES), ("grp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlHandlers:
-    """What the daemon does when asked."""
+    """The handlers that the daemon gives to the server."""
 
     status: Callable[[StatusRequest], Awaitable[StatusReply]]
     leave: Callable[[LeaveRequest], Awaitable[LeaveReply]]

@@ -47,9 +47,9 @@ MAX_NAMED = 3  # peers in one line
 
 
 def run(config: Config, home: Home, emitter: Emitter, role: NodeRole) -> int:
-    """Live as `role` until it is done or told to leave; the caller holds the home's lock. Returns the exit code.
+    """Run `role` until it is done or is asked to leave; the caller holds the home's lock. Returns the exit code.
 
-    If the node cannot start or cannot go on, that is told too; `stopped` is the last event whatever happened.
+    A node that cannot start or continue reports the error; `stopped` is always the last event.
     """
     interrupts.raise_in_command()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -70,7 +70,7 @@ async def _run(config: Config, home: Home, emitter: Emitter, role: NodeRole) -> 
             return diagnostics.exit_code(error)
     emitter.emit("stopped", reason=shutdown.reason or "its work is done", clean=clean)
     if not life.done():
-        # whoever closes the loop would wait for it, and for its threads, without an end
+        # closing the loop would wait for this task and its threads without an end
         os._exit(EXIT_UNCLEAN)
     return 0 if clean else EXIT_UNCLEAN
 
@@ -86,9 +86,9 @@ def _end_with_parent(shutdown: Shutdown) -> None:
 
 
 async def _until_over(life: asyncio.Task[None], shutdown: Shutdown, emitter: Emitter) -> bool:
-    """Wait until `life` has ended, by itself or after a request to leave. Whether its work was finished.
+    """Wait until `life` has ended, by itself or after a request to leave. Returns whether its work was finished.
 
-    A life that does not even end CLOSE_S after it was cancelled is left behind, with a warning.
+    A task that does not end within CLOSE_S of its cancellation is abandoned, with a warning.
     """
     await _first(life, shutdown.leaving)
     if shutdown.leaving.is_set():
@@ -107,7 +107,7 @@ async def _until_over(life: asyncio.Task[None], shutdown: Shutdown, emitter: Emi
 
 
 async def _count_down(life: asyncio.Task[None], shutdown: Shutdown, emitter: Emitter) -> None:
-    """Give the role the time it has to finish, and tell how much is left."""
+    """Wait while the role finishes, within the grace period, and print how much time is left."""
     now_s = asyncio.get_running_loop().time
     grace_s = FORCED_S if shutdown.forced.is_set() else shutdown.grace_s
     until_s = now_s() + grace_s
@@ -126,7 +126,7 @@ async def _count_down(life: asyncio.Task[None], shutdown: Shutdown, emitter: Emi
 
 
 async def _first(life: asyncio.Task[None], *events: asyncio.Event, timeout_s: float | None = None) -> None:
-    """Until `life` has ended, one of `events` is set, or `timeout_s` is over."""
+    """Wait until `life` has ended, one of `events` is set, or `timeout_s` is over."""
     waits = [asyncio.create_task(event.wait()) for event in events]
     try:
         await asyncio.wait({life, *waits}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
@@ -175,7 +175,7 @@ async def _live(config: Config, home: Home, emitter: Emitter, role: NodeRole, sh
 
 
 async def _machine(config: Config, home: Home, role: NodeRole) -> Hardware:
-    """What the role computes with; with `--threads` in this thread, too. Raises ConfigError."""
+    """Return the hardware that the role computes with; `--threads` also applies to this thread. Raises ConfigError."""
     machine = await in_own_thread(_examine, config, home, role)
     if role.computes and config.threads:
         import torch  # noqa: PLC0415 - as `probe`
@@ -189,7 +189,7 @@ def _examine(config: Config, home: Home, role: NodeRole) -> Hardware:
     """Blocks, for seconds where the role computes. Raises ConfigError."""
     if not role.computes:
         return hardware.describe_machine()
-    # with it comes torch: seconds of a core, and 250 MB that only who computes should spend
+    # this imports torch: seconds of CPU time and 250 MB that only a node that computes should spend
     from swarm_node.machine import probe  # noqa: PLC0415
 
     return probe.examine(config.device, home.cache, probe=config.probe, threads=config.threads)
@@ -223,7 +223,7 @@ async def _until_failed(network: Libp2pNetwork) -> None:
 
 
 async def _arrive(node: Node, entrance: NetworkEntry) -> None:
-    """Report the steps that every node takes, and say that it is ready."""
+    """Report the steps that every node takes, and that it is ready."""
     addrs = await node.network.addrs()
     node.steps.done(
         "network", f"{node.network.network_id}, listening on {', '.join(addrs) or 'nothing: through relays only'}"
@@ -258,7 +258,7 @@ def _way_in(entrance: NetworkEntry) -> str:
 
 
 async def _keep_announced(node: Node) -> None:
-    """Keep the node's own record and the count of peers fresh; that it leaves is told at once."""
+    """Keep the node's own record and the count of peers fresh; announce at once that the node leaves."""
     leaving = node.shutdown.leaving
     while True:
         if leaving.is_set():
@@ -295,7 +295,7 @@ def _handlers(node: Node) -> ControlHandlers:
 
 
 def _cause(error: BaseException) -> BaseException:
-    """The one failure inside the groups that tasks wrap it in; of several the first."""
+    """Return the failure inside the groups that tasks wrap it in; of several the first."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

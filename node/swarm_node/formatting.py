@@ -92,7 +92,12 @@ REACHES: tuple[Reach, ...] = get_args(Reach)
 
 
 def reach(found: str, addrs: Sequence[str]) -> Reach:
-    """`found` is the reachability that a record or a status tells, `addrs` what the node announces."""
+    """Return from where others reach a node.
+
+    `found` is the reachability in its record or status, `addrs` what the node announces. A seed on the same machine or
+    in the same local network dials such an address, too, and calls the node public: records and the control socket keep
+    its word, and every display asks here.
+    """
     if found == "relay":
         return "relay"
     if addrs and all(map(is_loopback, addrs)):
@@ -106,9 +111,9 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 def clean(text: str, width: int) -> str:
-    """At most `width` cells of `text`; control characters, line ends and direction overrides are replaced.
+    """Return at most `width` cells of `text`, with control characters, line ends and direction overrides replaced.
 
-    The text is not markup: whoever prints it passes it as `rich.text.Text`, never as a string.
+    The text is not markup: print it as `rich.text.Text`, never as a string.
     """
     width = max(1, width)
     head = "".join(letter if letter.isprintable() else REPLACEMENT for letter in text[: width + 1])

@@ -1,7 +1,7 @@
-"""What Ctrl-C does while a command starts: it ends the process at once, without a word.
+"""What Ctrl-C does while a command starts: it ends the process at once and silently.
 
 KeyboardInterrupt in the middle of an import leaves modules half loaded, and libraries swallow it or report other
-errors. So until a command has something to clean up, nothing is raised. Only light modules of the standard library are
+errors. So nothing is raised until a command has something to clean up. Only light modules of the standard library are
 imported here. The state is the process's handler of SIGINT.
 """
 

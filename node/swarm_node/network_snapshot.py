@@ -72,7 +72,7 @@ class NetworkPoller:
         self._num_polls = 0
 
     async def poll(self) -> Poll:
-        """Raises SwarmError if the nodes cannot be looked up."""
+        """Take a snapshot. Raises SwarmError if the nodes cannot be looked up."""
         self._num_polls += 1
         found = await self._membership.nodes()
         nodes = {peer_id: record for peer_id, record in found.items() if record.role != "visitor"}

@@ -1,6 +1,6 @@
-"""What a running node is made of, and what it is doing, as its role and its status see it.
+"""One running node, as its role, its status and its metrics see it.
 
-Built by `swarm_node.daemon`, whose task owns it; a role works with it and says through it what it is busy with.
+`swarm_node.daemon` builds it and its task owns it; a role works with it and reports its activity through it.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ RoleName: TypeAlias = records.Role
 
 
 class NodeRole(Protocol):
-    """What a node does once it is on the network."""
+    """The work of a node on the network."""
 
     name: RoleName
-    """As its record says it; "" for one that nobody else has to know."""
+    """The name in its record, or an empty one for a role that other nodes need not know."""
 
     num_steps: int
     """Numbered steps that it reports after the daemon's own four."""
 
     computes: bool
-    """Whether it matters with which device, and how fast. Such a node loads torch, which takes seconds."""
+    """Whether the role computes, so that its device and speed matter. Such a node loads torch, which takes seconds."""
 
     def relay(self, config: Config) -> RelayUse:
-        """Whether the node relays for others, or may be relayed."""
+        """Return whether the node relays for others, or may be reached through a relay."""
 
     async def run(self, node: Node) -> None:
         """Work until done. Once `node.shutdown.leaving` is set, take nothing new, finish what is in flight and return.
@@ -54,7 +54,7 @@ class NodeRole(Protocol):
 
 
 class StartupSteps:
-    """Numbers the steps of starting up, so that whoever watches sees how far it is."""
+    """Numbers the steps of starting up, to show how far the node is."""
 
     def __init__(self, emitter: Emitter, num_steps: int) -> None:
         self._emitter = emitter
@@ -62,7 +62,7 @@ class StartupSteps:
         self._num_done = 0
 
     def more(self, num_steps: int) -> None:
-        """So many steps are still to come."""
+        """Announce `num_steps` more steps."""
         self._num_steps += num_steps
 
     def done(self, title: str, detail: str) -> None:
@@ -80,15 +80,15 @@ class FirstTokenWait:
 
 @dataclass(slots=True, kw_only=True)
 class Activity:
-    """What `status` shows; written by the role, read by the control socket."""
+    """The current activity: written by the role, read by `status`."""
 
     state: str = "starting"
     training: TrainingStatus | None = None
     serving: ServingStatus | None = None
     waits: Callable[[TrainingStatus], TrainingStatus] = lambda training: training
-    """A trainer's: adds for whom it waits at the moment."""
+    """Set by a trainer: adds the members that it waits for."""
     first_token: Callable[[], FirstTokenWait | None] = lambda: None
-    """A gateway's: how long requests of late waited for their first token."""
+    """Set by a gateway: how long recent requests waited for their first token."""
 
 
 @dataclass(slots=True, kw_only=True)

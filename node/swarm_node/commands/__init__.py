@@ -1,5 +1,5 @@
-"""What each `swarm-node` command does: one module a command, with `run(flags) -> exit code`.
+"""The code of each `swarm-node` command: functions `(flags) -> exit code`.
 
-A module is imported only when its command runs, so it may import what it needs. SwarmError says what the user has to
-know; `swarm_node.cli` prints it.
+A module is imported only when one of its commands runs, so it may import what it needs. Functions raise SwarmError for
+what the user has to know; `swarm_node.cli` prints it.
 """

@@ -24,7 +24,7 @@ from swarm_node.storage.remembered_peers import join_addrs
 
 class Conversation(Protocol):
     def asking(self, question: str) -> dict[str, Any]:
-        """The prompt or messages of a generation that answers."""
+        """Return the arguments of a generation that answers `question`."""
 
     def add(self, question: str, answer: str) -> None: ...
 
@@ -32,7 +32,7 @@ class Conversation(Protocol):
 
 
 class TemplatedConversation:
-    """For a model with a chat template; `system` goes before everything."""
+    """The messages of a conversation, for a model with a chat template. `system` precedes everything."""
 
     def __init__(self, system: str) -> None:
         self._system = [{"role": "system", "content": system}] if system else []
@@ -49,7 +49,7 @@ class TemplatedConversation:
 
 
 class PlainConversation:
-    """For a model without one, which goes on from what was written."""
+    """The text of a conversation, for a model without a chat template: it continues what was written."""
 
     def __init__(self, system: str) -> None:
         self._system = f"{system}\n" if system else ""
@@ -73,7 +73,7 @@ FIRST_S = 10.0
 
 LOOK_S = 0.25
 MAX_INPUT_CHARS = 2_000_000
-"""Of a question on standard input, as of a gateway's prompts."""
+"""Maximum length of a question on standard input; a gateway has the same limit for prompts."""
 
 TEMPERATURE = 0.7
 PROMPT = "> "
@@ -84,7 +84,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatOptions:
-    """What was asked for on the command line. Raises ConfigError where it is made from flags."""
+    """The options of the conversation."""
 
     model: str
     system: str
@@ -117,7 +117,7 @@ def run(flags: Flags) -> int:
 
 
 class Chat:
-    """Asks the client for answers and shows them. An answer that fails is no part of the conversation."""
+    """Asks the client for answers and shows them. An answer that fails does not enter the conversation."""
 
     def __init__(self, client: Client, told: ChatOptions, emitter: Emitter) -> None:
         self._client = client
@@ -126,7 +126,7 @@ class Chat:
         self._conversation: Conversation = PlainConversation(told.system)
 
     def begin(self) -> None:
-        """Find the model, and say what it is. Raises ConfigError if nobody serves it."""
+        """Find the model and print its revision. Raises ConfigError if it is not served."""
         status = _soon(lambda: self._client.model(self._told.model))
         if self._client.has_chat_template(self._told.model):
             self._conversation = TemplatedConversation(self._told.system)
@@ -137,7 +137,7 @@ class Chat:
             self._emitter.say(f"{status.name}, revision {short_revision(status.revision)}, on {servers}")
 
     def converse(self) -> None:
-        """Until the input ends. Ctrl-C stops an answer; while a question is written it raises KeyboardInterrupt."""
+        """Answer questions until the input ends. Ctrl-C stops an answer; at the prompt it raises KeyboardInterrupt."""
         self._emitter.say(f"Ctrl-C stops an answer, Ctrl-D ends, {ANEW} begins anew")
         for question in _questions():
             if question.strip() == ANEW:
@@ -180,12 +180,12 @@ class Chat:
 
 
 def fit_for_terminal(text: str) -> str:
-    """Without what moves the cursor or turns the text: it is made by strangers' machines."""
+    """Return `text` without characters that move the cursor or turn the text: strangers' machines wrote it."""
     return "".join(letter if letter.isprintable() or letter in "\n\t" else REPLACEMENT for letter in text)
 
 
 def _soon(look: Callable[[], T | None]) -> T | None:
-    """What is found within a while."""
+    """Call `look` until it returns a value, for at most FIRST_S."""
     give_up_at_s = time.monotonic() + FIRST_S
     while (found := look()) is None and time.monotonic() < give_up_at_s:
         time.sleep(LOOK_S)
@@ -205,7 +205,7 @@ def _questions() -> Iterator[str]:
 
 
 def _piped() -> str:
-    """Raises ConfigError for nothing, too much, or what is no text."""
+    """Read the question from standard input. Raises ConfigError if it is empty, too long or not text."""
     try:
         text = sys.stdin.read(MAX_INPUT_CHARS + 1)
         text.encode()  # where the locale is C, bytes that are no text are read as surrogates

@@ -33,24 +33,25 @@ def models(incomplete: str) -> list[str]:
 
 
 COMPLETIONS: Mapping[str, Callable[[str], list[str]]] = {"run": run_files, "model": models}
-"""By the name of the setting."""
+"""Completions of a setting's value, by the setting's name."""
 
 
 def _offered(incomplete: str, fits: Callable[[Path], bool]) -> list[str]:
-    """Paths as they were begun: `~/` stays, and so does a relative one."""
+    """Return the paths that complete `incomplete`, written as it was begun: `~/` and relative paths stay."""
     above, slash, begun = incomplete.rpartition("/")
     try:
         entries = sorted(Path(above + slash or ".").expanduser().iterdir())
         found = [entry.name for entry in entries if entry.name.startswith(begun) and fits(entry)]
-    except (OSError, RuntimeError):  # no such folder, or nobody of that name
+    except (OSError, RuntimeError):  # the folder does not exist, or ~NAME names no user
         return []
     return [f"{above}{slash}{name}" for name in found[:MAX_OFFERED]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flags:
-    """What was given on the command line; None for what was not. `extra` holds a command's own switches, `paths`
-    its own files, `texts` its own options with a value."""
+    """What was given on the command line; None marks what was not. `extra` holds the command's own switches, `paths`
+    its own files, and `texts` its own options with a value.
+    """
 
     values: Mapping[str, Value]
     json: bool
@@ -60,21 +61,21 @@ class Flags:
     texts: Mapping[str, str | None] = field(default_factory=dict)
 
     def resolve(self) -> Config:
-        """These flags on top of environment, file and defaults. Raises ConfigError."""
+        """Resolve the settings from these flags, the environment and the file. Raises ConfigError."""
         return config.resolve(self.values, file=self.file)
 
     def home(self) -> Path:
-        """For a command that needs nothing else. Raises ConfigError."""
+        """Return the home, for a command that needs no other setting. Raises ConfigError."""
         return config.resolve_home(self.values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """A command's line in the help, its code (`module:function`, imported when it runs) and what it can be told.
+    """One command: its line in the help, its code (`module:function`, imported when it runs) and its options.
 
-    `switches` are on/off options of its own beside the `settings`, `paths` files, `texts` values, and `arguments` what
-    is given without an option's name, by name and meaning: `path` is a file, all else a text. A name of two words is a
-    command of the group that is the first one.
+    `settings` are options for settings. The command's own options are `switches` (on or off), `paths` (files) and
+    `texts` (values). `arguments` are given without an option's name: `path` is a file, any other a text. A name of two
+    words is a command of the group that the first word names.
     """
 
     name: str
@@ -88,7 +89,7 @@ class Command:
     arguments: Mapping[str, str] = field(default_factory=dict)
 
     def add_to(self, app: typer.Typer) -> None:
-        """`app` is the program, or the command's group."""
+        """Register the command with `app`, which is the program or the command's group."""
         parameters = [_argument(name, about) for name, about in self.arguments.items()]
         parameters += [_setting_option(name) for name in self.settings]
         parameters += [_option(name, bool, f"--{name}", about, default=False) for name, about in self.switches.items()]

@@ -39,13 +39,13 @@ def join(flags: Flags) -> int:
     config = flags.resolve()
     _check_work(config)
     if config.model:
-        # torch's threads would look for work for milliseconds after each step of decoding, on cores that others need
+        # torch's threads would otherwise spin for milliseconds after each decoding step, on cores that others need
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     return live(flags, config, _volunteer_role, joins=True)
 
 
 def _check_work(config: Config) -> None:
-    """Refuse at once what can be seen at once to be impossible. Raises ConfigError."""
+    """Refuse early what is impossible by its settings alone. Raises ConfigError."""
     if config.run and config.model:
         raise ConfigError("a node either trains or serves", remedy="give --run or --model; --then-serve does both")
     if config.then_serve and not config.run:
@@ -76,7 +76,7 @@ def _check_work(config: Config) -> None:
 
 
 def _check_data(config: Config) -> None:
-    """Raises ConfigError for data or a tokenizer that is not there, unless the tokens that the run pins were kept."""
+    """Refuse data or a tokenizer that is missing, unless the tokens that the run pins were kept. Raises ConfigError."""
     named = {"--data": config.data, "--tokenizer": config.tokenizer}
     missing = [(option, path) for option, path in named.items() if path is not None and not path.exists()]
     if missing and not _keeps_tokens_of(config):
@@ -95,7 +95,7 @@ def _keeps_tokens_of(config: Config) -> bool:
 
 
 def check_model(config: Config) -> None:
-    """Raises ConfigError for a directory that is no model's. What a hub has is found out later."""
+    """Refuse a directory that holds no model; a model on a hub is checked later. Raises ConfigError."""
     for option, place, other in (("--model", config.model, ", or OWNER/NAME on a hub"), ("--start", config.start, "")):
         if isinstance(place, Path) and not (place / "config.json").is_file():
             found = "it holds no config.json" if place.is_dir() else "there is no such directory"
@@ -106,17 +106,20 @@ def check_model(config: Config) -> None:
 
 
 def live(flags: Flags, config: Config, make_role: Callable[[Config], NodeRole], *, joins: bool) -> int:
-    """Hold the home and live in it as the role that `make_role` gives, which `joins` others. Returns the exit code."""
+    """Hold the home and run the role that `make_role` returns. Returns the exit code.
+
+    `joins`: the role needs a peer to join through.
+    """
     home = Home(config.home)
     home.create()
     with home.locked():
         diagnostics.set_up(home.log, log_format=config.log_format, level=config.log_level)
         Identity.load_or_create(home.identity)
-        # last of what takes no time to find out: whoever corrects it should not meet the next mistake then
+        # the last of the quick checks: a user who corrects it should not meet another mistake afterwards
         if joins:
             remembered_peers.check_can_join(config)
         role = make_role(config)
-        # the network takes half a second to import: what is refused above is refused at once
+        # the network takes half a second to import: the checks above come first
         from swarm_node import daemon  # noqa: PLC0415
 
         diagnostics.quieten_libraries()

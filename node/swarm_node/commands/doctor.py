@@ -85,7 +85,7 @@ BINARY_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What one check found; `remedy` is empty if it is ok."""
+    """The result of one check; `remedy` is empty if it is ok."""
 
     check: str
     result: Result
@@ -94,7 +94,7 @@ class Finding:
 
 
 def local_checks() -> tuple[Callable[[Config], Iterable[Finding]], ...]:
-    """The checks that need nobody else, in the order in which they are best read."""
+    """Return the checks that need no other node, in reading order."""
     return check_versions, check_libp2p, check_home, check_disk, check_clock, check_ports, check_gpu
 
 
@@ -117,7 +117,7 @@ def check_versions(_config: Config) -> Iterable[Finding]:
 
 
 def check_libp2p(_config: Config) -> Iterable[Finding]:
-    """Whether the libp2p daemon that comes with hivemind runs on this machine."""
+    """Check that the libp2p daemon that comes with hivemind runs on this machine."""
     path = p2pd_path()
     try:
         done = subprocess.run(  # noqa: S603 the binary of our own dependency
@@ -158,7 +158,7 @@ def check_disk(config: Config) -> Iterable[Finding]:
 
 
 def check_clock(_config: Config) -> Iterable[Finding]:
-    """Whether the clock can be right at all, and runs; how it compares with others is found at the seeds."""
+    """Check that the clock runs and is not before this software was written; seeds check it against theirs."""
     start_s, start = time.monotonic(), time.time()
     time.sleep(0.05)
     drift_s = abs((time.time() - start) - (time.monotonic() - start_s))
@@ -171,7 +171,7 @@ def check_clock(_config: Config) -> Iterable[Finding]:
 
 
 def check_ports(config: Config) -> Iterable[Finding]:
-    """Whether each address that the node would listen on is free."""
+    """Check that each address that the node would listen on is free."""
     if Home(config.home).owner() is not None:
         return [Finding(check="ports", result="ok", message="in use by this home's own daemon")]
     return [_port_finding(addr) for addr in config.listen]
@@ -212,7 +212,7 @@ NAMELESS = "doctor"
 
 
 async def check_network(config: Config) -> Iterable[Finding]:
-    """Join as somebody else, and look around."""
+    """Join with a temporary identity; check the seeds, the clock and the reachability."""
     if not config.peers:
         remedy = "give --peers the address of a seed"
         return [Finding(check="seeds", result="warn", message="no seed was named, so none was asked", remedy=remedy)]
@@ -225,7 +225,7 @@ async def check_network(config: Config) -> Iterable[Finding]:
 
 
 def _listen(config: Config) -> tuple[str, ...]:
-    """The node's own addresses; where its daemon has them already, any free port beside them."""
+    """Return the node's own addresses, or the same with free ports where its daemon already uses them."""
     if Home(config.home).owner() is None:
         return config.listen
     return tuple("/".join([*addr.split("/")[:4], "0", *addr.split("/")[5:]]) for addr in config.listen)

@@ -57,7 +57,7 @@ def list_models(flags: Flags) -> int:
 
 
 def _first_models(client: Client) -> Sequence[ModelStatus]:
-    """Those that are found first, or none after a while."""
+    """Return the models that are found first, or none after FIRST_S."""
     give_up_at_s = time.monotonic() + FIRST_S
     while not (found := client.models()) and time.monotonic() < give_up_at_s:
         time.sleep(LOOK_S)
@@ -77,7 +77,7 @@ def _contexts(client: Client, names: Sequence[str]) -> dict[str, int | None]:
 
 
 def served(missing: BlockSpans, num_blocks: int) -> list[tuple[int, int]]:
-    """The spans between those that are missing."""
+    """Return the spans between those that are missing."""
     edges = [0, *(edge for span in missing for edge in span), num_blocks]
     return [(start, end) for start, end in zip(edges[::2], edges[1::2], strict=True) if start < end]
 

@@ -63,7 +63,7 @@ def run(flags: Flags) -> int:
 
 
 def _for_model(node: PlannedNode) -> PlannedNode:
-    """What a node is told with --max-memory is for all of the program."""
+    """Return the node with the memory that is left for the model: --max-memory is for the whole program."""
     try:
         model_bytes = share_of_limit(node.memory_bytes, PROCESS_BYTES).model_bytes
     except ConfigError:

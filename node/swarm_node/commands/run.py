@@ -80,17 +80,17 @@ def resume(flags: Flags) -> int:
             "no peer to look through is named", remedy="give --peers the address of a seed, or of any node of the run"
         )
     path, author = _existing(flags), _identity(flags)
-    from swarm_node.commands.run_resume import Resuming, resume_run  # noqa: PLC0415
+    from swarm_node.commands.run_resume import ResumeRequest, resume_run  # noqa: PLC0415
 
-    asked = Resuming(path=path, author=author, members=flags.paths["members"], is_certain=flags.extra["yes"])
+    asked = ResumeRequest(path=path, author=author, members=flags.paths["members"], is_certain=flags.extra["yes"])
     return resume_run(asked, config, Emitter(json=flags.json))
 
 
 def export(flags: Flags) -> int:
     config, which = flags.resolve(), _file_or_id(flags)
-    from swarm_node.commands.run_export import Exporting, export_run  # noqa: PLC0415
+    from swarm_node.commands.run_export import ExportRequest, export_run  # noqa: PLC0415
 
-    asked = Exporting(which=which, outer_step=_outer_step(flags.texts["step"]), place=flags.paths["out"])
+    asked = ExportRequest(which=which, outer_step=_outer_step(flags.texts["step"]), place=flags.paths["out"])
     return export_run(asked, config, Emitter(json=flags.json))
 
 
@@ -111,7 +111,7 @@ def run_path(flags: Flags) -> Path:
 
 
 def _existing(flags: Flags) -> Path:
-    """Before what takes seconds to import. Raises ConfigError."""
+    """Return the run file's path; it is checked before torch is imported. Raises ConfigError."""
     path = run_path(flags)
     if not path.exists():
         remedy = f"check the path, or write one: swarm-node run init {path}"
@@ -139,7 +139,7 @@ def _outer_step(text: str | None) -> int | None:
 
 
 def _identity(flags: Flags) -> Identity:
-    """Raises ConfigError if there is none: a run's author should know which key answers for it."""
+    """Return the key to sign with. Raises ConfigError if there is none: a run's author has to know which key signs."""
     if given := flags.paths["identity"]:
         if not given.exists():
             raise ConfigError(f"there is no identity file {given}", remedy="check --identity")
@@ -250,7 +250,9 @@ if TYPE_CHECKING:
 
 DEFAULT_NAME = "my-run"
 LEARNING_RATE = 1e-4
-"""For weights that have been trained already: the usual one, which is for a small model's first steps, spoils them."""
+"""Learning rate for weights that are already trained: the default, which is for the first steps of a small model, would
+spoil them.
+"""
 
 
 def init(flags: Flags) -> int:

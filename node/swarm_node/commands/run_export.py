@@ -37,18 +37,19 @@ MAX_TOLD_STEPS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exporting:
-    """What was asked for. Without an `outer_step` it is the newest one; without a `place`, a new folder here."""
+class ExportRequest:
+    """The options of `run export`."""
 
     which: Path | RunId
     outer_step: int | None
     place: Path | None
 
 
-def export_run(asked: Exporting, config: Config, emitter: Emitter) -> int:
-    """From the members that the peers of `config` lead to; without peers, from its home.
+def export_run(asked: ExportRequest, config: Config, emitter: Emitter) -> int:
+    """Export a run's state from the members that the peers of `config` lead to, or without peers from its home.
 
-    Raises ConfigError for a state that is not there, IntegrityError, StartError, PeerTimeout or RoundError.
+    The state is that of `outer_step`, or the newest one; it goes to `place`, or to a new folder here. Raises
+    ConfigError for a state that does not exist, IntegrityError, StartError, PeerTimeout or RoundError.
     """
     interrupts.raise_in_command()
     diagnostics.quieten_libraries()
@@ -63,7 +64,7 @@ def export_run(asked: Exporting, config: Config, emitter: Emitter) -> int:
     return 0
 
 
-def _from_home(asked: Exporting, config: Config, emitter: Emitter) -> tuple[SignedRun, ReplicaState]:
+def _from_home(asked: ExportRequest, config: Config, emitter: Emitter) -> tuple[SignedRun, ReplicaState]:
     home = Home(config.home)
     run = load_run(asked.which) if isinstance(asked.which, Path) else kept_copy(home, asked.which.run_id)
     folder = home.checkpoints / (run.run_id if run else str(asked.which))
@@ -86,7 +87,9 @@ def _from_home(asked: Exporting, config: Config, emitter: Emitter) -> tuple[Sign
 
 
 def _check_certificate(run: SignedRun, checkpoint: Checkpoint, config: Config, emitter: Emitter) -> None:
-    """Raises IntegrityError for a certificate of another state; one that proves nothing any more is a warning."""
+    """Check that the certificate is of this state; a certificate without votes is only a warning. Raises
+    IntegrityError.
+    """
     notary, digest = Notary.of_run(run, Identity.generate(), config.network_id), checkpoint.state.manifest().digest()
     if notary.proof_of(digest, checkpoint.certificate, time.time()) is None:
         message = f"nothing proves that the run's members committed outer step {checkpoint.state.outer_step}"
@@ -94,7 +97,7 @@ def _check_certificate(run: SignedRun, checkpoint: Checkpoint, config: Config, e
         emitter.emit("warning", message=message, remedy=remedy)
 
 
-async def _from_members(asked: Exporting, config: Config) -> tuple[SignedRun, ReplicaState]:
+async def _from_members(asked: ExportRequest, config: Config) -> tuple[SignedRun, ReplicaState]:
     async with visiting(config) as (network, membership):
         if isinstance(asked.which, RunId):
             run, _ = await run_of_id(network, membership, Home(config.home), asked.which.run_id)

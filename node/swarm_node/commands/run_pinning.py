@@ -1,4 +1,6 @@
-"""What `run sign` pins: the run's data, and the checkpoint that it starts from. Blocks: it reads them whole."""
+"""Computes what `run sign` pins: the run's data, and the checkpoint that it starts from. Blocks, because it reads them
+in full.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,14 @@ from swarm_node.settings.config import Config
 from swarm_node.storage.home import Home
 
 PinnedValues = Mapping[tuple[str, str], str]
-"""Values of a run file by table and key."""
+"""Values to write into a run file, by table and key."""
 
 
 def data_pins(run: RunConfig, config: Config, emitter: Emitter, *, pin: bool, unpinned: bool) -> PinnedValues:
-    """Those of the data that is here, or those that the run has; empty ones if it is to be `unpinned`. What is on the
-    hub is pinned by its commits; with `pin`, its tokens too.
+    """Return the pins of the run's data, or empty ones if it is to be `unpinned`.
 
-    Raises ConfigError if there are none.
+    Data on the hub is pinned by its commits, and with `pin` by its tokens too. Data that is not here keeps the pins
+    that the run has. Raises ConfigError if there are none.
     """
     if pin and unpinned:
         raise ConfigError("--pin and --unpinned contradict each other", remedy="give one of them")
@@ -58,7 +60,7 @@ def data_pins(run: RunConfig, config: Config, emitter: Emitter, *, pin: bool, un
         ),
     )
     vocab_size = int(run.model.get("vocab_size", 0))
-    # as it is now: a pin from before would be answered with the tokens that were kept of it
+    # without the earlier pin, which would be answered with the tokens that were kept for it
     data = replace(
         run.data,
         digest="",
@@ -70,7 +72,7 @@ def data_pins(run: RunConfig, config: Config, emitter: Emitter, *, pin: bool, un
 
 
 def hub_pins(data: DataConfig) -> PinnedValues:
-    """The commits of what `data` takes from the hub. Raises ConfigError."""
+    """Return the commits of what `data` takes from the hub. Raises ConfigError."""
     found = dict[tuple[str, str], str]()
     if data.source == "hub":
         found["data", "revision"] = commit_of_data_set(data.hub_id, data.revision)
@@ -80,7 +82,7 @@ def hub_pins(data: DataConfig) -> PinnedValues:
 
 
 def _kept_digest(run: RunConfig, commits: PinnedValues, emitter: Emitter) -> str:
-    """The digest that the run has, unless its data is of other commits from now on."""
+    """Return the run's digest, or an empty one if its data is of other commits from now on."""
     digest, remedy = run.data.digest, "sign with --pin to pin its tokens, too"
     if not digest:
         return ""
@@ -98,10 +100,10 @@ def _tell_kept(run: RunConfig, emitter: Emitter, remedy: str) -> None:
 
 
 def start_pins(run: RunConfig, config: Config, emitter: Emitter) -> PinnedValues:
-    """Those of the checkpoint that the run starts from: none if it starts from none, or has them and the checkpoint is
-    not here.
+    """Return the pins of the checkpoint that the run starts from; none if it starts from none, or if it has pins and
+    the checkpoint is not here.
 
-    Raises ConfigError or IntegrityError if it cannot be had, or does not fit the run's model.
+    Raises ConfigError or IntegrityError if the checkpoint cannot be loaded or does not fit the run's model.
     """
     check_source(run.start, config.start)
     if not run.start.checkpoint or is_module_run(run):
@@ -124,7 +126,7 @@ def start_pins(run: RunConfig, config: Config, emitter: Emitter) -> PinnedValues
 
 
 def checkpoint_source(run: RunConfig, config: Config, emitter: Emitter) -> CheckpointSource:
-    """Where this node has the run's checkpoint from; downloads are told."""
+    """Return the source of the run's checkpoint on this node; downloads are reported as events."""
 
     def downloading(num_bytes: int, total_bytes: int) -> None:
         emitter.emit("downloading", model=run.start.checkpoint, num_bytes=num_bytes, total_bytes=total_bytes)

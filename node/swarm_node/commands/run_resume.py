@@ -1,4 +1,4 @@
-"""Lets a run go on without members that are gone, as its author says: looks, tells, and signs only when told to."""
+"""Lets a run continue without members that are gone, by an order of its author, signed only with `--yes`."""
 
 from __future__ import annotations
 
@@ -23,9 +23,8 @@ MAX_MEMBERS_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Resuming:
-    """What was asked for. `members` is a file with a peer id on each line, and only their word counts on where the run
-    is; None: those of the last step that answer. Unless `is_certain`, nothing is signed."""
+class ResumeRequest:
+    """The options of `run resume`; `members` is a file with a peer id on each line."""
 
     path: Path
     author: Identity
@@ -33,8 +32,13 @@ class Resuming:
     is_certain: bool
 
 
-def resume_run(asked: Resuming, config: Config, emitter: Emitter) -> int:
-    """Raises ConfigError, IntegrityError, StartError, PeerTimeout, or PeerUnreachable if no member took the order."""
+def resume_run(asked: ResumeRequest, config: Config, emitter: Emitter) -> int:
+    """Survey the run, sign an order of `author` and deliver it; without `is_certain`, only print what would be signed.
+
+    `members` is a file with a peer id on each line, and only these peers are asked where the run is; None stands for
+    the members of the last step that answer. Raises ConfigError, IntegrityError, StartError, PeerTimeout, or
+    PeerUnreachable if no member took the order.
+    """
     diagnostics.quieten_libraries()
     run = load_run(asked.path)
     named = read_members(asked.members) if asked.members else ()
@@ -61,7 +65,9 @@ def read_members(path: Path) -> tuple[str, ...]:
     return peers
 
 
-async def _resume(run: SignedRun, asked: Resuming, named: tuple[str, ...], config: Config, emitter: Emitter) -> int:
+async def _resume(
+    run: SignedRun, asked: ResumeRequest, named: tuple[str, ...], config: Config, emitter: Emitter
+) -> int:
     async with visiting(config) as (network, membership):
 
         async def look() -> Situation:
@@ -74,7 +80,7 @@ async def _resume(run: SignedRun, asked: Resuming, named: tuple[str, ...], confi
 async def _order(
     network: Network,
     run: SignedRun,
-    asked: Resuming,
+    asked: ResumeRequest,
     named: tuple[str, ...],
     situation: Situation,
     emitter: Emitter,
@@ -107,7 +113,9 @@ async def _order(
 
 
 def _tell_unsigned(run: SignedRun, situation: Situation, emitter: Emitter) -> None:
-    """An order may cost steps of members that it leaves out: a run whose members are there goes on without one."""
+    """Say that nothing was signed. An order may cost steps of the members that it leaves out, and a run whose members
+    are alive continues without one.
+    """
     proof = situation.proof
     if not run.config.succession.is_enough(proof.roster, situation.answered):
         emitter.emit("resume_not_signed", run=run.run_id)

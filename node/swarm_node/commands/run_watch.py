@@ -1,4 +1,4 @@
-"""Watches a run from outside: what its members prove, told once."""
+"""Watches a run from outside: prints what its members prove, each thing once."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from swarm_node.settings.parsers import RunId
 
 LOOK_S = 1.0
 NOBODY_S = 20.0
-"""Members that are there are seen within a second or two."""
+"""Members that are alive are seen within a second or two."""
 FINISHED_S = 10.0
-"""The same once a member has said that the run is finished: nobody else is expected."""
+"""The same once a member has said that the run is finished: no further member is expected."""
 MAX_COMPLAINTS = 16
-"""What was said lately is not said again: several members may be gone, each in its own way."""
+"""Complaints that are remembered, so that each is printed once: several members may be gone for different reasons."""
 
 
 def watch_run(which: Path | RunId, config: Config, emitter: Emitter) -> int:
-    """Tell how a run, named by its file or its id, goes until it is finished, seen through the peers of `config`.
+    """Print how a run, named by its file or its id, goes until it is finished, seen through the peers of `config`.
 
     Raises ConfigError, IntegrityError, StartError or PeerTimeout.
     """
@@ -53,7 +53,7 @@ async def _watch(which: SignedRun | RunId, config: Config, emitter: Emitter) -> 
 
 
 class RunWatcher:
-    """Tells what an observer sees, once."""
+    """Prints what an observer sees, each thing once."""
 
     def __init__(self, observer: Observer, run: SignedRun, emitter: Emitter) -> None:
         self._observer = observer
@@ -62,13 +62,13 @@ class RunWatcher:
         self._told = ""
         self._validated = -1
         self._finished: TrainerRecord | None = None
-        """What one of the members said last, if all that are not leaving said that the run is finished."""
+        """The last record of one member, if all members that are not leaving say that the run is finished."""
         self._complaints: deque[str] = deque(maxlen=MAX_COMPLAINTS)
 
     async def until_finished(self) -> None:
-        """Or until it is said to be finished and nobody is left to prove it.
+        """Watch until the run is finished, or until its members say so and have left.
 
-        Raises PeerTimeout if nobody trains the run, or nobody any more.
+        Raises PeerTimeout if no member trains the run, or none does any more.
         """
         loop = asyncio.get_running_loop()
         seen_s = loop.time()
@@ -91,7 +91,7 @@ class RunWatcher:
             await asyncio.sleep(LOOK_S)
 
     async def _tell(self, members: Mapping[str, TrainerRecord]) -> bool:
-        """Whether the run is finished."""
+        """Print the news. Returns whether the run is finished."""
         self._tell_members(members)
         steps = await self._observer.look(members)
         self._tell_validated(members)
@@ -133,7 +133,7 @@ class RunWatcher:
         self._told = states
 
     def _tell_validated(self, members: Mapping[str, TrainerRecord]) -> None:
-        """The newest measurement, once: the median of what the members say, who may lie, of states that were seen."""
+        """Print the newest validation loss once: the median over members, who may lie, for states that were seen."""
         every = [record.validation for record in members.values() if record.validation is not None]
         told = [each for each in every if each.outer_step <= self._observer.outer_step]
         step = median_high(each.outer_step for each in told) if told else -1

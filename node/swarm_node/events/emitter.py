@@ -30,22 +30,22 @@ _MARKS = {"ready": "●", "serving": "●", "training": "●", "warning": "!", "
 
 
 Listener = Callable[[str, Mapping[str, object]], None]
-"""`listener(event, fields)`. Must neither block nor raise."""
+"""A function `listener(event, fields)` that neither blocks nor raises."""
 
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
-_TOLD_AGAIN = frozenset(10**power for power in range(1, 10))
+_REPEATED_AT = frozenset(10**power for power in range(1, 10))
 
 
 @dataclass(frozen=True, slots=True)
 class _Complaint:
-    """What was last complained of, its numbers aside, and how often in a row."""
+    """The reason of the last complaint, without its numbers, and how often it came in a row."""
 
     reason: str
     number: int
 
 
 class Emitter:
-    """With `json` people's lines stay on stderr, and programs read stdout. Without, stdout stays empty."""
+    """Prints events. With `json` they go to stdout and the lines for people to stderr; else stdout stays empty."""
 
     def __init__(self, *, json: bool, out: TextIO | None = None, err: TextIO | None = None) -> None:
         self.json = json
@@ -57,7 +57,7 @@ class Emitter:
 
     @contextmanager
     def also(self, listener: Listener) -> Iterator[None]:
-        """Within this, `listener` hears of each event as well."""
+        """While the context lasts, call `listener` with each event as well."""
         self._listeners.append(listener)
         try:
             yield
@@ -91,26 +91,26 @@ class Emitter:
         self.emit("error", message=error.message, remedy=error.remedy)
 
     def status(self, kind: str, text: str) -> None:
-        """How it goes: the line at the foot of a terminal, or a line now and then for each `kind`."""
+        """Show progress: the line at the foot of a terminal, or a line now and then for each `kind`."""
         self._guarded(lambda: self._line.show(kind, text))
 
     def say(self, text: str) -> None:
-        """A line for people that programs have no use for."""
+        """Print a line for people; programs do not get it."""
         self._print(text, self._err)
 
     def result(self, text: str) -> None:
-        """What a person asked for: on stdout, unless that is the programs'."""
+        """Print what the user asked for: on stdout, or on stderr where events have stdout."""
         self._print(text, self._err if self.json else self._out)
 
     def _counted(self, event: str, reason: str, text: str) -> str:
-        """`text`, but for a complaint that was the last of its kind too: then it is told the 10th, 100th… time."""
-        same = _NUMBER.sub("#", reason)  # what only differs in a number is the same to whoever reads it
+        """Return `text`, or for a repeated complaint an empty text but for the 10th, 100th… time."""
+        same = _NUMBER.sub("#", reason)  # texts that differ only in a number are the same to a reader
         last = self._complaints.get(event)
         number = last.number + 1 if last and last.reason == same else 1
         self._complaints[event] = _Complaint(same, number)
         if number == 1:
             return text
-        return f"{text} ({number} times by now)" if number in _TOLD_AGAIN else ""
+        return f"{text} ({number} times by now)" if number in _REPEATED_AT else ""
 
     def _print(self, text: str, stream: TextIO) -> None:
         self._guarded(lambda: self._line.above(text) if stream is self._err else _write(stream, text))
@@ -119,7 +119,7 @@ class Emitter:
         try:
             write()
         except OSError as error:
-            # the reader went away (a closed pipe, a full disk); a daemon goes on without it
+            # the reader is gone (a closed pipe, a full disk); a daemon continues without it
             logger.warning("output is lost: %s", error)
 
 
@@ -156,7 +156,7 @@ def _text(event: str, fields: Mapping[str, object]) -> str:
 
 
 EVERY_S = 60.0
-"""Between two lines of the same kind where there is no terminal."""
+"""Minimum time between two lines of the same kind where there is no terminal."""
 
 WIPE = "\r\x1b[K"
 
@@ -173,7 +173,7 @@ class LiveLine:
         self._lock = threading.Lock()
 
     def show(self, kind: str, text: str) -> None:
-        """`text` takes the place of the one before; without a terminal it is printed if its `kind` is due."""
+        """Replace the line by `text`; without a terminal, print it if its `kind` is due."""
         with self._lock:
             if self._is_terminal:
                 self._shown = text
@@ -183,19 +183,19 @@ class LiveLine:
                 self._write(text + "\n")
 
     def above(self, text: str) -> None:
-        """A line that stays."""
+        """Print a line above, which stays."""
         with self._lock:
             self._write(f"{WIPE}{text}\n{self._drawn()}" if self._shown else text + "\n")
 
     def end(self) -> None:
-        """Nothing goes on any more that it could tell of."""
+        """Remove the line."""
         with self._lock:
             if self._shown:
                 self._shown = ""
                 self._write(WIPE)
 
     def _drawn(self) -> str:
-        # the cursor waits at the line's beginning, so that whatever else writes here does not go on behind it
+        # the cursor waits at the start of the line, so that other output does not continue behind it
         return f"{WIPE}{clean(self._shown, self._width() - 1)}\r"
 
     def _width(self) -> int:

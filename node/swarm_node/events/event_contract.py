@@ -19,7 +19,7 @@ TYPES: Mapping[str, tuple[type, ...]] = {
     "list": (list, tuple),
     "object": (dict,),
 }
-"""Field types by name. A trailing `?` in a spec means that the field may be null."""
+"""The types of a field by name. A trailing `?` in a spec means that the field may be null."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class EventSpec:
     complaint: str = ""
 
     def field_type(self, name: str) -> tuple[str, bool]:
-        """The type's name and whether null is allowed."""
+        """Return the type's name, and whether null is allowed."""
         type_name = self.fields[name].split(":", 1)[0]
         return type_name.removesuffix("?"), type_name.endswith("?")
 
@@ -459,11 +459,11 @@ EVENTS: Mapping[str, EventSpec] = {
         checkpoint="text: the trained model, a Hugging Face directory; gone unless --keep was given",
     ),
 }
-"""By name: first the events of daemons, then those of commands that end by themselves."""
+"""Every event by name: first those of daemons, then those of commands that end by themselves."""
 
 
 def problems(event: Mapping[str, object]) -> list[str]:
-    """Where `event`, as printed, departs from the contract; empty if it holds to it."""
+    """Return where a printed `event` departs from the contract; empty if it conforms."""
     name = event.get("event")
     spec = EVENTS.get(name) if isinstance(name, str) else None
     if spec is None:
@@ -482,7 +482,7 @@ def problems(event: Mapping[str, object]) -> list[str]:
 
 
 def render() -> str:
-    """The contract as Markdown."""
+    """Return the contract as Markdown."""
     parts = [
         "# Events\n\nWith `--json` a command prints one JSON object a line on stdout; text for people goes to stderr. "
         "Every object has `event` (its name) and `time` (Unix seconds), and the fields below. Fields may be added, "

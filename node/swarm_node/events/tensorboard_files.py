@@ -1,7 +1,7 @@
-"""Writes how a run goes as TensorBoard's event files, from the events that the node emits (`--tensorboard DIR`).
+"""Writes the progress of a run as TensorBoard event files, from the events that the node emits (`--tensorboard DIR`).
 
-The files lie in DIR/RUN/NAME, so that several members and several runs are told apart. torch's writer queues and writes
-in a thread of its own; what the disk refuses costs a warning and the rest of the curves, not the training.
+The files lie in DIR/RUN/NAME, so that members and runs are told apart. torch's writer queues and writes in a thread of
+its own; a disk that refuses costs a warning and the rest of the curves, not the training.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from swarm_node.events.emitter import Emitter
 from swarm_node.storage.home import explained
 
 FLUSH_S = 5
-"""How old what the files show may be."""
+"""Maximum age of what the files show."""
 
 SCALARS: Mapping[str, Mapping[str, str]] = {
     "outer_step": {
@@ -40,14 +40,14 @@ SCALARS: Mapping[str, Mapping[str, str]] = {
     "validated": {"loss": "loss/validation"},
     "round_aborted": {"attempt": "round/aborted_attempt"},
 }
-"""By event and field the curve that the field's values make; of a list, its length. The axis is the outer step."""
+"""The curve of each event's field; a list counts by its length. The axis is the outer step."""
 
 
 @contextmanager
 def recorded(emitter: Emitter, folder: Path | None, run_id: str, name: str) -> Iterator[None]:
-    """Within this, what `emitter` emits is also written below `folder`; nothing is if that is None.
+    """While the context lasts, write the events of `emitter` below `folder`, if that is given.
 
-    Raises ConfigError if it cannot be.
+    Raises ConfigError if the files cannot be written.
     """
     if folder is None:
         yield

@@ -108,20 +108,20 @@ def _container_limit() -> tuple[int, int] | None:
 
 
 WORKING_BYTES = 96 * 2**20
-"""For loading, for what a step computes and for what libraries keep, beside the share that grows with the model."""
+"""Memory for loading, for the computation of a step and for libraries, beside the share that grows with the model."""
 
 PROCESS_BYTES = 560 * 2**20
-"""Of a node that has not started yet: Python, torch, transformers, numba and libp2p."""
+"""Memory of a node before it loads a model: Python, torch, transformers, numba and libp2p."""
 
 LIMIT_SHARE = 0.9  # of what the owner allowed and the process does not hold yet; the rest is for activations
-FREE_SHARE = 0.8  # of what is free, where the owner said nothing; the rest is also for the machine's owner
-MAX_CACHE_BYTES = 4 * 2**30  # where nobody said how much may be used
+FREE_SHARE = 0.8  # of what is free, where the owner set no limit; the rest is also for the machine's owner
+MAX_CACHE_BYTES = 4 * 2**30  # where the owner set no limit
 MAX_WAITING_BYTES = 256 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryShare:
-    """Bytes for weights and cache together, of these at most for the cache, and for what waits to be computed."""
+    """Bytes for weights and cache together, the part of these for the cache, and bytes for steps that wait."""
 
     model_bytes: int
     cache_bytes: int
@@ -141,19 +141,22 @@ def resident_bytes() -> int:
 
 
 def share_of_free(free_bytes: int) -> MemoryShare:
-    """Where the owner said nothing."""
+    """Return the share of the free memory, where the owner set no limit."""
     model_bytes = int(free_bytes * FREE_SHARE)
     return MemoryShare(model_bytes=model_bytes, cache_bytes=max(1, min(model_bytes, MAX_CACHE_BYTES)))
 
 
-def share_of_limit(told_bytes: int, held: int) -> MemoryShare:
-    """`held` of what was told is in use already. Raises ConfigError if that leaves nothing to serve with."""
-    left_bytes = int((told_bytes - held) * LIMIT_SHARE)
+def share_of_limit(limit_bytes: int, held: int) -> MemoryShare:
+    """Return what a limit of `limit_bytes` leaves for a model, of which `held` is in use already.
+
+    Raises ConfigError if that leaves nothing to serve with.
+    """
+    left_bytes = int((limit_bytes - held) * LIMIT_SHARE)
     model_bytes = left_bytes - WORKING_BYTES
-    waiting_bytes = min(MAX_WAITING_BYTES, max(limits.MAX_MESSAGE_BYTES, (told_bytes - held - left_bytes) // 2))
+    waiting_bytes = min(MAX_WAITING_BYTES, max(limits.MAX_MESSAGE_BYTES, (limit_bytes - held - left_bytes) // 2))
     if model_bytes <= 0:
         raise ConfigError(
-            f"of {told_bytes // 2**20} MiB of memory the node itself takes {held // 2**20} MiB and needs "
+            f"of {limit_bytes // 2**20} MiB of memory the node itself takes {held // 2**20} MiB and needs "
             f"{WORKING_BYTES // 2**20} MiB to work with; nothing is left for a model",
             remedy="allow more with --max-memory",
         )
@@ -161,5 +164,5 @@ def share_of_limit(told_bytes: int, held: int) -> MemoryShare:
 
 
 def limit_for(model_bytes: int) -> int:
-    """What has to be allowed so that a node that starts has so much for a model: the reverse of `share_of_limit`."""
+    """Return the limit under which a starting node has `model_bytes` for a model: the inverse of `share_of_limit`."""
     return int((model_bytes + WORKING_BYTES) / LIMIT_SHARE) + PROCESS_BYTES + 1

@@ -20,7 +20,7 @@ from swarm_node.machine.hardware import Speeds
 from swarm_node.node import Node
 
 FIRST_S = 60.0
-"""After the start, and longer by up to as much again: nodes that were started together do not measure together."""
+"""Wait after the start, and up to twice as long: nodes that start together do not measure together."""
 AGAIN_S = 3600.0
 TIMEOUT_S = 60.0
 
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 async def keep_measuring(node: Node) -> NoReturn:
-    """Until cancelled."""
+    """Measure until cancelled, whenever the node is idle."""
     wait_s = FIRST_S
     while True:
         await asyncio.sleep(wait_s * random.uniform(1, 2))
@@ -42,14 +42,14 @@ async def keep_measuring(node: Node) -> NoReturn:
 
 
 def is_idle(node: Node) -> bool:
-    """Whether it neither trains, nor answers anybody, nor leaves."""
+    """Return whether the node neither trains, nor answers requests, nor leaves."""
     serving = node.activity.serving
     is_answering = serving is not None and (serving.num_sessions > 0 or serving.tokens_per_s > 0)
     return node.activity.training is None and not is_answering and not node.shutdown.leaving.is_set()
 
 
 async def measured_apart(node: Node) -> Speeds | None:
-    """The best figures so far; None if the process failed, which is warned of."""
+    """Return the best figures so far, or None with a warning if the process failed."""
     arguments = (node.hardware.device, str(node.home.cache), str(node.config.threads))
     # the modules that are found here, and none that lie in the current directory
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -62,9 +62,9 @@ async def measured_apart(node: Node) -> Speeds | None:
     )
     try:
         async with asyncio.timeout(TIMEOUT_S):
-            told, complaint = await process.communicate()
+            output, complaint = await process.communicate()
         if process.returncode == 0:
-            return Speeds(**json.loads(told))
+            return Speeds(**json.loads(output))
         reason = complaint.decode(errors="replace").strip().rpartition("\n")[2][:200]
     except TimeoutError:
         reason = f"it takes longer than {TIMEOUT_S:.0f} s"

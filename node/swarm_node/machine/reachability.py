@@ -1,8 +1,8 @@
-"""How others reach this node: a seed that is asked to dial back tells.
+"""Determines how others reach this node, by asking a seed to dial back.
 
-The seed dials the addresses of the asker's signed record from a throwaway host, because its own has a connection
-already; libp2p lets a dial succeed only if the asker's key answers. So a node cannot claim another's address, and what
-the seed dials is no more than any peer dials that has read the record.
+The seed dials the addresses of the asker's signed record from a temporary host, because its own has a connection
+already; libp2p lets a dial succeed only if the asker's key answers. So a node cannot claim another's address, and the
+seed dials no more than any peer dials that has read the record.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 
 def explain(found: Reachability, addrs: Sequence[str]) -> str:
-    """For people, with what could be done about it."""
+    """Return the meaning of `found` for people, with what they can do about it."""
     return _MEANINGS[reach(found, addrs)]
 
 
@@ -59,9 +59,9 @@ async def measure(network: Network, peer_ids: Sequence[str]) -> Reachability:
 
 
 async def _ask(network: Network, peer_id: str) -> bytes:
-    """Raises PeerError, or what the seed fails with.
+    """Ask one seed to dial back. Raises PeerError, or the error that the seed answers.
 
-    Our record may still be on its way to the seed, or others be asked about before us.
+    The seed refuses while our record is on its way to it or while it dials others; then ask again.
     """
     for _ in range(MAX_RETRIES):
         try:
@@ -74,7 +74,7 @@ async def _ask(network: Network, peer_id: str) -> bytes:
 
 
 async def serve(network: Network, membership: Membership) -> None:
-    """Dial back whoever asks, one after the other."""
+    """Dial back the peers that ask, one after the other."""
     turn = asyncio.Lock()
     waiting: set[str] = set()
 
@@ -117,7 +117,7 @@ async def _reaches(membership: Membership, peer_id: str) -> bool:
 
 
 def _direct(addrs: Sequence[str], peer_id: str) -> Iterator[str]:
-    """Those of `addrs` that lead to `peer_id` without a relay: what a peer writes there need not be an address."""
+    """Return the valid addresses that lead to `peer_id` without a relay; a peer can write anything there."""
     for text in addrs:
         try:
             found = parse_peer_addr(text)

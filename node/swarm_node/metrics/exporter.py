@@ -29,7 +29,10 @@ from swarm_node.settings.parsers import Endpoint
 
 @asynccontextmanager
 async def exporting(node: Node, network: Libp2pNetwork) -> AsyncIterator[None]:
-    """Raises StartError if `--metrics` cannot be listened on, ConfigError if `--otlp` lacks what it needs."""
+    """Export metrics and traces while the context lasts.
+
+    Raises StartError if `--metrics` cannot be listened on, ConfigError if `--otlp` lacks what it needs.
+    """
     about = {"service.version": software_version(), "service.instance.id": network.peer_id}
     node.traces = open_traces(node.config.otlp, about)
     try:

@@ -1,6 +1,6 @@
-"""One daemon's metrics: those that are counted as things happen, and those that are read when somebody asks.
+"""One daemon's metrics: those that are counted as things happen, and those that are read at a scrape.
 
-Nothing gets in that is not in the contract. State belongs to the daemon's event loop, in which `exposition` is called
+Only metrics of the contract are accepted. The state belongs to the daemon's event loop, in which `exposition` is called
 too: a source may read whatever the loop owns.
 """
 
@@ -42,7 +42,7 @@ Family: TypeAlias = CounterMetricFamily | GaugeMetricFamily
 
 
 class Registry:
-    """AssertionError for a metric, kind or label that the contract does not have."""
+    """The metrics of one daemon. Raises AssertionError for a metric, kind or label that the contract does not have."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()

@@ -1,9 +1,9 @@
-"""Finished requests and rounds as OpenTelemetry spans, for whoever asked for them; otherwise nothing is even imported.
+"""Exports finished requests and rounds as OpenTelemetry spans, if the operator asked for them; else imports nothing.
 
-A span is made once its request or round is over, from what the swarm measured itself: sums for each server and phase,
-laid end to end in their order. So a span's length is what was measured, and where it lies in its parent is drawing.
-Nothing of a prompt or an answer is in it. Spans leave in a thread of the SDK's; those that find no collector are lost,
-with a line in the log. Needs the extra `tracing`.
+A span is made once its request or round is over, from the swarm's own measurements: sums for each server and phase,
+laid end to end in their order. So the length of a span was measured, but its position within its parent was not. Spans
+contain nothing of a prompt or an answer. The SDK's thread sends them; spans that find no collector are lost, with a
+line in the log. Needs the extra `tracing`.
 """
 
 from __future__ import annotations
@@ -22,17 +22,19 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer
 
 ENVIRONMENT = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-"""What turns traces on where nobody gave a URL: the exporter reads the rest of its settings there, too."""
+"""Variables that turn traces on where no URL is given: the exporter reads its other settings there, too."""
 
 EXPORT_TIMEOUT_S = 3.0
 MAX_ABORTED = 64
-"""Attempts at one outer step that its span tells of."""
+"""Maximum number of failed attempts that the span of an outer step lists."""
 
 Attributes = Mapping[str, str | int | float | bool]
 
 
 class Traces:
-    """Where spans go; without a tracer nowhere. Times are Unix seconds. Methods only queue, and belong to the loop."""
+    """Makes spans with `tracer`, or none without one. Times are Unix seconds. Methods only queue, and belong to the
+    loop.
+    """
 
     def __init__(self, tracer: Tracer | None = None, close: Callable[[], None] = lambda: None) -> None:
         self._tracer = tracer
@@ -70,7 +72,7 @@ class Traces:
         root.end(_ns(ended_at))
 
     def round_aborted(self, event: RoundAborted, at: float) -> None:
-        """It is told with the step, once that is committed."""
+        """Note an aborted attempt, for the span of the step once that is committed."""
         if self._tracer is not None:
             self._aborted = [*self._aborted, (at, event)][-MAX_ABORTED:]
 
@@ -115,9 +117,9 @@ NO_TRACES = Traces()
 
 
 def open_traces(url: str, about: Mapping[str, str]) -> Traces:
-    """Spans go to the collector at `url`, else where OpenTelemetry's own environment variables say, else nowhere.
+    """Send spans to the collector at `url`, else where OpenTelemetry's environment variables say, else nowhere.
 
-    `about` says in each span who sends it. Raises ConfigError without the extra.
+    Each span carries `about`, the identity of the sender. Raises ConfigError without the extra.
     """
     if not url and not any(os.environ.get(name) for name in ENVIRONMENT):
         return NO_TRACES
@@ -134,7 +136,7 @@ def open_traces(url: str, about: Mapping[str, str]) -> Traces:
 
 
 def traces_to(processor: SpanProcessor, about: Mapping[str, str]) -> Traces:
-    """What `open_traces` does once it has a way out."""
+    """Return Traces that send through `processor`."""
     from opentelemetry.sdk.resources import Resource  # noqa: PLC0415
     from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
 
@@ -163,7 +165,7 @@ def _fail(span: Span, error: BaseException) -> None:
 
 
 def _stretches_of(trace: Mapping[str, Any]) -> list[tuple[str, float, Attributes]]:
-    """What a generation spent its time on, as far as servers and client measured it: name, seconds, attributes."""
+    """Return what a generation spent its time on, as servers and client measured it: name, seconds, attributes."""
     stretches: list[tuple[str, float, Attributes]] = [("open", float(trace.get("opening_ms", 0.0)) / 1000, {})]
     for hop in trace.get("hops", ()):
         about = {f"swarm.{name}": hop[name] for name in ("peer_id", "start", "end", "num_steps")}

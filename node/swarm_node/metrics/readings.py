@@ -99,7 +99,7 @@ class ServerMetrics:
 
 
 def read_server(volunteer: SpanVolunteer) -> Iterator[Reading]:
-    """Nothing before the first blocks are served, nor while they are exchanged for others."""
+    """Read a server; nothing while it has no blocks."""
     yield Reading("swarm_server_move_failures_total", volunteer.num_failed_moves)
     server = volunteer.server
     if server is None:
@@ -157,7 +157,7 @@ class TrainerMetrics:
                 pass
 
     def report(self, report: RoundReport) -> None:
-        """What the member measured of a committed round."""
+        """Count the phases and refusals of a committed round."""
         for phase, seconds in report.phases_s.items():
             self._phase_s.labels(phase).observe(seconds)
         self._refusals.inc(len(report.refused))

@@ -50,7 +50,9 @@ Need = ModelNeed | RunNeed
 
 
 def needs(snapshot: NetworkSnapshot, me: str) -> list[Need]:
-    """What anyone could help with, thinnest first; of equals models, then by name. `me` counts for nothing."""
+    """Return what the network lacks, thinnest first; among equals models first, then by name. Records of `me` do not
+    count.
+    """
     found: list[Need] = []
     for name, servers in snapshot.models.items():
         found += _model_need(name, {peer: each for peer, each in servers.records.items() if peer != me})
@@ -92,7 +94,7 @@ def _counted(count: int, what: str) -> str:
 
 
 class StandbyRole:
-    """A role that ends only when told to."""
+    """A role without work, which ends only when asked to."""
 
     name: RoleName = "volunteer"
     num_steps = 2
@@ -111,7 +113,9 @@ class StandbyRole:
 
 
 def relay_use(config: Config) -> RelayUse:
-    """Unless told, a relay is used where a peer beyond this machine could be one and nobody else's way is open."""
+    """Return the use of relays: the setting, or by default a relay where a peer beyond this machine could be one and no
+    address is announced.
+    """
     if config.relay != "auto":
         return "use" if config.relay == "use" else "none"
     is_local = all(map(is_loopback, config.peers))
@@ -121,11 +125,11 @@ def relay_use(config: Config) -> RelayUse:
 POLL_S = 5.0
 """Time between polls while there is nothing to do: records are renewed every 30 s."""
 RETRY_S = 300.0
-"""How long work that could not be taken is left alone."""
-MAX_LEFT_ALONE = 256
-"""Names of such work that are remembered: anyone can make up more."""
-MAX_TOLD = 3
-"""Of these in one line, the newest."""
+"""How long work that could not be taken is postponed."""
+MAX_POSTPONED = 256
+"""Maximum number of postponed names: anyone can invent more."""
+MAX_NAMED = 3
+"""How many of these a message names, the newest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,15 +139,15 @@ class _Postponed:
 
 
 class HelperRole:
-    """A role that ends only when told to."""
+    """A role that takes work until it is asked to leave."""
 
     name: RoleName = "volunteer"
     num_steps = 5  # finding work, then those of a volunteer with work
 
     def __init__(self, config: Config) -> None:
         self.computes = config.device != "cpu" or config.probe != "off"
-        self._left_alone: dict[str, _Postponed] = {}
-        self._told = ""
+        self._postponed: dict[str, _Postponed] = {}
+        self._reported = ""
         self._num_taken = 0
 
     def relay(self, config: Config) -> RelayUse:
@@ -153,10 +157,10 @@ class HelperRole:
         poller = NetworkPoller(node.network, node.membership)
         while not node.shutdown.leaving.is_set():
             for need in await self._find_needs(node, poller):
-                if await self._helped(node, need) or node.shutdown.leaving.is_set():
+                if await self._help(node, need) or node.shutdown.leaving.is_set():
                     break
             else:
-                self._tell_waiting(node)
+                self._report_waiting(node)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(POLL_S):
                         await node.shutdown.leaving.wait()
@@ -167,49 +171,49 @@ class HelperRole:
         except SwarmError:  # no node answers yet, or any more: the next poll may find some
             return []
         now = asyncio.get_running_loop().time()
-        self._left_alone = {name: each for name, each in self._left_alone.items() if each.until > now}
+        self._postponed = {name: each for name, each in self._postponed.items() if each.until > now}
         kinds = {"models": ModelNeed, "runs": RunNeed, "any": ModelNeed | RunNeed}[node.config.take]
         wanted = [need for need in needs(found.snapshot, node.network.peer_id) if isinstance(need, kinds)]
-        return [need for need in wanted if need.name not in self._left_alone]
+        return [need for need in wanted if need.name not in self._postponed]
 
-    async def _helped(self, node: Node, need: Need) -> bool:
-        """Whether the work was taken, and done or ended by leaving."""
-        # what trains and serves brings torch, which a node that only waits does without
+    async def _help(self, node: Node, need: Need) -> bool:
+        """Do the work that `need` is about. Returns whether it was taken, and done or ended by leaving."""
+        # this imports torch, which a node that only waits does without
         from swarm_node.roles import volunteer  # noqa: PLC0415
 
         try:
             work = await volunteer.prepare_work(node, need)
         except SwarmError as error:
-            self._leave_alone(need.name, error.message, RETRY_S)
+            self._postpone(need.name, error.message, RETRY_S)
             return False
         if self._num_taken:
             node.steps.more(self.num_steps)
         self._num_taken += 1
-        self._told = ""
+        self._reported = ""
         node.steps.done("looks", need.why)
         try:
             await work()
         except SwarmError as error:
             if node.shutdown.leaving.is_set():
                 raise
-            self._leave_alone(need.name, error.message, RETRY_S)
+            self._postpone(need.name, error.message, RETRY_S)
             node.emitter.emit("warning", message=f"{need.name} is given up: {error.message}", remedy=error.remedy)
             return False
-        self._leave_alone(need.name, "it is finished here", math.inf)
+        self._postpone(need.name, "it is finished here", math.inf)
         return True
 
-    def _leave_alone(self, name: str, reason: str, seconds: float) -> None:
-        if len(self._left_alone) >= MAX_LEFT_ALONE:
-            del self._left_alone[next(iter(self._left_alone))]
-        self._left_alone[name] = _Postponed(asyncio.get_running_loop().time() + seconds, reason)
+    def _postpone(self, name: str, reason: str, seconds: float) -> None:
+        if len(self._postponed) >= MAX_POSTPONED:
+            del self._postponed[next(iter(self._postponed))]
+        self._postponed[name] = _Postponed(asyncio.get_running_loop().time() + seconds, reason)
 
-    def _tell_waiting(self, node: Node) -> None:
+    def _report_waiting(self, node: Node) -> None:
         node.activity.state = "idle"
-        newest = list(self._left_alone.items())[-MAX_TOLD:]
+        newest = list(self._postponed.items())[-MAX_NAMED:]
         reasons = "; ".join(f"{name}: {each.reason}" for name, each in newest)
-        if num_more := len(self._left_alone) - len(newest):
+        if num_more := len(self._postponed) - len(newest):
             reasons += f"; and {num_more} more"
-        told = reasons or "nobody serves a model or trains a run that this node could help with"
-        if told != self._told:
-            self._told = told
-            node.emitter.emit("waiting", reason=told)
+        reported = reasons or "nobody serves a model or trains a run that this node could help with"
+        if reported != self._reported:
+            self._reported = reported
+            node.emitter.emit("waiting", reason=reported)

@@ -1,6 +1,6 @@
-"""Where a served model's files come from: a directory on this machine, or a hub, and then no more of it than is needed.
+"""Finds the files of a served model: a directory on this machine, or a hub, from which only what is needed is loaded.
 
-Blocking, for threads. A local directory is used as it is.
+Functions block, for threads. A local directory is used as it is.
 """
 
 from __future__ import annotations
@@ -20,37 +20,39 @@ from swarm_node.settings.parsers import HubId
 from swarm_node.storage.home import Home
 
 REPORT_S = 2.0
-"""Between two reports of a download."""
+"""Minimum time between two reports of a download."""
 
 FetchBlocks = Callable[[int, int], None]
-"""Has blocks [start, end) in the directory afterwards."""
+"""A function that loads the weights of the blocks [start, end) into the directory."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """A directory with config, tokenizer and index, and how to have the weights of blocks there too."""
+    """A directory with config, tokenizer and index, and the function that loads the weights of blocks into it."""
 
     directory: Path
-    bring: FetchBlocks
+    fetch_blocks: FetchBlocks
 
 
 def find_source(model: Path | HubId, home: Home, on_progress: OnProgress) -> ModelSource:
-    """Raises ConfigError or IntegrityError for a model that a hub does not have, as does `bring`."""
+    """Return the model's source. It and `fetch_blocks` raise ConfigError or IntegrityError for what a hub does not
+    have.
+    """
     if isinstance(model, Path):
         return ModelSource(model, lambda _start, _end: None)
     with _maybe_mistyped(model):
         found = find_model(model.model_id, _cache(home), revision=model.revision, endpoint=_endpoint())
 
-    def bring(start: int, end: int) -> None:
+    def fetch_blocks(start: int, end: int) -> None:
         download_blocks(found, start, end, on_progress)
 
-    return ModelSource(found.directory, bring)
+    return ModelSource(found.directory, fetch_blocks)
 
 
 def check_served(model: Path | HubId, home: Home, blocks: tuple[int, int] | None = None) -> CheckedFamily:
-    """Say from its config alone whether `model` can be served, and `blocks` of it, if named.
+    """Check from its config alone whether `model`, or its `blocks` if given, can be served.
 
-    Of a model on a hub config.json is brought, and nothing else. Raises ConfigError or IntegrityError, with the reason.
+    Of a model on a hub only config.json is loaded. Raises ConfigError or IntegrityError, with the reason.
     """
     if isinstance(model, Path):
         return check_directory(model, blocks)
@@ -69,7 +71,7 @@ def _endpoint() -> str | None:
 
 @contextmanager
 def _maybe_mistyped(model: HubId) -> Iterator[None]:
-    """Whoever mistypes a directory asks a hub, too."""
+    """Say in the remedy that a mistyped directory is looked up on a hub."""
     try:
         yield
     except ConfigError as error:
@@ -79,9 +81,9 @@ def _maybe_mistyped(model: HubId) -> Iterator[None]:
 
 
 class ProgressReports:
-    """Passes on what a download reports: its beginning, its end, and in between every REPORT_S.
+    """Limits the reports of a download: its start, its end, and in between one every REPORT_S.
 
-    Nothing at all where all is there already.
+    Reports nothing where everything is present already.
     """
 
     def __init__(self, report: OnProgress, *, clock: Callable[[], float] = time.monotonic) -> None:

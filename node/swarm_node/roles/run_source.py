@@ -1,6 +1,6 @@
-"""Where a run's signed file comes from: a path, or, for the run's id, this home's copy or the run's members.
+"""Finds a run's signed file: at a path, or by the run's id in this home or from the run's members.
 
-A copy is kept beside the run's checkpoints, so that a restart needs no member and `run export` knows what they are of.
+A copy is kept beside the run's checkpoints, so that a restart needs no member and `run export` knows their run.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def copy_path(home: Home, run_id: str) -> Path:
 
 
 def keep_copy(home: Home, run: SignedRun) -> None:
-    """Raises ConfigError if the disk refuses."""
+    """Keep the run's file in the home. Raises ConfigError if the disk refuses."""
     path = copy_path(home, run.run_id)
     if not path.exists() and run.text:
         with explained("keep the run's file"):
@@ -38,7 +38,7 @@ def keep_copy(home: Home, run: SignedRun) -> None:
 
 
 def kept_copy(home: Home, run_id: str) -> SignedRun | None:
-    """The run, if this home keeps its file whole."""
+    """Return the run, if this home keeps its file intact."""
     path = copy_path(home, run_id)
     try:
         run = load_run(path) if path.exists() else None
@@ -49,7 +49,7 @@ def kept_copy(home: Home, run_id: str) -> SignedRun | None:
 
 
 async def run_of_id(network: Network, membership: Membership, home: Home, run_id: str) -> tuple[SignedRun, str]:
-    """The run of that id, and where its file came from, in words.
+    """Return the run with that id, and in words where its file came from.
 
     Raises PeerTimeout if no member gives the file, ConfigError if its model cannot be trained.
     """

@@ -1,4 +1,4 @@
-"""A seed: it stays, so that others find each other through it, it relays for those behind a NAT, and it dials back."""
+"""A seed: others find each other through it; it relays for nodes behind a NAT, and it dials back."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DEFAULT_NETWORK = Config.model_fields["network_id"].default
 
 
 class SeedRole:
-    """A role that ends only when told to."""
+    """The role of a seed; it ends only when asked to."""
 
     name: RoleName = "seed"
     num_steps = 0
@@ -31,7 +31,7 @@ class SeedRole:
 
 
 def join_command(addrs: tuple[str, ...], network_id: str) -> str:
-    """What to run elsewhere. The first address that other machines can use, else the first."""
+    """Return the command to run on other machines, with the first address that they can use, else the first."""
     best = sorted(addrs, key=is_loopback)[:1]
     words = ["swarm-node", "join", "--peers", *best]
     if network_id != DEFAULT_NETWORK:

@@ -41,7 +41,7 @@ class TokenRate:
 
 
 def model_name(model: Path | HubId) -> str:
-    """What clients call a model: its directory's own name, or that on its hub. Raises ConfigError."""
+    """Return the name of a model for clients: its directory's name, or its name on the hub. Raises ConfigError."""
     try:
         return check_name(model.name, "name")
     except ValueError as error:
@@ -51,8 +51,10 @@ def model_name(model: Path | HubId) -> str:
 
 
 class ModelServing:
-    """A model's part on one node, owned by the task in `until_leaving`. `numbered`: its start is reported as steps.
-    `dtype` is the kind of weights, where it is not the config's."""
+    """Serves a part of one model on this node; the task in `until_leaving` owns it.
+
+    `numbered`: its start is reported as numbered steps. `dtype` replaces the one of the config.
+    """
 
     def __init__(
         self, node: Node, model: Path | HubId, name: str, *, numbered: bool, dtype: Dtype | None = None
@@ -68,7 +70,10 @@ class ModelServing:
         self._volunteer: SpanVolunteer | None = None
 
     async def until_leaving(self) -> None:
-        """Raises ConfigError or IntegrityError if the model cannot be served here, SessionError if it no longer can."""
+        """Serve until the node leaves.
+
+        Raises ConfigError or IntegrityError if the model cannot be served here, SessionError if it no longer can.
+        """
         self._node.emitter.emit("loading", model=self._name)
         source = await asyncio.to_thread(find_source, self._model, self._node.home, ProgressReports(self._downloading))
         options = await asyncio.to_thread(_options, self._node, self._dtype)
@@ -77,7 +82,7 @@ class ModelServing:
             self._node.membership,
             source.directory,
             name=self._name,
-            options=replace(options, bring=self._bringing(source.bring)),
+            options=replace(options, bring=self._reporting(source.fetch_blocks)),
             on_choice=self._chosen,
             on_decision=self._decided,
         )
@@ -105,7 +110,7 @@ class ModelServing:
             self._node.activity.serving = None
 
     def _downloading(self, num_bytes: int, total_bytes: int) -> None:
-        """Called in the thread that downloads."""
+        """Report a download. Called in the thread that downloads."""
         if self._node.shutdown.leaving.is_set():
             raise SessionError(f"the node leaves, and {self._name} is not whole")
         self._num_bytes = num_bytes
@@ -117,16 +122,18 @@ class ModelServing:
             blocks = f"blocks {decision.start}:{decision.end} of {self._name}"
             self._node.steps.done("takes", f"{blocks}: {decision.reason}")
 
-    def _bringing(self, bring: FetchBlocks) -> FetchBlocks:
-        """`bring`, a step once the span is chosen: a block that comes before is measured. Called in a thread."""
+    def _reporting(self, fetch_blocks: FetchBlocks) -> FetchBlocks:
+        """Wrap `fetch_blocks` to report a step once the span is chosen; an earlier block is only measured. Runs in a
+        thread.
+        """
 
-        def brought(start: int, end: int) -> None:
-            bring(start, end)
+        def fetch_and_report(start: int, end: int) -> None:
+            fetch_blocks(start, end)
             if self._numbered and self._is_chosen:
                 had = f"{size(self._num_bytes)} came from the hub" if self._num_bytes else "everything is here already"
                 self._node.steps.done("weights", had)
 
-        return brought
+        return fetch_and_report
 
     def _decided(self, decision: PlacementDecision) -> None:
         assert self._volunteer is not None

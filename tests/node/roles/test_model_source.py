@@ -75,7 +75,7 @@ def test_source_on_a_hub_brings_what_is_asked_for_and_says_so(hub: Hub, tmp_path
     source = find_source(HubId(MODEL), Home(tmp_path / "home"), lambda *progress: seen.append(progress))
     assert source.directory == tmp_path / "home" / "cache" / "models" / MODEL.replace("/", "--") / COMMIT
     assert not seen
-    source.bring(1, 3)
+    source.fetch_blocks(1, 3)
     num_shards = len(list(source.directory.glob("*.safetensors")))
     assert 0 < num_shards < len(list(hub.directory.glob("*.safetensors")))
     assert seen[0][0] == 0
@@ -90,7 +90,7 @@ def test_source_that_no_hub_has_could_have_been_a_directory(hub: Hub, tmp_path: 
 
 def test_source_on_this_machine_is_used_as_it_is(tmp_path: Path) -> None:
     source = find_source(tmp_path, Home(tmp_path / "home"), lambda *_: pytest.fail("nothing is brought"))
-    source.bring(0, 1)
+    source.fetch_blocks(0, 1)
     assert source.directory == tmp_path
 
 

@@ -25,7 +25,7 @@ from swarm.training.run.run_file import sign_run
 from swarm_node.events.emitter import Emitter
 from swarm_node.node import Node, StartupSteps
 from swarm_node.roles import volunteer
-from swarm_node.roles.helper import MAX_LEFT_ALONE, HelperRole, ModelNeed, RunNeed
+from swarm_node.roles.helper import MAX_POSTPONED, HelperRole, ModelNeed, RunNeed
 from swarm_node.settings.config import Config
 from swarm_node.settings.parsers import HubId
 from swarm_node.shutdown import Shutdown
@@ -170,13 +170,13 @@ def test_work_without_end_that_strangers_make_up_is_forgotten_and_told_in_one_sh
     helper = HelperRole(MagicMock())
 
     async def main() -> None:
-        for number in range(2 * MAX_LEFT_ALONE):
+        for number in range(2 * MAX_POSTPONED):
             helper._leave_alone(f"made-up-{number}", "nobody gives its file", 300.0)
         helper._tell_waiting(node)
 
     asyncio.run(main())
-    assert len(helper._left_alone) == MAX_LEFT_ALONE
+    assert len(helper._postponed) == MAX_POSTPONED
     reason = json.loads(out.getvalue())["reason"]
-    assert f"made-up-{2 * MAX_LEFT_ALONE - 1}: nobody gives its file" in reason
-    assert reason.endswith(f"; and {MAX_LEFT_ALONE - 3} more")
+    assert f"made-up-{2 * MAX_POSTPONED - 1}: nobody gives its file" in reason
+    assert reason.endswith(f"; and {MAX_POSTPONED - 3} more")
     assert len(reason) < 200

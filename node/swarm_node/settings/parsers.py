@@ -15,7 +15,6 @@ from types import MappingProxyType
 from urllib.parse import urlsplit
 
 from swarm.network.multiaddr import parse_peer_addr
-from swarm.router.revisions import MIN_PIN_CHARS, split_pin
 from swarm_protocol import limits
 from swarm_protocol.version import check_network_id
 
@@ -109,6 +108,8 @@ class ModelPin:
 
 
 def parse_pin(text: str) -> ModelPin:
+    from swarm.router.revisions import MIN_PIN_CHARS, split_pin  # noqa: PLC0415 - numpy, which few commands need
+
     name, revision = split_pin(text)
     if not revision:
         raise ValueError(f"is not NAME@REVISION, with {MIN_PIN_CHARS} or more of the revision's digits")

@@ -243,10 +243,10 @@ def test_serve_dials_nothing_that_is_no_address_of_the_asker(monkeypatch: pytest
 
 def test_serve_whose_host_breaks_says_so_without_waiting_for_the_dial(monkeypatch: pytest.MonkeyPatch) -> None:
     async def broken() -> None:
-        raise RuntimeError("a bug in the lane")
+        raise RuntimeError("a bug in the connection")
 
     host = MagicMock()
-    host.lane.run = broken
+    host.unary.run = broken
     host.control.connect = lambda *_: asyncio.Event().wait()
     host.stop = AsyncMock()
     monkeypatch.setattr("swarm_node.machine.reachability.Host.start", AsyncMock(return_value=host))
@@ -256,7 +256,7 @@ def test_serve_whose_host_breaks_says_so_without_waiting_for_the_dial(monkeypatc
         async with asyncio.timeout(1):
             with pytest.raises(ExceptionGroup) as failed:
                 await reachability._reaches(membership, PEER)
-        assert failed.group_contains(RuntimeError, match="a bug in the lane")
+        assert failed.group_contains(RuntimeError, match="a bug in the connection")
         host.stop.assert_awaited_once()
 
     virtual_time.run(scene())

@@ -24,7 +24,7 @@ from pydantic import BaseModel
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 from swarm.client import AsyncClient, Generation, Token
-from swarm.client.request import DEFAULT_MAX_TOKENS, Question, Request
+from swarm.client.request import DEFAULT_MAX_TOKENS, GenerationRequest, Prompt
 
 from swarm_node.gateway import http_limits
 from swarm_node.gateway.admission import ALLOWANCE, Gate
@@ -145,7 +145,7 @@ class GenerationBatch:
     """
 
     request: SamplingRequest
-    prompts: Sequence[Question]
+    prompts: Sequence[Prompt]
     max_tokens: int | None
     num_logprobs: int | None
     tools: Sequence[str] = ()
@@ -223,7 +223,7 @@ class Answerer:
     def _generations(self, batch: GenerationBatch) -> Iterator[Generation]:
         for prompt in batch.prompts:
             for sampling in batch.request.samplings():
-                request = Request(
+                request = GenerationRequest(
                     model=batch.request.model,
                     question=prompt,
                     max_tokens=batch.max_tokens,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from fastapi import FastAPI
 from fastapi.responses import Response
 from swarm.client import AsyncClient
-from swarm.client.request import Question
+from swarm.client.request import Prompt
 
 from swarm_node.gateway import api_errors, http_limits, responses
 from swarm_node.gateway.admission import AccessControl, BodyLimit
@@ -101,7 +101,7 @@ class Gateway:
         builder = CompletionBuilder(_head("cmpl", body, with_logprobs=body.logprobs is not None))
         batch = GenerationBatch(
             request=body,
-            prompts=[Question(prompt=prompt) for prompt in body.prompt],
+            prompts=[Prompt(prompt=prompt) for prompt in body.prompt],
             max_tokens=body.num_new_tokens,
             num_logprobs=body.logprobs,
         )
@@ -114,7 +114,7 @@ class Gateway:
         batch = GenerationBatch(
             request=body,
             prompts=[
-                Question(
+                Prompt(
                     prompt=None,
                     messages=[message.flat() for message in body.messages],
                     tools=tools,

@@ -17,7 +17,7 @@ from fastapi import Request
 from fastapi.responses import Response
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 from swarm.client import AsyncClient
-from swarm.client.request import Question
+from swarm.client.request import Prompt
 
 from swarm_node.gateway import http_limits
 from swarm_node.gateway.admission import ALLOWANCE, Gate
@@ -147,14 +147,14 @@ class Texts:
         if isinstance(body, TokenizeChat):
             # a template that is not asked to begin an answer need not know of that
             begins = {} if body.add_generation_prompt else {"add_generation_prompt": False}
-            question = Question(
+            question = Prompt(
                 prompt=None,
                 messages=[message.flat() for message in body.messages],
                 tools=[tool.model_dump(exclude_none=True) for tool in body.tools],
                 template_kwargs={**body.chat_template_kwargs, **begins},
             )
         else:
-            question = Question(prompt=body.prompt)
+            question = Prompt(prompt=body.prompt)
         tokens = await self._client.tokenize(question, model=body.model)
         longest = await self._client.context_tokens(body.model)
         return json_response(TokenList(count=len(tokens), max_model_len=longest, tokens=tokens, token_strs=None))
@@ -164,7 +164,7 @@ class Texts:
         return json_response(Detokenized(prompt=await self._client.decode(body.tokens, model=body.model)))
 
     async def _token_ids(self, model: str, given: str | list[int]) -> Sequence[int]:
-        return await self._client.tokenize(Question(prompt=given), model=model)
+        return await self._client.tokenize(Prompt(prompt=given), model=model)
 
 
 def _embeddings(body: EmbeddingRequest, vectors: Sequence[Any], num_tokens: int) -> bytes:

@@ -29,12 +29,12 @@ BAD_FILES_S = 600.0
 MAX_REMEMBERED = 1024
 
 
-class Kits:
+class AssetsCache:
     def __init__(self, network: Network, health: PeerHealth, limits: TokenizerLimits) -> None:
         self._network = network
         self._health = health
         self._limits = limits
-        self._kits: dict[tuple[str, str], ModelAssets] = {}
+        self._assets: dict[tuple[str, str], ModelAssets] = {}
         self._loading: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
         # those that others have taken the place of may be in use still
         self._opened: WeakSet[ModelAssets] = WeakSet()
@@ -48,25 +48,25 @@ class Kits:
 
     def close(self) -> None:
         """End all processes."""
-        for kit in list(self._opened):
-            kit.close()
-        self._kits.clear()
+        for assets in list(self._opened):
+            assets.close()
+        self._assets.clear()
         if self._ready is not None:
             self._ready.kill()
             self._ready = None
 
-    async def kit(self, model: str, servers: Mapping[str, ServeRecord]) -> ModelAssets:
+    async def get(self, model: str, servers: Mapping[str, ServeRecord]) -> ModelAssets:
         """Of the servers' revision. Raises PeerError, IntegrityError."""
         revision = next(iter(servers.values())).revision
         key = model, revision
-        if key not in self._kits:
+        if key not in self._assets:
             # for each model its own, so that one whose servers stall keeps no other waiting
             loading = self._loading.setdefault(key, asyncio.Lock())
             async with loading:
-                if key not in self._kits:
+                if key not in self._assets:
                     willing = [peer_id for peer_id, record in servers.items() if record.state == "serving"]
                     self._keep(key, await self._from_servers(model, revision, willing))
-        return self._kits[key]
+        return self._assets[key]
 
     async def _from_servers(self, model: str, revision: str, peer_ids: Sequence[str]) -> ModelAssets:
         failure: SwarmError = PeerUnreachable(f"nobody gave the files of {model}", remedy="try again in a moment")
@@ -89,9 +89,9 @@ class Kits:
     async def _open(self, model: str, revision: str, files: Mapping[str, bytes]) -> ModelAssets:
         ready, self._ready = self._ready, None
         process = await asyncio.to_thread(TokenizerProcess, model, files, self._limits, ready)
-        kit = await open_assets(model, revision, process)
-        self._opened.add(kit)
-        return kit
+        assets = await open_assets(model, revision, process)
+        self._opened.add(assets)
+        return assets
 
     def _by_trust(self, model: str, revision: str, peer_ids: Sequence[str]) -> list[str]:
         now_s = asyncio.get_running_loop().time()
@@ -107,8 +107,8 @@ class Kits:
         if len(self._bad_since) > MAX_REMEMBERED:
             del self._bad_since[next(iter(self._bad_since))]
 
-    def _keep(self, key: tuple[str, str], kit: ModelAssets) -> None:
+    def _keep(self, key: tuple[str, str], assets: ModelAssets) -> None:
         """The oldest goes when there are too many; its process ends once no answer uses it any more."""
-        if len(self._kits) >= MAX_MODELS:
-            del self._kits[next(iter(self._kits))]
-        self._kits[key] = kit
+        if len(self._assets) >= MAX_MODELS:
+            del self._assets[next(iter(self._assets))]
+        self._assets[key] = assets

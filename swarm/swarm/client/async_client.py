@@ -14,13 +14,13 @@ from swarm_protocol.identity import Identity
 from swarm_protocol.records import ServeRecord
 from torch import Tensor
 
-from swarm.client.assets_cache import Kits
-from swarm.client.catalog import Catalog, Chosen, ModelStatus, UsedRevisions
-from swarm.client.request import Asked, Question, Request, check_fits, checked, encode, room_for
+from swarm.client.assets_cache import AssetsCache
+from swarm.client.catalog import ChosenRevision, ModelCatalog, ModelStatus, UsedRevisions
+from swarm.client.request import GenerationRequest, Prompt, TextClient, check_fits, checked, encode, room_for
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
 from swarm.remote.blocks import RemoteBlocks
-from swarm.remote.gradient import Ran, Wanted, attach, embed, run, waiting_for
+from swarm.remote.gradient import ForwardOptions, ForwardPass, attach, embed, run, waiting_for
 from swarm.router.routing import NoChain
 from swarm.serving.model.model_assets import Message, ModelAssets
 from swarm.serving.session.generate import Token, generate, sampler_for
@@ -70,7 +70,7 @@ MAX_REVISIONS_TRIED = 3
 T = TypeVar("T")
 
 
-class AsyncClient(Asked[Generation]):
+class AsyncClient(TextClient[Generation]):
     """Stands on a network and a membership that the caller owns; `connect` makes both. `aclose` ends what it opened.
 
     A model is named as its servers name it, or NAME@REVISION: of several that are served under one name only that one,
@@ -92,8 +92,8 @@ class AsyncClient(Asked[Generation]):
         self._membership = membership
         self._session = session or SessionOptions()
         self._state = ClientState(network, membership)
-        self._catalog = Catalog(membership, self._state.health, pins=pins or {}, used=used or UsedRevisions())
-        self._kits = Kits(network, self._state.health, tokenizers or TokenizerLimits())
+        self._catalog = ModelCatalog(membership, self._state.health, pins=pins or {}, used=used or UsedRevisions())
+        self._assets = AssetsCache(network, self._state.health, tokenizers or TokenizerLimits())
         self._last: Generation | None = None
 
     @classmethod
@@ -137,12 +137,12 @@ class AsyncClient(Asked[Generation]):
 
     async def aclose(self) -> None:
         """Close the lanes to servers and end the tokenizers' processes. Generations should have been closed before."""
-        self._kits.close()
+        self._assets.close()
         await self._state.close()
 
     async def warm_up(self) -> None:
         """Start what the first request would wait a second for: a process for its tokenizer."""
-        await self._kits.warm_up()
+        await self._assets.warm_up()
 
     async def models(self) -> tuple[ModelStatus, ...]:
         """The models that somebody serves a part of, by name. Raises PeerTimeout."""
@@ -159,7 +159,7 @@ class AsyncClient(Asked[Generation]):
         """
         return await self._catalog.status(name)
 
-    def answer(self, request: Request) -> Generation:
+    def answer(self, request: GenerationRequest) -> Generation:
         """As `generate`."""
 
         def start(trace: Trace) -> AsyncGenerator[Token, None]:
@@ -169,24 +169,24 @@ class AsyncClient(Asked[Generation]):
         self._last = Generation(start, request.model)
         return self._last
 
-    async def tokenize(self, text: str | Sequence[Message] | Question, *, model: str) -> list[int]:
+    async def tokenize(self, text: str | Sequence[Message] | Prompt, *, model: str) -> list[int]:
         """The token ids of a text, or of messages by the model's chat template. Raises as `generate`."""
-        if not isinstance(text, Question):
-            text = Question(prompt=text) if isinstance(text, str) else Question(prompt=None, messages=text)
-        return await encode(await self._kit(model), text)
+        if not isinstance(text, Prompt):
+            text = Prompt(prompt=text) if isinstance(text, str) else Prompt(prompt=None, messages=text)
+        return await encode(await self._assets_of(model), text)
 
     async def context_tokens(self, model: str) -> int:
         """How many tokens a prompt and its answer may have. Raises as `generate`."""
-        return (await self._kit(model)).context_tokens
+        return (await self._assets_of(model)).context_tokens
 
     async def has_chat_template(self, model: str) -> bool:
         """Whether messages are put before the model in its own form, or else as plain lines. Raises as `generate`."""
-        return (await self._kit(model)).has_chat_template
+        return (await self._assets_of(model)).has_chat_template
 
     async def decode(self, token_ids: Sequence[int], *, model: str) -> str:
         """The text of tokens, without special ones. Raises as `generate`."""
-        kit = await self._kit(model)
-        return await kit.decode(checked(kit, token_ids))
+        assets = await self._assets_of(model)
+        return await assets.decode(checked(assets, token_ids))
 
     async def embed(self, text: str | Sequence[int] | Tensor, *, model: str) -> Tensor:
         """The input embeddings of a text or of token ids: float32 [T, H], or [B, T, H] of a tensor [B, T].
@@ -195,15 +195,15 @@ class AsyncClient(Asked[Generation]):
         """
         ids = await self.tokenize(text, model=model) if isinstance(text, str) else text
         tokens = ids if isinstance(ids, Tensor) else torch.tensor(ids, dtype=torch.int64)
-        return await self._in_one_call(model, Wanted(), partial(embed, tokens))
+        return await self._in_one_call(model, ForwardOptions(), partial(embed, tokens))
 
     async def pooled(self, text: str | Sequence[int], *, model: str) -> Tensor:
         """The mean of a text's last hidden states, after the last norm, scaled to length 1: float32 [H].
 
         Raises as `forward`, and ConfigError for a text that is empty or over the model's context.
         """
-        token_ids = await self.tokenize(Question(prompt=text), model=model)
-        check_fits(await self._kit(model), len(token_ids))
+        token_ids = await self.tokenize(Prompt(prompt=text), model=model)
+        check_fits(await self._assets_of(model), len(token_ids))
         hidden_TH = await self.forward(torch.tensor(token_ids, dtype=torch.int64), model=model)
         return torch.nn.functional.normalize(hidden_TH.double().mean(dim=0), dim=0).float()
 
@@ -221,40 +221,40 @@ class AsyncClient(Asked[Generation]):
         shape and for numbers that are not finite, SessionError when blocks are missing or could not be computed,
         PeerError when nobody answers or the call is too large for the servers; the backward pass does, too.
         """
-        ran = await self.run_forward(x.detach(), model, Wanted(start=start, end=end, head=head, codec=codec))
+        ran = await self.run_forward(x.detach(), model, ForwardOptions(start=start, end=end, head=head, codec=codec))
         return attach(x, ran, waiting_for(asyncio.get_running_loop()))
 
-    async def run_forward(self, x: Tensor, model: str, wanted: Wanted) -> Ran:
+    async def run_forward(self, x: Tensor, model: str, wanted: ForwardOptions) -> ForwardPass:
         """`forward` without autograd's part, which belongs into the thread of whoever trains."""
         return await self._in_one_call(model, wanted, partial(run, x, wanted))
 
-    async def _in_one_call(self, model: str, wanted: Wanted, ask: Callable[[RemoteBlocks], Awaitable[T]]) -> T:
+    async def _in_one_call(self, model: str, wanted: ForwardOptions, ask: Callable[[RemoteBlocks], Awaitable[T]]) -> T:
         chosen = await self._catalog.to_use(model)
         answer = await ask(await self._blocks(chosen, wanted))
         self._catalog.answered(chosen)
         return answer
 
-    async def _blocks(self, chosen: Chosen, wanted: Wanted) -> RemoteBlocks:
+    async def _blocks(self, chosen: ChosenRevision, wanted: ForwardOptions) -> RemoteBlocks:
         self._state.health.measure(chosen.servers)
         return RemoteBlocks(
             self._network,
             self._membership,
             self._state.health,
-            (await self._kits.kit(chosen.name, chosen.servers)).shape,
+            (await self._assets.get(chosen.name, chosen.servers)).shape,
             chosen.servers,
             head=wanted.head,
             codec=wanted.codec,
         )
 
-    async def _kit(self, model: str) -> ModelAssets:
+    async def _assets_of(self, model: str) -> ModelAssets:
         chosen = await self._catalog.to_use(model)
-        return await self._kits.kit(chosen.name, chosen.servers)
+        return await self._assets.get(chosen.name, chosen.servers)
 
     def trace(self) -> dict[str, Any]:
         """Of the generation begun last; of a certain one: `Generation.trace`."""
         return self._last.trace() if self._last else {}
 
-    async def _tokens(self, request: Request, trace: Trace) -> AsyncGenerator[Token, None]:
+    async def _tokens(self, request: GenerationRequest, trace: Trace) -> AsyncGenerator[Token, None]:
         """Of the revision to use, or where its servers turn out to be gone before the first token, of another."""
         since_s = asyncio.get_running_loop().time()
         chosen, tried = await self._catalog.to_use(request.model), set[str]()
@@ -275,28 +275,28 @@ class AsyncClient(Asked[Generation]):
                     raise
 
     async def _answer(
-        self, request: Request, chosen: Chosen, trace: Trace, since_s: float
+        self, request: GenerationRequest, chosen: ChosenRevision, trace: Trace, since_s: float
     ) -> AsyncGenerator[Token, None]:
         trace.model, trace.revision = chosen.name, chosen.revision.digest
         self._state.health.measure(chosen.servers)
-        kit = await self._kits.kit(chosen.name, chosen.servers)
-        prompt_ids = await encode(kit, request.question)
-        max_tokens = room_for(kit, len(prompt_ids), request.max_tokens, min_tokens=request.sampling.min_tokens)
+        assets = await self._assets.get(chosen.name, chosen.servers)
+        prompt_ids = await encode(assets, request.question)
+        max_tokens = room_for(assets, len(prompt_ids), request.max_tokens, min_tokens=request.sampling.min_tokens)
         session = Session(
             self._state,
             self._membership,
-            kit.shape,
+            assets.shape,
             max_tokens=len(prompt_ids) + max_tokens,
             servers=chosen.servers,
             trace=trace,
             options=self._session,
-            sampler=sampler_for(kit, request.sampling, prompt_ids),
+            sampler=sampler_for(assets, request.sampling, prompt_ids),
         )
         async with session:
             trace.opening_ms = (asyncio.get_running_loop().time() - since_s) * 1000
             answer = generate(
                 session,
-                kit,
+                assets,
                 prompt_ids,
                 request.sampling,
                 max_tokens,

@@ -126,7 +126,7 @@ class ModelStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chosen:
+class ChosenRevision:
     """The revision of the model `name` that is used, and the others that were there, the best first."""
 
     name: str
@@ -138,7 +138,7 @@ class Chosen:
         return self.revision.servers
 
 
-class Catalog:
+class ModelCatalog:
     """`pins`: by a model's name the beginning of the only revision to use of it. Raises ConfigError for bad ones."""
 
     def __init__(
@@ -186,7 +186,7 @@ class Catalog:
         chosen = self._choose(name, pin, await self._membership.servers(name))
         return chosen.servers if chosen else {}
 
-    async def to_use(self, model: str) -> Chosen:
+    async def to_use(self, model: str) -> ChosenRevision:
         """The revision that is to answer. Raises ConfigError if there is none; warns once of others that could, too."""
         name, pin = split_pin(model)
         try:
@@ -200,7 +200,7 @@ class Catalog:
             self._warn_of_others(chosen)
         return chosen
 
-    def answered(self, chosen: Chosen) -> None:
+    def answered(self, chosen: ChosenRevision) -> None:
         """From now on its revision goes before others."""
         self._used.add(chosen.name, chosen.revision.digest)
 
@@ -214,7 +214,7 @@ class Catalog:
                 _keep(self._seen, name, (now_s, servers), MAX_MODELS)
         return servers
 
-    def _choose(self, name: str, pin: str, servers: Servers) -> Chosen | None:
+    def _choose(self, name: str, pin: str, servers: Servers) -> ChosenRevision | None:
         """Raises ConfigError for a pin that fits several."""
         failing = self._health.failing()
         found = revisions(servers, failing)
@@ -227,7 +227,7 @@ class Catalog:
         )
         if revision is None:
             return None
-        return Chosen(name=name, revision=revision, others=[each for each in found if each is not revision])
+        return ChosenRevision(name=name, revision=revision, others=[each for each in found if each is not revision])
 
     def _pin(self, name: str, pin: str) -> str:
         """What holds for the model. Raises ConfigError for a request that pins what is not used here."""
@@ -252,7 +252,7 @@ class Catalog:
             remedy="use one of these" if known else "serve it: swarm-node join --model MODEL",
         )
 
-    def _warn_of_others(self, chosen: Chosen) -> None:
+    def _warn_of_others(self, chosen: ChosenRevision) -> None:
         others = [each for each in chosen.others if each.num_servers]
         key = chosen.name, chosen.revision.digest
         if not others or key in self._warned:
@@ -266,7 +266,7 @@ class Catalog:
             f"{chosen.name}@{short_revision(chosen.revision.digest)}",
         )
 
-    def _status(self, chosen: Chosen) -> ModelStatus:
+    def _status(self, chosen: ChosenRevision) -> ModelStatus:
         revision, avoid = chosen.revision, self._health.avoid
         ages_s = self._membership.ages_s("serve", chosen.name)
         return ModelStatus(

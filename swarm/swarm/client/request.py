@@ -1,4 +1,4 @@
-"""What a generation is asked for, as one value, and the names by which people ask for it. No state."""
+"""A request for a generation: its keyword arguments, their checks, and the token ids of its prompt. No state."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from swarm.serving.model.model_assets import Message, ModelAssets
 from swarm.serving.sampling.sampling import Pick, Sampling
 
 DEFAULT_MAX_TOKENS = 512
-"""Of an answer that was asked for without a number; fewer where the model's context ends before."""
+"""The length of an answer without `max_tokens`; fewer where the model's context ends before."""
 
 A = TypeVar("A")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class Prompt:
     """A prompt, text or token ids; or else messages, for the chat template, which sees `tools` and `template_kwargs`.
 
     Raises ConfigError for what is neither.
@@ -53,11 +53,11 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class GenerationRequest:
     """`max_tokens` None: as many as are usual and fit. Raises ConfigError for values without meaning."""
 
     model: str
-    question: Question
+    question: Prompt
     max_tokens: int | None
     sampling: Sampling
     num_logprobs: int | None
@@ -73,27 +73,52 @@ def _are(kind: type[Any], values: object) -> bool:
     return (
         isinstance(values, Sequence)
         and not isinstance(values, str | bytes)
-        and all(isinstance(v, kind) for v in values)
+        and all(isinstance(value, kind) for value in values)
     )
 
 
 def _check(kind: type[Any], named: str, **values: object) -> None:
-    """None is for what was not said."""
+    """Raises ConfigError for a value of another kind; None stands for a value that was not given."""
     for name, value in values.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, kind)):
             raise ConfigError(f"{name} is {value!r:.80}", remedy=f"use {named}")
 
 
+def _stops(stop: str | Sequence[str]) -> tuple[str, ...]:
+    if not (isinstance(stop, str) or _are(str, stop)):
+        raise ConfigError(f"stop is {stop!r:.80}", remedy="use a str, or a list of some")
+    return (stop,) if isinstance(stop, str) else tuple(stop)
+
+
+def _token_ids(stop_token_ids: Sequence[int]) -> tuple[int, ...]:
+    if not _are(Integral, stop_token_ids):
+        raise ConfigError(f"stop_token_ids is {stop_token_ids!r:.80}", remedy="use a list of ints")
+    return tuple(stop_token_ids)
+
+
+def _biases(logit_bias: Mapping[int, float] | None) -> tuple[tuple[int, float], ...]:
+    biases = {} if logit_bias is None else logit_bias
+    if not (isinstance(biases, Mapping) and _are(Integral, [*biases]) and _are(Real, [*biases.values()])):
+        raise ConfigError(f"logit_bias is {logit_bias!r:.80}", remedy="use a dict of token ids and numbers")
+    return tuple(biases.items())
+
+
+def _grammar(grammar: Grammar | None, json_schema: Mapping[str, Any] | None) -> Grammar | None:
+    if grammar is not None and json_schema is not None:
+        raise ConfigError("an answer has either a grammar or a json_schema", remedy="give one of the two")
+    return grammar if json_schema is None else schema_grammar(json_schema)
+
+
 def schema_grammar(schema: Mapping[str, Any]) -> Grammar:
-    """The grammar of JSON texts that a JSON schema allows. Raises ConfigError for one that is too large."""
+    """Return the grammar of the JSON texts that a JSON schema allows. Raises ConfigError for one that is too large."""
     try:
         return Grammar(kind="json_schema", text=json.dumps(schema))
     except (ValueError, TypeError, RecursionError) as error:
         raise ConfigError(f"the JSON schema cannot be used: {error}", remedy="use a smaller or another one") from None
 
 
-class Asked(ABC, Generic[A]):
-    """Whom one asks by `generate`; `A` is how answers come."""
+class TextClient(ABC, Generic[A]):
+    """A client with `generate`; `A` is how answers come."""
 
     def generate(  # noqa: PLR0913 the names of every other text API
         self,
@@ -128,7 +153,7 @@ class Asked(ABC, Generic[A]):
         Without `max_tokens` the answer has up to DEFAULT_MAX_TOKENS, or what is left of the model's context.
         `grammar` or `json_schema` say what the text has to be; `template_kwargs` go to the chat template;
         `swarm.serving.sampling.sampling.Sampling` explains the others.
-        With `num_logprobs` each token tells its probability and those of so many of the likeliest (0 to MAX_LOGPROBS).
+        With `num_logprobs` each token has its probability and those of as many of the likeliest (0 to MAX_LOGPROBS).
 
         Iterating yields a Token for each step, the last with its finish reason; with `stream=False` one Token with the
         whole text. A server's death costs a pause, never a token. Raises ConfigError for values without meaning, here;
@@ -139,25 +164,25 @@ class Asked(ABC, Generic[A]):
             raise ConfigError("a generation needs either a prompt or messages", remedy="give one of the two")
         if messages is not None and not messages:
             raise ConfigError("there are no messages", remedy="give one or more")
-        _check(Integral, "a whole number", max_tokens=max_tokens, top_k=top_k, seed=seed, num_logprobs=num_logprobs)
-        _check(Integral, "a whole number", min_tokens=min_tokens)
-        _check(Real, "a number", temperature=temperature, top_p=top_p, min_p=min_p)
+        _check(
+            Integral,
+            "a whole number",
+            max_tokens=max_tokens,
+            top_k=top_k,
+            seed=seed,
+            num_logprobs=num_logprobs,
+            min_tokens=min_tokens,
+        )
         _check(
             Real,
             "a number",
+            temperature=temperature,
+            top_p=top_p,
+            min_p=min_p,
             presence_penalty=presence_penalty,
             frequency_penalty=frequency_penalty,
             repetition_penalty=repetition_penalty,
         )
-        if not (isinstance(stop, str) or _are(str, stop)):
-            raise ConfigError(f"stop is {stop!r:.80}", remedy="use a str, or a list of some")
-        if not _are(Integral, stop_token_ids):
-            raise ConfigError(f"stop_token_ids is {stop_token_ids!r:.80}", remedy="use a list of ints")
-        biases = {} if logit_bias is None else logit_bias
-        if not (isinstance(biases, Mapping) and _are(Integral, [*biases]) and _are(Real, [*biases.values()])):
-            raise ConfigError(f"logit_bias is {logit_bias!r:.80}", remedy="use a dict of token ids and numbers")
-        if grammar is not None and json_schema is not None:
-            raise ConfigError("an answer has either a grammar or a json_schema", remedy="give one of the two")
         sampling = Sampling(
             temperature=temperature,
             top_p=top_p,
@@ -166,19 +191,20 @@ class Asked(ABC, Generic[A]):
             presence_penalty=presence_penalty,
             frequency_penalty=frequency_penalty,
             repetition_penalty=repetition_penalty,
-            logit_bias=tuple(biases.items()),
+            logit_bias=_biases(logit_bias),
             seed=secrets.randbits(63) if seed is None else seed,
-            stop=(stop,) if isinstance(stop, str) else tuple(stop),
-            stop_token_ids=tuple(stop_token_ids),
+            stop=_stops(stop),
+            stop_token_ids=_token_ids(stop_token_ids),
             min_tokens=min_tokens,
             ignore_eos=ignore_eos,
-            grammar=grammar if json_schema is None else schema_grammar(json_schema),
+            grammar=_grammar(grammar, json_schema),
         )
-        request = Request(
+        question = Prompt(
+            prompt=prompt, messages=messages or (), tools=tools or (), template_kwargs=template_kwargs or {}
+        )
+        request = GenerationRequest(
             model=model,
-            question=Question(
-                prompt=prompt, messages=messages or (), tools=tools or (), template_kwargs=template_kwargs or {}
-            ),
+            question=question,
             max_tokens=max_tokens,
             sampling=sampling,
             num_logprobs=num_logprobs,
@@ -187,61 +213,61 @@ class Asked(ABC, Generic[A]):
         return self.answer(request)
 
     @abstractmethod
-    def answer(self, request: Request) -> A:
+    def answer(self, request: GenerationRequest) -> A:
         """As `generate`."""
 
 
-async def encode(kit: ModelAssets, question: Question) -> list[int]:
+async def encode(assets: ModelAssets, question: Prompt) -> list[int]:
     """Raises ConfigError, also if the tokenizer takes more time or memory than it may, and what `ModelAssets`
     raises."""
     if question.prompt is None:
-        token_ids = await kit.encode_chat(question.messages, question.tools, question.template_kwargs)
+        token_ids = await assets.encode_chat(question.messages, question.tools, question.template_kwargs)
     elif isinstance(question.prompt, str):
-        token_ids = await kit.encode(question.prompt)
+        token_ids = await assets.encode(question.prompt)
     else:
-        return checked(kit, question.prompt)
-    if not all(0 <= token_id < kit.shape.vocab_size for token_id in token_ids):
+        return checked(assets, question.prompt)
+    if not all(0 <= token_id < assets.shape.vocab_size for token_id in token_ids):
         raise ConfigError(
-            f"the tokenizer of {kit.shape.name} gives tokens for this text that the model does not know",
+            f"the tokenizer of {assets.shape.name} gives tokens for this text that the model does not know",
             remedy="use other words or another model",
         )
     return token_ids
 
 
-def checked(kit: ModelAssets, token_ids: Sequence[int]) -> list[int]:
-    """Raises ConfigError unless the model knows them all."""
-    if not all(0 <= token_id < kit.shape.vocab_size for token_id in token_ids):
+def checked(assets: ModelAssets, token_ids: Sequence[int]) -> list[int]:
+    """Return the ids as a list. Raises ConfigError unless the model knows them all."""
+    if not all(0 <= token_id < assets.shape.vocab_size for token_id in token_ids):
         raise ConfigError(
-            "the prompt has token ids that the model does not know", remedy=f"use 0 to {kit.shape.vocab_size - 1}"
+            "the prompt has token ids that the model does not know", remedy=f"use 0 to {assets.shape.vocab_size - 1}"
         )
     return list(token_ids)
 
 
-def check_fits(kit: ModelAssets, num_tokens: int) -> None:
+def check_fits(assets: ModelAssets, num_tokens: int) -> None:
     """Raises ConfigError for an empty text, and for one over the model's context."""
     if not num_tokens:
         raise ConfigError("the text is empty", remedy="give some text")
-    if num_tokens > kit.context_tokens:
+    if num_tokens > assets.context_tokens:
         raise ConfigError(
-            f"{num_tokens} tokens are {num_tokens - kit.context_tokens} over the context of {kit.shape.name}",
+            f"{num_tokens} tokens are {num_tokens - assets.context_tokens} over the context of {assets.shape.name}",
             remedy="shorten the text",
         )
 
 
-def room_for(kit: ModelAssets, num_prompt_tokens: int, max_tokens: int | None, *, min_tokens: int = 0) -> int:
-    """How many tokens the answer may have: `max_tokens`, or without a number the usual, or fewer if no more fit.
+def room_for(assets: ModelAssets, num_prompt_tokens: int, max_tokens: int | None, *, min_tokens: int = 0) -> int:
+    """Return how many tokens the answer may have: `max_tokens`, by default DEFAULT_MAX_TOKENS or fewer if no more fit.
 
     Raises ConfigError for an empty prompt, and for one that leaves no room for the answer, saying by how much; and if
     the answer may not have `min_tokens`.
     """
     if not num_prompt_tokens:
         raise ConfigError("the prompt is empty", remedy="give some text to continue")
-    room = kit.context_tokens - num_prompt_tokens
+    room = assets.context_tokens - num_prompt_tokens
     wanted = max(1, min(DEFAULT_MAX_TOKENS, room)) if max_tokens is None else max_tokens
     if wanted > room:
         raise ConfigError(
             f"{num_prompt_tokens} prompt tokens and {wanted} new ones are {wanted - room} over the context of "
-            f"{kit.context_tokens} tokens of {kit.shape.name}",
+            f"{assets.context_tokens} tokens of {assets.shape.name}",
             remedy="shorten the prompt or ask for fewer tokens",
         )
     if wanted < min_tokens:

@@ -17,15 +17,15 @@ from torch import Tensor
 
 from swarm.client.async_client import DEFAULT_NETWORK_ID, AsyncClient, Generation
 from swarm.client.catalog import ModelStatus, UsedRevisions
-from swarm.client.request import Asked, Request
-from swarm.remote.gradient import Wanted, attach
+from swarm.client.request import GenerationRequest, TextClient
+from swarm.remote.gradient import ForwardOptions, attach
 from swarm.serving.model.model_assets import Message
 from swarm.serving.session.generate import Token
 
 T = TypeVar("T")
 
 
-class Client(Asked[Iterator[Token]]):
+class Client(TextClient[Iterator[Token]]):
     """`AsyncClient` for code without an event loop. A context manager; may be used from several threads."""
 
     def __init__(
@@ -85,7 +85,7 @@ class Client(Asked[Iterator[Token]]):
     def has_chat_template(self, model: str) -> bool:
         return self._wait(self._connected.has_chat_template(model))
 
-    def answer(self, request: Request) -> Iterator[Token]:
+    def answer(self, request: GenerationRequest) -> Iterator[Token]:
         """As `generate`. Closing the iterator, or dropping it, frees the chain."""
         generation = self._connected.answer(request)
         self._generations.add(generation)
@@ -110,7 +110,7 @@ class Client(Asked[Iterator[Token]]):
         self, x: Tensor, *, model: str, start: int = 0, end: int | None = None, head: bool = False, codec: str = "raw"
     ) -> Tensor:
         """As `AsyncClient.forward`; the backward pass may run in any thread, until the client is closed."""
-        wanted = Wanted(start=start, end=end, head=head, codec=codec)
+        wanted = ForwardOptions(start=start, end=end, head=head, codec=codec)
         return attach(x, self._wait(self._connected.run_forward(x.detach(), model, wanted)), self._wait)
 
     def _iterate(self, generation: Generation) -> Iterator[Token]:

@@ -45,7 +45,7 @@ PATIENCE_S = 20.0
 """How long to look for one, or for room, before a call fails."""
 
 
-class Search:
+class CallRouteFinder:
     """Of one call."""
 
     def __init__(self, known: KnownServers, health: PeerHealth, *, salt: str) -> None:
@@ -115,7 +115,7 @@ SLOWEST_BYTES_PER_S = 250_000.0
 """A mobile uplink."""
 
 
-async def compute(
+async def call_server(
     network: Network,
     peer_id: str,
     method: str,
@@ -126,7 +126,7 @@ async def compute(
 ) -> Tensor:
     """What the server made of `tensors` (int64 [B, T] or float32 [B, T, …] each): float32 [B, T, num_columns].
 
-    Raises PeerError, SessionError if the server could not compute it, and ConfigError for numbers that are not finite.
+    Raises PeerError, SessionError if the server could not compute it, ConfigError for numbers that are not finite.
     """
     limit_s = asked.deadline_s
     shape = asked.num_sequences, asked.num_positions, num_columns
@@ -159,7 +159,7 @@ def deadline_s(record: ServeRecord, method: str, *, num_blocks: int, num_rows: i
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RemotePart:
     """A server's share in a forward pass, and what it was given: [B, T, H], or token ids [B, T]."""
 
     by: Hop
@@ -194,11 +194,11 @@ class RemoteBlocks:
         search = self._search()
         while True:
             first = (await search.find(0, 1))[0]
-            part = Part(replace(first, end=0), tokens_BT)
+            part = RemotePart(replace(first, end=0), tokens_BT)
             if (embeddings := await self._ask(search, FORWARD_METHOD, part)) is not None:
                 return embeddings
 
-    async def forward(self, x: Tensor, start: int, end: int) -> tuple[Tensor, list[Part]]:
+    async def forward(self, x: Tensor, start: int, end: int) -> tuple[Tensor, list[RemotePart]]:
         """float32 [B, T, C] of float32 `x` [B, T, H], or of token ids [B, T] at the first block; and who did it.
 
         Raises NoChain when nobody has some block, what the servers refuse or fail with, and ConfigError for numbers
@@ -206,7 +206,7 @@ class RemoteBlocks:
         """
         return await self._forward(self._search(), x, start, end)
 
-    async def backward(self, parts: Sequence[Part], grad_BTC: Tensor) -> Tensor:
+    async def backward(self, parts: Sequence[RemotePart], grad_BTC: Tensor) -> Tensor:
         """The gradient [B, T, H] of the first part's input, given that of what `forward` made of it."""
         search, left = self._search(), list(parts)
         while left:
@@ -218,16 +218,18 @@ class RemoteBlocks:
                 grad_BTC = grad
         return grad_BTC
 
-    def _search(self) -> Search:
+    def _search(self) -> CallRouteFinder:
         known = KnownServers(self._membership, self._servers, model=self.model.name, revision=self.model.revision)
-        return Search(known, self._health, salt=self._salt)
+        return CallRouteFinder(known, self._health, salt=self._salt)
 
-    async def _forward(self, search: Search, x: Tensor, start: int, end: int) -> tuple[Tensor, list[Part]]:
-        parts: list[Part] = []
+    async def _forward(
+        self, search: CallRouteFinder, x: Tensor, start: int, end: int
+    ) -> tuple[Tensor, list[RemotePart]]:
+        parts: list[RemotePart] = []
         chain: list[Hop] = []
         while start < end:
             chain = chain or await search.find(start, end)
-            part = Part(chain.pop(0), x)
+            part = RemotePart(chain.pop(0), x)
             output = await self._ask(search, FORWARD_METHOD, part)
             if output is None:
                 chain = []
@@ -236,22 +238,22 @@ class RemoteBlocks:
             x, start = output, part.by.end
         return x, parts
 
-    async def _replaced(self, search: Search, part: Part) -> list[Part]:
+    async def _replaced(self, search: CallRouteFinder, part: RemotePart) -> list[RemotePart]:
         """The same blocks on other servers, with the input of each."""
         start, end = part.by.start, part.by.end
         *others, last = await search.find(start, end)
         if not others:
-            return [Part(last, part.x)]
+            return [RemotePart(last, part.x)]
         x, parts = await self._forward(search, part.x, start, last.start)
-        return [*parts, Part(last, x)]
+        return [*parts, RemotePart(last, x)]
 
-    async def _ask(self, search: Search, method: str, part: Part, *grads: Tensor) -> Tensor | None:
+    async def _ask(self, search: CallRouteFinder, method: str, part: RemotePart, *grads: Tensor) -> Tensor | None:
         """float32 [B, T, …], or None if the server failed, which the search then knows. Raises ConfigError."""
         peer_id = part.by.peer_id
         asked, num_columns = self._asked(method, part)
         self._health.opened(peer_id)
         try:
-            output = await compute(
+            output = await call_server(
                 self._network, peer_id, f"{method}/{self.model.name}", asked, (part.x, *grads), num_columns=num_columns
             )
         except (PeerError, SessionError) as error:
@@ -262,7 +264,7 @@ class RemoteBlocks:
         self._health.worked(peer_id)
         return output
 
-    def _asked(self, method: str, part: Part) -> tuple[Compute, int]:
+    def _asked(self, method: str, part: RemotePart) -> tuple[Compute, int]:
         """And the number of columns that the server answers with."""
         model, hop, x = self.model, part.by, part.x
         has_logits = self._head and hop.end == model.num_blocks

@@ -20,7 +20,7 @@ from swarm_protocol.serving_messages import FORWARD_CODECS
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from swarm.remote.blocks import Part, RemoteBlocks
+from swarm.remote.blocks import RemoteBlocks, RemotePart
 from swarm.serving.model.shape import ModelShape
 
 T = TypeVar("T")
@@ -33,7 +33,7 @@ LOOK_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class ForwardOptions:
     """Blocks `[start, end)`, to the last one if `end` is None. Raises ConfigError."""
 
     start: int = 0
@@ -61,20 +61,20 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class ForwardPass:
     """A forward pass that has been computed: float32 [B, T, C]."""
 
     output: Tensor
-    parts: Sequence[Part]
+    parts: Sequence[RemotePart]
     blocks: RemoteBlocks
 
 
-async def run(x: Tensor, wanted: Wanted, blocks: RemoteBlocks) -> Ran:
+async def run(x: Tensor, wanted: ForwardOptions, blocks: RemoteBlocks) -> ForwardPass:
     """The forward pass of [B, T, H] or [T, H], or token ids [B, T] or [T] for the first block. Raises SwarmError."""
     start, end = wanted.blocks(blocks.model)
     check_input(x, blocks.model, start)
     output, parts = await blocks.forward(_on_wire(x.detach()), start, end)
-    return Ran(output, parts, blocks)
+    return ForwardPass(output, parts, blocks)
 
 
 async def embed(tokens: Tensor, blocks: RemoteBlocks) -> Tensor:
@@ -86,7 +86,7 @@ async def embed(tokens: Tensor, blocks: RemoteBlocks) -> Tensor:
     return embeddings if tokens.dim() == 2 else embeddings[0]
 
 
-def attach(x: Tensor, ran: Ran, wait: Wait) -> Tensor:
+def attach(x: Tensor, ran: ForwardPass, wait: Wait) -> Tensor:
     """The output for `x`, with its dtype, device and number of sides, through which gradients come back to it."""
     if not x.is_floating_point():
         return ran.output if x.dim() == 2 else ran.output[0]
@@ -147,7 +147,7 @@ class _RemotePass(torch.autograd.Function):
     """Of float32 [B, T, H] on the CPU. It keeps the input of each part, as autograd keeps a layer's."""
 
     @staticmethod
-    def forward(ctx: Any, x_BTH: Tensor, ran: Ran, wait: Wait) -> Tensor:
+    def forward(ctx: Any, x_BTH: Tensor, ran: ForwardPass, wait: Wait) -> Tensor:
         # saved by autograd, so that a change in place is an error, and memory goes with the graph
         ctx.save_for_backward(x_BTH, *(part.x for part in ran.parts[1:]))
         ctx.servers = [part.by for part in ran.parts]
@@ -158,7 +158,7 @@ class _RemotePass(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_BTC: Tensor) -> tuple[Tensor, None, None]:
-        parts = [Part(by, x.detach()) for by, x in zip(ctx.servers, ctx.saved_tensors, strict=True)]
+        parts = [RemotePart(by, x.detach()) for by, x in zip(ctx.servers, ctx.saved_tensors, strict=True)]
         return ctx.wait(ctx.blocks.backward(parts, grad_BTC.detach())), None, None
 
 

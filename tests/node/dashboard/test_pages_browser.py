@@ -17,7 +17,7 @@ from playwright.sync_api import Browser, Page, expect
 from support.dashboard_browser import CHROMIUM, DESKTOP, PHONE, Served, browsing, complaints
 from support.dashboard_source import ExampleSource
 from support.dashboard_swarms import example_source
-from swarm.client.request import Request
+from swarm.client.request import GenerationRequest
 from swarm.serving.session.trace import HopTrace, Replay, Trace
 from swarm_node.dashboard import wording
 from swarm_node.dashboard.app import beside, create_dashboard
@@ -36,7 +36,7 @@ Swarms = dict[str, tuple[ExampleSource, Served]]
 class TracedClient(ScriptedClient):
     """Answers as the script says, over two hops, of which the second one took over from a server that was lost."""
 
-    def answer(self, request: Request) -> ScriptedGeneration:
+    def answer(self, request: GenerationRequest) -> ScriptedGeneration:
         self.asked.append(request)
         return TracedGeneration(self, self.script)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from openai import AsyncOpenAI
 from swarm.client import OtherRevision
-from swarm.client.request import Question, Request
+from swarm.client.request import GenerationRequest, Prompt
 from swarm.testing.leaks import no_leaks
 from swarm_node.gateway.app import GatewayOptions, create_app
 from swarm_node.http.server import listen, serving
@@ -103,8 +103,8 @@ class ScriptedClient:
 
     num_open: int = 0
     num_finished: int = 0
-    asked: list[Request] = field(default_factory=list)
-    tokenized: list[Question] = field(default_factory=list)
+    asked: list[GenerationRequest] = field(default_factory=list)
+    tokenized: list[Prompt] = field(default_factory=list)
     num_listed: int = 0
     reached: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -115,12 +115,12 @@ class ScriptedClient:
     async def model(self, name: str) -> ScriptedModel | None:
         return next((model for model in self.served if model.name == name), None)
 
-    def answer(self, request: Request) -> ScriptedGeneration:
+    def answer(self, request: GenerationRequest) -> ScriptedGeneration:
         self.asked.append(request)
         script = self.scripts[len(self.asked) - 1] if self.scripts else self.script
         return ScriptedGeneration(self, script)
 
-    async def tokenize(self, text: Question, *, model: str) -> list[int]:
+    async def tokenize(self, text: Prompt, *, model: str) -> list[int]:
         """A byte is a token; a message is its content."""
         self.tokenized.append(text)
         if text.prompt is None:

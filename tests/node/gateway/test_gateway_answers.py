@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from node.gateway.scripted_client import Hang, ScriptedClient, ScriptedModel, ScriptedToken, converse
 from openai import AsyncOpenAI
-from swarm.client.request import Question, Request
+from swarm.client.request import GenerationRequest, Prompt
 from swarm.serving.sampling.sampling import Sampling
 
 HELLO = [{"role": "user", "content": "hi"}]
@@ -83,9 +83,9 @@ def test_sampling_fields_reach_the_client() -> None:
 
     converse(client, conversation)
     assert client.asked == [
-        Request(
+        GenerationRequest(
             model="tiny",
-            question=Question(prompt="hi"),
+            question=Prompt(prompt="hi"),
             max_tokens=9,
             sampling=Sampling(temperature=0.0, top_p=0.5, top_k=4, seed=7, stop=("x",)),
             num_logprobs=None,

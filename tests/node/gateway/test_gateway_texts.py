@@ -13,7 +13,7 @@ import openai as api
 import pytest
 from node.gateway.scripted_client import ScriptedClient, converse
 from openai import AsyncOpenAI
-from swarm.client.request import Question
+from swarm.client.request import Prompt
 from swarm_node.gateway.app import GatewayOptions
 from swarm_node.http.rate_limit import Rates
 
@@ -147,7 +147,7 @@ class Stuck(ScriptedClient):
             self.cancelled.set()
             raise
 
-    async def tokenize(self, text: Question, *, model: str) -> list[int]:
+    async def tokenize(self, text: Prompt, *, model: str) -> list[int]:
         await self._wait()
         return await super().tokenize(text, model=model)
 

@@ -100,7 +100,7 @@ class Box:
 
     async def kit(self) -> ModelAssets:
         """What the client has made of the servers' files."""
-        return await self.client._kit("tiny")
+        return await self.client._assets_of("tiny")
 
     def expected(self, num_tokens: int = NUM_TOKENS) -> list[int]:
         """What one machine alone answers to PROMPT."""

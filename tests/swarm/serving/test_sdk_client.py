@@ -23,7 +23,7 @@ import pytest
 import torch
 from support.tokenizer_here import TokenizerHere
 from swarm.client.assets_cache import MAX_BAD_FILES
-from swarm.client.request import Question, encode
+from swarm.client.request import Prompt, encode
 from swarm.network.memory.memory_network import MemoryInternet
 from swarm.router.routing import NoChain
 from swarm.serving.model.model_assets import ModelAssets, fetch_files, open_assets
@@ -422,7 +422,7 @@ def test_files_without_sense_from_one_server_are_taken_from_another(boxes: Any, 
             with patch("swarm.client.assets_cache.fetch_files", fetch):
                 assert await box.tokens() == box.expected()
                 assert asked[0] == hostile
-                box.client._kits._kits.clear()
+                box.client._assets._assets.clear()
                 assert await box.tokens() == box.expected()
                 assert asked[2:] == [asked[1]]
 
@@ -720,20 +720,20 @@ def test_warm_up_leaves_nothing_to_import_for_the_first_answer(llama_dir: Path, 
 @pytest.mark.parametrize("prompt", [5, 1.5, b"ab", ["a"], [1.5], {"role": "user"}, torch.tensor([1])])
 def test_question_with_a_prompt_that_is_none_is_refused(prompt: Any) -> None:
     with pytest.raises(ConfigError, match="a prompt is text or token ids, and not"):
-        Question(prompt=prompt)
+        Prompt(prompt=prompt)
 
 
 @pytest.mark.parametrize("messages", ["hi", ["hi"], 5, b"hi"])
 def test_question_with_messages_that_are_none_is_refused(messages: Any) -> None:
     with pytest.raises(ConfigError, match="messages are a list of dicts, and not"):
-        Question(prompt=None, messages=messages)
+        Prompt(prompt=None, messages=messages)
     with pytest.raises(ConfigError, match="tools are a list of dicts, and not"):
-        Question(prompt="x", tools=messages)
+        Prompt(prompt="x", tools=messages)
 
 
 @pytest.mark.parametrize("prompt", ["", "x", [], (1, 2), [np.int64(3)]])
 def test_question_with_text_or_token_ids_is_one(prompt: Any) -> None:
-    assert Question(prompt=prompt).prompt is prompt
+    assert Prompt(prompt=prompt).prompt is prompt
 
 
 @pytest.mark.parametrize(
@@ -778,8 +778,8 @@ def test_text_of_which_the_tokenizer_makes_tokens_that_the_model_has_not_is_refu
         (a,), (z,) = [await kit.encode(text) for text in "az"]
         small = replace(kit, shape=replace(kit.shape, vocab_size=max(a, z)))
         fewer, more = ("a", "z") if a < z else ("z", "a")
-        assert await encode(small, Question(prompt=fewer)) == [min(a, z)]
+        assert await encode(small, Prompt(prompt=fewer)) == [min(a, z)]
         with pytest.raises(ConfigError, match="gives tokens for this text that the model does not know"):
-            await encode(small, Question(prompt=more))
+            await encode(small, Prompt(prompt=more))
 
     asyncio.run(scenario())

@@ -17,11 +17,12 @@ from typing import Protocol
 
 import torch
 from swarm_protocol.errors import SessionError
+from swarm_protocol.session_frames import SampledToken
 from torch import Tensor
 
 from swarm.serving.model.batch import Batch, Slice, Want
 from swarm.serving.model.kv_pool import KVPool
-from swarm.serving.sampling.sampling import Pick, Picked, pick_all
+from swarm.serving.sampling.sampling import Pick, pick_all
 
 
 class RunnableSpan(Protocol):
@@ -52,7 +53,7 @@ class PieceResult:
     """`output` float32 on the CPU, as wanted; `token` if one was to be picked; or why there is neither."""
 
     output: Tensor | None = None
-    token: Picked | None = None
+    token: SampledToken | None = None
     error: SessionError | None = None
 
 

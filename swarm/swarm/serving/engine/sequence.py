@@ -13,6 +13,7 @@ from typing import Protocol, TypeVar
 
 import torch
 from swarm_protocol.errors import IntegrityError, PeerRefused, PeerViolation, SessionError, SwarmError
+from swarm_protocol.session_frames import SampledToken
 from torch import Tensor
 
 from swarm.serving.engine.compute import PieceResult, RunnableSpan
@@ -20,7 +21,7 @@ from swarm.serving.engine.page_allocator import RETRY_AFTER_S, PageAllocator, Pa
 from swarm.serving.engine.scheduler import SchedulableStep
 from swarm.serving.model.batch import PAGE_TOKENS, Want
 from swarm.serving.model.kv_pool import KVPool
-from swarm.serving.sampling.sampling import Pick, Picked
+from swarm.serving.sampling.sampling import Pick
 
 T = TypeVar("T")
 
@@ -36,7 +37,7 @@ class StepOutput:
     """
 
     output: Tensor | None
-    token: Picked | None
+    token: SampledToken | None
     compute_ms: float
     queue_ms: float
     batch_size: int

@@ -17,6 +17,7 @@ import torch
 from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.sampler import Grammar, Sampler
+from swarm_protocol.session_frames import SampledToken
 from torch import Tensor
 
 MAX_TEMPERATURE = 2.0
@@ -173,21 +174,12 @@ class Pick:
             raise ConfigError(f"{self.num_logprobs} likeliest tokens are wanted", remedy=f"use 0 to {MAX_LOGPROBS}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Picked:
-    """`logprob` is None if it was not asked for; `top`: the likeliest (token id, logprob), the likeliest first."""
-
-    token_id: int
-    logprob: float | None = None
-    top: tuple[tuple[int, float], ...] = ()
-
-
-def pick_all(logits: Sequence[Tensor], picks: Sequence[Pick]) -> list[Picked | None]:
+def pick_all(logits: Sequence[Tensor], picks: Sequence[Pick]) -> list[SampledToken | None]:
     """The next token of each seat, from its logits [V]; the greedy ones, which are most, in one go.
 
     None for logits whose largest is not a finite number. Minus infinity is one that is never picked.
     """
-    picked: list[Picked | None] = []
+    picked: list[SampledToken | None] = []
     for logits_V, (token_id, is_finite), wanted in zip(logits, _largest(logits), picks, strict=True):
         if not is_finite:
             picked.append(None)
@@ -214,14 +206,23 @@ def _largest(logits: Sequence[Tensor]) -> list[tuple[int, bool]]:
     return list(zip(indices.tolist(), values.isfinite().tolist(), strict=True))
 
 
-def _with_logprobs(logits_V: Tensor, token_id: int, num_logprobs: int | None) -> Picked:
+def _with_logprobs(logits_V: Tensor, token_id: int, num_logprobs: int | None) -> SampledToken:
     if num_logprobs is None:
-        return Picked(token_id=token_id)
+        return SampledToken(token_id=token_id)
     logprobs_V = torch.log_softmax(logits_V.float(), dim=0)
     values, ids = logprobs_V.topk(min(num_logprobs, len(logprobs_V)))
     # of equal ones the lower id first, as `pick` has it; topk promises no order among them
     top = sorted(zip(ids.tolist(), values.tolist(), strict=True), key=lambda item: (-item[1], item[0]))
-    return Picked(token_id=token_id, logprob=float(logprobs_V[token_id]), top=tuple(top))
+    return SampledToken(
+        token_id=token_id,
+        logprob=_bounded(float(logprobs_V[token_id])),
+        top=tuple((likely_id, _bounded(logprob)) for likely_id, logprob in top),
+    )
+
+
+def _bounded(logprob: float) -> float:
+    """The wire carries no infinity."""
+    return max(logprob, -limits.MAX_LOGPROB)
 
 
 def pick(logits_V: Tensor, sampling: Sampling, index: int) -> int:

@@ -33,7 +33,7 @@ from swarm_protocol.session_frames import (
 from swarm.network.interface import FaultHook
 from swarm.serving.engine.sequence import EngineSequence, StepOutput
 from swarm.serving.model.batch import Want
-from swarm.serving.sampling.sampling import LogitEdits, Pick, Picked, Sampling
+from swarm.serving.sampling.sampling import LogitEdits, Pick, Sampling
 from swarm.serving.server.forwarder import Forwarder
 from swarm.serving.server.result_batcher import FlushTimer, ResultBatcher
 from swarm.serving.server.session_inbox import Backpressure, CheckedStep, ModelSizes, SessionInbox
@@ -205,7 +205,7 @@ class ServerSession:
             batch_size=output.batch_size,
             push_failed=push_failed,
             codec_error=codec_error,
-            token=None if output.token is None else _sent(output.token),
+            token=output.token,
             rows=rows,
             # a token on its way through the middle: the client waits for what the last server makes of it
             passed_on=step.passes_on and self._link.next is not None and step.num_rows == 1,
@@ -296,13 +296,3 @@ def _meant(draw: session_frames.TokenDraw, edits: LogitEdits | None) -> Pick:
         temperature=draw.temperature, top_p=draw.top_p, top_k=draw.top_k, min_p=draw.min_p, seed=draw.seed
     )
     return Pick(sampling=sampling, index=draw.index, num_logprobs=draw.num_logprobs, edits=edits)
-
-
-def _sent(token: Picked) -> session_frames.SampledToken:
-    top = tuple((token_id, _within(logprob)) for token_id, logprob in token.top)
-    logprob = None if token.logprob is None else _within(token.logprob)
-    return session_frames.SampledToken(token_id=token.token_id, logprob=logprob, top=top)
-
-
-def _within(logprob: float) -> float:
-    return max(logprob, -limits.MAX_LOGPROB)

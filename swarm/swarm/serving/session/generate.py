@@ -98,7 +98,7 @@ FinishReason = Literal["stop", "length"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Likely:
+class LikelyToken:
     """A token that could have come, and how likely that was. `data` are its bytes, which may end within a character."""
 
     token_id: int
@@ -119,12 +119,12 @@ class Token:
     finish_reason: FinishReason | None = None
     logprob: float | None = None
     data: bytes = b""
-    top: tuple[Likely, ...] = ()
+    top: tuple[LikelyToken, ...] = ()
 
 
 async def generate(
     session: Session,
-    kit: ModelAssets,
+    assets: ModelAssets,
     prompt: Sequence[int],
     sampling: Sampling,
     max_tokens: int,
@@ -133,8 +133,8 @@ async def generate(
     num_logprobs: int | None = None,
 ) -> AsyncGenerator[Token, None]:
     """At most `max_tokens` tokens, the last one with its finish reason. The session must be open."""
-    detokenizer, stops = Detokenizer(kit.decode_all), StopFinder(sampling.stop, sampling.stop_after)
-    ends = end_ids(kit, sampling)
+    detokenizer, stops = Detokenizer(assets.decode_all), StopFinder(sampling.stop, sampling.stop_after)
+    ends = end_ids(assets, sampling)
     clock = asyncio.get_running_loop().time
     since_s = clock()
     trace.num_prompt_tokens = len(prompt)
@@ -159,26 +159,26 @@ async def generate(
             if has_ended or stops.has_stopped or trace.num_tokens == max_tokens:
                 text += stops.push(await detokenizer.flush())
                 reason: FinishReason = "stop" if has_ended or stops.has_stopped else "length"
-                yield await _token(kit, picked, text + stops.flush(), reason, is_end=has_ended)
+                yield await _token(assets, picked, text + stops.flush(), reason, is_end=has_ended)
                 return
-            yield await _token(kit, picked, text, None, is_end=False)
+            yield await _token(assets, picked, text, None, is_end=False)
 
 
-def end_ids(kit: ModelAssets, sampling: Sampling) -> frozenset[int]:
+def end_ids(assets: ModelAssets, sampling: Sampling) -> frozenset[int]:
     """The tokens that end an answer."""
-    return frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else kit.end_ids)
+    return frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else assets.end_ids)
 
 
-def sampler_for(kit: ModelAssets, sampling: Sampling, prompt: Sequence[int]) -> Sampler | None:
+def sampler_for(assets: ModelAssets, sampling: Sampling, prompt: Sequence[int]) -> Sampler | None:
     """What the last server has to know beyond a TokenDraw; None where that is nothing. Raises ConfigError."""
-    ends = end_ids(kit, sampling)
-    unknown = max([*ends - kit.end_ids, *(token_id for token_id, _ in sampling.logit_bias)], default=0)
-    if unknown >= kit.shape.vocab_size:
+    ends = end_ids(assets, sampling)
+    unknown = max([*ends - assets.end_ids, *(token_id for token_id, _ in sampling.logit_bias)], default=0)
+    if unknown >= assets.shape.vocab_size:
         raise ConfigError(
-            f"{kit.shape.name} has no token {unknown}", remedy=f"use token ids of 0 to {kit.shape.vocab_size - 1}"
+            f"{assets.shape.name} has no token {unknown}", remedy=f"use token ids of 0 to {assets.shape.vocab_size - 1}"
         )
     if sampling.grammar is not None and not ends:
-        raise ConfigError(f"{kit.shape.name} has no end token, which a grammar needs", remedy="give stop_token_ids")
+        raise ConfigError(f"{assets.shape.name} has no end token, which a grammar needs", remedy="give stop_token_ids")
     counts_prompt = sampling.repetition_penalty != 1.0
     sampler = Sampler(
         presence_penalty=sampling.presence_penalty,
@@ -195,11 +195,11 @@ def sampler_for(kit: ModelAssets, sampling: Sampling, prompt: Sequence[int]) -> 
 
 
 async def _token(
-    kit: ModelAssets, picked: SampledToken, text: str, reason: FinishReason | None, *, is_end: bool
+    assets: ModelAssets, picked: SampledToken, text: str, reason: FinishReason | None, *, is_end: bool
 ) -> Token:
     if picked.logprob is None or is_end:
         return Token(text=text, token_id=picked.token_id, finish_reason=reason)
-    own, *others = await kit.token_bytes([picked.token_id, *(token_id for token_id, _ in picked.top)])
+    own, *others = await assets.token_bytes([picked.token_id, *(token_id for token_id, _ in picked.top)])
     return Token(
         text=text,
         token_id=picked.token_id,
@@ -207,7 +207,7 @@ async def _token(
         logprob=picked.logprob,
         data=own,
         top=tuple(
-            Likely(token_id=token_id, data=data, logprob=value)
+            LikelyToken(token_id=token_id, data=data, logprob=value)
             for (token_id, value), data in zip(picked.top, others, strict=True)
         ),
     )

@@ -10,9 +10,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from swarm.serving.sampling.sampling import MAX_LOGPROBS, LogitEdits, Pick, Picked, Sampling, pick, pick_all
+from swarm.serving.sampling.sampling import MAX_LOGPROBS, LogitEdits, Pick, Sampling, pick, pick_all
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.sampler import Grammar, Sampler
+from swarm_protocol.session_frames import SampledToken
 from torch import Tensor
 from transformers import MinPLogitsWarper, RepetitionPenaltyLogitsProcessor
 
@@ -127,7 +128,7 @@ def test_picks_without_meaning_are_refused(values: dict[str, Any]) -> None:
         Pick(**{"sampling": Sampling(), "index": 0, **values})
 
 
-def picked_all(logits: Sequence[Tensor], picks: Sequence[Pick]) -> list[Picked]:
+def picked_all(logits: Sequence[Tensor], picks: Sequence[Pick]) -> list[SampledToken]:
     found = pick_all(logits, picks)
     assert None not in found
     return [picked for picked in found if picked]

@@ -171,7 +171,7 @@ COMMANDS = (
     Command(
         name="gateway",
         purpose="Speak OpenAI's API over a network's models, for any OpenAI client.",
-        code="swarm_node.gateway.command:run",
+        code="swarm_node.commands.daemons:gateway",
         settings=(
             *DAEMON,
             *HTTP,
@@ -187,7 +187,7 @@ COMMANDS = (
     Command(
         name="dashboard",
         purpose="Show a network to whoever looks: its models, runs and nodes, live, read-only.",
-        code="swarm_node.dashboard.command:run",
+        code="swarm_node.commands.daemons:dashboard",
         settings=(*DAEMON, *HTTP),
         example=f"swarm-node dashboard --peers {ADDR} --host 0.0.0.0 --port 8000",
     ),

@@ -1,4 +1,7 @@
-"""`swarm-node seed` and `swarm-node join`: hold the home, then run a daemon in it until it is done or told to leave."""
+"""`swarm-node seed`, `join`, `gateway` and `dashboard`:
+
+hold the home, then run a daemon in it until it is told to leave.
+"""
 
 from __future__ import annotations
 
@@ -42,6 +45,14 @@ def join(flags: Flags) -> int:
         # torch's threads would otherwise spin for milliseconds after each decoding step, on cores that others need
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     return live(flags, config, _volunteer_role, joins=True)
+
+
+def gateway(flags: Flags) -> int:
+    return live(flags, flags.resolve(), _gateway_role, joins=True)
+
+
+def dashboard(flags: Flags) -> int:
+    return live(flags, flags.resolve(), _dashboard_role, joins=True)
 
 
 def _check_work(config: Config) -> None:
@@ -124,6 +135,18 @@ def live(flags: Flags, config: Config, make_role: Callable[[Config], NodeRole], 
 
         diagnostics.quieten_libraries()
         return daemon.run(config, home, Emitter(json=flags.json), role)
+
+
+def _gateway_role(config: Config) -> NodeRole:
+    from swarm_node.gateway.role import GatewayRole  # noqa: PLC0415
+
+    return GatewayRole(config)
+
+
+def _dashboard_role(config: Config) -> NodeRole:
+    from swarm_node.dashboard.role import DashboardRole  # noqa: PLC0415
+
+    return DashboardRole(config)
 
 
 def _seed_role(_config: Config) -> NodeRole:

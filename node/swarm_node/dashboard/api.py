@@ -13,12 +13,16 @@ from fastapi.responses import FileResponse, Response
 from pydantic import BaseModel, TypeAdapter
 
 from swarm_node.dashboard.checkpoints import Checkpoints
-from swarm_node.dashboard.dashboard_errors import DashboardError, RemedyBody, unknown
 from swarm_node.dashboard.live import Live, LiveResponse
 from swarm_node.dashboard.views import ModelDetail, NodeDetail, NodeView, Overview, RunDetail, Series, ViewSource
+from swarm_node.formatting import shown
+from swarm_node.http.http_error import DashboardError, RemedyBody
 
 MAX_NAME_CHARS = 256
 """Longer than any name that a record can hold, so that it is simply not found."""
+
+MAX_REPEATED_CHARS = 100
+"""The most of what a visitor sent that the answer to it repeats."""
 
 MAX_NODES = 5000
 MAX_HOURS = 30 * 24.0
@@ -99,13 +103,13 @@ class Api:
     async def model(self, name: Name) -> Response:
         """One model: its servers, replicas per block, and the chains that a new session would use."""
         if (found := self._source.model(name)) is None:
-            raise unknown("model", name, "/api/v1/overview lists the models that somebody serves")
+            raise _unknown("model", name, "/api/v1/overview lists the models that somebody serves")
         return _json(found)
 
     async def run(self, run: Name) -> Response:
         """One training run by its id: its steps, contributors, refusals, and files to download."""
         if (found := await self._source.run(run)) is None:
-            raise unknown("run", run, "/api/v1/overview lists the runs by their ids")
+            raise _unknown("run", run, "/api/v1/overview lists the runs by their ids")
         return _json(found)
 
     async def nodes(
@@ -121,7 +125,7 @@ class Api:
     async def node(self, peer_id: Name) -> Response:
         """One node: what it says of itself, and what the history knows of it."""
         if (found := await self._source.node(peer_id)) is None:
-            raise unknown("node", peer_id, "/api/v1/nodes lists the nodes by their peer ids")
+            raise _unknown("node", peer_id, "/api/v1/nodes lists the nodes by their peer ids")
         return _json(found)
 
     async def series(
@@ -131,7 +135,7 @@ class Api:
     ) -> Response:
         """One number over the newest hours, evenly spaced; null where nothing was known."""
         if (found := await self._source.series(name, hours)) is None:
-            raise unknown("series", name, "/api/v1/openapi.json says which there are")
+            raise _unknown("series", name, "/api/v1/openapi.json says which there are")
         return _json(found)
 
     async def events(self) -> Response:
@@ -145,6 +149,11 @@ class Api:
                 404, "there is no such file to download", remedy="/api/v1/runs/RUN lists a run's files"
             )
         return FileResponse(found, media_type="application/octet-stream", filename=found.name)
+
+
+def _unknown(what: str, name: str, remedy: str) -> DashboardError:
+    """Return a 404 for a name that nobody has."""
+    return DashboardError(404, f"there is no {what} {shown(name, max_chars=MAX_REPEATED_CHARS)} here", remedy=remedy)
 
 
 def _json(view: BaseModel) -> Response:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import time
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from swarm_node.dashboard import api, dashboard_errors, pages
+from swarm_node.dashboard import api, pages
 from swarm_node.dashboard.checkpoints import Checkpoints
-from swarm_node.dashboard.dashboard_errors import DashboardError
 from swarm_node.dashboard.live import Live
 from swarm_node.dashboard.views import ViewSource
+from swarm_node.formatting import shown
 from swarm_node.http.addresses import caller_of
-from swarm_node.http.http_error import HttpError
+from swarm_node.http.http_error import DashboardError, HttpError, install_errors
 from swarm_node.http.rate_limit import Allowances, Rates
+
+log = logging.getLogger(__name__)
 
 HEADERS = (
     (b"x-content-type-options", b"nosniff"),
@@ -47,10 +52,31 @@ def create_dashboard(source: ViewSource, *, has_chat: bool = False, checkpoints:
     live = app.state.live = Live(source, time.time)
     app.add_middleware(VisitorRates)
     app.add_middleware(DefaultHeaders)
-    dashboard_errors.install(app)
+    install_errors(app, _translated, DashboardError, RequestValidationError, HTTPException, Exception)
     app.include_router(api.router(source, live, checkpoints))
     app.include_router(pages.router(source, has_chat))
     return app
+
+
+def _translated(error: Exception, request: Request) -> HttpError:
+    match error:
+        case DashboardError():
+            return error
+        case RequestValidationError():
+            first = error.errors()[0]
+            message = f"{_repeated(str(first['loc'][-1]))}: {shown(first['msg'])}"
+            return DashboardError(400, message, remedy="see /api/v1/openapi.json")
+        case HTTPException():
+            message = f"{request.method} {_repeated(request.url.path)}: {shown(str(error.detail)).lower()}"
+            remedy = "/api/v1/openapi.json lists what there is"
+            return DashboardError(error.status_code, message, remedy=remedy, headers=error.headers)
+        case _:
+            log.error("unexpected error while answering a visitor", exc_info=error)
+            return DashboardError(500, "the dashboard failed to answer", remedy="its log says why")
+
+
+def _repeated(text: str) -> str:
+    return shown(text, max_chars=api.MAX_REPEATED_CHARS)
 
 
 def beside(gateway: ASGIApp, dashboard: ASGIApp) -> ASGIApp:

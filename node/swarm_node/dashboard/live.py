@@ -17,10 +17,10 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from swarm_node.dashboard.dashboard_errors import DashboardError
 from swarm_node.dashboard.views import Overview, ViewSource
 from swarm_node.http.addresses import caller_of
 from swarm_node.http.event_stream import EventStream, event, wait_disconnected
+from swarm_node.http.http_error import DashboardError
 
 Over = asyncio.Task[Any]
 """Done when a stream is over."""

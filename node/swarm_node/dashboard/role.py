@@ -6,7 +6,7 @@ Beyond this machine it listens only where `--host` says so.
 from __future__ import annotations
 
 from swarm_node.dashboard.app import create_dashboard
-from swarm_node.dashboard.collecting import checkpoints, collecting
+from swarm_node.dashboard.collector import checkpoints, collecting
 from swarm_node.http.addresses import checked
 from swarm_node.http.server import is_local, listen, serving
 from swarm_node.node import Node, RelayUse, RoleName

@@ -15,7 +15,7 @@ from swarm.client import AsyncClient
 from swarm_protocol.errors import ConfigError
 
 from swarm_node.dashboard.app import beside, create_dashboard
-from swarm_node.dashboard.collecting import checkpoints, collecting
+from swarm_node.dashboard.collector import checkpoints, collecting
 from swarm_node.formatting import plural
 from swarm_node.gateway import http_limits
 from swarm_node.gateway.app import GatewayOptions, create_app

@@ -84,6 +84,25 @@ def _type(status: int) -> str:
     return "server_error" if status >= 500 else "invalid_request_error"
 
 
+class RemedyDetail(BaseModel):
+    message: str
+    remedy: str
+
+
+class RemedyBody(BaseModel):
+    """The body of every failed request."""
+
+    error: RemedyDetail
+
+
+class DashboardError(HttpError):
+    """A failure that a visitor is told, with a remedy."""
+
+    @property
+    def body(self) -> dict[str, Any]:
+        return RemedyBody(error=RemedyDetail(message=self.message, remedy=self.remedy)).model_dump()
+
+
 def install_errors(app: FastAPI, translate: Callable[[Exception, Request], HttpError], *kinds: type[Exception]) -> None:
     """Let every exception of `kinds` that leaves a route of `app` become the response that `translate` makes of it."""
 

@@ -76,7 +76,7 @@ async def _direct(config: Config) -> AsyncIterator[ViewSource]:
     Raises StartError or PeerError if no peer of `config` can be joined through.
     """
     # the network takes half a second to import, and a dashboard is read without it
-    from swarm_node.dashboard.collecting import running_collector  # noqa: PLC0415
+    from swarm_node.dashboard.collector import running_collector  # noqa: PLC0415
     from swarm_node.network_visit import visiting  # noqa: PLC0415
 
     diagnostics.quieten_libraries()

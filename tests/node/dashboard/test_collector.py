@@ -5,17 +5,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from functools import wraps
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from support.dashboard_world import SETTLED_S, World, node_record, serve_record, trainer_record, world
 from swarm.network.membership import Membership
 from swarm.testing import virtual_time
+from swarm_node.dashboard.collector import checkpoints, collecting
 from swarm_node.dashboard.history.facts import HistoryError
 from swarm_node.dashboard.view_builder import ViewBuilder
 from swarm_node.dashboard.views import ModelView
+from swarm_node.settings.config import Config
+from swarm_node.storage.home import Home
 from swarm_protocol import limits
 from swarm_protocol.envelope import seal_record
-from swarm_protocol.errors import PeerTimeout
+from swarm_protocol.errors import ConfigError, PeerTimeout
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import NodeRecord, publish_key
 
@@ -380,3 +385,18 @@ async def test_made_up_models_and_runs_do_not_make_a_look_dearer(found: World) -
     assert len(asked) <= 4 * 8
     assert len(set(asked)) == len(asked), "each in turn"
     assert len(found.collector.overview().models) <= 32
+
+
+@pytest.mark.parametrize("place", ["{}/missing/history.sqlite", "sqlite:///{}/missing/history.sqlite"])
+def test_history_in_a_directory_that_is_not_there_is_refused(tmp_path: Path, place: str) -> None:
+    config = Config(home=tmp_path, name="test", history=place.format(tmp_path))
+    with pytest.raises(ConfigError, match=r"no directory .*missing") as error:
+        collecting(SimpleNamespace(config=config, home=Home(tmp_path)))  # type: ignore[arg-type]
+    assert error.value.remedy == "check --history"
+    assert not (tmp_path / "missing").exists()
+
+
+def test_checkpoints_in_a_directory_that_is_not_there_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no directory .*missing") as error:
+        checkpoints(Config(home=tmp_path, name="test", checkpoints=tmp_path / "missing"))
+    assert error.value.remedy == "check --checkpoints"

@@ -9,10 +9,9 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import Connection, inspect, text
 from support.history_places import place, postgres  # noqa: F401
-from swarm_node.dashboard.history.database import engine_for, url_of
 from swarm_node.dashboard.history.facts import HistoryError
 from swarm_node.dashboard.history.schema import CONTEXT, MIGRATIONS, metadata, migrate
-from swarm_node.dashboard.history.store import open_store
+from swarm_node.dashboard.history.store import engine_for, open_store, url_of
 
 NEXT = """
 import sqlalchemy as sa

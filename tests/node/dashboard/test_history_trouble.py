@@ -16,10 +16,9 @@ import pytest
 from sqlalchemy import text
 from support.history_places import postgres  # noqa: F401
 from support.postgres_server import PostgresServer
-from swarm_node.dashboard.history.database import reason
 from swarm_node.dashboard.history.facts import HistoryError, SamplesFact, SeriesSample
 from swarm_node.dashboard.history.history import DashboardHistory
-from swarm_node.dashboard.history.store import open_store
+from swarm_node.dashboard.history.store import open_store, reason
 from swarm_node.dashboard.history.writer import MAX_OFTEN, MAX_ONCE, WriteQueue, WriterTiming
 from swarm_node.dashboard.views import ChangeEvent
 from swarm_protocol.errors import ConfigError

@@ -19,7 +19,6 @@ from typing import Any, Self, TypeVar
 from sqlalchemy import Connection
 
 from swarm_node.dashboard.history import reader
-from swarm_node.dashboard.history.database import is_damage, reason, url_of
 from swarm_node.dashboard.history.facts import (
     ContributionTotal,
     Fact,
@@ -34,6 +33,7 @@ from swarm_node.dashboard.history.facts import (
     finite,
 )
 from swarm_node.dashboard.history.retention import HOUR_S, RetentionLimits
+from swarm_node.dashboard.history.store import is_damage, reason, url_of
 from swarm_node.dashboard.history.writer import HistoryWriter, WriterTiming
 from swarm_node.dashboard.views import ChangeEvent, PresenceView, RefusalView, Series, StepView
 

@@ -62,7 +62,7 @@ async def run_with_attacker(aggregator: str, attack: float, num_steps: int = NUM
 
 
 def losses(members: list[Member]) -> tuple[float, float]:
-    """Of the first and of the last committed state."""
+    """Return the losses of the first and of the last committed state."""
     state = members[0].trainer.state
     assert state is not None
     honest = SyntheticInner(num_values=state.theta_N.numel())

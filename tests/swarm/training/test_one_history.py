@@ -231,6 +231,6 @@ def test_any_schedule_decides_one_outcome_at_most(num_members: int, majority_aft
 
 
 def test_promises_that_a_restart_forgets_let_two_outcomes_be_decided() -> None:
-    """So the schedules find what they look for."""
+    """This shows that the schedules find such faults."""
     ended = worlds(3, remembers=False, majority_after_s=5.0)
     assert any(len(world.decided) > 1 for world in ended)

@@ -1,4 +1,4 @@
-"""What strangers and members make up, sign or replay: it is refused, and the run goes on as if it had not been."""
+"""Messages that strangers and members forge or replay are refused, and the run goes on unharmed."""
 
 from __future__ import annotations
 
@@ -76,7 +76,8 @@ def test_forged_groups_and_votes_are_refused_and_change_nothing() -> None:
 
 @pytest.mark.parametrize(("num_signers", "step"), [(1, NUM_STEPS), (2, NUM_STEPS + 1)], ids=["alone", "beyond the run"])
 def test_certificate_that_the_runs_own_terms_rule_out_overtakes_nobody(num_signers: int, step: int) -> None:
-    """Or one identity alone could certify a state of its own, as far ahead as it likes, and all would take it."""
+    """One identity alone could otherwise certify a state of its own, any number of steps ahead, and all would adopt
+    it."""
 
     async def main() -> None:
         async with Swarm(config(min_group=2, outer_steps=NUM_STEPS)) as swarm:
@@ -110,7 +111,7 @@ def test_certificate_that_the_runs_own_terms_rule_out_overtakes_nobody(num_signe
 
 
 def test_certificate_of_strangers_who_are_enough_for_a_group_overtakes_nobody() -> None:
-    """They sign whatever they like, in as many steps as they like, and are not the run's members."""
+    """They sign any state, in any number of steps, and are not the run's members."""
 
     async def main() -> None:
         async with Swarm(config(min_group=2, outer_steps=NUM_STEPS)) as swarm:

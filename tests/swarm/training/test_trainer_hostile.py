@@ -38,7 +38,7 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def assert_honest_go_on(members: list[Member], liar: Member | None = None) -> None:
-    """They finish with one state, and once the liar is known, without it."""
+    """Assert that they finish with one state, and once the liar is known, without it."""
     assert_equal_steps(members, NUM_STEPS)
     if liar is not None:
         assert liar.peer_id not in members[0].of(OuterStep)[-1].group
@@ -60,7 +60,7 @@ HUGE = torch.tensor([2.0**100]).numpy().tobytes()
 
 
 def in_codec(name: str, data: bytes) -> bytes:
-    """What `data` says in int8, as another codec says it."""
+    """Return the values of the int8 `data`, encoded by another codec."""
     int8 = get_codec("int8")
     num_values = next(number for number in range(NUM_VALUES + 1) if int8.encoded_bytes(number) == len(data))
     return get_codec(name).encode(int8.decode(data, num_values))
@@ -198,7 +198,7 @@ def test_member_that_leaves_each_group_costs_two_attempts_a_step_at_most(kind: t
 
 @pytest.mark.parametrize("who", ["a stranger", "a member"])
 def test_peer_that_hurries_everyone_and_names_later_attempts_stops_nobody(who: str) -> None:
-    """Neither is its affair, unless it is the coordinator, or others have moved on."""
+    """Only the coordinator may hurry others, and only members that have moved on name later attempts."""
 
     async def main() -> None:
         async with Swarm(config(min_group=2, outer_steps=NUM_STEPS)) as swarm:
@@ -393,7 +393,7 @@ class LyingNetwork:
 
 
 def peer_id_of(name: str) -> str:
-    """That of the swarm's member of this name."""
+    """Return the peer id of the swarm's member of this name."""
     return Identity(hashlib.sha256(name.encode()).digest()).peer_id
 
 
@@ -416,7 +416,7 @@ def test_joiner_that_the_run_does_not_admit_ends_with_an_error_in_one_line() -> 
 
 
 def test_peer_that_is_not_admitted_and_does_not_heed_it_is_in_no_group() -> None:
-    """Also not in the first one, whose coordinator anyone could be."""
+    """It is not in the first group either, whose coordinator could be any peer."""
 
     class Brazen(RunMember):
         def _check_admitted(self) -> None:

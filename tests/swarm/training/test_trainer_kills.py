@@ -1,4 +1,4 @@
-"""A member dies without a word at every phase of a step: the others go on, soon, and with one state."""
+"""A member dies without notice at each phase of a step: the others go on soon, and with one state."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def run_with_kill(
 
 
 def _assert_nothing_false_was_reported(members: list[Member]) -> None:
-    """What any member, also one that died later, reported as committed is what all others committed."""
+    """Assert that each state which any member reported as committed is the one that all others committed."""
     for step in range(1, NUM_STEPS + 1):
         digests = {event.digest for each in members for event in each.of(OuterStep) if event.step == step}
         assert len(digests) <= 1
@@ -133,7 +133,7 @@ class _Silent:
 
 
 def test_votes_that_nobody_counted_are_finished_by_the_next_attempt() -> None:
-    """All vote, and no vote arrives: whoever voted says so, and the next group decides the same outcome."""
+    """All vote, and no vote arrives: members report their votes, and the next group decides the same outcome."""
 
     async def main() -> None:
         async with Swarm(config(min_group=3, outer_steps=3)) as swarm:

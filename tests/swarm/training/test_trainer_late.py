@@ -1,4 +1,4 @@
-"""A member that is later than the others with its interval: waited for within reason, and told where it is not."""
+"""A member whose interval ends later than the others' is waited for within limits, and is told if it was not."""
 
 from __future__ import annotations
 

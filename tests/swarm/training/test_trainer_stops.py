@@ -35,7 +35,7 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
 
 
 async def run_with_silence(run: RunConfig, fault: Fault, num_members: int) -> tuple[Member, list[Member]]:
-    """Whom `fault` silenced, and the others, at the end of the run."""
+    """Return the member that `fault` silenced, and the others, at the end of the run."""
     silenced: list[Member] = []
 
     def silence(who: str) -> None:
@@ -72,7 +72,7 @@ def test_member_that_is_silent_at_any_phase_holds_up_the_others_for_seconds_and_
     virtual_time.run(main())
 
 
-def test_member_whose_line_is_the_slowest_that_a_run_supports_is_not_taken_for_silent() -> None:
+def test_member_on_the_slowest_supported_connection_does_not_count_as_silent() -> None:
     """Its frames to all others share the line, and its answers to their calls wait behind them, for longer than
     SILENT_S."""
 

@@ -57,7 +57,7 @@ def inner(step_s: float = STEP_S, **options: int) -> SyntheticInner:
 
 
 def committed_samples(members: list[Member]) -> int:
-    """What the committed state says, after a look at whether all members of it agree."""
+    """Return the committed samples by the state, after a check that all members agree."""
     states = [member.trainer.state for member in members]
     assert len({state.lanes for state in states if state}) == 1
     assert states[0] is not None
@@ -105,7 +105,8 @@ def test_streaming_step_moves_one_fragment_and_leaves_the_others_as_they_were() 
 
 
 def seconds_of_steps(overlap_steps: int, bandwidth_bytes_per_s: float) -> list[float]:
-    """Of a run's outer steps but the first, of 10 inner steps in 1 s. What is sent takes the bandwidth's time."""
+    """Return the seconds of a run's outer steps but the first. Each has 10 inner steps in 1 s; transfers take the time
+    that the bandwidth allows."""
     seconds: list[float] = []
 
     async def main() -> None:

@@ -1,4 +1,4 @@
-"""Members go for good, or a network is cut in two: who may go on, after which time, and that there is one history."""
+"""Members leave for good, or a network is partitioned: which members go on, after which time, in one history."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
 
 
 async def founded(swarm: Swarm, num_members: int) -> list[Member]:
-    """Members that have committed an outer step together, in the order of their peer ids."""
+    """Return members that have committed an outer step together, in the order of their peer ids."""
     for index in range(num_members):
         await swarm.join(f"m{index}")
     while not all(member.of(OuterStep) for member in swarm.members.values()):
@@ -30,7 +30,7 @@ async def founded(swarm: Swarm, num_members: int) -> list[Member]:
 
 
 def assert_one_history(members: list[Member]) -> None:
-    """No two certificates of an outer step: all that any member ever reported as committed."""
+    """Assert that no member ever reported another state of an outer step as committed than the others."""
     for step in range(1, 100):
         assert len({event.digest for member in members for event in member.of(OuterStep) if event.step == step}) <= 1
 
@@ -45,7 +45,7 @@ async def until_step_after(members: list[Member], num_steps: int, within_s: floa
 def test_majority_goes_on_after_its_time_when_members_are_gone_for_good(
     num_members: int, dead: tuple[int, ...]
 ) -> None:
-    """Two fresh ones are there, too, so that the group has its min_group."""
+    """Two new members are there, too, so that the group has its min_group."""
 
     async def main() -> None:
         async with Swarm(config(min_group=2, outer_steps=10, majority_after_s=AFTER_S)) as swarm:
@@ -67,7 +67,8 @@ def test_majority_goes_on_after_its_time_when_members_are_gone_for_good(
 
 @pytest.mark.parametrize(("after_s", "dead"), [(AFTER_S, (0, 1)), (0.0, (2, 3))], ids=["half without", "never"])
 def test_less_than_a_majority_waits_for_the_others(after_s: float, dead: tuple[int, ...]) -> None:
-    """Half without the first member is none, since the other half may live; and a run can rule out majorities."""
+    """Half of the members without the first one is no majority: the other half may go on. A run can rule out
+    majorities."""
 
     async def main() -> None:
         async with Swarm(config(min_group=2, outer_steps=10, majority_after_s=after_s)) as swarm:
@@ -102,5 +103,5 @@ def test_partition_into_halves_lets_one_side_go_on_and_the_other_follow_when_it_
 
 
 def _cost(function: object) -> float:
-    """An interval takes a second, all else no time."""
+    """Return the cost of work: an interval takes a second, everything else no time."""
     return 1.0 if getattr(function, "__name__", "") == "_stretch" else 0.0

@@ -1,4 +1,4 @@
-"""Aggregators against plain fp64 references, against liars, and against what they promise of bits."""
+"""Aggregators compared with fp64 references, with liars among the members, and bit by bit."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def left_out(report: AggregationReport) -> tuple[int, ...]:
 
 
 def slices(num_members: int, seed: int = 0, num_values: int = NUM_VALUES) -> Floats:
-    """What honest members send: one direction that they share, and noise of their own."""
+    """Return the slices of honest members: a shared direction, and noise of each one's own."""
     generator = np.random.default_rng(seed)
     noise = generator.standard_normal((num_members, num_values))
     return np.asarray(generator.standard_normal(num_values) + 0.5 * noise, dtype=np.float32)
@@ -55,7 +55,7 @@ def slices(num_members: int, seed: int = 0, num_values: int = NUM_VALUES) -> Flo
 
 
 def repeated(x_MN: Doubles, weights: Sequence[int]) -> Doubles:
-    """As many members as there is weight, sorted in each coordinate."""
+    """Return the rows repeated by weight, sorted in each coordinate."""
     return np.sort(np.repeat(x_MN, weights, axis=0), axis=0)
 
 
@@ -181,7 +181,7 @@ def test_norm_clipped_result_moves_by_no_more_than_the_liars_share_of_the_median
     assert 0 < report.kept[4] < 1
 
 
-def test_multi_krum_leaves_out_whom_it_should_and_says_so() -> None:
+def test_multi_krum_leaves_out_the_farthest_slices_and_reports_it() -> None:
     x_MN = slices(7)
     x_MN[2], x_MN[5] = 100, -100
     result_N, report = run("multi_krum", x_MN, (1, 2, 50, 3, 4, 50, 5), liars=2)
@@ -192,7 +192,7 @@ def test_multi_krum_leaves_out_whom_it_should_and_says_so() -> None:
 
 
 @pytest.mark.parametrize(("num_members", "num_left_out"), [(1, 0), (2, 0), (4, 0), (5, 1), (8, 2), (9, 3)])
-def test_multi_krum_of_too_few_leaves_out_as_many_as_they_allow_and_says_so(
+def test_multi_krum_of_too_few_leaves_out_as_many_as_they_allow_and_reports_it(
     num_members: int, num_left_out: int
 ) -> None:
     result_N, report = run("multi_krum", slices(num_members), (1,) * num_members, liars=3)
@@ -308,7 +308,7 @@ def test_aggregate_of_the_greatest_weights_is_that_of_small_ones_in_the_same_rat
 
 
 def pattern(num_members: int, num_values: int) -> Floats:
-    """Values from whole numbers alone, so that no library's generator is behind them."""
+    """Return values made from whole numbers alone, independent of any library's generator."""
     index = np.arange(num_members * num_values, dtype=np.uint64)
     mixed = (index * np.uint64(6364136223846793005) + np.uint64(1442695040888963407)) >> np.uint64(40)
     x_N = (mixed.astype(np.float64) / 2**23 - 1).astype(np.float32)
@@ -352,7 +352,7 @@ def test_products_are_those_in_fp64_to_a_millionth(scale: float) -> None:
 
 
 @pytest.mark.parametrize("num_members", range(1, 18))
-def test_network_sorts_everything(num_members: int) -> None:
+def test_network_sorts_all_inputs(num_members: int) -> None:
     """By the zero-one principle: what sorts all zeros and ones sorts all (up to 2^17 of them here)."""
     numbers = np.arange(1 << num_members, dtype=np.uint32)
     rows = [(numbers >> np.uint32(bit)) & np.uint32(1) for bit in range(num_members)]

@@ -97,7 +97,7 @@ class Ring:
     async def start(
         self, members: list[Butterfly], attended: dict[int, Butterfly] | None = None
     ) -> list[asyncio.Task[Parts]]:
-        """`attended`: who answers others instead of the member that runs."""
+        """Start all members. Those in `attended` answer others instead of the member that runs."""
         self.butterflies = members
         for index, network in enumerate(self.networks):
             await self.serve(network, (attended or {}).get(index, members[index]))
@@ -118,7 +118,7 @@ class Ring:
         return mean_N
 
     async def run_until_failed(self, members: set[int], codecs: dict[int, Codec] | None = None) -> None:
-        """Until all of `members` have reported a failure."""
+        """Run until all of `members` have reported a failure."""
         running = asyncio.create_task(self.run(codecs))
         async with asyncio.timeout(30):
             while not members <= self.failures.keys():
@@ -158,7 +158,7 @@ def test_run_gives_all_members_the_same_bits_near_the_weighted_mean(tokens: list
     in_ring(tokens, case, codec=codec)
 
 
-def test_run_sums_in_the_groups_order_whoever_is_quick() -> None:
+def test_run_sums_in_the_groups_order_however_quick_members_are() -> None:
     results = []
     for slow in range(3):
 
@@ -333,8 +333,8 @@ def test_run_with_too_few_frames_names_the_sender(monkeypatch: pytest.MonkeyPatc
     in_ring([1, 1], case)
 
 
-def test_run_with_an_owner_that_blames_another_names_the_one_who_says_so() -> None:
-    """Or one liar could have all others convict whom it likes."""
+def test_run_with_an_owner_that_blames_another_member_names_the_owner() -> None:
+    """One liar could otherwise make all others convict any member."""
 
     async def case(ring: Ring) -> None:
         liar, victim = ring.networks[1].peer_id, ring.networks[2].peer_id
@@ -441,7 +441,7 @@ def test_run_with_a_member_that_dies_fails_as_unreachable_by_its_name() -> None:
 
 
 class Struck:
-    """What happens at a phase, once; `fired` says that it did."""
+    """Acts once at a phase; `fired` tells whether it did."""
 
     def __init__(self, phase: str, strike: Callable[[], Awaitable[None]]) -> None:
         self._phase = phase
@@ -543,8 +543,8 @@ def test_run_whose_owner_fails_is_finished_alike_under_an_aggregator_that_survey
 @pytest.mark.parametrize(
     ("kind", "part"), [("keep", 0), ("keep", 2), ("result", 0), ("result", 1), ("slices", 1), ("exchange", 1)]
 )
-def test_attend_for_what_the_sender_has_no_business_with_is_refused(kind: OpeningKind, part: int) -> None:
-    """Member 1, of three, at member 0, who is the backup of part 2 and whose own is backed up by member 1."""
+def test_attend_refuses_streams_that_the_sender_may_not_open(kind: OpeningKind, part: int) -> None:
+    """Member 1 of three opens a stream to member 0. That one is the backup of part 2; its own backup is member 1."""
 
     async def case(ring: Ring) -> None:
         honest = ring.member(0)
@@ -585,7 +585,7 @@ def test_run_whose_backup_hands_out_bytes_that_no_encoder_wrote_does_not_take_th
 
 
 class Lying(Butterfly):
-    """Answers whoever wants the result of `part` with noise."""
+    """Answers requests for the result of `part` with noise."""
 
     def __init__(self, honest: Butterfly, part: int) -> None:
         self._honest = honest

@@ -1,4 +1,4 @@
-"""Whom the owner of a part tells of: liars, and no honest member."""
+"""Which members the owner of a part reports as reduced: liars, and no honest member."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PEERS = sorted(Identity(bytes([number]) * 32).peer_id for number in range(1, 9))
 
 
 def owner_of(x_MF: Tensor, aggregator: str) -> PartReducer:
-    """After it has surveyed the slices."""
+    """Return an owner that has surveyed the slices."""
     members = tuple(Contribution(peer_id=peer, num_tokens=256, num_samples=2) for peer in PEERS[: len(x_MF)])
     scheme = ReductionScheme(codec=CODEC, aggregator=get_aggregator(aggregator, {}))
     part_values = (x_MF.shape[1], *(0 for _ in members[1:]))
@@ -32,7 +32,7 @@ def owner_of(x_MF: Tensor, aggregator: str) -> PartReducer:
 
 
 def contributions(num_members: int, num_values: int, seed: int) -> Tensor:
-    """[M, F]: one direction and each member's own noise, as long as that, in vectors that differ in length by half."""
+    """Return slices [M, F] that share a direction. Each has noise of the same length, and lengths differ by half."""
     generator = torch.Generator().manual_seed(seed)
     common_F = torch.randn(num_values, generator=generator)
     noise_MF = torch.randn(num_members, num_values, generator=generator)
@@ -42,7 +42,7 @@ def contributions(num_members: int, num_values: int, seed: int) -> Tensor:
 @pytest.mark.parametrize("aggregator", [RunConfig(name="run").aggregator, "norm_clipped_mean"])
 @pytest.mark.parametrize("num_members", [3, 4, 5, 8])
 @pytest.mark.parametrize("num_values", [1, 16, NOTABLE_VALUES, 4096])
-def test_owner_tells_of_no_honest_member_however_small_its_part(
+def test_owner_reports_no_honest_member_however_small_its_part(
     num_values: int, num_members: int, aggregator: str
 ) -> None:
     for seed in range(50):
@@ -50,7 +50,7 @@ def test_owner_tells_of_no_honest_member_however_small_its_part(
 
 
 @pytest.mark.parametrize("aggregator", [RunConfig(name="run").aggregator, "norm_clipped_mean"])
-def test_owner_tells_of_a_member_that_sends_much_more_than_the_others(aggregator: str) -> None:
+def test_owner_reports_a_member_that_sends_much_more_than_the_others(aggregator: str) -> None:
     x_MF = contributions(5, NOTABLE_VALUES, 0)
     x_MF[2] *= -30
     assert list(owner_of(x_MF, aggregator).lessened) == [PEERS[2]]

@@ -1,4 +1,4 @@
-"""When a member that sends nothing is taken for gone: only if it leaves a call unanswered, too. In virtual time."""
+"""A member that sends nothing counts as gone only if it leaves a call unanswered, too. In virtual time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SOON_S = QUIET_S + SILENT_S + 1.0
 
 
 class Line:
-    """The network towards a member: what comes of a call that asks whether it is there."""
+    """The network to a member: it answers the call that asks whether the member is there."""
 
     peer_id = ME
 
@@ -59,7 +59,7 @@ def streams_over(line: Line) -> PartStreams:
 
 
 def seconds_until_silent(answer: Callable[[float], Awaitable[bytes]], work_s: float) -> float | None:
-    """How long the member is waited for; None if it has been waited for until its work was done."""
+    """Return how long the member is waited for; None if its work was done before it counted as gone."""
 
     async def main() -> float | None:
         begin = asyncio.get_running_loop().time()
@@ -100,7 +100,7 @@ def test_member_whose_frames_come_is_not_called() -> None:
 
 
 def test_member_whose_frame_comes_while_a_call_waits_is_there() -> None:
-    """A line that is full delays the answer, and not the frames."""
+    """A full connection delays the answer, and not the frames."""
 
     async def main() -> None:
         streams = streams_over(Line(says_nothing))

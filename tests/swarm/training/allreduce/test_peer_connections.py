@@ -54,7 +54,7 @@ def test_meter_averages_over_reductions_and_forgets_who_is_gone() -> None:
     assert meter.bytes_per_s == 0
 
 
-def test_meter_of_what_liars_tell_stays_within_what_a_report_holds() -> None:
+def test_meter_of_what_liars_report_stays_within_what_a_report_holds() -> None:
     meter = BandwidthMeter()
     meter.begin(["a", "b"])
     for peer in ("a", "b"):
@@ -62,7 +62,7 @@ def test_meter_of_what_liars_tell_stays_within_what_a_report_holds() -> None:
     assert meter.bytes_per_s == MAX_BYTES_PER_S
 
 
-def test_meter_does_not_take_the_slow_line_of_another_for_its_own() -> None:
+def test_meter_does_not_take_the_slow_connection_of_another_member_for_its_own() -> None:
     meter = BandwidthMeter()
     meter.begin(["a", "b", "c"])
     for peer, rate in (("a", 10), ("b", 100), ("c", 100)):
@@ -71,7 +71,7 @@ def test_meter_does_not_take_the_slow_line_of_another_for_its_own() -> None:
 
 
 class Dripping:
-    """A frame a second, behind an opening."""
+    """Yields an opening, then a frame each second."""
 
     async def receive(self) -> bytes:
         await asyncio.sleep(1.0)
@@ -94,8 +94,8 @@ def test_metered_stream_measures_the_frames_behind_the_opening_once_they_are_eno
     virtual_time.run(main())
 
 
-def run_with_a_line_slower(slowdown: float) -> tuple[list[int], float]:
-    """The sizes of the last group's parts, that of the slow member last; and how long the last steps took it."""
+def run_with_a_slower_member(slowdown: float) -> tuple[list[int], float]:
+    """Return the part sizes of the last group, the slow member's last, and how long the last steps took that member."""
 
     async def main() -> tuple[list[int], float]:
         # owners that survey whole parts first answer only after all slices, and wait for the slow line either way
@@ -119,14 +119,14 @@ def run_with_a_line_slower(slowdown: float) -> tuple[list[int], float]:
 def test_member_with_a_quarter_of_the_bandwidth_gets_a_quarter_of_a_part_and_rounds_are_faster(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    (*others, slow), seconds = run_with_a_line_slower(4.0)
+    (*others, slow), seconds = run_with_a_slower_member(4.0)
     assert slow == pytest.approx(sum(others) / 3 / 4, rel=0.25)
     monkeypatch.setattr(coordinator, "NOISE", math.inf)
-    equal, equal_seconds = run_with_a_line_slower(4.0)
+    equal, equal_seconds = run_with_a_slower_member(4.0)
     assert max(equal) - min(equal) <= 512
     assert seconds < 0.9 * equal_seconds
 
 
-def test_members_with_equal_lines_get_equal_parts() -> None:
-    parts, _ = run_with_a_line_slower(1.0)
+def test_members_with_equal_bandwidths_get_equal_parts() -> None:
+    parts, _ = run_with_a_slower_member(1.0)
     assert max(parts) - min(parts) <= 512

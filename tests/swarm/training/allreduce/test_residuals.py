@@ -30,7 +30,7 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
 
 
 class Recorder(RunMember):
-    """Keeps what it offers to each step."""
+    """Keeps its contribution to each step."""
 
     round_context: RoundContext
     offered: dict[int, Tensor]
@@ -95,7 +95,7 @@ def test_settling_a_fragment_without_contributions_takes_no_memory() -> None:
 
 
 class Uneven(SyntheticInner):
-    """A few values of each block are large, and swing with the samples: a coarse codec sees little else."""
+    """A few values of each block are large, and vary with the samples: a coarse codec resolves little else."""
 
     def train(self, sample_ids: Sequence[int], num_steps: int, *arguments: Any, **options: Any) -> IntervalResult:
         result = super().train(sample_ids, num_steps, *arguments, **options)
@@ -105,7 +105,7 @@ class Uneven(SyntheticInner):
 
 
 def distance(codec: str, *, error_feedback: bool) -> float:
-    """Of the small values to the target, in root mean square, once the run has ended."""
+    """Return the root mean square distance of the small values from the target, once the run has ended."""
 
     async def main() -> float:
         run: Any = config(min_group=2, outer_steps=24, codec=codec, error_feedback=error_feedback)

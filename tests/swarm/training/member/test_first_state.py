@@ -1,4 +1,4 @@
-"""Members of a run that starts from a checkpoint: who brings it, who does without it, and what they begin with."""
+"""Members of a run that starts from a checkpoint: which of them load it, and with which state they begin."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class World:
         self.loop.begin()
 
     def commit(self, *, num_steps: int = 1, fetched: bool = False) -> None:
-        """As if that many outer steps had been taken, or a round had only admitted members."""
+        """Pretend that `num_steps` outer steps were taken, or with 0 that a round only admitted members."""
         state = self.replica.current.state
         self.replica.current = Held.of(replace(state, outer_step=state.outer_step + num_steps))
         self.loop.adopted(fetched=fetched)

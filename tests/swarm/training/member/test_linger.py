@@ -1,4 +1,4 @@
-"""Staying for those who are a step behind: for how long, and who hears of it. Over real records, in virtual time."""
+"""Lingering for members that are a step behind: for how long, and what is reported. Real records, virtual time."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from swarm_protocol.identity import Identity
 from swarm_protocol.records import TrainerRecord
 
 
-def farewell(behind_s: float) -> tuple[float, list[tuple[tuple[str, ...], float]]]:
-    """How long it takes beside one that is behind for `behind_s`, and what `on_wait` hears."""
+def linger(behind_s: float) -> tuple[float, list[tuple[tuple[str, ...], float]]]:
+    """Return how long a member lingers beside one that is behind for `behind_s`, and the arguments of `on_wait`."""
     heard: list[tuple[tuple[str, ...], float]] = []
 
     async def main() -> float:
@@ -40,14 +40,14 @@ def farewell(behind_s: float) -> tuple[float, list[tuple[tuple[str, ...], float]
     return virtual_time.run(main()), heard
 
 
-def test_farewell_that_takes_a_moment_is_not_told() -> None:
-    took_s, heard = farewell(0.5)
+def test_linger_that_takes_a_moment_is_not_reported() -> None:
+    took_s, heard = linger(0.5)
     assert took_s == pytest.approx(1, abs=0.5)
     assert heard == []
 
 
-def test_farewell_beside_one_that_never_finishes_is_told_once_and_ends() -> None:
-    took_s, heard = farewell(1000)
+def test_linger_beside_a_member_that_never_finishes_is_reported_once_and_ends() -> None:
+    took_s, heard = linger(1000)
     assert took_s == pytest.approx(LINGER_S, abs=2)
     [(_, seconds)] = heard
     assert seconds == pytest.approx(LINGER_S - 1, abs=0.5)

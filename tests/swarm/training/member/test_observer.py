@@ -1,4 +1,4 @@
-"""Watching a run from outside: every committed step once, with what proves it, and nothing that does not follow."""
+"""An observer reports every committed step once, with its proof, and nothing that does not follow."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_observer_sees_the_steps_that_members_commit(pause_s: float) -> None:
 
 
 def test_observer_is_never_taken_for_a_member() -> None:
-    """Whom the members have met decides who coordinates a run's first round."""
+    """The peers that members have met decide who coordinates a run's first round."""
 
     async def main() -> tuple[str, ...]:
         async with Swarm(config(min_group=2)) as swarm:

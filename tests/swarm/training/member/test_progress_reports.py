@@ -1,4 +1,4 @@
-"""What a step's log keeps, and what members' records tell of real rounds."""
+"""The log of a step, and what members' records report of real rounds."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_records_tell_the_phases_of_the_newest_round_which_make_up_its_time(quie
     assert 0.04 <= far["commit"] - near["commit"] <= 0.5
 
 
-def test_records_tell_who_sent_bad_slices(quiet: None) -> None:
+def test_records_name_the_sender_of_bad_slices(quiet: None) -> None:
     class Liar(RunMember):
         async def _open_context(self) -> RoundContext:
             return replace(await super()._open_context(), codec=SpoiledCodec(lambda data: data[:-1]))

@@ -155,7 +155,7 @@ def test_join_in_mid_run_fetches_the_state_from_several_donors_and_takes_part() 
 
 
 def _cost(function: object) -> float:
-    """Virtual seconds of an interval; everything else is quick."""
+    """Return the virtual seconds of an interval; everything else is quick."""
     return 1.0 if getattr(function, "__name__", "") == "_stretch" else 0.001
 
 
@@ -349,7 +349,7 @@ def test_member_that_starts_from_another_state_is_left_out_until_it_has_fetched_
 
 
 def test_members_whose_records_are_not_all_seen_form_one_first_group() -> None:
-    """As on a real network, where a record may take long to be found: one of them knows the others, and tells."""
+    """On a real network a record may be found late: one member knows the others, and tells them."""
 
     async def main() -> None:
         async with Swarm(config(min_group=2)) as swarm:

@@ -1,4 +1,4 @@
-"""SignedGroup groups, votes and certificates, and the forgeries that must not pass."""
+"""Signed groups, votes and certificates, and the forgeries that must not pass."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_check_certificate_counts_neither_strangers_nor_votes_for_another_group(
 
 
 def test_check_certificate_of_a_group_with_a_peer_that_is_not_admitted_is_refused() -> None:
-    """Keys cost nothing: two fresh ones could else certify any state."""
+    """Keys cost nothing: two new ones could otherwise certify any state."""
     data = certify(NOTARIES[0].sign_group(make_group(), NOW), NOTARIES)
     peers = tuple(each.identity.peer_id for each in NOTARIES)
     assert replace(STRANGER, admission=peers).check_certificate(data, NOW).voters == peers
@@ -95,7 +95,7 @@ def signed_order(author: Notary, outer_step: int) -> bytes:
 
 
 def test_group_of_a_step_before_the_resume_order_that_it_names_is_refused() -> None:
-    """Steps that the author has ended could else outrank those that follow from the order."""
+    """Steps that the author has ended could otherwise outrank those that follow from the order."""
     reader = replace(STRANGER, author=STRANGER.identity.peer_id)
     for outer_step in (3, 2):
         signed = NOTARIES[0].sign_group(make_group(order=signed_order(STRANGER, outer_step)), NOW)

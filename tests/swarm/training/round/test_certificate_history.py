@@ -1,4 +1,4 @@
-"""The way from a state that a member trusts to a certificate it is shown, through all members being replaced."""
+"""The links from a state that a member trusts to a certificate it is shown, after all members were replaced."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PEERS = [each.identity.peer_id for each in NOTARIES]
 
 
 def link(step: int, members: Sequence[int], voters: Sequence[int] = ()) -> Proof:
-    """That `members` committed `step`, by the votes of all or of `voters`."""
+    """Return the proof that `members` committed `step`, by the votes of all or of `voters`."""
     group = Group(
         run="run",
         step=step,
@@ -52,7 +52,7 @@ def link(step: int, members: Sequence[int], voters: Sequence[int] = ()) -> Proof
 
 @dataclass
 class Laggard:
-    """At step 1, which the members 0, 1 and 2 committed. `shown` is what the peer it asks streams to it."""
+    """A replica at step 1, which members 0, 1 and 2 committed. The peer that it asks streams `shown`."""
 
     shown: Sequence[Proof]
     pause_s: float = 0.0

@@ -1,4 +1,4 @@
-"""Whom a member asks who is further, and whom a newcomer believes."""
+"""Which peers a member asks for their standing, and which history a newcomer follows."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_whom_a_newcomer_asks_does_not_depend_on_what_peers_claim() -> None:
 
 
 def test_claims_in_a_closed_run_are_those_of_the_peers_that_it_admits() -> None:
-    """Else strangers, whose keys cost nothing, would be all that a newcomer asks."""
+    """A newcomer would otherwise ask only strangers, whose keys cost nothing."""
     strangers = [Identity(bytes([number + 100]) * 32).peer_id for number in range(100)]
     admitted = tuple(each.identity.peer_id for each in NOTARIES[:3])
     notary = replace(NOTARIES[0], admission=admitted)

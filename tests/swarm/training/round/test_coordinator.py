@@ -243,7 +243,8 @@ def test_convict_of_a_tie_leaves_out_nobody(accusations: dict[str, set[str]]) ->
 
 
 def test_convict_of_a_tie_after_failed_attempts_leaves_out_either_or_none_in_turn() -> None:
-    """Two that cannot reach each other would else fail every attempt, and one alone decides nothing for good."""
+    """Two members that cannot reach each other would otherwise fail every attempt. One alone decides nothing for
+    good."""
     turns = [convict({A: {B}, B: set(), C: set()}, num_failed) for num_failed in range(1, 100)]
     for who in ((), (A,), (B,)):
         assert turns.count(who) >= 20
@@ -289,7 +290,7 @@ def test_complaint_about_a_group_with_a_peer_that_is_not_admitted() -> None:
 
 
 def test_lease_of_one_who_was_left_out_of_the_last_group_still_counts() -> None:
-    """With overlap, leases are of the round before the last."""
+    """With overlap, leases come from the round before the last."""
     terms = replace(TERMS, roster=(A, B, C), leased=(A, B, C, D))
     group, left_out = form_group(terms, 0, {peer: ready() for peer in (A, B, D)})
     assert group.peer_ids == (A, B, D)

@@ -1,4 +1,4 @@
-"""What a member promised outlives its process: it votes once for a step, and finishes what it voted for."""
+"""A member's promise outlives its process: it votes once for a step, and finishes what it voted for."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_abstaining_member_leads_no_group() -> None:
 
 
 def test_member_promises_on_disk_before_others_hear_of_it(tmp_path: Path) -> None:
-    """Every report, group and vote that leaves a member is one that its file already has."""
+    """The file of a member holds each report, group and vote before it is sent."""
     sent: list[tuple[str, bool]] = []
 
     async def main() -> None:

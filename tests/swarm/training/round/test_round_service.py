@@ -1,4 +1,4 @@
-"""What a member that closes tells those who wait for it."""
+"""How a member that closes answers the peers that wait for it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_report_that_a_driver_answers_with_pending_as_it_ends_is_refused_if_the_
 
 
 def test_report_to_a_member_that_has_lost_its_state_is_refused_at_once() -> None:
-    """Else the others would wait for it as their coordinator."""
+    """The others would otherwise wait for it as their coordinator."""
     driver = SimpleNamespace(terms=SimpleNamespace(step=STEP), abstains=True)
 
     async def main() -> None:

@@ -85,7 +85,7 @@ def test_trace_file_is_what_its_script_gives(name: str) -> None:
 
 
 def run(script: Script, start: Terms | None = None) -> tuple[RoundState, list[Action]]:
-    """The state, and the last event's actions."""
+    """Return the state, and the last event's actions."""
     state, actions = machine.begin(start or terms(), accused={}), list[Action]()
     for now, event in script:
         state, actions = machine.step(state, event, now)
@@ -248,7 +248,7 @@ def test_votes_of_peers_that_the_run_does_not_admit_are_not_kept() -> None:
 
 @pytest.mark.parametrize("by_report", [True, False])
 def test_member_that_names_one_attempt_after_another_is_followed_ever_more_slowly(by_report: bool) -> None:
-    """Until there is time enough for a group in between."""
+    """The pauses grow until a group fits in between."""
     state, _ = run([(0.0, OFFER)])
     now, moved_at = 0.0, list[float]()
     while now < 60.0:
@@ -264,7 +264,7 @@ def test_member_that_names_one_attempt_after_another_is_followed_ever_more_slowl
 
 
 def test_later_attempt_that_was_named_too_soon_is_gone_to_when_its_time_has_come() -> None:
-    """Whoever has named it waits there, and does not say so again for long."""
+    """The peer that named it waits there, and does not repeat it soon."""
     script: Script = [
         (0.0, OFFER),
         (1.0, Sighted(peer=OTHERS[0], attempt=1)),
@@ -296,7 +296,7 @@ def test_attempt_of_a_stranger_moves_nobody_while_members_of_the_roster_are_left
 
 
 def test_attempt_that_leaves_no_room_for_later_ones_is_not_believed() -> None:
-    """Or one message would bring everybody to the last attempt there can be."""
+    """One message could otherwise move all members to the last possible attempt."""
     last = limits.MAX_ATTEMPT
     state, _ = run([(0.0, OFFER), (1.0, Reported(peer=OTHERS[0], ready=ready(last)))])
     assert state.attempt == 0
@@ -314,7 +314,7 @@ def test_member_that_votes_twice_is_accused_and_its_first_vote_counts() -> None:
 
 
 def test_strangers_that_vote_twice_are_not_accused() -> None:
-    """There is no end of them, and a report names only so many."""
+    """Strangers are unlimited in number, and a report names a limited number of peers."""
     other = outcome(FIRST, b"t")
     script: Script = [
         (0.0, voted(f"stranger {number}", FIRST, each)) for number in range(300) for each in (OUTCOME, other)

@@ -1,4 +1,4 @@
-"""Streams that come before their group's butterfly: they wait, not for ever, and leave nothing behind."""
+"""Streams that arrive before their group's butterfly wait for a bounded time, and leave nothing behind."""
 
 from __future__ import annotations
 
